@@ -1,0 +1,26 @@
+"""What every layer raises when a user must be told something: one line, one next step."""
+
+
+class OptprobeError(Exception):
+    """A failure that a user can act on.
+
+    message: what was wrong, naming it, without the leading ``optprobe:``.
+    hint:    what to do next; empty where the message says it all.
+    """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.hint}" if self.hint else self.message
+
+
+class Unreadable(OptprobeError):
+    """Guest memory at an address cannot be read or written (not mapped, or no such physical memory)."""
+
+    def __init__(self, address: int, size: int) -> None:
+        super().__init__(f"cannot access {size} bytes of guest memory at {address:#x}")
+        self.address = address
+        self.size = size

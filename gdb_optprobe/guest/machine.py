@@ -1,0 +1,48 @@
+"""The running guest, as every layer above sees it. `debugger/machine.py` fills it through GDB; tests fill it with fakes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Vcpu:
+    """One virtual CPU: `number` as QEMU counts (from 0), `name` as GDB shows its thread ("1.1")."""
+
+    number: int
+    name: str
+
+
+class Memory(Protocol):
+    """Kernel memory by virtual address, whatever each vCPU is doing. Raises errors.Unreadable."""
+
+    def read(self, address: int, size: int) -> bytes: ...
+
+    def write(self, address: int, data: bytes) -> None: ...
+
+
+class PhysicalMemory(Protocol):
+    """Guest-physical memory. Raises errors.Unreadable."""
+
+    def read_physical(self, address: int, size: int) -> bytes: ...
+
+    def write_physical(self, address: int, data: bytes) -> None: ...
+
+
+class Machine(Memory, PhysicalMemory, Protocol):
+    """A guest stopped under a debugger; every verb but `run_until` leaves it stopped and unmoved."""
+
+    def vcpus(self) -> Sequence[Vcpu]: ...
+
+    def registers(self, vcpu: Vcpu, names: Sequence[str]) -> dict[str, int]:
+        """General and control registers (x86: also "cr0", "cr3", "cr4", "efer", "cpl") as unsigned integers."""
+
+    def write_registers(self, vcpu: Vcpu, values: Mapping[str, int]) -> None: ...
+
+    def run_until(self, addresses: Sequence[int], timeout: float) -> Vcpu | None:
+        """Run every vCPU until one is about to execute one of `addresses`; None when `timeout` seconds pass first.
+
+        The guest is stopped again in both cases; breakpoints set for this are gone.
+        """
