@@ -1,0 +1,332 @@
+"""A guest under QEMU: boot it, run commands in it, read its log, reset it, stop it.
+
+    run directory
+    ├── gdb.sock       GDB's remote protocol: target remote …/gdb.sock
+    ├── qmp.sock       QEMU's control protocol
+    ├── channel.sock   the command channel to our init
+    ├── console.log    the kernel log, complete
+    ├── qemu.log       what QEMU itself printed
+    └── guest.json     the process and the options, for whoever finds the guest later
+
+Nothing here stops the guest's processors but `pause`, so a debugger may stop and continue the guest meanwhile;
+a command then just takes longer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from qemu import health
+from qemu.cache import cache_directory, guests_directory
+from qemu.channel import Command
+from qemu.initramfs import INIT, initramfs
+from qemu.kernels import busybox, stock_kernel
+from qemu.machines import MACHINES, Machine
+from qemu.qmp import Qmp, QmpError
+
+__all__ = ["Guest", "GuestError", "Options"]
+
+READY = "optprobe-guest: ready"
+PR_SET_PDEATHSIG = 1
+
+
+class GuestError(Exception):
+    """The guest did not start, or is not there; the text holds the end of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a guest boots. None means the architecture's default.
+
+    package: the Debian kernel package to boot where `kernel` is not given.
+    kernel:  a kernel image; initrd: an initramfs of the user's own (it must run `qemu/init` for `Guest.run`).
+    append:  added to the kernel command line.
+    icount:  as for QEMU's `-icount`; "shift=0,sleep=off" makes guest time count guest instructions.
+    mem:     MiB.
+    qemu:    the emulator to run.
+    extra:   further arguments for QEMU.
+    micro:   boot the bare-metal guest instead of Linux.
+    paused:  leave the guest stopped before its first instruction, for a debugger to start.
+    """
+
+    arch: str = "x86_64"
+    package: str | None = None
+    kernel: str | None = None
+    initrd: str | None = None
+    append: str = ""
+    cpu: str | None = None
+    smp: int = 2
+    icount: str | None = None
+    mem: int = 512
+    qemu: str | None = None
+    extra: tuple[str, ...] = ()
+    micro: bool = False
+    paused: bool = False
+
+    @property
+    def machine(self) -> Machine:
+        """The architecture's defaults. GuestError when there is none of that name."""
+        if self.arch not in MACHINES:
+            raise GuestError(f"no guests of architecture {self.arch}; there are: {', '.join(MACHINES)}")
+        return MACHINES[self.arch]
+
+
+@dataclass
+class Guest:
+    """A running guest. As a context manager it stops at the end of the block."""
+
+    directory: Path
+    options: Options
+    pid: int
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _temporary: bool = field(default=False, repr=False)
+
+    @classmethod
+    def start(
+        cls,
+        options: Options | None = None,
+        *,
+        directory: Path | None = None,
+        keep: bool = False,
+        wait: bool = True,
+        timeout: float = 120.0,
+    ) -> Guest:
+        """Boot a guest and wait until its init serves commands.
+
+        directory: where its sockets and log go; a temporary one, removed at the end, when not given.
+        keep:      let it run on after this process; else it ends with us, whatever ends us.
+        wait:      False returns at once; `wait_ready` later.
+        timeout:   seconds for the boot.
+        GuestError, with the end of the log, when it does not come up.
+        """
+        options = options or Options()
+        command = _command(options)
+        place = directory or Path(tempfile.mkdtemp(dir=guests_directory(), prefix="guest-"))
+        place.mkdir(parents=True, exist_ok=True)
+        for name in ("gdb.sock", "qmp.sock", "channel.sock", "console.log", "guest.json"):
+            (place / name).unlink(missing_ok=True)
+        process = _launch([*command, *_wiring(options, place)], place, keep)
+        guest = cls(place, options, process.pid, process, directory is None)
+        (place / "guest.json").write_text(json.dumps({"pid": process.pid, "options": asdict(options)}))
+        try:
+            guest._wait_for_sockets()
+            if wait and not options.paused:
+                guest.wait_ready(timeout)
+        except BaseException:
+            guest.stop()
+            raise
+        return guest
+
+    @classmethod
+    def find(cls, directory: Path) -> Guest:
+        """The guest that another process left running in `directory`. GuestError when none runs there."""
+        try:
+            known = json.loads((directory / "guest.json").read_text())
+        except FileNotFoundError:
+            raise GuestError(f"no guest runs in {directory}") from None
+        options = replace(Options(**known["options"]), extra=tuple(known["options"]["extra"]))
+        guest = cls(directory, options, known["pid"])
+        if not guest.running:
+            raise GuestError(f"the guest in {directory} has ended: see its console.log and qemu.log")
+        return guest
+
+    @property
+    def gdb_socket(self) -> Path:
+        """What GDB connects to: `target remote` and this path."""
+        return self.directory / "gdb.sock"
+
+    @property
+    def running(self) -> bool:
+        """Whether QEMU is there; a guest stopped by a debugger is running in this sense."""
+        if self._process is not None:
+            return self._process.poll() is None
+        try:
+            # The process id may have gone to another program since.
+            return str(self.directory).encode() in Path(f"/proc/{self.pid}/cmdline").read_bytes()
+        except OSError:
+            return False
+
+    def wait_ready(self, timeout: float = 120.0, *, after: int = 0) -> None:
+        """Wait until the init says it is ready in the log behind the first `after` characters."""
+        deadline = time.monotonic() + timeout
+        while READY not in self.log()[after:]:
+            if not self.running:
+                raise GuestError(f"QEMU ended while the guest booted:\n{self._tail()}")
+            if time.monotonic() > deadline:
+                raise GuestError(f"the guest was not ready after {timeout:g} s:\n{self._tail()}")
+            time.sleep(0.02)
+
+    def run(self, command: str, timeout: float = 60.0) -> tuple[int, str]:
+        """Run one line in the guest's shell: its exit status and what it printed, both streams as one.
+
+        Nothing runs concurrently but what the line itself sends to the background.
+        ChannelError after `timeout` seconds; ValueError when `command` is more than one line.
+        """
+        return self.spawn(command).wait(timeout)
+
+    def check(self, command: str, timeout: float = 60.0) -> str:
+        """Like `run`, but GuestError unless the command exits with 0."""
+        status, output = self.run(command, timeout)
+        if status != 0:
+            raise GuestError(f"exit status {status} in the guest: {command}\n{output}")
+        return output
+
+    def spawn(self, command: str) -> Command:
+        """Start one line in the guest's shell and return at once; `wait` on what this returns."""
+        return Command(self.directory / "channel.sock", command)
+
+    def log(self) -> str:
+        """The complete kernel log since the guest was started, over every reset."""
+        try:
+            return (self.directory / "console.log").read_text(errors="replace").replace("\r\n", "\n")
+        except FileNotFoundError:
+            return ""
+
+    def problems(self) -> list[str]:
+        """The lines of the log that tell of trouble; see `health.problems`."""
+        return health.problems(self.log())
+
+    @property
+    def healthy(self) -> bool:
+        """Whether QEMU runs and the log tells of no trouble."""
+        return self.running and not self.problems()
+
+    def qmp(self) -> Qmp:
+        """A connection to QEMU itself, for use in a `with` block."""
+        return Qmp(self.directory / "qmp.sock")
+
+    def reset(self, timeout: float = 120.0) -> None:
+        """Press the reset button and wait for the guest to be ready again."""
+        after = len(self.log())
+        with self.qmp() as control:
+            control.execute("system_reset")
+        self.wait_ready(timeout, after=after)
+
+    def pause(self) -> None:
+        """Stop every virtual CPU, as a debugger would."""
+        with self.qmp() as control:
+            control.execute("stop")
+
+    def resume(self) -> None:
+        """Let the virtual CPUs run."""
+        with self.qmp() as control:
+            control.execute("cont")
+
+    def stop(self) -> None:
+        """End the guest, by QMP and then by force; its log stays unless the directory was a temporary one."""
+        if self.running:
+            with contextlib.suppress(OSError, QmpError), self.qmp() as control:
+                control.execute("quit")
+            self._wait_for_end(5.0)
+        if self.running:
+            os.kill(self.pid, signal.SIGKILL)
+            self._wait_for_end(5.0)
+        for name in ("gdb.sock", "qmp.sock", "channel.sock", "guest.json"):
+            (self.directory / name).unlink(missing_ok=True)
+        if self._temporary:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __enter__(self) -> Guest:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _wait_for_sockets(self) -> None:
+        deadline = time.monotonic() + 10.0
+        while not all((self.directory / name).exists() for name in ("gdb.sock", "qmp.sock", "channel.sock")):
+            if not self.running or time.monotonic() > deadline:
+                raise GuestError(f"QEMU did not start:\n{self._tail()}")
+            time.sleep(0.01)
+
+    def _wait_for_end(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self.running and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def _tail(self) -> str:
+        printed = self.directory / "qemu.log"
+        lines = self.log().splitlines()[-20:] + (
+            printed.read_text(errors="replace").splitlines()[-5:] if printed.exists() else []
+        )
+        return "\n".join(f"    {line}" for line in lines)
+
+
+def _command(options: Options) -> list[str]:
+    """The emulator and what it boots."""
+    machine = options.machine
+    qemu = options.qemu or machine.qemu
+    if shutil.which(qemu) is None:
+        raise GuestError(f"{qemu} is not installed; scripts/setup installs it")
+    command = [qemu, "-nodefaults", "-display", "none", *machine.board]
+    command += ["-cpu", options.cpu or machine.cpu, "-m", str(options.mem), "-smp", str(options.smp)]
+    if options.icount:
+        command += ["-icount", options.icount]
+    if options.paused:
+        command += ["-S"]
+    return [*command, *_boot_files(options), *options.extra]
+
+
+def _boot_files(options: Options) -> list[str]:
+    machine = options.machine
+    kernel = options.kernel or str(stock_kernel(options.package or machine.package, machine.debian).image)
+    initrd = options.initrd or str(_our_initramfs(machine))
+    append = f"console={machine.console} ignore_loglevel channel={machine.channel} {options.append}".strip()
+    return ["-kernel", kernel, "-initrd", initrd, "-append", append]
+
+
+def _our_initramfs(machine: Machine) -> Path:
+    """The initramfs in the cache, made anew when our init or busybox is newer."""
+    place = cache_directory() / f"initramfs-{machine.debian}.gz"
+    content = initramfs(busybox(machine.debian))
+    if not place.exists() or place.read_bytes() != content:
+        new = place.with_suffix(f".{os.getpid()}")
+        new.write_bytes(content)
+        new.rename(place)
+    return place
+
+
+def _wiring(options: Options, place: Path) -> list[str]:
+    """The guest's lines to the outside, all below its run directory."""
+    def listening(name: str) -> list[str]:
+        return ["-chardev", f"socket,id={name},path={place}/{name}.sock,server=on,wait=off"]
+
+    return [
+        *("-chardev", f"file,id=console,path={place}/console.log", "-serial", "chardev:console"),
+        *listening("channel"), "-serial", "chardev:channel",
+        *listening("gdb"), "-gdb", "chardev:gdb",
+        *listening("qmp"), "-mon", "chardev=qmp,mode=control",
+    ]
+
+
+def _launch(command: list[str], place: Path, keep: bool) -> subprocess.Popen[bytes]:
+    # The signal follows the thread that started the process, so only the main thread may ask for it.
+    bound = not keep and threading.current_thread() is threading.main_thread()
+    with (place / "qemu.log").open("wb") as log:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=_end_with_parent if bound else None,
+        )
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

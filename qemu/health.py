@@ -1,0 +1,22 @@
+"""What a kernel log says about the kernel's health."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["problems"]
+
+SIGNS = re.compile(
+    r"\bWARNING\b|\bBUG\b|\bOops\b|\b[Ss]tall(s|ed)?\b|ftrace (bug|failed|faulted)|general protection"
+    r"|\b(soft|hard) lockup\b|\blockup\b|[Kk]ernel panic|unable to handle|[Uu]nable to handle"
+    r"|double fault|stack (segment|guard|overflow)|invalid opcode|bad page|blocked for more than"
+    r"|Modules linked in|Call Trace|cut here|use-after-free|scheduling while atomic|suspicious RCU"
+    r"|self-detected|hung task|unexpected machine check|Unrecoverable|softlockup|nobody cared"
+)
+# Lines every healthy boot prints that hold one of the words above.
+HARMLESS = re.compile(r"report a bug|Command line:|\bpanic=|NMI watchdog|[Rr]CU.*stall.*(timeout|suppress)|\bdebug_")
+
+
+def problems(log: str) -> list[str]:
+    """The lines of a kernel log that tell of a WARNING, BUG, Oops, stall, lockup, ftrace failure and their like."""
+    return [line for line in log.splitlines() if SIGNS.search(line) and not HARMLESS.search(line)]
