@@ -1,0 +1,197 @@
+"""Names for addresses and addresses for names, wherever the symbols came from (kallsyms, a vmlinux, the cache)."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import translate
+
+from ..errors import OptprobeError
+
+__all__ = ["KERNEL_HALF", "Located", "Symbol", "SymbolTable", "Symbols"]
+
+# Addresses below are no places in memory but per-CPU offsets (CONFIG_KALLSYMS_ABSOLUTE_PERCPU); KASLR leaves them alone.
+KERNEL_HALF = 1 << 63
+
+# Types of symbols as nm(1) has them, which stand for code.
+FUNCTION_TYPES = frozenset("tTwW")
+
+
+@dataclass(frozen=True, slots=True)
+class Symbols:
+    """Symbols as columns, ascending by address; aliases of one address keep their source's order.
+
+    addresses: array("Q").
+    types:     one character for each, as nm(1) has them: T and t are code, D d B b data, R r constants, A absolute.
+    """
+
+    addresses: array[int]
+    names: Sequence[str]
+    types: str
+
+    def __len__(self) -> int:
+        return len(self.addresses)
+
+    def moved(self, slide: int) -> Symbols:
+        """The same symbols of a kernel loaded `slide` bytes higher; what is absolute stays."""
+        if not slide:
+            return self
+        first = bisect_left(self.addresses, KERNEL_HALF)
+        moved = self.addresses[:first]
+        moved.extend([address + slide for address in self.addresses[first:]])
+        return Symbols(moved, self.names, self.types)
+
+    def address(self, name: str) -> int | None:
+        """The first symbol called `name`, by a scan: for the few names needed before there is a table."""
+        try:
+            return self.addresses[self.names.index(name)]
+        except ValueError:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """One symbol; `size` reaches to the next symbol of a different address (0 for the last)."""
+
+    name: str
+    address: int
+    size: int
+    type: str
+
+    @property
+    def is_function(self) -> bool:
+        return self.type in FUNCTION_TYPES
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Where an address lies: `offset` bytes into the symbol `name`, which is `size` bytes long."""
+
+    name: str
+    offset: int
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.name}+{self.offset:#x}" if self.offset else self.name
+
+
+class SymbolTable:
+    """Look-ups over `Symbols`. Building one costs nothing; the index by name is made by the first look-up.
+
+    text: ranges (start, end) of kernel code; a function is a symbol of a code type within one (of any where empty).
+    """
+
+    def __init__(self, symbols: Symbols, text: Sequence[tuple[int, int]] = ()) -> None:
+        self.symbols = symbols
+        self.text = tuple(text)
+        self._by_name: dict[str, int] | None = None
+        self._aliases: dict[str, list[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self.symbols)
+
+    def lookup(self, name: str) -> list[int]:
+        """Every address called `name`, ascending: static functions of one name are common in a kernel."""
+        indices = self._aliases.get(name) if self._index() else None
+        if indices is None:
+            only = self._index().get(name)
+            indices = [] if only is None else [only]
+        addresses = self.symbols.addresses
+        return sorted({addresses[index] for index in indices})
+
+    def address(self, name: str) -> int | None:
+        """The first address called `name`; None where there is none."""
+        index = self._index().get(name)
+        return None if index is None else self.symbols.addresses[index]
+
+    def require(self, name: str) -> int:
+        """The one address called `name`. Raises OptprobeError where there is none or more than one."""
+        found = self.lookup(name)
+        if not found:
+            raise OptprobeError(f"no symbol named '{name}' in this kernel")
+        if len(found) > 1:
+            places = ", ".join(f"*{address:#x}" for address in found)
+            raise OptprobeError(f"{len(found)} symbols are named '{name}'", f"give one of them by address: {places}")
+        return found[0]
+
+    def at(self, address: int) -> Located | None:
+        """The symbol that covers `address`; of several at one address, the first that is a function, or the first."""
+        symbol = self.symbol_at(address)
+        return None if symbol is None else Located(symbol.name, address - symbol.address, symbol.size)
+
+    def symbol_at(self, address: int) -> Symbol | None:
+        """As `at`, whole. None for user space and for what lies beyond the last symbol (modules among it)."""
+        addresses = self.symbols.addresses
+        end = bisect_right(addresses, address)
+        if not end or address < KERNEL_HALF or addresses[end - 1] < KERNEL_HALF:
+            return None
+        start = addresses[end - 1]
+        if end == len(addresses) and address != start:
+            return None
+        first = bisect_left(addresses, start, 0, end)
+        types = self.symbols.types
+        index = next((at for at in range(first, end) if types[at] in FUNCTION_TYPES), first)
+        size = addresses[end] - start if end < len(addresses) else 0
+        return Symbol(self.symbols.names[index], start, size, types[index])
+
+    def function_bounds(self, address: int) -> tuple[int, int] | None:
+        """Start and end of the function that covers `address`; None where no code does."""
+        symbol = self.symbol_at(address)
+        if symbol is None or not symbol.is_function or not self._in_text(symbol.address):
+            return None
+        return symbol.address, symbol.address + symbol.size
+
+    def matching(self, glob: str, functions_only: bool = False) -> list[Symbol]:
+        """Symbols whose name matches `glob` (as fnmatch(3)), ascending by address."""
+        matches = re.compile(translate(glob)).match
+        names = self.symbols.names
+        found = (self._symbol(index) for index, name in enumerate(names) if matches(name))
+        return [symbol for symbol in found if not functions_only or self._is_function(symbol)]
+
+    def functions(self) -> Iterator[Symbol]:
+        """Every function, ascending; one symbol of each address (see `at`)."""
+        last = None
+        for index, kind in enumerate(self.symbols.types):
+            if kind in FUNCTION_TYPES and self.symbols.addresses[index] != last:
+                last = self.symbols.addresses[index]
+                if self._in_text(last):
+                    yield self._symbol(index)
+
+    def completions(self, prefix: str) -> list[str]:
+        """Names of functions that begin with `prefix`, sorted, each once."""
+        types = self.symbols.types
+        found = {
+            name
+            for index, name in enumerate(self.symbols.names)
+            if name.startswith(prefix) and types[index] in FUNCTION_TYPES
+        }
+        return sorted(found)
+
+    def _symbol(self, index: int) -> Symbol:
+        addresses = self.symbols.addresses
+        start = addresses[index]
+        following = bisect_right(addresses, start, index)
+        size = addresses[following] - start if following < len(addresses) else 0
+        return Symbol(self.symbols.names[index], start, size, self.symbols.types[index])
+
+    def _is_function(self, symbol: Symbol) -> bool:
+        return symbol.is_function and self._in_text(symbol.address)
+
+    def _in_text(self, address: int) -> bool:
+        return not self.text or any(start <= address < end for start, end in self.text)
+
+    def _index(self) -> dict[str, int]:
+        """Name → its first index. Names that occur more than once are also in `_aliases`."""
+        if self._by_name is None:
+            names = self.symbols.names
+            # Built backwards, so that the first of several of one name stays.
+            self._by_name = dict(zip(reversed(names), range(len(names) - 1, -1, -1), strict=True))
+            if len(self._by_name) != len(names):
+                first = self._by_name
+                for index, name in enumerate(names):
+                    if first[name] != index:
+                        self._aliases.setdefault(name, [first[name]]).append(index)
+        return self._by_name
