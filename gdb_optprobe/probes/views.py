@@ -1,0 +1,116 @@
+"""What the commands print: values read once from the guest, with nothing left to look up.
+
+The fields are the contract's JSON keys, in its order; addresses are integers here and become "0x…" in JSON.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ReasonView:
+    """Why no better tier: a code of the closed list, the reason in words, the next step."""
+
+    code: str
+    text: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DetourView:
+    """Where a probe's code lives; `instructions` counts what a hit runs there."""
+
+    address: int
+    size: int
+    instructions: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeView:
+    """One row of `optprobe list`.
+
+    symbol:  "vfs_read+0x13", or "" where no symbol is known.
+    tier:    "breakpoint", "boosted", "emulated", "trapped" or "optimized".
+    state:   "armed", "optimizing", "disabled", "pending" or "gone".
+    tags:    the kernel's: "OPTIMIZED", "DISABLED", "GONE", "FTRACE", and "OPTIMIZING".
+    stops:   how often this probe stopped the guest.
+    """
+
+    number: int
+    name: str
+    kind: str
+    location: str
+    address: int
+    symbol: str
+    tier: str
+    state: str
+    tags: tuple[str, ...]
+    enabled: bool
+    needs_gdb: bool
+    reason: ReasonView | None
+    patch_size: int
+    original_bytes: bytes
+    patched_bytes: bytes
+    detour: DetourView | None
+    condition: str
+    actions: tuple[str, ...]
+    hits: int
+    missed: int
+    active: int
+    dropped: int
+    faults: int
+    stops: int
+
+
+@dataclass(frozen=True, slots=True)
+class CodeLine:
+    """One instruction of a listing; `note` says what the part it opens is for, "" inside a part."""
+
+    address: int
+    data: bytes
+    text: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ShowView:
+    """`optprobe show N`: the same place as it was, as it is, and where it goes."""
+
+    probe: ProbeView
+    original: tuple[CodeLine, ...]
+    patched: tuple[CodeLine, ...]
+    detour: tuple[CodeLine, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedView:
+    """A better tier that an address cannot have."""
+
+    tier: str
+    code: str
+    text: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainView:
+    """`optprobe explain LOCATION`: the tier it would get and why no better one. tier "" when it cannot be probed.
+
+    patch_size:   bytes that would be overwritten; 0 unless optimized.
+    waits:        whether the patch covers several instructions and so waits until nobody is inside.
+    instructions: what a hit would run beyond the original code; 0 for a tier that stops the guest.
+    nearest:      the nearest address that would be optimized, where this one would not.
+    """
+
+    address: int
+    symbol: str
+    tier: str
+    reason: ReasonView | None
+    displaced: tuple[CodeLine, ...]
+    refused: tuple[RefusedView, ...]
+    patch_size: int = 0
+    waits: bool = False
+    instructions: int = 0
+    nearest: int | None = None
+    nearest_symbol: str = ""
