@@ -27,12 +27,11 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from qemu import health
 from qemu.cache import cache_directory, guests_directory
 from qemu.channel import Command
-from qemu.initramfs import INIT, initramfs
+from qemu.initramfs import initramfs
 from qemu.kernels import busybox, stock_kernel
 from qemu.machines import MACHINES, Machine
 from qemu.qmp import Qmp, QmpError
@@ -54,6 +53,7 @@ class Options:
     package: the Debian kernel package to boot where `kernel` is not given.
     kernel:  a kernel image; initrd: an initramfs of the user's own (it must run `qemu/init` for `Guest.run`).
     append:  added to the kernel command line.
+    smp:     virtual CPUs; 2, or 1 under icount, where QEMU takes turns so rarely that a second one does not boot.
     icount:  as for QEMU's `-icount`; "shift=0,sleep=off" makes guest time count guest instructions.
     mem:     MiB.
     qemu:    the emulator to run.
@@ -68,13 +68,18 @@ class Options:
     initrd: str | None = None
     append: str = ""
     cpu: str | None = None
-    smp: int = 2
+    smp: int | None = None
     icount: str | None = None
     mem: int = 512
     qemu: str | None = None
     extra: tuple[str, ...] = ()
     micro: bool = False
     paused: bool = False
+
+    @property
+    def processors(self) -> int:
+        """How many virtual CPUs the guest has."""
+        return self.smp or (1 if self.icount or self.micro else 2)
 
     @property
     def machine(self) -> Machine:
@@ -274,7 +279,7 @@ def _command(options: Options) -> list[str]:
     if shutil.which(qemu) is None:
         raise GuestError(f"{qemu} is not installed; scripts/setup installs it")
     command = [qemu, "-nodefaults", "-display", "none", *machine.board]
-    command += ["-cpu", options.cpu or machine.cpu, "-m", str(options.mem), "-smp", str(options.smp)]
+    command += ["-cpu", options.cpu or machine.cpu, "-m", str(options.mem), "-smp", str(options.processors)]
     if options.icount:
         command += ["-icount", options.icount]
     if options.paused:
@@ -303,14 +308,21 @@ def _our_initramfs(machine: Machine) -> Path:
 
 def _wiring(options: Options, place: Path) -> list[str]:
     """The guest's lines to the outside, all below its run directory."""
+
     def listening(name: str) -> list[str]:
         return ["-chardev", f"socket,id={name},path={place}/{name}.sock,server=on,wait=off"]
 
     return [
         *("-chardev", f"file,id=console,path={place}/console.log", "-serial", "chardev:console"),
-        *listening("channel"), "-serial", "chardev:channel",
-        *listening("gdb"), "-gdb", "chardev:gdb",
-        *listening("qmp"), "-mon", "chardev=qmp,mode=control",
+        *listening("channel"),
+        "-serial",
+        "chardev:channel",
+        *listening("gdb"),
+        "-gdb",
+        "chardev:gdb",
+        *listening("qmp"),
+        "-mon",
+        "chardev=qmp,mode=control",
     ]
 
 

@@ -14,7 +14,9 @@ SIGNS = re.compile(
     r"|self-detected|hung task|unexpected machine check|Unrecoverable|softlockup|nobody cared"
 )
 # Lines every healthy boot prints that hold one of the words above.
-HARMLESS = re.compile(r"report a bug|Command line:|\bpanic=|NMI watchdog|[Rr]CU.*stall.*(timeout|suppress)|\bdebug_")
+HARMLESS = re.compile(
+    r"report a bug|Command line:|\bpanic=|NMI watchdog|[Rr]CU.*stall.*(timeout|suppress)|\bdebug_"
+)
 
 
 def problems(log: str) -> list[str]:
