@@ -1,0 +1,131 @@
+"""Guest memory for detours: ranges of code, and ranges of data that no code is run from (W^X).
+
+    code ranges (executable, read-only to the guest)      data ranges (writable, not executable)
+    ┌────────┬────────┬────────┬───────────────┐          ┌─┬─┬─┬─┬─┬──────────────────────────┐
+    │ detour │ detour │ boost  │ free: `fill`  │          │c│c│c│c│c│ free                     │
+    └────────┴────────┴────────┴───────────────┘          └─┴─┴─┴─┴─┴──────────────────────────┘
+     16-byte steps                                         8-byte steps, lowest first: counters lie
+                                                           side by side and are read in one packet
+Where the ranges come from is not known here: guest/linux/filler.py, or a user's `set optprobe arena`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from gdb_optprobe.detours.patch import Patch, TextChanged
+from gdb_optprobe.detours.refusal import Refusal, Refused
+from gdb_optprobe.detours.slots import Slot, Slots
+from gdb_optprobe.guest.machine import Memory
+
+CODE_STEP = 16
+DATA_STEP = 8
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """What an arena is made of, as (start, end) pairs.
+
+    fill: the byte that free code memory holds, None where it may hold anything; data memory is zero when fresh.
+    """
+
+    code: tuple[Range, ...]
+    data: tuple[Range, ...]
+    fill: int | None = None
+
+
+class Arena:
+    """All memory for detours of one guest."""
+
+    def __init__(self, ranges: Ranges) -> None:
+        self.ranges = ranges
+        self.code = _Pool([Slots(start, end, CODE_STEP) for start, end in ranges.code])
+        self.data = _Pool([Slots(start, end, DATA_STEP) for start, end in ranges.data])
+
+    def allocate_code(self, size: int, near: int, reach: int) -> Slot:
+        """Memory for `size` bytes of code that a branch at `near` reaches and that can branch back.
+
+        Raises Refused: ARENA_FULL, ARENA_OUT_OF_REACH.
+        """
+        # The branch counts from its own end, and the way back starts at the far end of the detour.
+        margin = size + 256
+        return self.code.allocate(size, near - reach + margin, near + reach - margin, near)
+
+    def allocate_data(self, size: int, near: int | None = None, reach: int = 1 << 64) -> Slot:
+        """Memory for `size` bytes of data; `near` and `reach` where code addresses it by distance. Raises Refused."""
+        if near is None:
+            return self.data.allocate(size, 0, 1 << 64, 0)
+        return self.data.allocate(size, near - reach + size + 4096, near + reach - size - 4096, near)
+
+    def place(self, slot: Slot, data: bytes, memory: Memory, padding: bytes) -> Patch:
+        """The patch that fills `slot` with `data` and `padding`. Raises TextChanged; a slot of foreign bytes is lost."""
+        new = data + padding * ((slot.size - len(data)) // len(padding))
+        old = memory.read(slot.address, slot.size)
+        if self.ranges.fill is not None and old != bytes([self.ranges.fill]) * slot.size:
+            self.code.lose(slot)
+            raise TextChanged(slot.address, bytes([self.ranges.fill]) * slot.size, old)
+        return Patch(slot.address, old, new)
+
+    def dirty(self) -> tuple[Slot, ...]:
+        """Released code in which somebody may still be."""
+        return tuple(slot for slots in self.code.slots for slot in slots.dirty)
+
+    def reclaim(self, busy: Callable[[Sequence[Range]], Collection[Range]]) -> tuple[Slot, ...]:
+        """Free every released slot of which `busy` says that nobody is inside; returns what is free now.
+
+        Data that was released is free when all released code is: what still runs may still write.
+        """
+        waiting = self.dirty()
+        inside = set(busy([(slot.address, slot.end) for slot in waiting])) if waiting else set()
+        empty = tuple(slot for slot in waiting if (slot.address, slot.end) not in inside)
+        self.code.reclaim(empty)
+        if not inside:
+            self.data.reclaim([slot for slots in self.data.slots for slot in slots.dirty])
+        return empty
+
+
+class _Pool:
+    def __init__(self, slots: Sequence[Slots]) -> None:
+        self.slots = tuple(slots)
+
+    @property
+    def size(self) -> int:
+        return sum(slots.size for slots in self.slots)
+
+    @property
+    def used(self) -> int:
+        return self.size - sum(slots.free_bytes for slots in self.slots)
+
+    def allocate(self, size: int, low: int, high: int, near: int) -> Slot:
+        low, high = max(low, 0), min(high, 1 << 64)
+        for slots in self.slots:
+            if (slot := slots.allocate(size, low, high)) is not None:
+                return slot
+        if not self.slots:
+            raise Refused(Refusal.ARENA_MISSING.because(why="none was found and none was given"))
+        if any(slots.start < high and low < slots.end for slots in self.slots):
+            raise Refused(Refusal.ARENA_FULL.because(used=self.used, size=self.size))
+        raise Refused(Refusal.ARENA_OUT_OF_REACH.because(address=f"{near:#x}"))
+
+    def claim(self, address: int, size: int) -> Slot | None:
+        """What an earlier session left in use at `address`; None where that is no free piece of ours."""
+        return next((found for s in self.slots if (found := s.claim(address, size)) is not None), None)
+
+    def release(self, slot: Slot) -> None:
+        self._of(slot).release(slot)
+
+    def give_back(self, slot: Slot) -> None:
+        self._of(slot).give_back(slot)
+
+    def lose(self, slot: Slot) -> None:
+        self._of(slot).lose(slot)
+
+    def reclaim(self, empty: Iterable[Slot]) -> None:
+        for slot in empty:
+            self._of(slot).reclaim([slot])
+
+    def _of(self, slot: Slot) -> Slots:
+        return next(slots for slots in self.slots if slots.start <= slot.address < slots.end)

@@ -1,0 +1,92 @@
+"""Change guest memory, and never by surprise: old bytes first, own bytes before they are taken back.
+
+    compare all ──► write each, in order ──► read each back
+        │                                        │
+        └─ TextChanged, nothing written          └─ TextChanged, what was written is put back
+
+Order matters to the caller: what a branch leads to stands before the branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.machine import Memory
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """Bytes at `address` that change from `old` to `new`."""
+
+    address: int
+    old: bytes
+    new: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.old) != len(self.new):
+            raise ValueError(f"a patch at {self.address:#x} of {len(self.new)} bytes over {len(self.old)}")
+
+    @property
+    def end(self) -> int:
+        return self.address + len(self.new)
+
+    @property
+    def reverse(self) -> Patch:
+        return Patch(self.address, self.new, self.old)
+
+
+class TextChanged(OptprobeError):
+    """The guest's memory at `address` is not what it must be before it may be written."""
+
+    def __init__(self, address: int, expected: bytes, found: bytes) -> None:
+        super().__init__(
+            f"guest memory at {address:#x} holds {found.hex(' ')} where {expected.hex(' ')} was expected",
+            "nothing was changed there: delete the probe and add it again",
+        )
+        self.address = address
+        self.expected = expected
+        self.found = found
+
+
+def check(patches: Iterable[Patch], memory: Memory) -> tuple[TextChanged, ...]:
+    """Where memory does not hold what these patches wrote."""
+    return tuple(_differences([patch.reverse for patch in patches], memory))
+
+
+def apply(patches: Sequence[Patch], memory: Memory) -> None:
+    """Write all of `patches` in order, or none. Raises TextChanged."""
+    for difference in _differences(patches, memory):
+        raise difference
+    written: list[Patch] = []
+    try:
+        for patch in patches:
+            written.append(patch)
+            memory.write(patch.address, patch.new)
+        for difference in _differences([patch.reverse for patch in patches], memory):
+            raise difference
+    except OptprobeError:
+        for patch in reversed(written):
+            if _holds(memory, patch.address, patch.new):
+                memory.write(patch.address, patch.old)
+        raise
+
+
+def revert(patches: Sequence[Patch], memory: Memory) -> None:
+    """Put the old bytes back, last patch first, where all of them are still ours. Raises TextChanged."""
+    apply([patch.reverse for patch in reversed(patches)], memory)
+
+
+def _differences(patches: Iterable[Patch], memory: Memory) -> Iterable[TextChanged]:
+    for patch in patches:
+        found = memory.read(patch.address, len(patch.old))
+        if found != patch.old:
+            yield TextChanged(patch.address, patch.old, found)
+
+
+def _holds(memory: Memory, address: int, data: bytes) -> bool:
+    try:
+        return memory.read(address, len(data)) == data
+    except OptprobeError:
+        return False

@@ -1,0 +1,122 @@
+"""Why an address gets no better tier, or none at all: the closed list.
+
+A member is a reason's code, its text and the next step. Codes may be added, never renamed: programs read them.
+Texts take facts by name, `Refusal.FTRACE_IN_USE.because(site="…")`; addresses come in already spelled with their
+symbols.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from gdb_optprobe.errors import OptprobeError
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A refusal with its facts: `code` for programs, `text` and `hint` for people."""
+
+    code: str
+    text: str
+    hint: str
+
+    def __str__(self) -> str:
+        return f"{self.text}; {self.hint}" if self.hint else self.text
+
+
+class Refusal(Enum):
+    # Wishes: of the user, of a handler.
+    TIER_FORCED = ("the tier {tier} was asked for", "add the probe without -tier")
+    OPTIMIZATION_OFF = ("optimization is switched off", "set optprobe optimization on")
+    BOOST_OFF = ("boosting is switched off", "set optprobe boost on")
+    EMULATION_OFF = ("emulation is switched off", "set optprobe emulation on")
+    TRAP_OFF = ("the trapped tier is switched off", "set optprobe trap on")
+    PYTHON_HANDLER = ("a Python handler runs only while the guest is stopped", "use an action in place of the handler")
+    POST_HANDLER = ("a post_handler must run right after the instruction", "use a pre_handler or an action")
+    USER_BREAKPOINT = ("your breakpoint at {breakpoint} must stop there", "delete the breakpoint")
+
+    # The address.
+    NOT_TEXT = ("{address} is not in the guest's code", "probe an address inside a function")
+    UNKNOWN_FUNCTION = ("no symbol says which function {address} belongs to", "load symbols for that code")
+    NOT_INSTRUCTION_BOUNDARY = ("{address} is in the middle of the instruction at {start}", "probe {start}")
+    UNDECODABLE = ("the code at {address} cannot be decoded", "")
+    ENTRY_TEXT = (
+        "{address} is entry text, which runs before the kernel's own state is set up",
+        "probe the C function it calls",
+    )
+    INIT_TEXT = ("{address} is init text, which was freed after boot", "")
+    FOREIGN_BREAKPOINT = (
+        "a breakpoint instruction that is not ours stands at {address}",
+        "remove the guest's own probe or the other debugger's breakpoint",
+    )
+    FOREIGN_JUMP = (
+        "the jump at {address} leaves for memory that is no known code: a patch of the guest's own",
+        "remove the guest's own probe",
+    )
+
+    # The bytes the branch would cover.
+    TOO_SHORT = ("the instruction has {size} bytes and the branch needs {needed}", "probe {near} instead")
+    FUNCTION_END = ("the branch would reach beyond the end of {function}", "probe an earlier instruction")
+    JUMP_INTO_REGION = ("a {kind} at {source} lands at {target}, inside the bytes the branch would cover", "")
+    RETURN_INTO_REGION = ("the call at {source} returns to {target}, inside the bytes the branch would cover", "")
+    INDIRECT_JUMP = (
+        "the indirect jump at {source} may land inside the bytes the branch would cover",
+        "probe an instruction of at least {needed} bytes",
+    )
+    EXCEPTION_TABLE = ("the kernel recovers from a fault of the instruction at {address} by its address", "")
+    FTRACE_IN_USE = ("a tracer of the guest's own is attached at {site}", "switch the guest's tracer off")
+    FTRACE_SITE = ("the bytes reach into the tracer's site at {site}", "probe {site} instead")
+    FTRACE_CHANGED = (
+        "the tracer's site at {site} holds neither a nop nor a call that its record explains",
+        "remove the guest's own probe",
+    )
+    JUMP_LABEL = ("the kernel rewrites the jump label at {address} at any time", "")
+    STATIC_CALL = ("the kernel rewrites the static call at {address} at any time", "")
+    BUG_TABLE = ("the kernel recognises the trap at {address} by its address", "")
+    OVERLAPS_PROBE = ("probe {number} at {other} covers some of the same bytes", "delete probe {number}")
+
+    # The instructions it would move.
+    TRAP_INSTRUCTION = ("{insn} at {address} is a trap", "")
+    SYSTEM_INSTRUCTION = ("{insn} at {address} enters or leaves the kernel", "")
+    INTERRUPT_SHADOW = ("{insn} at {address} holds off interrupts for one instruction", "")
+    NOT_RELOCATABLE = ("{insn} at {address} {hazard}", "")
+    OUT_OF_REACH = (
+        "{insn} at {address} refers to memory that cannot be reached from a detour",
+        "set optprobe arena to a range that is nearer",
+    )
+    NOT_EMULATED = ("{insn} is not an instruction that is emulated", "")
+
+    # The moment and the place.
+    NOT_QUIESCENT = ("{who} is inside the bytes now, at {pc}", "let the guest run on: it is tried again at every stop")
+    STACKS_UNKNOWN = (
+        "a branch over several instructions needs every thread's stack, and {missing}",
+        "probe an instruction of at least {needed} bytes",
+    )
+    ARENA_MISSING = ("there is no memory for detours: {why}", "set optprobe arena code=START-END data=START-END")
+    ARENA_FULL = (
+        "the memory for detours is full ({used} of {size} bytes in use)",
+        "delete probes, or set optprobe arena",
+    )
+    ARENA_OUT_OF_REACH = (
+        "no free memory for detours is within reach of {address}",
+        "set optprobe arena to a range that is nearer",
+    )
+    TRAP_TIER_MISSING = ("the trapped tier is not built yet", "")
+    TEXT_CHANGED = ("the bytes at {address} are not what they were when the probe was planned", "add the probe again")
+
+    @property
+    def code(self) -> str:
+        return self.name
+
+    def because(self, **facts: object) -> Reason:
+        text, hint = self.value
+        return Reason(self.name, text.format(**facts), hint.format(**facts))
+
+
+class Refused(OptprobeError):
+    """No probe of any tier is possible (or not now): `reason` says why."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason.text, reason.hint)
+        self.reason = reason

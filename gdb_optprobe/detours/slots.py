@@ -1,0 +1,109 @@
+"""Hand out pieces of one range of guest memory.
+
+    ┌───────┬──────┬─────────────┬───────┬───────────────────────┐
+    │ used  │ free │ used        │ dirty │ free                  │
+    └───────┴──────┴─────────────┴───────┴───────────────────────┘
+     dirty: released, but somebody may still be inside; reclaimed when proven empty, else never used again
+
+A released piece of data is dirty too: code that is still being run may write there.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Slot:
+    address: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        return self.address + self.size
+
+
+class Slots:
+    """The range [start, end), in pieces whose addresses and sizes are multiples of `granularity`."""
+
+    def __init__(self, start: int, end: int, granularity: int) -> None:
+        self.granularity = granularity
+        self.start = -(-start // granularity) * granularity
+        self.end = end // granularity * granularity
+        self._free: list[Slot] = [Slot(self.start, self.end - self.start)] if self.end > self.start else []
+        self._used: dict[int, Slot] = {}
+        self._dirty: dict[int, Slot] = {}
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+    @property
+    def used(self) -> tuple[Slot, ...]:
+        return tuple(sorted(self._used.values()))
+
+    @property
+    def dirty(self) -> tuple[Slot, ...]:
+        return tuple(sorted(self._dirty.values()))
+
+    @property
+    def free_bytes(self) -> int:
+        return sum(slot.size for slot in self._free)
+
+    def allocate(self, size: int, low: int = 0, high: int = 1 << 64) -> Slot | None:
+        """The lowest free piece of `size` bytes inside [low, high); None where there is none."""
+        size = self._rounded(size)
+        for index, hole in enumerate(self._free):
+            at = self._rounded(max(hole.address, low))
+            if at + size <= min(hole.end, high):
+                self._carve(index, at, size)
+                return self._used.setdefault(at, Slot(at, size))
+        return None
+
+    def claim(self, address: int, size: int) -> Slot | None:
+        """The piece at `address`, which an earlier session left in use; None where it is not free."""
+        size = self._rounded(size)
+        for index, hole in enumerate(self._free):
+            if hole.address <= address and address + size <= hole.end and address % self.granularity == 0:
+                self._carve(index, address, size)
+                return self._used.setdefault(address, Slot(address, size))
+        return None
+
+    def release(self, slot: Slot) -> None:
+        """Nothing leads to `slot` any more; somebody may still be inside."""
+        self._dirty[slot.address] = self._used.pop(slot.address)
+
+    def reclaim(self, empty: Iterable[Slot]) -> None:
+        """Nobody is inside these released slots: they are free."""
+        for slot in empty:
+            del self._dirty[slot.address]
+            self._join(slot)
+
+    def give_back(self, slot: Slot) -> None:
+        """`slot` was never reachable: it is free at once."""
+        self._join(self._used.pop(slot.address))
+
+    def lose(self, slot: Slot) -> None:
+        """`slot` holds bytes that are not ours: it is never handed out again."""
+        self._used.pop(slot.address, None)
+
+    def _rounded(self, number: int) -> int:
+        return -(-number // self.granularity) * self.granularity
+
+    def _carve(self, index: int, address: int, size: int) -> None:
+        hole = self._free.pop(index)
+        for piece in (Slot(address + size, hole.end - address - size), Slot(hole.address, address - hole.address)):
+            if piece.size:
+                self._free.insert(index, piece)
+
+    def _join(self, slot: Slot) -> None:
+        insort(self._free, slot)
+        joined: list[Slot] = []
+        for hole in self._free:
+            if joined and joined[-1].end == hole.address:
+                joined[-1] = Slot(joined[-1].address, joined[-1].size + hole.size)
+            else:
+                joined.append(hole)
+        self._free = joined

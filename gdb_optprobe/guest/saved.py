@@ -1,0 +1,15 @@
+"""Where saved PCs are kept in a stopped guest, as words: what detours/quiescence.py scans."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Words that may be saved PCs: `words` from `address` upwards (0: registers), belonging to `who`."""
+
+    who: str
+    address: int
+    words: array[int]

@@ -1,0 +1,136 @@
+"""What is known of the code in a guest: the interface `Text`, filled by `guest/linux/text.py` for a kernel.
+
+    function           hot part                      cold part (somewhere else)
+    ┌──────────────┐   ┌───────────────────┐         ┌───────────────────┐
+    │ parts ───────┼──►│ insn insn insn …  │◄──jump──┤ insn insn …       │
+    │ jumps        │   │      ▲            │         └───────────────────┘
+    │ blind_jumps  │   │      └─ a mark: "the kernel rewrites these bytes"
+    └──────────────┘   └───────────────────┘
+
+A layer that decides (detours/planner.py) reads facts here and never a kernel's tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import Protocol
+
+from gdb_optprobe.isa.base import Insn
+
+
+class Area(Enum):
+    """What an address belongs to."""
+
+    TEXT = "text"
+    ENTRY = "entry text"  # may run on the user's page tables, before the kernel's own state is set up
+    INIT = "init text"  # freed after boot
+    NOT_TEXT = "no text"
+
+
+class Fact(Enum):
+    """What the guest's own tables say of some bytes of text."""
+
+    EXCEPTION = "a fault of this instruction is recovered by its address"
+    JUMP_LABEL = "the guest rewrites this jump or nop at any time"
+    STATIC_CALL = "the guest rewrites this call at any time"
+    BUG = "a trap that the guest recognises by its address"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """`fact` holds for the bytes [address, address + size)."""
+
+    fact: Fact
+    address: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """Execution may go from `source` to `target` without a return address being made.
+
+    kind: in words, as a reader of a refusal sees it.
+    """
+
+    source: int
+    target: int
+    kind: str = "jump"
+
+
+@dataclass(frozen=True, slots=True)
+class FtraceSite:
+    """The place where a function calls its tracer; a nop while it has none.
+
+    in_use: a tracer is there, or may come while the guest believes the site to be its own.
+    idle:   what the bytes must be while nobody is there.
+    """
+
+    address: int
+    size: int
+    in_use: bool
+    idle: bytes
+
+    @property
+    def end(self) -> int:
+        return self.address + self.size
+
+
+@dataclass(frozen=True)
+class Function:
+    """One function, decoded from its start, with the parts of it that the compiler put elsewhere.
+
+    end:         of the hot part, padding included.
+    code:        instructions by address, of all parts.
+    complete:    every part was decoded to its end.
+    jumps:       all jumps that start in a part, or that a table of the kernel makes to one.
+    blind_jumps: addresses of jumps whose targets are not known and may be inside this function.
+    compiled:    it was made by a compiler: nothing else jumps into its middle, indirect tail jumps only leave it.
+    """
+
+    name: str
+    start: int
+    end: int
+    code: Mapping[int, Insn]
+    complete: bool
+    jumps: tuple[Jump, ...] = ()
+    blind_jumps: tuple[int, ...] = ()
+    compiled: bool = True
+
+    @cached_property
+    def hot(self) -> tuple[Insn, ...]:
+        """Instructions of the part [start, end), ascending."""
+        return tuple(self.code[at] for at in sorted(self.code) if self.start <= at < self.end)
+
+    def jumps_into(self, start: int, end: int) -> Iterator[Jump]:
+        """Jumps that land strictly inside [start, end): at `start` itself a branch may stand."""
+        return (jump for jump in self.jumps if start < jump.target < end)
+
+    def run(self, address: int, size: int) -> tuple[Insn, ...]:
+        """The instructions from `address` on that cover `size` bytes, or fewer where the code ends."""
+        found: list[Insn] = []
+        at = address
+        while at < address + size and (insn := self.code.get(at)) is not None:
+            found.append(insn)
+            at = insn.end
+        return tuple(found)
+
+
+class Text(Protocol):
+    """The guest's code, as it is without anything of ours in it."""
+
+    def area(self, address: int) -> Area: ...
+
+    def function(self, address: int) -> Function | None:
+        """The function around `address`; None where no symbol says that there is one."""
+
+    def marks(self, start: int, end: int) -> Sequence[Mark]:
+        """What the guest's tables say of the bytes [start, end)."""
+
+    def ftrace_sites(self, start: int, end: int) -> Sequence[FtraceSite]:
+        """Sites that share a byte with [start, end), as the guest has them now."""
+
+    def spell(self, address: int) -> str:
+        """For a reader: 0xffffffff81000010 <name+16>."""
