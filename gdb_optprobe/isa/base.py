@@ -78,6 +78,7 @@ class Hazard(Enum):
     READS_ITS_ADDRESS = "depends on its own address in a way that cannot be rewritten"
     OUT_OF_REACH = "refers to memory that cannot be reached from the detour"
     BRANCH_INSIDE = "branches into the middle of the displaced instructions"
+    RETURNS_INSIDE = "is a call that returns into the middle of the displaced instructions"
     NOT_SUPPORTED = "is not supported by the relocator yet"
 
 

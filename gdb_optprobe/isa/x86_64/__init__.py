@@ -1,0 +1,33 @@
+"""x86-64: `X86_64` is the `Isa`; each verb has a file of its own."""
+
+from __future__ import annotations
+
+from ..base import Isa
+from . import abi, decoder, emulator, liveness, relocator, writer
+
+
+class _X86_64:
+    """Beyond `Isa`: hazard, shadows, can_emulate, uses; relocate and dead_at take one argument more each."""
+
+    name = "i386:x86-64"
+    alignment = 1
+    branch_size = writer.BRANCH_SIZE
+    branch_reach = (1 << 31) - 1
+    pc, sp, flags = abi.PC, abi.SP, abi.FLAGS
+    registers: tuple[str, ...] = abi.REGISTERS
+    breakpoint = b"\xcc"
+
+    decode = staticmethod(decoder.decode)
+    branch = staticmethod(writer.branch)
+    relocate = staticmethod(relocator.relocate)
+    hazard = staticmethod(relocator.hazard)
+    shadows = staticmethod(relocator.shadows)
+    dead_at = staticmethod(liveness.dead_at)
+    dead_at_entry = staticmethod(liveness.dead_at_entry)
+    count = staticmethod(writer.count)
+    emulate = staticmethod(emulator.emulate)
+    can_emulate = staticmethod(emulator.can_emulate)
+
+
+X86_64 = _X86_64()
+_: Isa = X86_64

@@ -1,0 +1,213 @@
+"""Which registers and flags nothing reads before it writes them, proven from one function's code.
+
+    probed ──► add ──┬──► jne ──► mov %rsi,%rax ──► …         every path forward, until all is decided:
+                     │                                          read first      live
+                     └──► call                                  written first   dead on this path
+                                                                the code ends   live
+Everything is live at a call, a return, an indirect jump, a trap, a way out of the function, and at
+an instruction that is not in the tables here: an assembly helper may rely on what an ABI calls
+volatile. What the tables say is checked against iced-x86's over the kernel's text (tests).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+import capstone
+
+from ..base import Dead, Flow, Insn
+from .abi import AF, ARITHMETIC_FLAGS, CF, CLOBBERED_BY_TRACER, COUNTER_FLAGS, GENERAL, OF, PF, SF, SP, ZF
+from .decoder import CACHED, Shape, engine, shape
+
+# One bit each: general registers by number, then the flags register.
+FLAGS_AT = 16
+BUDGET = 400
+_GPRS = ((1 << len(GENERAL)) - 1) & ~(1 << GENERAL.index(SP))
+_EVERYTHING = _GPRS | COUNTER_FLAGS << FLAGS_AT
+
+
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """reads: bits that may be read; kills: bits certainly overwritten, whatever they were. A bit may be in both."""
+
+    reads: int
+    kills: int
+
+
+def dead_at(address: int, code: Mapping[int, Insn], also: Mapping[int, Sequence[int]] | None = None) -> Dead:
+    """What is dead before the instruction at `address`, proven from `code` (a function's, by address) alone.
+
+    also: where else execution may go after an instruction, by its address: the fixup of one with an exception-table
+          entry, both ways of a jump label, an alternative. An address outside `code` makes everything live there.
+    """
+    live, budget = 0, BUDGET
+    explored: dict[int, int] = {}
+    pending = [(address, _EVERYTHING)]
+    while pending:
+        at, open_ = pending.pop()
+        while open_ := open_ & ~live & ~explored.get(at, 0):
+            explored[at] = explored.get(at, 0) | open_
+            insn = code.get(at)
+            uses = uses_of(insn.data) if insn is not None and budget > 0 else None
+            if insn is None or uses is None or insn.flow not in (Flow.NEXT, Flow.JUMP, Flow.BRANCH):
+                live |= open_
+                break
+            budget -= 1
+            live |= uses.reads & open_
+            if also and at in also:  # there before the instruction has written anything
+                pending += [(other, open_ & ~uses.reads) for other in also[at]]
+            open_ &= ~(uses.reads | uses.kills)
+            if insn.target is not None and insn.flow is Flow.BRANCH:
+                pending.append((insn.target, open_))
+            at = insn.target if insn.flow is Flow.JUMP and insn.target is not None else insn.end
+    return Dead(not live & COUNTER_FLAGS << FLAGS_AT, _names(_GPRS & ~live))
+
+
+def dead_at_entry() -> Dead:
+    """What the ABI lets a tracer clobber at the entry of a function that has an ftrace site."""
+    return Dead(True, CLOBBERED_BY_TRACER)
+
+
+@lru_cache(1024)
+def _names(bits: int) -> frozenset[str]:
+    return frozenset(name for number, name in enumerate(GENERAL) if bits >> number & 1)
+
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+# Per mnemonic, Intel syntax: flags read, flags certainly written (SDM volume 1, appendix A, and volume 2).
+# AND, OR, XOR, TEST leave AF "undefined": every processor, and QEMU, clears it.
+_ARITHMETIC = (0, ARITHMETIC_FLAGS)
+_WITH_CARRY = (CF, ARITHMETIC_FLAGS)
+_NEUTRAL = (0, 0)
+_FLAGS: dict[str, tuple[int, int]] = {
+    **dict.fromkeys(_words("add sub cmp neg and or xor test xadd cmpxchg popcnt popfq"), _ARITHMETIC),
+    **dict.fromkeys(_words("cmpsb cmpsw cmpsd cmpsq scasb scasw scasd scasq"), _ARITHMETIC),
+    **dict.fromkeys(("adc", "sbb"), _WITH_CARRY),
+    **dict.fromkeys(("inc", "dec"), (0, COUNTER_FLAGS)),
+    **dict.fromkeys(_words("bt bts btr btc"), (0, CF)),
+    **dict.fromkeys(("bsf", "bsr", "cmpxchg8b", "cmpxchg16b"), (0, ZF)),
+    **dict.fromkeys(("tzcnt", "lzcnt"), (0, CF | ZF)),
+    **dict.fromkeys(("mul", "imul"), (0, CF | OF)),
+    **dict.fromkeys(("clc", "stc"), (0, CF)),
+    **dict.fromkeys(("rcl", "rcr"), (CF, 0)),
+    "cmc": (CF, CF),
+    "lahf": (SF | ZF | AF | PF | CF, 0),
+    "sahf": (0, SF | ZF | AF | PF | CF),
+    "pushfq": (ARITHMETIC_FLAGS, 0),
+    "andn": (0, OF | SF | ZF | CF),
+    "adcx": (CF, CF),
+    "adox": (OF, OF),
+    **dict.fromkeys(
+        _words(
+            """
+            mov movabs movzx movsx movsxd movbe lea push pop xchg bswap not div idiv nop endbr64 leave pause
+            cdq cdqe cqo cwde lfence mfence sfence prefetcht0 prefetcht1 prefetcht2 prefetchnta prefetchw prefetch
+            cld std cli sti clac stac movsb movsw movsd movsq stosb stosw stosd stosq lodsb lodsw lodsd lodsq
+            rorx shlx shrx sarx mulx crc32 rdtsc rdtscp rdmsr wrmsr cpuid hlt in out swapgs movnti
+            jmp jrcxz jecxz loop rol ror shl sal shr sar shld shrd
+            """
+        ),
+        _NEUTRAL,
+    ),
+    **dict.fromkeys(("loope", "loopne"), (ZF, 0)),
+}
+_SHIFTS = frozenset(("shl", "sal", "shr", "sar", "shld", "shrd"))
+_ROTATES = frozenset(("rol", "ror"))
+# Registers written on a condition, or not for sure: never killed.
+_MAY_NOT_WRITE = frozenset(("bsf", "bsr", "cmpxchg", "cmpxchg8b", "cmpxchg16b"))
+# The same of themselves is a constant.
+_CLEARS = frozenset(("xor", "sub"))
+
+
+@lru_cache(CACHED)
+def uses_of(data: bytes) -> Uses | None:
+    """What one instruction reads and overwrites; None where the tables do not know it."""
+    insn = next(engine(detail=True).disasm(data, 0, 1), None)
+    if insn is None:
+        return None
+    parts = shape(data)
+    *prefix, mnemonic = insn.mnemonic.split()
+    repeated = any(word.startswith("rep") for word in prefix)
+    conditional = _condition(parts)
+    if conditional is not None:
+        flags_read, flags_killed = conditional, 0
+    elif parts.escape >= 0 and mnemonic not in ("andn", "rorx", "shlx", "shrx", "sarx", "mulx"):
+        return None
+    elif mnemonic in _FLAGS:
+        flags_read, flags_killed = _FLAGS[mnemonic]
+    else:
+        return None
+    if mnemonic in ("movsd", "cmpsd") and parts.map != 0:  # of SSE
+        return None
+    if mnemonic in _SHIFTS | _ROTATES:
+        flags_killed = _shifted(mnemonic, data, parts)
+    read, written = insn.regs_access()
+    reads = kills = 0
+    names = _registers()
+    for register in read:
+        if register in names:
+            reads |= 1 << names[register][0]
+    for register in written:
+        if register in names and names[register][1]:
+            kills |= 1 << names[register][0]
+    if repeated:  # with rcx 0 nothing happens at all
+        flags_killed, kills = 0, 0
+    if conditional is not None or mnemonic in _MAY_NOT_WRITE:
+        reads, kills = reads | kills, 0
+    operands = insn.operands
+    if mnemonic in _CLEARS and parts.is_register and len(operands) == 2 and operands[0].reg == operands[1].reg:
+        reads &= ~(1 << names[operands[0].reg][0]) if names[operands[0].reg][1] else -1
+    return Uses(reads | flags_read << FLAGS_AT, kills | flags_killed << FLAGS_AT)
+
+
+_CONDITIONS = (OF, CF, ZF, CF | ZF, SF, PF, SF | OF, ZF | SF | OF)  # SDM volume 1, appendix B
+
+
+def _condition(parts: Shape) -> int | None:
+    """The flags that a jcc, setcc or cmovcc tests."""
+    if parts.escape >= 0:
+        return None
+    two_bytes = parts.map == 1 and parts.opcode & 0xF0 in (0x40, 0x80, 0x90)
+    if two_bytes or (parts.map == 0 and parts.opcode & 0xF0 == 0x70):
+        return _CONDITIONS[parts.opcode >> 1 & 7]
+    return None
+
+
+def _shifted(mnemonic: str, data: bytes, parts: Shape) -> int:
+    """The flags that a shift or rotate certainly writes: none where its count may be 0."""
+    if parts.map == 0 and parts.opcode in (0xD0, 0xD1):
+        by = 1
+    elif parts.imm_size == 1:
+        wide = parts.rex >= 0 and data[parts.rex] & 8
+        by = data[-1] & (0x3F if wide else 0x1F)
+        byte_or_word = 0x66 in parts.prefixes or (parts.map == 0 and parts.opcode == 0xC0)
+        if byte_or_word and by > 7:  # beyond the operand's size even CF is undefined
+            return 0
+    else:
+        return 0
+    if by == 0:
+        return 0
+    overflow = OF if by == 1 else 0
+    return CF | overflow if mnemonic in _ROTATES else CF | SF | ZF | PF | overflow
+
+
+@cache
+def _registers() -> dict[int, tuple[int, bool]]:
+    """capstone's number of a register, to ours and to whether a write of it overwrites all 64 bits."""
+    found: dict[int, tuple[int, bool]] = {}
+    old = ("ax", "cx", "dx", "bx", "sp", "bp", "si", "di")
+    for number, name in enumerate(GENERAL):
+        if number < 8:
+            short = old[number]
+            names = [(f"r{short}", True), (f"e{short}", True), (short, False)]
+            names += [(f"{short[0]}{half}", False) for half in "lh"] if number < 4 else [(f"{short}l", False)]
+        else:
+            names = [(name, True), (f"{name}d", True), (f"{name}w", False), (f"{name}b", False)]
+        for text, whole in names:
+            found[getattr(capstone.x86, f"X86_REG_{text.upper()}")] = (number, whole)
+    return found

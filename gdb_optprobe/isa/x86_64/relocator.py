@@ -1,0 +1,250 @@
+"""Rewrite displaced instructions so that they do the same elsewhere.
+
+    probed function                         copy at `to`
+    ┌──────────────────────────┐            ┌─────────────────────────────────────┐
+    │ P: jmp detour (patch)    │◄───────────┤ a branch back to P: counted again   │
+    │    ░░░░░░░░░░░░░░░░░░░░  │            │                                     │
+    │ Q: ░ (displaced)         │            │ Q': ◄── a branch to Q goes to Q'    │
+    ├──────────────────────────┤            │                                     │
+    │ E: next instruction      │◄───────────┤ jmp E, where the last falls through │
+    └──────────────────────────┘            └─────────────────────────────────────┘
+
+    as it was                    as it is in the copy
+    jcc / jmp rel8, rel32        jcc / jmp rel32
+    loop, jrcxz X                loop 1f; jmp 2f; 1: jmp X; 2:
+    call X                       push E; jmp X           (E is the original return address)
+    call *%reg, *mem             push E; jmp *%reg, *mem (8 more where mem is based on rsp)
+    call *%rsp, *-8(%rsp)        push operand; push (%rsp); mov E, 8(%rsp); ret
+    disp(%rip)                   disp'(%rip), or disp32 alone where that names the same address
+    nop                          nothing
+    any other                    itself
+
+No register, flag or byte at or above the stack pointer is used. An elided nop has the offset of
+its successor in `origins`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+from ..base import Flow, Hazard, Insn, OutOfReach, Relocated, Unrelocatable
+from .decoder import CACHED, LONGEST, VEX2, Shape, flow, shape
+from .writer import BRANCH_SIZE, branch, fits, push, rel32, signed, store
+
+Before = Mapping[int, Callable[[int], bytes]]
+SLACK = 4096  # more than any copy is long
+
+
+def hazard(insn: Insn) -> Hazard | None:
+    """Why `insn` cannot be moved wherever it is moved to; None where that depends on the place alone."""
+    return _hazard(insn.data)
+
+
+@lru_cache(CACHED)
+def _hazard(data: bytes) -> Hazard | None:
+    parts = shape(data)
+    kind, target = flow(data, 0)
+    if kind is Flow.TRAP:
+        return Hazard.TRAP
+    if kind is Flow.SYSTEM:
+        return Hazard.SYSTEM
+    # AMD takes 66 on a near branch as 16 bits of target, Intel ignores it.
+    if kind not in (Flow.NEXT, Flow.RETURN) and 0x66 in parts.prefixes and not _is_wide(data, parts):
+        return Hazard.NOT_SUPPORTED
+    if kind is Flow.RETURN and 0x66 in parts.prefixes:
+        return Hazard.NOT_SUPPORTED
+    if target is not None and parts.imm_size not in (1, 4):
+        return Hazard.NOT_SUPPORTED
+    if parts.map == 1 and parts.opcode == 0x01 and parts.modrm_byte == 0xD7:  # enclu: leaves its own address in rcx
+        return Hazard.READS_ITS_ADDRESS
+    return None
+
+
+def _is_wide(data: bytes, parts: Shape) -> bool:
+    return parts.rex >= 0 and bool(data[parts.rex] & 8)
+
+
+def shadows(insn: Insn) -> bool:
+    """Whether interrupts are held off until after the instruction behind `insn` (SDM volume 3, 6.8.3)."""
+    parts = shape(insn.data)
+    if parts.map or parts.escape >= 0:
+        return False
+    return parts.opcode == 0xFB or (parts.opcode == 0x8E and parts.reg == 2)  # sti; mov to ss
+
+
+@lru_cache(CACHED)
+def is_nop(data: bytes) -> bool:
+    parts = shape(data)
+    if parts.prefixes & {0xF2, 0xF3, 0xF0}:  # pause; rdsspq and endbr64 are among the hinted nops
+        return False
+    if parts.map == 0 and parts.escape < 0:
+        return parts.opcode == 0x90 and not (parts.rex >= 0 and data[parts.rex] & 1)  # 41 90 is xchg %eax, %r8d
+    return parts.map == 1 and parts.escape < 0 and parts.opcode == 0x1F and parts.reg == 0
+
+
+@dataclass(slots=True)
+class _Region:
+    """The displaced instructions, and where their copies stand as far as that is known."""
+
+    start: int
+    end: int
+    to: int
+    copies: dict[int, int]
+
+    def resolve(self, insn: Insn, target: int) -> int:
+        """Where the copy of `insn` must branch to reach what `target` is."""
+        if target in self.copies:
+            return self.copies[target]
+        if self.start < target < self.end:
+            raise Unrelocatable(Hazard.BRANCH_INSIDE, insn)
+        return target
+
+    def return_address(self, insn: Insn) -> int:
+        if insn.end != self.end:
+            raise Unrelocatable(Hazard.RETURNS_INSIDE, insn)
+        return insn.end
+
+
+def relocate(insns: Sequence[Insn], to: int, before: Before | None = None) -> Relocated:
+    """`insns` (contiguous) rewritten to run at `to`, with the branch back. Raises Unrelocatable.
+
+    before: for the address of an instruction, code to run each time just before it: called with where the code
+            will stand, always returns the same number of bytes. Another probe on a displaced instruction.
+    """
+    if not insns:
+        raise ValueError("nothing to relocate")
+    if any(here.end != there.address for here, there in pairwise(insns)):
+        raise ValueError("the instructions to relocate are not contiguous")
+    _check_shadows(insns, before or {})
+    region = _Region(insns[0].address, insns[-1].end, to, {insn.address: to for insn in insns[1:]})
+    copy = _lay_out(insns, region, before or {})
+    inside = any(insn.target in region.copies for insn in insns)
+    return _lay_out(insns, region, before or {}) if inside else copy
+
+
+def _check_shadows(insns: Sequence[Insn], before: Before) -> None:
+    for insn, follower in pairwise((*insns, None)):
+        if insn is not None and shadows(insn) and (follower is None or follower.address in before):
+            raise Unrelocatable(Hazard.MASKS_INTERRUPTS, insn)
+
+
+def _lay_out(insns: Sequence[Insn], region: _Region, before: Before) -> Relocated:
+    """One pass. No size depends on where a copy stands, so the second pass knows where the first has put them."""
+    out = bytearray()
+    origins: list[tuple[int, int]] = []
+    shadowed = False
+    for insn in insns:
+        at = region.to + len(out)
+        origins.append((len(out), insn.address))
+        if insn.address in region.copies:
+            region.copies[insn.address] = at
+        try:
+            if insn.address in before:
+                out += before[insn.address](at)
+            if shadowed or not is_nop(insn.data):
+                out += _copy(insn, region.to + len(out), region)
+        except OutOfReach:
+            raise Unrelocatable(Hazard.OUT_OF_REACH, insn) from None
+        shadowed = shadows(insn)
+    if insns[-1].flow in (Flow.NEXT, Flow.BRANCH):
+        origins.append((len(out), region.end))
+        try:
+            out += branch(region.to + len(out), region.end)
+        except OutOfReach:
+            raise Unrelocatable(Hazard.OUT_OF_REACH, insns[-1]) from None
+    return Relocated(region.to, bytes(out), tuple(origins))
+
+
+def _copy(insn: Insn, at: int, region: _Region) -> bytes:
+    why = _hazard(insn.data)
+    if why is not None:
+        raise Unrelocatable(why, insn)
+    parts = shape(insn.data)
+    if insn.flow is Flow.CALL:
+        assert insn.target is not None
+        before = push(region.return_address(insn))
+        return before + branch(at + len(before), region.resolve(insn, insn.target))
+    if insn.flow is Flow.INDIRECT_CALL:
+        return _indirect_call(insn, parts, at, region)
+    if insn.target is not None:
+        return _direct(insn, parts, at, region.resolve(insn, insn.target))
+    if parts.is_rip_relative:
+        return _with_operand(insn, insn.data, parts, at, region)
+    return insn.data
+
+
+def _direct(insn: Insn, parts: Shape, at: int, target: int) -> bytes:
+    """A branch that leaves no return address."""
+    if insn.flow is Flow.JUMP:
+        return branch(at, target)
+    if parts.map == 0 and 0xE0 <= parts.opcode <= 0xE3:  # loopne, loope, loop, jrcxz: rel8 is all they have
+        size_of_rcx = b"\x67" if 0x67 in parts.prefixes else b""
+        hop = size_of_rcx + bytes((parts.opcode, 2)) + bytes((0xEB, BRANCH_SIZE))
+        return hop + branch(at + len(hop), target)
+    opcode = b"\xc7\xf8" if parts.opcode == 0xC7 else bytes((0x0F, 0x80 | parts.opcode & 0xF))
+    return opcode + rel32(at, at + 6, target)
+
+
+def _with_reg(data: bytes, parts: Shape, reg: int) -> bytes:
+    """`data` with another extension of its opcode in ModRM."""
+    return data[: parts.modrm] + bytes((data[parts.modrm] & 0xC7 | reg << 3,)) + data[parts.modrm + 1 :]
+
+
+CALL, JUMP, PUSH = 2, 4, 6  # opcode FF, by ModRM.reg
+
+
+def _indirect_call(insn: Insn, parts: Shape, at: int, region: _Region) -> bytes:
+    back = region.return_address(insn)
+    wide_b = parts.rex >= 0 and insn.data[parts.rex] & 1
+    is_rsp = parts.is_register and parts.modrm_byte & 7 == 4 and not wide_b
+    based_on_rsp = parts.sib >= 0 and insn.data[parts.sib] & 7 == 4 and not wide_b
+    offset = int.from_bytes(insn.data[parts.disp : parts.disp + parts.disp_size], "little", signed=True)
+    if is_rsp or (based_on_rsp and offset < 0):
+        # The return address would overwrite the operand, or moves it: read it first.
+        first = _with_reg(insn.data, parts, PUSH)
+        return first + b"\xff\x34\x24" + store(back, 8) + b"\xc3"  # push (%rsp); mov; ret
+    jump = _with_reg(insn.data, parts, JUMP)
+    pushed = push(back)
+    if based_on_rsp:
+        offset += 8
+        if not fits(offset):
+            raise Unrelocatable(Hazard.NOT_SUPPORTED, insn)
+        size, mod = (1, 0x40) if fits(offset, 8) else (4, 0x80)
+        modrm = bytes((jump[parts.modrm] & 0x3F | mod, jump[parts.sib]))
+        jump = jump[: parts.modrm] + modrm + offset.to_bytes(size, "little", signed=True)
+    elif parts.is_rip_relative:
+        jump = _with_operand(insn, jump, parts, at + len(pushed), region)
+    return pushed + jump
+
+
+def _with_operand(insn: Insn, data: bytes, parts: Shape, at: int, region: _Region) -> bytes:
+    """`data`, made of `insn`, whose operand is relative to RIP, at another place with the same operand."""
+    narrow = 0x67 in parts.prefixes
+    displacement = int.from_bytes(data[parts.disp : parts.disp + 4], "little", signed=True)
+    operand = insn.end + displacement & (0xFFFF_FFFF if narrow else 0xFFFF_FFFF_FFFF_FFFF)
+    if region.start <= operand < region.end and not (operand == region.start and _is_lea(parts)):
+        # There the patch is read, or the patch's middle is made into an address to go to.
+        raise Unrelocatable(Hazard.READS_ITS_ADDRESS, insn)
+    # Decided for the whole copy, so that its size does not depend on where in it the instruction is.
+    if not narrow and all(fits(signed(operand - region.to) + slack) for slack in (-SLACK, SLACK)):
+        return data[: parts.disp] + rel32(at, at + len(data), operand) + data[parts.imm :]
+    absolute = operand if narrow else signed(operand)
+    if not narrow and not fits(absolute):
+        raise OutOfReach(at, operand)
+    if len(data) == LONGEST:
+        raise Unrelocatable(Hazard.NOT_SUPPORTED, insn)
+    # ModRM.rm 4 with SIB 25 is a displacement alone (SDM volume 2, table 2-3), unless X makes it an index of r12.
+    out = bytearray(data[: parts.disp])
+    out[parts.modrm] = out[parts.modrm] & 0x38 | 0x04
+    if parts.rex >= 0:
+        out[parts.rex] &= ~0x02
+    if parts.escape >= 0 and data[parts.escape] != VEX2:
+        out[parts.escape + 1] |= 0x40  # kept inverted there
+    return bytes(out) + b"\x25" + (absolute & 0xFFFF_FFFF).to_bytes(4, "little") + data[parts.imm :]
+
+
+def _is_lea(parts: Shape) -> bool:
+    return parts.map == 0 and parts.escape < 0 and parts.opcode == 0x8D

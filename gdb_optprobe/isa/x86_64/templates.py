@@ -1,0 +1,75 @@
+"""Our own fixed pieces of code, assembled once by keystone and decoded again by capstone.
+
+The only text that keystone ever sees is in this file. Numbers go in afterwards, over a marker:
+
+    "lock inc qword ptr [rip + 0x11223344]"  ──keystone──►  f0 48 ff 05 44 33 22 11
+                                                                         └─ number ─┘
+keystone answers some text wrongly and in silence, so what it gives counts only where capstone
+reads the same instruction back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import capstone
+
+from ...errors import OptprobeError
+
+MARKER = 0x11223344
+_MARKER = MARKER.to_bytes(4, "little")
+
+# Intel syntax, written as capstone writes it.
+SOURCES = {
+    "count": "lock inc qword ptr [rip + 0x11223344]",
+    "save_flags": "pushfq",
+    "restore_flags": "popfq",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """data: the code; number: offset of the 32-bit number that varies, -1 where there is none."""
+
+    data: bytes
+    number: int
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+    def filled(self, number: int) -> bytes:
+        return self.data[: self.number] + number.to_bytes(4, "little", signed=True) + self.data[self.number + 4 :]
+
+
+@cache
+def templates() -> dict[str, Template]:
+    """All of them, by name. Raises OptprobeError where keystone cannot be loaded or is wrong."""
+    code = _assemble("; ".join(SOURCES.values()))
+    engine = capstone.Cs(capstone.CS_ARCH_X86, capstone.CS_MODE_64)
+    found: dict[str, Template] = {}
+    at = 0
+    for name, source in SOURCES.items():
+        _, size, mnemonic, operands = next(engine.disasm_lite(code[at : at + 15], 0, 1), (0, 0, "nothing", ""))
+        if f"{mnemonic} {operands}".strip() != source:
+            raise OptprobeError(
+                f"keystone assembled '{source}' as '{mnemonic} {operands}'", "install keystone-engine 0.9.2"
+            )
+        found[name] = Template(code[at : at + size], code[at : at + size].find(_MARKER))
+        at += size
+    return found
+
+
+def _assemble(source: str) -> bytes:
+    try:
+        import keystone
+    except (ImportError, OSError) as error:
+        raise OptprobeError(
+            f"keystone cannot be loaded ({str(error).splitlines()[0] if str(error) else type(error).__name__})",
+            "run scripts/demo once, or pip install keystone-engine setuptools into GDB's Python",
+        ) from error
+    engine: Any = keystone.Ks(keystone.KS_ARCH_X86, keystone.KS_MODE_64)
+    code, _ = engine.asm(source, 0, as_bytes=True)
+    return bytes(code or b"")

@@ -1,0 +1,85 @@
+"""Code of our own: branches, returns addresses to push, and the counter.
+
+    count, flags dead                    count, flags alive
+    ┌───────────────────────────────┐    ┌───────────────────────────────┐
+    │ lock incq counter(%rip)   8 B │    │ pushfq                    1 B │
+    └───────────────────────────────┘    │ lock incq counter(%rip)   8 B │
+                                         │ popfq                     1 B │
+                                         └───────────────────────────────┘
+A counter that no detour can reach relative to its own address is named absolutely (one byte
+more), which reaches the upper and the lower 2 GiB of the address space: the whole kernel image.
+"""
+
+from __future__ import annotations
+
+from ..base import Dead, OutOfReach
+from .templates import templates
+
+BRANCH_SIZE = 5
+MASK = 0xFFFF_FFFF_FFFF_FFFF
+
+
+def signed(value: int, bits: int = 64) -> int:
+    """`value` modulo 2**bits, as a two's complement number."""
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if value >> (bits - 1) else value
+
+
+def fits(value: int, bits: int = 32) -> bool:
+    """Whether a signed field of `bits` holds `value`."""
+    return -(1 << (bits - 1)) <= value < 1 << (bits - 1)
+
+
+def rel32(source: int, end: int, target: int) -> bytes:
+    """The displacement from `end`, where the instruction at `source` ends, to `target`. Raises OutOfReach."""
+    displacement = signed(target - end)
+    if not fits(displacement):
+        raise OutOfReach(source, target)
+    return displacement.to_bytes(4, "little", signed=True)
+
+
+def branch(source: int, target: int) -> bytes:
+    """`jmp rel32`. Raises OutOfReach."""
+    return b"\xe9" + rel32(source, source + BRANCH_SIZE, target)
+
+
+def push(number: int) -> bytes:
+    """Push 64 bits; no register and no flag changes."""
+    value = signed(number)
+    low = b"\x68" + (number & 0xFFFF_FFFF).to_bytes(4, "little")
+    if fits(value):
+        return low
+    return low + b"\xc7\x44\x24\x04" + (number >> 32 & 0xFFFF_FFFF).to_bytes(4, "little")  # movl $high, 4(%rsp)
+
+
+def store(number: int, offset: int) -> bytes:
+    """Store 64 bits at `offset`(%rsp), 0 ≤ offset < 124; no register and no flag changes."""
+    value = signed(number)
+    if fits(value):
+        return b"\x48\xc7\x44\x24" + bytes((offset,)) + (value & 0xFFFF_FFFF).to_bytes(4, "little")
+    return b"".join(
+        b"\xc7\x44\x24" + bytes((offset + 4 * half,)) + (number >> 32 * half & 0xFFFF_FFFF).to_bytes(4, "little")
+        for half in (0, 1)
+    )
+
+
+def count(counter: int, to: int, dead: Dead) -> bytes:
+    """Code to run at `to` that adds one, atomically, to the 8-byte `counter`, and changes nothing that lives."""
+    have = templates()
+    if dead.flags:
+        return increment(counter, to)
+    before, after = have["save_flags"].data, have["restore_flags"].data
+    return before + increment(counter, to + len(before)) + after
+
+
+def increment(counter: int, to: int) -> bytes:
+    template = templates()["count"]
+    displacement = signed(counter - to - template.size)
+    if fits(displacement):
+        return template.filled(displacement)
+    absolute = signed(counter)
+    if not fits(absolute):
+        raise OutOfReach(to, counter)
+    # ModRM 05 is disp32(%rip); 04 with SIB 25 is disp32 alone (SDM volume 2, tables 2-2 and 2-3).
+    assert template.data[template.number - 1] == 0x05
+    return template.data[: template.number - 1] + b"\x04\x25" + absolute.to_bytes(4, "little", signed=True)
