@@ -13,7 +13,7 @@ from ..errors import OptprobeError
 
 __all__ = ["KERNEL_HALF", "Located", "Symbol", "SymbolTable", "Symbols"]
 
-# Addresses below are no places in memory but per-CPU offsets (CONFIG_KALLSYMS_ABSOLUTE_PERCPU); KASLR leaves them alone.
+# Addresses below are no places in memory but per-CPU offsets (CONFIG_KALLSYMS_ABSOLUTE_PERCPU), which KASLR spares.
 KERNEL_HALF = 1 << 63
 
 # Types of symbols as nm(1) has them, which stand for code.
@@ -188,9 +188,9 @@ class SymbolTable:
         if self._by_name is None:
             names = self.symbols.names
             # Built backwards, so that the first of several of one name stays.
-            self._by_name = dict(zip(reversed(names), range(len(names) - 1, -1, -1), strict=True))
-            if len(self._by_name) != len(names):
-                first = self._by_name
+            first = dict(zip(reversed(names), range(len(names) - 1, -1, -1), strict=True))
+            self._by_name = first
+            if len(first) != len(names):
                 for index, name in enumerate(names):
                     if first[name] != index:
                         self._aliases.setdefault(name, [first[name]]).append(index)

@@ -1,0 +1,145 @@
+"""Find a Linux kernel in guest memory by the protection of its pages: no symbols needed, and KASLR does not matter.
+
+    _text ┌────────┐ read, execute
+          │ text   │
+          ├────────┤ read only     kallsyms, .notes with the build-id, the banner, BTF
+          │ rodata │
+          ├────────┤ read, write
+          │ data   │
+     _end └────────┘
+
+The split is made by mark_rodata_ro() (arch/x86/mm/init_64.c), the last thing before the first user process.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ..errors import OptprobeError
+
+__all__ = ["BuildId", "Image", "Run", "banner", "build_id", "find", "find_build_id", "is_note_of"]
+
+# A .notes entry: sizes of name and description, type NT_GNU_BUILD_ID, name (include/linux/elfnote.h).
+NOTE = re.compile(rb"\x04\0\0\0([\x08-\x40])\0\0\0\x03\0\0\0GNU\0", re.DOTALL)
+BANNER = re.compile(rb"Linux version \d[ -~]*")
+# e_ident of little-endian ELF32 and ELF64, and for each where e_shoff is, its size, and where e_shentsize, e_shnum are.
+ELF = re.compile(rb"\x7fELF([\x01\x02])\x01\x01", re.DOTALL)
+SECTION_HEADERS = {b"\x01": ("<I", 0x20, 0x2E), b"\x02": ("<Q", 0x28, 0x3A)}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Virtual memory of one protection."""
+
+    start: int
+    size: int
+    writable: bool
+    executable: bool
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """Where a kernel lies. `text` starts at `_text`; `data` ends with the last page the kernel's image has mapped."""
+
+    text: Run
+    rodata: Run
+    data: Run
+
+
+@dataclass(frozen=True, slots=True)
+class BuildId:
+    """The linker's name for one build, in hex, and the `offset` of the note that holds it in the data searched."""
+
+    hex: str
+    offset: int
+
+
+def find(runs: Iterable[Run]) -> Image:
+    """The kernel among the mappings of the kernel's part of the address space. Raises OptprobeError."""
+    merged = list(_merged(runs))
+    if not merged:
+        raise OptprobeError("no Linux kernel is mapped in the guest", "let the guest boot, then try again")
+    text = _largest(run for run in merged if run.executable and not run.writable)
+    constant = [run for run in merged if text and run.start >= text.end and not run.executable and not run.writable]
+    rodata = _largest(constant)
+    writable = [run for run in merged if rodata and run.start >= rodata.end and run.writable and not run.executable]
+    if not text or not rodata or not writable:
+        raise OptprobeError(
+            "the guest's kernel has not booted yet (its code is not write-protected)",
+            "continue until its first process runs, then try again",
+        )
+    start, end = writable[0].start, writable[-1].end
+    return Image(text, rodata, Run(start, end - start, writable=True, executable=False))
+
+
+def build_id(rodata: bytes) -> BuildId:
+    """The kernel's build-id, from its .notes. Raises OptprobeError where it has none."""
+    found = find_build_id(rodata)
+    if found is None:
+        raise OptprobeError("the guest's kernel has no build-id")
+    return found
+
+
+def find_build_id(rodata: bytes) -> BuildId | None:
+    """As `build_id`, None where there is none. Notes within embedded ELF files (the vDSO's among them) do not count."""
+    embedded = list(_embedded(rodata))
+    for note in NOTE.finditer(rodata):
+        at = note.start()
+        if at % 4 == 0 and not any(start <= at < end for start, end in embedded):
+            return BuildId(_described(rodata, note), at)
+    return None
+
+
+def is_note_of(build: str, data: bytes) -> bool:
+    """Whether `data` begins with the note of this build-id (in hex)."""
+    note = NOTE.match(data)
+    return note is not None and _described(data, note) == build
+
+
+def banner(rodata: bytes) -> str:
+    """The line that begins "Linux version", or nothing."""
+    found = BANNER.search(rodata)
+    return found[0].decode() if found else ""
+
+
+def _described(data: bytes, note: re.Match[bytes]) -> str:
+    return data[note.end() : note.end() + note[1][0]].hex()
+
+
+def _merged(runs: Iterable[Run]) -> Iterator[Run]:
+    """Neighbours of one protection as one run, ascending."""
+    last: Run | None = None
+    for run in sorted(runs, key=lambda run: run.start):
+        same = last and (last.writable, last.executable) == (run.writable, run.executable)
+        if last and same and last.end == run.start:
+            last = Run(last.start, last.size + run.size, last.writable, last.executable)
+            continue
+        if last:
+            yield last
+        last = run
+    if last:
+        yield last
+
+
+def _largest(runs: Iterable[Run]) -> Run | None:
+    return max(runs, key=lambda run: run.size, default=None)
+
+
+def _embedded(data: bytes) -> Iterator[tuple[int, int]]:
+    """Where whole ELF files lie in `data`: they end with their section headers."""
+    for magic in ELF.finditer(data):
+        start = magic.start()
+        form, offset, sizes = SECTION_HEADERS[magic[1]]
+        if start + sizes + 4 <= len(data):
+            (headers,) = struct.unpack_from(form, data, start + offset)
+            entry, count = struct.unpack_from("<HH", data, start + sizes)
+            end = start + headers + entry * count
+            if end <= len(data):
+                yield start, end

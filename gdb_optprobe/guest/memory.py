@@ -1,0 +1,129 @@
+"""Kernel memory by virtual address, whatever the vCPUs are doing.
+
+QEMU's stub translates with the page tables of the selected vCPU. Under page-table isolation a vCPU in user mode maps
+next to nothing of the kernel, so what the stub cannot read is read through physical memory, at the addresses that a
+walk of the kernel's own page tables gives.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from ..errors import Unreadable
+from .machine import PhysicalMemory
+
+__all__ = ["KernelMemory", "VirtualMemory", "Walk"]
+
+PAGE = 4096
+
+# From a virtual address to (its physical address, bytes from there to the end of the page or run); None where unmapped.
+Walk = Callable[[int], tuple[int, int] | None]
+
+
+class VirtualMemory(Protocol):
+    """Memory as the selected vCPU sees it. Raises errors.Unreadable."""
+
+    def read_virtual(self, address: int, size: int) -> bytes: ...
+
+    def write_virtual(self, address: int, data: bytes) -> None: ...
+
+
+class KernelMemory:
+    """`machine.Memory` over a fast view that may lack the kernel and a slow one that has it.
+
+    walk: the kernel's page tables, as they are now; its answers are kept until `forget`.
+    """
+
+    def __init__(self, virtual: VirtualMemory, physical: PhysicalMemory, walk: Walk) -> None:
+        self._virtual = virtual
+        self._physical = physical
+        self._walk = walk
+        self._blind = False
+        self._starts: list[int] = []
+        self._runs: list[tuple[int, int]] = []
+
+    def forget(self) -> None:
+        """The guest has run: page tables may have changed, and the selected vCPU may see the kernel now, or not."""
+        self._blind = False
+        self._starts.clear()
+        self._runs.clear()
+
+    def read(self, address: int, size: int) -> bytes:
+        if size <= 0:
+            return b""
+        if not self._blind:
+            try:
+                return self._virtual.read_virtual(address, size)
+            except Unreadable:
+                pass
+        read = self._physical.read_physical
+        data = b"".join([read(at, length) for at, length in self._extents(address, size)])
+        self._blind = True
+        return data
+
+    def write(self, address: int, data: bytes) -> None:
+        if not data:
+            return
+        if not self._blind:
+            try:
+                self._virtual.write_virtual(address, data)
+                return
+            except Unreadable:
+                pass
+        # All is translated before the first byte is written.
+        written = 0
+        for at, length in self._extents(address, len(data)):
+            self._physical.write_physical(at, data[written : written + length])
+            written += length
+        self._blind = True
+
+    def physical(self, address: int) -> int | None:
+        """The physical address behind `address`; None where the kernel maps nothing."""
+        run = self._translate(address)
+        return None if run is None else run[0]
+
+    def _extents(self, address: int, size: int) -> list[tuple[int, int]]:
+        """The physical runs (address, size) behind a virtual one, as long as they can be. Raises Unreadable."""
+        extents: list[tuple[int, int]] = []
+        for at, length in self._pieces(address, size):
+            if extents and sum(extents[-1]) == at:
+                extents[-1] = extents[-1][0], extents[-1][1] + length
+            else:
+                extents.append((at, length))
+        return extents
+
+    def _pieces(self, address: int, size: int) -> Iterator[tuple[int, int]]:
+        at, end = address, address + size
+        while at < end:
+            run = self._translate(at)
+            if run is None:
+                raise Unreadable(at, end - at)
+            length = min(run[1], end - at)
+            yield run[0], length
+            at += length
+
+    def _translate(self, address: int) -> tuple[int, int] | None:
+        """As `Walk`, from what earlier walks have found where that is enough."""
+        index = bisect_right(self._starts, address) - 1
+        if index >= 0:
+            physical, size = self._runs[index]
+            offset = address - self._starts[index]
+            if offset < size:
+                return physical + offset, size - offset
+        run = self._walk(address)
+        if run is not None:
+            self._keep(address, *run)
+        return run
+
+    def _keep(self, address: int, physical: int, size: int) -> None:
+        """Note the run from the start of the page of `address`, cut where a known one begins."""
+        into = address % PAGE
+        start, end = address - into, address + size
+        index = bisect_left(self._starts, start)
+        if index < len(self._starts):
+            end = min(end, self._starts[index])
+        if start < end and self._starts[index : index + 1] != [start]:
+            self._starts.insert(index, start)
+            self._runs.insert(index, (physical - into, end - start))

@@ -1,0 +1,174 @@
+"""Symbols as an object file with nothing else in it, for GDB's add-symbol-file.
+
+    .text    NOBITS, code   functions, with their sizes
+    .data    NOBITS         what follows the code up to the last symbol: constants, data, code of initialization
+    .percpu  NOBITS         per-CPU offsets, which KASLR leaves alone
+    .symtab
+    .strtab
+
+Such a file holds no contents, so GDB reads all memory from the guest. `-o OFFSET` would move the per-CPU offsets too,
+and GDB 13 moves absolute symbols like all others: hence three sections, each placed by `-s` (see `load_command`).
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from .symbols import FUNCTION_TYPES, KERNEL_HALF, Symbols
+
+__all__ = ["MACHINES", "load_command", "symbol_file"]
+
+EHDR = struct.Struct("<16sHHIQQQIHHHHHH")
+SHDR = struct.Struct("<IIQQQQIIQQ")
+SYM = struct.Struct("<IBBHQQ")
+IDENT = b"\x7fELF\x02\x01\x01"
+ET_EXEC = 2
+SHT_PROGBITS_NONE, SHT_SYMTAB, SHT_STRTAB, SHT_NOBITS = 0, 2, 3, 8
+SHF_WRITE, SHF_ALLOC, SHF_EXECINSTR = 1, 2, 4
+STB_LOCAL, STB_GLOBAL = 0, 1 << 4
+STT_OBJECT, STT_FUNC = 1, 2
+TEXT, DATA, PERCPU = 1, 2, 3
+# Not 0, where the offsets begin: to add-symbol-file an address of 0 means that none was given.
+PERCPU_START = 16
+
+# e_machine and e_flags (ppc64le: ELF ABI version 2).
+MACHINES = {"x86_64": (62, 0), "ppc64le": (21, 2)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    name: bytes
+    type: int
+    flags: int = 0
+    address: int = 0
+    size: int = 0
+    data: bytes = b""
+    link: int = 0
+    info: int = 0
+    alignment: int = 1
+    entry: int = 0
+
+
+def symbol_file(symbols: Symbols, text: tuple[int, int], machine: str) -> bytes:
+    """An ELF file of `symbols` at their addresses; code is at `text` (start, end); `machine` is of MACHINES."""
+    end = max(text[1], symbols.addresses[-1]) + 1 if len(symbols) else text[1]
+    names = b"\0" + "\0".join(symbols.names).encode() + b"\0"
+    local, other = _entries(symbols, text)
+    table = [bytes(SYM.size), *local, *other]
+    return _elf(
+        machine,
+        [
+            _Section(b"", SHT_PROGBITS_NONE, alignment=0),
+            _Section(b".text", SHT_NOBITS, SHF_ALLOC | SHF_EXECINSTR, text[0], text[1] - text[0], alignment=16),
+            _Section(b".data", SHT_NOBITS, SHF_ALLOC | SHF_WRITE, text[1], end - text[1], alignment=16),
+            _Section(b".percpu", SHT_NOBITS, SHF_ALLOC | SHF_WRITE, PERCPU_START, _percpu_size(symbols), alignment=16),
+            _Section(
+                b".symtab",
+                SHT_SYMTAB,
+                data=b"".join(table),
+                link=5,
+                info=1 + len(local),
+                alignment=8,
+                entry=SYM.size,
+            ),
+            _Section(b".strtab", SHT_STRTAB, data=names),
+        ],
+    )
+
+
+def load_command(path: str, text: tuple[int, int], slide: int) -> str:
+    """The GDB command that loads the file made for code at `text` into a kernel that lies `slide` bytes higher."""
+    start, end = text[0] + slide, text[1] + slide
+    return f"add-symbol-file {path} -s .text {start:#x} -s .data {end:#x} -s .percpu {PERCPU_START:#x}"
+
+
+def _percpu_size(symbols: Symbols) -> int:
+    count = bisect_left(symbols.addresses, KERNEL_HALF)
+    return max(0, symbols.addresses[count - 1] + 1 - PERCPU_START) if count else 0
+
+
+def _entries(symbols: Symbols, text: tuple[int, int]) -> tuple[list[bytes], list[bytes]]:
+    """The symbol table's entries, local ones (which must come first) and others."""
+    start, end = text
+    local: list[bytes] = []
+    other: list[bytes] = []
+    pack = SYM.pack
+    at = 1
+    for address, size, name, kind in zip(
+        symbols.addresses, _sizes(symbols.addresses), symbols.names, symbols.types, strict=True
+    ):
+        info = STT_FUNC if kind in FUNCTION_TYPES else STT_OBJECT
+        if start <= address < end:
+            section = TEXT
+        elif address >= end:
+            section = DATA
+        else:
+            section = PERCPU
+        if kind.islower():
+            local.append(pack(at, STB_LOCAL | info, 0, section, address, size))
+        else:
+            other.append(pack(at, STB_GLOBAL | info, 0, section, address, size))
+        at += len(name.encode()) + 1
+    return local, other
+
+
+def _sizes(addresses: Sequence[int]) -> Iterable[int]:
+    """From each address to the next higher one; 0 for the last."""
+    sizes = [0] * len(addresses)
+    following = last = addresses[-1] if addresses else 0
+    for index in range(len(addresses) - 1, -1, -1):
+        address = addresses[index]
+        if address != last:
+            following, last = last, address
+        sizes[index] = following - address if address >= KERNEL_HALF else 0
+    return sizes
+
+
+def _elf(machine: str, sections: Sequence[_Section]) -> bytes:
+    strings = b"\0".join(section.name for section in sections) + b"\0.shstrtab\0"
+    sections = [*sections, _Section(b".shstrtab", SHT_STRTAB, data=strings)]
+    body = bytearray(EHDR.size)
+    headers: list[bytes] = []
+    name = 0
+    for section in sections:
+        body.extend(bytes(-len(body) % 8))
+        headers.append(
+            SHDR.pack(
+                name,
+                section.type,
+                section.flags,
+                section.address,
+                len(body) if section.type else 0,
+                section.size or len(section.data),
+                section.link,
+                section.info,
+                section.alignment,
+                section.entry,
+            )
+        )
+        body.extend(section.data)
+        name += len(section.name) + 1
+    body.extend(bytes(-len(body) % 8))
+    number, flags = MACHINES[machine]
+    EHDR.pack_into(
+        body,
+        0,
+        IDENT,
+        ET_EXEC,
+        number,
+        1,
+        0,
+        0,
+        len(body),
+        flags,
+        EHDR.size,
+        0,
+        0,
+        SHDR.size,
+        len(headers),
+        len(headers) - 1,
+    )
+    return bytes(body) + b"".join(headers)
