@@ -1,0 +1,16 @@
+import gdb
+
+class FrameId:
+    """GDB 14 and later; any object with `sp` and `pc` (integers or Values) serves before that."""
+
+    def __init__(self, sp: int | gdb.Value, pc: int | gdb.Value, special: int | gdb.Value = ...) -> None: ...
+
+class Unwinder:
+    name: str
+    enabled: bool
+    def __init__(self, name: str) -> None: ...
+    def __call__(self, pending_frame: gdb.PendingFrame) -> gdb.UnwindInfo | None: ...
+
+def register_unwinder(
+    locus: gdb.Objfile | gdb.Progspace | None, unwinder: Unwinder, replace: bool = ...
+) -> None: ...
