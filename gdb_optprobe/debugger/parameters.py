@@ -1,0 +1,218 @@
+"""`set optprobe …` and `show optprobe …`. GDB holds the values; `current_settings` reads them.
+
+In batch mode, where GDB itself reports only the last command's failure, the first failure ends GDB, and nobody is
+there to be asked what becomes of the probes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import gdb
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.probes.settings import DEFAULT_MAX_PROBES, ON_EXIT, Settings, parse_arena
+
+Observer = Callable[[str], object]
+
+# Options of GDB's command line that take the next word, so that a word of theirs is not taken for `-batch`.
+_WITH_ARGUMENT = frozenset(
+    "s symbols e exec se c core p pid x command ix init-command eix early-init-command ex eval-command iex "
+    "init-eval-command eiex early-init-eval-command cd d directory data-directory D tty b l i interpreter "
+    "ui".split()
+)
+
+_observers: list[Observer] = []
+
+
+def on_change(observer: Observer) -> None:
+    """Call `observer` with a setting's name ("boost", "on-exit", …) after the user has changed it."""
+    if observer not in _observers:
+        _observers.append(observer)
+
+
+def forget_change(observer: Observer) -> None:
+    if observer in _observers:
+        _observers.remove(observer)
+
+
+def current_settings() -> Settings:
+    """The settings as they stand now; the defaults before `register`."""
+    if not registered():
+        return Settings()
+
+    def value(name: str) -> object:
+        return gdb.parameter(f"optprobe {name}")
+
+    return Settings(
+        optimization=bool(value("optimization")),
+        boost=bool(value("boost")),
+        emulation=bool(value("emulation")),
+        trap=bool(value("trap")),
+        arena=parse_arena(str(value("arena"))),
+        on_exit=str(value("on-exit")),
+        allocate_run=bool(value("allocate-run")),
+        exit_on_error=bool(value("exit-on-error")),
+        max_probes=int(str(value("max-probes"))),
+    )
+
+
+def batch_mode(command_line: list[str] | None = None) -> bool:
+    """Whether GDB was started with -batch. GDB keeps that to itself, so its command line is read."""
+    for word in _options(_command_line() if command_line is None else command_line):
+        if word == "batch" or (word.startswith("batch-") and "batch-silent".startswith(word)):
+            return True
+    return False
+
+
+def _options(command_line: list[str]) -> list[str]:
+    """The names of the options on GDB's command line, without dashes and arguments."""
+    names = []
+    words = iter(command_line[1:])
+    for word in words:
+        if word in ("-args", "--args", "--"):
+            break
+        if not word.startswith("-"):
+            continue
+        name = word.lstrip("-")
+        names.append(name)
+        if name in _WITH_ARGUMENT:
+            next(words, None)
+    return names
+
+
+def _command_line() -> list[str]:
+    try:
+        return Path("/proc/self/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+    except OSError:
+        return []
+
+
+def registered() -> bool:
+    try:
+        gdb.parameter("optprobe max-probes")
+    except RuntimeError:
+        return False
+    return True
+
+
+def register(fail: Callable[[OptprobeError], None]) -> None:
+    """Make the settings known to GDB, once. `fail` reports a value that is refused; it raises gdb.GdbError."""
+    if registered():
+        return
+    batch = batch_mode()
+    _Prefix("set optprobe", fail)
+    _Prefix("show optprobe", fail)
+    _Switch("optimization", "whether hits that can be are counted by code in the guest, without a stop", True)
+    _Switch("boost", "whether a hit that stops the guest runs a copy of the instruction instead of a single step", True)
+    _Switch("emulation", "whether a hit that stops the guest may compute the instruction's effect", True)
+    _Switch("trap", "whether hits may be handled in the guest's own trap handler", True)
+    _Arena(fail)
+    _OnExit("remove" if batch else "ask")
+    _Switch("allocate-run", "whether the guest may be run for a moment to allocate memory for detours", True)
+    _Switch("exit-on-error", "whether the first failure of an optprobe command ends GDB with status 1", batch)
+    _MaxProbes()
+
+
+NAMES = (
+    "optimization",
+    "boost",
+    "emulation",
+    "trap",
+    "arena",
+    "on-exit",
+    "allocate-run",
+    "exit-on-error",
+    "max-probes",
+)
+
+
+def _changed(name: str) -> None:
+    for observer in tuple(_observers):
+        observer(name)
+
+
+class _Prefix(gdb.Command):
+    """The settings of gdb_optprobe."""
+
+    def __init__(self, words: str, fail: Callable[[OptprobeError], None]) -> None:
+        super().__init__(words, gdb.COMMAND_BREAKPOINTS, prefix=True)
+        self._words = words
+        self._fail = fail
+
+    def invoke(self, argument: str, from_tty: bool) -> None:
+        if argument:
+            name = argument.split()[0]
+            self._fail(OptprobeError(f"no setting named '{name}'", f"the settings are {', '.join(NAMES)}"))
+        elif self._words.startswith("show"):
+            for name in NAMES:
+                gdb.execute(f"show optprobe {name}")
+        else:
+            gdb.execute("help set optprobe")
+
+
+class _Setting(gdb.Parameter):
+    """A setting whose change is told to the session."""
+
+    name: str
+
+    def __init__(self, name: str, what: str, kind: int, value: object, choices: tuple[str, ...] = ()) -> None:
+        self.name = name
+        self.set_doc = f"Set {what}."
+        self.show_doc = f"Show {what}."
+        if choices:
+            super().__init__(f"optprobe {name}", gdb.COMMAND_BREAKPOINTS, kind, choices)
+        else:
+            super().__init__(f"optprobe {name}", gdb.COMMAND_BREAKPOINTS, kind)
+        self.value = value
+
+    def get_set_string(self) -> str:
+        _changed(self.name)
+        return ""
+
+    def get_show_string(self, value: str) -> str:
+        return f"optprobe {self.name} is {value}."
+
+
+class _Switch(_Setting):
+    """On or off."""
+
+    def __init__(self, name: str, what: str, value: bool) -> None:
+        super().__init__(name, what, gdb.PARAM_BOOLEAN, value)
+
+
+class _OnExit(_Setting):
+    """keep: they run on in the guest without GDB. remove: the guest is as it was. ask: at the prompt."""
+
+    def __init__(self, value: str) -> None:
+        super().__init__(
+            "on-exit", "what becomes of the probes when GDB leaves the guest", gdb.PARAM_ENUM, value, ON_EXIT
+        )
+
+
+class _MaxProbes(_Setting):
+    """A glob that matches more than this many addresses is refused."""
+
+    def __init__(self) -> None:
+        what = "how many addresses one location may match"
+        super().__init__("max-probes", what, gdb.PARAM_ZUINTEGER, DEFAULT_MAX_PROBES)
+
+
+class _Arena(_Setting):
+    """auto: it is found or made in the guest. code=START-END data=START-END: executable and writable memory of yours."""
+
+    def __init__(self, fail: Callable[[OptprobeError], None]) -> None:
+        super().__init__("arena", "where the code and the data of probes are kept in the guest", gdb.PARAM_STRING, "auto")
+        self._accepted = "auto"
+        self._fail = fail
+
+    def get_set_string(self) -> str:
+        try:
+            ranges = parse_arena(self.value or "")
+        except OptprobeError as error:
+            self.value = self._accepted
+            self._fail(error)
+            return ""
+        self.value = self._accepted = str(ranges) if ranges else "auto"
+        return super().get_set_string()

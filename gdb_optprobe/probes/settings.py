@@ -1,0 +1,73 @@
+"""What `set optprobe …` says, as one value."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gdb_optprobe.errors import OptprobeError
+
+ON_EXIT = ("keep", "remove", "ask")
+DEFAULT_MAX_PROBES = 4096
+
+_ARENA = re.compile(r"code=(\w+)-(\w+)\s+data=(\w+)-(\w+)")
+_ARENA_HINT = "set optprobe arena auto, or set optprobe arena code=START-END data=START-END"
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaRanges:
+    """Memory that the user gives for detours: [start, end) of executable and of writable addresses."""
+
+    code: tuple[int, int]
+    data: tuple[int, int]
+
+    def __str__(self) -> str:
+        return f"code={self.code[0]:#x}-{self.code[1]:#x} data={self.data[0]:#x}-{self.data[1]:#x}"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """arena: None for memory that is found or made in the guest.
+
+    on_exit:       what becomes of the probes when GDB leaves: "keep", "remove" or "ask".
+    allocate_run:  whether the guest may be run for a moment to allocate memory for detours.
+    exit_on_error: whether the first failure ends GDB with status 1.
+    max_probes:    how many addresses one glob may match.
+    """
+
+    optimization: bool = True
+    boost: bool = True
+    emulation: bool = True
+    trap: bool = True
+    arena: ArenaRanges | None = None
+    on_exit: str = "ask"
+    allocate_run: bool = True
+    exit_on_error: bool = False
+    max_probes: int = DEFAULT_MAX_PROBES
+
+
+def parse_arena(text: str) -> ArenaRanges | None:
+    """`auto` (None), or `code=START-END data=START-END`. Raises OptprobeError."""
+    if text.strip() in ("", "auto"):
+        return None
+    found = _ARENA.fullmatch(text.strip())
+    if found is None:
+        raise OptprobeError(f"not a place for detours: {text.strip()}", _ARENA_HINT)
+    code_start, code_end, data_start, data_end = (_address(word) for word in found.groups())
+    ranges = ArenaRanges((code_start, code_end), (data_start, data_end))
+    for what, (start, end) in (("code", ranges.code), ("data", ranges.data)):
+        if start >= end:
+            raise OptprobeError(f"the {what} range {start:#x}-{end:#x} is empty", _ARENA_HINT)
+    if ranges.code[0] < ranges.data[1] and ranges.data[0] < ranges.code[1]:
+        raise OptprobeError("the code and data ranges overlap", "detours are never writable and executable at once")
+    return ranges
+
+
+def _address(word: str) -> int:
+    try:
+        value = int(word, 0)
+    except ValueError:
+        raise OptprobeError(f"not an address: {word}", _ARENA_HINT) from None
+    if value >= 1 << 64:
+        raise OptprobeError(f"{word} has more than 64 bits", _ARENA_HINT)
+    return value
