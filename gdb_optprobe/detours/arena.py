@@ -61,7 +61,7 @@ class Arena:
         return self.data.allocate(size, near - reach + size + 4096, near + reach - size - 4096, near)
 
     def place(self, slot: Slot, data: bytes, memory: Memory, padding: bytes) -> Patch:
-        """The patch that fills `slot` with `data` and `padding`. Raises TextChanged; a slot of foreign bytes is lost."""
+        """The patch that fills `slot` with `data` and `padding`. Raises TextChanged; foreign bytes lose the slot."""
         new = data + padding * ((slot.size - len(data)) // len(padding))
         old = memory.read(slot.address, slot.size)
         if self.ranges.fill is not None and old != bytes([self.ranges.fill]) * slot.size:

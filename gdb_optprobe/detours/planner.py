@@ -179,19 +179,23 @@ def entry_of(function: int, isa: Isa, text: Text) -> int:
 _LANDING_PADS = ("endbr64", "endbr32", "bti")
 
 
+_AREAS = {
+    Area.NOT_TEXT: Refusal.NOT_TEXT,
+    Area.ENTRY: Refusal.ENTRY_TEXT,
+    Area.EARLY: Refusal.EARLY_TEXT,
+    Area.COPIED: Refusal.COPIED_TEXT,
+    Area.MODULE: Refusal.MODULE_TEXT,
+    Area.INIT: Refusal.INIT_TEXT,
+}
+
+
 def _place(site: Site, isa: Isa, text: Text, limits: Limits) -> Place:
     """What stands at `site`. Raises Refused where no tier at all is possible."""
     address = site.address
     spelled = text.spell(address)
-    match text.area(address):
-        case Area.NOT_TEXT:
-            raise Refused(Refusal.NOT_TEXT.because(address=spelled))
-        case Area.ENTRY:
-            raise Refused(Refusal.ENTRY_TEXT.because(address=spelled))
-        case Area.INIT:
-            raise Refused(Refusal.INIT_TEXT.because(address=spelled))
-        case Area.TEXT:
-            pass
+    area = text.area(address)
+    if area is not Area.TEXT:
+        raise Refused(_AREAS[area].because(address=spelled))
     function = text.function(address)
     if function is None:
         raise Refused(Refusal.UNKNOWN_FUNCTION.because(address=spelled))

@@ -45,6 +45,9 @@ class Refusal(Enum):
         "{address} is entry text, which runs before the kernel's own state is set up",
         "probe the C function it calls",
     )
+    EARLY_TEXT = ("{address} runs before the kernel's page tables are set up", "")
+    COPIED_TEXT = ("{address} is a template that the kernel copies elsewhere and compares", "")
+    MODULE_TEXT = ("{address} is in a module; only the kernel's own text can be probed so far", "")
     INIT_TEXT = ("{address} is init text, which was freed after boot", "")
     FOREIGN_BREAKPOINT = (
         "a breakpoint instruction that is not ours stands at {address}",

@@ -26,6 +26,9 @@ class Area(Enum):
 
     TEXT = "text"
     ENTRY = "entry text"  # may run on the user's page tables, before the kernel's own state is set up
+    EARLY = "early text"  # runs before the kernel's page tables are set up
+    COPIED = "copied text"  # a template: the guest copies it elsewhere
+    MODULE = "module text"
     INIT = "init text"  # freed after boot
     NOT_TEXT = "no text"
 

@@ -1,0 +1,37 @@
+"""The kernel's exception table: instructions that may fault, and where execution goes on then.
+
+    __start___ex_table            (arch/x86/include/asm/extable.h)
+    ┌───────────┬───────────┬──────┐
+    │ insn  s32 │ fixup s32 │ data │   each relative to its own address
+    └───────────┴───────────┴──────┘
+An instruction listed here cannot run elsewhere, and a fixup's target is the target of a jump nobody sees in the code.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from struct import Struct
+
+from gdb_optprobe.guest.linux.kernel import MASK, Kernel
+
+ROW = Struct("<iii")
+
+
+class ExceptionTable:
+    def __init__(self, kernel: Kernel) -> None:
+        start, stop = kernel.range("__start___ex_table", "__stop___ex_table")
+        pairs = [(at + insn & MASK, at + 4 + fixup & MASK) for at, (insn, fixup, _) in kernel.rows(start, stop, ROW)]
+        self._insns = sorted(pairs)
+        self._fixups = sorted((fixup, insn) for insn, fixup in pairs)
+
+    def faulting(self, start: int, end: int) -> list[int]:
+        """Addresses in [start, end) whose faults are recovered."""
+        return [insn for insn, _ in _between(self._insns, start, end)]
+
+    def fixups(self, start: int, end: int) -> list[tuple[int, int]]:
+        """(faulting instruction, where it goes on) for those that go on in [start, end)."""
+        return [(insn, fixup) for fixup, insn in _between(self._fixups, start, end)]
+
+
+def _between(rows: list[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
+    return rows[bisect_left(rows, (start, 0)) : bisect_left(rows, (end, 0))]

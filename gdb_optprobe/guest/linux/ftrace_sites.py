@@ -1,0 +1,142 @@
+"""The places where functions call their tracers, and the records by which the kernel manages them.
+
+    ftrace_pages_start ─► ftrace_page ──────────► ftrace_page ─► …        (kernel/trace/ftrace.c)
+                          │ next                  records are 16 bytes:
+                          │ records ─► ┌──────┬───────┐
+                          │ index      │ ip   │ flags │                  (include/linux/ftrace.h, struct dyn_ftrace)
+                          └ …          └──────┴───────┘
+`flags` has the number of users in its low bits and states in its high ones. Where states begin has moved down (bit 23
+up to 6.2, bit 19 in 6.12), but two states of a site that nobody uses any more are all that may be set in between.
+
+With foreign bytes at a site the function tracer finds "an ftrace bug" and is dead until reboot, so a site is *disabled*
+in its record before a branch goes in: then the kernel passes over it (ftrace.c, skip_record). It is enabled again only
+while no tracer runs at all: one that was started meanwhile has not counted this site and must not uncount it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from struct import Struct
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.text import FtraceSite
+
+NOP = bytes.fromhex("0f1f440000")  # arch/x86/include/asm/nops.h, BYTES_NOP5
+RECORD = Struct("<QQ")
+DISABLED = 1 << 25  # FTRACE_FL_DISABLED
+HISTORY = 1 << 20 | 1 << 19  # FTRACE_FL_TOUCHED (6.5), FTRACE_FL_MODIFIED (6.8): somebody was here once
+PAGES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One site's record: it stands `at` in memory and says `flags` of the site `ip`."""
+
+    at: int
+    ip: int
+    flags: int
+
+    @property
+    def disabled(self) -> bool:
+        return bool(self.flags & DISABLED)
+
+    @property
+    def in_use(self) -> bool:
+        """A tracer has counted itself in, or the site is in a state that only tracers bring about."""
+        return bool(self.flags & ~(DISABLED | HISTORY))
+
+
+class FtraceSites:
+    """Where the sites are never changes (modules aside); `flags` are read anew each time they are asked for."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    @cached_property
+    def _index(self) -> tuple[list[int], list[int]]:
+        """Addresses of sites, ascending, and of their records."""
+        kernel = self._kernel
+        head = kernel.symbols.address("ftrace_pages_start")
+        pairs: list[tuple[int, int]] = []
+        page = kernel.word(head) if head is not None else 0
+        following, records, index = self._page_layout()
+        seen: set[int] = set()
+        while page and page not in seen and len(seen) < PAGES:
+            seen.add(page)
+            words = kernel.memory.read(page, 32)
+            first = int.from_bytes(words[records : records + 8], "little")
+            count = int.from_bytes(words[index : index + 4], "little")
+            rows = kernel.rows(first, first + count * RECORD.size, RECORD)
+            pairs += [(ip, at) for at, (ip, _) in rows if ip]
+            page = int.from_bytes(words[following : following + 8], "little")
+        pairs.sort()
+        return [ip for ip, _ in pairs], [at for _, at in pairs]
+
+    def _page_layout(self) -> tuple[int, int, int]:
+        try:
+            members = (self._kernel.offset("ftrace_page", name) for name in ("next", "records", "index"))
+            following, records, index = members
+        except OptprobeError:
+            return 0, 8, 16
+        return following, records, index
+
+    def __len__(self) -> int:
+        return len(self._index[0])
+
+    def within(self, start: int, end: int) -> Sequence[int]:
+        """Sites that share a byte with [start, end)."""
+        ips = self._index[0]
+        return ips[bisect_left(ips, start - len(NOP) + 1) : bisect_left(ips, end)]
+
+    def records(self, ips: Iterable[int]) -> dict[int, Record]:
+        """The records of these sites as they are now; what is no site is left out."""
+        addresses, ats = self._index
+        found: dict[int, Record] = {}
+        for ip in ips:
+            place = bisect_left(addresses, ip)
+            if place < len(addresses) and addresses[place] == ip:
+                read_ip, flags = RECORD.unpack(self._kernel.memory.read(ats[place], RECORD.size))
+                if read_ip == ip:
+                    found[ip] = Record(ats[place], ip, flags)
+        return found
+
+    def record(self, ip: int) -> Record | None:
+        return self.records([ip]).get(ip)
+
+    def sites(self, start: int, end: int) -> Sequence[FtraceSite]:
+        """For the planner: the sites that share a byte with [start, end)."""
+        records = self.records(self.within(start, end)).values()
+        return [FtraceSite(r.ip, len(NOP), r.in_use, NOP) for r in records]
+
+    def tracing(self) -> bool:
+        """Whether any tracer is registered (kernel/trace/ftrace.c: ftrace_ops_list ends in ftrace_list_end)."""
+        first = self._kernel.symbols.address("ftrace_ops_list")
+        last = self._kernel.symbols.address("ftrace_list_end")
+        return first is None or last is None or self._kernel.word(first) != last
+
+
+@dataclass(frozen=True, slots=True)
+class FlagsChange:
+    """A record's flags, 8 bytes `at`, from `old` to `new`: what a patch is made of."""
+
+    at: int
+    old: bytes
+    new: bytes
+
+
+def disable(record: Record) -> FlagsChange:
+    """Make the kernel's tracers pass over the site; only of a record that is not in use."""
+    return _change(record, record.flags | DISABLED)
+
+
+def enable(record: Record) -> FlagsChange:
+    """Give the site back to the kernel; only while it holds its nop, and no tracer is registered (see above)."""
+    return _change(record, record.flags & ~DISABLED)
+
+
+def _change(record: Record, flags: int) -> FlagsChange:
+    return FlagsChange(record.at + 8, record.flags.to_bytes(8, "little"), flags.to_bytes(8, "little"))

@@ -1,0 +1,29 @@
+"""Jump labels: a nop or a jump, which the kernel turns into the other at any time.
+
+    __start___jump_table          (include/linux/jump_label.h, CONFIG_HAVE_ARCH_JUMP_LABEL_RELATIVE)
+    ┌──────────┬────────────┬─────────┐
+    │ code s32 │ target s32 │ key s64 │   each relative to its own address
+    └──────────┴────────────┴─────────┘
+The target is a jump's even while the nop stands there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from struct import Struct
+
+from gdb_optprobe.guest.linux.kernel import MASK, Kernel
+
+ROW = Struct("<iiq")
+
+
+class JumpLabels:
+    def __init__(self, kernel: Kernel) -> None:
+        start, stop = kernel.range("__start___jump_table", "__stop___jump_table")
+        self._rows = sorted(
+            (at + code & MASK, at + 4 + target & MASK) for at, (code, target, _) in kernel.rows(start, stop, ROW)
+        )
+
+    def within(self, start: int, end: int) -> list[tuple[int, int]]:
+        """(address of the nop or jump, its target) for those in [start, end)."""
+        return self._rows[bisect_left(self._rows, (start, 0)) : bisect_left(self._rows, (end, 0))]

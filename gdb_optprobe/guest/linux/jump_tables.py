@@ -1,0 +1,58 @@
+"""Jump tables: where a compiler's `switch` goes when it jumps through memory.
+
+    jmp *table(,%rax,8)         .rodata
+      │                  ┌───────────────────┐
+      └── disp32 ───────►│ case 0 (8 bytes)  │   absolute, as the kernel is built with -mcmodel=kernel;
+                         │ case 1            │   or 4 bytes relative to the table
+                         └───────────────────┘
+A function can only use a table whose address is in its own code: every 4 bytes of it that could be such an address are
+tried. A table is one whose first entry is inside the function, and ends at the first that is not.
+Kernels built with retpolines or IBT have no tables (-fno-jump-tables) but for the BPF interpreter's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from gdb_optprobe.guest.linux.kernel import MASK
+
+ENTRIES = 4096
+
+
+def targets(
+    start: int, code: bytes, constants: tuple[int, int], read: Callable[[int, int], bytes]
+) -> frozenset[int]:
+    """Every address inside [start, start + len(code)) that a jump table of the function at `start` leads to."""
+    end = start + len(code)
+    found: set[int] = set()
+    for table in _addresses(start, code, constants):
+        found.update(_entries(table, 8, start, end, constants[1], read))
+        found.update(_entries(table, 4, start, end, constants[1], read))
+    return frozenset(found)
+
+
+def _addresses(start: int, code: bytes, constants: tuple[int, int]) -> frozenset[int]:
+    """Addresses of constants that stand in `code`, absolute or relative to the end of an instruction."""
+    first, last = constants
+    found: set[int] = set()
+    for offset in range(len(code) - 3):
+        number = int.from_bytes(code[offset : offset + 4], "little", signed=True)
+        for address in (number & MASK, number + start + offset + 4 & MASK):
+            if first <= address < last:
+                found.add(address)
+    return frozenset(found)
+
+
+def _entries(
+    table: int, size: int, start: int, end: int, limit: int, read: Callable[[int, int], bytes]
+) -> Iterator[int]:
+    at = table
+    while at + size <= limit and at < table + ENTRIES * size:
+        data = read(at, min(64 * size, limit - at))
+        for offset in range(0, len(data) - size + 1, size):
+            number = int.from_bytes(data[offset : offset + size], "little", signed=True)
+            target = number & MASK if size == 8 else table + number & MASK
+            if not start < target < end:
+                return
+            yield target
+        at += len(data)

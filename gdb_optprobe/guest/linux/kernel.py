@@ -1,0 +1,89 @@
+"""What readers of a running kernel are given: its memory, its symbols, the layout of its structures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from struct import Struct, iter_unpack
+from typing import Protocol
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.machine import Memory
+
+CHUNK = 1 << 16
+MASK = (1 << 64) - 1
+
+
+class Located(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def offset(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+
+class Symbols(Protocol):
+    """Names and addresses: guest/symbols.py."""
+
+    def address(self, name: str) -> int | None: ...
+
+    def lookup(self, name: str) -> Sequence[int]: ...
+
+    def at(self, address: int) -> Located | None: ...
+
+    def function_bounds(self, address: int) -> tuple[int, int] | None: ...
+
+
+class Structures(Protocol):
+    """Where members of structures are: guest/btf.py. Raises OptprobeError for what does not exist."""
+
+    def offset(self, struct: str, member: str) -> int: ...
+
+
+class NoSuchKernel(OptprobeError):
+    """The running kernel lacks something by which it was to be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    memory: Memory
+    symbols: Symbols
+    structures: Structures | None = None
+
+    def address(self, symbol: str) -> int:
+        found = self.symbols.address(symbol)
+        if found is None:
+            raise NoSuchKernel(f"this kernel has no symbol {symbol}")
+        return found
+
+    def range(self, start: str, stop: str) -> tuple[int, int]:
+        """What lies between two symbols; empty where the kernel has neither."""
+        first, last = self.symbols.address(start), self.symbols.address(stop)
+        return (first, last) if first is not None and last is not None and first <= last else (0, 0)
+
+    def offset(self, struct: str, *members: str) -> int:
+        """Where a member is; of several names the first that exists, as kernels renamed it."""
+        if self.structures is None:
+            raise NoSuchKernel("the layout of this kernel's structures is not known (no BTF)")
+        missing: OptprobeError | None = None
+        for member in members:
+            try:
+                return self.structures.offset(struct, member)
+            except OptprobeError as error:
+                missing = error
+        raise missing or NoSuchKernel(f"struct {struct}: no member asked for")
+
+    def word(self, address: int) -> int:
+        return int.from_bytes(self.memory.read(address, 8), "little")
+
+    def read(self, start: int, end: int) -> bytes:
+        """A long range in pieces that every stub takes."""
+        return b"".join(self.memory.read(at, min(CHUNK, end - at)) for at in range(start, end, CHUNK))
+
+    def rows(self, start: int, end: int, layout: Struct) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """The rows of a table with their addresses."""
+        data = self.read(start, end - (end - start) % layout.size)
+        return zip(range(start, end, layout.size), iter_unpack(layout.format, data), strict=False)

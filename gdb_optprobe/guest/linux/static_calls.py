@@ -1,0 +1,31 @@
+"""Static calls: `call target`, whose target the kernel rewrites at any time.
+
+    __start_static_call_sites     (include/linux/static_call_types.h)
+    ┌──────────┬─────────┐
+    │ addr s32 │ key s32 │   each relative to its own address
+    └──────────┴─────────┘
+Their trampolines (__SCT__name, all in .static_call.text) are rewritten in the same way.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from struct import Struct
+
+from gdb_optprobe.guest.linux.kernel import MASK, Kernel
+
+ROW = Struct("<ii")
+
+
+class StaticCalls:
+    def __init__(self, kernel: Kernel) -> None:
+        start, stop = kernel.range("__start_static_call_sites", "__stop_static_call_sites")
+        self._sites = sorted(at + address & MASK for at, (address, _) in kernel.rows(start, stop, ROW))
+        self._trampolines = kernel.range("__static_call_text_start", "__static_call_text_end")
+
+    def within(self, start: int, end: int) -> list[int]:
+        """Addresses in [start, end) that are rewritten."""
+        first, last = self._trampolines
+        if start < last and first < end:
+            return [max(start, first)]
+        return self._sites[bisect_left(self._sites, start) : bisect_left(self._sites, end)]
