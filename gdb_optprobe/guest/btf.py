@@ -1,0 +1,436 @@
+"""The kernel's own type information, from the BTF that it carries (between `__start_BTF` and `__stop_BTF`).
+
+    header │ types: records of three words and what their kind adds, numbered from 1; 0 is void │ strings
+
+Documentation/bpf/btf.rst, include/uapi/linux/btf.h. Types refer to others by number, so `Btf.type` gives one type at a
+time and nothing is decoded before it is asked for: a kernel has more than 100,000.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import sys
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ..errors import OptprobeError
+
+__all__ = [
+    "Array",
+    "Btf",
+    "Enum",
+    "Field",
+    "Float",
+    "Forward",
+    "Function",
+    "Int",
+    "Member",
+    "Parameter",
+    "Pointer",
+    "Qualified",
+    "Struct",
+    "Type",
+    "Typedef",
+    "Void",
+]
+
+MAGIC = 0xEB9F
+HEADER = struct.Struct("<HBBIIIII")
+INT, PTR, ARRAY, STRUCT, UNION, ENUM, FWD, TYPEDEF, VOLATILE, CONST = range(1, 11)
+RESTRICT, FUNC, FUNC_PROTO, VAR, DATASEC, FLOAT, DECL_TAG, TYPE_TAG, ENUM64 = range(11, 20)
+QUALIFIERS = {VOLATILE: "volatile", CONST: "const", RESTRICT: "restrict", TYPE_TAG: "tag"}
+# Words that follow the common three: for all of a kind, and for each of its vlen entries.
+FIXED = {INT: 1, ARRAY: 3, VAR: 1, DECL_TAG: 1}
+EACH = {STRUCT: 3, UNION: 3, ENUM: 2, FUNC_PROTO: 2, DATASEC: 3, ENUM64: 3}
+POINTER_SIZE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Void:
+    """No type: what a `void *` points to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Int:
+    name: str
+    size: int
+    signed: bool
+    boolean: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Float:
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """target: the number of the type pointed to."""
+
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    element: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member of a struct or union; those of anonymous ones within are members of the outer one.
+
+    offset:     bytes from the start of the struct to the member; for a bitfield, to the byte of its lowest bit.
+    bit_offset: for a bitfield, its lowest bit in that byte.
+    bit_size:   bits of a bitfield; 0 for any other member.
+    """
+
+    name: str
+    offset: int
+    type: int
+    bit_offset: int = 0
+    bit_size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Struct:
+    name: str
+    size: int
+    members: tuple[Member, ...]
+    union: bool = False
+
+    def member(self, name: str) -> Member | None:
+        return next((member for member in self.members if member.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Enum:
+    name: str
+    size: int
+    signed: bool
+    values: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A struct or union that is declared and defined nowhere."""
+
+    name: str
+    union: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Typedef:
+    name: str
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Qualified:
+    qualifier: str
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    name: str
+    type: int
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function or, with no name, the type of one."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    result: int
+    variadic: bool
+
+
+Type = Void | Int | Float | Pointer | Array | Struct | Enum | Forward | Typedef | Qualified | Function
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """What a path of members leads to: as `Member`, with its size in bytes (of a bitfield: the bytes it touches)."""
+
+    offset: int
+    size: int
+    type: int
+    bit_offset: int = 0
+    bit_size: int = 0
+
+
+class Btf:
+    """Types by number or by name. Raises OptprobeError where `blob` is damaged or a name is unknown."""
+
+    def __init__(self, blob: bytes) -> None:
+        try:
+            magic, _version, _flags, header, type_start, type_size, string_start, string_size = HEADER.unpack_from(blob)
+        except struct.error:
+            raise _damaged("it has no header") from None
+        types, strings = header + type_start, header + string_start
+        if magic != MAGIC:
+            raise _damaged("it has no header")
+        if type_size % 4 or types + type_size > len(blob) or strings + string_size > len(blob):
+            raise _damaged("it is cut off")
+        self._words = array("I", blob[types : types + type_size])
+        if sys.byteorder == "big":
+            self._words.byteswap()
+        self._strings = blob[strings : strings + string_size]
+        self._places = self._index()
+        # Each type's name as an offset into the strings, searched by the array's own index().
+        self._names = array("I", [0, *map(self._words.__getitem__, self._places[1:])])
+        self._structs: dict[int, Struct] = {}
+        self._constants: dict[str, int] | None = None
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def struct(self, name: str) -> Struct:
+        """The struct or union called `name` (a tag, or a typedef of one)."""
+        for number in self._named(name):
+            if self._kind(number) in (STRUCT, UNION):
+                return self._struct(number)
+        for number in self._named(name):
+            if self._kind(number) == TYPEDEF:
+                target = self.resolve(number)
+                if isinstance(target, Struct):
+                    return target
+        raise OptprobeError(f"the guest's kernel has no struct '{name}'")
+
+    def has_struct(self, name: str) -> bool:
+        return any(self._kind(number) in (STRUCT, UNION) for number in self._named(name))
+
+    def function(self, name: str) -> Function | None:
+        """The function called `name`, with its parameters; None where BTF has none, or several that differ."""
+        found = {
+            (function.parameters, function.result, function.variadic): function
+            for function in map(self.type, (number for number in self._named(name) if self._kind(number) == FUNC))
+            if isinstance(function, Function)
+        }
+        return next(iter(found.values())) if len(found) == 1 else None
+
+    def find(self, keyword: str, name: str) -> int | None:
+        """The number of a type by what C calls it: "struct", "union", "enum", "typedef" or "int", and a name."""
+        kinds = {
+            "struct": (STRUCT,),
+            "union": (UNION,),
+            "enum": (ENUM, ENUM64),
+            "typedef": (TYPEDEF,),
+            "int": (INT,),
+        }[keyword]
+        return next((number for number in self._named(name) if self._kind(number) in kinds), None)
+
+    def constant(self, name: str) -> int | None:
+        """The value of an enumerator of any enum."""
+        if self._constants is None:
+            self._constants = {}
+            for number in range(1, len(self)):
+                if self._kind(number) in (ENUM, ENUM64):
+                    for key, value in self._enum(number).values.items():
+                        self._constants.setdefault(key, value)
+        return self._constants.get(name)
+
+    def offset(self, name: str, path: str) -> int:
+        """Bytes from the start of struct `name` to the member that `path` ("a.b[2].c") leads to."""
+        return self.field(name, path).offset
+
+    def has(self, name: str, path: str) -> bool:
+        """Whether struct `name` exists and has the member that `path` leads to."""
+        try:
+            self.field(name, path)
+        except OptprobeError:
+            return False
+        return True
+
+    def field(self, name: str, path: str) -> Field:
+        """As `offset`, with size and type."""
+        current: Type = self.struct(name)
+        found: Field | None = None
+        offset = 0
+        for step, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path):
+            if index and isinstance(current, Array):
+                number = current.element
+                offset += int(index) * self.size(number)
+                found = Field(offset, self.size(number), number)
+            else:
+                member = current.member(step) if isinstance(current, Struct) else None
+                if member is None:
+                    raise OptprobeError(f"struct '{name}' of the guest's kernel has no member '{path}'")
+                offset, number = offset + member.offset, member.type
+                touched = -(-(member.bit_offset + member.bit_size) // 8)
+                size = touched if member.bit_size else self.size(number)
+                found = Field(offset, size, number, member.bit_offset, member.bit_size)
+            current = self.resolve(number)
+        if found is None:
+            raise OptprobeError(f"'{path}' names no member of struct '{name}'")
+        return found
+
+    def size(self, number: int) -> int:
+        """sizeof a type; 0 for one that has none."""
+        count = 1
+        for _ in range(len(self)):
+            resolved = self.resolve(number)
+            if not isinstance(resolved, Array):
+                break
+            count *= resolved.count
+            number = resolved.element
+        if isinstance(resolved, Int | Float | Struct | Enum):
+            return count * resolved.size
+        return count * POINTER_SIZE if isinstance(resolved, Pointer) else 0
+
+    def resolve(self, number: int) -> Type:
+        """The type with this number, without typedefs and qualifiers around it."""
+        for _ in range(len(self)):
+            found = self.type(number)
+            if not isinstance(found, Typedef | Qualified):
+                return found
+            number = found.target
+        raise _damaged(f"type {number} is defined by itself")
+
+    def type(self, number: int) -> Type:
+        """The type with this number."""
+        if not number:
+            return Void()
+        if number >= len(self):
+            raise _damaged(f"it has no type {number}")
+        place = self._places[number]
+        name, kind, third = self._string(self._words[place]), self._kind(number), self._words[place + 2]
+        if kind in (STRUCT, UNION):
+            return self._struct(number)
+        if kind in (ENUM, ENUM64):
+            return self._enum(number)
+        if kind == INT:
+            encoding = self._words[place + 3] >> 24
+            return Int(name, third, signed=bool(encoding & 1), boolean=bool(encoding & 4))
+        if kind == ARRAY:
+            return Array(self._words[place + 3], self._words[place + 5])
+        if kind == FWD:
+            return Forward(name, union=bool(self._words[place + 1] >> 31))
+        if kind in QUALIFIERS:
+            return Qualified(QUALIFIERS[kind], third)
+        if kind == FUNC:
+            if not 0 < third < len(self) or self._kind(third) != FUNC_PROTO:
+                raise _damaged(f"function '{name}' has no prototype")
+            return self._prototype(name, self._places[third])
+        if kind == FUNC_PROTO:
+            return self._prototype("", place)
+        if kind == PTR:
+            return Pointer(third)
+        if kind == TYPEDEF:
+            return Typedef(name, third)
+        if kind == FLOAT:
+            return Float(name, third)
+        raise _damaged(f"type {number} is of kind {kind}")
+
+    def _index(self) -> array[int]:
+        """Where each type begins, in words; the place of type 0 is not used."""
+        words = self._words
+        each = [EACH.get(kind, 0) for kind in range(32)]
+        size = [3 + FIXED.get(kind, 0) for kind in range(32)]
+        places = array("I", [0])
+        note = places.append
+        at, end = 0, len(words)
+        try:
+            while at < end:
+                note(at)
+                info = words[at + 1]
+                kind = info >> 24 & 31
+                at += size[kind] + each[kind] * (info & 0xFFFF)
+                if not 0 < kind <= ENUM64:
+                    # Without knowing how long this kind is nothing behind it can be found.
+                    raise _damaged(f"it holds types of the unknown kind {kind}")
+        except IndexError:
+            raise _damaged("its types are cut off") from None
+        if at != end:
+            raise _damaged("its types are cut off")
+        return places
+
+    def _kind(self, number: int) -> int:
+        return self._words[self._places[number] + 1] >> 24 & 31
+
+    def _named(self, name: str) -> Iterator[int]:
+        """Numbers of the types called `name`. Each string is there once (deduplicated by libbpf): offsets will do."""
+        wanted = b"\0" + name.encode() + b"\0"
+        offset = self._strings.find(wanted) + 1
+        at = 0
+        while name and offset:
+            try:
+                at = self._names.index(offset, at + 1)
+            except ValueError:
+                return
+            yield at
+
+    def _string(self, offset: int) -> str:
+        end = self._strings.find(b"\0", offset)
+        if end < 0:
+            raise _damaged("its strings are cut off")
+        return self._strings[offset:end].decode("latin-1")
+
+    def _struct(self, number: int) -> Struct:
+        found = self._structs.get(number)
+        if found is None:
+            place = self._places[number]
+            union = self._kind(number) == UNION
+            members = tuple(self._members(number, 0, 0))
+            found = Struct(self._string(self._words[place]), self._words[place + 2], members, union)
+            self._structs[number] = found
+        return found
+
+    def _members(self, number: int, base: int, depth: int) -> Iterator[Member]:
+        """Members at `base` bits and more, anonymous structs and unions among them replaced by theirs."""
+        if depth > 32:
+            raise _damaged(f"type {number} contains itself")
+        place = self._places[number]
+        info = self._words[place + 1]
+        for at in range(place + 3, place + 3 + 3 * (info & 0xFFFF), 3):
+            name, type_, where = self._words[at : at + 3]
+            # With kind_flag the size of a bitfield stands above its offset.
+            bit_size, bits = (where >> 24, base + (where & 0xFFFFFF)) if info >> 31 else (0, base + where)
+            if not name and type_ < len(self) and self._kind(type_) in (STRUCT, UNION):
+                yield from self._members(type_, bits, depth + 1)
+            else:
+                bit_size = bit_size or self._int_bits(type_)
+                yield Member(self._string(name), bits // 8, type_, bits % 8 if bit_size else 0, bit_size)
+
+    def _int_bits(self, number: int) -> int:
+        """Before kind_flag a bitfield was a member of an integer type with fewer bits than its bytes have."""
+        if 0 < number < len(self) and self._kind(number) == INT:
+            place = self._places[number]
+            bits = self._words[place + 3] & 0xFF
+            return bits if bits != 8 * self._words[place + 2] else 0
+        return 0
+
+    def _enum(self, number: int) -> Enum:
+        place = self._places[number]
+        info = self._words[place + 1]
+        signed = bool(info >> 31)
+        values: dict[str, int] = {}
+        wide = self._kind(number) == ENUM64
+        step, bits = (3, 64) if wide else (2, 32)
+        for at in range(place + 3, place + 3 + step * (info & 0xFFFF), step):
+            value = self._words[at + 1] | (self._words[at + 2] << 32 if wide else 0)
+            # Before kind_flag (6.0) nothing told whether an enum is signed; then small negative values say so.
+            negative = value >> (bits - 1) and (signed or not wide)
+            values[self._string(self._words[at])] = value - (1 << bits) if negative else value
+        return Enum(
+            self._string(self._words[place]),
+            self._words[place + 2],
+            signed or min(values.values(), default=0) < 0,
+            values,
+        )
+
+    def _prototype(self, name: str, place: int) -> Function:
+        count = self._words[place + 1] & 0xFFFF
+        pairs = [(self._words[at], self._words[at + 1]) for at in range(place + 3, place + 3 + 2 * count, 2)]
+        variadic = bool(pairs) and pairs[-1] == (0, 0)
+        parameters = tuple(Parameter(self._string(at), type_) for at, type_ in (pairs[:-1] if variadic else pairs))
+        return Function(name, parameters, self._words[place + 2], variadic)
+
+
+def _damaged(how: str) -> OptprobeError:
+    return OptprobeError(f"the guest's type information (BTF) cannot be read: {how}")
