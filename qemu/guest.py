@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
-from qemu import health
+from qemu import health, micro
 from qemu.cache import cache_directory, guests_directory
 from qemu.channel import Command
 from qemu.initramfs import initramfs
@@ -289,6 +289,8 @@ def _command(options: Options) -> list[str]:
 
 def _boot_files(options: Options) -> list[str]:
     machine = options.machine
+    if options.micro:
+        return ["-kernel", str(options.kernel or micro.build(options.arch))]
     kernel = options.kernel or str(stock_kernel(options.package or machine.package, machine.debian).image)
     initrd = options.initrd or str(_our_initramfs(machine))
     append = f"console={machine.console} ignore_loglevel channel={machine.channel} {options.append}".strip()
