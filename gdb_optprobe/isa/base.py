@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 ReadMemory = Callable[[int, int], bytes]
 
@@ -28,9 +28,8 @@ class Flow(Enum):
     SYSTEM = "system"  # leaves or enters the kernel: iret, sysret, syscall, rfid, sc
 
 
-@dataclass(frozen=True, slots=True)
-class Insn:
-    """One decoded instruction.
+class Insn(NamedTuple):
+    """One decoded instruction. A tuple, because a kernel has millions of them.
 
     text:   assembler text, in the syntax that GDB's users read.
     target: the destination of a direct branch or call; None otherwise.

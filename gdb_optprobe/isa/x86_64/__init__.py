@@ -7,7 +7,7 @@ from . import abi, decoder, emulator, liveness, relocator, writer
 
 
 class _X86_64:
-    """Beyond `Isa`: hazard, shadows, can_emulate, uses; relocate and dead_at take one argument more each."""
+    """Beyond `Isa`: hazard, shadows, can_emulate, dead_at_return; relocate and dead_at take more where one has more."""
 
     name = "i386:x86-64"
     alignment = 1
@@ -24,6 +24,7 @@ class _X86_64:
     shadows = staticmethod(relocator.shadows)
     dead_at = staticmethod(liveness.dead_at)
     dead_at_entry = staticmethod(liveness.dead_at_entry)
+    dead_at_return = staticmethod(liveness.dead_at_return)
     count = staticmethod(writer.count)
     emulate = staticmethod(emulator.emulate)
     can_emulate = staticmethod(emulator.can_emulate)

@@ -17,7 +17,6 @@ its bytes, of which a kernel has far fewer than instructions.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
@@ -240,12 +239,9 @@ def engine(detail: bool = False) -> Any:
 _HUGE = re.compile(r"\$(1844674407\d{10})")
 
 
-def _text(mnemonic: str, operands: str) -> str:
-    if not operands:
-        return mnemonic
-    if "$1844674407" in operands:  # capstone writes a negative immediate as an unsigned decimal
-        operands = _HUGE.sub(lambda number: f"${int(number[1]):#x}", operands)
-    return f"{mnemonic} {operands}"
+def _in_hexadecimal(text: str) -> str:
+    """capstone writes a negative 64-bit immediate as an unsigned decimal."""
+    return _HUGE.sub(lambda number: f"${int(number[1]):#x}", text)
 
 
 def decode(code: bytes, address: int) -> list[Insn]:
@@ -262,24 +258,28 @@ def decode(code: bytes, address: int) -> list[Insn]:
         at += len(data)
 
 
-def _sweep(code: bytes, address: int) -> Iterator[Insn]:
-    lite = engine().disasm_lite
+def _sweep(code: bytes, address: int) -> list[Insn]:
+    lite, new = engine().disasm_lite, tuple.__new__  # Insn's own constructor takes three times as long
+    found: list[Insn] = []
+    append, suspects, plain = found.append, _SUSPECT, Flow.NEXT
     at, size = 0, len(code)
     while at < size:
         # What starts in a piece's last bytes may be cut: the next piece decodes it.
         piece = code[at : at + PIECE + LONGEST]
-        whole = at + len(piece) == size
+        end = size if at + len(piece) == size else at + PIECE
         before = at
         for where, length, mnemonic, operands in lite(piece, address + at):
-            offset = where - address
-            if not whole and offset - before >= PIECE:
+            if at >= end:
                 break
-            data = code[offset : offset + length]
-            at = offset + length
-            if not _is_suspect(data):
-                yield Insn(where, data, _text(mnemonic, operands), Flow.NEXT)
-                continue
-            kind, target = flow(data, where)
-            yield Insn(where, data, _text(mnemonic, operands), kind, target)
-        if at - before < PIECE:
-            return
+            data = code[at : at + length]
+            at += length
+            text = f"{mnemonic} {operands}" if operands else mnemonic
+            if "$1844" in text:
+                text = _in_hexadecimal(text)
+            if data[0] in suspects and _is_suspect(data):
+                append(new(Insn, (where, data, text, *flow(data, where))))
+            else:
+                append(new(Insn, (where, data, text, plain, None)))
+        if at < end or at == before:
+            break
+    return found

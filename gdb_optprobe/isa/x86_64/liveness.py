@@ -11,14 +11,27 @@ volatile. What the tables say is checked against iced-x86's over the kernel's te
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
 import capstone
 
 from ..base import Dead, Flow, Insn
-from .abi import AF, ARITHMETIC_FLAGS, CF, CLOBBERED_BY_TRACER, COUNTER_FLAGS, GENERAL, OF, PF, SF, SP, ZF
+from .abi import (
+    AF,
+    ARITHMETIC_FLAGS,
+    CF,
+    CLOBBERED_AT_RETURN,
+    CLOBBERED_BY_TRACER,
+    COUNTER_FLAGS,
+    GENERAL,
+    OF,
+    PF,
+    SF,
+    SP,
+    ZF,
+)
 from .decoder import CACHED, Shape, engine, shape
 
 # One bit each: general registers by number, then the flags register.
@@ -36,11 +49,19 @@ class Uses:
     kills: int
 
 
-def dead_at(address: int, code: Mapping[int, Insn], also: Mapping[int, Sequence[int]] | None = None) -> Dead:
+def dead_at(
+    address: int,
+    code: Mapping[int, Insn],
+    also: Mapping[int, Sequence[int]] | None = None,
+    leaving: Callable[[Insn], Dead] | None = None,
+) -> Dead:
     """What is dead before the instruction at `address`, proven from `code` (a function's, by address) alone.
 
     also: where else execution may go after an instruction, by its address: the fixup of one with an exception-table
           entry, both ways of a jump label, an alternative. An address outside `code` makes everything live there.
+    leaving: what is dead where an instruction leaves `code` (a call, a return, a jump out of it): `dead_at_entry()`
+          where it calls or jumps to the entry of a function with an ftrace site, `dead_at_return()` where it returns
+          from one. Nothing, where it is not given.
     """
     live, budget = 0, BUDGET
     explored: dict[int, int] = {}
@@ -50,11 +71,14 @@ def dead_at(address: int, code: Mapping[int, Insn], also: Mapping[int, Sequence[
         while open_ := open_ & ~live & ~explored.get(at, 0):
             explored[at] = explored.get(at, 0) | open_
             insn = code.get(at)
-            uses = uses_of(insn.data) if insn is not None and budget > 0 else None
-            if insn is None or uses is None or insn.flow not in (Flow.NEXT, Flow.JUMP, Flow.BRANCH):
+            if insn is None or budget == 0:
                 live |= open_
                 break
             budget -= 1
+            uses = uses_of(insn.data) if insn.flow in (Flow.NEXT, Flow.JUMP, Flow.BRANCH) else None
+            if uses is None or (insn.flow is Flow.JUMP and insn.target not in code):
+                live |= open_ & ~(_bits(leaving(insn)) if leaving and insn.flow in _LEAVES else 0)
+                break
             live |= uses.reads & open_
             if also and at in also:  # there before the instruction has written anything
                 pending += [(other, open_ & ~uses.reads) for other in also[at]]
@@ -65,9 +89,26 @@ def dead_at(address: int, code: Mapping[int, Insn], also: Mapping[int, Sequence[
     return Dead(not live & COUNTER_FLAGS << FLAGS_AT, _names(_GPRS & ~live))
 
 
+_LEAVES = frozenset((Flow.CALL, Flow.RETURN, Flow.JUMP))
+
+
+def dead_at_return() -> Dead:
+    """What the ABI lets a tracer clobber at the return of a function that has an ftrace site.
+
+    The function-graph tracer's `return_to_handler` (ftrace_64.S) keeps rax and rdx (and rdi in newer kernels).
+    """
+    return Dead(True, CLOBBERED_AT_RETURN)
+
+
 def dead_at_entry() -> Dead:
     """What the ABI lets a tracer clobber at the entry of a function that has an ftrace site."""
     return Dead(True, CLOBBERED_BY_TRACER)
+
+
+@lru_cache(1024)
+def _bits(dead: Dead) -> int:
+    registers = sum(1 << number for number, name in enumerate(GENERAL) if name in dead.registers)
+    return registers | (COUNTER_FLAGS << FLAGS_AT if dead.flags else 0)
 
 
 @lru_cache(1024)
@@ -120,7 +161,9 @@ _SHIFTS = frozenset(("shl", "sal", "shr", "sar", "shld", "shrd"))
 _ROTATES = frozenset(("rol", "ror"))
 # Registers written on a condition, or not for sure: never killed.
 _MAY_NOT_WRITE = frozenset(("bsf", "bsr", "cmpxchg", "cmpxchg8b", "cmpxchg16b"))
-# The same of themselves is a constant.
+_ONLY_READS = frozenset(("test", "cmp"))
+_SIGN_EXTENDS = frozenset(("cdq", "cqo"))
+# A register with itself gives a constant.
 _CLEARS = frozenset(("xor", "sub"))
 
 
@@ -159,9 +202,14 @@ def uses_of(data: bytes) -> Uses | None:
         flags_killed, kills = 0, 0
     if conditional is not None or mnemonic in _MAY_NOT_WRITE:
         reads, kills = reads | kills, 0
-    operands = insn.operands
-    if mnemonic in _CLEARS and parts.is_register and len(operands) == 2 and operands[0].reg == operands[1].reg:
-        reads &= ~(1 << names[operands[0].reg][0]) if names[operands[0].reg][1] else -1
+    if mnemonic in _ONLY_READS:  # capstone has the register of `test` written
+        reads, kills = reads | kills, 0
+    elif mnemonic in _SIGN_EXTENDS:  # capstone has rax written too
+        reads, kills = 1 << GENERAL.index("rax"), 1 << GENERAL.index("rdx")
+    elif mnemonic in _CLEARS and parts.imm_size == 0 and parts.is_register:
+        this, other = (names[operand.reg] for operand in insn.operands)
+        if this == other and this[1]:
+            reads &= ~(1 << this[0])
     return Uses(reads | flags_read << FLAGS_AT, kills | flags_killed << FLAGS_AT)
 
 
