@@ -1,0 +1,277 @@
+"""Memory for detours out of the filler of a kernel's text: nothing is allocated, the guest does not run.
+
+The linker aligns the entry text to 2 MiB so that page-table isolation can map it alone, and fills what is before and
+behind it with 0xCC (arch/x86/kernel/vmlinux.lds.S, ALIGN_ENTRY_TEXT_BEGIN). Nobody ever runs or reads that:
+
+    … kprobes text │ 0xCC 0xCC …                                          │ entry text
+                   │ code of detours        │ tables │ frames of the data │
+                   └────────────────────────┴────────┴────────────────────┘
+                     executable, read-only    │        │
+      level3_kernel_pgt                       │        │      0xffffffff7fe00000, in the unused 2 GiB
+      ┌───────────────┐    PMD table    PTE table      │      below the kernel (Documentation/x86/x86_64/mm.rst)
+      │ 509: ─────────┼──► 511: ───────► 0…n: ─────────┴──────► data: writable, not executable
+      │ 510: kernel   │
+      └──────┬────────┘
+             └──► PMD of the filler: was one page of 2 MiB, is now a table of 512 entries that differ from it in one
+                  bit: frames that became tables and data are not executable there any more (W^X)
+
+All is written through physical memory with every vCPU stopped. A table is complete and has been read back before the
+one entry of 8 bytes that leads to it is written. That needs no TLB flush: x86 caches no translation that is not present,
+and the split entry translates every address as the large page did; a stale executable entry for a frame of data serves
+nobody, as nothing jumps there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.machine import Machine, PhysicalMemory
+from gdb_optprobe.isa.x86_64.paging import (
+    ACCESSED,
+    ADDRESS,
+    LARGE,
+    NO_EXECUTE,
+    Mapping,
+    kernel_cr3,
+    page_entry,
+    table_entry,
+    translate,
+)
+
+FILL = 0xCC
+PAGE = 4096
+LARGE_PAGE = 1 << 21
+ENTRIES = 512
+DATA_AT = 0xFFFFFFFF7FE00000
+"""Where the data appears: a whole PMD entry's worth, within 2 GiB of every address of kernel and modules."""
+CODE_PAGES = 256
+DATA_PAGES = 32
+TABLES = 3
+LA57, NXE = 1 << 12, 1 << 11
+PAT_SMALL, PAT_LARGE = 1 << 7, 1 << 12
+
+ReadPhysical = Callable[[int, int], bytes]
+
+
+class NoFiller(OptprobeError):
+    """This kernel's text has no filler that can be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhysicalPatch:
+    """Bytes at a physical address that change from `old` to `new`.
+
+    changes: the guest changes them later; they are not compared before the old ones are put back.
+    """
+
+    address: int
+    old: bytes
+    new: bytes
+    changes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The kernel's page tables: `roots` (kernel's first, then the user's copy under isolation) and their kind."""
+
+    roots: tuple[int, ...]
+    la57: bool
+    no_execute: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Filler:
+    """What is used for what: virtual ranges (start, end); `tables` are page addresses within the text."""
+
+    code: tuple[int, int]
+    tables: tuple[int, ...]
+    frames: tuple[int, int]
+
+    @property
+    def data(self) -> tuple[int, int]:
+        return DATA_AT, DATA_AT + self.frames[1] - self.frames[0]
+
+
+def find(kernel: Kernel, code_pages: int = CODE_PAGES, data_pages: int = DATA_PAGES) -> Filler:
+    """Filler for an arena, every byte of it checked. Raises NoFiller."""
+    for start, end in _gaps(kernel):
+        # One large page holds all, so that one is split.
+        start = max(start, (end - 1) // LARGE_PAGE * LARGE_PAGE)
+        pages = (end - start) // PAGE
+        if pages < TABLES + 2 * data_pages:
+            continue
+        start = max(start, end - (code_pages + TABLES + data_pages) * PAGE)
+        if kernel.read(start, end).strip(bytes([FILL])):
+            continue
+        frames = end - data_pages * PAGE
+        tables = tuple(frames - (n + 1) * PAGE for n in range(TABLES))
+        return Filler((start, tables[-1]), tables, (frames, end))
+    raise NoFiller("this kernel's text has no run of filler that could hold detours")
+
+
+def _gaps(kernel: Kernel) -> Iterator[tuple[int, int]]:
+    """Whole pages that should be filler: before the entry text and behind it, as far as the next symbol."""
+    entry, behind = kernel.range("__entry_text_start", "__entry_text_end")
+    if not entry:
+        return
+    for at in (entry - 1, behind):
+        found = kernel.symbols.at(at)
+        if found is None:
+            continue
+        # A symbol's size reaches to the next one, so its last pages are what lies between; its own code comes first.
+        end = (at - found.offset + found.size) // PAGE * PAGE
+        start = -(-(at - found.offset) // PAGE) * PAGE
+        if at < entry:
+            start += PAGE
+        if start < end:
+            yield start, end
+
+
+def page_tables(machine: Machine, kernel: Kernel) -> Tables:
+    """The kernel's own page tables, whatever the vCPUs are doing. Raises OptprobeError."""
+    data = kernel.address("init_task")
+    isolation = kernel.symbols.address("pti_finalize") is not None
+    for vcpu in machine.vcpus():
+        registers = machine.registers(vcpu, ("cr3", "cr4", "efer"))
+        la57, no_execute = bool(registers["cr4"] & LA57), bool(registers["efer"] & NXE)
+        candidates = [registers["cr3"] & ADDRESS] + ([kernel_cr3(registers["cr3"])] if isolation else [])
+        for root in candidates:
+            if translate(machine.read_physical, root, data, la57=la57) is None:
+                continue
+            return Tables((root, *_users_copy(machine, kernel, root, la57, isolation)), la57, no_execute)
+    raise NoFiller("no vCPU's page tables map the kernel")
+
+
+def _users_copy(machine: Machine, kernel: Kernel, root: int, la57: bool, isolation: bool) -> tuple[int, ...]:
+    """The user's top table if isolation is at work (arch/x86/mm/pti.c: the page behind swapper's own).
+
+    Without global pages to share, pti_clone_kernel_text copies the large pages of all text there.
+    """
+    top = kernel.symbols.address("init_top_pgt") if isolation else None
+    own = translate(machine.read_physical, root, top, la57=la57) if top is not None else None
+    if top is None or own is None:
+        return ()
+    user = own.frame_of(top) + PAGE
+    entry = kernel.symbols.address("__entry_text_start")
+    mapped = entry is not None and translate(machine.read_physical, user, entry, la57=la57) is not None
+    return (user,) if mapped else ()
+
+
+def plan_mapping(filler: Filler, tables: Tables, read_physical: ReadPhysical) -> tuple[PhysicalPatch, ...]:
+    """Everything that must be written for the data of `filler` to appear, in order. Raises NoFiller."""
+    never = NO_EXECUTE if tables.no_execute else 0
+    frames = tuple(range(*filler.frames, PAGE))
+    physical = {page: _physical(page, tables, read_physical) for page in (*filler.tables, *frames)}
+    split, middle, last = (physical[page] for page in filler.tables)
+    filled = bytes([FILL]) * PAGE
+    zero = [PhysicalPatch(physical[page], filled, bytes(PAGE), changes=True) for page in frames]
+    entries = [page_entry(physical[page], writable=True, executable=not never) for page in frames]
+    hole = _unused(tables, read_physical)
+    return (
+        *zero,
+        PhysicalPatch(last, filled, _table(dict(enumerate(entries)))),
+        PhysicalPatch(middle, filled, _table({DATA_AT >> 21 & 0x1FF: table_entry(last)})),
+        *_no_execute(filler, tables, read_physical, split, never),
+        PhysicalPatch(hole, bytes(8), table_entry(middle).to_bytes(8, "little")),
+    )
+
+
+def _unused(tables: Tables, read_physical: ReadPhysical) -> int:
+    """The physical address of the level-3 entry that covers DATA_AT; it must be zero."""
+    table = tables.roots[0]
+    for shift in (48, 39) if tables.la57 else (39,):
+        entry = int.from_bytes(read_physical(table + (DATA_AT >> shift & 0x1FF) * 8, 8), "little")
+        if not entry & 1:
+            raise NoFiller("the kernel's page tables are not what they should be")
+        table = entry & ADDRESS
+    at = table + (DATA_AT >> 30 & 0x1FF) * 8
+    if any(read_physical(at, 8)):
+        raise NoFiller(
+            f"something is mapped at {DATA_AT:#x} already", "if an earlier session left probes there: optprobe recover"
+        )
+    return at
+
+
+def _no_execute(
+    filler: Filler, tables: Tables, read_physical: ReadPhysical, split: int, never: int
+) -> Iterator[PhysicalPatch]:
+    """Take the right to execute from the frames that became data and tables, wherever the text is mapped."""
+    pages = (*filler.tables, *range(*filler.frames, PAGE))
+    leaves = [
+        (page, leaf)
+        for root in tables.roots
+        for page in pages
+        if (leaf := translate(read_physical, root, page, la57=tables.la57)) is not None
+    ]
+    if not never:
+        return
+    done: set[int] = set()
+    filled = bytes([FILL]) * PAGE
+    table: PhysicalPatch | None = None
+    for entry_address, group in groupby(sorted(leaves, key=lambda x: x[1].entry_address), lambda x: x[1].entry_address):
+        members = list(group)
+        leaf = members[0][1]
+        if entry_address in done:
+            continue
+        done.add(entry_address)
+        if leaf.level == 1:
+            yield PhysicalPatch(entry_address, _word(leaf.entry), _word(leaf.entry | never))
+            continue
+        new = _table(_split(leaf, {page for page, _ in members}, never))
+        if table is None:
+            table = PhysicalPatch(split, filled, new)
+            yield table
+        elif table.new != new:
+            raise NoFiller("the user's copy of the page tables maps the text with other attributes")
+        yield PhysicalPatch(entry_address, _word(leaf.entry), _word(table_entry(split) | leaf.entry & NO_EXECUTE))
+
+
+def _split(leaf: Mapping, pages: set[int], never: int) -> dict[int, int]:
+    """A large page's entry as 512 small ones: the same attributes, but for the PAT bit's place (SDM volume 3, 4.5)."""
+    if leaf.level != 2:
+        raise NoFiller("the kernel's text is mapped by a page of 1 GiB")
+    attributes = (leaf.entry & ~ADDRESS & ~LARGE) | ACCESSED
+    if leaf.entry & PAT_LARGE:
+        attributes |= PAT_SMALL
+    return {
+        n: leaf.physical + n * PAGE | attributes | (never if leaf.address + n * PAGE in pages else 0)
+        for n in range(ENTRIES)
+    }
+
+
+def _physical(page: int, tables: Tables, read_physical: ReadPhysical) -> int:
+    leaf = translate(read_physical, tables.roots[0], page, la57=tables.la57)
+    if leaf is None:
+        raise NoFiller(f"the kernel's text at {page:#x} is not mapped")
+    return leaf.frame_of(page)
+
+
+def _table(entries: dict[int, int]) -> bytes:
+    return b"".join(_word(entries.get(n, 0)) for n in range(ENTRIES))
+
+
+def _word(value: int) -> bytes:
+    return value.to_bytes(8, "little")
+
+
+def apply(patches: Sequence[PhysicalPatch], memory: PhysicalMemory) -> None:
+    """Write all, in order, each read back before the next; nothing where any old bytes differ. Raises NoFiller."""
+    for patch in patches:
+        if memory.read_physical(patch.address, len(patch.old)) != patch.old:
+            raise NoFiller(f"physical memory at {patch.address:#x} is not what it was a moment ago")
+    for done, patch in enumerate(patches):
+        memory.write_physical(patch.address, patch.new)
+        if memory.read_physical(patch.address, len(patch.new)) != patch.new:
+            undo(patches[: done + 1], memory)
+            raise NoFiller(f"physical memory at {patch.address:#x} cannot be written")
+
+
+def undo(patches: Sequence[PhysicalPatch], memory: PhysicalMemory) -> None:
+    """Put the old bytes back, last first, where the new ones are still there."""
+    for patch in reversed(patches):
+        if patch.changes or memory.read_physical(patch.address, len(patch.new)) == patch.new:
+            memory.write_physical(patch.address, patch.old)
