@@ -1,10 +1,11 @@
 """What was recovered from a kernel once, on disk by build-id, so that the next session starts at once.
 
     $OPTPROBE_CACHE, or ${XDG_CACHE_HOME:-~/.cache}/optprobe
-    └── BUILD-ID/
-        ├── facts.json     where the build-id's note lies (from _text), and whatever else is small and worth keeping
-        ├── symbols.bin    columns of all symbols, addresses from _text: KASLR does not matter
-        └── symbols.elf    the same for GDB
+    └── symbols/
+        └── BUILD-ID/
+            ├── facts.json     where the build-id's note lies (from _text), and whatever else is small and worth keeping
+            ├── symbols.bin    columns of all symbols, addresses from _text: KASLR does not matter
+            └── symbols.elf    the same for GDB
 
 A cache is only ever a shortcut: a file that is damaged, of another format or unreadable is as good as none, and one
 that cannot be written is done without. Files appear whole: they are written aside and renamed.
@@ -128,10 +129,9 @@ class Cache:
 def default_cache(environment: Mapping[str, str] = os.environ) -> Cache:
     """Where the user wants it, or where the XDG base directory specification does."""
     own = environment.get("OPTPROBE_CACHE")
-    if own:
-        return Cache(Path(own).expanduser())
     home = environment.get("XDG_CACHE_HOME") or "~/.cache"
-    return Cache(Path(home).expanduser() / "optprobe")
+    root = Path(own) if own else Path(home) / "optprobe"
+    return Cache(root.expanduser() / "symbols")
 
 
 def _encode(symbols: Symbols, text: int) -> bytes:

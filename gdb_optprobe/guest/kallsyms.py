@@ -24,13 +24,13 @@ from __future__ import annotations
 import re
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import OptprobeError
 from .symbols import KERNEL_HALF, Symbols
 
-__all__ = ["recover"]
+__all__ = ["read", "recover"]
 
 ALIGNMENT = 8
 TOKENS = 256
@@ -41,6 +41,8 @@ DIGITS = b"".join(b"%d\0" % digit for digit in range(10))
 SMALLEST_STRIDE, LARGEST_STRIDE = NAMES_PER_MARKER * 2, NAMES_PER_MARKER * 514
 # How many markers must ascend before they are taken for such; fewer symbols than this covers no kernel has.
 RUN = 4
+# Read at a time while looking for the token table, and once it is found, for the tables that may follow it.
+PIECE, TAIL = 1 << 20, 2 << 20
 HINT = "load the kernel's vmlinux into GDB with 'symbol-file'"
 
 
@@ -66,6 +68,25 @@ class Names:
         return len(self.begins)
 
 
+def read(memory: Callable[[int, int], bytes], start: int, size: int) -> Symbols:
+    """As `recover`, reading no more of the read-only data at `start` than it takes: about half. Raises OptprobeError."""
+    data = bytearray()
+
+    def more(count: int) -> None:
+        data.extend(memory(start + len(data), min(count, size - len(data))))
+
+    while len(data) < size and not any(_token_tables(data)):
+        more(PIECE)
+    more(TAIL)
+    try:
+        return recover(bytes(data))
+    except OptprobeError:
+        if len(data) == size:
+            raise
+    more(size)
+    return recover(bytes(data))
+
+
 def recover(rodata: bytes) -> Symbols:
     """All symbols of the kernel whose read-only data is `rodata` (which starts at a page). Raises OptprobeError."""
     seen = False
@@ -79,7 +100,7 @@ def recover(rodata: bytes) -> Symbols:
     raise OptprobeError(f"cannot read the guest kernel's symbols: {what}", HINT)
 
 
-def _token_tables(rodata: bytes) -> Iterator[Tokens]:
+def _token_tables(rodata: bytes | bytearray) -> Iterator[Tokens]:
     """Where digits stand in a row as tokens and the index that follows agrees with the whole table."""
     for match in re.finditer(re.escape(DIGITS), rodata):
         zero = match.start()
@@ -99,7 +120,7 @@ def _token_tables(rodata: bytes) -> Iterator[Tokens]:
         yield Tokens(start, index_start + 2 * TOKENS, tuple(string.decode("latin-1") for string in strings))
 
 
-def _agree(index: array[int], strings: list[bytes]) -> bool:
+def _agree(index: array[int], strings: Sequence[bytes | bytearray]) -> bool:
     offset = 0
     for expected, string in zip(index, strings, strict=True):
         if expected != offset:
@@ -222,7 +243,7 @@ def _aligned(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
-def _u16s(data: bytes, start: int, count: int) -> array[int] | None:
+def _u16s(data: bytes | bytearray, start: int, count: int) -> array[int] | None:
     if start + 2 * count > len(data):
         return None
     return _little_endian(array("H", data[start : start + 2 * count]))

@@ -13,7 +13,7 @@ pt_regs.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -69,10 +69,11 @@ LEGACY = Encoding(type=(40, 2), signal=None, end=(42, 1), kinds=OLD_KINDS)
 MODERN = Encoding(type=(40, 3), signal=(43, 1), end=None, kinds=NEW_KINDS)
 
 
-def encoding(members: Mapping[str, tuple[int, int]]) -> Encoding:
+def encoding(members: Mapping[str, Sequence[int]]) -> Encoding:
     """The encoding of a kernel whose BTF has these members of `struct orc_entry`: name → (first bit, bits)."""
-    kinds = NEW_KINDS if members["type"][1] > 2 else OLD_KINDS
-    return Encoding(members["type"], members.get("signal"), members.get("end"), kinds)
+    places = {name: (first, bits) for name, (first, bits) in members.items()}
+    kinds = NEW_KINDS if places["type"][1] > 2 else OLD_KINDS
+    return Encoding(places["type"], places.get("signal"), places.get("end"), kinds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class Tables:
     _found: dict[int, Entry | None] = field(default_factory=dict, repr=False, compare=False)
 
     def find(self, address: int, read: ReadMemory) -> Entry | None:
-        """The entry for the instruction at `address`; None where there is none. Tables never change: it is read once."""
+        """The entry for the instruction at `address`; None where there is none. Read once: tables never change."""
         if address not in self._found:
             self._found[address] = self._find(address, read)
         return self._found[address]
