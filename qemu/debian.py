@@ -1,4 +1,4 @@
-"""Debian packages of any architecture, found and unpacked without root and without touching the host's packages.
+"""Debian packages of any architecture, found and unpacked without root and without touching the host's own.
 
 apt-get runs with package lists and a download cache of its own, under ours, and an empty list of installed
 packages; where to fetch from is the host's configuration.
@@ -22,7 +22,7 @@ class FetchError(Exception):
 
 
 def show(package: str, arch: str) -> str:
-    """The control stanza of the newest version of a package; fetches the package lists when it is not in them.
+    """The control stanza of a package's newest version; fetches the package lists when it is not in them.
 
     arch: Debian's name of the architecture. FetchError when no source has the package.
     """

@@ -8,8 +8,8 @@
     ├── qemu.log       what QEMU itself printed
     └── guest.json     the process and the options, for whoever finds the guest later
 
-Nothing here stops the guest's processors but `pause`, so a debugger may stop and continue the guest meanwhile;
-a command then just takes longer.
+Nothing here stops the guest's processors but `pause`, so a debugger may stop and continue the guest
+meanwhile; a command then just takes longer.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ class Options:
     """How a guest boots. None means the architecture's default.
 
     package: the Debian kernel package to boot where `kernel` is not given.
-    kernel:  a kernel image; initrd: an initramfs of the user's own (it must run `qemu/init` for `Guest.run`).
+    kernel:  a kernel image.
+    initrd:  an initramfs; it must run `qemu/init` for `Guest.run`.
     append:  added to the kernel command line.
-    smp:     virtual CPUs; 2, or 1 under icount, where QEMU takes turns so rarely that a second one does not boot.
+    smp:     virtual CPUs; 2, or 1 under icount, where QEMU takes turns so rarely that two do not boot.
     icount:  as for QEMU's `-icount`; "shift=0,sleep=off" makes guest time count guest instructions.
     mem:     MiB.
     qemu:    the emulator to run.

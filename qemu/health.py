@@ -20,5 +20,5 @@ HARMLESS = re.compile(
 
 
 def problems(log: str) -> list[str]:
-    """The lines of a kernel log that tell of a WARNING, BUG, Oops, stall, lockup, ftrace failure and their like."""
+    """The lines of a kernel log that tell of a WARNING, BUG, Oops, stall, lockup, ftrace failure …"""
     return [line for line in log.splitlines() if SIGNS.search(line) and not HARMLESS.search(line)]

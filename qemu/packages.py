@@ -1,7 +1,8 @@
 """What the host needs from Debian, and getting it.
 
-Run as a program (`python3 -m qemu.packages`) it installs what is missing, or without root prints the line that does.
-The guests' own parts (kernels, busybox-static) are no part of this: they come without root, see `kernels`.
+Run as a program (`python3 -m qemu.packages`) it installs what is missing, or without root prints the line
+that does. The guests' own parts (kernels, busybox-static) are no part of this: they come without root, see
+`kernels`.
 """
 
 from __future__ import annotations

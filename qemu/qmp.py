@@ -19,7 +19,7 @@ class Qmp:
     """A connection to a guest's QMP socket. QEMU serves one at a time: keep it short."""
 
     def __init__(self, path: Path, timeout: float = 10.0) -> None:
-        """Connect and negotiate. OSError when nothing listens at `path`; timeout in seconds for each answer."""
+        """Connect; timeout: seconds for each answer. OSError when nothing listens at `path`."""
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(timeout)
         try:

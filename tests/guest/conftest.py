@@ -1,0 +1,86 @@
+"""Guests for tests, and what is left behind when one fails.
+
+    linux    the stock kernel, two CPUs, booted once a session; each test must leave it healthy
+    boot     boots a guest of the test's own choice; it ends with the test
+
+A failing test leaves the logs of its guests in one folder and the report names it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qemu.cache import cache_directory
+from qemu.guest import Guest, Options
+
+__all__ = ["Boot"]
+
+Boot = Callable[..., Guest]
+
+HERE = Path(__file__).parent
+running: list[Guest] = []
+
+
+@pytest.fixture(scope="session")
+def _linux() -> Iterator[Guest]:
+    with Guest.start() as guest:
+        running.append(guest)
+        yield guest
+        running.remove(guest)
+
+
+@pytest.fixture
+def linux(_linux: Guest) -> Iterator[Guest]:
+    """The stock guest of the session. A test that makes it ill fails, and so do those after it."""
+    yield _linux
+    assert _linux.problems() == []
+
+
+@pytest.fixture
+def boot() -> Iterator[Boot]:
+    """Boot a guest: `boot(cpu="Nehalem", …)` takes the fields of `Options`."""
+    started: list[Guest] = []
+
+    def start(**options: Any) -> Guest:
+        guest = Guest.start(Options(**options))
+        started.append(guest)
+        running.append(guest)
+        return guest
+
+    yield start
+    for guest in started:
+        guest.stop()
+        running.remove(guest)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker("guest")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed and running and HERE in item.path.parents:
+        report.sections.append(("guests", f"their logs are in {_keep_logs(item.name)}"))
+    return report
+
+
+def _keep_logs(test: str) -> Path:
+    folder = cache_directory() / "failures" / re.sub(r"\W+", "-", test)
+    shutil.rmtree(folder, ignore_errors=True)
+    for guest in running:
+        place = folder / guest.directory.name
+        place.mkdir(parents=True)
+        for log in guest.directory.glob("*.log"):
+            shutil.copy(log, place)
+    return folder
