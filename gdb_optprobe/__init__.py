@@ -1,0 +1,20 @@
+"""Kprobes from outside the guest. Inside GDB, `from gdb_optprobe import kprobe, kretprobe`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gdb_optprobe.debugger.api import kprobe as kprobe
+    from gdb_optprobe.debugger.api import kretprobe as kretprobe
+
+__all__ = ["kprobe", "kretprobe"]
+
+
+def __getattr__(name: str) -> Any:
+    """Only what is used inside GDB needs the module `gdb`: the layers below are imported without it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from gdb_optprobe.debugger import api
+
+    return getattr(api, name)

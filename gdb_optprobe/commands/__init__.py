@@ -1,0 +1,10 @@
+"""What a user types. `register` makes the commands known to GDB."""
+
+from __future__ import annotations
+
+
+def register() -> None:
+    """Commands, settings and functions, once: sourcing the file again changes nothing."""
+    from gdb_optprobe.commands.everything import register_all
+
+    register_all()

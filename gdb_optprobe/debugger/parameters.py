@@ -17,11 +17,12 @@ from gdb_optprobe.probes.settings import DEFAULT_MAX_PROBES, ON_EXIT, Settings, 
 Observer = Callable[[str], object]
 
 # Options of GDB's command line that take the next word, so that a word of theirs is not taken for `-batch`.
-_WITH_ARGUMENT = frozenset(
-    "s symbols e exec se c core p pid x command ix init-command eix early-init-command ex eval-command iex "
-    "init-eval-command eiex early-init-eval-command cd d directory data-directory D tty b l i interpreter "
-    "ui".split()
+_SHORT = "s e c p x ix eix ex iex eiex se cd d D b l i ui tty"
+_LONG = (
+    "symbols exec core pid command init-command early-init-command eval-command init-eval-command "
+    "early-init-eval-command directory data-directory interpreter"
 )
+_WITH_ARGUMENT = frozenset(f"{_SHORT} {_LONG}".split())
 
 _observers: list[Observer] = []
 
@@ -200,10 +201,10 @@ class _MaxProbes(_Setting):
 
 
 class _Arena(_Setting):
-    """auto: it is found or made in the guest. code=START-END data=START-END: executable and writable memory of yours."""
+    """auto: memory is found or made in the guest. code=START-END data=START-END: ranges of yours."""
 
     def __init__(self, fail: Callable[[OptprobeError], None]) -> None:
-        super().__init__("arena", "where the code and the data of probes are kept in the guest", gdb.PARAM_STRING, "auto")
+        super().__init__("arena", "where the guest keeps the probes' code and data", gdb.PARAM_STRING, "auto")
         self._accepted = "auto"
         self._fail = fail
 

@@ -1,8 +1,8 @@
 """What a user typed, with places in it, so that an error can point.
 
-    optprobe: no action named 'conut'
-        vfs_read do conut
-                    ^~~~~
+optprobe: no action named 'conut'
+    vfs_read do conut
+                ^~~~~
 """
 
 from __future__ import annotations

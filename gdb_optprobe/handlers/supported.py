@@ -12,14 +12,15 @@ from gdb_optprobe.handlers.source import Fragment, fault
 
 _LATER = ("hist", "latency", "print", "stop")
 _ACTIONS = ("count", *_LATER)
+_INSTEAD = {"stop": "GDB's own break stops there, at every hit", "print": "GDB's own dprintf prints, at every hit"}
 
 
 def check(condition: Fragment | None, actions: Sequence[Fragment]) -> None:
     """Raises OptprobeError for the first thing that cannot be compiled."""
-    for action in actions:
-        _check_action(action)
     if condition is not None:
         raise fault("conditions are not compiled yet", condition, "without one, the probe counts every hit")
+    for action in actions:
+        _check_action(action)
 
 
 def check_text(condition: str, actions: Sequence[str]) -> None:
@@ -34,7 +35,7 @@ def _check_action(action: Fragment) -> None:
         hint = f"did you mean '{close[0]}'?" if close else f"the actions are {', '.join(_ACTIONS)}"
         raise fault(f"no action named '{name.text}'", name, hint)
     if name.text in _LATER:
-        raise fault(f"the action '{name.text}' is not compiled yet", action, "the action 'count' is")
+        raise fault(f"the action '{name.text}' is not compiled yet", action, _INSTEAD.get(name.text, "do count"))
     rest = Fragment(action.line, name.end, action.end).stripped()
     if rest.text:
         raise fault("count by a key is not compiled yet" if _is_by(rest) else "count takes nothing", rest, "do count")

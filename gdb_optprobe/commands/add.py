@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gdb_optprobe.commands.base import Subcommand
+from gdb_optprobe.commands.functions import remember
+from gdb_optprobe.commands.locations import location_candidates
+from gdb_optprobe.commands.parse import ADD_OPTIONS, Add, parse_add
+from gdb_optprobe.debugger.output import Output
+
+
+class AddCommand(Subcommand[Add]):
+    """Put a probe at LOCATION: count its hits, or do what ACTIONs say.
+
+    optprobe add LOCATION [OPTIONS] [if EXPR] [do ACTION, ...]
+    optprobe add LOCATION -return [entry [if EXPR] [do ACTION, ...]] [if EXPR] [do ACTION, ...]
+
+    LOCATION is anything that `break` takes, *ADDRESS, symbol+offset, or a glob.
+    It ends at the first option, or at a bare word if, do or entry.
+    The number of the probe is kept in $optprobe.
+
+    OPTIONS, before or after LOCATION (-- ends them):
+      -name NAME      a name that may stand for the number
+      -tier TIER      this tier only: breakpoint, boosted, emulated, trapped, optimized
+      -pending        wait for a symbol that is not there yet
+      -glob           LOCATION is a glob
+      -json           print the probes as one line of JSON
+
+    Examples:
+      optprobe add vfs_read
+      optprobe add vfs_read+0x13 -tier boosted
+      optprobe add *0xffffffff8134cc55 -name reads do count
+      optprobe add vfs_*
+    """
+
+    word = "add"
+
+    def parse(self, text: str) -> Add:
+        return parse_add(text)
+
+    def run(self, args: Add, out: Output) -> None:
+        probes = self.session.add(args.spec())
+        remember(probes)
+        out.added(probes)
+
+    def candidates(self, text: str) -> int | Sequence[str]:
+        return location_candidates(text, ADD_OPTIONS)

@@ -1,0 +1,190 @@
+"""What every subcommand is made of: arguments, a session, an output, and errors that end in one clear line."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Generic, Protocol, TypeVar
+
+import gdb
+
+from gdb_optprobe.commands.options import Selection
+from gdb_optprobe.debugger import attach
+from gdb_optprobe.debugger.output import Json, Output, Text
+from gdb_optprobe.debugger.parameters import current_settings
+from gdb_optprobe.debugger.terminal import colour
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.probes.views import ExplainView, ProbeView, ShowView
+
+
+class Session(Protocol):
+    """What the commands ask of a session. `numbers` of None means all; an unknown number raises OptprobeError."""
+
+    @property
+    def last_number(self) -> int | None: ...
+
+    def add(self, spec: Spec) -> tuple[ProbeView, ...]: ...
+
+    def views(self, numbers: Sequence[int] | None) -> tuple[ProbeView, ...]: ...
+
+    def show(self, number: int) -> ShowView: ...
+
+    def explain(self, location: str, spec: Spec | None = None) -> tuple[ExplainView, ...]: ...
+
+    def enable(self, numbers: Sequence[int] | None) -> tuple[int, ...]: ...
+
+    def disable(self, numbers: Sequence[int] | None) -> tuple[int, ...]: ...
+
+    def delete(self, numbers: Sequence[int] | None) -> tuple[int, ...]: ...
+
+    def clear(self, numbers: Sequence[int] | None) -> None: ...
+
+    def hits(self, number: int) -> int: ...
+
+    def missed(self, number: int) -> int: ...
+
+    def commit(self, timeout: float) -> Sequence[str]: ...
+
+    def check(self) -> Sequence[str]: ...
+
+    def run(self, seconds: float | None, until_hits: tuple[int, int] | None, timeout: float | None) -> str: ...
+
+    def matches(self, prefix: str) -> Sequence[str]: ...
+
+
+class Arguments(Protocol):
+    @property
+    def json(self) -> bool: ...
+
+
+_Args = TypeVar("_Args", bound=Arguments)
+
+
+class Subcommand(gdb.Command, Generic[_Args]):
+    """One `optprobe WORD`: parse, call, print. The docstring of each is its help."""
+
+    word: ClassVar[str]
+
+    def __init__(self) -> None:
+        super().__init__(f"optprobe {self.word}", gdb.COMMAND_BREAKPOINTS)
+
+    def parse(self, text: str) -> _Args:
+        raise NotImplementedError
+
+    def run(self, args: _Args, out: Output) -> None:
+        raise NotImplementedError
+
+    def candidates(self, text: str) -> int | Sequence[str]:
+        """What may stand where `text` ends: whole words, or one of GDB's own completers."""
+        return ()
+
+    @property
+    def session(self) -> Session:
+        return attach.current_session()
+
+    def invoke(self, argument: str, from_tty: bool) -> None:
+        self.dont_repeat()
+        guarded(lambda: self._invoke(argument))
+
+    def _invoke(self, argument: str) -> None:
+        args = self.parse(argument)
+        self.run(args, Json(gdb.write) if args.json else Text(gdb.write, colour()))
+
+    def complete(self, text: str, word: str | None) -> int | Sequence[str]:
+        try:
+            candidates = self.candidates(text)
+        except (OptprobeError, gdb.error):
+            return ()
+        if isinstance(candidates, int) or word is None:
+            return candidates if isinstance(candidates, int) else ()
+        # GDB breaks words at dashes too, and wants what follows the break.
+        typed = last_word(text)
+        cut = len(typed) - len(word)
+        return [candidate[cut:] for candidate in candidates if candidate.startswith(typed)]
+
+
+def guarded(act: Callable[[], None]) -> None:
+    """Every failure of `act` ends as a gdb.GdbError of one clear line, never as a traceback."""
+    try:
+        act()
+    except (OptprobeError, gdb.error) as error:
+        fail(error)
+    except gdb.GdbError:
+        raise
+    except Exception as error:
+        if gdb.parameter("python print-stack") == "full":
+            gdb.write(traceback.format_exc(), gdb.STDERR)
+        fail(error)
+
+
+def fail(error: Exception) -> None:
+    """Report an error as GDB does; with exit-on-error, end GDB with status 1."""
+    text = spoken(error)
+    if not current_settings().exit_on_error:
+        raise gdb.GdbError(text)
+    gdb.flush(gdb.STDOUT)
+    gdb.write(f"{text}\n", gdb.STDERR)
+    gdb.flush(gdb.STDERR)
+    gdb.execute("set confirm off")
+    gdb.execute("quit 1")
+
+
+def spoken(error: Exception) -> str:
+    """The text of an error, the next step on a line of its own."""
+    if isinstance(error, OptprobeError):
+        hint = f"\nHINT: {error.hint}" if error.hint else ""
+        return f"optprobe: {error.message}{hint}"
+    if isinstance(error, gdb.error):
+        return f"optprobe: {str(error).removeprefix('optprobe: ')}"
+    where = "set python print-stack full shows where"
+    return f"optprobe: internal error: {type(error).__name__}: {error}; {where}"
+
+
+def resolve(session: Session, selection: Selection) -> tuple[int, ...] | None:
+    """The numbers that were asked for, names looked up; None for all."""
+    if not selection.wanted:
+        return None
+    numbers: dict[int, None] = {}
+    for wanted in selection.wanted:
+        numbers.update(dict.fromkeys(resolve_one(session, wanted)))
+    return tuple(numbers)
+
+
+def resolve_one(session: Session, wanted: int | str) -> tuple[int, ...]:
+    """A number, `$variable`, or a name, which may stand for several probes."""
+    if isinstance(wanted, int):
+        return (wanted,)
+    if wanted.startswith("$"):
+        value = gdb.convenience_variable(wanted[1:])
+        if value is None:
+            raise OptprobeError(f"{wanted} has no value")
+        return (int(value),)
+    numbers = tuple(view.number for view in session.views(None) if view.name == wanted)
+    if not numbers:
+        raise OptprobeError(f"no probe named '{wanted}'", "optprobe list")
+    return numbers
+
+
+def only(session: Session, wanted: int | str) -> int:
+    numbers = resolve_one(session, wanted)
+    if len(numbers) > 1:
+        raise OptprobeError(f"{len(numbers)} probes are named '{wanted}'", "give the number of one")
+    return numbers[0]
+
+
+def last_word(text: str) -> str:
+    return re.split(r"\s", text)[-1]
+
+
+def probe_words() -> list[str]:
+    """Numbers and names of the probes there are."""
+    session = attach.session_or_none()
+    views = session.views(None) if session else ()
+    return [str(view.number) for view in views] + sorted({view.name for view in views if view.name})
+
+
+def symbol_words(prefix: str) -> Sequence[str]:
+    session = attach.session_or_none()
+    return session.matches(prefix) if session and prefix else ()

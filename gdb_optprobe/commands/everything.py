@@ -1,0 +1,55 @@
+"""All that GDB learns from us, in one place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gdb_optprobe import debugger
+from gdb_optprobe.commands.add import AddCommand
+from gdb_optprobe.commands.base import Subcommand, fail
+from gdb_optprobe.commands.break_ import BreakCommand
+from gdb_optprobe.commands.check import CheckCommand
+from gdb_optprobe.commands.commit import CommitCommand
+from gdb_optprobe.commands.delete import DeleteCommand
+from gdb_optprobe.commands.disable import DisableCommand
+from gdb_optprobe.commands.dprintf import DprintfCommand
+from gdb_optprobe.commands.enable import EnableCommand
+from gdb_optprobe.commands.expect import ExpectCommand
+from gdb_optprobe.commands.explain import ExplainCommand
+from gdb_optprobe.commands.functions import Hits, Missed
+from gdb_optprobe.commands.list import InfoCommand, ListCommand
+from gdb_optprobe.commands.prefix import OptprobeCommand
+from gdb_optprobe.commands.report import ReportCommand
+from gdb_optprobe.commands.run import RunCommand
+from gdb_optprobe.commands.show import ShowCommand
+from gdb_optprobe.debugger import parameters
+
+SUBCOMMANDS: tuple[type[Subcommand[Any]], ...] = (
+    AddCommand,
+    BreakCommand,
+    DprintfCommand,
+    ListCommand,
+    ShowCommand,
+    ExplainCommand,
+    ReportCommand,
+    EnableCommand,
+    DisableCommand,
+    DeleteCommand,
+    CommitCommand,
+    CheckCommand,
+    RunCommand,
+    ExpectCommand,
+)
+
+
+def register_all() -> None:
+    if parameters.registered():
+        return
+    parameters.register(fail)
+    OptprobeCommand(tuple(command.word for command in SUBCOMMANDS))
+    for command in SUBCOMMANDS:
+        command()
+    InfoCommand()
+    Hits()
+    Missed()
+    debugger.load()

@@ -1,0 +1,211 @@
+"""Options, numbers and durations of the commands. No GDB here."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gdb_optprobe.handlers.source import Fragment, fault, outside
+
+DASHES = "--"
+LIST_OPTIONS: Mapping[str, str] = {"-json": ""}
+REPORT_OPTIONS: Mapping[str, str] = {"-clear": "", "-json": ""}
+RUN_OPTIONS: Mapping[str, str] = {"-for": "SECONDS", "-until-hits": "N:COUNT", "-timeout": "SECONDS"}
+COMMIT_OPTIONS: Mapping[str, str] = {"-timeout": "SECONDS"}
+
+_LARGEST_RANGE = 1 << 16
+_NUMBER = re.compile(r"\d+")
+_RANGE = re.compile(r"(\d+)-(\d+)")
+_NAME = re.compile(r"\$?[A-Za-z_][\w.-]*")
+_UNTIL = re.compile(r"(\$?[\w.-]+):(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option as typed. argument: where its value stands (the option itself when it takes none)."""
+
+    where: Fragment
+    argument: Fragment
+    value: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which probes: numbers, and names ("-name", or "$variable") still to be looked up; nothing means all."""
+
+    wanted: tuple[int | str, ...] = ()
+    json: bool = False
+    clear: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`optprobe run`: until_hits names a probe (number, name or $variable) and a count."""
+
+    seconds: float | None = None
+    until_hits: tuple[int | str, int] | None = None
+    timeout: float | None = None
+    json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    timeout: float = 10.0
+    json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """The arguments of a command that takes none."""
+
+    json: bool = False
+
+
+class Line:
+    """A typed line and the places in it that stand outside quotes and brackets."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.bare = frozenset(outside(text))
+
+    def skip(self, at: int) -> int:
+        while at < len(self.text) and self.text[at].isspace():
+            at += 1
+        return at
+
+    def word(self, at: int) -> Fragment:
+        """The word at `at`, up to white space; a quoted one with its quotes."""
+        end = at
+        while end < len(self.text) and not (end in self.bare and self.text[end].isspace()):
+            end += 1
+        return Fragment(self.text, at, end)
+
+
+def option_at(line: Line, at: int) -> Fragment | None:
+    """The option that starts at `at`: a bare word, a dash and a letter, or two dashes."""
+    text = line.text
+    if at not in line.bare or text[at] != "-" or (at and not text[at - 1].isspace()):
+        return None
+    word = line.word(at)
+    return word if word.text == DASHES or re.match(r"--?[A-Za-z]", word.text) else None
+
+
+def take_option(line: Line, word: Fragment, known: Mapping[str, str], options: dict[str, Option]) -> int:
+    """Put the option into `options`; where it ends, its argument included."""
+    name = word.text
+    if name not in known:
+        raise _unknown(word, known)
+    if name in options:
+        raise fault(f"{name} is given twice", word)
+    if not known[name]:
+        options[name] = Option(word, word)
+        return word.end
+    argument = line.word(line.skip(word.end))
+    if not argument.text:
+        raise fault(f"{name} needs a value", word, f"{name} {known[name]}")
+    quoted = len(argument.text) > 1 and argument.text[0] in "\"'" and argument.text[-1] == argument.text[0]
+    options[name] = Option(word, argument, argument.text[1:-1] if quoted else argument.text)
+    return argument.end
+
+
+def parse_selection(text: str, known: Mapping[str, str]) -> Selection:
+    """`1 3-5 name $variable`, with options anywhere."""
+    line = Line(text)
+    wanted: dict[int | str, None] = {}
+    options: dict[str, Option] = {}
+    at = line.skip(0)
+    while at < len(text):
+        word = option_at(line, at)
+        if word is not None:
+            at = line.skip(take_option(line, word, known, options))
+            continue
+        word = line.word(at)
+        wanted.update(dict.fromkeys(_numbers(word)))
+        at = line.skip(word.end)
+    return Selection(tuple(wanted), json="-json" in options, clear="-clear" in options)
+
+
+def parse_run(text: str) -> Run:
+    options = _only_options(text, RUN_OPTIONS)
+    until = options.get("-until-hits")
+    return Run(_seconds(options.get("-for")), _until_hits(until) if until else None, _seconds(options.get("-timeout")))
+
+
+def parse_commit(text: str) -> Commit:
+    timeout = _seconds(_only_options(text, COMMIT_OPTIONS).get("-timeout"))
+    return Commit() if timeout is None else Commit(timeout)
+
+
+def parse_nothing(text: str) -> Nothing:
+    _only_options(text, {})
+    return Nothing()
+
+
+def sides(expression: str) -> tuple[str, str] | None:
+    """What a comparison compares: ("$optprobe_hits(1)", "1000"); None where the expression is no single comparison."""
+    bare = set(outside(expression))
+    found = [match for match in re.finditer(r"==|!=|<=|>=|<<|>>|->|&&|\|\||[<>?]", expression) if match.start() in bare]
+    compared = [match for match in found if match[0] in ("==", "!=", "<=", ">=", "<", ">")]
+    if len(compared) != 1 or any(match[0] in ("&&", "||", "?") for match in found):
+        return None
+    return expression[: compared[0].start()].strip(), expression[compared[0].end() :].strip()
+
+
+def _unknown(word: Fragment, known: Mapping[str, str]) -> Exception:
+    if not known:
+        return fault(f"no option {word.text}", word, "this command takes no options")
+    close = difflib.get_close_matches(word.text, known, 1)
+    hint = f"did you mean {close[0]}?" if close else f"the options are {', '.join(known)}"
+    return fault(f"no option {word.text}", word, hint)
+
+
+def _only_options(text: str, known: Mapping[str, str]) -> dict[str, Option]:
+    line = Line(text)
+    options: dict[str, Option] = {}
+    at = line.skip(0)
+    while at < len(text):
+        word = option_at(line, at)
+        if word is None:
+            word = line.word(at)
+            takes = " ".join(f"[{name} {value}]" for name, value in known.items())
+            raise fault(f"'{word.text}' is not expected here", word, takes or "this command takes no arguments")
+        at = line.skip(take_option(line, word, known, options))
+    return options
+
+
+def _numbers(word: Fragment) -> range | tuple[int | str, ...]:
+    if _NUMBER.fullmatch(word.text):
+        return (int(word.text),)
+    if found := _RANGE.fullmatch(word.text):
+        first, last = int(found[1]), int(found[2])
+        if first > last:
+            raise fault(f"the range {word.text} is upside down", word, f"{last}-{first}")
+        if last - first >= _LARGEST_RANGE:
+            raise fault(f"the range {word.text} is too large", word)
+        return range(first, last + 1)
+    if _NAME.fullmatch(word.text):
+        return (word.text,)
+    raise fault(f"'{word.text}' is neither a number nor a name of a probe", word, "1 2, or 1-3, or a name")
+
+
+def _seconds(option: Option | None) -> float | None:
+    if option is None:
+        return None
+    try:
+        seconds = float(option.value)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise fault(f"'{option.value}' is not a number of seconds", option.argument)
+    return seconds
+
+
+def _until_hits(option: Option) -> tuple[int | str, int]:
+    found = _UNTIL.fullmatch(option.value)
+    if found is None or int(found[2]) == 0:
+        raise fault("-until-hits takes a probe and a count", option.argument, "-until-hits 1:1000")
+    probe = int(found[1]) if found[1].isdecimal() else found[1]
+    return probe, int(found[2])

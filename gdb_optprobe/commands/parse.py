@@ -1,0 +1,257 @@
+"""Text to arguments, for the commands about one location. No GDB here.
+
+    LOCATION [OPTIONS] [entry [if EXPR] [do ACTION, …]] [if EXPR] [do ACTION, …]
+
+LOCATION ends at the first option or at a bare word `if`, `do` or `entry`. `if` and `do` are C keywords, so they end an
+expression and an action too; `entry` is an ordinary name of kernel parameters, so it ends nothing but LOCATION.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from gdb_optprobe.commands.options import DASHES, Line, Option, option_at, take_option
+from gdb_optprobe.detours.tier import Tier
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.handlers.source import Fragment, fault, outside, split
+from gdb_optprobe.handlers.supported import check
+from gdb_optprobe.probes.spec import Spec
+
+TIERS = tuple(tier.value for tier in Tier)
+# What each option of `add` takes; "" for nothing.
+ADD_OPTIONS: Mapping[str, str] = {
+    "-name": "NAME",
+    "-tier": "TIER",
+    "-pending": "",
+    "-glob": "",
+    "-return": "",
+    "-maxactive": "N",
+    "-user": "",
+    "-file": "PATH",
+    "-pid": "N",
+    "-json": "",
+}
+EXPLAIN_OPTIONS: Mapping[str, str] = {"-tier": "TIER", "-glob": "", "-json": ""}
+_LATER = ("-return", "-maxactive", "-user", "-file", "-pid")
+
+_KEYWORD = re.compile(r"(?<!\S)(if|do|entry)(?=[\s(]|$)")
+_CLAUSE = re.compile(r"(?<![\w$])(if|do)(?!\w)")
+_JSON_AFTER_ACTION = re.compile(r"\w+(?:\s*\(.*\))?\s+(?=-json$)", re.DOTALL)
+_NAME = re.compile(r"[A-Za-z_][\w.-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Clause:
+    """One `[if EXPR] [do ACTION, …]`."""
+
+    condition: Fragment | None = None
+    actions: tuple[Fragment, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A location with the options around it."""
+
+    location: Fragment
+    options: Mapping[str, Option] = field(default_factory=dict)
+
+    @property
+    def json(self) -> bool:
+        return "-json" in self.options
+
+    @property
+    def glob(self) -> bool:
+        return "-glob" in self.options or is_glob(self.location.text)
+
+    @property
+    def tier(self) -> str:
+        return self.value("-tier")
+
+    def spec(self) -> Spec:
+        return Spec(location=self.location.text, tier=self.tier, name=self.value("-name"), glob=self.glob)
+
+    def value(self, option: str) -> str:
+        return self.options[option].value if option in self.options else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """`optprobe add`, parsed. entry: what a return probe does when the function is entered."""
+
+    place: Place
+    clause: Clause
+    entry: Clause | None = None
+    json: bool = False
+
+    def spec(self) -> Spec:
+        """What the session understands. Raises OptprobeError, pointing, for what is not built yet."""
+        for name in _LATER:
+            if name in self.place.options:
+                raise fault(f"{name} is not built yet", self.place.options[name].where)
+        check(self.clause.condition, self.clause.actions)
+        return replace(
+            self.place.spec(),
+            condition=self.clause.condition.text if self.clause.condition else "",
+            actions=tuple(action.text for action in self.clause.actions) or ("count",),
+            pending="-pending" in self.place.options,
+        )
+
+
+def parse_add(text: str) -> Add:
+    line = Line(text)
+    place, at = _place(line, ADD_OPTIONS)
+    entry = None
+    found = _KEYWORD.match(text, at)
+    if found and found[0] == "entry":
+        if "-return" not in place.options:
+            raise fault("'entry' needs -return", Fragment(text, *found.span()), "quote a location of that name")
+        entry, at = _clause(line, line.skip(found.end()))
+    clause, at = _clause(line, at)
+    if at < len(text):
+        found = _CLAUSE.match(text, at)
+        where = Fragment(text, *found.span()) if found else line.word(at)
+        second = clause.actions if where.text == "do" else clause.condition
+        raise fault(f"a second '{where.text}'" if second else f"'{where.text}' comes too late", where, _ORDER)
+    clause, json = _json_after_actions(clause)
+    return Add(place, clause, entry, json or place.json)
+
+
+_ORDER = "the order is LOCATION OPTIONS if EXPR do ACTION, …"
+
+
+def parse_break(text: str) -> Add:
+    """`break` is `add … do stop`."""
+    for word in _clause_words(text):
+        if word.text == "do":
+            raise fault("'do' does not belong to break", word, "optprobe add takes actions")
+    return parse_add(f"{text.rstrip()} do stop")
+
+
+def parse_dprintf(text: str) -> Add:
+    """`dprintf LOCATION,"format",EXPR…` is `add LOCATION do print("format",EXPR…)`."""
+    location, *arguments = split(Fragment.whole(text))
+    if not arguments or not arguments[0].text.startswith('"'):
+        where = arguments[0] if arguments else Fragment(text, len(text.rstrip()), len(text.rstrip()) + 1)
+        raise fault("a format in double quotes is missing", where, 'optprobe dprintf LOCATION,"format",EXPR…')
+    for argument in arguments:
+        if not argument.text:
+            raise fault("an argument is missing here", Fragment(text, argument.start, argument.start + 1))
+    return parse_add(f"{location.text} do print({', '.join(argument.text for argument in arguments)})")
+
+
+def parse_explain(text: str) -> Place:
+    line = Line(text)
+    place, at = _place(line, EXPLAIN_OPTIONS)
+    if at < len(text):
+        raise fault("explain takes a location only", line.word(at), "optprobe explain LOCATION [-json]")
+    return place
+
+
+def is_glob(location: str) -> bool:
+    """`*…` is an address expression; `*`, `?` or `[` later, outside quotes, makes a glob."""
+    if location.startswith("*"):
+        return False
+    return any(character in "*?[" for character in re.sub(r"'[^']*'|\"[^\"]*\"", "", location)[1:])
+
+
+def _clause_words(text: str) -> list[Fragment]:
+    bare = set(outside(text))
+    return [Fragment(text, *found.span()) for found in _CLAUSE.finditer(text) if found.start() in bare]
+
+
+def _place(line: Line, known: Mapping[str, str]) -> tuple[Place, int]:
+    """LOCATION and the options around it, and where the rest starts."""
+    options: dict[str, Option] = {}
+    at, more = _options(line, 0, known, options)
+    start, at = at, _end_of_location(line, at, more)
+    location = Fragment(line.text, start, at).stripped()
+    if not location.text:
+        raise _no_location(line, start)
+    if more:
+        at, more = _options(line, at, known, options)
+        if at < len(line.text) and not _KEYWORD.match(line.text, at):
+            word = line.word(at)
+            raise fault(f"'{word.text}' is neither an option nor part of the location", word, _ORDER)
+    _check_options(options)
+    return Place(location, options), at
+
+
+def _no_location(line: Line, start: int) -> OptprobeError:
+    hint = "a location is a symbol, file:line, *ADDRESS or symbol+offset"
+    if not line.text.strip():
+        return OptprobeError("no location", hint)
+    end = len(line.text.rstrip())
+    if start < end:
+        word = line.word(start)
+        return fault(f"no location before '{word.text}'", word, hint)
+    return fault("no location", Fragment(line.text, end, end + 1), hint)
+
+
+def _options(line: Line, at: int, known: Mapping[str, str], options: dict[str, Option]) -> tuple[int, bool]:
+    """Take options from `at` on; where they end, and whether more may follow (no `--` was there)."""
+    at = line.skip(at)
+    while (word := option_at(line, at)) is not None:
+        if word.text == DASHES:
+            return line.skip(word.end), False
+        at = line.skip(take_option(line, word, known, options))
+    return at, True
+
+
+def _end_of_location(line: Line, at: int, options: bool) -> int:
+    while at < len(line.text):
+        if at in line.bare and (_KEYWORD.match(line.text, at) or (options and option_at(line, at))):
+            return at
+        at += 1
+    return at
+
+
+def _check_options(options: Mapping[str, Option]) -> None:
+    for name, option in options.items():
+        if name == "-tier" and option.value not in TIERS:
+            raise fault(f"no tier named '{option.value}'", option.argument, f"the tiers are {', '.join(TIERS)}")
+        if name == "-name" and not _NAME.fullmatch(option.value):
+            raise fault(f"'{option.value}' cannot be a name", option.argument, "a name starts with a letter")
+        if name in ("-maxactive", "-pid") and (not option.value.isdecimal() or int(option.value) == 0):
+            raise fault(f"{name} takes a number", option.argument)
+
+
+def _clause(line: Line, at: int) -> tuple[Clause, int]:
+    condition: Fragment | None = None
+    actions: tuple[Fragment, ...] = ()
+    found = _CLAUSE.match(line.text, at)
+    if found and found[0] == "if":
+        condition, at = _until_clause(line, found)
+        if not condition.text:
+            raise fault("an expression is missing after 'if'", Fragment(line.text, *found.span()))
+        found = _CLAUSE.match(line.text, at)
+    if found and found[0] == "do":
+        part, at = _until_clause(line, found)
+        if not part.text:
+            raise fault("an action is missing after 'do'", Fragment(line.text, *found.span()))
+        actions = split(part)
+        for action in actions:
+            if not action.text:
+                raise fault("an action is missing here", Fragment(line.text, action.start, action.start + 1))
+    return Clause(condition, actions), at
+
+
+def _until_clause(line: Line, keyword: re.Match[str]) -> tuple[Fragment, int]:
+    """What follows the keyword, and where the next bare `if` or `do` stands."""
+    for found in _CLAUSE.finditer(line.text, keyword.end()):
+        if found.start() in line.bare:
+            return Fragment(line.text, keyword.end(), found.start()).stripped(), found.start()
+    return Fragment(line.text, keyword.end(), len(line.text)).stripped(), len(line.text)
+
+
+def _json_after_actions(clause: Clause) -> tuple[Clause, bool]:
+    """`do count -json`: the option, for nothing is there that it could be subtracted from."""
+    if not clause.actions:
+        return clause, False
+    last = clause.actions[-1]
+    found = _JSON_AFTER_ACTION.match(last.text)
+    if found is None:
+        return clause, False
+    kept = Fragment(last.line, last.start, last.start + found.end()).stripped()
+    return Clause(clause.condition, (*clause.actions[:-1], kept)), True

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gdb_optprobe.commands.base import Subcommand, probe_words, resolve
+from gdb_optprobe.commands.options import REPORT_OPTIONS, Selection, parse_selection
+from gdb_optprobe.debugger import attach
+from gdb_optprobe.debugger.output import Output
+
+
+class ReportCommand(Subcommand[Selection]):
+    """Print what the probes have counted, and what a hit costs.
+
+    optprobe report [N...] [-clear] [-json]
+
+    -clear sets the counters to zero afterwards; -json prints a line of JSON for each probe.
+
+    Examples:
+      optprobe report
+      optprobe report 1 2 -clear
+    """
+
+    word = "report"
+
+    def parse(self, text: str) -> Selection:
+        return parse_selection(text, REPORT_OPTIONS)
+
+    def run(self, args: Selection, out: Output) -> None:
+        session = self.session if args.wanted or args.clear else attach.session_or_none()
+        numbers = resolve(session, args) if session else None
+        out.report(session.views(numbers) if session else ())
+        if session and args.clear:
+            session.clear(numbers)
+
+    def candidates(self, text: str) -> Sequence[str]:
+        return [*probe_words(), *REPORT_OPTIONS]

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gdb_optprobe.commands.base import Subcommand, only
+from gdb_optprobe.commands.options import RUN_OPTIONS, Run, parse_run
+from gdb_optprobe.debugger.output import Output
+
+
+class RunCommand(Subcommand[Run]):
+    """Let the guest run, stop it, and return.
+
+    optprobe run [-for SECONDS] [-until-hits N:COUNT] [-timeout SECONDS]
+
+    Without an option the guest runs until something stops it. When the time of -timeout has passed first, that is
+    an error.
+
+    Examples:
+      optprobe run -for 2
+      optprobe run -until-hits 1:1000 -timeout 30
+    """
+
+    word = "run"
+
+    def parse(self, text: str) -> Run:
+        return parse_run(text)
+
+    def run(self, args: Run, out: Output) -> None:
+        session = self.session
+        until = (only(session, args.until_hits[0]), args.until_hits[1]) if args.until_hits else None
+        out.lines([session.run(args.seconds, until, args.timeout)])
+
+    def candidates(self, text: str) -> Sequence[str]:
+        return tuple(RUN_OPTIONS)

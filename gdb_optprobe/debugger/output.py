@@ -1,0 +1,355 @@
+"""What the commands print, as text for people or as JSON for programs, behind one interface.
+
+Nothing here asks GDB: `write` and `colour` are given. JSON has exactly the contract's keys (DESIGN.md, "The command
+line"), one value on one line; addresses are "0x…", bytes are hex digits in pairs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from gdb_optprobe.debugger.table import indented, table
+from gdb_optprobe.probes.views import (
+    CodeLine,
+    DetourView,
+    ExplainView,
+    ProbeView,
+    ReasonView,
+    RefusedView,
+    ShowView,
+)
+
+Write = Callable[[str], object]
+Colour = Callable[[str], str]
+
+# `add` of a glob prints a line for each probe up to this many, then counts them.
+_MANY = 10
+_STOPS = {"breakpoint": "twice", "boosted": "once", "emulated": "once"}
+_BEST = "optimized"
+
+
+class Output(Protocol):
+    def added(self, probes: Sequence[ProbeView]) -> None: ...
+
+    def probes(self, probes: Sequence[ProbeView]) -> None: ...
+
+    def show(self, views: Sequence[ShowView]) -> None: ...
+
+    def explanation(self, views: Sequence[ExplainView]) -> None: ...
+
+    def report(self, probes: Sequence[ProbeView]) -> None: ...
+
+    def lines(self, lines: Sequence[str]) -> None:
+        """What has no JSON form in the contract."""
+
+
+class Json:
+    """One JSON value on one line; a line for each probe of a report."""
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+
+    def added(self, probes: Sequence[ProbeView]) -> None:
+        self.probes(probes)
+
+    def probes(self, probes: Sequence[ProbeView]) -> None:
+        self._value([_probe(probe) for probe in probes])
+
+    def show(self, views: Sequence[ShowView]) -> None:
+        self._one_or_list([_show(view) for view in views])
+
+    def explanation(self, views: Sequence[ExplainView]) -> None:
+        self._one_or_list([_explanation(view) for view in views])
+
+    def report(self, probes: Sequence[ProbeView]) -> None:
+        for probe in probes:
+            self._value(_report(probe))
+
+    def lines(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self._write(f"{line}\n")
+
+    def _one_or_list(self, values: list[dict[str, object]]) -> None:
+        self._value(values[0] if len(values) == 1 else values)
+
+    def _value(self, value: object) -> None:
+        self._write(json.dumps(value) + "\n")
+
+
+class Text:
+    """In GDB's manner."""
+
+    def __init__(self, write: Write, colour: Colour = str) -> None:
+        self._write = write
+        self._colour = colour
+
+    def lines(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self._write(f"{line}\n")
+
+    def added(self, probes: Sequence[ProbeView]) -> None:
+        if len(probes) <= _MANY:
+            for probe in probes:
+                self.lines(_added(probe))
+            return
+        tiers = Counter("pending" if probe.state == "pending" else probe.tier for probe in probes)
+        counts = ", ".join(f"{count} {tier}" for tier, count in tiers.most_common())
+        self.lines([f"Probes {_numbers(probes)}: {len(probes)} addresses, {counts}"])
+        waiting = [probe for probe in probes if probe.state == "optimizing"]
+        if waiting:
+            self.lines([f"{len(waiting)} of them wait to be optimized: optprobe commit"])
+        refused = [probe for probe in probes if probe.tier != _BEST and probe not in waiting]
+        for probe in refused[:_MANY]:
+            self.lines(_added(probe)[:1])
+        if len(refused) > _MANY:
+            self.lines([f"… and {len(refused) - _MANY} more: optprobe list"])
+
+    def probes(self, probes: Sequence[ProbeView]) -> None:
+        if not probes:
+            self.lines(["No probes."])
+            return
+        rows = [(_row(probe), _remarks(probe)) for probe in probes]
+        self.lines(table(("Num", "Tier", "Hits", "Address", "What"), rows, right=("Num", "Hits")))
+
+    def report(self, probes: Sequence[ProbeView]) -> None:
+        if not probes:
+            self.lines(["No probes."])
+            return
+        columns = ("Num", "Hits", "Missed", "Dropped", "Faults", "Stops", "Cost of a hit", "Where")
+        rows = [(_report_row(probe), ()) for probe in probes]
+        self.lines(table(columns, rows, right=columns[:6]))
+
+    def show(self, views: Sequence[ShowView]) -> None:
+        for view in views:
+            self.lines([_headline(view.probe), *_remarks(view.probe)])
+            self._section("original", view.original)
+            self._section("patched", view.patched)
+            self._section("detour", view.detour)
+
+    def explanation(self, views: Sequence[ExplainView]) -> None:
+        for view in views:
+            self.lines(_verdict(view))
+            if view.displaced:
+                self._section("the branch displaces" if view.tier == _BEST else "the instruction", view.displaced)
+
+    def _section(self, title: str, code: Sequence[CodeLine]) -> None:
+        if not code:
+            return
+        self.lines([f"{title}:"])
+        digits = min(max(len(line.data) for line in code), 15) * 3 - 1
+        for line in code:
+            if line.note:
+                self.lines([f"    ; {line.note}"])
+            self._write(f"    {line.address:#x}  {_hex(line.data):<{digits}}  {self._colour(line.text)}\n")
+
+
+# text ---------------------------------------------------------------------------------------------------------------
+
+
+def _added(probe: ProbeView) -> list[str]:
+    if probe.state == "pending":
+        return [f"Probe {probe.number} ({probe.location}) pending: no such location yet"]
+    return [_headline(probe), *_next_steps(probe)]
+
+
+def _headline(probe: ProbeView) -> str:
+    where = f"Probe {probe.number} at {_place(probe.address, probe.symbol)}"
+    if probe.tier == _BEST:
+        return f"{where}: optimized, {probe.patch_size} bytes patched{_cost(probe)}"
+    if probe.tier not in _STOPS:
+        return f"{where}: {probe.tier}{_cost(probe)}"
+    until = " until it is optimized" if probe.state == "optimizing" else ""
+    why = f": why not optimized: {probe.reason.text}" if probe.reason else ""
+    return f"{where}: {probe.tier}; a hit stops the guest {_STOPS[probe.tier]}{until}{why}"
+
+
+def _cost(probe: ProbeView) -> str:
+    if probe.detour is None:
+        return ""
+    trap = " and a trap" if probe.tier == "trapped" else ""
+    return f"; a hit costs {_counted(probe.detour.instructions, 'instruction')}{trap}"
+
+
+def _next_steps(probe: ProbeView) -> list[str]:
+    steps = []
+    if probe.state == "optimizing":
+        steps.append("HINT: it is tried again at every stop; optprobe commit runs the guest until it is done")
+    elif probe.reason and probe.reason.hint:
+        steps.append(f"HINT: {probe.reason.hint}")
+    if probe.needs_gdb:
+        steps.append(_NEEDS_GDB)
+    return steps
+
+
+_NEEDS_GDB = "needs GDB: without one, the guest waits at the next hit"
+
+
+def _row(probe: ProbeView) -> tuple[str, ...]:
+    number = str(probe.number)
+    if probe.state == "pending":
+        return number, "-", "0", "(pending)", _what(probe)
+    return number, probe.tier, str(probe.hits), f"{probe.address:#018x}", _what(probe)
+
+
+def _what(probe: ProbeView) -> str:
+    tags = [f"[{tag}]" for tag in probe.tags if tag != "OPTIMIZED" or probe.tier != _BEST]
+    return " ".join([_asked(probe), *tags])
+
+
+def _asked(probe: ProbeView) -> str:
+    parts = [probe.symbol or probe.location]
+    if probe.kind != "kprobe":
+        parts.append(f"({probe.kind})")
+    if probe.name:
+        parts.append(f'"{probe.name}"')
+    if probe.condition:
+        parts.append(f"if {probe.condition}")
+    if probe.actions and probe.actions != ("count",):
+        parts.append(f"do {', '.join(probe.actions)}")
+    return " ".join(parts)
+
+
+def _remarks(probe: ProbeView) -> tuple[str, ...]:
+    remarks = []
+    if probe.reason and probe.tier != _BEST:
+        remarks.append(f"not optimized: {probe.reason.text} ({probe.reason.code})")
+    if probe.needs_gdb:
+        remarks.append(_NEEDS_GDB)
+    lost = {"missed": probe.missed, "dropped": probe.dropped, "faults": probe.faults}
+    counts = [f"{count} {what}" for what, count in lost.items() if count]
+    if counts:
+        remarks.append(", ".join(counts))
+    return tuple(line for remark in remarks for line in indented(remark))
+
+
+def _report_row(probe: ProbeView) -> tuple[str, ...]:
+    counts = (probe.hits, probe.missed, probe.dropped, probe.faults, probe.stops)
+    cost = _STOPS.get(probe.tier)
+    if cost:
+        cost = f"{'two stops' if cost == 'twice' else 'a stop'} ({probe.tier})"
+    elif probe.detour:
+        cost = _counted(probe.detour.instructions, "instruction")
+    return str(probe.number), *(str(count) for count in counts), cost or "", _asked(probe)
+
+
+def _verdict(view: ExplainView) -> list[str]:
+    where = _place(view.address, view.symbol)
+    if view.tier == _BEST:
+        waits = "; waits until nobody is inside them" if view.waits else ""
+        cost = f"; a hit costs {_counted(view.instructions, 'instruction')}" if view.instructions else ""
+        verdict = f"{where}: would be optimized, {view.patch_size} bytes patched{waits}{cost}"
+    elif view.tier:
+        stops = f"; a hit stops the guest {_STOPS[view.tier]}" if view.tier in _STOPS else ""
+        verdict = f"{where}: would be {view.tier}{stops}"
+    else:
+        verdict = f"{where}: cannot be probed"
+    refused = view.refused or _as_refused(view.reason)
+    lines = [verdict]
+    for refusal in refused:
+        not_tier = f"not {refusal.tier}: " if refusal.tier else ""
+        lines += indented(f"{not_tier}{refusal.text} ({refusal.code})")
+        if refusal.hint:
+            lines += indented(f"HINT: {refusal.hint}")
+    if view.nearest is not None:
+        lines += indented(f"the nearest address that would be optimized: {_place(view.nearest, view.nearest_symbol)}")
+    return lines
+
+
+def _as_refused(reason: ReasonView | None) -> tuple[RefusedView, ...]:
+    return (RefusedView("", reason.code, reason.text, reason.hint),) if reason else ()
+
+
+def _place(address: int, symbol: str) -> str:
+    return f"{address:#x} <{symbol}>" if symbol else f"{address:#x}"
+
+
+def _numbers(probes: Sequence[ProbeView]) -> str:
+    first, last = probes[0].number, probes[-1].number
+    return f"{first}-{last}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+_COUNTS = ("hits", "missed", "active", "dropped", "faults", "stops")
+_REPORTED = ("number", "location", "address", "symbol", "tier", *_COUNTS)
+
+# JSON ---------------------------------------------------------------------------------------------------------------
+
+
+def _probe(probe: ProbeView) -> dict[str, object]:
+    return {
+        "number": probe.number,
+        "kind": probe.kind,
+        "location": probe.location,
+        "address": hex(probe.address),
+        "symbol": probe.symbol,
+        "tier": probe.tier,
+        "state": probe.state,
+        "tags": list(probe.tags),
+        "enabled": probe.enabled,
+        "needs_gdb": probe.needs_gdb,
+        "reason": _reason(probe.reason),
+        "patch_size": probe.patch_size,
+        "original_bytes": _hex(probe.original_bytes),
+        "patched_bytes": _hex(probe.patched_bytes),
+        "detour": _detour(probe.detour),
+        "condition": probe.condition,
+        "actions": list(probe.actions),
+        "hits": probe.hits,
+        "missed": probe.missed,
+        "active": probe.active,
+        "dropped": probe.dropped,
+        "faults": probe.faults,
+        "stops": probe.stops,
+    }
+
+
+def _report(probe: ProbeView) -> dict[str, object]:
+    return {"type": "probe", **{key: value for key, value in _probe(probe).items() if key in _REPORTED}}
+
+
+def _show(view: ShowView) -> dict[str, object]:
+    return {
+        "probe": _probe(view.probe),
+        "original": [_noted(line) for line in view.original],
+        "patched": [_noted(line) for line in view.patched],
+        "detour": [_noted(line) for line in view.detour],
+    }
+
+
+def _explanation(view: ExplainView) -> dict[str, object]:
+    return {
+        "address": hex(view.address),
+        "symbol": view.symbol,
+        "tier": view.tier,
+        "reason": _reason(view.reason),
+        "displaced": [_code(line) for line in view.displaced],
+        "refused": [{"tier": refused.tier, "code": refused.code, "text": refused.text} for refused in view.refused],
+    }
+
+
+def _reason(reason: ReasonView | None) -> dict[str, object] | None:
+    return {"code": reason.code, "text": reason.text} if reason else None
+
+
+def _detour(detour: DetourView | None) -> dict[str, object] | None:
+    if detour is None:
+        return None
+    return {"address": hex(detour.address), "size": detour.size, "instructions": detour.instructions}
+
+
+def _code(line: CodeLine) -> dict[str, object]:
+    return {"address": hex(line.address), "bytes": _hex(line.data), "text": line.text}
+
+
+def _noted(line: CodeLine) -> dict[str, object]:
+    return {**_code(line), "note": line.note}
+
+
+def _hex(data: bytes) -> str:
+    return data.hex(" ")

@@ -1,0 +1,165 @@
+"""A session without a guest, for GDB to run the real commands against (see conftest.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.probes.views import CodeLine, DetourView, ExplainView, ProbeView, ReasonView, RefusedView, ShowView
+
+VFS_READ = 0xFFFFFFFF8134CC50
+NOP = bytes.fromhex("0f1f440000")
+JUMP = bytes.fromhex("e9ab334f00")
+
+
+def probe(number: int = 1, **changes: object) -> ProbeView:
+    """An optimized probe of vfs_read, but for `changes`."""
+    view = ProbeView(
+        number=number,
+        name="",
+        kind="kprobe",
+        location="vfs_read",
+        address=VFS_READ,
+        symbol="vfs_read",
+        tier="optimized",
+        state="armed",
+        tags=("OPTIMIZED", "FTRACE"),
+        enabled=True,
+        needs_gdb=False,
+        reason=None,
+        patch_size=5,
+        original_bytes=NOP,
+        patched_bytes=JUMP,
+        detour=DetourView(VFS_READ + 0x4F33B0, 14, 3),
+        condition="",
+        actions=("count",),
+        hits=0,
+        missed=0,
+        active=0,
+        dropped=0,
+        faults=0,
+        stops=0,
+    )
+    return replace(view, **changes)  # type: ignore[arg-type]
+
+
+TOO_SHORT = ReasonView("TOO_SHORT", "the instruction has 1 bytes and the branch needs 5", "probe vfs_read+0x5 instead")
+
+
+def boosted(number: int = 2, **changes: object) -> ProbeView:
+    facts: dict[str, object] = {
+        "tier": "boosted",
+        "tags": (),
+        "needs_gdb": True,
+        "reason": TOO_SHORT,
+        "patch_size": 0,
+        "detour": None,
+        "address": VFS_READ + 9,
+        "symbol": "vfs_read+0x9",
+        "location": "vfs_read+9",
+        "patched_bytes": NOP,
+    }
+    return probe(number, **{**facts, **changes})
+
+
+SHOWN = ShowView(
+    probe(),
+    original=(CodeLine(VFS_READ, NOP, "nop dword ptr [rax + rax]"),),
+    patched=(CodeLine(VFS_READ, JUMP, "jmp 0xffffffff81840000"),),
+    detour=(
+        CodeLine(0xFFFFFFFF81840000, bytes.fromhex("f048ff05f9ff1f00"), "lock inc qword ptr [rip + 0x1ffff9]", "count"),
+        CodeLine(0xFFFFFFFF81840008, bytes.fromhex("e948cc b0ff"), "jmp 0xffffffff8134cc55", "back"),
+    ),
+)
+
+EXPLAINED = ExplainView(
+    address=VFS_READ + 9,
+    symbol="vfs_read+0x9",
+    tier="boosted",
+    reason=TOO_SHORT,
+    displaced=(CodeLine(VFS_READ + 9, b"\x55", "push rbp"),),
+    refused=(RefusedView("optimized", "TOO_SHORT", TOO_SHORT.text, TOO_SHORT.hint),),
+    nearest=VFS_READ,
+    nearest_symbol="vfs_read",
+)
+
+
+@dataclass
+class FakeSession:
+    """Keeps what it is given; every call is printed, so that a test reads what a command asked for."""
+
+    def __post_init__(self) -> None:
+        self.probes: dict[int, ProbeView] = {}
+        self.last_number: int | None = None
+
+    def _check(self, numbers: Sequence[int] | None) -> tuple[int, ...]:
+        wanted = tuple(self.probes) if numbers is None else tuple(numbers)
+        for number in wanted:
+            if number not in self.probes:
+                raise OptprobeError(f"no probe {number}", "optprobe list")
+        return wanted
+
+    def add(self, spec: Spec) -> tuple[ProbeView, ...]:
+        if spec.location == "nosuch":
+            raise OptprobeError("no symbol 'nosuch'", "info functions nosuch")
+        if spec.location == "bug":
+            raise KeyError("bug")
+        self.last_number = len(self.probes) + 1
+        view = probe(self.last_number, location=spec.location, name=spec.name, hits=1000)
+        self.probes[view.number] = view
+        return (view,)
+
+    def views(self, numbers: Sequence[int] | None = None) -> tuple[ProbeView, ...]:
+        return tuple(self.probes[number] for number in self._check(numbers))
+
+    def show(self, number: int) -> ShowView:
+        self._check([number])
+        return SHOWN
+
+    def explain(self, location: str, spec: Spec | None = None) -> tuple[ExplainView, ...]:
+        return (EXPLAINED,)
+
+    def enable(self, numbers: Sequence[int] | None = None) -> tuple[int, ...]:
+        return self._done("enable", numbers)
+
+    def disable(self, numbers: Sequence[int] | None = None) -> tuple[int, ...]:
+        return self._done("disable", numbers)
+
+    def delete(self, numbers: Sequence[int] | None = None) -> tuple[int, ...]:
+        done = self._done("delete", numbers)
+        for number in done:
+            del self.probes[number]
+        return done
+
+    def _done(self, verb: str, numbers: Sequence[int] | None) -> tuple[int, ...]:
+        done = self._check(numbers)
+        print(f"fake: {verb} {list(done)}")
+        return done
+
+    def clear(self, numbers: Sequence[int] | None = None) -> None:
+        for number in self._check(numbers):
+            self.probes[number] = replace(self.probes[number], hits=0)
+
+    def hits(self, number: int) -> int:
+        self._check([number])
+        return self.probes[number].hits
+
+    def missed(self, number: int) -> int:
+        self._check([number])
+        return 0
+
+    def commit(self, timeout: float = 10.0) -> tuple[str, ...]:
+        return (f"fake: commit {timeout:g}",)
+
+    def check(self) -> tuple[str, ...]:
+        return ("vfs_read was changed",) if self.probes else ()
+
+    def run(
+        self, seconds: float | None = None, until_hits: tuple[int, int] | None = None, timeout: float | None = None
+    ) -> str:
+        return f"fake: run {seconds} {until_hits} {timeout}"
+
+    def matches(self, prefix: str) -> tuple[str, ...]:
+        return tuple(name for name in ("vfs_read", "vfs_readv", "vfs_write") if name.startswith(prefix))
