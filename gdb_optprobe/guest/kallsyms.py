@@ -69,7 +69,7 @@ class Names:
 
 
 def read(memory: Callable[[int, int], bytes], start: int, size: int) -> Symbols:
-    """As `recover`, reading no more of the read-only data at `start` than it takes: about half. Raises OptprobeError."""
+    """As `recover`, reading no more of the read-only data at `start` than that takes, about half of it."""
     data = bytearray()
 
     def more(count: int) -> None:

@@ -1,0 +1,125 @@
+"""Each layout of kallsyms is recovered as it was written; what is damaged is refused, never believed."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest import kallsyms
+from gdb_optprobe.guest.symbols import Symbols
+
+from . import blobs
+
+SLIDE = 0x1280_0000
+
+
+def expected(symbols: list[blobs.NmSymbol]) -> list[blobs.NmSymbol]:
+    return sorted(symbols, key=lambda symbol: symbol[0])
+
+
+def rows(symbols: Symbols) -> list[blobs.NmSymbol]:
+    return list(zip(symbols.addresses, symbols.types, symbols.names, strict=True))
+
+
+@pytest.fixture(params=blobs.LAYOUTS.values(), ids=list(blobs.LAYOUTS))
+def layout(request: pytest.FixtureRequest) -> blobs.Layout:
+    found: blobs.Layout = request.param
+    return found
+
+
+def written(count: int, layout: blobs.Layout, text: int = blobs.TEXT) -> list[blobs.NmSymbol]:
+    return expected(blobs.kernel_symbols(count, text, percpu=20 if layout.percpu else 0))
+
+
+# Numbers of symbols at which a table ends on a marker, just before or after one, and at which padding differs.
+@pytest.mark.parametrize("count", [1536, 1537, 2047, 2050, 5003])
+def test_every_layout(layout: blobs.Layout, count: int) -> None:
+    symbols = written(count, layout)
+    assert rows(kallsyms.recover(blobs.kallsyms(symbols, layout))) == symbols
+
+
+def test_kaslr(layout: blobs.Layout) -> None:
+    symbols = written(2000, layout, blobs.TEXT + SLIDE)
+    assert rows(kallsyms.recover(blobs.kallsyms(symbols, layout))) == symbols
+
+
+def test_noise_around_the_tables(layout: blobs.Layout) -> None:
+    noise = random.Random(1)
+    symbols = written(2000, layout)
+    data = blobs.kallsyms(symbols, layout, before=noise.randbytes(1 << 16), after=noise.randbytes(1 << 16))
+    assert rows(kallsyms.recover(data)) == symbols
+
+
+def test_digits_in_a_row_that_are_no_token_table(layout: blobs.Layout) -> None:
+    symbols = written(2000, layout)
+    bait = b"\0" + b"".join(b"%d\0" % digit for digit in range(10))
+    table = b"".join(bytes([code, 0]) for code in range(256)) * 2
+    assert rows(kallsyms.recover(blobs.kallsyms(symbols, layout, before=(bait + table).ljust(4096, b"\0")))) == symbols
+
+
+def test_names_of_128_tokens_and_more(layout: blobs.Layout) -> None:
+    symbols = written(2000, layout)
+    symbols[700] = (*symbols[700][:2], "Q" * 127)
+    symbols[701] = (*symbols[701][:2], "Q" * 128)
+    symbols[-1] = (*symbols[-1][:2], "Z" * 511)
+    assert rows(kallsyms.recover(blobs.kallsyms(symbols, layout))) == symbols
+
+
+def test_no_more_is_read_than_it_takes(layout: blobs.Layout) -> None:
+    symbols = written(2000, layout)
+    data = blobs.kallsyms(symbols, layout, before=bytes(1 << 20), after=bytes(6 << 20))
+    memory = blobs.FakeMemory()
+    memory.place(blobs.TEXT, data)
+    assert rows(kallsyms.read(memory.read, blobs.TEXT, len(data))) == symbols
+    assert sum(size for _, size in memory.accesses) <= 5 << 20
+
+
+def test_all_is_read_where_that_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kallsyms, "TAIL", 64)
+    layout = blobs.LINUX_6_4
+    symbols = written(20000, layout)
+    data = blobs.kallsyms(symbols, layout, before=bytes((1 << 20) - 180_000), after=bytes(1 << 20))
+    memory = blobs.FakeMemory()
+    memory.place(blobs.TEXT, data)
+    assert rows(kallsyms.read(memory.read, blobs.TEXT, len(data))) == symbols
+
+
+def test_without_kallsyms() -> None:
+    with pytest.raises(OptprobeError, match="no symbol table"):
+        kallsyms.recover(bytes(1 << 16))
+    with pytest.raises(OptprobeError, match="no symbol table"):
+        kallsyms.read(lambda _, size: bytes(size), blobs.TEXT, 1 << 16)
+
+
+def test_a_cut_table_is_refused(layout: blobs.Layout) -> None:
+    data = blobs.kallsyms(written(2000, layout), layout)
+    for size in range(0, len(data) - 8200, 997):
+        with pytest.raises(OptprobeError):
+            kallsyms.recover(data[:size])
+
+
+def test_damage_gives_an_error_or_other_names_but_no_exception_of_another_kind(layout: blobs.Layout) -> None:
+    data = blobs.kallsyms(written(1600, layout), layout, before=bytes(64))
+    noise = random.Random(2)
+    for _ in range(60):
+        damaged = bytearray(data)
+        for _ in range(3):
+            damaged[noise.randrange(len(damaged))] = noise.randrange(256)
+        try:
+            found = kallsyms.recover(bytes(damaged))
+        except OptprobeError:
+            continue
+        assert len(found.addresses) == len(found.names) == len(found.types)
+
+
+def test_150_000_symbols_in_time() -> None:
+    layout = blobs.LINUX_6_4
+    symbols = written(150_000, layout)
+    data = blobs.kallsyms(symbols, layout)
+    start = time.process_time()
+    found = kallsyms.recover(data)
+    assert time.process_time() - start < 1.5
+    assert len(found) == len(symbols)

@@ -1,0 +1,152 @@
+"""Kernel memory is read and written whatever the selected vCPU maps."""
+
+from __future__ import annotations
+
+import pytest
+
+from gdb_optprobe.errors import Unreadable
+from gdb_optprobe.guest.memory import KernelMemory
+
+BASE = 0xFFFF_FFFF_8100_0000
+PAGE = 4096
+# Virtual page → physical page: two that follow each other in both, one elsewhere, a hole, one more.
+PAGES = {0: 0x100, 1: 0x101, 2: 0x300, 4: 0x200}
+
+
+class Machine:
+    """A guest's memory, which a vCPU in user mode (`sees_kernel` False) reaches only physically."""
+
+    def __init__(self, sees_kernel: bool) -> None:
+        self.sees_kernel = sees_kernel
+        self.frames = {frame: bytearray(bytes([frame & 0xFF, page]) * (PAGE // 2)) for page, frame in PAGES.items()}
+        self.pages = dict(PAGES)
+        self.log: list[str] = []
+
+    def walk(self, address: int) -> tuple[int, int] | None:
+        self.log.append("walk")
+        frame = self.pages.get((address - BASE) // PAGE)
+        return None if frame is None else (frame * PAGE + address % PAGE, PAGE - address % PAGE)
+
+    def read_virtual(self, address: int, size: int) -> bytes:
+        self.log.append("virtual")
+        return bytes(self._at(address + at) for at in range(size))
+
+    def write_virtual(self, address: int, data: bytes) -> None:
+        self.log.append("virtual")
+        for at in range(len(data)):
+            self._at(address + at)
+        for at, byte in enumerate(data):
+            self.frames[self.pages[(address + at - BASE) // PAGE]][(address + at) % PAGE] = byte
+
+    def read_physical(self, address: int, size: int) -> bytes:
+        self.log.append(f"physical {address:#x} {size:#x}")
+        return bytes(self.frames[at // PAGE][at % PAGE] for at in range(address, address + size))
+
+    def write_physical(self, address: int, data: bytes) -> None:
+        self.log.append(f"physical {address:#x} {len(data):#x}")
+        for at, byte in enumerate(data, address):
+            self.frames[at // PAGE][at % PAGE] = byte
+
+    def _at(self, address: int) -> int:
+        frame = self.pages.get((address - BASE) // PAGE)
+        if not self.sees_kernel or frame is None:
+            raise Unreadable(address, 1)
+        return self.frames[frame][address % PAGE]
+
+
+def memory(sees_kernel: bool) -> tuple[Machine, KernelMemory]:
+    machine = Machine(sees_kernel)
+    return machine, KernelMemory(machine, machine, machine.walk)
+
+
+def test_the_fast_way_where_it_works() -> None:
+    machine, kernel = memory(sees_kernel=True)
+    kernel.write(BASE + 10, b"abc")
+    assert kernel.read(BASE + 10, 3) == b"abc"
+    assert machine.log == ["virtual", "virtual"]
+
+
+def test_both_ways_give_the_same() -> None:
+    _, fast = memory(sees_kernel=True)
+    _, slow = memory(sees_kernel=False)
+    for address, size in [(0, 1), (100, 3 * PAGE - 100), (PAGE - 1, 2), (2 * PAGE - 3, 7), (4 * PAGE, PAGE)]:
+        fast.write(BASE + address, bytes(at % 251 for at in range(size)))
+        slow.write(BASE + address, bytes(at % 251 for at in range(size)))
+    assert slow.read(BASE, 3 * PAGE) == fast.read(BASE, 3 * PAGE)
+    assert slow.read(BASE + 4 * PAGE, PAGE) == fast.read(BASE + 4 * PAGE, PAGE)
+
+
+def test_adjacent_frames_are_read_at_once() -> None:
+    machine, kernel = memory(sees_kernel=False)
+    kernel.read(BASE + 0x10, 3 * PAGE - 0x20)
+    assert [entry for entry in machine.log if entry.startswith("physical")] == [
+        f"physical {0x100 * PAGE + 0x10:#x} {2 * PAGE - 0x10:#x}",
+        f"physical {0x300 * PAGE:#x} {PAGE - 0x10:#x}",
+    ]
+
+
+def test_translations_are_kept_until_the_guest_has_run() -> None:
+    machine, kernel = memory(sees_kernel=False)
+    kernel.read(BASE + 0x800, 8)
+    kernel.read(BASE, 8)
+    kernel.read(BASE + 0x900, 8)
+    # One walk, and one attempt at what the vCPU does not see.
+    assert (machine.log.count("walk"), machine.log.count("virtual")) == (1, 1)
+    machine.pages[0] = 0x300
+    kernel.forget()
+    assert kernel.read(BASE, 2) == bytes(machine.frames[0x300][:2])
+    assert (machine.log.count("walk"), machine.log.count("virtual")) == (2, 2)
+
+
+def test_a_hole_is_not_the_end_of_the_fast_way() -> None:
+    machine, kernel = memory(sees_kernel=True)
+    with pytest.raises(Unreadable):
+        kernel.read(BASE + 3 * PAGE, 1)
+    machine.log.clear()
+    kernel.read(BASE, 1)
+    assert machine.log == ["virtual"]
+
+
+@pytest.mark.parametrize("sees_kernel", [True, False])
+def test_nothing_is_written_where_a_part_cannot_be(sees_kernel: bool) -> None:
+    machine, kernel = memory(sees_kernel)
+    before = bytes(machine.frames[0x300])
+    with pytest.raises(Unreadable) as raised:
+        kernel.write(BASE + 2 * PAGE, bytes(PAGE + 1))
+    assert raised.value.address == BASE + 3 * PAGE
+    assert bytes(machine.frames[0x300]) == before
+
+
+def test_nothing_at_all() -> None:
+    machine, kernel = memory(sees_kernel=False)
+    assert kernel.read(BASE, 0) == b""
+    kernel.write(BASE, b"")
+    assert machine.log == []
+
+
+def test_physical_addresses() -> None:
+    _, kernel = memory(sees_kernel=False)
+    assert kernel.physical(BASE + PAGE + 5) == 0x101 * PAGE + 5
+    assert kernel.physical(BASE + 3 * PAGE) is None
+
+
+def test_runs_that_overlap_what_is_known() -> None:
+    """A walk that reports a large page from the middle on, then from its start."""
+    walks: list[int] = []
+
+    def walk(address: int) -> tuple[int, int] | None:
+        walks.append(address)
+        into = address - BASE
+        return (0x20_0000 + into, (2 << 20) - into)
+
+    class Physical:
+        def read_physical(self, address: int, size: int) -> bytes:
+            return address.to_bytes(8, "little")[:size]
+
+        def write_physical(self, address: int, data: bytes) -> None:
+            raise NotImplementedError
+
+    kernel = KernelMemory(Machine(sees_kernel=False), Physical(), walk)
+    for address in (0x5008, 0x5000, 0x1F_F000, 0x3010, 0x3000, 0x4FF8, 0, 0x5008):
+        assert kernel.read(BASE + address, 8) == (0x20_0000 + address).to_bytes(8, "little")
+    assert walks == [BASE + 0x5008, BASE + 0x3010, BASE]
