@@ -16,9 +16,9 @@ behind it with 0xCC (arch/x86/kernel/vmlinux.lds.S, ALIGN_ENTRY_TEXT_BEGIN). Nob
                   bit: frames that became tables and data are not executable there any more (W^X)
 
 All is written through physical memory with every vCPU stopped. A table is complete and has been read back before the
-one entry of 8 bytes that leads to it is written. That needs no TLB flush: x86 caches no translation that is not present,
-and the split entry translates every address as the large page did; a stale executable entry for a frame of data serves
-nobody, as nothing jumps there.
+one entry of 8 bytes that leads to it is written. That needs no TLB flush: x86 caches no translation that is not
+present, and the split entry translates every address as the large page did; a stale executable entry for a frame of
+data serves nobody, as nothing jumps there.
 """
 
 from __future__ import annotations
@@ -118,15 +118,13 @@ def _gaps(kernel: Kernel) -> Iterator[tuple[int, int]]:
     entry, behind = kernel.range("__entry_text_start", "__entry_text_end")
     if not entry:
         return
-    for at in (entry - 1, behind):
+    for at in (entry // LARGE_PAGE * LARGE_PAGE - 1, entry - 1, behind):
         found = kernel.symbols.at(at)
         if found is None:
             continue
-        # A symbol's size reaches to the next one, so its last pages are what lies between; its own code comes first.
-        end = (at - found.offset + found.size) // PAGE * PAGE
-        start = -(-(at - found.offset) // PAGE) * PAGE
-        if at < entry:
-            start += PAGE
+        # A symbol's size reaches to the next one: its own code comes first, the rest is what lies between.
+        symbol = at - found.offset
+        start, end = -(-(symbol + 1) // PAGE) * PAGE, (symbol + found.size) // PAGE * PAGE
         if start < end:
             yield start, end
 
