@@ -30,6 +30,7 @@ from gdb_optprobe.guest.linux.percpu import PerCpu
 from gdb_optprobe.guest.linux.tasks import Task, Tasks
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.saved import Saved
+from gdb_optprobe.isa.x86_64.abi import REGISTERS
 
 PAGE = 4096
 INTERRUPT_STACK = 4 * PAGE  # IRQ_STACK_SIZE
@@ -153,6 +154,11 @@ def _thread_size(kernel: Kernel) -> int:
         if end is not None and end - start in PLAUSIBLE:
             return end - start
     raise NoSuchKernel("the size of a thread's stack is not known")
+
+
+def saved(machine: Machine, kernel: Kernel) -> Iterator[Saved]:
+    """Everything that may hold a saved PC now. Raises OptprobeError where something cannot be enumerated."""
+    return Stacks(kernel, machine, REGISTERS).saved()
 
 
 def missing(kernel: Kernel) -> str:

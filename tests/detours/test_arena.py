@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gdb_optprobe.detours.arena import Arena, Ranges
+from gdb_optprobe.detours.patch import TextChanged
+from gdb_optprobe.detours.refusal import Refused
+from gdb_optprobe.detours.slots import Slot, Slots
+from tests.detours.fakes import FakeMemory
+
+REACH = 1 << 31
+CODE = (0xFFFFFFFF82000000, 0xFFFFFFFF82000100)
+DATA = (0xFFFFFFFF7FE00000, 0xFFFFFFFF7FE00800)
+
+
+def arena(fill: int | None = 0xCC) -> Arena:
+    return Arena(Ranges((CODE,), (DATA,), fill))
+
+
+def code_of(refused: pytest.ExceptionInfo[Refused]) -> str:
+    return refused.value.reason.code
+
+
+def test_counters_lie_side_by_side() -> None:
+    there = arena()
+    assert [there.allocate_data(8).address - DATA[0] for _ in range(256)] == list(range(0, 2048, 8))
+    with pytest.raises(Refused) as refused:
+        there.allocate_data(8)
+    assert code_of(refused) == "ARENA_FULL"
+
+
+def test_arena_full() -> None:
+    there = arena()
+    for _ in range(16):
+        there.allocate_code(13, CODE[0], REACH)
+    with pytest.raises(Refused) as refused:
+        there.allocate_code(13, CODE[0], REACH)
+    assert code_of(refused) == "ARENA_FULL" and "256 of 256" in refused.value.message
+
+
+def test_arena_out_of_reach() -> None:
+    with pytest.raises(Refused) as refused:
+        arena().allocate_code(13, 0xFFFFFFFFC0000000 - (1 << 33), REACH)
+    assert code_of(refused) == "ARENA_OUT_OF_REACH"
+
+
+def test_no_arena() -> None:
+    with pytest.raises(Refused) as refused:
+        Arena(Ranges((), ())).allocate_code(13, CODE[0], REACH)
+    assert code_of(refused) == "ARENA_MISSING"
+
+
+def test_a_released_slot_waits_for_its_proof() -> None:
+    there = arena()
+    first, second = (there.allocate_code(16, CODE[0], REACH) for _ in range(2))
+    counter = there.allocate_data(8)
+    for slot in (first, second):
+        there.code.release(slot)
+    there.data.release(counter)
+    assert there.reclaim(lambda ranges: [ranges[0]]) == (second,), "somebody is still in the first"
+    assert there.dirty() == (first,)
+    assert there.allocate_code(16, CODE[0], REACH) == second
+    assert there.allocate_data(8) != counter, "what runs in the first may still count"
+    assert there.reclaim(lambda ranges: []) == (first,)
+    assert there.allocate_code(16, CODE[0], REACH) == first
+    assert there.allocate_data(8) == counter
+
+
+def test_foreign_bytes_lose_the_slot() -> None:
+    there = arena()
+    memory = FakeMemory(CODE[0], b"\xcc" * 15 + b"\x90" + b"\xcc" * 240)
+    slot = there.allocate_code(16, CODE[0], REACH)
+    with pytest.raises(TextChanged):
+        there.place(slot, b"\x90", memory, b"\xcc")
+    again = there.allocate_code(16, CODE[0], REACH)
+    assert again != slot
+    patch = there.place(again, b"\x90\x90", memory, b"\xcc")
+    assert patch.old == b"\xcc" * 16 and patch.new == b"\x90\x90" + b"\xcc" * 14
+
+
+def test_claimed_slots_are_not_handed_out() -> None:
+    there = arena()
+    assert there.code.claim(CODE[0], 20) == Slot(CODE[0], 32)
+    assert there.code.claim(CODE[0] + 16, 16) is None
+    assert there.allocate_code(16, CODE[0], REACH).address == CODE[0] + 32
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 70)), max_size=60))
+def test_slots_never_overlap_and_nothing_is_lost(steps: list[tuple[bool, int]]) -> None:
+    slots = Slots(0x1003, 0x1400, 16)
+    held: list[Slot] = []
+    for free, size in steps:
+        if free and held:
+            slot = held.pop(size % len(held))
+            slots.release(slot)
+            slots.reclaim([slot])
+        elif (got := slots.allocate(size)) is not None:
+            assert got.size >= size and got.address % 16 == 0
+            assert all(got.end <= other.address or other.end <= got.address for other in held)
+            held.append(got)
+    assert slots.free_bytes + sum(slot.size for slot in held) == slots.size

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from gdb_optprobe.detours.layout import boost, count
+from gdb_optprobe.detours.planner import Limits, Site, plan
+from gdb_optprobe.guest.text import FtraceSite
+from gdb_optprobe.isa.base import Dead
+from gdb_optprobe.isa.x86_64 import X86_64
+from tests.detours.fakes import NOP5, START, FakeText
+
+AT = START + 0x100000
+COUNTER = START - 0x1000000
+PUSHES = "41 55  push %r13\n 41 54  push %r12\n 55  push %rbp\n c3  ret\n cc cc cc cc"
+
+
+def texts(data: bytes, at: int = AT) -> list[str]:
+    return [insn.text.split()[0] for insn in X86_64.decode(data, at)]
+
+
+def test_count_at_a_tracers_site_is_two_instructions() -> None:
+    text = FakeText("0f 1f 44 00 00  nop\n" + PUSHES, tracers=(FtraceSite(START, 5, False, NOP5),))
+    detour = count(plan(Site(START), X86_64, text), X86_64, AT, COUNTER)
+    insns = X86_64.decode(detour.data, AT)
+    assert len(insns) == 2 and insns[-1].target == START + 5
+    assert detour.original_pc(AT) == START, "the program belongs to the probed instruction"
+    assert detour.original_pc(insns[-1].address) == START + 5
+    assert detour.original_pc(detour.end) is None
+
+
+def test_count_runs_the_displaced_instructions_and_goes_back() -> None:
+    detour = count(plan(Site(START), X86_64, FakeText(PUSHES)), X86_64, AT, COUNTER)
+    assert texts(detour.data)[-4:] == ["pushq", "pushq", "pushq", "jmp"]
+    assert X86_64.decode(detour.data, AT)[-1].target == START + 5
+    assert detour.size <= 64
+    for original in (0, 2, 4, 5):
+        at = detour.address_of(START + original)
+        assert at is not None and detour.original_pc(at) == START + original
+
+
+def test_a_pc_inside_the_program_is_at_the_probed_address() -> None:
+    detour = count(plan(Site(START), X86_64, FakeText(PUSHES)), X86_64, AT, COUNTER)
+    assert {detour.original_pc(AT + n) for n in range(detour.program_size)} == {START}
+
+
+def test_boosted_copy_has_no_program() -> None:
+    limits = Limits(optimization=False, emulation=False)
+    detour = boost(plan(Site(START), X86_64, FakeText(PUSHES), limits), X86_64, AT)
+    assert texts(detour.data) == ["pushq", "jmp"] and detour.program_size == 0
+    assert detour.original_pc(AT) == START and detour.counter is None
+
+
+def test_dead_flags_save_nothing() -> None:
+    found = plan(Site(START), X86_64, FakeText(PUSHES))
+    assert found.dead == Dead(found.dead.flags, found.dead.registers)
+    names = texts(count(found, X86_64, AT, COUNTER).data)
+    assert ("pushfq" in names) is not found.dead.flags

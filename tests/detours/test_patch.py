@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+
+from gdb_optprobe.detours.patch import Patch, TextChanged, apply, check, revert
+from tests.detours.fakes import FakeMemory
+
+PATCHES = (Patch(0x1000, b"\x90" * 5, b"\xe9abcd"), Patch(0x1010, b"\x90", b"\xcc"))
+
+
+def memory() -> FakeMemory:
+    return FakeMemory(0x1000, b"\x90" * 32)
+
+
+def test_apply_and_revert() -> None:
+    there = memory()
+    apply(PATCHES, there)
+    assert there.read(0x1000, 5) == b"\xe9abcd" and check(PATCHES, there) == ()
+    revert(PATCHES, there)
+    assert there.data == b"\x90" * 32
+
+
+def test_old_bytes_first() -> None:
+    there = memory()
+    there.data[0x10] = 0x55
+    with pytest.raises(TextChanged) as changed:
+        apply(PATCHES, there)
+    assert changed.value.address == 0x1010 and changed.value.found == b"\x55"
+    assert there.writes == [], "nothing is written where anything differs"
+
+
+def test_own_bytes_before_they_are_taken_back() -> None:
+    there = memory()
+    apply(PATCHES, there)
+    there.data[2] = 0
+    there.writes.clear()
+    with pytest.raises(TextChanged):
+        revert(PATCHES, there)
+    assert there.writes == []
+    assert [each.address for each in check(PATCHES, there)] == [0x1000]
+
+
+def test_what_leads_somewhere_is_written_last_and_removed_first() -> None:
+    there = memory()
+    apply(PATCHES, there)
+    revert(PATCHES, there)
+    assert there.writes == [0x1000, 0x1010, 0x1010, 0x1000]
+
+
+def test_memory_that_does_not_take_the_bytes() -> None:
+    class Rom(FakeMemory):
+        def write(self, address: int, data: bytes) -> None:
+            if address != 0x1010:
+                super().write(address, data)
+
+    there = Rom(0x1000, b"\x90" * 32)
+    with pytest.raises(TextChanged):
+        apply(PATCHES, there)
+    assert there.data == b"\x90" * 32, "never half"
+
+
+def test_a_patch_changes_no_size() -> None:
+    with pytest.raises(ValueError):
+        Patch(0, b"", b"\xcc")

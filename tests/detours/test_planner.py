@@ -1,0 +1,289 @@
+"""One test a hazard, named after it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gdb_optprobe.detours.planner import Limits, Neighbour, Plan, Site, entry_of, plan, plans
+from gdb_optprobe.detours.refusal import Refusal, Refused
+from gdb_optprobe.detours.tier import Tier
+from gdb_optprobe.guest.text import Area, Fact, FtraceSite, Mark
+from gdb_optprobe.isa.x86_64 import X86_64
+from tests.detours.fakes import NOP5, START, FakeText
+
+PUSHES = """
+    41 55            push %r13
+    41 54            push %r12
+    55               push %rbp
+    b8 01 00 00 00   mov $1, %eax
+    c3               ret
+    cc cc cc cc
+"""
+
+
+def planned(text: FakeText, offset: int = 0, limits: Limits | None = None, **site: object) -> Plan:
+    return plan(replace(Site(START + offset), **site), X86_64, text, limits)  # type: ignore[arg-type]
+
+
+def why(found: Plan) -> str | None:
+    return found.reason.code if found.reason else None
+
+
+def refusal(text: FakeText, offset: int = 0) -> str:
+    with pytest.raises(Refused) as refused:
+        planned(text, offset)
+    return refused.value.reason.code
+
+
+# --- where a branch fits -----------------------------------------------------------------------------------------
+
+
+def test_one_long_instruction_needs_no_wait() -> None:
+    found = planned(FakeText(PUSHES), 5)
+    assert (found.tier, found.waits, found.patch_size, len(found.displaced)) == (Tier.OPTIMIZED, False, 5, 1)
+    assert found.reason is None
+
+
+def test_several_instructions_wait() -> None:
+    found = planned(FakeText(PUSHES))
+    assert found.tier is Tier.OPTIMIZED and found.waits
+    assert [insn.size for insn in found.displaced] == [2, 2, 1]
+
+
+def test_ret_before_padding_is_one_instruction() -> None:
+    found = planned(FakeText(PUSHES), 10)
+    assert found.tier is Tier.OPTIMIZED and not found.waits and len(found.displaced) == 1
+
+
+def test_ret_before_a_jump_target_has_no_padding() -> None:
+    found = planned(FakeText(PUSHES, jumps=((0, 12),)), 10)
+    assert why(found) == "JUMP_INTO_REGION" or why(found) == "FUNCTION_END"
+    assert found.tier is Tier.EMULATED
+
+
+def test_function_end() -> None:
+    found = planned(FakeText("55  push %rbp\n c3  ret"))
+    assert why(found) == "FUNCTION_END" and found.tier is Tier.EMULATED
+
+
+# --- what may arrive inside ---------------------------------------------------------------------------------------
+
+
+def test_jump_into_region() -> None:
+    found = planned(FakeText(PUSHES, jumps=((7, 2),)))
+    assert why(found) == "JUMP_INTO_REGION"
+    assert found.near == START + 2, "there, the jump lands on the branch itself"
+
+
+def test_jump_to_the_probed_address_is_no_hazard() -> None:
+    assert planned(FakeText(PUSHES, jumps=((7, 0),))).tier is Tier.OPTIMIZED
+
+
+def test_jump_behind_the_branch_is_no_hazard() -> None:
+    assert planned(FakeText(PUSHES, jumps=((7, 5),))).tier is Tier.OPTIMIZED
+
+
+def test_jump_into_one_instruction_is_impossible() -> None:
+    assert planned(FakeText(PUSHES, jumps=((0, 7),)), 5).tier is Tier.OPTIMIZED
+
+
+def test_return_into_region() -> None:
+    found = planned(FakeText("ff d0  call *%rax\n 41 54  push %r12\n 55  push %rbp\n c3  ret\n cc cc cc cc"))
+    assert why(found) == "RETURN_INTO_REGION"
+
+
+def test_indirect_jump() -> None:
+    found = planned(FakeText(PUSHES, blind=(10,)))
+    assert why(found) == "INDIRECT_JUMP" and found.near == START + 5
+
+
+def test_code_that_cannot_be_decoded_hides_jumps() -> None:
+    assert why(planned(FakeText(PUSHES, complete=False))) == "UNDECODABLE"
+    assert planned(FakeText(PUSHES, complete=False), 5).tier is Tier.OPTIMIZED
+
+
+# --- what the guest rewrites or recognises --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fact", "code"),
+    [
+        (Fact.EXCEPTION, "EXCEPTION_TABLE"),
+        (Fact.JUMP_LABEL, "JUMP_LABEL"),
+        (Fact.STATIC_CALL, "STATIC_CALL"),
+        (Fact.BUG, "BUG_TABLE"),
+    ],
+)
+def test_marked_bytes(fact: Fact, code: str) -> None:
+    text = FakeText(PUSHES + "48 69 c7 07 00 00 00  imul $7, %rdi, %rax", noted=(Mark(fact, START + 15, 1),))
+    found = planned(text, 15)
+    assert why(found) == code
+    assert found.tier is Tier.BREAKPOINT, "a copy of these bytes would be wrong too"
+    assert planned(text, 5).tier is Tier.OPTIMIZED, "marks elsewhere do not matter"
+
+
+TRACED = """
+    0f 1f 44 00 00   nopl 0(%rax,%rax)
+    41 55            push %r13
+    41 54            push %r12
+    55               push %rbp
+    c3               ret
+    cc cc cc cc
+"""
+
+
+def traced(at: int = 0, in_use: bool = False) -> tuple[FtraceSite, ...]:
+    return (FtraceSite(START + at, 5, in_use, NOP5),)
+
+
+def test_ftrace_site() -> None:
+    found = planned(FakeText(TRACED, tracers=traced()))
+    assert found.tier is Tier.OPTIMIZED and not found.waits
+    assert found.ftrace is not None and found.dead == X86_64.dead_at_entry()
+
+
+def test_ftrace_site_in_use() -> None:
+    found = planned(FakeText(TRACED, tracers=traced(in_use=True)))
+    assert why(found) == "FTRACE_IN_USE" and found.near == START + 5
+
+
+def test_ftrace_site_that_holds_something_else() -> None:
+    text = FakeText(TRACED.replace("0f 1f 44 00 00", "e8 00 10 00 00"), tracers=traced())
+    assert why(planned(text)) == "FTRACE_CHANGED"
+
+
+def test_ftrace_site_in_the_middle() -> None:
+    text = FakeText("f3 0f 1e fa  endbr64\n" + TRACED, tracers=traced(4))
+    assert why(planned(text)) == "FTRACE_SITE"
+    assert planned(text).near == START + 4
+
+
+def test_entry_behind_a_landing_pad() -> None:
+    text = FakeText("f3 0f 1e fa  endbr64\n" + TRACED)
+    assert entry_of(START, X86_64, text) == START + 4
+    assert entry_of(START, X86_64, FakeText(TRACED)) == START
+
+
+# --- what cannot be moved -------------------------------------------------------------------------------------------
+
+
+def test_trap() -> None:
+    found = planned(FakeText("0f 0b  ud2\n" + PUSHES))
+    assert why(found) == "TRAP_INSTRUCTION" and found.tier is Tier.BREAKPOINT
+
+
+def test_foreign_breakpoint_among_the_displaced() -> None:
+    found = planned(FakeText("55  push %rbp\n cc  int3\n 41 54  push %r12\n 55  push %rbp\n c3  ret"))
+    assert why(found) == "FOREIGN_BREAKPOINT"
+
+
+def test_jump_to_unknown_memory_is_the_guests_own_patch() -> None:
+    found = planned(FakeText("e9 00 00 00 f0  jmp -0x10000000\n" + PUSHES))
+    assert why(found) == "FOREIGN_JUMP"
+
+
+# --- no tier at all --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("area", "code"),
+    [
+        (Area.NOT_TEXT, "NOT_TEXT"),
+        (Area.ENTRY, "ENTRY_TEXT"),
+        (Area.INIT, "INIT_TEXT"),
+        (Area.EARLY, "EARLY_TEXT"),
+        (Area.COPIED, "COPIED_TEXT"),
+        (Area.MODULE, "MODULE_TEXT"),
+    ],
+)
+def test_area(area: Area, code: str) -> None:
+    assert refusal(FakeText(PUSHES, where=area)) == code
+
+
+def test_not_an_instruction_boundary() -> None:
+    with pytest.raises(Refused) as refused:
+        planned(FakeText(PUSHES), 6)
+    assert refused.value.reason.code == "NOT_INSTRUCTION_BOUNDARY"
+    assert refused.value.hint == "probe victim+5"
+
+
+def test_foreign_breakpoint() -> None:
+    assert refusal(FakeText("cc  int3\n" + PUSHES)) == "FOREIGN_BREAKPOINT"
+
+
+def test_unknown_function() -> None:
+    assert refusal(FakeText(PUSHES), 0x1000) == "UNKNOWN_FUNCTION"
+
+
+def test_plans_goes_on_behind_a_refusal() -> None:
+    found = list(plans([Site(START), Site(START + 6), Site(START + 5)], X86_64, FakeText(PUSHES)))
+    assert [isinstance(each, Plan) for each in found] == [True, False, True]
+
+
+# --- wishes ----------------------------------------------------------------------------------------------------------
+
+
+def test_everything_off_is_a_breakpoint() -> None:
+    found = planned(FakeText(PUSHES), limits=Limits(optimization=False, boost=False, emulation=False))
+    assert found.tier is Tier.BREAKPOINT
+    assert [(tier, reason.code) for tier, reason in found.refused] == [
+        (Tier.OPTIMIZED, "OPTIMIZATION_OFF"),
+        (Tier.TRAPPED, "TRAP_TIER_MISSING"),
+        (Tier.EMULATED, "EMULATION_OFF"),
+        (Tier.BOOSTED, "BOOST_OFF"),
+    ]
+
+
+def test_emulated_then_boosted() -> None:
+    off = Limits(optimization=False)
+    assert planned(FakeText(PUSHES), limits=off).tier is Tier.EMULATED
+    text = FakeText("48 69 c7 07 00 00 00  imul $7, %rdi, %rax\n" + PUSHES)
+    assert planned(text, limits=off).tier is Tier.BOOSTED
+
+
+def test_python_handler() -> None:
+    found = planned(FakeText(PUSHES), limits=Limits(python_handler=True))
+    assert why(found) == "PYTHON_HANDLER" and found.tier is Tier.EMULATED
+
+
+def test_post_handler() -> None:
+    text = FakeText("48 69 c7 07 00 00 00  imul $7, %rdi, %rax\n" + PUSHES)
+    found = planned(text, limits=Limits(post_handler=True, python_handler=True))
+    assert found.tier is Tier.BREAKPOINT
+    assert dict(found.refused)[Tier.BOOSTED].code == "POST_HANDLER"
+
+
+def test_forced_tier() -> None:
+    found = planned(FakeText(PUSHES), limits=Limits(forced=Tier.BOOSTED))
+    assert found.tier is Tier.BOOSTED and why(found) == "TIER_FORCED"
+
+
+def test_stacks_unknown() -> None:
+    limits = Limits(stacks_missing="this kernel has no BTF")
+    found = planned(FakeText(PUSHES), limits=limits)
+    assert why(found) == "STACKS_UNKNOWN" and found.near == START + 5
+    assert planned(FakeText(PUSHES), 5, limits).tier is Tier.OPTIMIZED
+
+
+def test_users_breakpoint() -> None:
+    found = planned(FakeText(PUSHES), breakpoints=frozenset({START + 2}))
+    assert why(found) == "USER_BREAKPOINT"
+    assert planned(FakeText(PUSHES), breakpoints=frozenset({START + 5})).tier is Tier.OPTIMIZED
+
+
+def test_overlapping_probe() -> None:
+    found = planned(FakeText(PUSHES), neighbours=(Neighbour(3, START + 2, START + 7),))
+    assert why(found) == "OVERLAPS_PROBE" and "probe 3" in str(found.reason)
+
+
+def test_every_refusal_can_be_told() -> None:
+    class Anything(dict[str, object]):
+        def __missing__(self, key: str) -> object:
+            return f"<{key}>"
+
+    for member in Refusal:
+        text, hint = member.value
+        assert text.format_map(Anything()) and not hint.format_map(Anything()).endswith(".")
+    assert len({member.value[0] for member in Refusal}) == len(Refusal.__members__)
