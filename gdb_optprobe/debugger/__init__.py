@@ -1,0 +1,17 @@
+"""All that talks to GDB. `load` installs it, once a GDB."""
+
+from __future__ import annotations
+
+
+def load() -> None:
+    """Hook into GDB: the life cycle of guests, steps, backtraces, disassembly. A second call does nothing."""
+    from gdb_optprobe.debugger import disassembler, unwinder
+    from gdb_optprobe.debugger.attach import attachments, session_or_none, unwind_kernel
+    from gdb_optprobe.debugger.lifecycle import Lifecycle
+    from gdb_optprobe.debugger.stepping import Stepping
+
+    if attachments.installed:
+        return
+    attachments.installed = [Lifecycle(attachments), Stepping(session_or_none)]
+    disassembler.install(session_or_none)
+    unwinder.install(session_or_none, unwind_kernel)

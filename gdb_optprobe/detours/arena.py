@@ -69,6 +69,11 @@ class Arena:
             raise TextChanged(slot.address, bytes([self.ranges.fill]) * slot.size, old)
         return Patch(slot.address, old, new)
 
+    def wipe(self, slot: Slot, memory: Memory) -> None:
+        """Make `slot`, which nobody can be inside, what free memory is: traps, so that a stray branch is seen."""
+        if self.ranges.fill is not None:
+            memory.write(slot.address, bytes([self.ranges.fill]) * slot.size)
+
     def dirty(self) -> tuple[Slot, ...]:
         """Released code in which somebody may still be."""
         return tuple(slot for slots in self.code.slots for slot in slots.dirty)

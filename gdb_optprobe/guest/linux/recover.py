@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
-from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import image, kallsyms
-from gdb_optprobe.guest.cache import Cache
+from gdb_optprobe.guest.cache import NOTE, NOTE_SIZE, Cache
 from gdb_optprobe.guest.image import Image, Run
 from gdb_optprobe.guest.machine import Machine, PhysicalMemory
-from gdb_optprobe.guest.memory import PAGE, KernelMemory, VirtualMemory
+from gdb_optprobe.guest.memory import KernelMemory, VirtualMemory
 from gdb_optprobe.guest.symbols import Symbols, SymbolTable
 from gdb_optprobe.isa.x86_64 import paging
 
@@ -25,29 +26,40 @@ PAGING, PROTECTED = 1 << 31, 1 << 0
 LONG_MODE_ACTIVE = 1 << 10
 FIVE_LEVELS = 1 << 12
 CHUNK = 1 << 16
+LARGEST_NOTES = 1 << 16
 
 CONTROL = ("cr0", "cr3", "cr4", "efer")
+
+
+class Guest(Machine, VirtualMemory, Protocol):
+    """A machine whose raw view of virtual memory is at hand too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
     """A kernel found in guest memory.
 
+    note: where the note with the build-id lies.
     root: the physical address of the kernel's own top page table, which no process takes away.
     """
 
     image: Image
     build: str
     symbols: SymbolTable
+    note: int
     root: int
     la57: bool
+
+    def still_there(self, read: Callable[[int, int], bytes]) -> bool:
+        """Whether the guest still runs this build at this address. Raises Unreadable where nothing is there."""
+        return image.is_note_of(self.build, read(self.note, NOTE_SIZE))
 
     @property
     def text(self) -> tuple[int, int]:
         return self.image.text.start, self.image.text.end
 
 
-def recover(machine: Machine, cache: Cache, say: Callable[[str], None]) -> Recovered | None:
+def recover(machine: Guest, cache: Cache, say: Callable[[str], None]) -> Recovered | None:
     """The kernel of this guest; None where no kernel is mapped at all. Raises OptprobeError (not booted yet)."""
     control = machine.registers(machine.vcpus()[0], CONTROL)
     check_mode(control)
@@ -56,7 +68,7 @@ def recover(machine: Machine, cache: Cache, say: Callable[[str], None]) -> Recov
     if found is None:
         return None
     where, root = found
-    reader = KernelMemory(_Nothing(), machine, walker(machine, root, la57))
+    reader = KernelMemory(machine, machine, walker(machine, root, la57))
     build = cache.recognise(where.text.start, reader.read)
     symbols = cache.symbols(build, where.text.start) if build is not None else None
     if build is None or symbols is None:
@@ -65,7 +77,8 @@ def recover(machine: Machine, cache: Cache, say: Callable[[str], None]) -> Recov
     table = SymbolTable(symbols, [(where.text.start, where.text.end)])
     own = table.address("init_top_pgt") or table.address("swapper_pg_dir")
     physical = reader.physical(own) if own is not None else None
-    return Recovered(where, build, table, physical if physical is not None else root, la57)
+    note = where.text.start + int(cache.facts(build).get(NOTE, 0))
+    return Recovered(where, build, table, note, physical if physical is not None else root, la57)
 
 
 def check_mode(control: Mapping[str, int]) -> None:
@@ -120,22 +133,18 @@ def _roots(machine: Machine) -> Iterator[int]:
 
 
 def _recover(where: Image, memory: KernelMemory, cache: Cache) -> tuple[str, Symbols]:
-    start, end = where.rodata.start, where.rodata.end
-    rodata = b"".join(memory.read(at, min(CHUNK, end - at)) for at in range(start, end, CHUNK))
-    note = image.build_id(rodata)
-    symbols = kallsyms.recover(rodata)
+    symbols = kallsyms.read(_in_chunks(memory), where.rodata.start, where.rodata.size)
+    start, end = symbols.address("__start_notes"), symbols.address("__stop_notes")
+    if start is None or end is None or not 0 < end - start <= LARGEST_NOTES:
+        start, end = where.rodata.start, where.rodata.end
+    note = image.build_id(_in_chunks(memory)(start, end - start))
     cache.store_symbols(note.hex, symbols, where.text.start, start + note.offset)
     return note.hex, symbols
 
 
-class _Nothing:
-    """A view that shows nothing: reads go through the page tables."""
+def _in_chunks(memory: KernelMemory) -> Callable[[int, int], bytes]:
+    def read(address: int, size: int) -> bytes:
+        end = address + size
+        return b"".join(memory.read(at, min(CHUNK, end - at)) for at in range(address, end, CHUNK))
 
-    def read_virtual(self, address: int, size: int) -> bytes:
-        raise Unreadable(address, size)
-
-    def write_virtual(self, address: int, data: bytes) -> None:
-        raise Unreadable(address, len(data))
-
-
-assert PAGE == paging.PAGE_SIZE
+    return read

@@ -42,3 +42,13 @@ class CachedStructures:
         btf = self.btf
         self._known[name] = btf.offset(struct, member) if btf.has_struct(struct) and btf.has(struct, member) else -1
         self._cache.remember(self._build, {FACTS: self._known})
+
+    def bits(self, struct: str) -> dict[str, tuple[int, int]]:
+        """Every bitfield of `struct`: its first bit, counted from the struct's start, and how many it has."""
+        fact = f"bits of {struct}"
+        known = self._cache.facts(self._build).get(fact)
+        if not isinstance(known, dict):
+            members = self.btf.struct(struct).members
+            known = {m.name: [m.offset * 8 + m.bit_offset, m.bit_size] for m in members if m.bit_size}
+            self._cache.remember(self._build, {fact: known})
+        return {name: (first, count) for name, (first, count) in known.items()}

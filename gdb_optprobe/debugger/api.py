@@ -1,0 +1,82 @@
+"""The same from Python, inside GDB: `kprobe("vfs_read", pre_handler=…)`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gdb_optprobe.debugger.attach import current_session
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.probes.session import Session
+from gdb_optprobe.probes.spec import Handler, Kind, Spec
+from gdb_optprobe.probes.views import ProbeView
+
+
+class Handle:
+    """One probe, as `optprobe list` has it."""
+
+    def __init__(self, session: Session, number: int) -> None:
+        self._session = session
+        self.number = number
+
+    @property
+    def view(self) -> ProbeView:
+        """All that is known of it now."""
+        return self._session.views([self.number])[0]
+
+    @property
+    def hits(self) -> int:
+        return self._session.hits(self.number)
+
+    @property
+    def missed(self) -> int:
+        return self._session.missed(self.number)
+
+    @property
+    def tier(self) -> str:
+        return self.view.tier
+
+    @property
+    def address(self) -> int:
+        return self.view.address
+
+    def enable(self) -> None:
+        self._session.enable([self.number])
+
+    def disable(self) -> None:
+        self._session.disable([self.number])
+
+    def delete(self) -> None:
+        self._session.delete([self.number])
+
+
+def kprobe(
+    location: str,
+    *,
+    when: str = "",
+    do: str | Sequence[str] = "count",
+    pre_handler: Handler | None = None,
+    post_handler: Handler | None = None,
+    tier: str = "",
+    name: str = "",
+) -> Handle:
+    """Add a probe; its handle. A location with several addresses makes several probes; the handle is the first's.
+
+    pre_handler, post_handler: called with the `Hit` while the guest stands before, or behind, the instruction.
+    """
+    session = current_session()
+    actions = (do,) if isinstance(do, str) else tuple(do)
+    spec = Spec(
+        location,
+        condition=when,
+        actions=actions,
+        tier=tier,
+        name=name,
+        pre_handler=pre_handler,
+        post_handler=post_handler,
+    )
+    return Handle(session, session.add(spec)[0].number)
+
+
+def kretprobe(location: str, **_: object) -> Handle:
+    """A probe of a function's return."""
+    raise OptprobeError(f"{location}: {Kind.KRETPROBE.value}s are not built yet", "probe the entry: kprobe(…)")

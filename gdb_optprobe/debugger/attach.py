@@ -1,0 +1,232 @@
+"""From a connected GDB to a `Session`: recognise the guest, or say why not, before anything is written.
+
+    no target ─ running ─ wrong architecture ─ wrong CPU mode ─ not booted ─ ready
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import gdb
+
+from gdb_optprobe import isa as instruction_sets
+from gdb_optprobe.debugger import symbols as gdb_symbols
+from gdb_optprobe.debugger.bare import BareText
+from gdb_optprobe.debugger.locations import Locations
+from gdb_optprobe.debugger.machine import GdbMachine
+from gdb_optprobe.debugger.parameters import current_settings, on_change
+from gdb_optprobe.debugger.running import describe, run_for
+from gdb_optprobe.debugger.stops import GdbStops, addresses_of_users
+from gdb_optprobe.debugger.unwinder import Kernel as UnwindKernel
+from gdb_optprobe.detours.planner import entry_of
+from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.guest.cache import default_cache
+from gdb_optprobe.guest.linux.recover import Recovered, kernel_memory, recover
+from gdb_optprobe.isa.base import Isa
+from gdb_optprobe.probes.linux import Linux, given_arena
+from gdb_optprobe.probes.original import overlaid
+from gdb_optprobe.probes.session import Session
+from gdb_optprobe.probes.target import Target
+
+
+@dataclass
+class Attachment:
+    """One guest that GDB is connected to. `connection` changes when GDB reconnects to the same guest.
+
+    leaving: a breakpoint of the user's that is being deleted, and that GDB still lists.
+    """
+
+    connection: gdb.RemoteTargetConnection
+    session: Session
+    machine: GdbMachine
+    stops: GdbStops
+    linux: Linux | None
+    unwind: UnwindKernel | None
+    leaving: gdb.Breakpoint | None = None
+
+
+class Attachments:
+    """The attachment of the selected inferior, made when it is first needed."""
+
+    def __init__(self) -> None:
+        self.current: Attachment | None = None
+        self.installed: list[object] = []
+
+    def session(self) -> Session:
+        """Raises OptprobeError where there is no guest to work on."""
+        connection = _connection()
+        if self.current is not None:
+            if self.current.connection is not connection:
+                self._reconnect(connection)
+            if self.current is not None:
+                return self.current.session
+        self.current = attach(connection)
+        on_change(self._setting_changed)
+        return self.current.session
+
+    def forget(self) -> None:
+        """The guest is gone."""
+        if self.current is not None:
+            attachment, self.current = self.current, None
+            attachment.session.abandon()
+            attachment.stops.close()
+
+    def _reconnect(self, connection: gdb.RemoteTargetConnection) -> None:
+        """GDB has connected anew: the same guest keeps its probes, another one has none of ours."""
+        assert self.current is not None
+        self.current.connection = connection
+        self.current.machine.connection = connection
+        if self.current.linux is not None:
+            self.current.linux.forget()
+        try:
+            self.current.session.target.alive()
+        except OptprobeError as error:
+            self.forget()
+            gdb.write(f"optprobe: {error.message}\n")
+
+    def _setting_changed(self, name: str) -> None:
+        if self.current is None:
+            return
+        if name == "arena":
+            self.current.session.optimizer.forget_arena()
+        if name in ("optimization", "boost", "emulation", "trap", "arena"):
+            self.current.session.resettle()
+
+
+attachments = Attachments()
+
+
+def current_session() -> Session:
+    """The session of the connected guest, made now if there was none. Raises OptprobeError."""
+    return attachments.session()
+
+
+def session_or_none() -> Session | None:
+    """The session if there is one already."""
+    return attachments.current.session if attachments.current is not None else None
+
+
+def unwind_kernel() -> UnwindKernel | None:
+    """What the unwinder needs, once a kernel is attached to."""
+    return attachments.current.unwind if attachments.current is not None else None
+
+
+def _connection() -> gdb.RemoteTargetConnection:
+    inferior = gdb.selected_inferior()
+    connection = inferior.connection
+    if connection is None or not inferior.threads():
+        raise OptprobeError("no guest is connected", "target remote PATH-OF-THE-GDB-SOCKET (or :PORT)")
+    if not isinstance(connection, gdb.RemoteTargetConnection):
+        raise OptprobeError(f"the target is a {connection.description}, not a QEMU guest", "target remote …")
+    thread = gdb.selected_thread()
+    if thread is None or thread.is_running():
+        raise OptprobeError("the guest is running", "interrupt it first")
+    return connection
+
+
+def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
+    """Look at the guest and build its session. Raises OptprobeError; nothing has been written then."""
+    isa = instruction_sets.by_name(gdb.selected_inferior().architecture().name())
+    machine = GdbMachine(connection)
+    cache = default_cache()
+    recovered = recover(machine, cache, lambda text: gdb.write(f"optprobe: {text}\n", gdb.STDLOG))
+    stops = GdbStops(machine)
+    if recovered is None:
+        return _bare(connection, isa, machine, stops)
+    memory = kernel_memory(machine, machine, recovered.root, recovered.la57)
+    machine.memory = memory
+    gdb_symbols.provide(recovered, cache, "x86_64")
+    holder: list[Session] = []
+
+    def overlay(address: int, data: bytes) -> bytes:
+        return overlaid(data, address, holder[0].registry) if holder else data
+
+    linux = Linux.of(recovered, machine, memory, isa, cache, overlay)
+    locations = Locations(recovered.symbols, lambda address: entry_of(address, isa, linux.text))
+    target = Target(
+        machine=machine,
+        isa=isa,
+        text=linux.text,
+        stops=stops,
+        tracer=linux.tracer,
+        new_arena=lambda: linux.new_arena(current_settings()),
+        give_back_arena=linux.give_back_arena,
+        saved=linux.saved,
+        stacks_missing=linux.stacks_missing(),
+        symbol=lambda address: str(recovered.symbols.at(address) or ""),
+        completions=recovered.symbols.completions,
+        resolve=locations.resolve,
+        breakpoints=_breakpoints,
+        alive=lambda: _alive(recovered, machine, holder),
+    )
+    session = Session(target, current_settings, _run)
+    holder.append(session)
+    unwind = _unwind(linux, recovered, machine)
+    return Attachment(connection, session, machine, stops, linux, unwind)
+
+
+def _unwind(linux: Linux, recovered: Recovered, machine: GdbMachine) -> UnwindKernel | None:
+    tables = linux.orc_tables()
+    if tables is None:
+        return None
+
+    def start(address: int) -> int | None:
+        bounds = recovered.symbols.function_bounds(address)
+        return bounds[0] if bounds is not None else None
+
+    return UnwindKernel(tables, start, machine.read)
+
+
+def _bare(connection: gdb.TargetConnection, isa: Isa, machine: GdbMachine, stops: GdbStops) -> Attachment:
+    """A guest without an operating system: GDB's symbols, the user's arena, patches within one instruction."""
+    text = BareText(machine, isa)
+    locations = Locations(None, lambda address: address)
+    target = Target(
+        machine=machine,
+        isa=isa,
+        text=text,
+        stops=stops,
+        tracer=text,
+        new_arena=lambda: given_arena(current_settings()),
+        give_back_arena=lambda: None,
+        saved=lambda: (),
+        stacks_missing="this guest is no Linux whose threads are known",
+        symbol=text.symbol,
+        completions=lambda prefix: (),
+        resolve=locations.resolve,
+        breakpoints=_breakpoints,
+        alive=lambda: None,
+    )
+    session = Session(target, current_settings, _run)
+    text.registry = session.registry
+    return Attachment(connection, session, machine, stops, None, None)
+
+
+def _breakpoints() -> frozenset[int]:
+    leaving = attachments.current.leaving if attachments.current is not None else None
+    return addresses_of_users(without=leaving)
+
+
+def _run(seconds: float | None) -> str | None:
+    stop = run_for(seconds)
+    return describe(stop) if stop is not None else None
+
+
+def _alive(recovered: Recovered, machine: GdbMachine, holder: list[Session]) -> None:
+    """Raises OptprobeError when the guest was rebooted, or is another one: its kernel or our branches are gone."""
+    registry = holder[0].registry
+    lost = OptprobeError(
+        f"the guest is not the one that was probed (rebooted?): its {len(registry)} probes are gone",
+        "add them again",
+    )
+    try:
+        same = recovered.still_there(machine.read)
+        first = next(registry.patches(), None)
+        if same and first is not None and len(registry):
+            intact = [patch for patch in registry.patches() if machine.read(patch.address, len(patch.new)) == patch.new]
+            same = bool(intact) if machine.read(first.address, len(first.new)) != first.new else True
+    except Unreadable:
+        same = False
+    if not same:
+        attachments.forget()
+        raise lost

@@ -1,0 +1,87 @@
+"""Code of a guest without an operating system, as GDB's symbols describe it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import gdb
+
+from gdb_optprobe.guest.machine import Machine
+from gdb_optprobe.guest.text import Area, FtraceSite, Function, Jump, Mark
+from gdb_optprobe.isa.base import Flow, Isa
+from gdb_optprobe.probes.original import overlaid
+from gdb_optprobe.probes.registry import Registry
+
+# Longer functions are not looked for: a symbol without a size would take all memory behind it.
+LARGEST = 1 << 16
+
+
+class BareText:
+    """Fills guest.text.Text and probes.target.Tracer. Nothing but symbols says where functions are."""
+
+    def __init__(self, machine: Machine, isa: Isa) -> None:
+        self._machine = machine
+        self._isa = isa
+        self.registry: Registry | None = None
+
+    def area(self, address: int) -> Area:
+        return Area.TEXT if self._symbol(address) is not None else Area.NOT_TEXT
+
+    def function(self, address: int) -> Function | None:
+        found = self._symbol(address)
+        if found is None:
+            return None
+        name, start, end = found
+        data = self._machine.read(start, end - start)
+        insns = self._isa.decode(overlaid(data, start, self.registry) if self.registry else data, start)
+        flows = (Flow.JUMP, Flow.BRANCH, Flow.CALL)
+        return Function(
+            name=name,
+            start=start,
+            end=end,
+            code={insn.address: insn for insn in insns},
+            complete=bool(insns) and insns[-1].end == end,
+            jumps=tuple(Jump(i.address, i.target) for i in insns if i.target is not None and i.flow in flows),
+            blind_jumps=tuple(i.address for i in insns if i.flow is Flow.INDIRECT_JUMP),
+            compiled=False,
+        )
+
+    def marks(self, start: int, end: int) -> Sequence[Mark]:
+        return ()
+
+    def ftrace_sites(self, start: int, end: int) -> Sequence[FtraceSite]:
+        return ()
+
+    def spell(self, address: int) -> str:
+        name = self.symbol(address)
+        return f"{address:#x} <{name}>" if name else f"{address:#x}"
+
+    def symbol(self, address: int) -> str:
+        """ "name+0x10", or nothing."""
+        found = self._symbol(address)
+        if found is None:
+            return ""
+        return found[0] if address == found[1] else f"{found[0]}+{address - found[1]:#x}"
+
+    def hold(self, site: FtraceSite) -> None:
+        """There is no tracer."""
+
+    def release(self, site: FtraceSite) -> None:
+        """There is no tracer."""
+
+    def _symbol(self, address: int) -> tuple[str, int, int] | None:
+        """The function symbol around `address`: name, start, end (the next symbol's start)."""
+        text = gdb.execute(f"info symbol {address:#x}", to_string=True).split(" in section ")
+        if len(text) < 2 or not text[1].startswith(".text"):
+            return None
+        name, _, offset = text[0].partition(" + ")
+        start = address - int(offset or 0)
+        return name, start, self._end(name, start)
+
+    def _end(self, name: str, start: int) -> int:
+        low, high = start, start + LARGEST
+        while high - low > 1:
+            middle = (low + high) // 2
+            text = gdb.execute(f"info symbol {middle:#x}", to_string=True)
+            low, high = (middle, high) if text.partition(" in section ")[0].split(" + ")[0] == name else (low, middle)
+        return high

@@ -1,0 +1,99 @@
+"""What happens to probes when the guest stops, when the user's breakpoints change, and when GDB leaves.
+
+    stop               what waits is tried again; what was read of the guest is forgotten
+    breakpoint …       probes make way for it, and come back
+    detach, quit       `set optprobe on-exit`: keep, remove or ask, while memory can still be written
+    kill, exit         the guest is gone: forget it
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import gdb
+
+from gdb_optprobe.debugger.attach import Attachments
+from gdb_optprobe.debugger.parameters import current_settings
+from gdb_optprobe.debugger.stops import Hidden, define_hook
+from gdb_optprobe.errors import OptprobeError
+
+LEAVING = ("detach", "disconnect")
+
+
+class Lifecycle:
+    """Listens to GDB's events on behalf of the attachment there is, if any."""
+
+    def __init__(self, attachments: Attachments) -> None:
+        self._attachments = attachments
+        self._last: frozenset[int] = frozenset()
+        gdb.events.stop.connect(self._stopped)
+        gdb.events.exited.connect(lambda _: attachments.forget())
+        gdb.events.gdb_exiting.connect(lambda _: self.leave())
+        gdb.events.breakpoint_created.connect(self._breakpoints_changed)
+        gdb.events.breakpoint_modified.connect(self._breakpoints_changed)
+        gdb.events.breakpoint_deleted.connect(lambda breakpoint: self._breakpoints_changed(breakpoint, gone=True))
+        for command in LEAVING:
+            Hidden(f"optprobe-before-{command}", self.leave)
+            define_hook(command, f"optprobe-before-{command}")
+
+    def leave(self) -> None:
+        """GDB is about to let go of the guest."""
+        attachment = self._attachments.current
+        if attachment is None:
+            return
+        count = len(attachment.session.registry)
+        if not count:
+            self._quietly(attachment.session.leave)
+            return
+        if not _stopped():
+            _tell(f"the guest is running: {count} probes stay in it ('optprobe list' in a new GDB does not know them)")
+            return
+        if self._remove(count):
+            self._quietly(attachment.session.leave)
+        else:
+            _tell(f"{count} probes stay in the guest; those that are optimized count on")
+
+    def _remove(self, count: int) -> bool:
+        wish = current_settings().on_exit
+        if wish == "ask" and sys.stdin is not None and sys.stdin.isatty():
+            return not input(f"Remove the {count} probes of optprobe from the guest? (y or n) ").startswith("n")
+        return wish != "keep"
+
+    def _stopped(self, _: gdb.StopEvent) -> None:
+        attachment = self._attachments.current
+        if attachment is None:
+            return
+        if attachment.linux is not None:
+            attachment.linux.forget()
+        self._quietly(attachment.session.optimizer.retry)
+
+    def _breakpoints_changed(self, breakpoint: gdb.Breakpoint, gone: bool = False) -> None:
+        attachment = self._attachments.current
+        if attachment is None or breakpoint.number <= 0 or not _stopped():
+            return
+        # At this event a deleted breakpoint is still among GDB's.
+        attachment.leaving = breakpoint if gone else None
+        now = attachment.session.target.breakpoints()
+        changed, self._last = now ^ self._last, now
+        try:
+            if changed:
+                self._quietly(lambda: attachment.session.make_way(changed))
+        finally:
+            attachment.leaving = None
+
+    def _quietly(self, action: Callable[[], object]) -> None:
+        """In an event nobody waits for an answer: what goes wrong is told and the guest is as it was."""
+        try:
+            action()
+        except (OptprobeError, gdb.error) as error:
+            _tell(str(error))
+
+
+def _stopped() -> bool:
+    thread = gdb.selected_thread()
+    return thread is not None and thread.is_valid() and not thread.is_running()
+
+
+def _tell(text: str) -> None:
+    gdb.write(f"optprobe: {text}\n", gdb.STDERR)

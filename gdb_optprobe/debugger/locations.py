@@ -1,0 +1,97 @@
+"""From a location as a user types it to addresses.
+
+`*EXPR` and `symbol+offset` are ours to read; every other linespec is GDB's. (An address expression must not come near
+`gdb.decode_line`: GDB 13 crashes on one that names no symbol.)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import gdb
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.symbols import SymbolTable
+
+_NAME = re.compile(r"([A-Za-z_.$][\w.$]*)(?:\s*\+\s*(0[xX][0-9a-fA-F]+|\d+))?")
+_GLOB = re.compile(r"[*?\[]")
+MASK = (1 << 64) - 1
+
+
+class Locations:
+    """Resolves locations. `entry_of` moves a function's address behind its landing pad."""
+
+    def __init__(self, symbols: SymbolTable | None, entry_of: Callable[[int], int]) -> None:
+        self._symbols = symbols
+        self._entry_of = entry_of
+
+    def resolve(self, location: str, glob: bool = False) -> tuple[int, ...]:
+        """Addresses, ascending. Raises OptprobeError, naming what was wrong."""
+        text = location.strip()
+        if not text:
+            raise OptprobeError("a location is missing", "optprobe add LOCATION")
+        if text.startswith("*"):
+            return (_expression(text[1:], text),)
+        if glob or (self._symbols is not None and _GLOB.search(text)):
+            return self._matching(text)
+        named = _NAME.fullmatch(text)
+        if named is not None and self._symbols is not None:
+            return self._named(named[1], named[2])
+        return self._linespec(text)
+
+    def _matching(self, pattern: str) -> tuple[int, ...]:
+        if self._symbols is None:
+            raise OptprobeError("a glob needs the guest's symbols", "name one function")
+        found = {self._entry_of(symbol.address) for symbol in self._symbols.matching(pattern, functions_only=True)}
+        if not found:
+            raise OptprobeError(f"no function matches '{pattern}'")
+        return tuple(sorted(found))
+
+    def _named(self, name: str, offset: str | None) -> tuple[int, ...]:
+        assert self._symbols is not None
+        addresses = self._symbols.lookup(name)
+        if not addresses:
+            return self._linespec(name if offset is None else f"{name}+{offset}")
+        if offset is None:
+            return tuple(sorted({self._entry_of(address) for address in addresses}))
+        distance = int(offset, 0)
+        if len(addresses) > 1:
+            raise OptprobeError(
+                f"there are {len(addresses)} functions called {name}", f"use an address: *{addresses[0] + distance:#x}"
+            )
+        bounds = self._symbols.function_bounds(addresses[0])
+        if bounds is not None and distance >= bounds[1] - addresses[0]:
+            raise OptprobeError(
+                f"{name} has {bounds[1] - addresses[0]} bytes: the offset {offset} is outside of it",
+                f"use an offset below {bounds[1] - addresses[0]:#x}, or an address: *{addresses[0] + distance:#x}",
+            )
+        return (addresses[0] + distance,)
+
+    def _linespec(self, text: str) -> tuple[int, ...]:
+        try:
+            _, found = gdb.decode_line(text)
+        except (gdb.error, RuntimeError) as error:
+            raise OptprobeError(_clean(str(error)) or f"no location '{text}'", self._similar(text)) from None
+        addresses = tuple(sorted({int(line.pc) & MASK for line in found or () if line.pc is not None}))
+        if not addresses:
+            raise OptprobeError(f"no code at '{text}'")
+        return addresses
+
+    def _similar(self, text: str) -> str:
+        if self._symbols is None:
+            return ""
+        near = self._symbols.completions(text[: max(3, len(text) - 2)])[:3]
+        return f"did you mean {', '.join(near)}?" if near else ""
+
+
+def _expression(expression: str, location: str) -> int:
+    try:
+        return int(gdb.parse_and_eval(expression)) & MASK
+    except (gdb.error, RuntimeError, OverflowError, ValueError) as error:
+        raise OptprobeError(f"'{location}' is no address: {_clean(str(error))}") from None
+
+
+def _clean(message: str) -> str:
+    """GDB's message as a part of ours: without its full stop and its advice about files."""
+    return message.strip().split("  ")[0].rstrip(".")

@@ -1,0 +1,176 @@
+"""The guest through GDB: memory, registers and a bounded run of a QEMU stub.
+
+Virtual memory goes through GDB, so that its caches stay right; physical memory goes past it, in packets of the
+stub's own (`Qqemu.PhyMemMode`), because GDB would take a physical address for a virtual one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import gdb
+
+from gdb_optprobe.debugger.running import run_for
+from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.guest.machine import Memory, Vcpu
+
+# A packet of QEMU 7.2 holds 4096 bytes: two hex digits a byte, less its header.
+PHYSICAL_CHUNK = 1984
+ADDRESS_MASK = (1 << 64) - 1
+
+
+class GdbMachine:
+    """A stopped guest. `memory` is what reads and writes kernel addresses; raw virtual access until it is replaced."""
+
+    def __init__(self, connection: gdb.RemoteTargetConnection) -> None:
+        self.connection = connection
+        self.memory: Memory = _RawVirtual(self)
+
+    # virtual memory ----------------------------------------------------------------------------------------------
+
+    def read(self, address: int, size: int) -> bytes:
+        return self.memory.read(address, size)
+
+    def write(self, address: int, data: bytes) -> None:
+        self.memory.write(address, data)
+
+    def read_virtual(self, address: int, size: int) -> bytes:
+        """Through the page tables of the selected vCPU. Raises Unreadable."""
+        try:
+            return bytes(gdb.selected_inferior().read_memory(address, size))
+        except gdb.MemoryError:
+            raise Unreadable(address, size) from None
+
+    def write_virtual(self, address: int, data: bytes) -> None:
+        try:
+            gdb.selected_inferior().write_memory(address, data)
+        except gdb.MemoryError:
+            raise Unreadable(address, len(data)) from None
+
+    # physical memory ---------------------------------------------------------------------------------------------
+
+    def read_physical(self, address: int, size: int) -> bytes:
+        chunks = []
+        with self._physical_mode():
+            for at in range(address, address + size, PHYSICAL_CHUNK):
+                length = min(PHYSICAL_CHUNK, address + size - at)
+                answer = self._packet(f"m{at:x},{length:x}")
+                if answer.startswith(b"E") or len(answer) != 2 * length:
+                    raise Unreadable(at, length)
+                chunks.append(bytes.fromhex(answer.decode("ascii")))
+        return b"".join(chunks)
+
+    def write_physical(self, address: int, data: bytes) -> None:
+        with self._physical_mode():
+            for start in range(0, len(data), PHYSICAL_CHUNK):
+                chunk = data[start : start + PHYSICAL_CHUNK]
+                if self._packet(f"M{address + start:x},{len(chunk):x}:{chunk.hex()}") != b"OK":
+                    raise Unreadable(address + start, len(chunk))
+        # GDB knows nothing of this write: make it forget what it has read.
+        gdb.execute("maint flush dcache", to_string=True)
+
+    @contextmanager
+    def _physical_mode(self) -> Iterator[None]:
+        """The stub's mode is global: whatever happens, it goes back to virtual addresses."""
+        if self._packet("Qqemu.PhyMemMode:1") != b"OK":
+            raise OptprobeError(
+                "the target has no access to physical memory (Qqemu.PhyMemMode)", "connect to QEMU's own gdbstub"
+            )
+        try:
+            yield
+        finally:
+            self._packet("Qqemu.PhyMemMode:0")
+
+    def _packet(self, text: str) -> bytes:
+        answer = self.connection.send_packet(text)
+        return answer if isinstance(answer, bytes) else b""
+
+    # vCPUs -------------------------------------------------------------------------------------------------------
+
+    def vcpus(self) -> Sequence[Vcpu]:
+        return tuple(_vcpu(thread) for thread in _threads())
+
+    def selected(self) -> Vcpu:
+        """The vCPU that the user has selected (or, at a stop, the one that stopped)."""
+        thread = gdb.selected_thread()
+        if thread is None:
+            raise OptprobeError("the guest is gone")
+        return _vcpu(thread)
+
+    def registers(self, vcpu: Vcpu, names: Sequence[str]) -> dict[str, int]:
+        with _selected(vcpu):
+            return {name: read_register(name) for name in names}
+
+    def write_registers(self, vcpu: Vcpu, values: Mapping[str, int]) -> None:
+        with _selected(vcpu):
+            write_selected_registers(values)
+
+    def run_until(self, addresses: Sequence[int], timeout: float) -> Vcpu | None:
+        stops = [gdb.Breakpoint(f"*{address:#x}", internal=True) for address in addresses]
+        try:
+            for stop in stops:
+                stop.silent = True
+            reached = run_for(timeout)
+            hit = isinstance(reached, gdb.BreakpointEvent) and any(stop in reached.breakpoints for stop in stops)
+            return self.selected() if hit else None
+        finally:
+            for stop in stops:
+                stop.delete()
+
+
+class _RawVirtual:
+    """Virtual memory as the selected vCPU sees it."""
+
+    def __init__(self, machine: GdbMachine) -> None:
+        self._machine = machine
+
+    def read(self, address: int, size: int) -> bytes:
+        return self._machine.read_virtual(address, size)
+
+    def write(self, address: int, data: bytes) -> None:
+        self._machine.write_virtual(address, data)
+
+
+def read_register(name: str) -> int:
+    """A register of the innermost frame of the selected vCPU; "cpl" is x86's current privilege level."""
+    if name == "cpl":
+        return read_register("cs") & 3
+    return int(gdb.newest_frame().read_register(name)) & ADDRESS_MASK
+
+
+def write_selected_registers(values: Mapping[str, int]) -> None:
+    """Write registers of the selected vCPU."""
+    gdb.newest_frame().select()
+    for name, value in values.items():
+        gdb.parse_and_eval(f"${name} = {value:#x}")
+
+
+def _threads() -> list[gdb.InferiorThread]:
+    return sorted(gdb.selected_inferior().threads(), key=lambda thread: thread.num)
+
+
+def _vcpu(thread: gdb.InferiorThread) -> Vcpu:
+    # QEMU's thread ids are its CPU indexes plus one (gdbstub.c, cpu_gdb_index).
+    return Vcpu(thread.ptid[1] - 1, f"{thread.inferior.num}.{thread.num}")
+
+
+@contextmanager
+def _selected(vcpu: Vcpu) -> Iterator[None]:
+    """Select a vCPU and come back to the user's own thread and frame."""
+    before = gdb.selected_thread()
+    frame = gdb.selected_frame() if before is not None else None
+    wanted = next((thread for thread in _threads() if _vcpu(thread) == vcpu), None)
+    if wanted is None:
+        raise OptprobeError(f"the guest has no vCPU {vcpu.number} any more")
+    if before is not None and wanted.num == before.num:
+        yield
+        return
+    try:
+        wanted.switch()
+        yield
+    finally:
+        if before is not None and before.is_valid():
+            before.switch()
+            if frame is not None and frame.is_valid():
+                frame.select()

@@ -1,0 +1,101 @@
+"""Stepping through probed code shows the guest's own instructions, each once.
+
+A step would enter a detour. So before a command that steps, the optimized sites it can come to go down to a stop
+point: the original instructions stand in the text again and GDB steps over them. Afterwards they go up again.
+
+    hook-stepi ──► lower ──► stepi, in the original code ──► hookpost-stepi ──► raise
+
+A site that is lowered under the vCPU's feet counts that hit here: GDB steps over a stop point it stands on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import gdb
+
+from gdb_optprobe.debugger.machine import read_register
+from gdb_optprobe.debugger.stops import Hidden, define_hook
+from gdb_optprobe.detours.tier import Tier
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.probes.session import Session
+from gdb_optprobe.probes.site import Site
+
+WITHIN_FUNCTION = ("stepi", "nexti", "step", "next", "until")
+TO_ADDRESS = ("until", "advance")
+RESUMING = ("continue", "finish")
+MOST_STEPS = 64
+
+
+class Stepping:
+    """What is lowered now, and the hooks that lower and raise."""
+
+    def __init__(self, session: Callable[[], Session | None]) -> None:
+        self._session = session
+        self._lowered: list[Site] = []
+        self._busy = False
+        for command in sorted({*WITHIN_FUNCTION, *TO_ADDRESS}):
+            Hidden(f"optprobe-before-{command}", self._before(command))
+            Hidden(f"optprobe-after-{command}", self.raise_again)
+            define_hook(command, f"optprobe-before-{command}")
+            define_hook(command, f"optprobe-after-{command}", post=True)
+        gdb.events.before_prompt.connect(lambda *_: self.raise_again())
+
+    def raise_again(self) -> None:
+        """The step is over: optimize what was lowered for it."""
+        session = self._session()
+        if self._busy or not self._lowered or session is None or not _stopped():
+            return
+        sites, self._lowered = self._lowered, []
+        for site in sites:
+            session.optimizer.unpin(site)
+        try:
+            session.optimizer.settle([site for site in sites if session.registry.site(site.address) is site])
+        except OptprobeError as error:
+            gdb.write(f"optprobe: {error}\n", gdb.STDERR)
+
+    def _before(self, command: str) -> Callable[[], None]:
+        def before() -> None:
+            session = self._session()
+            if self._busy or session is None or not _stopped() or not len(session.registry):
+                return
+            self._busy = True
+            try:
+                self._leave_detour(session)
+                for site in self._in_the_way(session, command):
+                    self._lower(session, site)
+            finally:
+                self._busy = False
+
+        return before
+
+    def _in_the_way(self, session: Session, command: str) -> list[Site]:
+        """Optimized sites that a step may come to: at the PC, in its function; whose bytes a stop may be wanted in."""
+        pc = read_register(session.target.isa.pc)
+        function = session.target.text.function(pc)
+        start, end = (function.start, function.end) if function is not None else (pc, pc + 1)
+        optimized = [site for site in session.registry.sites() if site.tier is Tier.OPTIMIZED]
+        within = [site for site in optimized if command in WITHIN_FUNCTION and start <= site.address < end]
+        wide = [site for site in optimized if command in TO_ADDRESS and site.placed and site.placed.waits]
+        here = [site for site in optimized if site.address == pc]
+        return list({site.address: site for site in (*within, *wide, *here)}.values())
+
+    def _lower(self, session: Session, site: Site) -> None:
+        here = site.address == read_register(session.target.isa.pc)
+        session.optimizer.pin(site)
+        self._lowered.append(site)
+        if here:
+            session.target.stops.arrived(site.address)
+
+    def _leave_detour(self, session: Session) -> None:
+        """A Ctrl-C may have stopped the vCPU inside a detour: finish that hit first, without a word."""
+        for _ in range(MOST_STEPS):
+            site = session.registry.at(read_register(session.target.isa.pc))
+            if site is None:
+                return
+            gdb.execute("stepi", to_string=True)
+
+
+def _stopped() -> bool:
+    thread = gdb.selected_thread()
+    return thread is not None and thread.is_valid() and not thread.is_running()

@@ -1,0 +1,221 @@
+"""Breakpoints of our own that run a callback and let the guest go on.
+
+GDB has two ways to go on after a breakpoint, and neither serves alone:
+
+* ``stop()`` returns False: GDB single-steps the instruction in place (two stops of the guest). Nothing of the user's
+  is disturbed: a ``finish`` or ``next`` in progress goes on.
+* ``stop()`` returns True and the breakpoint's ``commands`` move the PC and ``continue`` (one stop). That cancels a
+  ``finish``, ``next``, ``until``, ``advance`` or ``stepi`` in progress, and GDB prints "[Switching to Thread …]"
+  whenever another vCPU than last time is hit.
+
+So the second is taken only where nothing can be lost: the user's last command was ``continue``, no breakpoint of the
+user's stands at the same address, and the vCPU is the one that stopped last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import gdb
+
+from gdb_optprobe.debugger.machine import GdbMachine, read_register, write_selected_registers
+from gdb_optprobe.probes.stops import Hit, Move, OnHit, StopPoint
+
+MOVE_COMMAND = "optprobe-move"
+CONTINUING_COMMAND = "optprobe-continuing"
+
+
+class GdbStops:
+    """All stop points of one connection, and what is known of how the guest was last resumed."""
+
+    def __init__(self, machine: GdbMachine) -> None:
+        self.machine = machine
+        self._points: dict[int, _Breakpoint] = {}
+        self._continuing = False
+        self._last_thread: int | None = None
+        self._move: Move | str | None = None
+        Hidden(MOVE_COMMAND, self._carry_out_move)
+        Hidden(CONTINUING_COMMAND, self._note_continue)
+        define_hook("continue", CONTINUING_COMMAND)
+        gdb.events.stop.connect(self._note_stop)
+        gdb.events.before_prompt.connect(self._note_prompt)
+
+    def set(self, address: int, on_hit: OnHit) -> StopPoint:
+        if address not in self._points:
+            self._points[address] = _Breakpoint(address, self)
+        point = _Point(self._points[address], on_hit)
+        self._points[address].points.append(point)
+        return point
+
+    def close(self) -> None:
+        """Forget everything; the connection is gone or ends."""
+        gdb.events.stop.disconnect(self._note_stop)
+        gdb.events.before_prompt.disconnect(self._note_prompt)
+        for breakpoint in self._points.values():
+            if breakpoint.is_valid():
+                breakpoint.delete()
+        self._points.clear()
+
+    # called by _Breakpoint ---------------------------------------------------------------------------------------
+
+    def hit(self, breakpoint: _Breakpoint) -> bool:
+        """Run the callbacks; whether GDB is to stop and run the commands (else it steps the instruction itself)."""
+        hit = Hit(
+            breakpoint.at, self.machine.selected().number, _Registers(), self.machine.read
+        )
+        moves = []
+        for point in list(breakpoint.points):
+            try:
+                moves.append(point.on_hit(hit))
+            except Exception as error:  # a user's handler: whatever it raises is told, and the guest is theirs
+                self._move = f"a handler of the probe at {breakpoint.at:#x} failed: {type(error).__name__}: {error}"
+                return True
+        if hit.wants_stop:
+            self._move = "stop"
+            return True
+        move = next((move for move in moves if move is not None), None)
+        one_stop = move is not None and self._may_stop(breakpoint.at)
+        for point in breakpoint.points:
+            point.moved += one_stop
+            point.stepped += not one_stop
+        self._move = move if one_stop else None
+        return one_stop
+
+    def arrived(self, address: int) -> None:
+        """A vCPU stands at a stop point without having hit it, and GDB will step over it: this is its hit."""
+        if address in self._points:
+            self.hit(self._points[address])
+            self._move = None
+
+    def forget(self, breakpoint: _Breakpoint) -> None:
+        self._points.pop(breakpoint.at, None)
+
+    def _may_stop(self, address: int) -> bool:
+        return (
+            self._continuing
+            and _selected_thread() == self._last_thread
+            and address not in addresses_of_users()
+        )
+
+    # called by GDB -----------------------------------------------------------------------------------------------
+
+    def _carry_out_move(self) -> None:
+        move, self._move = self._move, None
+        if isinstance(move, str):
+            self._continuing = False
+            if move != "stop":
+                raise gdb.GdbError(f"optprobe: {move}")
+            gdb.execute("frame")
+            raise gdb.GdbError("optprobe: stopped by a handler")
+        if move is None:
+            return
+        for address, data in move.writes:
+            self.machine.write(address, data)
+        write_selected_registers(move.registers)
+
+    def _note_continue(self) -> None:
+        self._continuing = True
+
+    def _note_stop(self, event: gdb.StopEvent) -> None:
+        self._last_thread = _selected_thread()
+        ours = isinstance(event, gdb.BreakpointEvent) and all(
+            isinstance(breakpoint, _Breakpoint) for breakpoint in event.breakpoints
+        )
+        if ours:
+            return
+        self._continuing = False
+        if isinstance(event, gdb.SignalEvent):
+            # A Ctrl-C that finds the vCPU just before a probed instruction.
+            self.arrived(int(gdb.newest_frame().pc()))
+
+    def _note_prompt(self, *_: object) -> None:
+        self._last_thread = _selected_thread()
+
+class _Point:
+    """One callback at a breakpoint."""
+
+    def __init__(self, breakpoint: _Breakpoint, on_hit: OnHit) -> None:
+        self._breakpoint = breakpoint
+        self.on_hit = on_hit
+        self.stepped = 0
+        self.moved = 0
+
+    def remove(self) -> None:
+        self._breakpoint.points.remove(self)
+        if not self._breakpoint.points:
+            self._breakpoint.drop()
+
+
+class _Breakpoint(gdb.Breakpoint):
+    """The one breakpoint of ours at an address; invisible, and shared by every stop point there."""
+
+    def __init__(self, address: int, stops: GdbStops) -> None:
+        super().__init__(f"*{address:#x}", internal=True)
+        self.silent = True
+        self.commands = f"silent\n{MOVE_COMMAND}\ncontinue"
+        self.at = address
+        self.points: list[_Point] = []
+        self._stops = stops
+
+    def stop(self) -> bool:
+        return self._stops.hit(self)
+
+    def drop(self) -> None:
+        self._stops.forget(self)
+        if self.is_valid():
+            self.delete()
+
+
+class _Registers(Mapping[str, int]):
+    """The registers of the vCPU that was hit, each read when it is asked for."""
+
+    def __getitem__(self, name: str) -> int:
+        try:
+            return read_register(name)
+        except ValueError:
+            raise KeyError(name) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([register.name for register in gdb.newest_frame().architecture().registers()])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class Hidden(gdb.Command):
+    """A command that only our breakpoints and hooks call."""
+
+    def __init__(self, name: str, action: Callable[[], Any]) -> None:
+        super().__init__(name, gdb.COMMAND_OBSCURE)
+        self._action = action
+
+    def invoke(self, argument: str, from_tty: bool) -> None:
+        self._action()
+
+
+def define_hook(command: str, action: str, post: bool = False) -> None:
+    """Have GDB run `action` before (or after) `command`; a hook of the user's own is left alone."""
+    name = f"hook{'post' if post else ''}-{command}"
+    try:
+        gdb.execute(f"show user {name}", to_string=True)
+    except gdb.error:
+        gdb.execute(f"define {name}\n{action}\nend", to_string=True)
+
+
+def _selected_thread() -> int | None:
+    thread = gdb.selected_thread()
+    return thread.num if thread is not None else None
+
+
+def addresses_of_users(without: gdb.Breakpoint | None = None) -> frozenset[int]:
+    """Where breakpoints of the user's stand now."""
+    theirs = [breakpoint for breakpoint in gdb.breakpoints() if breakpoint is not without]
+    return frozenset(address for breakpoint in theirs for address in _addresses(breakpoint))
+
+
+def _addresses(breakpoint: gdb.Breakpoint) -> list[int]:
+    """Where a breakpoint of the user's stands."""
+    if not breakpoint.enabled or breakpoint.type != gdb.BP_BREAKPOINT:
+        return []
+    return [location.address for location in breakpoint.locations]

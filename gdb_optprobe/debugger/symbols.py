@@ -1,0 +1,56 @@
+"""Give GDB the kernel's symbols, unless it has them."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import gdb
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.cache import Cache
+from gdb_optprobe.guest.linux.recover import Recovered
+from gdb_optprobe.guest.symbolfile import load_command, symbol_file
+
+# One that every kernel has, at the start of its code.
+WITNESS = "_text"
+
+
+def provide(recovered: Recovered, cache: Cache, machine: str) -> None:
+    """Load a symbol-only file of this kernel. Raises OptprobeError where GDB has a vmlinux at another address."""
+    truth = recovered.symbols.address(WITNESS)
+    known = _gdb_address(WITNESS)
+    if known is not None and known == truth:
+        return
+    if known is not None and truth is not None:
+        raise OptprobeError(
+            f"GDB's symbols are for a kernel at {known:#x}, the guest's is at {truth:#x}",
+            f"load them with 'symbol-file FILE -o {truth - known:#x}' (address randomization), or unload them",
+        )
+    path = cache.symbol_file(recovered.build)
+    origin = cache.facts(recovered.build).get("elf_text")
+    if path is None or not isinstance(origin, list):
+        path, origin = _write(recovered, cache, machine)
+    gdb.execute(_load(path, (origin[0], origin[1]), recovered.text[0] - origin[0]), to_string=True)
+
+
+def _write(recovered: Recovered, cache: Cache, machine: str) -> tuple[Path, list[int]]:
+    content = symbol_file(recovered.symbols.symbols, recovered.text, machine)
+    path = cache.store_symbol_file(recovered.build, content)
+    if path is None:
+        with tempfile.NamedTemporaryFile(prefix="optprobe-", suffix=".elf", delete=False) as file:
+            file.write(content)
+        return Path(file.name), list(recovered.text)
+    cache.remember(recovered.build, {"elf_text": list(recovered.text)})
+    return path, list(recovered.text)
+
+
+def _load(path: Path, text: tuple[int, int], slide: int) -> str:
+    return load_command(str(path), text, slide)
+
+
+def _gdb_address(name: str) -> int | None:
+    try:
+        return int(gdb.parse_and_eval(f"(unsigned long)&{name}"))
+    except gdb.error:
+        return None

@@ -1,0 +1,30 @@
+"""Guest memory as it was before our branches: what the guest's authors wrote, not what we did."""
+
+from __future__ import annotations
+
+from gdb_optprobe.guest.machine import Memory
+from gdb_optprobe.probes.registry import Registry
+
+
+class OriginalMemory:
+    """`memory` with every branch of ours shown as the bytes it covers. Writing is not its business."""
+
+    def __init__(self, memory: Memory, registry: Registry) -> None:
+        self._memory = memory
+        self._registry = registry
+
+    def read(self, address: int, size: int) -> bytes:
+        return overlaid(self._memory.read(address, size), address, self._registry)
+
+
+def overlaid(data: bytes, address: int, registry: Registry) -> bytes:
+    """`data`, read at `address`, with the original bytes in place of our branches."""
+    patches = [patch for patch in registry.patches() if patch.address < address + len(data) and address < patch.end]
+    if not patches:
+        return data
+    original = bytearray(data)
+    for patch in patches:
+        for offset, byte in enumerate(patch.old):
+            if address <= patch.address + offset < address + len(data):
+                original[patch.address + offset - address] = byte
+    return bytes(original)

@@ -1,0 +1,267 @@
+"""All that is known of one connection to one guest: the verbs behind the commands.
+
+    text ──spec──► add ──► Probe at a Site ──Optimizer──► the guest
+                   list, show, explain, report ◄── views ◄──┘
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from gdb_optprobe.detours import patch
+from gdb_optprobe.detours.refusal import Refused
+from gdb_optprobe.detours.tier import Tier
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.handlers.supported import check_text
+from gdb_optprobe.probes import present
+from gdb_optprobe.probes.optimizer import WIDEST, Optimizer
+from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.registry import Registry
+from gdb_optprobe.probes.settings import Settings
+from gdb_optprobe.probes.site import Site
+from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.views import ExplainView, ProbeView, ShowView
+
+# Runs the guest for some seconds (None: no bound); why it stopped, or None when the time was up.
+Run = Callable[[float | None], str | None]
+
+SLICE = 0.1
+LONGEST_SLICE = 1.0
+
+
+class Session:
+    """The probes of one guest. Every verb needs the guest stopped; errors are OptprobeError, the guest unchanged."""
+
+    def __init__(self, target: Target, settings: Callable[[], Settings], run: Run) -> None:
+        self.target = target
+        self.settings = settings
+        self.registry = Registry()
+        self.optimizer = Optimizer(target, self.registry, settings)
+        self.last_number: int | None = None
+        self._run = run
+
+    # adding and removing -----------------------------------------------------------------------------------------
+
+    def add(self, spec: Spec) -> tuple[ProbeView, ...]:
+        """A probe at every address of the location; none at all where one of them is refused."""
+        self.target.alive()
+        check_text(spec.condition, spec.actions)
+        if spec.tier and spec.tier not in {tier.value for tier in Tier}:
+            raise OptprobeError(f"no tier is called '{spec.tier}'", "there are: " + ", ".join(t.value for t in Tier))
+        addresses = self.target.resolve(spec.location, spec.glob)
+        limit = self.settings().max_probes
+        if len(self.registry) + len(addresses) > limit:
+            raise OptprobeError(
+                f"{spec.location} has {len(addresses)} addresses and max-probes is {limit}",
+                "set optprobe max-probes N, or name fewer",
+            )
+        found = [(address, self._plannable(address, spec)) for address in addresses]
+        probes = self._create(spec, [address for address, plannable in found if plannable or len(addresses) == 1])
+        if not probes:
+            raise OptprobeError(f"none of the {len(addresses)} addresses of {spec.location} can be probed")
+        self.last_number = probes[-1].number
+        return self._views(probes)
+
+    def _plannable(self, address: int, spec: Spec) -> bool:
+        """Whether a probe is possible there at all; of a glob's many addresses those that are not are left out."""
+        try:
+            self.optimizer.plan(address, [spec])
+        except Refused:
+            if spec.glob:
+                return False
+            raise
+        return True
+
+    def _create(self, spec: Spec, addresses: Sequence[int]) -> list[Probe]:
+        created: list[Probe] = []
+        try:
+            for address in addresses:
+                created.append(self._place(spec, address))
+            self.optimizer.settle(self._sites_of(created))
+        except BaseException:
+            self._remove(created)
+            raise
+        return created
+
+    def _place(self, spec: Spec, address: int) -> Probe:
+        self.optimizer.clear_way(address)
+        site = self.registry.site(address) or Site(address, self.optimizer.plan(address, [spec]))
+        probe = Probe(self.registry.next_number(), spec, address)
+        self.registry.add(probe, site)
+        return probe
+
+    def delete(self, numbers: Sequence[int] | None = None) -> tuple[int, ...]:
+        """Take probes out of the guest and forget them."""
+        probes = self.registry.probes(numbers)
+        self._remove(probes)
+        return tuple(probe.number for probe in probes)
+
+    def _remove(self, probes: Sequence[Probe]) -> None:
+        for probe in probes:
+            site = self.registry.site_of(probe)
+            probe.enabled = False
+            self.optimizer.settle([site])
+            self.optimizer.release_counter(probe)
+            self.registry.remove(probe)
+        for address in {probe.address for probe in probes}:
+            self.optimizer.resettle_around(address)
+
+    def enable(self, numbers: Sequence[int] | None = None) -> tuple[int, ...]:
+        return self._switch(numbers, True)
+
+    def disable(self, numbers: Sequence[int] | None = None) -> tuple[int, ...]:
+        return self._switch(numbers, False)
+
+    def _switch(self, numbers: Sequence[int] | None, on: bool) -> tuple[int, ...]:
+        self.target.alive()
+        probes = self.registry.probes(numbers)
+        for probe in probes:
+            if on:
+                self.optimizer.clear_way(probe.address)
+            probe.enabled = on
+        self.optimizer.settle(self._sites_of(probes))
+        for address in {probe.address for probe in probes}:
+            self.optimizer.resettle_around(address)
+        return tuple(probe.number for probe in probes)
+
+    def resettle(self) -> None:
+        """A setting or a breakpoint of the user's changed: every site goes where it belongs now."""
+        self.optimizer.settle(self.registry.sites())
+
+    def make_way(self, addresses: Iterable[int]) -> None:
+        """Breakpoints of the user's came or went at `addresses`: sites whose bytes they touch are settled anew."""
+        for address in addresses:
+            near = [site for site in self.registry.sites() if 0 <= address - site.address < WIDEST]
+            self.optimizer.settle(near)
+
+    def matches(self, prefix: str) -> Sequence[str]:
+        """Names of functions that begin with `prefix`, for completion."""
+        return self.target.completions(prefix)
+
+    def _sites_of(self, probes: Sequence[Probe]) -> list[Site]:
+        return [self.registry.site(address) for address in sorted({probe.address for probe in probes})]  # type: ignore
+
+    # looking -----------------------------------------------------------------------------------------------------
+
+    def views(self, numbers: Sequence[int] | None = None) -> tuple[ProbeView, ...]:
+        return self._views(self.registry.probes(numbers))
+
+    def _views(self, probes: Sequence[Probe]) -> tuple[ProbeView, ...]:
+        counts = present.counters(probes, self.target)
+        return tuple(
+            present.probe(probe, self.registry.site_of(probe), counts[probe.number], self.target) for probe in probes
+        )
+
+    def show(self, number: int) -> ShowView:
+        (probe,) = self.registry.probes([number])
+        (view,) = self._views([probe])
+        return present.show(view, self.registry.site_of(probe), self.target)
+
+    def explain(self, location: str, spec: Spec | None = None) -> tuple[ExplainView, ...]:
+        """What an `add` would do at every address of `location`; the guest is not touched."""
+        self.target.alive()
+        addresses = self.target.resolve(location, False)
+        return tuple(self._explain(address, spec or Spec(location)) for address in addresses)
+
+    def _explain(self, address: int, spec: Spec) -> ExplainView:
+        try:
+            plan = self.optimizer.plan(address, [spec])
+        except Refused as refused:
+            return present.unprobeable(address, refused.reason, self.target)
+        return present.explanation(plan, self.target)
+
+    def hits(self, number: int) -> int:
+        (probe,) = self.registry.probes([number])
+        return present.counters([probe], self.target)[number]
+
+    def missed(self, number: int) -> int:
+        self.registry.probes([number])
+        return 0
+
+    def clear(self, numbers: Sequence[int] | None = None) -> None:
+        """Start counting from zero."""
+        present.clear(self.registry.probes(numbers), self.target)
+
+    def check(self) -> tuple[str, ...]:
+        """Where the guest's memory does not hold what we wrote, in words."""
+        self.target.alive()
+        problems: list[str] = []
+        for site in self.registry.sites():
+            written = [site.patch] if site.patch is not None else []
+            problems += [str(change.message) for change in patch.check(written, self.target.machine)]
+            detour = site.detour
+            if detour is not None and self.target.machine.read(detour.address, detour.size) != detour.data:
+                problems.append(f"the detour of {self.target.text.spell(site.address)} was changed")
+        return tuple(problems)
+
+    def pushed_at(self, site: Site, pc: int) -> int:
+        """Bytes that the detour of `site` has on the stack at `pc` beyond what the original code has there."""
+        assert site.detour is not None
+        begun = max((at for at, _ in site.detour.origins if at <= pc), default=site.detour.address)
+        before = self.target.isa.decode(site.detour.data[begun - site.detour.address : pc - site.detour.address], begun)
+        return 8 * sum(insn.text.startswith("push") - insn.text.startswith("pop") for insn in before)
+
+    # running -----------------------------------------------------------------------------------------------------
+
+    def run(
+        self, seconds: float | None = None, until_hits: tuple[int, int] | None = None, timeout: float | None = None
+    ) -> str:
+        """Let the guest run; why it stopped. Raises OptprobeError when `timeout` seconds pass first."""
+        self.target.alive()
+        if until_hits is not None:
+            self.registry.probes([until_hits[0]])
+        start = time.monotonic()
+        bound = min((limit for limit in (seconds, timeout) if limit is not None), default=None)
+        pause = SLICE
+        while True:
+            left = None if bound is None else bound - (time.monotonic() - start)
+            if until_hits is not None and self.hits(until_hits[0]) >= until_hits[1]:
+                return f"probe {until_hits[0]} has {self.hits(until_hits[0])} hits"
+            if left is not None and left <= 0:
+                break
+            reason = self._run(left if until_hits is None else min(pause, left) if left is not None else pause)
+            if reason is not None:
+                return reason
+            pause = min(pause * 2, LONGEST_SLICE)
+        if timeout is not None and (seconds is None or timeout < seconds):
+            raise OptprobeError(f"nothing stopped the guest within {timeout:g} s")
+        return f"ran for {seconds:g} s"
+
+    def commit(self, timeout: float = 10.0) -> tuple[str, ...]:
+        """Run the guest in slices until every site that waits is optimized and what was freed is reclaimed."""
+        self.target.alive()
+        deadline = time.monotonic() + timeout
+        while True:
+            self.optimizer.retry()
+            waiting = [site for site in self.registry.sites() if site.waits]
+            arena = self.optimizer.arena
+            if arena is not None:
+                self.optimizer.collect(arena)
+            dirty = arena.dirty() if arena is not None and not self.target.stacks_missing else ()
+            if not waiting and not dirty:
+                return ("everything is settled",)
+            if time.monotonic() >= deadline:
+                names = [f"{self.target.text.spell(site.address)}: {site.waits}" for site in waiting]
+                raise OptprobeError("; ".join(names) or f"{len(dirty)} freed slots are still in use")
+            if (reason := self._run(SLICE)) is not None:
+                raise OptprobeError(f"the guest was stopped before all was settled: {reason}")
+
+    # the end -----------------------------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """Take everything out of the guest: probes, and the arena where nobody can be inside any more."""
+        self.delete()
+        arena = self.optimizer.arena
+        if arena is None:
+            return
+        self.optimizer.collect(arena)
+        if not arena.dirty():
+            self.target.give_back_arena()
+            self.optimizer.drop_arena()
+
+    def abandon(self) -> None:
+        """The guest is gone, or is another one now: forget what was in it, touching nothing."""
+        for site in self.registry.sites():
+            site.abandon()

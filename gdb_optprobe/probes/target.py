@@ -1,0 +1,55 @@
+"""What a session needs of one guest. `debugger/attach.py` fills it; tests fill it with fakes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.guest.machine import Machine
+from gdb_optprobe.guest.saved import Saved
+from gdb_optprobe.guest.text import FtraceSite, Text
+from gdb_optprobe.isa.base import Isa
+from gdb_optprobe.probes.stops import Stops
+
+
+class Tracer(Protocol):
+    """The guest's own function tracer, which must keep off a site while our branch stands there."""
+
+    def hold(self, site: FtraceSite) -> None:
+        """Mark the site as disabled in the guest's records. Raises Refused when a tracer has come meanwhile."""
+
+    def release(self, site: FtraceSite) -> None:
+        """Give the site back."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One stopped guest.
+
+    new_arena:      find or make memory for detours; raises Refused (ARENA_MISSING) or OptprobeError.
+    give_back_arena: undo what new_arena did to the guest, once nothing is left in it.
+    saved:          everywhere a PC may be saved now.
+    stacks_missing: why that cannot be told of every stack, in words; "" when it can.
+    symbol:         "vfs_read+0x13" for an address; "" where none is known.
+    completions:    names that begin with a prefix.
+    resolve:        the addresses of a location as a user types it; raises OptprobeError.
+    breakpoints:    where the user's own breakpoints stand now.
+    alive:          raises OptprobeError when this is no longer the guest that was attached to.
+    """
+
+    machine: Machine
+    isa: Isa
+    text: Text
+    stops: Stops
+    tracer: Tracer
+    new_arena: Callable[[], Arena]
+    give_back_arena: Callable[[], None]
+    saved: Callable[[], Iterable[Saved]]
+    stacks_missing: str
+    symbol: Callable[[int], str]
+    completions: Callable[[str], Sequence[str]]
+    resolve: Callable[[str, bool], tuple[int, ...]]
+    breakpoints: Callable[[], frozenset[int]]
+    alive: Callable[[], None]
