@@ -4,11 +4,10 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[2])]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from fake_session import FakeSession  # noqa: E402
-
-from gdb_optprobe import debugger  # noqa: E402
+from gdb_optprobe import debugger
+from tests.commands.fake_session import FakeSession
 
 session = FakeSession()
 attach = ModuleType("gdb_optprobe.debugger.attach")

@@ -1,0 +1,193 @@
+"""The commands in a real GDB, their session a fake: what is typed, printed, and the status at the end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.commands.in_gdb import ROOT, gdb
+
+
+def test_add_and_list() -> None:
+    ended = gdb("optprobe add vfs_read", "optprobe list", "output $optprobe")
+    assert ended.status == 0, ended.err
+    first, titles, row, last = ended.out.splitlines()
+    assert first == ("Probe 1 at 0xffffffff8134cc50 <vfs_read>: optimized, 5 bytes patched; a hit costs 3 instructions")
+    assert titles.split() == ["Num", "Tier", "Hits", "Address", "What"]
+    assert row.split() == ["1", "optimized", "1000", "0xffffffff8134cc50", "vfs_read", "[FTRACE]"]
+    assert last == "1"
+
+
+def test_info_is_list() -> None:
+    ended = gdb("optprobe add vfs_read -name reads", "info optprobe reads -json")
+    (listed,) = json.loads(ended.out.splitlines()[-1])
+    assert listed["number"] == 1
+
+
+def test_sourcing_twice_is_harmless() -> None:
+    ended = gdb("set optprobe boost off", f"source {ROOT}/scripts/optprobe.py", "show optprobe boost")
+    assert (ended.status, ended.out) == (0, "optprobe boost is off.\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [
+        ("optprobe nosuch", "no subcommand 'nosuch'"),
+        ("optprobe add nosuch", "no symbol 'nosuch'"),
+        ("optprobe add", "no location"),
+        ("optprobe add *(1", "'(' is never closed"),
+        ("optprobe add f if x", "conditions are not compiled yet"),
+        ("optprobe add bug", "internal error: KeyError: 'bug'; set python print-stack full shows where"),
+        ("optprobe show", "show needs the number of a probe"),
+        ("optprobe show 7", "no probe 7"),
+        ("optprobe list nosuch", "no probe named 'nosuch'"),
+        ("optprobe break kfree", "the action 'stop' is not compiled yet"),
+        ("optprobe expect 1 == 2", "expected 1 == 2"),
+        ("optprobe expect $optprobe_hits(7) == 1", "no probe 7"),
+        ("optprobe expect 1 +", "A syntax error in expression"),
+        ("optprobe run 3", "'3' is not expected here"),
+        ("set optprobe nosuch 1", "no setting named 'nosuch'"),
+        ("set optprobe arena here", "not a place for detours: here"),
+    ],
+)
+def test_the_first_failure_ends_a_batch(command: str, error: str) -> None:
+    ended = gdb(command, "echo reached\\n")
+    assert ended.status == 1
+    assert ended.err.startswith(f"optprobe: {error}")
+    assert "Traceback" not in ended.err
+    assert "reached" not in ended.out
+
+
+def test_the_caret_stands_below_what_is_wrong() -> None:
+    ended = gdb("optprobe add vfs_read do conut")
+    assert ended.err.splitlines() == [
+        "optprobe: no action named 'conut'",
+        "    vfs_read do conut",
+        "                ^~~~~",
+        "HINT: did you mean 'count'?",
+    ]
+
+
+def test_exit_on_error_off_goes_on() -> None:
+    ended = gdb("set optprobe exit-on-error off", "optprobe nosuch", "echo reached\\n")
+    assert (ended.status, ended.out) == (0, "reached\n")
+
+
+def test_a_session_at_a_prompt_goes_on() -> None:
+    ended = gdb(options=(), stdin="optprobe nosuch\nshow optprobe exit-on-error\nshow optprobe on-exit\n")
+    assert ended.status == 0
+    assert ended.err.startswith("optprobe: no subcommand 'nosuch'")
+    assert "exit-on-error is off." in ended.out
+    assert "on-exit is ask." in ended.out
+
+
+def test_an_argument_that_reads_batch_is_no_batch_mode() -> None:
+    ended = gdb("show optprobe exit-on-error", options=("-d", "-batch"), stdin="")
+    assert "exit-on-error is off." in ended.out
+
+
+def test_leaving_on_error_runs_the_handlers_of_gdb_exiting() -> None:
+    watch = "python gdb.events.gdb_exiting.connect(lambda event: print('leaving with', event.exit_code))"
+    ended = gdb(watch, "optprobe nosuch")
+    assert (ended.status, ended.out) == (1, "leaving with 1\n")
+
+
+def test_a_failure_in_a_sourced_script_ends_gdb(tmp_path: Path) -> None:
+    script = tmp_path / "script.gdb"
+    script.write_text("optprobe nosuch\necho reached\\n\n")
+    ended = gdb(f"source {script}", "echo reached\\n")
+    assert (ended.status, ended.out) == (1, "")
+
+
+def test_expect_says_what_it_found() -> None:
+    ended = gdb("optprobe add vfs_read", "optprobe expect $optprobe_hits($optprobe) == 999")
+    assert "expected $optprobe_hits($optprobe) == 999, but $optprobe_hits($optprobe) is 1000" in ended.err
+    assert gdb("optprobe add vfs_read", "optprobe expect $optprobe_hits(1) == 1000").status == 0
+
+
+def test_names_and_ranges_choose_probes() -> None:
+    ended = gdb(
+        "optprobe add a -name x",
+        "optprobe add b -name x",
+        "optprobe add c",
+        "optprobe disable x",
+        "optprobe enable 2-3",
+        "optprobe delete",
+    )
+    assert [line for line in ended.out.splitlines() if line.startswith("fake:")] == [
+        "fake: disable [1, 2]",
+        "fake: enable [2, 3]",
+        "fake: delete [1, 2, 3]",
+    ]
+
+
+def test_a_count_is_kept_until_the_report_is_printed() -> None:
+    ended = gdb("optprobe add vfs_read", "optprobe report -clear -json", "optprobe report -json")
+    before, after = (json.loads(line) for line in ended.out.splitlines()[1:])
+    assert (before["type"], before["hits"], after["hits"]) == ("probe", 1000, 0)
+
+
+@pytest.mark.parametrize("word", ["add", "break", "dprintf", "list", "show", "explain", "report", "run", "expect"])
+def test_help_has_examples(word: str) -> None:
+    ended = gdb(f"help optprobe {word}")
+    assert f"\noptprobe {word} " in ended.out
+    assert "\nExamples:\n" in ended.out
+
+
+def test_the_prefix_alone_prints_help() -> None:
+    assert "optprobe add -- Put a probe at LOCATION" in gdb("optprobe").out
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("optprobe add -ti", ["-tier"]),
+        ("optprobe add vfs_read -tier b", ["boosted", "breakpoint"]),
+        ("optprobe add -pending vfs_re", ["vfs_read", "vfs_readv"]),
+        ("optprobe delete ", ["1", "reads"]),
+        ("optprobe list -", ["-json"]),
+        ("optprobe run -un", ["-until-hits"]),
+        ("set optprobe on-exit ", ["ask", "keep", "remove"]),
+    ],
+)
+def test_completion(typed: str, completed: list[str]) -> None:
+    ended = gdb("optprobe add vfs_read -name reads", f"complete {typed}")
+    start = typed[: len(typed.rstrip("-abcdefghijklmnopqrstuvwxyz_"))]
+    assert ended.out.splitlines()[1:] == [start + word for word in completed]
+
+
+def test_settings() -> None:
+    ended = gdb("set optprobe arena code=0x1000-0x2000  data=0x3000-0x4000", "show optprobe")
+    assert ended.out.splitlines() == [
+        "optprobe optimization is on.",
+        "optprobe boost is on.",
+        "optprobe emulation is on.",
+        "optprobe trap is on.",
+        "optprobe arena is code=0x1000-0x2000 data=0x3000-0x4000.",
+        "optprobe on-exit is remove.",
+        "optprobe allocate-run is on.",
+        "optprobe exit-on-error is on.",
+        "optprobe max-probes is 4096.",
+    ]
+
+
+def test_a_refused_arena_leaves_the_old_one() -> None:
+    ended = gdb(
+        "set optprobe exit-on-error off",
+        "set optprobe arena code=1-2 data=3-4",
+        "set optprobe arena nonsense",
+        "show optprobe arena",
+    )
+    assert ended.out == "optprobe arena is code=0x1-0x2 data=0x3-0x4.\n"
+
+
+def test_a_change_is_told() -> None:
+    ended = gdb(
+        "python from gdb_optprobe.debugger.parameters import on_change, current_settings",
+        "python on_change(lambda name: print(name, current_settings().boost, current_settings().max_probes))",
+        "set optprobe boost off",
+        "set optprobe max-probes 7",
+    )
+    assert ended.out.splitlines() == ["boost False 4096", "max-probes False 7"]

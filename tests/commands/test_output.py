@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import json
+
+from gdb_optprobe.debugger.output import Json, Text
+from gdb_optprobe.probes.views import ProbeView
+from tests.commands.fake_session import EXPLAINED, SHOWN, boosted, probe
+
+CONTRACT = [
+    "number",
+    "kind",
+    "location",
+    "address",
+    "symbol",
+    "tier",
+    "state",
+    "tags",
+    "enabled",
+    "needs_gdb",
+    "reason",
+    "patch_size",
+    "original_bytes",
+    "patched_bytes",
+    "detour",
+    "condition",
+    "actions",
+    "hits",
+    "missed",
+    "active",
+    "dropped",
+    "faults",
+    "stops",
+]
+
+
+def text(method: str, *arguments: object) -> list[str]:
+    written: list[str] = []
+    getattr(Text(written.append), method)(*arguments)
+    return "".join(written).splitlines()
+
+
+def values(method: str, *arguments: object) -> list[dict[str, object]]:
+    written: list[str] = []
+    getattr(Json(written.append), method)(*arguments)
+    return [json.loads(line) for line in "".join(written).splitlines()]
+
+
+def test_add_says_what_a_hit_costs() -> None:
+    assert text("added", [probe()]) == [
+        "Probe 1 at 0xffffffff8134cc50 <vfs_read>: optimized, 5 bytes patched; a hit costs 3 instructions"
+    ]
+
+
+def test_add_says_why_not_optimized() -> None:
+    assert text("added", [boosted()]) == [
+        "Probe 2 at 0xffffffff8134cc59 <vfs_read+0x9>: boosted; a hit stops the guest once: "
+        "why not optimized: the instruction has 1 bytes and the branch needs 5",
+        "HINT: probe vfs_read+0x5 instead",
+        "needs GDB: without one, the guest waits at the next hit",
+    ]
+
+
+def test_add_of_what_waits() -> None:
+    waiting = boosted(state="optimizing", reason=None, needs_gdb=False)
+    assert text("added", [waiting])[0].endswith("boosted; a hit stops the guest once until it is optimized")
+
+
+def test_add_of_a_pending_probe() -> None:
+    assert text("added", [probe(3, state="pending", location="later")]) == [
+        "Probe 3 (later) pending: no such location yet"
+    ]
+
+
+def test_add_of_many_is_a_summary() -> None:
+    many: list[ProbeView] = [probe(number) for number in range(1, 251)]
+    many += [boosted(number) for number in range(251, 257)]
+    lines = text("added", many)
+    assert lines[0] == "Probes 1-256: 256 addresses, 250 optimized, 6 boosted"
+    assert len(lines) == 7
+
+
+def test_list_fits_100_columns() -> None:
+    long = boosted(12, name="n", location="x" * 30, symbol="a_rather_long_name_of_a_function+0x123", hits=10**9)
+    rows = text("probes", [probe(), long, boosted(13, condition="c" * 20 + " > 4096 && " + "d" * 40, missed=3)])
+    assert max(map(len, rows)) <= 100
+    assert [row.split()[0] for row in rows if not row.startswith("     ")] == ["Num", "1", "12", "13"]
+    assert any("not optimized: the instruction has 1 bytes" in row for row in rows)
+    assert any(row.strip() == "3 missed" for row in rows)
+
+
+def test_list_of_nothing() -> None:
+    assert text("probes", []) == ["No probes."]
+    assert values("probes", []) == [[]]
+
+
+def test_json_has_the_keys_of_the_contract_in_its_order() -> None:
+    ((listed, other),) = values("probes", [probe(), boosted()])
+    assert list(listed) == list(other) == CONTRACT
+    assert listed["address"] == "0xffffffff8134cc50"
+    assert listed["original_bytes"] == "0f 1f 44 00 00"
+    assert listed["detour"] == {"address": "0xffffffff81840000", "size": 14, "instructions": 3}
+    assert listed["reason"] is None
+    assert other["detour"] is None
+    assert list(other["reason"]) == ["code", "text"]
+
+
+def test_explanation_as_json() -> None:
+    (value,) = values("explanation", [EXPLAINED])
+    assert list(value) == ["address", "symbol", "tier", "reason", "displaced", "refused"]
+    assert value["displaced"] == [{"address": "0xffffffff8134cc59", "bytes": "55", "text": "push rbp"}]
+    assert len(values("explanation", [EXPLAINED, EXPLAINED])[0]) == 2
+
+
+def test_explanation_as_text() -> None:
+    lines = text("explanation", [EXPLAINED])
+    assert lines[0] == "0xffffffff8134cc59 <vfs_read+0x9>: would be boosted; a hit stops the guest once"
+    assert lines[1].strip().startswith("not optimized: the instruction has 1 bytes")
+
+
+def test_report_is_a_line_for_each_probe() -> None:
+    first, second = values("report", [probe(hits=5), boosted(stops=7)])
+    assert (first["type"], first["number"], first["hits"]) == ("probe", 1, 5)
+    assert second["stops"] == 7
+
+
+def test_show_has_its_three_parts() -> None:
+    lines = text("show", [SHOWN])
+    assert [line for line in lines if line.endswith(":")] == ["original:", "patched:", "detour:"]
+    assert "    0xffffffff8134cc50  e9 ab 33 4f 00  jmp 0xffffffff81840000" in lines
+    (value,) = values("show", [SHOWN])
+    assert list(value) == ["probe", "original", "patched", "detour"]
+
+
+def test_colour_touches_the_assembler_text_only() -> None:
+    written: list[str] = []
+    Text(written.append, lambda code: f"<{code}>").show([SHOWN])
+    assert "    0xffffffff8134cc50  e9 ab 33 4f 00  <jmp 0xffffffff81840000>" in "".join(written)

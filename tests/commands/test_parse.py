@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import pytest
+
+from gdb_optprobe.commands.parse import is_glob, parse_add, parse_break, parse_dprintf, parse_explain
+from gdb_optprobe.errors import OptprobeError
+
+
+def parts(text: str) -> tuple[str, str, list[str]]:
+    """Location, condition, actions."""
+    add = parse_add(text)
+    condition = add.clause.condition.text if add.clause.condition else ""
+    return add.place.location.text, condition, [action.text for action in add.clause.actions]
+
+
+def refused(text: str) -> tuple[str, str]:
+    """The message of the error, and what its caret underlines."""
+    with pytest.raises(OptprobeError) as caught:
+        parse_add(text).spec()
+    message, *shown = caught.value.message.split("\n")
+    if not shown:
+        return message, ""
+    line, marks = shown
+    return message, "".join(character for character, mark in zip(line, marks, strict=False) if mark != " ")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("vfs_read", ("vfs_read", "", [])),
+        ("vfs_read do count", ("vfs_read", "", ["count"])),
+        ("vfs_read if count > 4096", ("vfs_read", "count > 4096", [])),
+        (
+            "vfs_read if count > 4096 do count by $comm, hist(count)",
+            ("vfs_read", "count > 4096", ["count by $comm", "hist(count)"]),
+        ),
+        ("vfs_read if(count)do count", ("vfs_read", "(count)", ["count"])),
+        ('f do count by ($comm, $cpu), print("a, %d", x)', ("f", "", ["count by ($comm, $cpu)", 'print("a, %d", x)'])),
+        ('f do print("if do")', ("f", "", ['print("if do")'])),
+        ("fs/read_write.c:450 if x", ("fs/read_write.c:450", "x", [])),
+        ("'if' do count", ("'if'", "", ["count"])),
+        ("*$rip - 4", ("*$rip - 4", "", [])),
+        ("*$rip -4", ("*$rip -4", "", [])),
+        ("*(long)(a + b) if c", ("*(long)(a + b)", "c", [])),
+        ("f if entry == 3 do count", ("f", "entry == 3", ["count"])),
+        ("f if x == entry do count", ("f", "x == entry", ["count"])),
+        ("f if x -json", ("f", "x -json", [])),
+        ("f if done && iffy", ("f", "done && iffy", [])),
+        ("f if p->dot do count", ("f", "p->dot", ["count"])),
+        ("do_exit", ("do_exit", "", [])),
+        ("-- -function f -line 3 if x", ("-function f -line 3", "x", [])),
+        ("f -glob -- do count", ("f", "", ["count"])),
+    ],
+)
+def test_parts(text: str, expected: tuple[str, str, list[str]]) -> None:
+    assert parts(text) == expected
+
+
+@pytest.mark.parametrize("text", ["-tier boosted -name n f", "f -name n -tier boosted", "-name n f -tier boosted if x"])
+def test_options_stand_before_or_after_the_location(text: str) -> None:
+    place = parse_add(text).place
+    assert (place.location.text, place.tier, place.value("-name")) == ("f", "boosted", "n")
+
+
+@pytest.mark.parametrize("text", ["f -json", "-json f", "f do count -json", "f do hist(x) -json", "f -json do count"])
+def test_json_stands_anywhere_outside_an_expression(text: str) -> None:
+    add = parse_add(text)
+    assert add.json
+    assert not any("json" in action.text for action in add.clause.actions)
+
+
+@pytest.mark.parametrize("text", ["f if x -json", "f do count by x -json", "f do print(x -json)"])
+def test_json_inside_an_expression_is_a_variable(text: str) -> None:
+    assert not parse_add(text).json
+
+
+def test_entry_of_a_return_probe() -> None:
+    add = parse_add("f -return entry if a do print(b), count if c do latency, hist($retval)")
+    assert add.entry is not None and add.entry.condition is not None and add.clause.condition is not None
+    assert (add.entry.condition.text, [action.text for action in add.entry.actions]) == ("a", ["print(b)", "count"])
+    assert add.clause.condition.text == "c"
+    assert [action.text for action in add.clause.actions] == ["latency", "hist($retval)"]
+
+
+def test_entry_alone_belongs_to_the_entry() -> None:
+    add = parse_add("f -return entry do print(x)")
+    assert add.entry is not None and [action.text for action in add.entry.actions] == ["print(x)"]
+    assert add.clause.actions == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ("no location", "")),
+        ("if x", ("no location before 'if'", "if")),
+        ("-json", ("no location", "")),
+        ("*(1", ("'(' is never closed", "(")),
+        ("f)", ("')' closes nothing", ")")),
+        ('f do print("a', ('" is never closed', '"')),
+        ("f -pendign", ("no option -pendign", "-pendign")),
+        ("f -tier", ("-tier needs a value", "-tier")),
+        ("f -tier best", ("no tier named 'best'", "best")),
+        ("f -tier boosted -tier boosted", ("-tier is given twice", "-tier")),
+        ("f -name 1", ("'1' cannot be a name", "1")),
+        ("f -maxactive x -return", ("-maxactive takes a number", "x")),
+        ("f -pending g", ("'g' is neither an option nor part of the location", "g")),
+        ("f if", ("an expression is missing after 'if'", "if")),
+        ("f if do count", ("an expression is missing after 'if'", "if")),
+        ("f do", ("an action is missing after 'do'", "do")),
+        ("f do count,,count", ("an action is missing here", ",")),
+        ("f do count if x", ("'if' comes too late", "if")),
+        ("f if a if b", ("a second 'if'", "if")),
+        ("f do count do count", ("a second 'do'", "do")),
+        ("f entry do count", ("'entry' needs -return", "entry")),
+        ("f -return", ("-return is not built yet", "-return")),
+        ("f -user", ("-user is not built yet", "-user")),
+        ("f if coutn > 1", ("conditions are not compiled yet", "coutn > 1")),
+        ("f do conut", ("no action named 'conut'", "conut")),
+        ("f do hist(x)", ("the action 'hist' is not compiled yet", "hist(x)")),
+        ("f do count by $comm", ("count by a key is not compiled yet", "by $comm")),
+        ("f\tdo\tconut", ("no action named 'conut'", "conut")),
+    ],
+)
+def test_errors_point(text: str, expected: tuple[str, str]) -> None:
+    assert refused(text) == expected
+
+
+def test_spec() -> None:
+    spec = parse_add("vfs_* -tier optimized -name reads -pending do count").spec()
+    assert (spec.location, spec.tier, spec.name, spec.pending, spec.glob) == ("vfs_*", "optimized", "reads", True, True)
+    assert (spec.actions, spec.condition) == (("count",), "")
+    assert parse_add("vfs_read").spec().actions == ("count",)
+
+
+@pytest.mark.parametrize("location", ["vfs_*", "vfs_rea?", "vfs_[rw]*"])
+def test_globs(location: str) -> None:
+    assert is_glob(location)
+
+
+@pytest.mark.parametrize("location", ["*0xff", "*&a[2]", "vfs_read", "vfs_read+4", "'a*b'", "*$rip * 2"])
+def test_no_globs(location: str) -> None:
+    assert not is_glob(location)
+
+
+def test_glob_by_option() -> None:
+    assert parse_add("-glob vfs_read").place.glob
+
+
+def test_break_is_add_do_stop() -> None:
+    add = parse_break("kfree -json if object == $obj")
+    assert add.clause.condition is not None
+    assert (add.place.location.text, add.clause.condition.text, add.json) == ("kfree", "object == $obj", True)
+    assert [action.text for action in add.clause.actions] == ["stop"]
+    with pytest.raises(OptprobeError, match="does not belong"):
+        parse_break("kfree do count")
+
+
+def test_dprintf_is_add_do_print() -> None:
+    add = parse_dprintf('vfs_read,"%d, %s",count, f(a, b)')
+    assert add.place.location.text == "vfs_read"
+    assert [action.text for action in add.clause.actions] == ['print("%d, %s", count, f(a, b))']
+
+
+@pytest.mark.parametrize("text", ["vfs_read", "vfs_read,count", 'vfs_read,"%d",'])
+def test_dprintf_refuses(text: str) -> None:
+    with pytest.raises(OptprobeError, match="is missing"):
+        parse_dprintf(text)
+
+
+def test_explain() -> None:
+    place = parse_explain("-json *0xff + 3")
+    assert (place.location.text, place.json) == ("*0xff + 3", True)
+    with pytest.raises(OptprobeError, match="takes a location only"):
+        parse_explain("f if x")

@@ -1,0 +1,161 @@
+"""The house stands as DESIGN.md draws it: imports run one way, GDB stays at the top, files stay short."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "gdb_optprobe"
+
+# Higher imports lower. Two layers of one height may import each other one way only.
+HEIGHT = {
+    "commands": 5,
+    "debugger": 4,
+    "probes": 3,
+    "costs": 3,
+    "detours": 2,
+    "handlers": 1,
+    "guest": 1,
+    "objects": 0,
+    "isa": 0,
+    "errors": -1,
+}
+KNOWS_GDB = ("commands", "debugger")
+LONGEST = 500
+_MUTABLE = ("list", "dict", "set", "bytearray", "defaultdict", "Counter", "deque", "OrderedDict")
+_MUTATORS = (
+    "append",
+    "add",
+    "update",
+    "extend",
+    "insert",
+    "pop",
+    "remove",
+    "discard",
+    "clear",
+    "setdefault",
+    "popitem",
+)
+
+
+def files(*below: str) -> list[Path]:
+    folders = [PACKAGE / name for name in below] if below else [PACKAGE]
+    return sorted(path for folder in folders for path in folder.rglob("*.py"))
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), named(path))
+
+
+def imported(path: Path, statements: Sequence[ast.AST] | None = None) -> Iterator[str]:
+    """The full names of all that a file imports, or that some of its statements do."""
+    for node in statements or ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = path.relative_to(ROOT).parent.parts
+            parts = [*package[: len(package) + 1 - node.level], node.module] if node.level else [node.module]
+            module = ".".join(part for part in parts if part)
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def layer(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def layers_used(path: Path) -> set[str]:
+    names = (name.split(".") for name in imported(path))
+    return {name[1] for name in names if name[0] == "gdb_optprobe" and len(name) > 1} & HEIGHT.keys()
+
+
+LAYERED = [path for path in files() if layer(path) != "__init__"]
+
+
+@pytest.mark.parametrize("path", LAYERED, ids=named)
+def test_imports_run_one_way(path: Path) -> None:
+    mine = layer(path)
+    assert mine in HEIGHT, f"{mine} is no layer of DESIGN.md"
+    upward = {used for used in layers_used(path) if HEIGHT[used] > HEIGHT[mine]}
+    assert not upward, f"{named(path)} reaches up to {', '.join(sorted(upward))}"
+
+
+def test_layers_of_one_height_do_not_import_each_other_both_ways() -> None:
+    pairs = {(layer(path), used) for path in LAYERED for used in layers_used(path) if used != layer(path)}
+    both = {(one, other) for one, other in pairs if (other, one) in pairs}
+    assert not both
+
+
+@pytest.mark.parametrize("path", LAYERED, ids=named)
+def test_gdb_is_imported_at_the_top_only(path: Path) -> None:
+    uses = any(name.split(".")[0] == "gdb" for name in imported(path))
+    assert not uses or layer(path) in KNOWS_GDB
+
+
+def test_the_package_itself_does_not_import_gdb() -> None:
+    path = PACKAGE / "__init__.py"
+    at_once = imported(path, tree(path).body)
+    assert not [name for name in at_once if name == "gdb" or name.startswith("gdb_optprobe.")]
+
+
+@pytest.mark.parametrize("path", [path for path in LAYERED if layer(path) not in KNOWS_GDB], ids=named)
+def test_no_state_at_module_level(path: Path) -> None:
+    """Tables are constants: upper case, and nobody changes them. Everything else belongs to a Session."""
+    module = tree(path)
+    mutable = dict(mutable_globals(module))
+    lower = [name for name in mutable if not name.isupper() and not name.startswith("__")]
+    assert not lower, f"{named(path)}: {', '.join(lower)}"
+    changed = set(changed_names(module)) & mutable.keys()
+    assert not changed, f"{named(path)} changes {', '.join(sorted(changed))}"
+    assert not any(isinstance(node, ast.Global) for node in ast.walk(module)), "global"
+
+
+def mutable_globals(module: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    for node in module.body:
+        if isinstance(node, ast.Assign):
+            targets, value = node.targets, node.value
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            targets, value = [node.target], node.value
+        else:
+            continue
+        if is_mutable(value):
+            yield from ((target.id, value) for target in targets if isinstance(target, ast.Name))
+
+
+def is_mutable(value: ast.expr) -> bool:
+    if isinstance(value, ast.Call):
+        return isinstance(value.func, ast.Name) and value.func.id in _MUTABLE
+    return isinstance(value, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp)
+
+
+def changed_names(module: ast.Module) -> Iterator[str]:
+    """Names that functions write into: `NAME[…] = …`, `del NAME[…]`, `NAME.append(…)`."""
+    functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)]
+    for node in (inner for function in functions for inner in ast.walk(function)):
+        if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load) and isinstance(node.value, ast.Name):
+            yield node.value.id
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in _MUTATORS
+            and isinstance(node.func.value, ast.Name)
+        ):
+            yield node.func.value.id
+
+
+def sources() -> list[Path]:
+    folders = [ROOT / name for name in ("gdb_optprobe", "qemu", "scripts", "tests")]
+    return sorted(path for folder in folders for path in folder.rglob("*.py*") if path.suffix in (".py", ".pyi"))
+
+
+@pytest.mark.parametrize("path", [path for path in sources() if "stubs" not in path.parts], ids=named)
+def test_files_are_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= LONGEST
