@@ -41,8 +41,8 @@ DIGITS = b"".join(b"%d\0" % digit for digit in range(10))
 SMALLEST_STRIDE, LARGEST_STRIDE = NAMES_PER_MARKER * 2, NAMES_PER_MARKER * 514
 # How many markers must ascend before they are taken for such; fewer symbols than this covers no kernel has.
 RUN = 4
-# Read at a time while looking for the token table, and once it is found, for the tables that may follow it.
-PIECE, TAIL = 1 << 20, 2 << 20
+# Read at a time while looking for the token table.
+PIECE = 1 << 20
 HINT = "load the kernel's vmlinux into GDB with 'symbol-file'"
 
 
@@ -68,39 +68,30 @@ class Names:
         return len(self.begins)
 
 
-def read(memory: Callable[[int, int], bytes], start: int, size: int) -> Symbols:
-    """As `recover`, reading no more of the read-only data at `start` than that takes, about half of it."""
-    data = bytearray()
-
-    def more(count: int) -> None:
-        data.extend(memory(start + len(data), min(count, size - len(data))))
-
-    while len(data) < size and not any(_token_tables(data)):
-        more(PIECE)
-    more(TAIL)
-    try:
-        return recover(bytes(data))
-    except OptprobeError:
-        if len(data) == size:
-            raise
-    more(size)
-    return recover(bytes(data))
-
-
 def recover(rodata: bytes) -> Symbols:
     """All symbols of the kernel whose read-only data is `rodata` (which starts at a page). Raises OptprobeError."""
+    return read(lambda offset, size: rodata[offset : offset + size], 0, len(rodata))
+
+
+def read(memory: Callable[[int, int], bytes], start: int, size: int) -> Symbols:
+    """All symbols of the kernel whose read-only data is at `start`, reading no more of it than that takes: a third."""
+    data = b""
     seen = False
-    for tokens in _token_tables(rodata):
-        seen = True
-        for names in _name_tables(rodata, tokens):
-            addresses = _addresses(rodata, tokens, names)
-            if addresses is not None:
-                return _symbols(rodata, tokens, names, addresses)
+    while len(data) < size:
+        data += memory(start + len(data), min(PIECE, size - len(data)))
+        for tokens in _token_tables(data):
+            seen = True
+            for names in _name_tables(data, tokens):
+                end = min(size, _aligned(tokens.end) + _aligned(4 * names.count) + 8)
+                data += memory(start + len(data), max(0, end - len(data)))
+                addresses = _addresses(data, tokens, names)
+                if addresses is not None:
+                    return _symbols(data, tokens, names, addresses)
     what = "its symbol table (kallsyms) is of an unknown layout" if seen else "it has no symbol table (CONFIG_KALLSYMS)"
     raise OptprobeError(f"cannot read the guest kernel's symbols: {what}", HINT)
 
 
-def _token_tables(rodata: bytes | bytearray) -> Iterator[Tokens]:
+def _token_tables(rodata: bytes) -> Iterator[Tokens]:
     """Where digits stand in a row as tokens and the index that follows agrees with the whole table."""
     for match in re.finditer(re.escape(DIGITS), rodata):
         zero = match.start()
@@ -120,7 +111,7 @@ def _token_tables(rodata: bytes | bytearray) -> Iterator[Tokens]:
         yield Tokens(start, index_start + 2 * TOKENS, tuple(string.decode("latin-1") for string in strings))
 
 
-def _agree(index: array[int], strings: Sequence[bytes | bytearray]) -> bool:
+def _agree(index: array[int], strings: Sequence[bytes]) -> bool:
     offset = 0
     for expected, string in zip(index, strings, strict=True):
         if expected != offset:
@@ -243,7 +234,7 @@ def _aligned(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
-def _u16s(data: bytes | bytearray, start: int, count: int) -> array[int] | None:
+def _u16s(data: bytes, start: int, count: int) -> array[int] | None:
     if start + 2 * count > len(data):
         return None
     return _little_endian(array("H", data[start : start + 2 * count]))
