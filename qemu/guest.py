@@ -4,6 +4,7 @@
     ├── gdb.sock       GDB's remote protocol: target remote …/gdb.sock
     ├── qmp.sock       QEMU's control protocol
     ├── channel.sock   the command channel to our init
+    ├── snapshots      disk image that snapshots of the whole machine are kept in
     ├── console.log    the kernel log, complete
     ├── qemu.log       what QEMU itself printed
     └── guest.json     the process and the options, for whoever finds the guest later
@@ -35,10 +36,12 @@ from qemu.initramfs import initramfs
 from qemu.kernels import busybox, stock_kernel
 from qemu.machines import MACHINES, Machine
 from qemu.qmp import Qmp, QmpError
+from qemu.snapshots import write_image
 
 __all__ = ["Guest", "GuestError", "Options"]
 
 READY = "optprobe-guest: ready"
+PANIC = "Kernel panic - not syncing"
 PR_SET_PDEATHSIG = 1
 
 
@@ -124,6 +127,7 @@ class Guest:
         place.mkdir(parents=True, exist_ok=True)
         for name in ("gdb.sock", "qmp.sock", "channel.sock", "console.log", "guest.json"):
             (place / name).unlink(missing_ok=True)
+        write_image(place / "snapshots")
         process = _launch([*command, *_wiring(options, place)], place, keep)
         guest = cls(place, options, process.pid, process, directory is None)
         (place / "guest.json").write_text(json.dumps({"pid": process.pid, "options": asdict(options)}))
@@ -171,6 +175,8 @@ class Guest:
         while READY not in self.log()[after:]:
             if not self.running:
                 raise GuestError(f"QEMU ended while the guest booted:\n{self._tail()}")
+            if PANIC in self.log()[after:]:
+                raise GuestError(f"the guest's kernel panicked while it booted:\n{self._tail()}")
             if time.monotonic() > deadline:
                 raise GuestError(f"the guest was not ready after {timeout:g} s:\n{self._tail()}")
             time.sleep(0.02)
@@ -210,9 +216,9 @@ class Guest:
         """Whether QEMU runs and the log tells of no trouble."""
         return self.running and not self.problems()
 
-    def qmp(self) -> Qmp:
-        """A connection to QEMU itself, for use in a `with` block."""
-        return Qmp(self.directory / "qmp.sock")
+    def qmp(self, timeout: float = 10.0) -> Qmp:
+        """A connection to QEMU itself, for use in a `with` block; timeout: seconds for each answer."""
+        return Qmp(self.directory / "qmp.sock", timeout)
 
     def reset(self, timeout: float = 120.0) -> None:
         """Press the reset button and wait for the guest to be ready again."""
@@ -231,6 +237,14 @@ class Guest:
         with self.qmp() as control:
             control.execute("cont")
 
+    def snapshot(self, name: str) -> None:
+        """Keep the whole machine as it is now, memory and all. GuestError when QEMU cannot."""
+        self._monitor(f"savevm {name}")
+
+    def restore(self, name: str) -> None:
+        """Put the machine back to a snapshot. What a debugger knows of it is stale then: let it stop anew."""
+        self._monitor(f"loadvm {name}")
+
     def stop(self) -> None:
         """End the guest, by QMP and then by force; its log stays unless the directory was a temporary one."""
         if self.running:
@@ -240,7 +254,7 @@ class Guest:
         if self.running:
             os.kill(self.pid, signal.SIGKILL)
             self._wait_for_end(5.0)
-        for name in ("gdb.sock", "qmp.sock", "channel.sock", "guest.json"):
+        for name in ("gdb.sock", "qmp.sock", "channel.sock", "guest.json", "snapshots"):
             (self.directory / name).unlink(missing_ok=True)
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
@@ -252,6 +266,12 @@ class Guest:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    def _monitor(self, line: str) -> None:
+        with self.qmp(timeout=60.0) as control:
+            said = control.monitor(line).strip()
+        if said:
+            raise GuestError(said)
 
     def _wait_for_sockets(self) -> None:
         deadline = time.monotonic() + 10.0
@@ -317,6 +337,7 @@ def _wiring(options: Options, place: Path) -> list[str]:
 
     return [
         *("-chardev", f"file,id=console,path={place}/console.log", "-serial", "chardev:console"),
+        *("-drive", f"if=none,id=snapshots,format=qcow2,file={place}/snapshots"),
         *listening("channel"),
         "-serial",
         "chardev:channel",

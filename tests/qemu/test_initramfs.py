@@ -19,7 +19,8 @@ class Read:
 
 def read(content: bytes) -> dict[str, Read]:
     """The entries of a newc archive by path, in order."""
-    found, at = {}, 0
+    found: dict[str, Read] = {}
+    at = 0
     while True:
         assert at % 4 == 0
         assert content[at : at + 6] == b"070701"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from qemu.debian import depends
 from qemu.kernels import image_package
-from qemu.packages import Need, install_line, missing
+from qemu.packages import NEEDS, Need, install_line, missing
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -67,3 +67,8 @@ def test_without_root_it_says_what_to_type(tmp_path: Path) -> None:
         "\n    sudo apt-get install --no-install-recommends -y qemu-system-x86 gdb-multiarch binutils\n"
         in run.stderr
     )
+
+
+def test_the_setup_script_names_the_same_packages() -> None:
+    packages = " ".join(need.package for need in NEEDS)
+    assert f"debian_packages='{packages}'\n" in (REPOSITORY / "scripts" / "setup").read_text()
