@@ -41,7 +41,7 @@ class AddCommand(Subcommand[Add]):
     def run(self, args: Add, out: Output) -> None:
         probes = self.session.add(args.spec())
         remember(probes)
-        out.added(probes)
+        out.added(probes, args.place.glob)
 
     def candidates(self, text: str) -> int | Sequence[str]:
         return location_candidates(text, ADD_OPTIONS)

@@ -18,7 +18,6 @@ from gdb_optprobe.probes.views import (
     ExplainView,
     ProbeView,
     ReasonView,
-    RefusedView,
     ShowView,
 )
 
@@ -32,7 +31,8 @@ _BEST = "optimized"
 
 
 class Output(Protocol):
-    def added(self, probes: Sequence[ProbeView]) -> None: ...
+    def added(self, probes: Sequence[ProbeView], glob: bool = False) -> None:
+        """glob: whether the number of addresses is news to the user."""
 
     def probes(self, probes: Sequence[ProbeView]) -> None: ...
 
@@ -52,7 +52,7 @@ class Json:
     def __init__(self, write: Write) -> None:
         self._write = write
 
-    def added(self, probes: Sequence[ProbeView]) -> None:
+    def added(self, probes: Sequence[ProbeView], glob: bool = False) -> None:
         self.probes(probes)
 
     def probes(self, probes: Sequence[ProbeView]) -> None:
@@ -90,22 +90,15 @@ class Text:
         for line in lines:
             self._write(f"{line}\n")
 
-    def added(self, probes: Sequence[ProbeView]) -> None:
-        if len(probes) <= _MANY:
-            for probe in probes:
-                self.lines(_added(probe))
-            return
-        tiers = Counter("pending" if probe.state == "pending" else probe.tier for probe in probes)
-        counts = ", ".join(f"{count} {tier}" for tier, count in tiers.most_common())
-        self.lines([f"Probes {_numbers(probes)}: {len(probes)} addresses, {counts}"])
-        waiting = [probe for probe in probes if probe.state == "optimizing"]
-        if waiting:
-            self.lines([f"{len(waiting)} of them wait to be optimized: optprobe commit"])
-        refused = [probe for probe in probes if probe.tier != _BEST and probe not in waiting]
-        for probe in refused[:_MANY]:
-            self.lines(_added(probe)[:1])
-        if len(refused) > _MANY:
-            self.lines([f"… and {len(refused) - _MANY} more: optprobe list"])
+    def added(self, probes: Sequence[ProbeView], glob: bool = False) -> None:
+        many = len(probes) > _MANY
+        if glob or many:
+            self.lines([_summary(probes)])
+        told = [probe for probe in probes if not many or (probe.tier != _BEST and probe.state != "optimizing")]
+        for probe in told[:_MANY]:
+            self.lines(_added(probe)[: 1 if many else None])
+        if len(told) > _MANY:
+            self.lines([f"... and {len(told) - _MANY} more: optprobe list"])
 
     def probes(self, probes: Sequence[ProbeView]) -> None:
         if not probes:
@@ -153,6 +146,14 @@ def _added(probe: ProbeView) -> list[str]:
     if probe.state == "pending":
         return [f"Probe {probe.number} ({probe.location}) pending: no such location yet"]
     return [_headline(probe), *_next_steps(probe)]
+
+
+def _summary(probes: Sequence[ProbeView]) -> str:
+    tiers = Counter("pending" if probe.state == "pending" else probe.tier for probe in probes)
+    counts = ", ".join(f"{count} {tier}" for tier, count in tiers.most_common())
+    waiting = sum(probe.state == "optimizing" for probe in probes)
+    until = f"; {waiting} of them wait to be optimized: optprobe commit" if waiting else ""
+    return f"{_numbers(probes)}: {_counted(len(probes), 'address', 'addresses')}, {counts}{until}"
 
 
 def _headline(probe: ProbeView) -> str:
@@ -246,20 +247,24 @@ def _verdict(view: ExplainView) -> list[str]:
         verdict = f"{where}: would be {view.tier}{stops}"
     else:
         verdict = f"{where}: cannot be probed"
-    refused = view.refused or _as_refused(view.reason)
     lines = [verdict]
-    for refusal in refused:
-        not_tier = f"not {refusal.tier}: " if refusal.tier else ""
-        lines += indented(f"{not_tier}{refusal.text} ({refusal.code})")
-        if refusal.hint:
-            lines += indented(f"HINT: {refusal.hint}")
+    for tiers, reason in _refusals(view):
+        lines += indented(f"{tiers}{reason.text} ({reason.code})")
+        if reason.hint:
+            lines += indented(f"HINT: {reason.hint}")
     if view.nearest is not None:
         lines += indented(f"the nearest address that would be optimized: {_place(view.nearest, view.nearest_symbol)}")
     return lines
 
 
-def _as_refused(reason: ReasonView | None) -> tuple[RefusedView, ...]:
-    return (RefusedView("", reason.code, reason.text, reason.hint),) if reason else ()
+def _refusals(view: ExplainView) -> list[tuple[str, ReasonView]]:
+    """Each reason once, with the tiers it forbids; without them where it forbids all."""
+    if not view.tier or not view.refused:
+        return [("", view.reason)] if view.reason else []
+    tiers: dict[ReasonView, list[str]] = {}
+    for refused in view.refused:
+        tiers.setdefault(ReasonView(refused.code, refused.text, refused.hint), []).append(refused.tier)
+    return [(f"not {' or '.join(names)}: ", reason) for reason, names in tiers.items()]
 
 
 def _place(address: int, symbol: str) -> str:
@@ -268,11 +273,11 @@ def _place(address: int, symbol: str) -> str:
 
 def _numbers(probes: Sequence[ProbeView]) -> str:
     first, last = probes[0].number, probes[-1].number
-    return f"{first}-{last}"
+    return f"Probe {first}" if first == last else f"Probes {first}-{last}"
 
 
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+def _counted(count: int, noun: str, nouns: str = "") -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {nouns or noun + 's'}"
 
 
 _COUNTS = ("hits", "missed", "active", "dropped", "faults", "stops")

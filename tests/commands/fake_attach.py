@@ -11,7 +11,7 @@ from tests.commands.fake_session import FakeSession
 
 session = FakeSession()
 attach = ModuleType("gdb_optprobe.debugger.attach")
-attach.current_session = attach.session_or_none = lambda: session  # type: ignore[attr-defined]
+vars(attach).update(current_session=lambda: session, session_or_none=lambda: session)
 sys.modules["gdb_optprobe.debugger.attach"] = attach
-debugger.attach = attach  # type: ignore[attr-defined]
-debugger.load = lambda: None  # type: ignore[attr-defined]
+debugger.attach = attach
+debugger.load = lambda: None

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from typing import Any
 
 from gdb_optprobe.debugger.output import Json, Text
 from gdb_optprobe.probes.views import ProbeView
@@ -39,7 +41,7 @@ def text(method: str, *arguments: object) -> list[str]:
     return "".join(written).splitlines()
 
 
-def values(method: str, *arguments: object) -> list[dict[str, object]]:
+def values(method: str, *arguments: object) -> list[Any]:
     written: list[str] = []
     getattr(Json(written.append), method)(*arguments)
     return [json.loads(line) for line in "".join(written).splitlines()]
@@ -77,6 +79,25 @@ def test_add_of_many_is_a_summary() -> None:
     lines = text("added", many)
     assert lines[0] == "Probes 1-256: 256 addresses, 250 optimized, 6 boosted"
     assert len(lines) == 7
+
+
+def test_add_of_a_glob_tells_how_many_match() -> None:
+    assert text("added", [probe()], True)[0] == "Probe 1: 1 address, 1 optimized"
+    assert text("added", [probe(), boosted()], True)[0] == "Probes 1-2: 2 addresses, 1 optimized, 1 boosted"
+    waiting = [boosted(number, state="optimizing") for number in range(1, 21)]
+    (line,) = text("added", waiting)
+    assert line == "Probes 1-20: 20 addresses, 20 boosted; 20 of them wait to be optimized: optprobe commit"
+
+
+def test_explanation_tells_a_reason_once() -> None:
+    refused = tuple(replace(EXPLAINED.refused[0], tier=tier) for tier in ("optimized", "trapped"))
+    told = [line for line in text("explanation", [replace(EXPLAINED, refused=refused)]) if "TOO_SHORT" in line]
+    assert len(told) == 1 and told[0].strip().startswith("not optimized or trapped: ")
+    impossible = replace(EXPLAINED, tier="", refused=refused, displaced=(), nearest=None)
+    assert text("explanation", [impossible])[:2] == [
+        "0xffffffff8134cc59 <vfs_read+0x9>: cannot be probed",
+        "        the instruction has 1 bytes and the branch needs 5 (TOO_SHORT)",
+    ]
 
 
 def test_list_fits_100_columns() -> None:
