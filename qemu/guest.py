@@ -123,7 +123,7 @@ class Guest:
         """
         options = options or Options()
         command = _command(options)
-        place = directory or Path(tempfile.mkdtemp(dir=guests_directory(), prefix="guest-"))
+        place = directory or _temporary_directory()
         place.mkdir(parents=True, exist_ok=True)
         for name in ("gdb.sock", "qmp.sock", "channel.sock", "console.log", "guest.json"):
             (place / name).unlink(missing_ok=True)
@@ -291,6 +291,16 @@ class Guest:
             printed.read_text(errors="replace").splitlines()[-5:] if printed.exists() else []
         )
         return "\n".join(f"    {line}" for line in lines)
+
+
+def _temporary_directory() -> Path:
+    """A new run directory; those of guests that ended without `stop`, by a signal, are removed."""
+    for place in guests_directory().glob("guest-*"):
+        with contextlib.suppress(OSError):
+            pid = json.loads((place / "guest.json").read_text())["pid"]
+            if not Guest(place, Options(), pid).running:
+                shutil.rmtree(place)
+    return Path(tempfile.mkdtemp(dir=guests_directory(), prefix="guest-"))
 
 
 def _command(options: Options) -> list[str]:

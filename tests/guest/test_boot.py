@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from qemu.cache import guests_directory
 from qemu.channel import ChannelError
 from qemu.guest import Guest, GuestError, Options
 from tests.guest.conftest import Boot
@@ -151,6 +153,7 @@ def test_kept_for_another_process(tmp_path: Path) -> None:
     finally:
         assert guest("stop").returncode == 0
     assert guest("run", "true").returncode == 1
+    shutil.rmtree(guests_directory() / f"test-{os.getpid()}")
 
 
 def test_ends_with_the_process_that_booted_it() -> None:
