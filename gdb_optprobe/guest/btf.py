@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ..errors import OptprobeError
+from gdb_optprobe.errors import OptprobeError
 
 __all__ = [
     "Array",

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import OptprobeError
-from .image import is_note_of
-from .symbols import KERNEL_HALF, Symbols
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.image import is_note_of
+from gdb_optprobe.guest.symbols import KERNEL_HALF, Symbols
 
 __all__ = ["Cache", "default_cache"]
 

@@ -18,7 +18,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ..errors import OptprobeError
+from gdb_optprobe.errors import OptprobeError
 
 __all__ = ["BuildId", "Image", "Run", "banner", "build_id", "find", "find_build_id", "is_note_of"]
 

@@ -27,8 +27,8 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ..errors import OptprobeError
-from .symbols import KERNEL_HALF, Symbols
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.symbols import KERNEL_HALF, Symbols
 
 __all__ = ["read", "recover"]
 

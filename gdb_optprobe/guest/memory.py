@@ -11,8 +11,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from ..errors import Unreadable
-from .machine import PhysicalMemory
+from gdb_optprobe.errors import Unreadable
+from gdb_optprobe.guest.machine import PhysicalMemory
 
 __all__ = ["KernelMemory", "VirtualMemory", "Walk"]
 

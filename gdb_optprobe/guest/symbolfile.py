@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .symbols import FUNCTION_TYPES, KERNEL_HALF, Symbols
+from gdb_optprobe.guest.symbols import FUNCTION_TYPES, KERNEL_HALF, Symbols
 
 __all__ = ["MACHINES", "load_command", "symbol_file"]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
 
-from ..errors import OptprobeError
+from gdb_optprobe.errors import OptprobeError
 
 __all__ = ["KERNEL_HALF", "Located", "Symbol", "SymbolTable", "Symbols"]
 

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ...errors import Unreadable
-from ..base import ReadMemory
+from gdb_optprobe.errors import Unreadable
+from gdb_optprobe.isa.base import ReadMemory
 
 __all__ = ["LEGACY", "MODERN", "Encoding", "Entry", "Kind", "State", "Tables", "encoding", "unwind"]
 
