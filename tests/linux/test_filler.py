@@ -1,0 +1,185 @@
+"""The mapping of data memory, on page tables of our own making."""
+
+from __future__ import annotations
+
+import pytest
+
+from gdb_optprobe.guest.linux import filler
+from gdb_optprobe.isa.x86_64.paging import GLOBAL, LARGE, NO_EXECUTE, PRESENT, WRITABLE, Mapping, translate
+from tests.linux.fakes import Machine, kernel
+
+IMAGE = 0xFFFFFFFF81000000
+ENTRY = IMAGE + 0x200000
+PHYSICAL = 0x4000000
+PGD, PUD, PMD, PTE, DATA_PMD = 0x1000, 0x3000, 0x4000, 0x5000, 0x6000
+USER_PUD, USER_PMD = 0x7000, 0x8000
+EXECUTE = 0x121 | LARGE  # present, accessed, global: a large page of text
+NAMES = {"text_tail": IMAGE + 0x1FC008, "__entry_text_start": ENTRY, "__entry_text_end": ENTRY + 0x1000, "init_task":
+         IMAGE + 0x400000, "behind": ENTRY + 0x1800}  # fmt: skip
+PAGES, FRAMES = 12, 2
+
+
+class Guest(Machine):
+    """Kernel memory is what the page tables say it is."""
+
+    def read(self, address: int, size: int) -> bytes:
+        return self.read_physical(address - IMAGE + PHYSICAL, size)
+
+    def read_physical(self, address: int, size: int) -> bytes:
+        return Machine.read(self, address, size)
+
+    def write_physical(self, address: int, data: bytes) -> None:
+        self.read_physical(address, len(data))
+        self.writes.append(address)
+        self.put(address, data)
+
+
+def guest(small: bool = False, isolated: bool = False, user_mode: bool = False) -> Guest:
+    """A kernel whose text before ENTRY is one large page (or small ones), its tail filler from 0x1fd000 on."""
+    there = Guest({"cr3": PGD | (0x1000 if user_mode else 0), "efer": filler.NXE})
+    for table in (PGD, PGD + 0x1000, PUD, PMD, PTE, DATA_PMD, USER_PUD, USER_PMD):
+        there.put(table, bytes(4096))
+    there.put_words(PGD + 511 * 8, PUD | 0x63)
+    there.put_words(PUD + 510 * 8, PMD | 0x63)
+    there.put_words(PMD + 8 * 8, *((PTE | 0x63,) if small else (PHYSICAL | EXECUTE,)))
+    for page in range(512):
+        there.put_words(PTE + 8 * page, PHYSICAL + 4096 * page | 0x121)
+    there.put_words(PMD + 9 * 8, PHYSICAL + 0x200000 | EXECUTE)
+    there.put_words(PMD + 10 * 8, PHYSICAL + 0x400000 | 0xE3 | NO_EXECUTE)
+    there.put(PHYSICAL + 0x1E0000, b"\x90" * 0x4000 + b"\xcc" * 0x1C000)
+    there.put(PHYSICAL + 0x200000, b"\x90" * 4096)
+    if isolated:
+        there.put_words(PGD + 0x1000 + 511 * 8, USER_PUD | 0x63)
+        there.put_words(USER_PUD + 510 * 8, USER_PMD | 0x63)
+        there.put_words(USER_PMD + 8 * 8, PHYSICAL | EXECUTE, PHYSICAL + 0x200000 | EXECUTE)
+    return there
+
+
+TAIL = {**NAMES, "text_tail": IMAGE + 0x1E4008}
+
+
+def found(
+    there: Guest, isolated: bool = False
+) -> tuple[filler.Filler, filler.Tables, tuple[filler.PhysicalPatch, ...]]:
+    names = {**TAIL, **({"pti_finalize": IMAGE, "init_top_pgt": IMAGE + 0x400000} if isolated else {})}
+    if isolated:
+        # init_top_pgt lies at PGD: map its page so.
+        there.put_words(PMD + 10 * 8, 0xE3 | NO_EXECUTE)
+        names |= {"init_top_pgt": IMAGE + 0x400000 + PGD}
+    linux = kernel(there, names)
+    use = filler.find(linux, code_pages=PAGES, data_pages=FRAMES)
+    tables = filler.page_tables(there, linux)
+    return use, tables, filler.plan_mapping(use, tables, there.read_physical)
+
+
+def at(there: Guest, address: int, root: int = PGD) -> Mapping | None:
+    return translate(there.read_physical, root, address)
+
+
+def test_filler_is_whole_pages_below_the_entry_text() -> None:
+    use, _, _ = found(guest())
+    assert use.frames == (ENTRY - FRAMES * 4096, ENTRY)
+    assert use.code == (ENTRY - (FRAMES + 3 + PAGES) * 4096, ENTRY - (FRAMES + 3) * 4096)
+    assert len(use.tables) == 3 and all(use.code[1] <= page < use.frames[0] for page in use.tables)
+
+
+def test_filler_with_a_foreign_byte_is_not_filler() -> None:
+    there = guest()
+    there.put(PHYSICAL + 0x1FF123, b"\x90")
+    with pytest.raises(filler.NoFiller):
+        found(there)
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_data_appears_writable_and_not_executable(small: bool) -> None:
+    there = guest(small)
+    use, _, patches = found(there)
+    filler.apply(patches, there)
+    for n in range(FRAMES):
+        mapping = at(there, use.data[0] + n * 4096)
+        assert mapping is not None and mapping.writable and not mapping.executable and not mapping.user
+        assert mapping.physical == PHYSICAL + use.frames[0] - IMAGE + n * 4096
+        assert not any(there.read_physical(mapping.physical, 4096)), "fresh data is zero"
+    assert at(there, use.data[1]) is None and at(there, use.data[0] - 1) is None
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_text_keeps_every_translation_and_loses_only_the_right_to_execute(small: bool) -> None:
+    there = guest(small)
+    before = [at(there, IMAGE + n * 4096) for n in range(512)]
+    use, _, patches = found(there)
+    filler.apply(patches, there)
+    for n, old in enumerate(before):
+        address = IMAGE + n * 4096
+        new = at(there, address)
+        assert old is not None and new is not None
+        assert new.frame_of(address) == old.frame_of(address)
+        assert (new.writable, new.user, new.is_global) == (old.writable, old.user, old.is_global)
+        assert new.executable is not (address in use.tables or use.frames[0] <= address < use.frames[1])
+
+
+def test_large_page_attributes_move_to_their_small_places() -> None:
+    there = guest()
+    there.put_words(PMD + 8 * 8, PHYSICAL | EXECUTE | 1 << 12)  # PAT
+    _, _, patches = found(there)
+    filler.apply(patches, there)
+    entry = at(there, IMAGE).entry  # type: ignore[union-attr]
+    assert entry == PHYSICAL | PRESENT | GLOBAL | 1 << 5 | 1 << 7
+
+
+def test_one_entry_comes_last_and_its_tables_stand_before() -> None:
+    there = guest()
+    _, _, patches = found(there)
+    assert patches[-1].old == bytes(8) and patches[-1].address == PUD + 509 * 8
+    assert [len(patch.new) for patch in patches[-4:]] == [4096, 4096, 8, 8]
+    assert patches[-2].address == PMD + 8 * 8
+
+
+def test_undo_leaves_every_byte_as_it_was() -> None:
+    there = guest()
+    before = {page: bytes(data) for page, data in there.pages.items()}
+    use, _, patches = found(there)
+    filler.apply(patches, there)
+    there.write_physical(PHYSICAL + use.frames[0] - IMAGE, b"counted!")
+    filler.undo(patches, there)
+    assert {page: bytes(data) for page, data in there.pages.items()} == before
+
+
+def test_old_bytes_first() -> None:
+    there = guest()
+    _, _, patches = found(there)
+    there.put_words(patches[-1].address, 0x9063)
+    there.writes.clear()
+    with pytest.raises(filler.NoFiller):
+        filler.apply(patches, there)
+    assert there.writes == []
+
+
+def test_something_is_mapped_already() -> None:
+    there = guest()
+    there.put_words(PUD + 509 * 8, 0x9063)
+    with pytest.raises(filler.NoFiller) as refused:
+        found(there)
+    assert "recover" in refused.value.hint
+
+
+def test_no_execute_bit_is_reserved_without_nxe() -> None:
+    there = guest()
+    there.state[0]["efer"] = 0
+    use, tables, patches = found(there)
+    assert not tables.no_execute
+    filler.apply(patches, there)
+    assert not at(there, use.data[0]).entry & NO_EXECUTE  # type: ignore[union-attr]
+    assert at(there, IMAGE).level == 2, "nothing to take away"  # type: ignore[union-attr]
+
+
+def test_isolation_maps_the_text_twice() -> None:
+    there = guest(isolated=True, user_mode=True)
+    use, tables, patches = found(there, isolated=True)
+    assert tables.roots == (PGD, PGD + 0x1000)
+    filler.apply(patches, there)
+    for root in tables.roots:
+        mapping = at(there, use.frames[0], root)
+        assert mapping is not None and not mapping.executable
+        assert at(there, IMAGE, root).executable  # type: ignore[union-attr]
+    assert at(there, use.data[0], PGD + 0x1000) is None and WRITABLE

@@ -1,0 +1,160 @@
+"""The kernel's tables of addresses, each entry relative to itself."""
+
+from __future__ import annotations
+
+from struct import pack
+
+from gdb_optprobe.guest.linux.bug_table import BugTable
+from gdb_optprobe.guest.linux.exception_table import ExceptionTable
+from gdb_optprobe.guest.linux.ftrace_sites import DISABLED, FtraceSites, Record, disable, enable
+from gdb_optprobe.guest.linux.jump_labels import JumpLabels
+from gdb_optprobe.guest.linux.jump_tables import targets
+from gdb_optprobe.guest.linux.static_calls import StaticCalls
+from tests.linux.fakes import Pages, kernel
+
+TEXT = 0xFFFFFFFF81000000
+TABLE = 0xFFFFFFFF82000000
+
+
+def relative(at: int, target: int) -> bytes:
+    return pack("<i", target - at)
+
+
+def test_exception_table() -> None:
+    memory = Pages()
+    rows = [(TEXT + 0x10, TEXT + 0x80), (TEXT + 0x20, TEXT + 0x70)]
+    for number, (insn, fixup) in enumerate(rows):
+        at = TABLE + 12 * number
+        memory.put(at, relative(at, insn) + relative(at + 4, fixup) + pack("<i", 3))
+    table = ExceptionTable(kernel(memory, {"__start___ex_table": TABLE, "__stop___ex_table": TABLE + 24}))
+    assert table.faulting(TEXT, TEXT + 0x11) == [TEXT + 0x10]
+    assert table.faulting(TEXT + 0x11, TEXT + 0x20) == []
+    assert table.fixups(TEXT + 0x70, TEXT + 0x80) == [(TEXT + 0x20, TEXT + 0x70)]
+
+
+def test_jump_labels() -> None:
+    memory = Pages()
+    memory.put(TABLE, relative(TABLE, TEXT + 5) + relative(TABLE + 4, TEXT + 0x40) + bytes(8))
+    table = JumpLabels(kernel(memory, {"__start___jump_table": TABLE, "__stop___jump_table": TABLE + 16}))
+    assert table.within(TEXT, TEXT + 6) == [(TEXT + 5, TEXT + 0x40)]
+    assert table.within(TEXT + 6, TEXT + 0x100) == []
+
+
+def test_static_calls_and_their_trampolines() -> None:
+    memory = Pages()
+    memory.put(TABLE, relative(TABLE, TEXT + 9) + pack("<i", 1))
+    names = {
+        "__start_static_call_sites": TABLE,
+        "__stop_static_call_sites": TABLE + 8,
+        "__static_call_text_start": TEXT + 0x1000,
+        "__static_call_text_end": TEXT + 0x2000,
+    }
+    table = StaticCalls(kernel(memory, names))
+    assert table.within(TEXT, TEXT + 10) == [TEXT + 9]
+    assert table.within(TEXT + 0x1008, TEXT + 0x100D) == [TEXT + 0x1008]
+
+
+def test_bug_table_with_and_without_lines() -> None:
+    for size, offsets in ((12, {"bug_entry.line": 8}), (8, {"bug_entry.flags": 4})):
+        memory = Pages()
+        for number in range(3):
+            at = TABLE + size * number
+            memory.put(at, relative(at, TEXT + number) + bytes(size - 4))
+        names = {"__start___bug_table": TABLE, "__stop___bug_table": TABLE + 3 * size}
+        table = BugTable(kernel(memory, names, offsets))
+        assert [table.has(TEXT + n) for n in range(4)] == [True, True, True, False]
+
+
+def test_a_kernel_without_a_table() -> None:
+    empty = kernel(Pages(), {"other": TEXT})
+    assert ExceptionTable(empty).faulting(0, 2**64) == [] and JumpLabels(empty).within(0, 2**64) == []
+
+
+# --- ftrace ------------------------------------------------------------------------------------------------------
+
+
+def ftrace(*flags: int) -> tuple[Pages, FtraceSites]:
+    """Sites at TEXT, TEXT + 0x100, …, two to a page of records."""
+    memory = Pages()
+    pages = [TABLE + 0x100 * n for n in range((len(flags) + 1) // 2)]
+    memory.put_words(TABLE + 0x1000, pages[0])
+    for number, page in enumerate(pages):
+        mine = flags[2 * number : 2 * number + 2]
+        memory.put_words(page, pages[number + 1] if number + 1 < len(pages) else 0, page + 0x40)
+        memory.put(page + 16, pack("<ii", len(mine), 0))
+        for slot, flag in enumerate(mine):
+            memory.put_words(page + 0x40 + 16 * slot, TEXT + 0x100 * (2 * number + slot), flag)
+    return memory, FtraceSites(kernel(memory, {"ftrace_pages_start": TABLE + 0x1000}))
+
+
+def test_ftrace_pages_are_walked() -> None:
+    _, sites = ftrace(0, 0, 0, 0, 0)
+    assert len(sites) == 5
+    assert list(sites.within(TEXT, TEXT + 0x101)) == [TEXT, TEXT + 0x100]
+    assert list(sites.within(TEXT + 4, TEXT + 5)) == [TEXT], "the site's last byte"
+    assert list(sites.within(TEXT + 5, TEXT + 0x100)) == []
+
+
+def test_ftrace_states() -> None:
+    for flags, in_use in (
+        (0, False),
+        (1, True),  # one user
+        (1 << 31 | 1, True),  # FTRACE_FL_ENABLED
+        (1 << 24, True),  # FTRACE_FL_DIRECT
+        (1 << 25, False),  # FTRACE_FL_DISABLED: ours, or a module's on its way out
+        (1 << 20 | 1 << 19, False),  # FTRACE_FL_TOUCHED, FTRACE_FL_MODIFIED: history
+    ):
+        _, sites = ftrace(flags)
+        record = sites.record(TEXT)
+        assert record is not None and record.in_use is in_use, f"{flags:#x}"
+
+
+def test_flags_are_read_anew() -> None:
+    memory, sites = ftrace(0)
+    assert not sites.sites(TEXT, TEXT + 5)[0].in_use
+    memory.put_words(TABLE + 0x40 + 8, 1)
+    assert sites.sites(TEXT, TEXT + 5)[0].in_use
+
+
+def test_disable_and_enable_leave_the_rest() -> None:
+    record = Record(TABLE, TEXT, 1 << 20)
+    change = disable(record)
+    assert change.at == TABLE + 8 and change.old == (1 << 20).to_bytes(8, "little")
+    assert int.from_bytes(change.new, "little") == 1 << 20 | DISABLED
+    back = enable(Record(TABLE, TEXT, 1 << 20 | DISABLED))
+    assert back.new == change.old
+
+
+def test_tracing_is_told_by_the_list_of_tracers() -> None:
+    memory = Pages()
+    names = {"ftrace_ops_list": TABLE, "ftrace_list_end": TABLE + 0x40}
+    memory.put_words(TABLE, TABLE + 0x40)
+    assert not FtraceSites(kernel(memory, names)).tracing()
+    memory.put_words(TABLE, TABLE + 0x80)
+    assert FtraceSites(kernel(memory, names)).tracing()
+    assert FtraceSites(kernel(memory, {})).tracing(), "unknown is not assumed to be none"
+
+
+# --- jump tables ---------------------------------------------------------------------------------------------------
+
+
+def test_absolute_jump_table() -> None:
+    memory = Pages()
+    memory.put_words(TABLE + 0x40, TEXT + 8, TEXT + 12, 0)
+    code = bytes.fromhex("ff24c5") + ((TABLE + 0x40) & 0xFFFFFFFF).to_bytes(4, "little") + b"\x90" * 16
+    assert targets(TEXT, code, (TABLE, TABLE + 0x100), memory.read) == {TEXT + 8, TEXT + 12}
+
+
+def test_relative_jump_table() -> None:
+    memory = Pages()
+    table = TABLE + 0x40
+    memory.put(table, pack("<iii", TEXT + 8 - table, TEXT + 9 - table, 0))
+    lea = bytes.fromhex("488d05") + (table - (TEXT + 7)).to_bytes(4, "little", signed=True)
+    assert targets(TEXT, lea + b"\x90" * 16, (TABLE, TABLE + 0x100), memory.read) == {TEXT + 8, TEXT + 9}
+
+
+def test_constants_that_are_no_table() -> None:
+    memory = Pages()
+    memory.put_words(TABLE + 0x40, 1, 2, 3)
+    code = bytes.fromhex("8b0425") + ((TABLE + 0x40) & 0xFFFFFFFF).to_bytes(4, "little") + b"\x90" * 16
+    assert targets(TEXT, code, (TABLE, TABLE + 0x100), memory.read) == frozenset()
