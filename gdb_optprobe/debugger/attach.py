@@ -177,7 +177,7 @@ def _unwind(linux: Linux, recovered: Recovered, machine: GdbMachine) -> UnwindKe
     return UnwindKernel(tables, start, machine.read)
 
 
-def _bare(connection: gdb.TargetConnection, isa: Isa, machine: GdbMachine, stops: GdbStops) -> Attachment:
+def _bare(connection: gdb.RemoteTargetConnection, isa: Isa, machine: GdbMachine, stops: GdbStops) -> Attachment:
     """A guest without an operating system: GDB's symbols, the user's arena, patches within one instruction."""
     text = BareText(machine, isa)
     locations = Locations(None, lambda address: address)

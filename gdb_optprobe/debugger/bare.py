@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import gdb
 
 from gdb_optprobe.guest.machine import Machine
-from gdb_optprobe.guest.text import Area, FtraceSite, Function, Jump, Mark
+from gdb_optprobe.guest.text import Area, FtraceSite, Function, Jump, Mark, Whole
 from gdb_optprobe.isa.base import Flow, Isa
 from gdb_optprobe.probes.original import overlaid
 from gdb_optprobe.probes.registry import Registry
@@ -35,14 +35,19 @@ class BareText:
         data = self._machine.read(start, end - start)
         insns = self._isa.decode(overlaid(data, start, self.registry) if self.registry else data, start)
         flows = (Flow.JUMP, Flow.BRANCH, Flow.CALL)
+        code = {insn.address: insn for insn in insns}
+        whole = Whole(
+            code=code,
+            complete=bool(insns) and insns[-1].end == end,
+            jumps=tuple(Jump(i.address, i.target) for i in insns if i.target is not None and i.flow in flows),
+            blind_jumps=tuple(i.address for i in insns if i.flow is Flow.INDIRECT_JUMP),
+        )
         return Function(
             name=name,
             start=start,
             end=end,
-            code={insn.address: insn for insn in insns},
-            complete=bool(insns) and insns[-1].end == end,
-            jumps=tuple(Jump(i.address, i.target) for i in insns if i.target is not None and i.flow in flows),
-            blind_jumps=tuple(i.address for i in insns if i.flow is Flow.INDIRECT_JUMP),
+            own=code,
+            look=lambda: whole,
             compiled=False,
         )
 

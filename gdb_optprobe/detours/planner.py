@@ -172,7 +172,7 @@ def entry_of(function: int, isa: Isa, text: Text) -> int:
     (arch/x86/kernel/kprobes/core.c, arch_adjust_kprobe_addr).
     """
     found = text.function(function)
-    insn = found.code.get(function) if found is not None else None
+    insn = found.own.get(function) if found is not None else None
     return insn.end if insn is not None and insn.text.split()[0] in _LANDING_PADS else function
 
 
@@ -199,7 +199,7 @@ def _place(site: Site, isa: Isa, text: Text, limits: Limits) -> Place:
     function = text.function(address)
     if function is None:
         raise Refused(Refusal.UNKNOWN_FUNCTION.because(address=spelled))
-    insn = function.code.get(address)
+    insn = function.own.get(address)
     if insn is None:
         around = next((i for i in function.hot if i.address < address < i.end), None)
         if around is not None:
@@ -424,7 +424,7 @@ def _exception(place: Place, displaced: Sequence[Insn]) -> Reason | None:
 def _jumped_into(place: Place, displaced: Sequence[Insn], end: int) -> Reason | None:
     """Execution that may arrive inside the bytes the branch covers, other than from the displaced instructions."""
     function, spell = place.function, place.text.spell
-    if not function.complete:
+    if not function.whole.complete:
         return Refusal.UNDECODABLE.because(address=spell(function.start))
     inside = {insn.address for insn in displaced}
     for jump in function.jumps_into(place.address, end):
@@ -435,7 +435,7 @@ def _jumped_into(place: Place, displaced: Sequence[Insn], end: int) -> Reason | 
     for insn in displaced:
         if insn.flow in (Flow.CALL, Flow.INDIRECT_CALL) and insn.end < end and insn.falls_through:
             return Refusal.RETURN_INTO_REGION.because(source=spell(insn.address), target=spell(insn.end))
-    for source in function.blind_jumps:
+    for source in function.whole.blind_jumps:
         return Refusal.INDIRECT_JUMP.because(source=spell(source), needed=place.isa.branch_size)
     return None
 
@@ -471,7 +471,7 @@ def because_unrelocatable(stuck: Unrelocatable, text: Text) -> Reason:
 def _dead(place: Place, found: Attempt) -> Dead:
     if found.ftrace is not None:
         return place.isa.dead_at_entry()
-    return place.isa.dead_at(place.address, place.function.code)
+    return place.isa.dead_at(place.address, place.function.whole.code)
 
 
 def _padding(place: Place, start: int) -> int:
@@ -486,14 +486,14 @@ def _is_padding(place: Place, start: int, end: int) -> bool:
     """Whether [start, end) is filler behind the last instruction of a path: traps that no table knows, never run."""
     if end <= start or end > place.function.end:
         return False
-    code = place.function.code
+    code = place.function.own
     at = start
     while at < end:
         insn = code.get(at)
         if insn is None or insn.data != place.isa.breakpoint or not place.function.compiled:
             return False
         at = insn.end
-    if any(start <= jump.target < end for jump in place.function.jumps):
+    if any(start <= jump.target < end for jump in place.function.whole.jumps):
         return False
     return not place.text.marks(start, end)
 

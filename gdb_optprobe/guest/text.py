@@ -12,7 +12,7 @@ A layer that decides (detours/planner.py) reads facts here and never a kernel's 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -81,41 +81,57 @@ class FtraceSite:
         return self.address + self.size
 
 
-@dataclass(frozen=True)
-class Function:
-    """One function, decoded from its start, with the parts of it that the compiler put elsewhere.
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A function with the parts of it that the compiler put elsewhere, and all that leads into it.
 
-    end:         of the hot part, padding included.
     code:        instructions by address, of all parts.
     complete:    every part was decoded to its end.
     jumps:       all jumps that start in a part, or that a table of the kernel makes to one.
     blind_jumps: addresses of jumps whose targets are not known and may be inside this function.
-    compiled:    it was made by a compiler: nothing else jumps into its middle, indirect tail jumps only leave it.
+    """
+
+    code: Mapping[int, Insn]
+    complete: bool
+    jumps: tuple[Jump, ...] = ()
+    blind_jumps: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Function:
+    """One function, decoded from its start.
+
+    end:      of the hot part, padding included.
+    own:      instructions of the part [start, end), by address.
+    compiled: it was made by a compiler: nothing else jumps into its middle, indirect tail jumps only leave it.
+    look:     finds out the whole; most probes never need it.
     """
 
     name: str
     start: int
     end: int
-    code: Mapping[int, Insn]
-    complete: bool
-    jumps: tuple[Jump, ...] = ()
-    blind_jumps: tuple[int, ...] = ()
+    own: Mapping[int, Insn]
+    look: Callable[[], Whole]
     compiled: bool = True
+
+    @cached_property
+    def whole(self) -> Whole:
+        return self.look()
 
     @cached_property
     def hot(self) -> tuple[Insn, ...]:
         """Instructions of the part [start, end), ascending."""
-        return tuple(self.code[at] for at in sorted(self.code) if self.start <= at < self.end)
+        return tuple(self.own[at] for at in sorted(self.own))
 
     def jumps_into(self, start: int, end: int) -> Iterator[Jump]:
         """Jumps that land strictly inside [start, end): at `start` itself a branch may stand."""
-        return (jump for jump in self.jumps if start < jump.target < end)
+        return (jump for jump in self.whole.jumps if start < jump.target < end)
 
     def run(self, address: int, size: int) -> tuple[Insn, ...]:
         """The instructions from `address` on that cover `size` bytes, or fewer where the code ends."""
         found: list[Insn] = []
         at = address
-        while at < address + size and (insn := self.code.get(at)) is not None:
+        while at < address + size and (insn := self.own.get(at)) is not None:
             found.append(insn)
             at = insn.end
         return tuple(found)

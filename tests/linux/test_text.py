@@ -70,7 +70,7 @@ def test_jump_from_the_cold_part() -> None:
         hot_cold="e9 17 ff ff ff  jmp hot+12",
     )
     function = there.function(TEXT + 0x10)
-    assert function is not None and function.complete and function.compiled
+    assert function is not None and function.whole.complete and function.compiled
     assert [jump.source for jump in function.jumps_into(TEXT + 0x1B, TEXT + 0x1D)] == [TEXT + 0x100]
 
 
@@ -112,20 +112,20 @@ def test_jump_table() -> None:
     memory, there = text(hot=switch)
     memory.put_words(DATA + 0x40, TEXT + 0x1D, TEXT + 0x1E, 0)
     function = there.function(TEXT + 0x10)
-    assert function is not None and function.blind_jumps == ()
+    assert function is not None and function.whole.blind_jumps == ()
     assert {jump.target for jump in function.jumps_into(TEXT + 0x1C, TEXT + 0x1F)} == {TEXT + 0x1D, TEXT + 0x1E}
 
 
 def test_indirect_tail_call_of_a_compiled_function_is_not_blind() -> None:
     _, there = text(hot="0f 1f 44 00 00  nop\n ff e0  jmp *%rax")
     function = there.function(TEXT + 0x10)
-    assert function is not None and function.blind_jumps == ()
+    assert function is not None and function.whole.blind_jumps == ()
 
 
 def test_indirect_jump_of_assembler_code_is_blind() -> None:
     _, there = text(traced=False, hot="90  nop\n ff e0  jmp *%rax")
     function = there.function(TEXT + 0x10)
-    assert function is not None and function.blind_jumps == (TEXT + 0x11,) and not function.compiled
+    assert function is not None and function.whole.blind_jumps == (TEXT + 0x11,) and not function.compiled
 
 
 def test_assembler_neighbours_share_their_tails() -> None:
@@ -138,13 +138,13 @@ def test_assembler_neighbours_share_their_tails() -> None:
 def test_foreign_breakpoint_makes_the_rest_untrusted() -> None:
     _, there = text(hot="0f 1f 44 00 00  nop\n 90  nop\n cc  int3\n 90  nop\n c3  ret")
     function = there.function(TEXT + 0x10)
-    assert function is not None and not function.complete
+    assert function is not None and not function.whole.complete
 
 
 def test_traps_behind_returns_are_the_compilers() -> None:
     _, there = text(hot="0f 1f 44 00 00  nop\n 74 02  je +2\n c3  ret\n cc  int3\n 90  nop\n c3  ret")
     function = there.function(TEXT + 0x10)
-    assert function is not None and function.complete
+    assert function is not None and function.whole.complete
 
 
 def test_our_own_branches_are_looked_through() -> None:
@@ -165,7 +165,7 @@ def test_text_is_read_anew_after_the_guest_has_run() -> None:
     memory.put(TEXT + 0x15, b"\x90\xc3")
     there.forget()
     function = there.function(TEXT + 0x10)
-    assert function is not None and function.code[TEXT + 0x15].data == b"\x90"
+    assert function is not None and function.whole.code[TEXT + 0x15].data == b"\x90"
 
 
 def test_spell() -> None:

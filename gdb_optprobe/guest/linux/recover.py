@@ -28,6 +28,9 @@ FIVE_LEVELS = 1 << 12
 CHUNK = 1 << 16
 LARGEST_NOTES = 1 << 16
 
+# The build-id, the symbols, and where the note with the build-id lies.
+Known = tuple[str, Symbols, int]
+
 CONTROL = ("cr0", "cr3", "cr4", "efer")
 
 
@@ -69,15 +72,14 @@ def recover(machine: Guest, cache: Cache, say: Callable[[str], None]) -> Recover
         return None
     where, root = found
     reader = KernelMemory(machine, machine, walker(machine, root, la57))
-    build = cache.recognise(where.text.start, reader.read)
-    symbols = cache.symbols(build, where.text.start) if build is not None else None
-    if build is None or symbols is None:
+    known = _cached(where, reader, cache)
+    if known is None:
         say("recovering the kernel's symbols from guest memory")
-        build, symbols = _recover(where, reader, cache)
+        known = _recover(where, reader, cache)
+    build, symbols, note = known
     table = SymbolTable(symbols, [(where.text.start, where.text.end)])
     own = table.address("init_top_pgt") or table.address("swapper_pg_dir")
     physical = reader.physical(own) if own is not None else None
-    note = where.text.start + int(cache.facts(build).get(NOTE, 0))
     return Recovered(where, build, table, note, physical if physical is not None else root, la57)
 
 
@@ -132,14 +134,22 @@ def _roots(machine: Machine) -> Iterator[int]:
         yield paging.kernel_cr3(value)
 
 
-def _recover(where: Image, memory: KernelMemory, cache: Cache) -> tuple[str, Symbols]:
+def _cached(where: Image, memory: KernelMemory, cache: Cache) -> Known | None:
+    build = cache.recognise(where.text.start, memory.read)
+    symbols = cache.symbols(build, where.text.start) if build is not None else None
+    if build is None or symbols is None:
+        return None
+    return build, symbols, where.text.start + int(cache.facts(build)[NOTE])
+
+
+def _recover(where: Image, memory: KernelMemory, cache: Cache) -> Known:
     symbols = kallsyms.read(_in_chunks(memory), where.rodata.start, where.rodata.size)
     start, end = symbols.address("__start_notes"), symbols.address("__stop_notes")
     if start is None or end is None or not 0 < end - start <= LARGEST_NOTES:
         start, end = where.rodata.start, where.rodata.end
     note = image.build_id(_in_chunks(memory)(start, end - start))
     cache.store_symbols(note.hex, symbols, where.text.start, start + note.offset)
-    return note.hex, symbols
+    return note.hex, symbols, start + note.offset
 
 
 def _in_chunks(memory: KernelMemory) -> Callable[[int, int], bytes]:

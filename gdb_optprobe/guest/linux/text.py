@@ -25,7 +25,7 @@ from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.jump_labels import JumpLabels
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.static_calls import StaticCalls
-from gdb_optprobe.guest.text import Area, Fact, FtraceSite, Function, Jump, Mark
+from gdb_optprobe.guest.text import Area, Fact, FtraceSite, Function, Jump, Mark, Whole
 from gdb_optprobe.isa.base import Flow, Insn, Isa
 
 Overlay = Callable[[int, bytes], bytes]
@@ -139,11 +139,24 @@ class KernelText:
         return self._parts[start]
 
     def _decode(self, start: int, end: int) -> Function:
+        own = self._part(start, end)
+        return Function(
+            name=self._name(start),
+            start=start,
+            end=end,
+            own={insn.address: insn for insn in own},
+            look=lambda: self._whole(start, end),
+            compiled=self._compiled([(start, end)]) or self._compiled(self._family(start, end)),
+        )
+
+    def _compiled(self, parts: Iterable[tuple[int, int]]) -> bool:
+        """The compiler gave one of the parts a tracer's site."""
+        return any(self.ftrace.within(first, first + 16) for first, _ in parts)
+
+    def _whole(self, start: int, end: int) -> Whole:
         parts = self._family(start, end)
         pieces = [self._part(*part) for part in parts]
-        code = {insn.address: insn for piece in pieces for insn in piece}
-        whole = all(piece and piece[-1].end == last for piece, (_, last) in zip(pieces, parts, strict=True))
-        compiled = any(self.ftrace.within(first, first + 16) for first, _ in parts)
+        compiled = self._compiled(parts)
         jumps = [jump for piece in pieces for jump in _direct(piece)]
         if not compiled:
             jumps += self._from_neighbours(start, end)
@@ -151,16 +164,12 @@ class KernelText:
             jumps += [Jump(at, target, "jump label") for at, target in self.jump_labels.within(*part)]
         jumps += [Jump(insn, fixup, "fixup of a fault") for insn, fixup in self.exceptions.fixups(start, end)]
         blind, tables = self._indirect(pieces, compiled)
-        name = self._name(start)
-        return Function(
-            name=name,
-            start=start,
-            end=end,
-            code=code,
-            complete=whole and not any(_foreign(piece, self._isa.breakpoint) for piece in pieces),
+        decoded = all(piece and piece[-1].end == last for piece, (_, last) in zip(pieces, parts, strict=True))
+        return Whole(
+            code={insn.address: insn for piece in pieces for insn in piece},
+            complete=decoded and not any(_foreign(piece, self._isa.breakpoint) for piece in pieces),
             jumps=(*jumps, *tables),
             blind_jumps=blind,
-            compiled=compiled,
         )
 
     def _name(self, address: int) -> str:
