@@ -122,14 +122,11 @@ class Shape:
 @lru_cache(CACHED)
 def shape(data: bytes) -> Shape:
     """The parts of the one instruction that `data` is."""
-    at, size = 0, len(data)
-    while at < size and data[at] in LEGACY_PREFIXES:
+    at, size, rex = 0, len(data), -1
+    while at < size and (data[at] in LEGACY_PREFIXES or data[at] & 0xF0 == 0x40):
+        rex = at if data[at] & 0xF0 == 0x40 else -1  # one that is not the last prefix means nothing
         at += 1
-    prefixes = frozenset(data[:at])
-    rex = -1
-    if at < size and data[at] & 0xF0 == 0x40:
-        rex = at
-        at += 1
+    prefixes = LEGACY_PREFIXES.intersection(data[:at])
     escape, table, opcode, has_modrm = -1, 0, data[at], True
     if opcode == 0x0F:
         table, opcode, at = 1, data[at + 1], at + 1

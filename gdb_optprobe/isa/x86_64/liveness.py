@@ -161,6 +161,11 @@ _SHIFTS = frozenset(("shl", "sal", "shr", "sar", "shld", "shrd"))
 _ROTATES = frozenset(("rol", "ror"))
 # Registers written on a condition, or not for sure: never killed.
 _MAY_NOT_WRITE = frozenset(("bsf", "bsr", "cmpxchg", "cmpxchg8b", "cmpxchg16b"))
+_STRINGS = frozenset(("movs", "stos", "lods", "cmps", "scas"))
+# The first operand is written and not read.
+_ONLY_WRITES = frozenset(
+    _words("mov movabs movzx movsx movsxd movbe lea pop popcnt lzcnt tzcnt rorx shlx shrx sarx andn mulx")
+)
 _ONLY_READS = frozenset(("test", "cmp"))
 _SIGN_EXTENDS = frozenset(("cdq", "cqo"))
 # A register with itself gives a constant.
@@ -198,12 +203,18 @@ def uses_of(data: bytes) -> Uses | None:
     for register in written:
         if register in names and names[register][1]:
             kills |= 1 << names[register][0]
+    # capstone's own lists of what is read lack explicit operands here and there (`test`, `cmpxchg`).
+    only_written = mnemonic in _ONLY_WRITES or (mnemonic == "imul" and len(insn.operands) == 3)
+    for operand in insn.operands[1:] if only_written else insn.operands:
+        if operand.type == capstone.x86.X86_OP_REG and operand.reg in names:
+            reads |= 1 << names[operand.reg][0]
     if repeated:  # with rcx 0 nothing happens at all
         flags_killed, kills = 0, 0
     if conditional is not None or mnemonic in _MAY_NOT_WRITE:
         reads, kills = reads | kills, 0
-    if mnemonic in _ONLY_READS:  # capstone has the register of `test` written
-        reads, kills = reads | kills, 0
+    of_16_bits = 0x66 in parts.prefixes and mnemonic == "leave"
+    if mnemonic in _ONLY_READS or mnemonic[:-1] in _STRINGS or of_16_bits:  # capstone has too much of them written
+        kills = 0
     elif mnemonic in _SIGN_EXTENDS:  # capstone has rax written too
         reads, kills = 1 << GENERAL.index("rax"), 1 << GENERAL.index("rdx")
     elif mnemonic in _CLEARS and parts.imm_size == 0 and parts.is_register:

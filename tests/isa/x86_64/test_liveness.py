@@ -1,0 +1,180 @@
+"""What is dead: never more than iced-x86's tables allow, and each way in which something can be alive."""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import iced_x86 as iced
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gdb_optprobe.isa.base import Dead
+from gdb_optprobe.isa.x86_64 import X86_64, abi
+from gdb_optprobe.isa.x86_64.liveness import FLAGS_AT, uses_of
+
+HERE = 0xFFFF_FFFF_8100_1230
+RET = "c3"
+KILL_FLAGS = "4801d8"  # add %rbx, %rax
+
+
+def dead(*listing: str, **more: object) -> Dead:
+    insns = X86_64.decode(bytes.fromhex("".join(listing).replace(" ", "")), HERE)
+    return X86_64.dead_at(HERE, {insn.address: insn for insn in insns}, **more)  # type: ignore[arg-type]
+
+
+def test_flags_overwritten_before_they_are_read() -> None:
+    assert dead("4889d8", KILL_FLAGS, RET).flags
+
+
+@pytest.mark.parametrize(
+    "reader",
+    ["7500", "0f9fc0", "480f44c3", "9c", "9f", "4811d8 ", "4819d8", "48d1d0", "e100"],
+    ids=["jne", "setg", "cmove", "pushfq", "lahf", "adc", "sbb", "rcl", "loope"],
+)
+def test_flags_read(reader: str) -> None:
+    flags_of_counter = reader not in ("4811d8 ", "4819d8", "48d1d0")  # CF, which `inc` leaves
+    assert dead(reader, KILL_FLAGS, RET).flags is not flags_of_counter or reader == "48d1d0"
+
+
+def test_carry_alone_may_live() -> None:
+    assert dead("7200", KILL_FLAGS, RET).flags  # jc
+    assert dead("4883d000", RET).flags  # adc $0, %rax
+
+
+@pytest.mark.parametrize("data", ["48d3e0", "48c1e000", "48c1e040", "48ffc0" + "7200", "f348a7", "480fbcc3", "48f7e3"])
+def test_what_does_not_overwrite_all_flags_for_certain(data: str) -> None:
+    # shl %cl; shl $0; shl $64 (0); inc then jc; repe cmps with rcx 0; bsf; mul: CF and OF are not all
+    expected = data.startswith("48ffc0")
+    assert dead(data, RET).flags is expected
+
+
+def test_both_ways_of_a_branch() -> None:
+    # jc to a ret, or on to an add
+    assert not dead("7203", KILL_FLAGS, RET).flags
+    assert dead("7203", KILL_FLAGS, KILL_FLAGS, RET).flags
+
+
+@pytest.mark.parametrize("leaves", ["e800100000", RET, "ffe0", "ffd0", "0f0b", "0f05", "e900100000", ""])
+def test_everything_lives_where_the_code_is_left(leaves: str) -> None:
+    assert dead("4889d8", leaves) == Dead(False, frozenset({"rax"}))
+
+
+def test_loop_that_never_ends_reads_nothing() -> None:
+    assert dead("ebfe").flags
+
+
+def test_what_a_tracer_may_clobber_is_dead_where_the_code_is_left() -> None:
+    assert dead("e800100000", leaving=lambda insn: X86_64.dead_at_entry()) == X86_64.dead_at_entry()
+    assert dead(RET, leaving=lambda insn: X86_64.dead_at_return()).flags
+    assert dead("e900100000", leaving=lambda insn: X86_64.dead_at_entry()).flags
+    assert not dead("ffe0", leaving=lambda insn: X86_64.dead_at_entry()).flags
+
+
+def test_another_way_on_is_explored() -> None:
+    load = "488b07"  # mov (%rdi), %rax: may fault and go to a fixup
+    assert dead(load, KILL_FLAGS, RET).flags
+    assert not dead(load, KILL_FLAGS, RET, also={HERE: [HERE + 6]}).flags
+    assert "rax" not in dead(load, KILL_FLAGS, RET, also={HERE: [HERE + 0x1000]}).registers
+
+
+@pytest.mark.parametrize(
+    "data, registers",
+    [
+        ("4889d8", {"rax"}),
+        ("89d8", {"rax"}),
+        ("6689d8", set()),
+        ("88d8", set()),
+        ("31c0", {"rax"}),  # of itself, so not read
+        ("30c0", set()),
+        ("4831c0", {"rax"}),
+        ("4801c0", set()),
+        ("480f44c3", set()),  # cmove
+        ("480fbcc3", set()),  # bsf leaves it where the source is 0
+        ("58", {"rax"}),
+        ("99", {"rdx"}),
+        ("0fb6c3", {"rax"}),
+        ("f348ab", set()),
+        ("a900040000", set()),  # test
+    ],
+)
+def test_registers(data: str, registers: set[str]) -> None:
+    assert dead(data, RET).registers == registers
+
+
+def test_entry_is_what_ftrace_does_not_save() -> None:
+    assert X86_64.dead_at_entry() == Dead(True, frozenset({"r10", "r11"}))
+
+
+# Against iced-x86
+
+_BITS = iced.RflagsBits
+FLAGS = {_BITS.OF: abi.OF, _BITS.SF: abi.SF, _BITS.ZF: abi.ZF, _BITS.AF: abi.AF, _BITS.CF: abi.CF, _BITS.PF: abi.PF}
+NUMBERS = {getattr(iced.Register, name.upper()): number for number, name in enumerate(abi.GENERAL)}
+READS = {iced.OpAccess.READ, iced.OpAccess.COND_READ, iced.OpAccess.READ_WRITE, iced.OpAccess.READ_COND_WRITE}
+WRITES = {iced.OpAccess.WRITE, iced.OpAccess.READ_WRITE}
+LOGIC = {iced.Mnemonic.AND, iced.Mnemonic.OR, iced.Mnemonic.XOR, iced.Mnemonic.TEST}
+facts = functools.cache(iced.InstructionInfoFactory)
+
+
+def flags(bits: int) -> int:
+    return sum(ours for theirs, ours in FLAGS.items() if bits & theirs)
+
+
+def allowed_by_iced(data: bytes) -> None:
+    other = iced.Decoder(64, data).decode()
+    if other.is_invalid:
+        return
+    insns = X86_64.decode(data[: other.len], 0)
+    if not insns or insns[0].size != other.len:
+        return
+    ours = uses_of(insns[0].data)
+    if ours is None:
+        return
+    written = flags(other.rflags_written | other.rflags_cleared | other.rflags_set)
+    if other.mnemonic in LOGIC:
+        written |= abi.AF  # "undefined", and cleared by all
+    assert not flags(other.rflags_read) & ~(ours.reads >> FLAGS_AT), f"{other} reads flags"
+    assert not ours.kills >> FLAGS_AT & ~written, f"{other} does not write these flags"
+    reads = writes = 0
+    for used in facts().info(other).used_registers():
+        number = NUMBERS.get(iced.RegisterExt.full_register(used.register))
+        if number is None or number == abi.GENERAL.index("rsp"):
+            continue
+        reads |= (used.access in READS) << number
+        writes |= (used.access in WRITES and iced.RegisterExt.size(used.register) >= 4) << number
+    assert not reads & ~ours.reads, f"{other} reads a register"
+    assert not ours.kills & 0xFFFF & ~writes & ~(1 << abi.GENERAL.index("rsp")), f"{other} keeps a register"
+
+
+@settings(max_examples=1500, deadline=None)
+@given(
+    st.sampled_from([b"", b"\x66", b"\xf3", b"\xf2", b"\xf0", b"\x67"]),
+    st.sampled_from(
+        [b"", b"\x48", b"\x49", b"\x44", b"\x0f", b"\x48\x0f", b"\x0f\x38", b"\xc4\xe2\xfb", b"\xc4\xe2\xf8"]
+    ),
+    st.binary(min_size=12, max_size=12),
+)
+def test_nothing_is_claimed_that_iced_denies(prefix: bytes, escape: bytes, rest: bytes) -> None:
+    allowed_by_iced(prefix + escape + rest)
+
+
+def test_every_opcode_against_iced() -> None:
+    rng = random.Random(1)
+    for escape in (
+        b"",
+        b"\x0f",
+        b"\x48",
+        b"\x48\x0f",
+        b"\x66",
+        b"\x66\x0f",
+        b"\xf3",
+        b"\xf3\x0f",
+        b"\xf3\x48\x0f",
+        b"\xf0\x48",
+    ):
+        for opcode in range(256):
+            for modrm in (0x05, 0x44, 0xC0, 0xC1, 0xD0, 0xE3, 0xD8, 0xFF, 0x25, 0x3C, 0x2F):
+                for imm in (b"\0", b"\1", b"\x20", b"\x09"):
+                    allowed_by_iced(escape + bytes((opcode, modrm)) + imm + rng.randbytes(3) + imm + rng.randbytes(7))
