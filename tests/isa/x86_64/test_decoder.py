@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import iced_x86 as iced
 import pytest
@@ -76,7 +77,7 @@ def test_pieces_meet() -> None:
     data = bytes.fromhex("48b8112233445566778848ff05112233440f84001020300f1f440000") * (2 * PIECE // 26 + 3)
     insns = X86_64.decode(data, HERE)
     assert insns[-1].end == HERE + len(data) and len(data) > 2 * PIECE + LONGEST
-    assert all(here.end == there.address for here, there in zip(insns, insns[1:], strict=False))
+    assert all(here.end == there.address for here, there in pairwise(insns))
     assert b"".join(insn.data for insn in insns) == data
 
 
