@@ -7,7 +7,12 @@ from . import abi, decoder, emulator, liveness, relocator, writer
 
 
 class _X86_64:
-    """Beyond `Isa`: hazard, shadows, can_emulate, dead_at_return; relocate and dead_at take more where one has more."""
+    """The verbs of `Isa`, and what x86-64 has beyond them.
+
+    hazard, moves_as_it_is: of one instruction, whatever the place: for sweeps.
+    shadows: an instruction that must not be the last displaced, nor stand just before the probed one.
+    can_emulate; dead_at_return: for the `leaving` of dead_at. relocate takes code of other probes to run `before`.
+    """
 
     name = "i386:x86-64"
     alignment = 1
@@ -21,6 +26,7 @@ class _X86_64:
     branch = staticmethod(writer.branch)
     relocate = staticmethod(relocator.relocate)
     hazard = staticmethod(relocator.hazard)
+    moves_as_it_is = staticmethod(relocator.moves_as_it_is)
     shadows = staticmethod(relocator.shadows)
     dead_at = staticmethod(liveness.dead_at)
     dead_at_entry = staticmethod(liveness.dead_at_entry)

@@ -43,6 +43,18 @@ def hazard(insn: Insn) -> Hazard | None:
     return _hazard(insn.data)
 
 
+def moves_as_it_is(insn: Insn) -> bool:
+    """Whether any copy of `insn` is its own bytes, or nothing: a sweep of a kernel need not try to relocate it."""
+    return _moves_as_it_is(insn.data)
+
+
+@lru_cache(CACHED)
+def _moves_as_it_is(data: bytes) -> bool:
+    parts = shape(data)
+    goes_on = flow(data, 0)[0] in (Flow.NEXT, Flow.RETURN)
+    return goes_on and _hazard(data) is None and not parts.is_rip_relative and not _shadows(data)
+
+
 @lru_cache(CACHED)
 def _hazard(data: bytes) -> Hazard | None:
     parts = shape(data)
@@ -69,7 +81,12 @@ def _is_wide(data: bytes, parts: Shape) -> bool:
 
 def shadows(insn: Insn) -> bool:
     """Whether interrupts are held off until after the instruction behind `insn` (SDM volume 3, 6.8.3)."""
-    parts = shape(insn.data)
+    return _shadows(insn.data)
+
+
+@lru_cache(CACHED)
+def _shadows(data: bytes) -> bool:
+    parts = shape(data)
     if parts.map or parts.escape >= 0:
         return False
     return parts.opcode == 0xFB or (parts.opcode == 0x8E and parts.reg == 2)  # sti; mov to ss

@@ -423,6 +423,13 @@ def test_traps_stay(data: str) -> None:
     assert_refused(X86_64.decode(bytes.fromhex(data), HERE), Hazard.TRAP)
 
 
+def test_what_moves_as_it_is() -> None:
+    yes = code("48 89 d8 movq %rbx, %rax \n f3 48 ab rep stosq \n 90 nop \n c3 retq")
+    no = code("74 00 je \n 48 8b 05 00 00 00 00 movq 0(%rip), %rax \n fb sti \n ff d0 callq *%rax \n cc int3")
+    assert all(map(X86_64.moves_as_it_is, yes)) and not any(map(X86_64.moves_as_it_is, no))
+    assert X86_64.hazard(no[-1]) is Hazard.TRAP and X86_64.hazard(no[0]) is None
+
+
 # Another probe on a displaced instruction
 
 
