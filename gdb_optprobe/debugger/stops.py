@@ -215,7 +215,7 @@ def addresses_of_users(without: gdb.Breakpoint | None = None) -> frozenset[int]:
 
 
 def _addresses(breakpoint: gdb.Breakpoint) -> list[int]:
-    """Where a breakpoint of the user's stands."""
-    if not breakpoint.enabled or breakpoint.type != gdb.BP_BREAKPOINT:
+    """Where a breakpoint of the user's stands; internal ones (of ours, of GDB's) have negative numbers."""
+    if breakpoint.number <= 0 or not breakpoint.enabled or breakpoint.type != gdb.BP_BREAKPOINT:
         return []
     return [location.address for location in breakpoint.locations]

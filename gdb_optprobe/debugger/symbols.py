@@ -14,6 +14,10 @@ from gdb_optprobe.guest.symbolfile import load_command, symbol_file
 
 # One that every kernel has, at the start of its code.
 WITNESS = "_text"
+# What the cache remembers of a file: where the code in it begins and ends. Renamed when the file's making changes.
+ORIGIN = "elf_text_and_frames"
+# A kernel that has these is unwound by us (debugger/unwinder.py).
+UNWIND_TABLES = "__start_orc_unwind"
 
 
 def provide(recovered: Recovered, cache: Cache, machine: str) -> None:
@@ -28,20 +32,21 @@ def provide(recovered: Recovered, cache: Cache, machine: str) -> None:
             f"load them with 'symbol-file FILE -o {truth - known:#x}' (address randomization), or unload them",
         )
     path = cache.symbol_file(recovered.build)
-    origin = cache.facts(recovered.build).get("elf_text")
+    origin = cache.facts(recovered.build).get(ORIGIN)
     if path is None or not isinstance(origin, list):
         path, origin = _write(recovered, cache, machine)
     gdb.execute(_load(path, (origin[0], origin[1]), recovered.text[0] - origin[0]), to_string=True)
 
 
 def _write(recovered: Recovered, cache: Cache, machine: str) -> tuple[Path, list[int]]:
-    content = symbol_file(recovered.symbols.symbols, recovered.text, machine)
+    unwound = recovered.symbols.address(UNWIND_TABLES) is not None
+    content = symbol_file(recovered.symbols.symbols, recovered.text, machine, outermost=unwound)
     path = cache.store_symbol_file(recovered.build, content)
     if path is None:
         with tempfile.NamedTemporaryFile(prefix="optprobe-", suffix=".elf", delete=False) as file:
             file.write(content)
         return Path(file.name), list(recovered.text)
-    cache.remember(recovered.build, {"elf_text": list(recovered.text)})
+    cache.remember(recovered.build, {ORIGIN: list(recovered.text)})
     return path, list(recovered.text)
 
 

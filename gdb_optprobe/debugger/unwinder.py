@@ -94,10 +94,10 @@ class OrcUnwinder(gdb.unwinder.Unwinder):
             caller = orc.unwind(orc.State(registers, exact), kernel.tables, kernel.read)
         except OptprobeError:
             return None
-        start = kernel.function_start(pc) or pc
         if caller is None:
-            # The kernel's stack ends here: a caller at 0 ends GDB's backtrace without a complaint.
-            return _info(pending, FrameId(registers["rsp"], start), {"rip": 0, "rsp": registers["rsp"]})
+            # The kernel's stack ends here. No unwinder in Python can say so to GDB; our symbol file does.
+            return None
+        start = kernel.function_start(pc) or pc
         if caller.exact:
             self._exact.add(FrameId(caller.registers["rsp"], caller.registers["rip"]))
         return _info(pending, FrameId(caller.registers["rsp"], start), caller.registers)

@@ -5,6 +5,8 @@
     .percpu  NOBITS         per-CPU offsets, which KASLR leaves alone
     .symtab
     .strtab
+    .debug_frame            says of all code that its caller is not known: where our unwinder, which is asked first,
+                            knows none (the stack ends there), GDB ends the backtrace instead of guessing on
 
 Such a file holds no contents, so GDB reads all memory from the guest. `-o OFFSET` would move the per-CPU offsets too,
 and GDB 13 moves absolute symbols like all others: hence three sections, each placed by `-s` (see `load_command`).
@@ -26,13 +28,17 @@ SHDR = struct.Struct("<IIQQQQIIQQ")
 SYM = struct.Struct("<IBBHQQ")
 IDENT = b"\x7fELF\x02\x01\x01"
 ET_EXEC = 2
-SHT_PROGBITS_NONE, SHT_SYMTAB, SHT_STRTAB, SHT_NOBITS = 0, 2, 3, 8
+SHT_NULL, SHT_PROGBITS, SHT_SYMTAB, SHT_STRTAB, SHT_NOBITS = 0, 1, 2, 3, 8
 SHF_WRITE, SHF_ALLOC, SHF_EXECINSTR = 1, 2, 4
 STB_LOCAL, STB_GLOBAL = 0, 1 << 4
 STT_OBJECT, STT_FUNC = 1, 2
 TEXT, DATA, PERCPU = 1, 2, 3
 # Not 0, where the offsets begin: to add-symbol-file an address of 0 means that none was given.
 PERCPU_START = 16
+
+# DWARF 5, 6.4: version 1, no augmentation, factors of 1, return address in rip; the CFA is rsp, rip undefined.
+OUTERMOST = {"x86_64": bytes((1, 0, 1, 1, 16, 0x0C, 7, 0, 0x07, 16, 0, 0))}
+CIE_ID = 0xFFFF_FFFF
 
 # e_machine and e_flags (ppc64le: ELF ABI version 2).
 MACHINES = {"x86_64": (62, 0), "ppc64le": (21, 2)}
@@ -52,8 +58,11 @@ class _Section:
     entry: int = 0
 
 
-def symbol_file(symbols: Symbols, text: tuple[int, int], machine: str) -> bytes:
-    """An ELF file of `symbols` at their addresses; code is at `text` (start, end); `machine` is of MACHINES."""
+def symbol_file(symbols: Symbols, text: tuple[int, int], machine: str, outermost: bool = False) -> bytes:
+    """An ELF file of `symbols` at their addresses; code is at `text` (start, end); `machine` is of MACHINES.
+
+    outermost: whether GDB is to end a backtrace in code that no unwinder of ours claims, instead of guessing.
+    """
     end = max(text[1], symbols.addresses[-1]) + 1 if len(symbols) else text[1]
     names = b"\0" + "\0".join(symbols.names).encode() + b"\0"
     local, other = _entries(symbols, text)
@@ -61,7 +70,7 @@ def symbol_file(symbols: Symbols, text: tuple[int, int], machine: str) -> bytes:
     return _elf(
         machine,
         [
-            _Section(b"", SHT_PROGBITS_NONE, alignment=0),
+            _Section(b"", SHT_NULL, alignment=0),
             _Section(b".text", SHT_NOBITS, SHF_ALLOC | SHF_EXECINSTR, text[0], text[1] - text[0], alignment=16),
             _Section(b".data", SHT_NOBITS, SHF_ALLOC | SHF_WRITE, text[1], end - text[1], alignment=16),
             _Section(b".percpu", SHT_NOBITS, SHF_ALLOC | SHF_WRITE, PERCPU_START, _percpu_size(symbols), alignment=16),
@@ -75,6 +84,7 @@ def symbol_file(symbols: Symbols, text: tuple[int, int], machine: str) -> bytes:
                 entry=SYM.size,
             ),
             _Section(b".strtab", SHT_STRTAB, data=names),
+            *([_Section(b".debug_frame", SHT_PROGBITS, data=_frames(text[0], end, machine))] if outermost else []),
         ],
     )
 
@@ -83,6 +93,13 @@ def load_command(path: str, text: tuple[int, int], slide: int) -> str:
     """The GDB command that loads the file made for code at `text` into a kernel that lies `slide` bytes higher."""
     start, end = text[0] + slide, text[1] + slide
     return f"add-symbol-file {path} -s .text {start:#x} -s .data {end:#x} -s .percpu {PERCPU_START:#x}"
+
+
+def _frames(start: int, end: int, machine: str) -> bytes:
+    """Call frame information: all code from `start` to `end` is the outermost."""
+    cie = struct.pack("<I", CIE_ID) + OUTERMOST[machine]
+    fde = struct.pack("<IQQ", 0, start, end - start)
+    return struct.pack("<I", len(cie)) + cie + struct.pack("<I", len(fde)) + fde
 
 
 def _percpu_size(symbols: Symbols) -> int:
