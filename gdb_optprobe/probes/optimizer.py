@@ -130,11 +130,16 @@ class Optimizer:
         if waiting:
             self.settle(waiting)
 
-    def clear_way(self, address: int) -> None:
-        """A new probe comes to `address`: a branch that covers it goes before it is planned."""
-        for site in self.registry.sites():
-            if site.patch is not None and site.address < address < site.patch.end:
-                self._disarm(site)
+    def clear_way(self, address: int) -> list[Site]:
+        """A new probe comes to `address`: a branch that covers it goes before it is planned. To be settled: those."""
+        covering = [
+            site
+            for site in self.registry.sites()
+            if site.patch is not None and site.address < address < site.patch.end
+        ]
+        for site in covering:
+            self._disarm(site)
+        return covering
 
     def pin(self, site: Site) -> None:
         """Bring a site down to a breakpoint until `unpin`: its original instructions are about to be stepped."""

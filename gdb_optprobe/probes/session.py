@@ -76,17 +76,18 @@ class Session:
 
     def _create(self, spec: Spec, addresses: Sequence[int]) -> list[Probe]:
         created: list[Probe] = []
+        cleared: list[Site] = []
         try:
             for address in addresses:
+                cleared += self.optimizer.clear_way(address)
                 created.append(self._place(spec, address))
-            self.optimizer.settle(self._sites_of(created))
+            self.optimizer.settle([*self._sites_of(created), *cleared])
         except BaseException:
             self._remove(created)
             raise
         return created
 
     def _place(self, spec: Spec, address: int) -> Probe:
-        self.optimizer.clear_way(address)
         site = self.registry.site(address) or Site(address, self.optimizer.plan(address, [spec]))
         probe = Probe(self.registry.next_number(), spec, address)
         self.registry.add(probe, site)
