@@ -82,6 +82,7 @@ class Refusal(Enum):
     # The instructions it would move.
     TRAP_INSTRUCTION = ("{insn} at {address} is a trap", "")
     SYSTEM_INSTRUCTION = ("{insn} at {address} enters or leaves the kernel", "")
+    LANDING_PAD = ("the landing pad at {address} must be found by indirect branches as it is", "probe {next} instead")
     INTERRUPT_SHADOW = ("{insn} at {address} holds off interrupts for one instruction", "")
     NOT_RELOCATABLE = ("{insn} at {address} {hazard}", "")
     OUT_OF_REACH = (

@@ -149,8 +149,14 @@ class Isa(Protocol):
     def relocate(self, insns: Sequence[Insn], to: int) -> Relocated:
         """`insns` (contiguous) rewritten to run at `to`, with the branch back. Raises Unrelocatable."""
 
-    def dead_at(self, address: int, code: Mapping[int, Insn]) -> Dead:
-        """What is dead before the instruction at `address`, proven from `code` (a function's, by address) alone."""
+    def shadows(self, insn: Insn) -> bool:
+        """Whether `insn` holds off interrupts until the instruction behind it has run."""
+
+    def dead_at(self, address: int, code: Mapping[int, Insn], also: Mapping[int, Sequence[int]] | None = None) -> Dead:
+        """What is dead before the instruction at `address`, proven from `code` (a function's, by address) alone.
+
+        also: where else execution may go after an instruction, by its address. Outside `code` everything lives.
+        """
 
     def dead_at_entry(self) -> Dead:
         """What the ABI lets a tracer clobber at the entry of a function that has an ftrace site."""
