@@ -1,0 +1,49 @@
+"""What one event cost, from two runs of a workload that differ only in how many events they hold.
+
+    long run    ├─ start ─┼─ event ─ event ─ event ─ … ─ event ─┼─ end ─┤
+    short run   ├─ start ─┼─ event ─┼─ end ─┤
+
+The difference holds events and nothing else: neither the start of a program nor GDB's `continue` and interrupt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a whole run took, or one event of it.
+
+    instructions: of the guest.
+    seconds:      of processor time on the host.
+    wall:         seconds that passed on the host.
+    """
+
+    instructions: float
+    stops: float
+    packets: float
+    seconds: float
+    wall: float
+
+    def values(self) -> tuple[float, ...]:
+        return (self.instructions, self.stops, self.packets, self.seconds, self.wall)
+
+
+def each(short: Reading, long: Reading, events: int) -> Reading:
+    """One event, where `long` holds so many more of them than `short`."""
+    if events <= 0:
+        raise ValueError("the long run must hold more events than the short one")
+    return Reading(*((many - few) / events for few, many in zip(short.values(), long.values(), strict=True)))
+
+
+def middle(readings: Sequence[Reading]) -> Reading:
+    """The median of repeated readings, column by column: one disturbed run changes nothing."""
+    return Reading(*(median(column) for column in zip(*(one.values() for one in readings), strict=True)))
+
+
+def spread(values: Sequence[float]) -> float:
+    """How far apart repeated readings lie."""
+    return max(values) - min(values)

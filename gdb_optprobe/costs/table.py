@@ -1,0 +1,75 @@
+"""The table of costs, in the manner of the kprobes papers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from gdb_optprobe.costs.estimate import Cost
+
+COLUMNS = ("", "instructions", "stops", "packets", "µs", "ratio")
+
+
+def table(costs: Sequence[Cost], unit: Cost) -> list[str]:
+    """A line for each cost, what a hit costs in each column; `ratio` is that of the host times to that of `unit`."""
+    rows = [COLUMNS, *(_row(cost, unit) for cost in costs)]
+    return aligned(rows)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns, the first to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(_cells(row, widths)).rstrip() for row in rows]
+
+
+def as_json(costs: Sequence[Cost], unit: Cost) -> list[Mapping[str, object]]:
+    """The same for programs."""
+    return [
+        {
+            "type": "cost",
+            "name": cost.name,
+            "instructions": None if cost.instructions is None else round(cost.instructions, 2),
+            "stops": round(cost.stops, 2),
+            "packets": round(cost.packets, 2),
+            "host_us": round(cost.seconds * 1e6, 4),
+            "host_us_estimated": cost.estimated,
+            "ratio": _ratio(cost, unit),
+        }
+        for cost in costs
+    ]
+
+
+def number(value: float) -> str:
+    """Three digits of a figure, or all of those before its point."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    if abs(value) >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if abs(value) >= 1 else f"{value:.3f}"
+
+
+def _row(cost: Cost, unit: Cost) -> tuple[str, ...]:
+    ratio = _ratio(cost, unit)
+    return (
+        cost.name,
+        "-" if cost.instructions is None else _tenths(cost.instructions),
+        _tenths(cost.stops),
+        _tenths(cost.packets),
+        ("~" if cost.estimated else "") + number(cost.seconds * 1e6),
+        "-" if ratio is None else number(ratio),
+    )
+
+
+def _tenths(value: float) -> str:
+    # No "-0.0" for what was there by chance in the run without a probe.
+    return f"{round(value, 1) + 0.0:,.1f}"
+
+
+def _ratio(cost: Cost, unit: Cost) -> float | None:
+    return cost.seconds / unit.seconds if unit.seconds > 0 and cost.seconds else None
+
+
+def _cells(row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    for place, (cell, width) in enumerate(zip(row, widths, strict=True)):
+        yield f"{cell:>{width}}" if place else f"{cell:<{width}}"

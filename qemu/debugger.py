@@ -1,0 +1,159 @@
+"""A GDB that a program drives: lines in, what it printed out.
+
+    with Debugger(guest.gdb_socket) as gdb:
+        gdb("optprobe add vfs_read")
+        gdb.running(lambda: guest.run("dd …"))      # the guest runs for as long as the call takes
+        print(gdb("optprobe report"))
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import select
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from qemu.processes import end_with_parent
+
+__all__ = ["Debugger", "DebuggerError", "gdb_program", "lines_to_start"]
+
+ROOT = Path(__file__).resolve().parent.parent
+TIMEOUT = 120.0
+AGAIN = 3.0
+T = TypeVar("T")
+
+
+class DebuggerError(Exception):
+    """GDB did not do as told; the text holds what it printed."""
+
+
+class DebuggerTimeout(DebuggerError):
+    """GDB has not answered yet."""
+
+
+def gdb_program() -> str:
+    """The GDB to run: one that knows every architecture if there is one."""
+    found = shutil.which("gdb-multiarch") or shutil.which("gdb")
+    if found is None:
+        raise DebuggerError("gdb-multiarch is not installed; scripts/setup installs it")
+    return found
+
+
+def lines_to_start(socket: Path | str) -> tuple[str, ...]:
+    """What a GDB is told first."""
+    return f"target remote {socket}", f"source {ROOT}/scripts/optprobe.py"
+
+
+class Debugger:
+    """GDB without a terminal, connected to a guest, with the commands of optprobe. It ends with the `with` block."""
+
+    def __init__(self, socket: Path | str) -> None:
+        self._marks = itertools.count()
+        self._printed = b""
+        self._process = subprocess.Popen(
+            [gdb_program(), "-nx", "-q"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+            # A Ctrl-C at the terminal is for us; what GDB is to do then is for us to say.
+            start_new_session=True,
+            preexec_fn=end_with_parent(),
+        )
+        for line in ("set pagination off", "set width 0", "set confirm off", *lines_to_start(socket)):
+            self(line)
+        # Without a terminal there is no prompt to ask at.
+        self("set optprobe on-exit remove")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def __call__(self, line: str, timeout: float = TIMEOUT) -> str:
+        """What GDB prints for one line. DebuggerError where that is an error of ours, or there is no connection."""
+        mark = self._send(line)
+        printed = self._until(mark, timeout)
+        said = [text for text in printed.splitlines() if text.startswith("optprobe: ")]
+        if said or "(E31) " in printed or "The program is not being run" in printed:
+            raise DebuggerError(f"{line}: {said[0].removeprefix('optprobe: ') if said else printed.strip()}")
+        return printed
+
+    def running(self, work: Callable[[], T], timeout: float = TIMEOUT) -> T:
+        """Let the guest run until `work` returns, and what it returned."""
+        mark = self._send("continue")
+        self._until("Continuing.", timeout)
+        try:
+            return work()
+        finally:
+            self._interrupt(mark, timeout)
+
+    def _interrupt(self, mark: str, timeout: float) -> None:
+        """Stop the guest; GDB drops a signal that comes just as it hands the terminal over, so it gets another."""
+        deadline = time.monotonic() + timeout
+        while True:
+            self._process.send_signal(signal.SIGINT)
+            try:
+                self._until(mark, min(AGAIN, timeout))
+                return
+            except DebuggerTimeout:
+                if time.monotonic() > deadline:
+                    raise
+
+    def close(self) -> None:
+        """End GDB in the manner of `quit`, so that the guest is as it was; by force where it does not follow."""
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired, DebuggerError):
+            if self._process.poll() is None and self._process.stdin is not None:
+                self._process.stdin.write(b"quit\n")
+                self._process.stdin.flush()
+                self._process.wait(10)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Debugger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and not isinstance(error, DebuggerError):
+            # It may be in the middle of a `continue`.
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGINT)
+        self.close()
+
+    def _send(self, line: str) -> str:
+        mark = f"@@{next(self._marks)}@@"
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(f"{line}\necho {mark}\\n\n".encode())
+            self._process.stdin.flush()
+        except OSError:
+            raise DebuggerError(f"GDB has ended before: {line}") from None
+        return mark
+
+    def _until(self, mark: str, timeout: float) -> str:
+        """What is printed before `mark`, without GDB's prompts."""
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + timeout
+        while mark.encode() not in self._printed:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self._process.stdout], [], [], left)[0]:
+                raise DebuggerTimeout(f"GDB did not answer in {timeout:g} s; it printed:\n{self._said()}")
+            piece = os.read(self._process.stdout.fileno(), 65536)
+            if not piece:
+                raise DebuggerError(f"GDB has ended; it printed:\n{self._said()}")
+            self._printed += piece
+        before, _, self._printed = self._printed.partition(mark.encode())
+        return before.decode(errors="replace").replace("(gdb) ", "").lstrip("\n")
+
+    def _said(self) -> str:
+        return self._printed.decode(errors="replace")

@@ -1,0 +1,196 @@
+"""Boot a stock Linux guest, probe it from GDB, and show what a hit costs.
+
+--gdb SOCKET probes a guest that runs already; then the workload is whatever it does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from gdb_optprobe.costs.table import aligned, number
+from qemu.cache import guests_directory, say
+from qemu.channel import ChannelError
+from qemu.debian import FetchError
+from qemu.debugger import Debugger, DebuggerError, gdb_program, lines_to_start
+from qemu.guest import Guest, GuestError, Options
+from qemu.processes import ending_on_signals
+from qemu.reads import Reads
+from qemu.relay import Relay
+
+ENTRY, MIDDLE, RARE = "vfs_read", "vfs_write", "ksys_sync"
+MANY, FEW = 100_000, 20
+# As far behind a function's entry a probe's address is looked for, and how many instructions.
+NOT_BEFORE, TRIES = 16, 40
+WORKLOAD = "dd if=/dev/zero of=/dev/null bs=1 count=100000 2>/dev/null; sync; sync; sync"
+SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Probing:
+    """A guest with GDB attached: `reads` is None where nobody can run a command in it."""
+
+    socket: str
+    debugger: Debugger
+    reads: Reads | None
+
+
+def main() -> int:
+    arguments = parser().parse_args()
+    ending_on_signals()
+    try:
+        with ExitStack() as stack:
+            return demo(arguments, stack)
+    except (GuestError, ChannelError, FetchError, DebuggerError, ValueError, OSError) as error:
+        say(str(error))
+        return 1
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="scripts/demo", description=__doc__)
+    option = top.add_argument
+    option("-i", "--interactive", action="store_true", help="stay in GDB, with the guest up")
+    option("--gdb", metavar="SOCKET", help="a guest of your own: what GDB's `target remote` takes")
+    option("--kernel", metavar="FILE", help="boot a kernel of your own")
+    option("--initrd", metavar="FILE", help="an initramfs of your own")
+    return top
+
+
+def demo(arguments: argparse.Namespace, stack: ExitStack) -> int:
+    guest = None if arguments.gdb else stack.enter_context(boot(arguments))
+    socket = arguments.gdb or str(guest.gdb_socket if guest else "")
+    with ExitStack() as attached:
+        probing = attach(guest, socket, attached)
+        if probing.reads is not None:
+            say("measuring what a hit costs, about twenty seconds")
+            print("\n".join(costs(probing.debugger, probing.reads)), flush=True)
+        show(probing)
+    if guest is not None and guest.problems():
+        raise GuestError("the guest is ill:\n" + "\n".join(guest.problems()))
+    if arguments.interactive:
+        return interactive(socket)
+    print(farewell(arguments.gdb))
+    return 0
+
+
+def boot(arguments: argparse.Namespace) -> Guest:
+    """A guest; with an initramfs of the user's it may lack our init, and then there is no workload of ours."""
+    say("booting a guest, a few seconds")
+    options = Options(kernel=arguments.kernel, initrd=arguments.initrd)
+    if not arguments.initrd:
+        return Guest.start(options)
+    guest = Guest.start(options, wait=False)
+    try:
+        guest.wait_ready(60)
+    except GuestError:
+        if not guest.running:
+            raise
+        say("this initramfs does not run qemu/init: no commands in the guest")
+    except BaseException:
+        guest.stop()
+        raise
+    return guest
+
+
+def attach(guest: Guest | None, socket: str, stack: ExitStack) -> Probing:
+    if guest is None or "optprobe-guest: ready" not in guest.log():
+        return Probing(socket, stack.enter_context(Debugger(socket)), None)
+    relay = stack.enter_context(Relay(guest.gdb_socket))
+    debugger = stack.enter_context(Debugger(relay.path))
+    return Probing(socket, debugger, Reads(guest, debugger, relay))
+
+
+# the table -----------------------------------------------------------------------------------------------------------
+
+
+def costs(debugger: Debugger, reads: Reads) -> list[str]:
+    """One read of a byte in the guest, as the host's clock on the wall has it."""
+    rows = [
+        ("no probe", MANY, (), ()),
+        ("optprobe, optimized", MANY, (f"optprobe add {ENTRY}",), ("optprobe delete",)),
+        ("optprobe, boosted", FEW, (f"optprobe add {ENTRY} -tier boosted",), ("optprobe delete",)),
+        ("GDB's break … if", FEW, (f"break *{ENTRY} if $rdx == 4321",), ("delete",)),
+    ]
+    took = [(name, count, wall(debugger, reads, count, before, after)) for name, count, before, after in rows]
+    unprobed = took[0][2]
+    cells = [("a read of one byte", "reads", "µs each", "ratio")]
+    cells += [(name, f"{count:,}", number(each * 1e6), number(each / unprobed)) for name, count, each in took]
+    return ["", *aligned(cells), ""]
+
+
+def wall(debugger: Debugger, reads: Reads, count: int, before: Sequence[str], after: Sequence[str]) -> float:
+    for line in before:
+        debugger(line)
+    reading = min(reads.repeat(count, 3), key=lambda one: one.wall)
+    for line in after:
+        debugger(line)
+    # With so few reads another program's load may outweigh them.
+    return max(reading.wall, 1e-9)
+
+
+# the probes ----------------------------------------------------------------------------------------------------------
+
+
+def show(probing: Probing) -> None:
+    """Probes at an entry and in the middle of a function, and one that stops the guest where that is rare."""
+    gdb = probing.debugger
+    for line in (f"optprobe add {ENTRY}", f"optprobe add {middle(gdb)}", f"optprobe add {RARE} -tier boosted"):
+        print(f"(gdb) {line}")
+        print(gdb(line), end="", flush=True)
+    if probing.reads is not None:
+        say("a workload in the guest, a few seconds")
+        probing.reads.guest(WORKLOAD)
+    else:
+        say(f"letting the guest run for {SECONDS:g} seconds")
+        gdb(f"optprobe run -for {SECONDS:g}")
+    print("(gdb) optprobe report")
+    print(gdb("optprobe report"), end="", flush=True)
+
+
+def middle(gdb: Debugger) -> str:
+    """A place within a function that can be optimized without waiting for anybody to leave it."""
+    offset = 0
+    for _ in range(TRIES):
+        place = f"{MIDDLE}+{offset:#x}" if offset else MIDDLE
+        found = json.loads(gdb(f"optprobe explain {place} -json"))
+        if found["tier"] == "optimized" and offset >= NOT_BEFORE and len(found["displaced"]) == 1:
+            return place
+        offset += len(found["displaced"][0]["bytes"].split())
+    return MIDDLE
+
+
+# a session of one's own ----------------------------------------------------------------------------------------------
+
+
+def interactive(socket: str) -> int:
+    """GDB at the terminal, until the user leaves it."""
+    print(f"\nThis is GDB, the guest is up; try: optprobe add {ENTRY}, optprobe run -for 2, optprobe report")
+    sys.stdout.flush()
+    words = [word for line in lines_to_start(socket) for word in ("-ex", line)]
+    # At the terminal Ctrl-C belongs to GDB.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return subprocess.call([gdb_program(), "-q", *words], preexec_fn=lambda: signal.signal(signal.SIGINT, before))
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def farewell(socket: str | None) -> str:
+    start = "" if socket else "scripts/guest start && "
+    words = " ".join(f"-ex '{line}'" for line in lines_to_start(socket or guests_directory() / "default" / "gdb.sock"))
+    return f"\nFor a session of your own, type:\n    {start}gdb-multiarch {words}"
+
+
+if __name__ == "__main__":
+    begun = time.monotonic()
+    status = main()
+    if status == 0:
+        say(f"took {time.monotonic() - begun:.0f} s")
+    sys.exit(status)

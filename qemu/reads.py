@@ -1,0 +1,59 @@
+"""A workload of known size: a program in the guest that reads one byte so many times, and what that took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from gdb_optprobe.costs.measure import Reading, each
+from qemu.debugger import Debugger
+from qemu.guest import Guest
+from qemu.processes import cpu_seconds
+from qemu.relay import Relay
+
+__all__ = ["Reads"]
+
+SCRIPT = "/tmp/reads"
+# The kernel's own clock, in nanoseconds. The file is in its first lines, but its cost does not count: see `each`.
+PROGRAM = (
+    "now() { T=$(head -n 3 /proc/timer_list | tail -n 1); T=${T% nsecs*}; T=${T#now at }; }",
+    "now; A=$T",
+    "dd if=/dev/zero of=/dev/null bs=1 count=$1 2>/dev/null",
+    "now; echo $((T - A))",
+)
+# The guest's init reads its commands byte by byte, and each byte is a hit: all commands are of one length.
+WIDTH = 9
+TIMEOUT = 300.0
+
+
+class Reads:
+    """Reads in `guest`, which `debugger` has attached to through `relay`."""
+
+    def __init__(self, guest: Guest, debugger: Debugger, relay: Relay) -> None:
+        self._guest = guest
+        self._debugger = debugger
+        self._relay = relay
+        lines = " ".join(f"'{line}'" for line in PROGRAM)
+        self.guest(f"printf '%s\\n' {lines} > {SCRIPT}")
+
+    def guest(self, command: str) -> str:
+        """Run a command in the guest while GDB lets it run; what it printed."""
+        return self._debugger.running(lambda: self._guest.check(command, TIMEOUT))
+
+    def measure(self, reads: int) -> Reading:
+        """One read of `reads`: vfs_read is called once for each."""
+        return each(self._run(1), self._run(1 + reads), reads)
+
+    def repeat(self, reads: int, times: int, tell: Callable[[], object] = lambda: None) -> list[Reading]:
+        readings = []
+        for _ in range(times):
+            readings.append(self.measure(reads))
+            tell()
+        return readings
+
+    def _run(self, reads: int) -> Reading:
+        pids = (self._guest.pid, self._debugger.pid)
+        before, cpu, start = self._relay.count(), cpu_seconds(pids), time.monotonic()
+        printed = self.guest(f"sh {SCRIPT} {reads:<{WIDTH}}")
+        wall, used, through = time.monotonic() - start, cpu_seconds(pids) - cpu, self._relay.count() - before
+        return Reading(int(printed), through.stops, through.packets, used, wall)
