@@ -33,6 +33,7 @@ from gdb_optprobe.probes.target import Target
 class Attachment:
     """One guest that GDB is connected to. `connection` changes when GDB reconnects to the same guest.
 
+    symbols: where the code begins that GDB was given symbols for; None where it had its own.
     leaving: a breakpoint of the user's that is being deleted, and that GDB still lists.
     """
 
@@ -42,6 +43,7 @@ class Attachment:
     stops: GdbStops
     linux: Linux | None
     unwind: UnwindKernel | None
+    symbols: int | None = None
     leaving: gdb.Breakpoint | None = None
 
 
@@ -70,6 +72,8 @@ class Attachments:
             attachment, self.current = self.current, None
             attachment.session.abandon()
             attachment.stops.close()
+            if attachment.symbols is not None:
+                gdb_symbols.withdraw(attachment.symbols)
 
     def _reconnect(self, connection: gdb.RemoteTargetConnection) -> None:
         """GDB has connected anew: the same guest keeps its probes, another one has none of ours."""
@@ -128,6 +132,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
     """Look at the guest and build its session. Raises OptprobeError; nothing has been written then."""
     isa = instruction_sets.by_name(gdb.selected_inferior().architecture().name())
     machine = GdbMachine(connection)
+    machine.leave_physical_mode()
     cache = default_cache()
     recovered = recover(machine, cache, lambda text: gdb.write(f"optprobe: {text}\n", gdb.STDLOG))
     stops = GdbStops(machine)
@@ -135,7 +140,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
         return _bare(connection, isa, machine, stops)
     memory = kernel_memory(machine, machine, recovered.root, recovered.la57)
     machine.memory = memory
-    gdb_symbols.provide(recovered, cache, "x86_64")
+    loaded = gdb_symbols.provide(recovered, cache, "x86_64")
     holder: list[Session] = []
 
     def overlay(address: int, data: bytes) -> bytes:
@@ -162,7 +167,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
     session = Session(target, current_settings, _run)
     holder.append(session)
     unwind = _unwind(linux, recovered, machine)
-    return Attachment(connection, session, machine, stops, linux, unwind)
+    return Attachment(connection, session, machine, stops, linux, unwind, loaded)
 
 
 def _unwind(linux: Linux, recovered: Recovered, machine: GdbMachine) -> UnwindKernel | None:
@@ -179,6 +184,11 @@ def _unwind(linux: Linux, recovered: Recovered, machine: GdbMachine) -> UnwindKe
 
 def _bare(connection: gdb.RemoteTargetConnection, isa: Isa, machine: GdbMachine, stops: GdbStops) -> Attachment:
     """A guest without an operating system: GDB's symbols, the user's arena, patches within one instruction."""
+    if not any(objfile.is_valid() for objfile in gdb.objfiles()):
+        raise OptprobeError(
+            "no Linux kernel is mapped in the guest, and GDB has no symbols of another program",
+            "continue until the kernel has booted, or load symbols with symbol-file",
+        )
     text = BareText(machine, isa)
     locations = Locations(None, lambda address: address)
     target = Target(
@@ -214,17 +224,14 @@ def _run(seconds: float | None) -> str | None:
 
 def _alive(recovered: Recovered, machine: GdbMachine, holder: list[Session]) -> None:
     """Raises OptprobeError when the guest was rebooted, or is another one: its kernel or our branches are gone."""
-    registry = holder[0].registry
+    session = holder[0]
+    registry = session.registry
     lost = OptprobeError(
         f"the guest is not the one that was probed (rebooted?): its {len(registry)} probes are gone",
         "add them again",
     )
     try:
-        same = recovered.still_there(machine.read)
-        first = next(registry.patches(), None)
-        if same and first is not None and len(registry):
-            intact = [patch for patch in registry.patches() if machine.read(patch.address, len(patch.new)) == patch.new]
-            same = bool(intact) if machine.read(first.address, len(first.new)) != first.new else True
+        same = recovered.still_there(machine) and session.something_left()
     except Unreadable:
         same = False
     if not same:

@@ -87,7 +87,10 @@ class Locations:
 
 def _expression(expression: str, location: str) -> int:
     try:
-        return int(gdb.parse_and_eval(expression)) & MASK
+        value = int(gdb.parse_and_eval(expression))
+        if not -(MASK >> 1) - 1 <= value <= MASK:
+            raise OverflowError("it has more than 64 bits")
+        return value & MASK
     except (gdb.error, RuntimeError, OverflowError, ValueError) as error:
         raise OptprobeError(f"'{location}' is no address: {_clean(str(error))}") from None
 

@@ -82,6 +82,10 @@ class GdbMachine:
         finally:
             self._packet("Qqemu.PhyMemMode:0")
 
+    def leave_physical_mode(self) -> None:
+        """The stub keeps its mode over connections: a GDB that was killed may have left it in the other one."""
+        self._packet("Qqemu.PhyMemMode:0")
+
     def _packet(self, text: str) -> bytes:
         answer = self.connection.send_packet(text)
         return answer if isinstance(answer, bytes) else b""

@@ -20,12 +20,15 @@ ORIGIN = "elf_text_and_frames"
 UNWIND_TABLES = "__start_orc_unwind"
 
 
-def provide(recovered: Recovered, cache: Cache, machine: str) -> None:
-    """Load a symbol-only file of this kernel. Raises OptprobeError where GDB has a vmlinux at another address."""
+def provide(recovered: Recovered, cache: Cache, machine: str) -> int | None:
+    """Load a symbol-only file of this kernel: where its code begins, for `withdraw`; None where GDB has symbols.
+
+    Raises OptprobeError where GDB has a vmlinux at another address.
+    """
     truth = recovered.symbols.address(WITNESS)
     known = _gdb_address(WITNESS)
     if known is not None and known == truth:
-        return
+        return None
     if known is not None and truth is not None:
         raise OptprobeError(
             f"GDB's symbols are for a kernel at {known:#x}, the guest's is at {truth:#x}",
@@ -35,7 +38,21 @@ def provide(recovered: Recovered, cache: Cache, machine: str) -> None:
     origin = cache.facts(recovered.build).get(ORIGIN)
     if path is None or not isinstance(origin, list):
         path, origin = _write(recovered, cache, machine)
-    gdb.execute(_load(path, (origin[0], origin[1]), recovered.text[0] - origin[0]), to_string=True)
+    slide = recovered.text[0] - origin[0]
+    gdb.execute(load_command(str(path), (origin[0], origin[1]), slide), to_string=True)
+    return recovered.text[0]
+
+
+def withdraw(text: int) -> None:
+    """Unload what `provide` loaded: the kernel is gone, and the next one may lie elsewhere."""
+    confirm = gdb.parameter("confirm")
+    gdb.execute("set confirm off")
+    try:
+        gdb.execute(f"remove-symbol-file -a {text:#x}", to_string=True)
+    except gdb.error as error:
+        gdb.write(f"optprobe: the symbols of the kernel that is gone stay loaded: {error}\n", gdb.STDERR)
+    finally:
+        gdb.execute(f"set confirm {'on' if confirm else 'off'}")
 
 
 def _write(recovered: Recovered, cache: Cache, machine: str) -> tuple[Path, list[int]]:
@@ -48,10 +65,6 @@ def _write(recovered: Recovered, cache: Cache, machine: str) -> tuple[Path, list
         return Path(file.name), list(recovered.text)
     cache.remember(recovered.build, {ORIGIN: list(recovered.text)})
     return path, list(recovered.text)
-
-
-def _load(path: Path, text: tuple[int, int], slide: int) -> str:
-    return load_command(str(path), text, slide)
 
 
 def _gdb_address(name: str) -> int | None:

@@ -14,13 +14,15 @@ import gdb
 import gdb.unwinder
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.isa.x86_64 import abi
 from gdb_optprobe.isa.x86_64 import unwind as orc
 from gdb_optprobe.probes.session import Session
 
 MASK = (1 << 64) - 1
 WORD = 8
-# ORC tables speak of these; the others are known behind a pt_regs alone.
-FOLLOWED = ("rip", "rsp", "rbp", "r10", "r13", "rdi", "rdx")
+# Registers of 4 bytes, as GDB has them.
+HALVES = ("eflags", "cs", "ss")
+REGISTERS = tuple(name for name in abi.REGISTERS if name not in HALVES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,32 +41,6 @@ class _GdbFrameId:
     pc: gdb.Value
 
 
-class DetourUnwinder(gdb.unwinder.Unwinder):
-    """From a detour to the instruction it stands for. `exact` learns that this frame's PC is no return address."""
-
-    def __init__(self, session: Callable[[], Session | None], exact: set[FrameId]) -> None:
-        super().__init__("optprobe-detour")
-        self._session = session
-        self._exact = exact
-
-    def __call__(self, pending: gdb.PendingFrame) -> gdb.UnwindInfo | None:
-        session = self._session()
-        if session is None:
-            return None
-        isa = session.target.isa
-        pc = _register(pending, isa.pc)
-        site = session.registry.at(pc)
-        if site is None or site.detour is None:
-            return None
-        original = site.detour.original_pc(pc)
-        if original is None:
-            return None
-        sp = (_register(pending, isa.sp) + session.pushed_at(site, pc)) & MASK
-        saved = {name: _register(pending, name) for name in isa.registers if name not in (isa.pc, isa.sp)}
-        self._exact.add(FrameId(sp, original))
-        return _info(pending, FrameId(sp - WORD, pc), {**saved, isa.pc: original, isa.sp: sp})
-
-
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """What unwinding a kernel's stack needs. function_start: of the function around an address; None outside of any."""
@@ -74,64 +50,67 @@ class Kernel:
     read: Callable[[int, int], bytes]
 
 
-class OrcUnwinder(gdb.unwinder.Unwinder):
-    """From a kernel function to its caller. `exact` has the frames whose PC is no return address."""
+class KernelUnwinder(gdb.unwinder.Unwinder):
+    """From a frame to its caller, for detours and for what the kernel's tables describe.
 
-    def __init__(self, kernel: Callable[[], Kernel | None], exact: set[FrameId]) -> None:
-        super().__init__("optprobe-orc")
+    The states of outer frames are those that unwinding the inner ones gave: GDB 13 can abort when an unwinder asks it
+    for a register of an outer frame.
+    """
+
+    def __init__(self, session: Callable[[], Session | None], kernel: Callable[[], Kernel | None]) -> None:
+        super().__init__("optprobe")
+        self._session = session
         self._kernel = kernel
-        self._exact = exact
+        self._states: dict[int, orc.State] = {}
 
     def __call__(self, pending: gdb.PendingFrame) -> gdb.UnwindInfo | None:
-        kernel = self._kernel()
-        pc = _known(pending, "rip")
-        if kernel is None or pc is None or not kernel.tables.text[0] <= pc < kernel.tables.text[1]:
+        session, kernel, level = self._session(), self._kernel(), pending.level()
+        if session is None or kernel is None:
             return None
-        # What a callee has not saved is not known in an outer frame.
-        registers = {name: value for name in FOLLOWED if (value := _known(pending, name)) is not None}
-        exact = pending.level() == 0 or FrameId(registers["rsp"], pc) in self._exact
+        if level == 0:
+            self._states = _innermost(pending, kernel)
+        state = self._states.get(level)
+        found = self._caller(state, session, kernel) if state is not None else None
+        if found is None:
+            return None
+        frame, caller = found
+        self._states[level + 1] = caller
+        return _info(pending, frame, caller.registers)
+
+    def _caller(self, state: orc.State, session: Session, kernel: Kernel) -> tuple[FrameId, orc.State] | None:
+        pc = state.registers["rip"]
+        site = session.registry.at(pc)
+        if site is not None and site.detour is not None and (original := site.detour.original_pc(pc)) is not None:
+            sp = state.registers["rsp"] + session.pushed_at(site, pc) & MASK
+            return FrameId(sp - WORD, pc), orc.State({**state.registers, "rip": original, "rsp": sp}, exact=True)
         try:
-            caller = orc.unwind(orc.State(registers, exact), kernel.tables, kernel.read)
+            caller = orc.unwind(state, kernel.tables, kernel.read)
         except OptprobeError:
             return None
         if caller is None:
             # The kernel's stack ends here. No unwinder in Python can say so to GDB; our symbol file does.
             return None
-        start = kernel.function_start(pc) or pc
-        if caller.exact:
-            self._exact.add(FrameId(caller.registers["rsp"], caller.registers["rip"]))
-        return _info(pending, FrameId(caller.registers["rsp"], start), caller.registers)
+        return FrameId(caller.registers["rsp"], kernel.function_start(pc) or pc), caller
+
+
+def _innermost(pending: gdb.PendingFrame, kernel: Kernel) -> dict[int, orc.State]:
+    """The state of frame 0; nothing where it is not in the kernel."""
+    pc = int(pending.read_register("rip")) & MASK
+    if not kernel.tables.text[0] <= pc < kernel.tables.text[1]:
+        return {}
+    registers = {name: int(pending.read_register(name)) & MASK for name in REGISTERS}
+    return {0: orc.State(registers, exact=True)}
 
 
 def _info(pending: gdb.PendingFrame, frame: FrameId, registers: Mapping[str, int]) -> gdb.UnwindInfo:
-    pointer = pending.read_register("rsp").type
-    info = pending.create_unwind_info(
-        _GdbFrameId(gdb.Value(frame.sp).cast(pointer), gdb.Value(frame.pc).cast(pointer))
-    )
+    word, half = gdb.lookup_type("unsigned long long"), gdb.lookup_type("unsigned int")
+    info = pending.create_unwind_info(_GdbFrameId(gdb.Value(frame.sp).cast(word), gdb.Value(frame.pc).cast(word)))
     for name, value in registers.items():
-        try:
-            kind = pending.read_register(name).type
-        except ValueError:  # orig_rax is a word of pt_regs, no register of the machine
-            continue
-        info.add_saved_register(name, gdb.Value(value & MASK).cast(kind))
+        if name != "orig_rax":  # a word of pt_regs, no register of the machine
+            info.add_saved_register(name, gdb.Value(value & MASK).cast(half if name in HALVES else word))
     return info
 
 
-def _register(pending: gdb.PendingFrame, name: str) -> int:
-    return int(pending.read_register(name)) & MASK
-
-
-def _known(pending: gdb.PendingFrame, name: str) -> int | None:
-    try:
-        value = pending.read_register(name)
-        return None if value.is_optimized_out else int(value) & MASK
-    except (gdb.error, ValueError):
-        return None
-
-
 def install(session: Callable[[], Session | None], kernel: Callable[[], Kernel | None]) -> None:
-    """Register both with GDB; whatever stops the guest makes them forget its frames."""
-    exact: set[FrameId] = set()
-    gdb.events.stop.connect(lambda _: exact.clear())
-    gdb.unwinder.register_unwinder(None, OrcUnwinder(kernel, exact), replace=True)
-    gdb.unwinder.register_unwinder(None, DetourUnwinder(session, exact), replace=True)
+    """Register it with GDB."""
+    gdb.unwinder.register_unwinder(None, KernelUnwinder(session, kernel), replace=True)

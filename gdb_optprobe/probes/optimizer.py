@@ -128,6 +128,7 @@ class Optimizer:
         """At a stop that occurred anyway: try the sites that wait for somebody to leave."""
         waiting = [site for site in self.registry.sites() if site.waits and site.enabled]
         if waiting:
+            self.target.alive()
             self.settle(waiting)
 
     def clear_way(self, address: int) -> list[Site]:

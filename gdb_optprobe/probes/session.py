@@ -204,6 +204,17 @@ class Session:
         before = self.target.isa.decode(site.detour.data[begun - site.detour.address : pc - site.detour.address], begun)
         return 8 * sum(insn.text.startswith("push") - insn.text.startswith("pop") for insn in before)
 
+    def something_left(self) -> bool:
+        """Whether the guest still holds what we put there, if we put anything there. Raises Unreadable.
+
+        A guest that was reset and came up at the same addresses holds none of it.
+        """
+        patches = list(self.registry.patches())
+        if not patches:
+            arena = self.optimizer.arena
+            return arena is None or all(bool(self.target.machine.read(start, 8)) for start, _ in arena.ranges.data)
+        return any(self.target.machine.read(one.address, len(one.new)) == one.new for one in patches)
+
     # running -----------------------------------------------------------------------------------------------------
 
     def run(
@@ -253,6 +264,7 @@ class Session:
 
     def leave(self) -> None:
         """Take everything out of the guest: probes, and the arena where nobody can be inside any more."""
+        self.target.alive()
         self.delete()
         arena = self.optimizer.arena
         if arena is None:

@@ -53,9 +53,16 @@ class Recovered:
     root: int
     la57: bool
 
-    def still_there(self, read: Callable[[int, int], bytes]) -> bool:
-        """Whether the guest still runs this build at this address. Raises Unreadable where nothing is there."""
-        return image.is_note_of(self.build, read(self.note, NOTE_SIZE))
+    def still_there(self, machine: Machine) -> bool:
+        """Whether a vCPU still runs this build at this address.
+
+        Asked of the vCPUs' page tables as they are now: a reset leaves the old kernel's memory behind, tables and all.
+        """
+        for root in _roots(machine):
+            page = paging.translate(machine.read_physical, root, self.note, la57=self.la57)
+            if page is not None:
+                return image.is_note_of(self.build, machine.read_physical(page.frame_of(self.note), NOTE_SIZE))
+        return False
 
     @property
     def text(self) -> tuple[int, int]:
