@@ -5,7 +5,6 @@ point: the original instructions stand in the text again and GDB steps over them
 
     hook-stepi ──► lower ──► stepi, in the original code ──► hookpost-stepi ──► raise
 
-A site that is lowered under the vCPU's feet counts that hit here: GDB steps over a stop point it stands on.
 """
 
 from __future__ import annotations
@@ -63,7 +62,8 @@ class Stepping:
             try:
                 self._leave_detour(session)
                 for site in self._in_the_way(session, command):
-                    self._lower(session, site)
+                    session.optimizer.pin(site)
+                    self._lowered.append(site)
             finally:
                 self._busy = False
 
@@ -79,13 +79,6 @@ class Stepping:
         wide = [site for site in optimized if command in TO_ADDRESS and site.placed and site.placed.waits]
         here = [site for site in optimized if site.address == pc]
         return list({site.address: site for site in (*within, *wide, *here)}.values())
-
-    def _lower(self, session: Session, site: Site) -> None:
-        here = site.address == read_register(session.target.isa.pc)
-        session.optimizer.pin(site)
-        self._lowered.append(site)
-        if here:
-            session.target.stops.arrived(site.address)
 
     def _leave_detour(self, session: Session) -> None:
         """A Ctrl-C may have stopped the vCPU inside a detour: finish that hit first, without a word."""

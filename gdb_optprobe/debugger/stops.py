@@ -34,12 +34,15 @@ class GdbStops:
         self._points: dict[int, _Breakpoint] = {}
         self._continuing = False
         self._last_thread: int | None = None
+        # vCPUs whose hit at the address where they stand has been run, by thread.
+        self._hit_at: dict[int | None, int] = {}
         self._move: Move | str | None = None
         Hidden(MOVE_COMMAND, self._carry_out_move)
         Hidden(CONTINUING_COMMAND, self._note_continue)
         define_hook("continue", CONTINUING_COMMAND)
         gdb.events.stop.connect(self._note_stop)
         gdb.events.before_prompt.connect(self._note_prompt)
+        gdb.events.cont.connect(self._note_resume)
 
     def set(self, address: int, on_hit: OnHit) -> StopPoint:
         if address not in self._points:
@@ -52,6 +55,7 @@ class GdbStops:
         """Forget everything; the connection is gone or ends."""
         gdb.events.stop.disconnect(self._note_stop)
         gdb.events.before_prompt.disconnect(self._note_prompt)
+        gdb.events.cont.disconnect(self._note_resume)
         for breakpoint in self._points.values():
             if breakpoint.is_valid():
                 breakpoint.delete()
@@ -61,6 +65,7 @@ class GdbStops:
 
     def hit(self, breakpoint: _Breakpoint) -> bool:
         """Run the callbacks; whether GDB is to stop and run the commands (else it steps the instruction itself)."""
+        self._hit_at[_selected_thread()] = breakpoint.at
         hit = Hit(
             breakpoint.at, self.machine.selected().number, _Registers(), self.machine.read
         )
@@ -83,10 +88,19 @@ class GdbStops:
         return one_stop
 
     def arrived(self, address: int) -> None:
-        """A vCPU stands at a stop point without having hit it, and GDB will step over it: this is its hit."""
-        if address in self._points:
+        """The selected vCPU may stand at a stop point that was set under its feet: this is its hit."""
+        if address not in self._points or int(gdb.newest_frame().pc()) != address:
+            return
+        if self._hit_at.get(_selected_thread()) != address:
             self.hit(self._points[address])
             self._move = None
+
+    def take_back(self, address: int) -> int:
+        """How many vCPUs stand at `address` with their hit run; it is forgotten."""
+        there = [thread for thread, at in self._hit_at.items() if at == address]
+        for thread in there:
+            del self._hit_at[thread]
+        return len(there)
 
     def forget(self, breakpoint: _Breakpoint) -> None:
         self._points.pop(breakpoint.at, None)
@@ -128,6 +142,9 @@ class GdbStops:
         if isinstance(event, gdb.SignalEvent):
             # A Ctrl-C that finds the vCPU just before a probed instruction.
             self.arrived(int(gdb.newest_frame().pc()))
+
+    def _note_resume(self, _: gdb.ContinueEvent) -> None:
+        self._hit_at.clear()
 
     def _note_prompt(self, *_: object) -> None:
         self._last_thread = _selected_thread()

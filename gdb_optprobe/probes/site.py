@@ -57,6 +57,7 @@ class Site:
     _points: list[StopPoint] = field(default_factory=list)
     _after: set[int] = field(default_factory=set)
     _served: tuple[int, ...] = ()
+    _hit_last: tuple[Probe, ...] = ()
 
     @property
     def tier(self) -> Tier | None:
@@ -94,6 +95,10 @@ class Site:
             self._drop_slot(target, arena, reached=False)
             raise
         self.patch = change
+        # Who stands here with its hit counted counts it again, in the detour.
+        again = target.stops.take_back(self.address)
+        for probe in self._hit_last:
+            probe.seen -= again
         self._note_placed(plan)
 
     def stop_at(self, plan: Plan, target: Target, arena: Arena | None) -> None:
@@ -105,6 +110,7 @@ class Site:
         if self._needs_successor(plan, target):
             self._points.append(target.stops.set(plan.insn.end, self._after_hit))
         self._note_placed(plan)
+        target.stops.arrived(self.address)
 
     def disarm(self, target: Target, arena: Arena | None) -> None:
         """Take everything out of the guest but counters. Raises TextChanged; then the branch is left as it is."""
@@ -176,6 +182,7 @@ class Site:
 
     def _hit(self, plan: Plan, target: Target, hit: Hit) -> Move | None:
         probes = self.enabled
+        self._hit_last = tuple(probes)
         for probe in probes:
             probe.seen += 1
             if probe.spec.pre_handler is not None:

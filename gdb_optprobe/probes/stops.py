@@ -54,4 +54,10 @@ class Stops(Protocol):
     def set(self, address: int, on_hit: OnHit) -> StopPoint: ...
 
     def arrived(self, address: int) -> None:
-        """A vCPU stands at a stop point without having hit it: run it now."""
+        """Run the hit of the selected vCPU if it stands at a stop point that was set under its feet.
+
+        The debugger takes it for hit and steps over it.
+        """
+
+    def take_back(self, address: int) -> int:
+        """How many vCPUs stand at `address` with their hit already run; they hit again what comes there instead."""

@@ -31,6 +31,8 @@ from qemu.channel import Command
 from qemu.guest import Guest
 
 ROOT = Path(__file__).parents[2]
+EVENTS = Path(__file__).with_name("guest_events.py")
+TRACING = "/sys/kernel/tracing"
 PROMPT = "(gdb) "
 CTRL_C = b"\x03"
 # A prompt with nothing behind it for so long is where GDB waits for us.
@@ -52,7 +54,7 @@ class Gdb:
     def send(self, line: str) -> None:
         os.write(self._into, line.encode() + b"\n")
 
-    def until(self, pattern: str, timeout: float = 60.0) -> str:
+    def until(self, pattern: str, timeout: float = 12.0) -> str:
         """What GDB prints up to the end of the first match of `pattern`, and what came with it."""
         text = ""
         deadline = time.monotonic() + timeout
@@ -105,6 +107,8 @@ class Console(Gdb):
 
     def __init__(self, guest: Guest, *options: str, bare: bool = False) -> None:
         self.guest = guest
+        self.work: Command | None = None
+        self._knows_events = False
         ours, theirs = pty.openpty()
         fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         process = subprocess.Popen(
@@ -119,19 +123,19 @@ class Console(Gdb):
         os.close(theirs)
         super().__init__(process, ours, ours)
         self.until(re.escape(PROMPT) + "$")
-        for line in () if bare else ("set confirm off", "set width 0", *self.lines()):
+        for line in () if bare else ("set confirm off", "set pagination off", *self.lines()):
             self(line)
 
     def lines(self) -> tuple[str, ...]:
         """What connects a fresh GDB."""
         return f"target remote {self.guest.gdb_socket}", f"source {ROOT}/scripts/optprobe.py"
 
-    def __call__(self, line: str, timeout: float = 60.0) -> str:
+    def __call__(self, line: str, timeout: float = 12.0) -> str:
         """What GDB prints for one line, without the echo and the prompt."""
         self.send(line)
         return self._answer(line, timeout)
 
-    def interrupt(self, timeout: float = 60.0) -> str:
+    def interrupt(self, timeout: float = 12.0) -> str:
         """Ctrl-C; what GDB prints until its next prompt."""
         os.write(self._into, CTRL_C)
         return self._answer("", timeout)
@@ -142,11 +146,14 @@ class Console(Gdb):
         time.sleep(seconds)
         return self.interrupt()
 
-    def work(self, command: Command, line: str = "continue") -> str:
-        """Let the guest run until `command` has ended there, then Ctrl-C; all that was printed."""
-        self.send(line)
-        command.wait(60)
-        return self.interrupt()
+    def finish_work(self) -> None:
+        """Let the guest run until `work` has ended there and the guest is idle, whatever the user's breakpoints say."""
+        self("disable")
+        assert self.work is not None
+        self.send("continue")
+        self.work.wait(12)
+        self.work = None
+        self.interrupt()
 
     def _answer(self, line: str, timeout: float) -> str:
         text = self.until(re.escape(PROMPT) + "$", timeout)
@@ -160,6 +167,27 @@ class Console(Gdb):
 
     def hits(self, number: int) -> int:
         return int(self.probe(number)["hits"])
+
+    def probes(self) -> list[dict[str, Any]]:
+        """All of them."""
+        found = json.loads(self("optprobe list -json"))
+        assert isinstance(found, list)
+        return found
+
+    def events(self) -> dict[str, int]:
+        """Hits of the guest's own kprobe events, read while the guest is stopped."""
+        if not self._knows_events:
+            self(f"source {EVENTS}")
+            self._knows_events = True
+        return dict(json.loads(self("guest-event-hits")))
+
+    def offset(self, function: str) -> int:
+        """How far the PC is behind the start of a function."""
+        return self.value("$pc") - self.value(function)
+
+    def covers(self, probed: str, place: str) -> bool:
+        """Whether the branch of an optimized probe, 5 bytes long, covers a place."""
+        return 0 <= self.value(place) - self.value(probed) < 5
 
     def value(self, expression: str) -> int:
         """An expression's value, as an unsigned number."""
@@ -207,7 +235,7 @@ class Mi(Gdb):
         self(f"-target-select remote {guest.gdb_socket}")
         self(f'-interpreter-exec console "source {ROOT}/scripts/optprobe.py"')
 
-    def __call__(self, command: str, timeout: float = 60.0) -> str:
+    def __call__(self, command: str, timeout: float = 12.0) -> str:
         """The result record of one command and what came before it."""
         self._token += 1
         self.send(f"{self._token}{command}")
@@ -233,6 +261,16 @@ def release(guest: Guest) -> None:
         timeout=30,
         check=False,
     )
+
+
+@contextlib.contextmanager
+def traced_at(guest: Guest, place: str) -> Iterator[None]:
+    """The guest's own kprobe event at a place, for as long as the block."""
+    guest.check(f"cd {TRACING}; echo 'p:citizen {place}' > kprobe_events; echo 1 > events/kprobes/enable")
+    try:
+        yield
+    finally:
+        guest.check(f"cd {TRACING}; echo 0 > events/enable; echo > kprobe_events; echo > trace")
 
 
 def reads(count: int, processes: int = 1) -> str:
