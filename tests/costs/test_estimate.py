@@ -1,0 +1,35 @@
+"""The cost of a hit: what is measured and what is the instructions' share."""
+
+from __future__ import annotations
+
+import pytest
+
+from gdb_optprobe.costs.estimate import cost
+from gdb_optprobe.costs.measure import Reading
+
+UNPROBED = [Reading(1390, 0, 0, seconds, seconds) for seconds in (4.9e-6, 5.0e-6, 5.1e-6)]
+
+
+def test_few_instructions_are_a_share_of_the_unprobed_time() -> None:
+    found = cost("optimized", [Reading(1392, 0, 0, seconds, seconds) for seconds in (4.7e-6, 5.1e-6)], UNPROBED)
+    assert found.instructions == 2
+    assert found.estimated
+    assert found.seconds == pytest.approx(2 * 5.0e-6 / 1390)
+
+
+def test_what_is_clearly_above_the_noise_is_measured() -> None:
+    found = cost("event", [Reading(2140, 0, 0, 9.0e-6, 9.0e-6)] * 2, UNPROBED)
+    assert found.instructions == 750
+    assert not found.estimated
+    assert found.seconds == pytest.approx(4.0e-6)
+
+
+def test_a_stop_makes_the_guests_clock_jump_so_instructions_are_unknown() -> None:
+    found = cost("breakpoint", [Reading(4_000_000, 2, 12, 0.008, 0.009)], UNPROBED)
+    assert found.instructions is None
+    assert (found.stops, found.packets) == (2, 12)
+    assert not found.estimated
+
+
+def test_a_stop_of_somebody_elses_in_a_long_run_is_no_stop_of_a_hit() -> None:
+    assert cost("optimized", [Reading(1392, 0.00001, 0.0001, 5e-6, 5e-6)], UNPROBED).instructions == 2
