@@ -35,8 +35,8 @@ NOTES = """\
 Each figure is that of one hit, above a run without a probe.
   instructions  of the guest (-icount shift=0,sleep=off; {append}); "-": it was stopped
   stops         of the whole guest; packets: between GDB and QEMU, both ways
-  µs            of the host's processor, QEMU and GDB together; "~": too little for a clock, so it is the
-                instructions' share of an unprobed read's {read:.1f} µs; ratio: of µs"""
+  µs            of the host's processor, QEMU and GDB together; "~": not clearly above the
+                clock's noise, so the instructions' share of an unprobed read's {read:.1f} µs; ratio: of µs"""
 
 
 def main() -> int:
