@@ -62,12 +62,10 @@ class Optimizer:
 
     def _lower(self, place: Place, limits: Limits, refused: Plan, reason: Reason) -> Plan:
         """The best plan that needs no detour, where `refused` could not be carried out for `reason`."""
-        tried = {Tier.OPTIMIZED: "optimization", Tier.BOOSTED: "boost"}
         without = replace(limits, optimization=False, boost=False)
         lower = plan(place, self.target.isa, self.target.text, without)
-        refusals = tuple((tier, reason if tier in tried and tier <= refused.tier else why) for tier, why in lower.refused)
-        if not any(tier is refused.tier for tier, _ in refusals):
-            refusals = ((refused.tier, reason), *refusals)
+        needs_memory = (Tier.OPTIMIZED, Tier.BOOSTED)
+        refusals = tuple((tier, reason if tier in needs_memory else why) for tier, why in lower.refused)
         return replace(lower, reason=reason, refused=refusals)
 
     def _limits(self, specs: Sequence[Spec]) -> Limits:
@@ -160,7 +158,7 @@ class Optimizer:
         self._disarm(site)
 
     def release_counter(self, probe: Probe) -> None:
-        """A deleted probe's counter: code that is still being run may write there, so it is reused only with the code."""
+        """A deleted probe's counter: code that still runs may write there, so it is reused only with the code."""
         if probe.counter is not None and self._arena is not None:
             self._arena.data.release(probe.counter)
             probe.counter = None
@@ -233,7 +231,10 @@ class Optimizer:
         """Free the slots that nobody can be inside; how many. None where the stacks cannot be enumerated (rule 3)."""
         if self.target.stacks_missing or not arena.dirty():
             return 0
-        saved = list(self.target.saved())
+        try:
+            saved = list(self.target.saved())
+        except OptprobeError:
+            return 0
         freed = arena.reclaim(lambda ranges: {inside.where for inside in quiescence.busy(ranges, saved)})
         for slot in freed:
             arena.wipe(slot, self.target.machine)
@@ -244,7 +245,11 @@ class Optimizer:
         if not sites:
             return {}
         windows = {quiescence.window(site.address, site.plan.patch_size): site.address for site in sites}
-        inside = quiescence.busy(windows, self.target.saved())
+        try:
+            inside = quiescence.busy(windows, self.target.saved())
+        except OptprobeError as error:
+            # The guest was stopped while it switched threads, say: nobody is proven to be outside.
+            return dict.fromkeys(windows.values(), error.message)
         return {
             windows[found.where]: Refusal.NOT_QUIESCENT.because(
                 who=found.who, pc=self.target.text.spell(found.pc)
