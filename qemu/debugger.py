@@ -29,6 +29,15 @@ ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT = 120.0
 AGAIN = 3.0
 T = TypeVar("T")
+# What optprobe tells while it works and what it fails with look alike, so GDB itself says which is which.
+FAILED = "@@failed@@"
+TRY = f"""python
+def optprobe_try(line):
+    try:
+        gdb.execute(line)
+    except gdb.error as error:
+        print("{FAILED}", error)
+end"""
 
 
 class DebuggerError(Exception):
@@ -68,6 +77,7 @@ class Debugger:
             start_new_session=True,
             preexec_fn=end_with_parent(),
         )
+        self._until(self._send(TRY), TIMEOUT)
         for line in ("set pagination off", "set width 0", "set confirm off", *lines_to_start(socket)):
             self(line)
         # Without a terminal there is no prompt to ask at.
@@ -78,12 +88,10 @@ class Debugger:
         return self._process.pid
 
     def __call__(self, line: str, timeout: float = TIMEOUT) -> str:
-        """What GDB prints for one line. DebuggerError where that is an error of ours, or there is no connection."""
-        mark = self._send(line)
-        printed = self._until(mark, timeout)
-        said = [text for text in printed.splitlines() if text.startswith("optprobe: ")]
-        if said or "(E31) " in printed or "The program is not being run" in printed:
-            raise DebuggerError(f"{line}: {said[0].removeprefix('optprobe: ') if said else printed.strip()}")
+        """What GDB prints for one line. DebuggerError when the line fails."""
+        printed, failed, why = self._until(self._send(f"python optprobe_try({line!r})"), timeout).partition(FAILED)
+        if failed:
+            raise DebuggerError(f"{line}: {why.strip().removeprefix('optprobe: ')}")
         return printed
 
     def running(self, work: Callable[[], T], timeout: float = TIMEOUT) -> T:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
-from gdb_optprobe.costs.measure import Reading, each
+from gdb_optprobe.costs.measure import Reading, each, least
 from qemu.debugger import Debugger
 from qemu.guest import Guest
 from qemu.processes import cpu_seconds
@@ -44,12 +43,14 @@ class Reads:
         """One read of `reads`: vfs_read is called once for each."""
         return each(self._run(1), self._run(1 + reads), reads)
 
-    def repeat(self, reads: int, times: int, tell: Callable[[], object] = lambda: None) -> list[Reading]:
-        readings = []
-        for _ in range(times):
-            readings.append(self.measure(reads))
-            tell()
-        return readings
+    def repeat(self, reads: int, times: int) -> list[Reading]:
+        """Several times the same."""
+        return [self.measure(reads) for _ in range(times)]
+
+    def best(self, reads: int, times: int) -> Reading:
+        """The same, of the least disturbed runs: for host times on a machine that does other things too."""
+        short, long = ([self._run(count) for _ in range(times)] for count in (1, 1 + reads))
+        return each(least(short), least(long), reads)
 
     def _run(self, reads: int) -> Reading:
         pids = (self._guest.pid, self._debugger.pid)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gdb_optprobe.costs.measure import Reading, each, middle, spread
+from gdb_optprobe.costs.measure import Reading, each, least, middle, spread
 
 
 def test_what_both_runs_share_does_not_count() -> None:
@@ -25,6 +25,10 @@ def test_runs_of_one_length_say_nothing() -> None:
 
 def test_one_disturbed_run_changes_nothing() -> None:
     assert middle([reading(5), reading(500), reading(6)]) == reading(6)
+
+
+def test_the_least_disturbed_run() -> None:
+    assert least([reading(5), reading(500), reading(6)]) == reading(5)
 
 
 def test_spread() -> None:
