@@ -179,7 +179,8 @@ def _unwind(linux: Linux, recovered: Recovered, machine: GdbMachine) -> UnwindKe
         bounds = recovered.symbols.function_bounds(address)
         return bounds[0] if bounds is not None else None
 
-    return UnwindKernel(tables, start, machine.read)
+    # Packets of our own in the middle of unwinding make GDB 13 crash: an unwinder reads through GDB alone.
+    return UnwindKernel(tables, start, machine.read_virtual)
 
 
 def _bare(connection: gdb.RemoteTargetConnection, isa: Isa, machine: GdbMachine, stops: GdbStops) -> Attachment:

@@ -161,9 +161,11 @@ def _vcpu(thread: gdb.InferiorThread) -> Vcpu:
 
 @contextmanager
 def _selected(vcpu: Vcpu) -> Iterator[None]:
-    """Select a vCPU and come back to the user's own thread and frame."""
+    """Select a vCPU and come back to the user's own thread, whose innermost frame is selected then.
+
+    Its frame is not looked for: GDB 13.1 can crash in `selected_frame` when the guest was reset meanwhile.
+    """
     before = gdb.selected_thread()
-    frame = gdb.selected_frame() if before is not None else None
     wanted = next((thread for thread in _threads() if _vcpu(thread) == vcpu), None)
     if wanted is None:
         raise OptprobeError(f"the guest has no vCPU {vcpu.number} any more")
@@ -176,5 +178,3 @@ def _selected(vcpu: Vcpu) -> Iterator[None]:
     finally:
         if before is not None and before.is_valid():
             before.switch()
-            if frame is not None and frame.is_valid():
-                frame.select()

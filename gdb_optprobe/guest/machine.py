@@ -1,4 +1,4 @@
-"""The running guest, as every layer above sees it. `debugger/machine.py` fills it through GDB; tests fill it with fakes."""
+"""The running guest, as every layer above sees it. `debugger/machine.py` fills it through GDB, tests with fakes."""
 
 from __future__ import annotations
 
@@ -35,6 +35,9 @@ class Machine(Memory, PhysicalMemory, Protocol):
     """A guest stopped under a debugger; every verb but `run_until` leaves it stopped and unmoved."""
 
     def vcpus(self) -> Sequence[Vcpu]: ...
+
+    def selected(self) -> Vcpu:
+        """The one whose registers cost least to read: the user's, or the one that stopped."""
 
     def registers(self, vcpu: Vcpu, names: Sequence[str]) -> dict[str, int]:
         """General and control registers (x86: also "cr0", "cr3", "cr4", "efer", "cpl") as unsigned integers."""

@@ -195,7 +195,7 @@ def unprobeable(address: int, why: Reason, target: Target) -> ExplainView:
 
 
 def cost(plan: Plan, target: Target) -> int:
-    """Instructions that a hit of an optimized count adds to the original code: the branch, the program, the way back."""
+    """Instructions that a hit of an optimized count adds: the branch, the program, the way back."""
     at = (plan.address & ~0xFFFF) + ANYWHERE_NEAR
     detour = layout.count(plan, target.isa, at, at + 0x10000)
     return 1 + len(target.isa.decode(detour.data, at)) - len(plan.displaced)

@@ -147,6 +147,7 @@ class Session:
     # looking -----------------------------------------------------------------------------------------------------
 
     def views(self, numbers: Sequence[int] | None = None) -> tuple[ProbeView, ...]:
+        self.target.alive()
         return self._views(self.registry.probes(numbers))
 
     def _views(self, probes: Sequence[Probe]) -> tuple[ProbeView, ...]:
@@ -174,6 +175,7 @@ class Session:
         return present.explanation(plan, self.target)
 
     def hits(self, number: int) -> int:
+        self.target.alive()
         (probe,) = self.registry.probes([number])
         return present.counters([probe], self.target)[number]
 
@@ -221,7 +223,6 @@ class Session:
         self, seconds: float | None = None, until_hits: tuple[int, int] | None = None, timeout: float | None = None
     ) -> str:
         """Let the guest run; why it stopped. Raises OptprobeError when `timeout` seconds pass first."""
-        self.target.alive()
         if until_hits is not None:
             self.registry.probes([until_hits[0]])
         start = time.monotonic()

@@ -134,9 +134,11 @@ def _find(machine: Machine, la57: bool) -> tuple[Image, int] | None:
 
 def _roots(machine: Machine) -> Iterator[int]:
     """Candidates: the kernel's half of each vCPU's pair of tables (page-table isolation), then what CR3 has."""
-    values = [machine.registers(vcpu, ("cr3",))["cr3"] for vcpu in machine.vcpus()]
-    for value in values:
-        yield value & paging.ADDRESS
+    vcpus = sorted(machine.vcpus(), key=lambda vcpu: vcpu != machine.selected())
+    values = []
+    for vcpu in vcpus:
+        values.append(machine.registers(vcpu, ("cr3",))["cr3"])
+        yield values[-1] & paging.ADDRESS
     for value in values:
         yield paging.kernel_cr3(value)
 

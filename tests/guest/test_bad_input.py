@@ -1,0 +1,165 @@
+"""Bad input gets one clear line and status 1, and the guest is as it was."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qemu.guest import READY, Guest
+from tests.guest.batch import MARK, ROOT, Finished, batch
+from tests.guest.conftest import Boot
+
+HASH = (
+    f'python import hashlib; print("{MARK}{{}}"); '
+    "t = int(gdb.parse_and_eval('(long)&_text')) & (1 << 64) - 1; print('\"' + hashlib.sha256(b''.join("
+    "bytes(gdb.selected_inferior().read_memory(t + (i << 16), 1 << 16)) for i in range(64))).hexdigest() + '\"')"
+)
+
+# What is typed, and what its one line must name.
+WRONG = {
+    "optprobe add no_such_function": "no_such_function",
+    "optprobe add vfs_raed": "vfs_raed",
+    "optprobe add *nosuch": "nosuch",
+    "optprobe add *(1": "never closed",
+    "optprobe add *(1+)": "*(1+)",
+    "optprobe add vfs_read+0x100000": "outside",
+    "optprobe add vfs_read+6": "in the middle of the instruction",
+    "optprobe add *0x400000": "not in the guest's code",
+    "optprobe add *0": "not in the guest's code",
+    "optprobe add *0xffffffff00000000": "not in the guest's code",
+    "optprobe add *-1": "not in the guest's code",
+    "optprobe add *0x1ffffffffffffffff": "0xffffffffffffffff",
+    "optprobe add init_task": "not in the guest's code",
+    "optprobe add entry_SYSCALL_64": "entry text",
+    "optprobe add nothing_*_like_this": "nothing_*_like_this",
+    "optprobe add *": "no address",
+    "optprobe add": "location",
+    "optprobe add vfs_read -tier fastest": "fastest",
+    "optprobe add vfs_read if count > 3": "not compiled yet",
+    "optprobe add vfs_read do conut": "conut",
+    "optprobe add '*(char *)0x10'": "0x10",
+    "optprobe show 7": "7",
+    "optprobe delete 7": "7",
+    "optprobe explain no_such_function": "no_such_function",
+    "optprobe run -until-hits 7:1": "7",
+    "optprobe expect 1 == 2": "1 == 2",
+    "optprobe frobnicate": "frobnicate",
+}
+
+
+def errors(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.startswith("optprobe: ") and "recovering" not in line]
+
+
+def assert_one_line(finished: Finished, named: str) -> None:
+    assert finished.status == 1, finished.output
+    (line,) = errors(finished.output)
+    assert named in finished.output.split(line)[0] + line + finished.output.split(line)[1]
+    assert "Traceback" not in finished.output and "internal error" not in finished.output
+
+
+def test_every_mistake_is_one_line_and_changes_nothing(linux: Guest) -> None:
+    script = ["set optprobe exit-on-error off", "optprobe explain vfs_read", HASH.format("before")]
+    for number, line in enumerate(WRONG):
+        # GDB ends a script at its first error; each mistake is made from Python and its message kept.
+        script.append(
+            f'python\ntry:\n  gdb.execute({line!r})\n  print("{MARK}{number}\\naccepted")\n'
+            f'except gdb.error as e:\n  print("{MARK}{number}\\n" + str(e))\nend'
+        )
+    finished = batch(linux, [*script, f'python print("{MARK}end")', HASH.format("after")])
+    assert finished.status == 0, finished.output
+    for number, (line, named) in enumerate(WRONG.items()):
+        said = finished.output.split(f"{MARK}{number}\n")[1].split(MARK)[0]
+        assert said.startswith("optprobe: "), f"{line}: {said}"
+        assert len([text for text in said.splitlines() if text.startswith("optprobe: ")]) == 1, f"{line}: {said}"
+        assert named in said, f"{line}: {said}"
+        assert "Traceback" not in said and "internal error" not in said, f"{line}: {said}"
+    assert finished.json("before") == finished.json("after")
+
+
+@pytest.mark.parametrize("line", ["optprobe add no_such_function", "optprobe add *nosuch", "optprobe add vfs_read+6"])
+def test_the_first_failure_ends_a_batch_with_status_1(linux: Guest, line: str) -> None:
+    finished = batch(linux, [line, "echo not reached\\n"])
+    assert finished.status == 1
+    assert len(errors(finished.output)) == 1 and "not reached" not in finished.output
+
+
+def gdb_alone(*lines: str) -> subprocess.CompletedProcess[str]:
+    command = ["gdb-multiarch", "-nx", "-batch"]
+    for line in lines:
+        command += ["-ex", line]
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60
+    )
+
+
+def test_no_target() -> None:
+    finished = gdb_alone(f"source {ROOT}/scripts/optprobe.py", "optprobe add vfs_read")
+    assert finished.returncode == 1
+    assert errors(finished.stdout) == ["optprobe: no guest is connected"]
+
+
+@pytest.fixture
+def newborn(boot: Boot) -> Iterator[Guest]:
+    """A guest before its first instruction."""
+    yield boot(paused=True)
+
+
+def test_not_booted_yet(newborn: Guest) -> None:
+    finished = batch(newborn, ["optprobe add vfs_read"])
+    assert finished.status == 1
+    (line,) = errors(finished.output)
+    assert "mode" in line or "not booted" in line, line
+
+
+def test_guest_rebooted_meanwhile(boot: Boot) -> None:
+    guest = boot()
+    reset = "monitor system_reset"
+    log, ready = guest.directory / "console.log", READY
+    booting = (
+        f"python\nfor _ in range(60):\n  gdb.execute('optprobe run -for 1')\n"
+        f"  if open({str(log)!r}, errors='replace').read().count({ready!r}) > 1: break\nend"
+    )
+    script = ["set optprobe exit-on-error off", "optprobe add vfs_read", reset, "python gdb.execute('optprobe list')"]
+    script = [*script, booting, "python\ntry:\n  gdb.execute('optprobe add vfs_write')\nexcept gdb.error as e: print(e)\nend"]
+    finished = batch(guest, [*script, "optprobe add vfs_read", "optprobe list", "optprobe check"])
+    assert finished.status == 0, finished.output
+    assert "is not the one that was probed" in finished.output
+    assert "holds what we wrote" in finished.output.split("is not the one")[1]
+    assert guest.problems() == []
+
+
+def test_detour_memory_exhausted(linux: Guest) -> None:
+    # A hole in the kernel's filler would do too; this is a page that nobody reads: the arena's own end.
+    script = ["optprobe add vfs_read", "optprobe show 1", "optprobe delete", "optprobe list"]
+    finished = batch(linux, script)
+    assert finished.status == 0
+    start = int(finished.output.split("detour:")[1].split("0x")[1].split()[0], 16)
+    arena = f"set optprobe arena code={start:#x}-{start + 64:#x} data={start + 0x1000:#x}-{start + 0x1020:#x}"
+    finished = batch(
+        linux,
+        [
+            arena,
+            "optprobe explain vfs_read",
+            *[f"optprobe add {name}" for name in ("vfs_read", "vfs_write", "ksys_read", "ksys_write", "vfs_open")],
+            "optprobe list",
+            "optprobe delete",
+        ],
+    )
+    assert finished.status == 0, finished.output
+    assert "ARENA_FULL" in finished.output
+
+
+@pytest.mark.parametrize("package", ["capstone", "keystone"])
+def test_a_package_is_missing(linux: Guest, tmp_path: Path, package: str) -> None:
+    # A folder before ours in which the package cannot be imported.
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").write_text("raise ImportError('not here')\n")
+    hide = f"python import sys; sys.modules[{package!r}] = None"
+    finished = batch(linux, [hide, f"source {ROOT}/scripts/optprobe.py", "optprobe add vfs_read"], source=False)
+    assert finished.status == 1, finished.output
+    (line,) = errors(finished.output)
+    assert package in line and "Traceback" not in finished.output
