@@ -134,7 +134,13 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
     machine = GdbMachine(connection)
     machine.leave_physical_mode()
     cache = default_cache()
-    recovered = recover(machine, cache, lambda text: gdb.write(f"optprobe: {text}\n", gdb.STDLOG))
+    other = gdb_symbols.of_another_program()
+    recovered = None if other else recover(machine, cache, lambda text: gdb.write(f"optprobe: {text}\n", gdb.STDLOG))
+    if recovered is None and not other:
+        raise OptprobeError(
+            "no Linux kernel is mapped in the guest, and GDB has no symbols of another program",
+            "continue until the kernel has booted, or load symbols with symbol-file",
+        )
     stops = GdbStops(machine)
     if recovered is None:
         return _bare(connection, isa, machine, stops)
@@ -185,11 +191,6 @@ def _unwind(linux: Linux, recovered: Recovered, machine: GdbMachine) -> UnwindKe
 
 def _bare(connection: gdb.RemoteTargetConnection, isa: Isa, machine: GdbMachine, stops: GdbStops) -> Attachment:
     """A guest without an operating system: GDB's symbols, the user's arena, patches within one instruction."""
-    if not any(objfile.is_valid() for objfile in gdb.objfiles()):
-        raise OptprobeError(
-            "no Linux kernel is mapped in the guest, and GDB has no symbols of another program",
-            "continue until the kernel has booted, or load symbols with symbol-file",
-        )
     text = BareText(machine, isa)
     locations = Locations(None, lambda address: address)
     target = Target(

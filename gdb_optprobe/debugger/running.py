@@ -71,7 +71,9 @@ def _swallow_interrupt() -> None:
 def describe(stop: gdb.StopEvent) -> str:
     """Why the guest stopped, in words."""
     if isinstance(stop, gdb.BreakpointEvent):
-        return "stopped at breakpoint " + ", ".join(str(breakpoint.number) for breakpoint in stop.breakpoints)
+        # A temporary breakpoint is gone by now.
+        numbers = [str(breakpoint.number) for breakpoint in stop.breakpoints if breakpoint.is_valid()]
+        return f"stopped at breakpoint {', '.join(numbers)}" if numbers else "stopped at a temporary breakpoint"
     if isinstance(stop, gdb.SignalEvent):
         return "interrupted" if stop.stop_signal == "SIGINT" else f"stopped by {stop.stop_signal}"
     return "stopped"

@@ -12,8 +12,14 @@ from gdb_optprobe.guest.cache import Cache
 from gdb_optprobe.guest.linux.recover import Recovered
 from gdb_optprobe.guest.symbolfile import load_command, symbol_file
 
-# One that every kernel has, at the start of its code.
+# One that every kernel has, at the start of its code; one that no other program has.
 WITNESS = "_text"
+LINUX = "linux_banner"
+
+
+def of_another_program() -> bool:
+    """Whether the user has loaded symbols of something that is no Linux kernel: a guest without an operating system."""
+    return any(objfile.is_valid() for objfile in gdb.objfiles()) and _gdb_address(LINUX) is None
 # What the cache remembers of a file: where the code in it begins and ends. Renamed when the file's making changes.
 ORIGIN = "elf_text_and_frames"
 # A kernel that has these is unwound by us (debugger/unwinder.py).

@@ -1,0 +1,66 @@
+"""Every hazard of the bare-metal guest leaves the same registers, flags and memory with a probe on it as without."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from qemu import micro
+from tests.guest.batch import MARK, batch, keep
+from tests.guest.conftest import Boot
+
+RESULT, STATES, MOST = 512, 4, 256
+RUNS, TICKS = slice(136, 144), slice(144, 152)
+RESULTS = RESULT * STATES * MOST
+
+
+def results(data: bytes) -> list[bytes]:
+    """The result records, without what counts the runs and the time."""
+    records = [bytearray(data[at : at + RESULT]) for at in range(0, len(data), RESULT)]
+    for record in records:
+        record[RUNS] = record[TICKS] = bytes(8)
+    return [bytes(record) for record in records]
+
+
+@pytest.mark.parametrize("tier", ["", "emulated", "boosted", "breakpoint"])
+def test_every_hazard_in_every_tier(boot: Boot, tmp_path: Path, tier: str) -> None:
+    guest = boot(micro=True)
+    one_round = ["set var *(long*)&go = 1", "tbreak done", "optprobe run"]
+    arena = (
+        'python t, d = (int(gdb.parse_and_eval(f"(unsigned long)&{n}")) for n in ("arena_text", "arena_data")); '
+        'gdb.execute(f"set optprobe arena code={t:#x}-{t + 65536:#x} data={d:#x}-{d + 65536:#x}")'
+    )
+    script = [
+        f"symbol-file {micro.build('x86_64')}",
+        arena,
+        f"source {Path(__file__).with_name('probe_hazards.py')}",
+        *one_round,
+        f"dump binary memory {tmp_path}/before &results ((char*)&results)+{RESULTS}",
+        f'python print("{MARK}probes"); gdb.execute("probe-hazards {tier}")',
+        *one_round,
+        f"dump binary memory {tmp_path}/after &results ((char*)&results)+{RESULTS}",
+        keep("list", "optprobe list"),
+        "optprobe delete",
+        *one_round,
+        f"dump binary memory {tmp_path}/restored &results ((char*)&results)+{RESULTS}",
+    ]
+    finished = batch(guest, script)
+    assert finished.status == 0, finished.output
+    probes = finished.json("probes")
+    before, after = results((tmp_path / "before").read_bytes()), results((tmp_path / "after").read_bytes())
+    different = [
+        name
+        for number, name in enumerate(probes)
+        if before[4 * number : 4 * number + 4] != after[4 * number : 4 * number + 4]
+    ]
+    assert different == []
+    assert results((tmp_path / "restored").read_bytes()) == before
+    tiers = Counter(outcome for number, outcome in probes.values() if number)
+    assert sum(tiers.values()) >= 150, probes
+    hits = {probe["number"]: probe["hits"] for probe in finished.json("list")}
+    missed = {name: hits[number] for name, (number, _) in probes.items() if number and hits[number] < STATES}
+    # Those that the CPU lacks are not run at all; every other is run once with each of the states.
+    ran = {name for place, name in enumerate(probes) if any(before[4 * place])}
+    assert not {name for name in missed if name in ran}, missed
