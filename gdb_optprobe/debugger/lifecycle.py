@@ -66,6 +66,7 @@ class Lifecycle:
             return
         if attachment.linux is not None:
             attachment.linux.forget()
+            self._quietly(attachment.linux.tracer.give_back)
         self._quietly(attachment.session.optimizer.retry)
 
     def _breakpoints_changed(self, breakpoint: gdb.Breakpoint, gone: bool = False) -> None:

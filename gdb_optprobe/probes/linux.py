@@ -132,10 +132,12 @@ class SiteTracer:
 
     def __init__(self, linux: Linux) -> None:
         self._linux = linux
+        self._owed: dict[int, FtraceSite] = {}
 
     def hold(self, site: FtraceSite) -> None:
         """Mark the site as disabled. Raises Refused when a tracer has come since it was planned."""
         record = self._record(site)
+        self._owed.pop(site.address, None)
         if record.disabled:
             return
         if record.in_use:
@@ -144,9 +146,18 @@ class SiteTracer:
 
     def release(self, site: FtraceSite) -> None:
         """Give the site back; while a tracer runs it stays disabled, as the tracer has not counted it."""
-        record = self._record(site)
-        if record.disabled and not self._linux.text.ftrace.tracing():
-            self._change(ftrace_sites.enable(record))
+        self._owed[site.address] = site
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Give back what is owed, as soon as no tracer runs."""
+        if not self._owed or self._linux.text.ftrace.tracing():
+            return
+        owed, self._owed = self._owed, {}
+        for site in owed.values():
+            record = self._record(site)
+            if record.disabled:
+                self._change(ftrace_sites.enable(record))
 
     def _record(self, site: FtraceSite) -> ftrace_sites.Record:
         record = self._linux.text.ftrace.record(site.address)
