@@ -72,7 +72,7 @@ class Refusal(Enum):
     FTRACE_SITE = ("the bytes reach into the tracer's site at {site}", "probe {site} instead")
     FTRACE_CHANGED = (
         "the tracer's site at {site} holds neither a nop nor a call that its record explains",
-        "remove the guest's own probe",
+        "remove the guest's own probe, or that of an earlier GDB",
     )
     JUMP_LABEL = ("the kernel rewrites the jump label at {address} at any time", "")
     STATIC_CALL = ("the kernel rewrites the static call at {address} at any time", "")

@@ -112,8 +112,11 @@ class Linux:
         """Memory for detours: the user's, else filler of the kernel's own text. Raises OptprobeError."""
         if settings.arena is not None:
             return given_arena(settings)
-        found = filler.find(self.kernel)
         tables = filler.page_tables(self.machine, self.kernel)
+        left = filler.left_behind(self.kernel, tables, self.machine.read_physical)
+        if left is not None:
+            return Arena(Ranges(code=(left.code,), data=(left.data,), fill=filler.FILL))
+        found = filler.find(self.kernel)
         mapping = filler.plan_mapping(found, tables, self.machine.read_physical)
         filler.apply(mapping, self.machine)
         self.mapping = mapping

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from gdb_optprobe.detours import patch
-from gdb_optprobe.detours.refusal import Refused
+from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.supported import check_text
@@ -57,22 +57,30 @@ class Session:
                 f"{spec.location} has {len(addresses)} addresses and max-probes is {limit}",
                 "set optprobe max-probes N, or name fewer",
             )
-        found = [(address, self._plannable(address, spec)) for address in addresses]
-        probes = self._create(spec, [address for address, plannable in found if plannable or len(addresses) == 1])
+        wanted = [place for address in addresses if (place := self._standing(address, spec)) is not None]
+        probes = self._create(spec, wanted)
         if not probes:
             raise OptprobeError(f"none of the {len(addresses)} addresses of {spec.location} can be probed")
         self.last_number = probes[-1].number
         return self._views(probes)
 
-    def _plannable(self, address: int, spec: Spec) -> bool:
-        """Whether a probe is possible there at all; of a glob's many addresses those that are not are left out."""
+    def _standing(self, address: int, spec: Spec) -> int | None:
+        """Where a probe of `address` stands; of a glob's many addresses those that no tier can probe are left out.
+
+        A function whose entry a tracer of the guest's own uses is probed at the next instruction, which runs as often.
+        """
         try:
-            self.optimizer.plan(address, [spec])
+            plan = self.optimizer.plan(address, [spec])
         except Refused:
             if spec.glob:
-                return False
+                return None
             raise
-        return True
+        refused = plan.why_not(Tier.OPTIMIZED)
+        if refused is None or refused.code != Refusal.FTRACE_IN_USE.code or spec.location.startswith("*"):
+            return address
+        behind = plan.insn.end
+        better = self.optimizer.plan(behind, [spec])
+        return behind if better.tier is Tier.OPTIMIZED else address
 
     def _create(self, spec: Spec, addresses: Sequence[int]) -> list[Probe]:
         created: list[Probe] = []
@@ -100,14 +108,22 @@ class Session:
         return tuple(probe.number for probe in probes)
 
     def _remove(self, probes: Sequence[Probe]) -> None:
+        failures: list[OptprobeError] = []
         for probe in probes:
             site = self.registry.site_of(probe)
             probe.enabled = False
-            self.optimizer.settle([site])
+            try:
+                self.optimizer.settle([site])
+            except OptprobeError as error:
+                # Somebody else has changed our bytes: they are left alone, and so is the detour they may lead to.
+                failures.append(error)
+                site.abandon()
             self.optimizer.release_counter(probe)
             self.registry.remove(probe)
         for address in {probe.address for probe in probes}:
             self.optimizer.resettle_around(address)
+        if failures:
+            raise OptprobeError(f"{len(failures)} of {len(probes)} probes are left in the guest: {failures[0].message}")
 
     def enable(self, numbers: Sequence[int] | None = None) -> tuple[int, ...]:
         return self._switch(numbers, True)

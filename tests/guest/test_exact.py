@@ -134,3 +134,26 @@ def test_the_guest_s_tracers_go_on_and_off_over_256_entry_probes(traced: Guest) 
         " head -n 20 trace; echo nop > current_tracer; echo > set_ftrace_filter"
     )
     assert "vfs_write" in seen
+
+
+def test_an_entry_in_use_gets_the_next_instruction(traced: Guest) -> None:
+    traced.check(f"cd {TRACING}; echo vfs_read > set_ftrace_filter; echo function > current_tracer")
+    finished = batch(traced, ["optprobe add vfs_read", keep("list", "optprobe list"), "optprobe explain vfs_read"])
+    traced.check(f"cd {TRACING}; echo nop > current_tracer; echo > set_ftrace_filter")
+    assert finished.status == 0, finished.output
+    (probe,) = finished.json("list")
+    assert (probe["symbol"], probe["tier"]) == ("vfs_read+0x5", "optimized")
+    assert "FTRACE_IN_USE" in finished.output
+
+
+def test_a_new_gdb_uses_what_an_earlier_one_left(boot: Boot) -> None:
+    guest = boot()
+    first = batch(guest, ["set optprobe on-exit keep", "optprobe add vfs_read"])
+    assert first.status == 0, first.output
+    finished = batch(
+        guest, ["optprobe add vfs_write", two_dd(HITS // 4), keep("list", "optprobe list"), "optprobe check"]
+    )
+    assert finished.status == 0, finished.output
+    (probe,) = finished.json("list")
+    assert probe["tier"] == "optimized" and probe["hits"] >= HITS // 2
+    assert guest.problems() == []

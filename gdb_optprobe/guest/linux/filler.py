@@ -23,6 +23,7 @@ data serves nobody, as nothing jumps there.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -50,6 +51,7 @@ DATA_AT = 0xFFFFFFFF7FE00000
 """Where the data appears: a whole PMD entry's worth, within 2 GiB of every address of kernel and modules."""
 CODE_PAGES = 256
 DATA_PAGES = 32
+COUNT = re.compile(rb"\xf0\x48\xff\x05(.{4})", re.DOTALL)  # lock incq disp32(%rip), as isa/x86_64/writer.py has it
 TABLES = 3
 LA57, NXE = 1 << 12, 1 << 11
 PAT_SMALL, PAT_LARGE = 1 << 7, 1 << 12
@@ -85,19 +87,60 @@ class Tables:
 
 @dataclass(frozen=True, slots=True)
 class Filler:
-    """What is used for what: virtual ranges (start, end); `tables` are page addresses within the text."""
+    """What is used for what: virtual ranges (start, end); `tables` are page addresses within the text.
+
+    data_used: bytes at the start of the data that belong to an earlier session.
+    """
 
     code: tuple[int, int]
     tables: tuple[int, ...]
     frames: tuple[int, int]
+    data_used: int = 0
 
     @property
     def data(self) -> tuple[int, int]:
-        return DATA_AT, DATA_AT + self.frames[1] - self.frames[0]
+        return DATA_AT + self.data_used, DATA_AT + self.data_used + self.frames[1] - self.frames[0]
 
 
 def find(kernel: Kernel, code_pages: int = CODE_PAGES, data_pages: int = DATA_PAGES) -> Filler:
-    """Filler for an arena, every byte of it checked. Raises NoFiller."""
+    """Filler for an arena. Raises NoFiller.
+
+    Tables and frames are checked to the last byte here, each piece of code memory when it is handed out.
+    """
+    for found in _candidates(kernel, code_pages, data_pages):
+        if not kernel.read(found.tables[-1], found.frames[1]).strip(bytes([FILL])):
+            return found
+    raise NoFiller("this kernel's text has no run of filler that could hold detours")
+
+
+def left_behind(
+    kernel: Kernel,
+    tables: Tables,
+    read_physical: ReadPhysical,
+    code_pages: int = CODE_PAGES,
+    data_pages: int = DATA_PAGES,
+) -> Filler | None:
+    """What is free of an arena that an earlier session mapped and left, its probes in it; None where there is none.
+
+    Free are the code behind the last byte that is no filler, and the data behind the last counter of that code.
+    """
+    mapped = translate(read_physical, tables.roots[0], DATA_AT, la57=tables.la57)
+    if mapped is None or not mapped.writable or mapped.executable:
+        return None
+    for found in _candidates(kernel, code_pages, data_pages):
+        if _physical(found.frames[0], tables, read_physical) != mapped.frame_of(DATA_AT):
+            continue
+        start, end = found.code
+        used = kernel.read(start, end).rstrip(bytes([FILL]))
+        counters = [start + at.end() + int.from_bytes(at[1], "little", signed=True) for at in COUNT.finditer(used)]
+        beyond = max((counter + 8 - DATA_AT for counter in counters), default=0)
+        free = found.frames[0] + beyond
+        if DATA_AT <= DATA_AT + beyond < found.data[1]:
+            return Filler((-(-(start + len(used)) // PAGE) * PAGE, end), found.tables, (free, found.frames[1]), beyond)
+    return None
+
+
+def _candidates(kernel: Kernel, code_pages: int, data_pages: int) -> Iterator[Filler]:
     for start, end in _gaps(kernel):
         # One large page holds all, so that one is split.
         start = max(start, (end - 1) // LARGE_PAGE * LARGE_PAGE)
@@ -105,12 +148,9 @@ def find(kernel: Kernel, code_pages: int = CODE_PAGES, data_pages: int = DATA_PA
         if pages < TABLES + 2 * data_pages:
             continue
         start = max(start, end - (code_pages + TABLES + data_pages) * PAGE)
-        if kernel.read(start, end).strip(bytes([FILL])):
-            continue
         frames = end - data_pages * PAGE
         tables = tuple(frames - (n + 1) * PAGE for n in range(TABLES))
-        return Filler((start, tables[-1]), tables, (frames, end))
-    raise NoFiller("this kernel's text has no run of filler that could hold detours")
+        yield Filler((start, tables[-1]), tables, (frames, end))
 
 
 def _gaps(kernel: Kernel) -> Iterator[tuple[int, int]]:
@@ -189,7 +229,7 @@ def _unused(tables: Tables, read_physical: ReadPhysical) -> int:
     at = table + (DATA_AT >> 30 & 0x1FF) * 8
     if any(read_physical(at, 8)):
         raise NoFiller(
-            f"something is mapped at {DATA_AT:#x} already", "if an earlier session left probes there: optprobe recover"
+            f"something is mapped at {DATA_AT:#x} already", "set optprobe arena code=START-END data=START-END"
         )
     return at
 
