@@ -179,6 +179,12 @@ def uses_of(data: bytes) -> Uses | None:
     if insn is None:
         return None
     parts = shape(data)
+    if (
+        0xF2 in parts.prefixes
+        and parts.map == 0
+        and (parts.opcode in range(0xA4, 0xB0) or parts.opcode in range(0x6C, 0x70))
+    ):
+        return None  # capstone confuses `repne movsd` with SSE2's
     *prefix, mnemonic = insn.mnemonic.split()
     repeated = any(word.startswith("rep") for word in prefix)
     conditional = _condition(parts)

@@ -160,6 +160,11 @@ def test_nothing_is_claimed_that_iced_denies(prefix: bytes, escape: bytes, rest:
     allowed_by_iced(prefix + escape + rest)
 
 
+def test_repne_movsd_is_no_sse_move() -> None:
+    allowed_by_iced(bytes.fromhex("f23ea5"))
+    assert uses_of(bytes.fromhex("f2a5")) is None
+
+
 def test_every_opcode_against_iced() -> None:
     rng = random.Random(1)
     for escape in (
