@@ -135,7 +135,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
     machine.leave_physical_mode()
     cache = default_cache()
     other = gdb_symbols.of_another_program()
-    recovered = None if other else recover(machine, cache, lambda text: gdb.write(f"optprobe: {text}\n", gdb.STDLOG))
+    recovered = None if other else recover(machine, cache, _progress)
     if recovered is None and not other:
         raise OptprobeError(
             "no Linux kernel is mapped in the guest, and GDB has no symbols of another program",
@@ -212,6 +212,11 @@ def _bare(connection: gdb.RemoteTargetConnection, isa: Isa, machine: GdbMachine,
     session = Session(target, current_settings, _run)
     text.registry = session.registry
     return Attachment(connection, session, machine, stops, None, None)
+
+
+def _progress(text: str) -> None:
+    """Not an error: only those begin with `optprobe:`."""
+    gdb.write(f"{text[0].upper()}{text[1:]}…\n", gdb.STDLOG)
 
 
 def _breakpoints() -> frozenset[int]:
