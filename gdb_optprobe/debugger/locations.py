@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable
 
@@ -81,7 +82,7 @@ class Locations:
     def _similar(self, text: str) -> str:
         if self._symbols is None:
             return ""
-        near = self._symbols.completions(text[: max(3, len(text) - 2)])[:3]
+        near = difflib.get_close_matches(text, self._symbols.completions(text[:3]), 3)
         return f"did you mean {', '.join(near)}?" if near else ""
 
 

@@ -53,7 +53,6 @@ def current_settings() -> Settings:
         trap=bool(value("trap")),
         arena=parse_arena(str(value("arena"))),
         on_exit=str(value("on-exit")),
-        allocate_run=bool(value("allocate-run")),
         exit_on_error=bool(value("exit-on-error")),
         max_probes=int(str(value("max-probes"))),
     )
@@ -111,7 +110,6 @@ def register(fail: Callable[[OptprobeError], None]) -> None:
     _Switch("trap", "whether hits may be handled in the guest's own trap handler", True)
     _Arena(fail)
     _OnExit("remove" if batch else "ask")
-    _Switch("allocate-run", "whether the guest may be run for a moment to allocate memory for detours", True)
     _Switch("exit-on-error", "whether the first failure of an optprobe command ends GDB with status 1", batch)
     _MaxProbes()
 
@@ -123,7 +121,6 @@ NAMES = (
     "trap",
     "arena",
     "on-exit",
-    "allocate-run",
     "exit-on-error",
     "max-probes",
 )

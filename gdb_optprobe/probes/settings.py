@@ -30,7 +30,6 @@ class Settings:
     """arena: None for memory that is found or made in the guest.
 
     on_exit:       what becomes of the probes when GDB leaves: "keep", "remove" or "ask".
-    allocate_run:  whether the guest may be run for a moment to allocate memory for detours.
     exit_on_error: whether the first failure ends GDB with status 1.
     max_probes:    how many addresses one glob may match.
     """
@@ -41,7 +40,6 @@ class Settings:
     trap: bool = True
     arena: ArenaRanges | None = None
     on_exit: str = "ask"
-    allocate_run: bool = True
     exit_on_error: bool = False
     max_probes: int = DEFAULT_MAX_PROBES
 

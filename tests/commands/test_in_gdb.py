@@ -177,7 +177,6 @@ def test_settings() -> None:
         "optprobe trap is on.",
         "optprobe arena is code=0x1000-0x2000 data=0x3000-0x4000.",
         "optprobe on-exit is remove.",
-        "optprobe allocate-run is on.",
         "optprobe exit-on-error is on.",
         "optprobe max-probes is 4096.",
     ]
