@@ -3,7 +3,8 @@
     stop               what waits is tried again; what was read of the guest is forgotten
     breakpoint …       probes make way for it, and come back
     detach, quit       `set optprobe on-exit`: keep, remove or ask, while memory can still be written
-    kill, exit         the guest is gone: forget it
+    kill               the guest is gone: forget it
+    a lost connection  nothing: whether the next one leads to the same guest is seen then (attach.py)
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ class Lifecycle:
         self._attachments = attachments
         self._last: frozenset[int] = frozenset()
         gdb.events.stop.connect(self._stopped)
-        gdb.events.exited.connect(lambda _: attachments.forget())
         gdb.events.gdb_exiting.connect(lambda _: self.leave())
         gdb.events.breakpoint_created.connect(self._breakpoints_changed)
         gdb.events.breakpoint_modified.connect(self._breakpoints_changed)
@@ -36,6 +36,8 @@ class Lifecycle:
         for command in LEAVING:
             Hidden(f"optprobe-before-{command}", self.leave)
             define_hook(command, f"optprobe-before-{command}")
+        Hidden("optprobe-after-kill", attachments.forget)
+        define_hook("kill", "optprobe-after-kill", post=True)
 
     def leave(self) -> None:
         """GDB is about to let go of the guest."""
@@ -43,21 +45,23 @@ class Lifecycle:
         if attachment is None:
             return
         count = len(attachment.session.registry)
+        if gdb.selected_thread() is None:  # it let go before
+            return
         if not count:
             self._quietly(attachment.session.leave)
             return
         if not _stopped():
-            _tell(f"the guest is running: {count} probes stay in it ('optprobe list' in a new GDB does not know them)")
+            _tell(f"the guest is running: {_probes(count)} in it ('optprobe list' in a new GDB does not know them)")
             return
         if self._remove(count):
             self._quietly(attachment.session.leave)
         else:
-            _tell(f"{count} probes stay in the guest; those that are optimized count on")
+            _tell(f"{_probes(count)} in the guest; what is optimized counts on")
 
     def _remove(self, count: int) -> bool:
         wish = current_settings().on_exit
         if wish == "ask" and sys.stdin is not None and sys.stdin.isatty():
-            return not input(f"Remove the {count} probes of optprobe from the guest? (y or n) ").startswith("n")
+            return not input(f"Remove the {_counted(count)} of optprobe from the guest? (y or n) ").startswith("n")
         return wish != "keep"
 
     def _stopped(self, _: gdb.StopEvent) -> None:
@@ -89,6 +93,14 @@ class Lifecycle:
             action()
         except (OptprobeError, gdb.error) as error:
             _tell(str(error))
+
+
+def _counted(probes: int) -> str:
+    return "1 probe" if probes == 1 else f"{probes} probes"
+
+
+def _probes(count: int) -> str:
+    return f"{_counted(count)} {'stays' if count == 1 else 'stay'}"
 
 
 def _stopped() -> bool:

@@ -32,10 +32,11 @@ class GdbStops:
     def __init__(self, machine: GdbMachine) -> None:
         self.machine = machine
         self._points: dict[int, _Breakpoint] = {}
+        self._retired: dict[int, _Breakpoint] = {}
         self._continuing = False
         self._last_thread: int | None = None
-        # vCPUs whose hit at the address where they stand has been run, by thread.
-        self._hit_at: dict[int | None, int] = {}
+        # The thread that stands at an address with its hit there run, and the address.
+        self._standing: tuple[int | None, int] | None = None
         self._move: Move | str | None = None
         Hidden(MOVE_COMMAND, self._carry_out_move)
         Hidden(CONTINUING_COMMAND, self._note_continue)
@@ -46,7 +47,8 @@ class GdbStops:
 
     def set(self, address: int, on_hit: OnHit) -> StopPoint:
         if address not in self._points:
-            self._points[address] = _Breakpoint(address, self)
+            self._points[address] = self._retired.pop(address, None) or _Breakpoint(address, self)
+            self._points[address].enabled = True
         point = _Point(self._points[address], on_hit)
         self._points[address].points.append(point)
         return point
@@ -56,16 +58,15 @@ class GdbStops:
         gdb.events.stop.disconnect(self._note_stop)
         gdb.events.before_prompt.disconnect(self._note_prompt)
         gdb.events.cont.disconnect(self._note_resume)
-        for breakpoint in self._points.values():
-            if breakpoint.is_valid():
-                breakpoint.delete()
-        self._points.clear()
+        for breakpoint in list(self._points.values()):
+            self.retire(breakpoint)
+        self._bury()
 
     # called by _Breakpoint ---------------------------------------------------------------------------------------
 
     def hit(self, breakpoint: _Breakpoint) -> bool:
         """Run the callbacks; whether GDB is to stop and run the commands (else it steps the instruction itself)."""
-        self._hit_at[_selected_thread()] = breakpoint.at
+        self._standing = (_selected_thread(), breakpoint.at)
         hit = Hit(
             breakpoint.at, self.machine.selected().number, _Registers(), self.machine.read
         )
@@ -89,21 +90,32 @@ class GdbStops:
 
     def arrived(self, address: int) -> None:
         """The selected vCPU may stand at a stop point that was set under its feet: this is its hit."""
-        if address not in self._points or int(gdb.newest_frame().pc()) != address:
-            return
-        if self._hit_at.get(_selected_thread()) != address:
+        if address in self._points and _pc() == address and not self._stands(address):
             self.hit(self._points[address])
             self._move = None
 
     def take_back(self, address: int) -> int:
         """How many vCPUs stand at `address` with their hit run; it is forgotten."""
-        there = [thread for thread, at in self._hit_at.items() if at == address]
-        for thread in there:
-            del self._hit_at[thread]
-        return len(there)
+        # GDB tells nobody when it steps over a breakpoint and lets the guest go on: the PC must bear it out.
+        standing, self._standing = self._standing, None if self._stands(address) else self._standing
+        return int(standing != self._standing)
 
-    def forget(self, breakpoint: _Breakpoint) -> None:
+    def _stands(self, address: int) -> bool:
+        """Whether the hit of the selected vCPU, which is at `address`, has been run."""
+        return self._standing == (_selected_thread(), address) and _pc() == address
+
+    def retire(self, breakpoint: _Breakpoint) -> None:
+        """Delete it at the next prompt: GDB crashes when one goes while it tells that another one has gone."""
         self._points.pop(breakpoint.at, None)
+        if breakpoint.is_valid():
+            breakpoint.enabled = False
+            self._retired[breakpoint.at] = breakpoint
+
+    def _bury(self) -> None:
+        for breakpoint in self._retired.values():
+            if breakpoint.is_valid():
+                breakpoint.delete()
+        self._retired.clear()
 
     def _may_stop(self, address: int) -> bool:
         return (
@@ -133,20 +145,19 @@ class GdbStops:
 
     def _note_stop(self, event: gdb.StopEvent) -> None:
         self._last_thread = _selected_thread()
-        ours = isinstance(event, gdb.BreakpointEvent) and all(
-            isinstance(breakpoint, _Breakpoint) for breakpoint in event.breakpoints
-        )
-        if ours:
+        if isinstance(event, gdb.BreakpointEvent) and all(isinstance(each, _Breakpoint) for each in event.breakpoints):
             return
         self._continuing = False
         if isinstance(event, gdb.SignalEvent):
             # A Ctrl-C that finds the vCPU just before a probed instruction.
-            self.arrived(int(gdb.newest_frame().pc()))
+            self._standing = None
+            self.arrived(_pc())
 
     def _note_resume(self, _: gdb.ContinueEvent) -> None:
-        self._hit_at.clear()
+        self._standing = None
 
     def _note_prompt(self, *_: object) -> None:
+        self._bury()
         self._last_thread = _selected_thread()
 
 class _Point:
@@ -179,9 +190,7 @@ class _Breakpoint(gdb.Breakpoint):
         return self._stops.hit(self)
 
     def drop(self) -> None:
-        self._stops.forget(self)
-        if self.is_valid():
-            self.delete()
+        self._stops.retire(self)
 
 
 class _Registers(Mapping[str, int]):
@@ -218,6 +227,10 @@ def define_hook(command: str, action: str, post: bool = False) -> None:
         gdb.execute(f"show user {name}", to_string=True)
     except gdb.error:
         gdb.execute(f"define {name}\n{action}\nend", to_string=True)
+
+
+def _pc() -> int:
+    return int(gdb.newest_frame().pc())
 
 
 def _selected_thread() -> int | None:

@@ -151,9 +151,15 @@ class Console(Gdb):
         self("disable")
         assert self.work is not None
         self.send("continue")
-        self.work.wait(12)
+        self.work.wait(20)
         self.work = None
-        self.interrupt()
+        for _ in range(50):
+            time.sleep(0.1)
+            self.interrupt()
+            if self("info threads").count("halted") == self.guest.options.processors:
+                return
+            self.send("continue")
+        raise AssertionError("the guest does not come to rest")
 
     def _answer(self, line: str, timeout: float) -> str:
         text = self.until(re.escape(PROMPT) + "$", timeout)
@@ -265,7 +271,8 @@ def release(guest: Guest) -> None:
 
 @contextlib.contextmanager
 def traced_at(guest: Guest, place: str) -> Iterator[None]:
-    """The guest's own kprobe event at a place, for as long as the block."""
+    """The guest's own kprobe event at a place, and the program that `reads` runs, for as long as the block."""
+    guest.check(f"printf '{READS}' > /bin/r; chmod +x /bin/r")
     guest.check(f"cd {TRACING}; echo 'p:citizen {place}' > kprobe_events; echo 1 > events/kprobes/enable")
     try:
         yield
@@ -274,9 +281,17 @@ def traced_at(guest: Guest, place: str) -> Iterator[None]:
 
 
 def reads(count: int, processes: int = 1) -> str:
-    """A guest's command line that calls vfs_read `count` times in each of some concurrent processes, and a few more."""
-    one = f"dd if=/dev/zero of=/dev/null bs=1 count={count} 2>/dev/null"
-    return " & ".join([one] * processes) + (" & wait" if processes > 1 else "")
+    """A guest's command line that calls vfs_read and vfs_write `count` times in each of some concurrent processes.
+
+    A few more calls come with it, and the guest's shell reads its command line byte by byte: so it is a short one.
+    """
+    return f"r {count} {processes}"
+
+
+READS = (
+    "#!/bin/sh\\nfor i in $(seq $2); do"
+    " dd if=/dev/zero of=/dev/null bs=1 count=$1 2>/dev/null & done; wait\\n"
+)
 
 
 @contextlib.contextmanager
