@@ -17,7 +17,8 @@ HERE = 0xFFFF_FFFF_8100_1230
 
 
 def read(address: int, size: int) -> bytes:
-    pages = contents(address & ~0xFFF) + contents((address & ~0xFFF) + 0x1000)
+    # The last page is followed by the first.
+    pages = contents(address & ~0xFFF) + contents((address & ~0xFFF) + 0x1000 & (1 << 64) - 1)
     return pages[address & 0xFFF : (address & 0xFFF) + size]
 
 
