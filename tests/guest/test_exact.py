@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from tests.guest.conftest import Boot
 
 TRACING = "/sys/kernel/tracing"
 EVENTS = Path(__file__).with_name("guest_events.py")
-HITS = 20_000
+FULL = bool(os.environ.get("OPTPROBE_FULL"))
+HITS = 100_000 if FULL else 20_000
 
 
 def two_dd(count: int) -> Workload:
@@ -111,15 +113,20 @@ def test_full_kernel_with_page_table_isolation(boot: Boot) -> None:
 
 
 DD = "dd if=/dev/zero of=/dev/null bs=1 count=500 2>/dev/null"
+ROUNDS = "1 2 3" if FULL else "1"
+# While a guest switches its tracer, QEMU 7.2 with a thread for each vCPU can hang it, with us or without: a vCPU goes
+# on running an int3 that memory no longer holds. One thread for all does not; the full form takes the risk.
+ACCELERATOR = () if FULL else ("-accel", "tcg,thread=single")
 SWITCH = (
-    f"cd {TRACING}; for round in 1 2 3; do "
+    f"cd {TRACING}; for round in {ROUNDS}; do "
     f"for tracer in function function_graph nop; do echo $tracer > current_tracer; {DD}; done; "
     "echo 'p:x vfs_read' > kprobe_events; echo 'p:y vfs_write+11' >> kprobe_events; echo 1 > events/kprobes/enable; "
     f"{DD}; echo 0 > events/kprobes/enable; echo > kprobe_events; done"
 )
 
 
-def test_the_guest_s_tracers_go_on_and_off_over_256_entry_probes(traced: Guest) -> None:
+def test_the_guest_s_tracers_go_on_and_off_over_256_entry_probes(boot: Boot) -> None:
+    traced = boot(extra=ACCELERATOR)
     script: list[str | Workload] = ["optprobe add __x64_sys_[a-p]*", "optprobe add vfs_write"]
     script += [Workload(SWITCH, 240), keep("list", "optprobe list"), "optprobe check", "optprobe delete"]
     finished = batch(traced, script, timeout=400)
