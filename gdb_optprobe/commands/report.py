@@ -26,7 +26,7 @@ class ReportCommand(Subcommand[Selection]):
         return parse_selection(text, REPORT_OPTIONS)
 
     def run(self, args: Selection, out: Output) -> None:
-        session = self.session if args.wanted or args.clear else attach.session_or_none()
+        session = self.session if args.wanted or args.clear or attach.session_or_none() else None
         numbers = resolve(session, args) if session else None
         out.report(session.views(numbers) if session else ())
         if session and args.clear:

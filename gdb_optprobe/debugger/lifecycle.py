@@ -15,7 +15,7 @@ from collections.abc import Callable
 import gdb
 
 from gdb_optprobe.debugger.attach import Attachments
-from gdb_optprobe.debugger.parameters import current_settings
+from gdb_optprobe.debugger.parameters import current_settings, machine_interface
 from gdb_optprobe.debugger.stops import Hidden, define_hook
 from gdb_optprobe.errors import OptprobeError
 
@@ -28,6 +28,7 @@ class Lifecycle:
     def __init__(self, attachments: Attachments) -> None:
         self._attachments = attachments
         self._last: frozenset[int] = frozenset()
+        self._mi = machine_interface()
         gdb.events.stop.connect(self._stopped)
         gdb.events.gdb_exiting.connect(lambda _: self.leave())
         gdb.events.breakpoint_created.connect(self._breakpoints_changed)
@@ -74,11 +75,20 @@ class Lifecycle:
         self._quietly(attachment.session.optimizer.retry)
 
     def _breakpoints_changed(self, breakpoint: gdb.Breakpoint, gone: bool = False) -> None:
-        attachment = self._attachments.current
-        if attachment is None or breakpoint.number <= 0 or not _stopped():
+        if self._attachments.current is None or breakpoint.number <= 0 or not _stopped():
             return
-        # At this event a deleted breakpoint is still among GDB's.
-        attachment.leaving = breakpoint if gone else None
+        if self._mi:
+            # Else the answer to -break-insert would tell of a breakpoint of ours.
+            gdb.post_event(self._make_way)
+        else:
+            # At this event a deleted breakpoint is still among GDB's.
+            self._make_way(breakpoint if gone else None)
+
+    def _make_way(self, leaving: gdb.Breakpoint | None = None) -> None:
+        attachment = self._attachments.current
+        if attachment is None or not _stopped():
+            return
+        attachment.leaving = leaving
         now = attachment.session.target.breakpoints()
         changed, self._last = now ^ self._last, now
         try:

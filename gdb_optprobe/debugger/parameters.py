@@ -7,6 +7,7 @@ there to be asked what becomes of the probes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import gdb
@@ -64,6 +65,13 @@ def batch_mode(command_line: list[str] | None = None) -> bool:
         if word == "batch" or (word.startswith("batch-") and "batch-silent".startswith(word)):
             return True
     return False
+
+
+def machine_interface(command_line: list[str] | None = None) -> bool:
+    """Whether GDB was started to be driven by a program, with -i=mi or --interpreter=mi3."""
+    words = _command_line() if command_line is None else command_line
+    pairs = [*(word.partition("=")[::2] for word in words), *pairwise(words)]
+    return any(name.lstrip("-") in ("i", "interpreter") and value.startswith("mi") for name, value in pairs)
 
 
 def _options(command_line: list[str]) -> list[str]:

@@ -10,11 +10,14 @@ GDB has two ways to go on after a breakpoint, and neither serves alone:
 
 So the second is taken only where nothing can be lost: the user's last command was ``continue``, no breakpoint of the
 user's stands at the same address, and the vCPU is the one that stopped last.
+
+QEMU can report one hit twice: where two vCPUs come to breakpoints at once, the second one's request to stop is still
+pending when GDB resumes the first for its step, and stops it again before it has moved. See `_reported_again`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gdb
@@ -29,8 +32,11 @@ CONTINUING_COMMAND = "optprobe-continuing"
 class GdbStops:
     """All stop points of one connection, and what is known of how the guest was last resumed."""
 
-    def __init__(self, machine: GdbMachine) -> None:
+    def __init__(self, machine: GdbMachine, registers: Sequence[str]) -> None:
         self.machine = machine
+        self._registers = tuple(registers)
+        # The last hit that GDB was left to step over: its vCPU and all registers.
+        self._stepping: tuple[int, ...] | None = None
         self._points: dict[int, _Breakpoint] = {}
         self._retired: dict[int, _Breakpoint] = {}
         self._continuing = False
@@ -47,7 +53,8 @@ class GdbStops:
 
     def set(self, address: int, on_hit: OnHit) -> StopPoint:
         if address not in self._points:
-            self._points[address] = self._retired.pop(address, None) or _Breakpoint(address, self)
+            retired = address in self._retired
+            self._points[address] = self._retired.pop(address) if retired else _Breakpoint(address, self)
             self._points[address].enabled = True
         point = _Point(self._points[address], on_hit)
         self._points[address].points.append(point)
@@ -67,9 +74,12 @@ class GdbStops:
     def hit(self, breakpoint: _Breakpoint) -> bool:
         """Run the callbacks; whether GDB is to stop and run the commands (else it steps the instruction itself)."""
         self._standing = (_selected_thread(), breakpoint.at)
-        hit = Hit(
-            breakpoint.at, self.machine.selected().number, _Registers(), self.machine.read
-        )
+        vcpu = self.machine.selected().number
+        state = (vcpu, *(read_register(name) for name in self._registers))
+        if self._reported_again(breakpoint, state):
+            return False
+        self._stepping = state
+        hit = Hit(breakpoint.at, vcpu, _Registers(), self.machine.read)
         moves = []
         for point in list(breakpoint.points):
             try:
@@ -86,7 +96,17 @@ class GdbStops:
             point.moved += one_stop
             point.stepped += not one_stop
         self._move = move if one_stop else None
+        if one_stop:
+            self._stepping = None
         return one_stop
+
+    def _reported_again(self, breakpoint: _Breakpoint, state: tuple[int, ...]) -> bool:
+        """Whether this is the hit that was run last, with nothing executed since.
+
+        The same vCPU with the same registers may also be in its next turn of a loop. But while GDB steps over a
+        breakpoint, it has taken it out of the stub.
+        """
+        return state == self._stepping and not self.machine.stops_at(breakpoint.at)
 
     def arrived(self, address: int) -> None:
         """The selected vCPU may stand at a stop point that was set under its feet: this is its hit."""
@@ -118,11 +138,8 @@ class GdbStops:
         self._retired.clear()
 
     def _may_stop(self, address: int) -> bool:
-        return (
-            self._continuing
-            and _selected_thread() == self._last_thread
-            and address not in addresses_of_users()
-        )
+        same_vcpu = _selected_thread() == self._last_thread
+        return self._continuing and same_vcpu and address not in addresses_of_users()
 
     # called by GDB -----------------------------------------------------------------------------------------------
 
@@ -159,6 +176,7 @@ class GdbStops:
     def _note_prompt(self, *_: object) -> None:
         self._bury()
         self._last_thread = _selected_thread()
+
 
 class _Point:
     """One callback at a breakpoint."""

@@ -17,7 +17,6 @@ import os
 import pty
 import re
 import select
-import signal
 import struct
 import subprocess
 import termios
@@ -217,6 +216,8 @@ class Console(Gdb):
                 self.send("quit")
                 self.rest()
         self.close()
+        if self.work is not None:
+            self.work.close()
         if self.guest.running:
             release(self.guest)
 
