@@ -141,7 +141,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
             "no Linux kernel is mapped in the guest, and GDB has no symbols of another program",
             "continue until the kernel has booted, or load symbols with symbol-file",
         )
-    stops = GdbStops(machine)
+    stops = GdbStops(machine, isa.registers)
     if recovered is None:
         return _bare(connection, isa, machine, stops)
     memory = kernel_memory(machine, machine, recovered.root, recovered.la57)

@@ -106,6 +106,13 @@ class GdbMachine:
         with _selected(vcpu):
             return {name: read_register(name) for name in names}
 
+    def stops_at(self, address: int) -> bool:
+        """Whether the stub has a breakpoint at `address` now, past GDB: it says so when asked to take it away."""
+        if self._packet(f"z0,{address:x},1") != b"OK":
+            return False
+        self._packet(f"Z0,{address:x},1")
+        return True
+
     def write_registers(self, vcpu: Vcpu, values: Mapping[str, int]) -> None:
         with _selected(vcpu):
             write_selected_registers(values)

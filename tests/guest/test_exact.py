@@ -164,3 +164,15 @@ def test_a_new_gdb_uses_what_an_earlier_one_left(boot: Boot) -> None:
     (probe,) = finished.json("list")
     assert probe["tier"] == "optimized" and probe["hits"] >= HITS // 2
     assert guest.problems() == []
+
+
+@pytest.mark.parametrize("tier", ["emulated", "boosted", "breakpoint"])
+def test_tiers_that_stop_on_two_cpus_at_once(traced: Guest, tier: str) -> None:
+    """Two vCPUs come to the stop point together again and again: no hit is lost and none is told twice."""
+    count = 2000 if FULL else 150
+    script: list[str | Workload] = ["optprobe add vfs_read", f"optprobe add vfs_read+5 -tier {tier}"]
+    finished = batch(traced, [*script, two_dd(count), keep("list", "optprobe list"), "optprobe delete"], timeout=900)
+    assert finished.status == 0, finished.output
+    entry, behind = finished.json("list")
+    assert (entry["tier"], behind["tier"]) == ("optimized", tier)
+    assert entry["hits"] == behind["hits"] >= 2 * count
