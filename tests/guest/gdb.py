@@ -238,6 +238,7 @@ class Mi(Gdb):
         assert process.stdin is not None and process.stdout is not None
         super().__init__(process, process.stdin.fileno(), process.stdout.fileno())
         self._token = 0
+        self._kept = ""
         self("-gdb-set mi-async on")
         self(f"-target-select remote {guest.gdb_socket}")
         self(f'-interpreter-exec console "source {ROOT}/scripts/optprobe.py"')
@@ -247,6 +248,17 @@ class Mi(Gdb):
         self._token += 1
         self.send(f"{self._token}{command}")
         return self.until(rf"(?m)^{self._token}\^.*\n", timeout)
+
+    def until(self, pattern: str, timeout: float = 12.0) -> str:
+        """What GDB prints up to the end of the line in which `pattern` first matches; the rest is kept."""
+        deadline = time.monotonic() + timeout
+        while (found := re.search(pattern + r".*\n?", self._kept)) is None:
+            more = self._read(deadline - time.monotonic())
+            if more is None:
+                raise AssertionError(f"waited for {pattern!r}, GDB has printed:\n{self.transcript}")
+            self._kept += more
+        text, self._kept = self._kept[: found.end()], self._kept[found.end() :]
+        return text
 
     def console(self, line: str) -> str:
         """What a command of the console prints."""
@@ -293,14 +305,3 @@ READS = (
     "#!/bin/sh\\nfor i in $(seq $2); do"
     " dd if=/dev/zero of=/dev/null bs=1 count=$1 2>/dev/null & done; wait\\n"
 )
-
-
-@contextlib.contextmanager
-def working(guest: Guest, command: str = "while true; do echo x > /dev/null; read y < /proc/uptime; done") -> Iterator[Command]:
-    """Something that goes on in the guest for as long as the block; it need not come to an end."""
-    running = guest.spawn(f"timeout 100 sh -c '{command}'")
-    try:
-        yield running
-    finally:
-        with contextlib.suppress(Exception):
-            running.wait(0.01)

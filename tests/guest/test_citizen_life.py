@@ -31,7 +31,8 @@ def text(guest: Guest) -> bytes:
         timeout=30,
         check=True,
     )
-    rows = [line.split(":")[1].split() for line in done.stdout.splitlines() if line.startswith("0xffff") and ":" in line]
+    rows = [line.partition(":")[2].split() for line in done.stdout.splitlines() if line.startswith("0xffff")]
+    rows = [row for row in rows if row]
     assert len(rows) == 2, done.stdout
     return bytes(int(byte, 16) for row in rows for byte in row)
 
