@@ -117,8 +117,10 @@ class GdbStops:
     def take_back(self, address: int) -> int:
         """How many vCPUs stand at `address` with their hit run; it is forgotten."""
         # GDB tells nobody when it steps over a breakpoint and lets the guest go on: the PC must bear it out.
-        standing, self._standing = self._standing, None if self._stands(address) else self._standing
-        return int(standing != self._standing)
+        if not self._stands(address):
+            return 0
+        self._standing = self._stepping = None
+        return 1
 
     def _stands(self, address: int) -> bool:
         """Whether the hit of the selected vCPU, which is at `address`, has been run."""

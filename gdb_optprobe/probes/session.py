@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from gdb_optprobe.detours import patch
-from gdb_optprobe.detours.refusal import Refusal, Refused
+from gdb_optprobe.detours.planner import Plan
+from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.supported import check_text
@@ -71,6 +72,7 @@ class Session:
         """
         try:
             plan = self.optimizer.plan(address, [spec])
+            self._as_wanted(plan, spec)
         except Refused:
             if spec.glob:
                 return None
@@ -81,6 +83,13 @@ class Session:
         behind = plan.insn.end
         better = self.optimizer.plan(behind, [spec])
         return behind if better.tier is Tier.OPTIMIZED else address
+
+    def _as_wanted(self, plan: Plan, spec: Spec) -> None:
+        """Raises Refused where `-tier` asks for a tier that this address cannot have."""
+        why = plan.why_not(Tier(spec.tier)) if spec.tier else None
+        if why is not None:
+            text = f"{self.target.text.spell(plan.address)} cannot be {spec.tier}: {why.text}"
+            raise Refused(Reason(why.code, text, why.hint))
 
     def _create(self, spec: Spec, addresses: Sequence[int]) -> list[Probe]:
         created: list[Probe] = []

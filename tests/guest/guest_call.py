@@ -1,4 +1,4 @@
-"""Sourced into GDB by tests: `guest-call FUNCTION [ARGUMENT...]` calls a function of the guest and prints the result."""
+"""Sourced into GDB by tests: `guest-call FUNCTION [ARGUMENT...]` calls a guest's function and prints the result."""
 
 from __future__ import annotations
 

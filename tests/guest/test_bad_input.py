@@ -41,6 +41,7 @@ WRONG = {
     "optprobe add vfs_read if count > 3": "not compiled yet",
     "optprobe add vfs_read do conut": "conut",
     "optprobe add '*(char *)0x10'": "0x10",
+    "optprobe add schedule+0 -tier trapped": "not built yet",
     "optprobe show 7": "7",
     "optprobe delete 7": "7",
     "optprobe explain no_such_function": "no_such_function",
@@ -124,7 +125,8 @@ def test_guest_rebooted_meanwhile(boot: Boot) -> None:
         f"  if open({str(log)!r}, errors='replace').read().count({ready!r}) > 1: break\nend"
     )
     script = ["set optprobe exit-on-error off", "optprobe add vfs_read", reset, "python gdb.execute('optprobe list')"]
-    script = [*script, booting, "python\ntry:\n  gdb.execute('optprobe add vfs_write')\nexcept gdb.error as e: print(e)\nend"]
+    attempt = "python\ntry:\n  gdb.execute('optprobe add vfs_write')\nexcept gdb.error as e: print(e)\nend"
+    script = [*script, booting, attempt]
     finished = batch(guest, [*script, "optprobe add vfs_read", "optprobe list", "optprobe check"])
     assert finished.status == 0, finished.output
     assert "is not the one that was probed" in finished.output
