@@ -52,6 +52,7 @@ class Attachments:
 
     def __init__(self) -> None:
         self.current: Attachment | None = None
+        self._unsettled = False
         self.installed: list[object] = []
 
     def session(self) -> Session:
@@ -61,6 +62,7 @@ class Attachments:
             if self.current.connection is not connection:
                 self._reconnect(connection)
             if self.current is not None:
+                self._settle(self.current.session)
                 return self.current.session
         self.current = attach(connection)
         on_change(self._setting_changed)
@@ -80,6 +82,7 @@ class Attachments:
         assert self.current is not None
         self.current.connection = connection
         self.current.machine.connection = connection
+        self.current.machine.leave_physical_mode()
         if self.current.linux is not None:
             self.current.linux.forget()
         try:
@@ -94,7 +97,15 @@ class Attachments:
         if name == "arena":
             self.current.session.optimizer.forget_arena()
         if name in ("optimization", "boost", "emulation", "trap", "arena"):
-            self.current.session.resettle()
+            self._unsettled = True
+            if _stopped():
+                self._settle(self.current.session)
+
+    def _settle(self, session: Session) -> None:
+        """Carry out what a setting changed, which may have been while the guest ran."""
+        if self._unsettled:
+            self._unsettled = False
+            session.resettle()
 
 
 attachments = Attachments()
@@ -122,10 +133,14 @@ def _connection() -> gdb.RemoteTargetConnection:
         raise OptprobeError("no guest is connected", "target remote PATH-OF-THE-GDB-SOCKET (or :PORT)")
     if not isinstance(connection, gdb.RemoteTargetConnection):
         raise OptprobeError(f"the target is a {connection.description}, not a QEMU guest", "target remote …")
-    thread = gdb.selected_thread()
-    if thread is None or thread.is_running():
+    if not _stopped():
         raise OptprobeError("the guest is running", "interrupt it first")
     return connection
+
+
+def _stopped() -> bool:
+    thread = gdb.selected_thread()
+    return thread is not None and not thread.is_running()
 
 
 def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
