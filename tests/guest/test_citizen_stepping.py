@@ -81,11 +81,17 @@ def test_out_of_a_function_while_probes_are_hit(counted: Guest, tier: str, line:
         probe(gdb, "emulated", "vfs_write")
         probe(gdb, tier, "rw_verify_area", "ksys_write")
         before = gdb.events()[EVENT]
-        gdb("tbreak vfs_read")
-        gdb.work = counted.spawn(reads(6, 2 if line == "finish" else 1))
-        gdb("continue")
-        thread, sp = gdb.value("$_thread"), gdb.value("$sp")
-        said = gdb(line)
+        for _ in range(4):
+            # The shell's reads put the vCPU to sleep.
+            gdb("tbreak vfs_read if $rdx == 7")
+            gdb.work = counted.spawn(reads(6, 2 if line == "finish" else 1))
+            gdb("continue")
+            thread, sp = gdb.value("$_thread"), gdb.value("$sp")
+            said = gdb(line)
+            if "SIGTRAP" not in said:
+                break
+            # One `next` in twelve ends so under QEMU 7.2, in a GDB that knows nothing of us too.
+            gdb.finish_work()
         assert "ksys_read ()" in said, said
         assert (gdb.value("$_thread"), gdb.value("$sp")) == (thread, sp + 8)
         counts_agree(gdb, before)
