@@ -296,7 +296,8 @@ def traced_at(guest: Guest, place: str) -> Iterator[None]:
 def reads(count: int, processes: int = 1) -> str:
     """A guest's command line that calls vfs_read and vfs_write `count` times in each of some concurrent processes.
 
-    They read 7 bytes each. A few other calls come with it, and the guest's shell reads its command line byte by byte: so it is a short one.
+    They read 7 bytes each. A few other calls come with it, and the guest's shell reads its command line byte by byte:
+    so it is a short one.
     """
     return f"r {count} {processes}"
 
