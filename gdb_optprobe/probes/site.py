@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from gdb_optprobe.detours import layout, patch
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.layout import Detour, Program
-from gdb_optprobe.detours.patch import Patch
+from gdb_optprobe.detours.patch import Patch, TextChanged
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.tier import Tier
@@ -162,9 +162,16 @@ class Site:
         trial = arena.allocate_code(FIRST_GUESS, self.address, reach)
         size = layout.build(plan, target.isa, trial.address, program).size
         arena.code.give_back(trial)
-        slot = arena.allocate_code(size, self.address, reach)
-        detour = layout.build(plan, target.isa, slot.address, program)
-        patch.apply([arena.place(slot, detour.data, target.machine, target.isa.breakpoint)], target.machine)
+        while True:
+            slot = arena.allocate_code(size, self.address, reach)
+            detour = layout.build(plan, target.isa, slot.address, program)
+            try:
+                change = arena.place(slot, detour.data, target.machine, target.isa.breakpoint)
+                break
+            except TextChanged:
+                # Somebody left something there; the arena has struck that piece off, and the next one may be free.
+                continue
+        patch.apply([change], target.machine)
         self._slot, self.detour = slot, detour
 
     def _drop_slot(self, target: Target, arena: Arena | None, reached: bool) -> None:

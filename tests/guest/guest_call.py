@@ -30,7 +30,6 @@ class GuestCall(gdb.Command):
         cell = arena.allocate_data(CELL_SIZE, safe_point, isa.branch_reach)
         made = thunk(code.address, cell.address, kernel.address(name), safe_point)
         machine.write(made.address, made.data)
-        before = {vcpu: machine.registers(vcpu, isa.registers) for vcpu in machine.vcpus()}
         result = call(
             machine,
             made,
@@ -38,7 +37,9 @@ class GuestCall(gdb.Command):
             20,
             lambda vcpu: preemption.may_sleep(machine, kernel, vcpu),
         )
-        assert before.keys() == {*machine.vcpus()}
+        arena.wipe(code, machine)
+        arena.code.give_back(code)
+        arena.data.give_back(cell)
         gdb.write(f"returned {result:#x}\n")
 
 
