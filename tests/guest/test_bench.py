@@ -12,7 +12,7 @@ from qemu.guest import Guest, Options
 from qemu.reads import Reads
 from qemu.relay import Relay
 
-MANY, FEW = 50_000, 10
+MANY, FEW = 50_000, 20
 
 
 @pytest.fixture(scope="module")
@@ -46,5 +46,5 @@ def test_stops_of_a_hit(debugger_and_reads: tuple[Debugger, Reads], location: st
     debugger(f"optprobe add {location} -tier {tier}")
     found = reads.measure(FEW)
     debugger("optprobe delete")
-    assert found.stops == pytest.approx(stops, abs=0.2)
+    assert found.stops == pytest.approx(stops, abs=0.5)
     assert found.packets > 2 * stops
