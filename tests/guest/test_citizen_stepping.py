@@ -149,14 +149,15 @@ def test_a_user_s_breakpoint_hits_and_probes_make_way(counted: Guest, tier: str,
                 assert gdb.value("$pc") == gdb.value(place)
             # Rule 3: while the vCPU stands inside the bytes of the branch, that has to wait.
             inside = displaced and place != probed
-            stopped = "NOT_QUIESCENT" if inside else best
+            # So it has to, and comes up once the guest is idle, where the stop was in the middle of a thread's switch.
+            stopped = {"NOT_QUIESCENT"} if inside else {best, "NOT_QUIESCENT"} if displaced else {best}
             gdb("disable")
-            assert waits_or_tier(gdb) == stopped
+            assert waits_or_tier(gdb) in stopped
             gdb("enable")
             assert gdb.probe(1)["tier"] == view["tier"]
             assert "Breakpoint" in gdb("continue")
             gdb("delete")
-            assert waits_or_tier(gdb) == stopped
+            assert waits_or_tier(gdb) in stopped
             gdb.finish_work()
             assert gdb.probe(1)["tier"] == best
             assert gdb.hits(1) == gdb.events()[EVENT] - before
