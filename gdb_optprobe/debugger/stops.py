@@ -51,13 +51,14 @@ class GdbStops:
         gdb.events.before_prompt.connect(self._note_prompt)
         gdb.events.cont.connect(self._note_resume)
 
-    def set(self, address: int, on_hit: OnHit) -> StopPoint:
+    def set(self, address: int, on_hit: OnHit, restarts: bool = False) -> StopPoint:
         if address not in self._points:
             retired = address in self._retired
             self._points[address] = self._retired.pop(address) if retired else _Breakpoint(address, self)
             self._points[address].enabled = True
         point = _Point(self._points[address], on_hit)
         self._points[address].points.append(point)
+        self._points[address].restarts |= restarts
         return point
 
     def close(self) -> None:
@@ -73,11 +74,11 @@ class GdbStops:
 
     def hit(self, breakpoint: _Breakpoint) -> bool:
         """Run the callbacks; whether GDB is to stop and run the commands (else it steps the instruction itself)."""
-        self._standing = (_selected_thread(), breakpoint.at)
         vcpu = self.machine.selected().number
         state = (vcpu, *(read_register(name) for name in self._registers))
         if self._reported_again(breakpoint, state):
             return False
+        self._standing = (_selected_thread(), breakpoint.at)
         self._stepping = state
         hit = Hit(breakpoint.at, vcpu, _Registers(), self.machine.read)
         moves = []
@@ -104,9 +105,11 @@ class GdbStops:
         """Whether this is the hit that was run last, with nothing executed since.
 
         The same vCPU with the same registers may also be in its next turn of a loop. But while GDB steps over a
-        breakpoint, it has taken it out of the stub.
+        breakpoint, it has taken it out of the stub. So it is with the turns of one string instruction.
         """
-        return state == self._stepping and not self.machine.stops_at(breakpoint.at)
+        same_turn = state == self._stepping
+        next_turn = breakpoint.restarts and self._standing == (_selected_thread(), breakpoint.at)
+        return (same_turn or next_turn) and not self.machine.stops_at(breakpoint.at)
 
     def arrived(self, address: int) -> None:
         """The selected vCPU may stand at a stop point that was set under its feet: this is its hit."""
@@ -204,6 +207,7 @@ class _Breakpoint(gdb.Breakpoint):
         self.commands = f"silent\n{MOVE_COMMAND}\ncontinue"
         self.at = address
         self.points: list[_Point] = []
+        self.restarts = False
         self._stops = stops
 
     def stop(self) -> bool:

@@ -152,6 +152,9 @@ class Isa(Protocol):
     def shadows(self, insn: Insn) -> bool:
         """Whether `insn` holds off interrupts until the instruction behind it has run."""
 
+    def restarts(self, insn: Insn) -> bool:
+        """Whether a single step may do a part of `insn` and leave the PC on it (x86: string instructions with rep)."""
+
     def dead_at(self, address: int, code: Mapping[int, Insn], also: Mapping[int, Sequence[int]] | None = None) -> Dead:
         """What is dead before the instruction at `address`, proven from `code` (a function's, by address) alone.
 

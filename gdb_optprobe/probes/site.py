@@ -106,11 +106,15 @@ class Site:
         if plan.tier is Tier.BOOSTED:
             assert arena is not None
             self._place_detour(plan, target, arena, None)
-        self._points.append(target.stops.set(self.address, lambda hit: self._hit(plan, target, hit)))
+        self._points.append(self._stop_point(plan, target))
         if self._needs_successor(plan, target):
             self._points.append(target.stops.set(plan.insn.end, self._after_hit))
         self._note_placed(plan)
         target.stops.arrived(self.address)
+
+    def _stop_point(self, plan: Plan, target: Target) -> StopPoint:
+        restarts = target.isa.restarts(plan.insn)
+        return target.stops.set(self.address, lambda hit: self._hit(plan, target, hit), restarts)
 
     def disarm(self, target: Target, arena: Arena | None) -> None:
         """Take everything out of the guest but counters. Raises TextChanged; then the branch is left as it is."""

@@ -51,7 +51,8 @@ class StopPoint(Protocol):
 class Stops(Protocol):
     """Sets stop points. `stepped` and `moved` count hits that took two stops of the guest and one."""
 
-    def set(self, address: int, on_hit: OnHit) -> StopPoint: ...
+    def set(self, address: int, on_hit: OnHit, restarts: bool = False) -> StopPoint:
+        """restarts: a single step of the instruction there may be one turn of several, which are one hit."""
 
     def arrived(self, address: int) -> None:
         """Run the hit of the selected vCPU if it stands at a stop point that was set under its feet.

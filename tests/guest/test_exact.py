@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,11 +9,10 @@ import pytest
 
 from qemu.guest import Guest
 from tests.guest.batch import MARK, Finished, Workload, batch, keep
-from tests.guest.conftest import Boot
+from tests.guest.conftest import FULL, PARALLEL, Boot
 
 TRACING = "/sys/kernel/tracing"
 EVENTS = Path(__file__).with_name("guest_events.py")
-FULL = bool(os.environ.get("OPTPROBE_FULL"))
 HITS = 100_000 if FULL else 20_000
 
 
@@ -114,9 +112,6 @@ def test_full_kernel_with_page_table_isolation(boot: Boot) -> None:
 
 DD = "dd if=/dev/zero of=/dev/null bs=1 count=500 2>/dev/null"
 ROUNDS = "1 2 3" if FULL else "1"
-# While a guest switches its tracer, QEMU 7.2 with a thread for each vCPU can hang it, with us or without: a vCPU goes
-# on running an int3 that memory no longer holds. One thread for all does not; the full form takes the risk.
-ACCELERATOR = () if FULL else ("-accel", "tcg,thread=single")
 SWITCH = (
     f"cd {TRACING}; for round in {ROUNDS}; do "
     f"for tracer in function function_graph nop; do echo $tracer > current_tracer; {DD}; done; "
@@ -126,7 +121,7 @@ SWITCH = (
 
 
 def test_the_guest_s_tracers_go_on_and_off_over_256_entry_probes(boot: Boot) -> None:
-    traced = boot(extra=ACCELERATOR)
+    traced = boot()
     script: list[str | Workload] = ["optprobe add __x64_sys_[a-p]*", "optprobe add vfs_write"]
     script += [Workload(SWITCH, 240), keep("list", "optprobe list"), "optprobe check", "optprobe delete"]
     finished = batch(traced, script, timeout=400)
@@ -141,6 +136,18 @@ def test_the_guest_s_tracers_go_on_and_off_over_256_entry_probes(boot: Boot) -> 
         " head -n 20 trace; echo nop > current_tracer; echo > set_ftrace_filter"
     )
     assert "vfs_write" in seen
+
+
+def test_two_cpus_that_run_at_once(boot: Boot) -> None:
+    """No event of the guest's here: each byte is one hit of `read_zero`, which nothing else calls."""
+    finished = batch(
+        boot(extra=PARALLEL),
+        ["optprobe add read_zero", "optprobe add vfs_read", two_dd(HITS), keep("list", "optprobe list")],
+    )
+    assert finished.status == 0, finished.output
+    zero, entry = finished.json("list")
+    assert zero["hits"] == 2 * HITS
+    assert entry["hits"] >= 2 * HITS
 
 
 def test_an_entry_in_use_gets_the_next_instruction(traced: Guest) -> None:
@@ -167,11 +174,12 @@ def test_a_new_gdb_uses_what_an_earlier_one_left(boot: Boot) -> None:
 
 
 @pytest.mark.parametrize("tier", ["emulated", "boosted", "breakpoint"])
-def test_tiers_that_stop_on_two_cpus_at_once(traced: Guest, tier: str) -> None:
+def test_tiers_that_stop_on_two_cpus_at_once(boot: Boot, tier: str) -> None:
     """Two vCPUs come to the stop point together again and again: no hit is lost and none is told twice."""
+    guest = boot(extra=PARALLEL)
     count = 2000 if FULL else 150
     script: list[str | Workload] = ["optprobe add vfs_read", f"optprobe add vfs_read+5 -tier {tier}"]
-    finished = batch(traced, [*script, two_dd(count), keep("list", "optprobe list"), "optprobe delete"], timeout=900)
+    finished = batch(guest, [*script, two_dd(count), keep("list", "optprobe list"), "optprobe delete"], timeout=900)
     assert finished.status == 0, finished.output
     entry, behind = finished.json("list")
     assert (entry["tier"], behind["tier"]) == ("optimized", tier)

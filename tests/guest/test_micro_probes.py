@@ -67,3 +67,6 @@ def test_every_hazard_in_every_tier(boot: Boot, tmp_path: Path, tier: str) -> No
     # Those that the CPU lacks are not run at all; every other is run once with each of the states.
     ran = {name for place, name in enumerate(probes) if any(before[4 * place])}
     assert not {name for name in missed if name in ran}, missed
+    strings = {name: hits[number] for name, (number, _) in probes.items() if number and name.startswith("rep")}
+    assert set(strings.values()) <= {STATES}, "the turns of a string instruction are one hit"
+    assert strings or tier == "emulated"

@@ -28,6 +28,7 @@ class _X86_64:
     hazard = staticmethod(relocator.hazard)
     moves_as_it_is = staticmethod(relocator.moves_as_it_is)
     shadows = staticmethod(relocator.shadows)
+    restarts = staticmethod(relocator.restarts)
     dead_at = staticmethod(liveness.dead_at)
     dead_at_entry = staticmethod(liveness.dead_at_entry)
     dead_at_return = staticmethod(liveness.dead_at_return)

@@ -84,6 +84,11 @@ def shadows(insn: Insn) -> bool:
     return _shadows(insn.data)
 
 
+def restarts(insn: Insn) -> bool:
+    """Whether a step is one turn of several: a string instruction with a rep prefix (SDM volume 2, REP)."""
+    return insn.text.startswith("rep")
+
+
 @lru_cache(CACHED)
 def _shadows(data: bytes) -> bool:
     parts = shape(data)
