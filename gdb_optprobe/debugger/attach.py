@@ -15,7 +15,7 @@ from gdb_optprobe.debugger.bare import BareText
 from gdb_optprobe.debugger.locations import Locations
 from gdb_optprobe.debugger.machine import GdbMachine
 from gdb_optprobe.debugger.parameters import current_settings, on_change
-from gdb_optprobe.debugger.running import describe, run_for
+from gdb_optprobe.debugger.running import describe, is_stopped, run_for
 from gdb_optprobe.debugger.stops import GdbStops, addresses_of_users
 from gdb_optprobe.debugger.unwinder import Kernel as UnwindKernel
 from gdb_optprobe.detours.planner import entry_of
@@ -98,7 +98,7 @@ class Attachments:
             self.current.session.optimizer.forget_arena()
         if name in ("optimization", "boost", "emulation", "trap", "arena"):
             self._unsettled = True
-            if _stopped():
+            if is_stopped():
                 self._settle(self.current.session)
 
     def _settle(self, session: Session) -> None:
@@ -133,14 +133,9 @@ def _connection() -> gdb.RemoteTargetConnection:
         raise OptprobeError("no guest is connected", "target remote PATH-OF-THE-GDB-SOCKET (or :PORT)")
     if not isinstance(connection, gdb.RemoteTargetConnection):
         raise OptprobeError(f"the target is a {connection.description}, not a QEMU guest", "target remote …")
-    if not _stopped():
+    if not is_stopped():
         raise OptprobeError("the guest is running", "interrupt it first")
     return connection
-
-
-def _stopped() -> bool:
-    thread = gdb.selected_thread()
-    return thread is not None and not thread.is_running()
 
 
 def attach(connection: gdb.RemoteTargetConnection) -> Attachment:

@@ -16,6 +16,7 @@ import gdb
 
 from gdb_optprobe.debugger.attach import Attachments
 from gdb_optprobe.debugger.parameters import current_settings, machine_interface
+from gdb_optprobe.debugger.running import is_stopped
 from gdb_optprobe.debugger.stops import Hidden, define_hook
 from gdb_optprobe.errors import OptprobeError
 
@@ -51,7 +52,7 @@ class Lifecycle:
         if not count:
             self._quietly(attachment.session.leave)
             return
-        if not _stopped():
+        if not is_stopped():
             _tell(f"the guest is running: {_probes(count)} in it ('optprobe list' in a new GDB does not know them)")
             return
         if self._remove(count):
@@ -75,7 +76,7 @@ class Lifecycle:
         self._quietly(attachment.session.optimizer.retry)
 
     def _breakpoints_changed(self, breakpoint: gdb.Breakpoint, gone: bool = False) -> None:
-        if self._attachments.current is None or breakpoint.number <= 0 or not _stopped():
+        if self._attachments.current is None or breakpoint.number <= 0 or not is_stopped():
             return
         if self._mi:
             # Else the answer to -break-insert would tell of a breakpoint of ours.
@@ -86,7 +87,7 @@ class Lifecycle:
 
     def _make_way(self, leaving: gdb.Breakpoint | None = None) -> None:
         attachment = self._attachments.current
-        if attachment is None or not _stopped():
+        if attachment is None or not is_stopped():
             return
         attachment.leaving = leaving
         now = attachment.session.target.breakpoints()
@@ -111,11 +112,6 @@ def _counted(probes: int) -> str:
 
 def _probes(count: int) -> str:
     return f"{_counted(count)} {'stays' if count == 1 else 'stay'}"
-
-
-def _stopped() -> bool:
-    thread = gdb.selected_thread()
-    return thread is not None and thread.is_valid() and not thread.is_running()
 
 
 def _tell(text: str) -> None:

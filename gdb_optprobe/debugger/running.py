@@ -10,6 +10,12 @@ import time
 import gdb
 
 
+def is_stopped() -> bool:
+    """Whether there is a guest and it stands still, so that its memory and registers can be used."""
+    thread = gdb.selected_thread()
+    return thread is not None and thread.is_valid() and not thread.is_running()
+
+
 class _Alarm:
     """Interrupts the running guest after `seconds`, as the user's Ctrl-C would.
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import gdb
 
 from gdb_optprobe.debugger.machine import read_register
+from gdb_optprobe.debugger.running import is_stopped
 from gdb_optprobe.debugger.stops import Hidden, define_hook
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
@@ -43,7 +44,7 @@ class Stepping:
     def raise_again(self) -> None:
         """The step is over: optimize what was lowered for it."""
         session = self._session()
-        if self._busy or not self._lowered or session is None or not _stopped():
+        if self._busy or not self._lowered or session is None or not is_stopped():
             return
         sites, self._lowered = self._lowered, []
         for site in sites:
@@ -56,7 +57,7 @@ class Stepping:
     def _before(self, command: str) -> Callable[[], None]:
         def before() -> None:
             session = self._session()
-            if self._busy or session is None or not _stopped() or not len(session.registry):
+            if self._busy or session is None or not is_stopped() or not len(session.registry):
                 return
             self._busy = True
             try:
@@ -87,8 +88,3 @@ class Stepping:
             if site is None:
                 return
             gdb.execute("stepi", to_string=True)
-
-
-def _stopped() -> bool:
-    thread = gdb.selected_thread()
-    return thread is not None and thread.is_valid() and not thread.is_running()

@@ -55,7 +55,7 @@ class Optimizer:
         limits = self._limits(specs)
         place = Place(address, self._neighbours(address), self.target.breakpoints())
         best = plan(place, self.target.isa, self.target.text, limits)
-        if best.tier not in (Tier.OPTIMIZED, Tier.BOOSTED) or self.need_arena(best):
+        if best.tier not in (Tier.OPTIMIZED, Tier.BOOSTED) or self.need_arena():
             return best
         assert self._arena_missing is not None
         return self._lower(place, limits, best, self._arena_missing)
@@ -90,7 +90,7 @@ class Optimizer:
             if site.enabled and 0 < site.address - address < WIDEST
         )
 
-    def need_arena(self, _: Plan | None = None) -> Arena | None:
+    def need_arena(self) -> Arena | None:
         """The arena, found at first need; None, with the reason kept, where there is no memory for one."""
         if self._arena is None and self._arena_missing is None:
             try:
@@ -152,10 +152,6 @@ class Optimizer:
     def resettle_around(self, address: int) -> None:
         """A probe at `address` came or went: sites before it may reach over it now, or no longer."""
         self.settle([site for site in self.registry.sites() if 0 < address - site.address < WIDEST])
-
-    def disarm(self, site: Site) -> None:
-        """Take a site out of the guest. Raises TextChanged."""
-        self._disarm(site)
 
     def release_counter(self, probe: Probe) -> None:
         """A deleted probe's counter: code that still runs may write there, so it is reused only with the code."""
