@@ -183,7 +183,8 @@ def test_backtraces(linux: Guest) -> None:
             assert names(gdb("bt")) == ["vfs_read", *callers]
             assert "ksys_read" in gdb("up") and "ksys_read ()" in gdb("finish")
             gdb("delete")
-        gdb.finish_work()
+            # The channel serves one command at a time: this one ends before the next is sent.
+            gdb.finish_work()
         detour = int(gdb.probe(2)["detour"]["address"], 16)
         gdb(f"tbreak *{detour + 12:#x}")
         gdb.work = linux.spawn("cat /proc/uptime")
