@@ -13,6 +13,12 @@ from typing import NamedTuple, Protocol
 
 ReadMemory = Callable[[int, int], bytes]
 
+Before = Mapping[int, Callable[[int], bytes]]
+"""By the address of an instruction to relocate: code to run each time just before it, made for where it will stand.
+
+It always has the same number of bytes: the program of another probe on a displaced instruction.
+"""
+
 
 class Flow(Enum):
     """Where execution goes after an instruction."""
@@ -146,8 +152,11 @@ class Isa(Protocol):
     def branch(self, source: int, target: int) -> bytes:
         """A branch of `branch_size` bytes at `source`. Raises OutOfReach."""
 
-    def relocate(self, insns: Sequence[Insn], to: int) -> Relocated:
+    def relocate(self, insns: Sequence[Insn], to: int, before: Before | None = None) -> Relocated:
         """`insns` (contiguous) rewritten to run at `to`, with the branch back. Raises Unrelocatable."""
+
+    def moves_as_it_is(self, insn: Insn) -> bool:
+        """Whether every copy of `insn` is its own bytes, or nothing: a sweep of a kernel need not try to relocate it."""
 
     def shadows(self, insn: Insn) -> bool:
         """Whether `insn` holds off interrupts until the instruction behind it has run."""
@@ -155,14 +164,24 @@ class Isa(Protocol):
     def restarts(self, insn: Insn) -> bool:
         """Whether a single step may do a part of `insn` and leave the PC on it (x86: string instructions with rep)."""
 
-    def dead_at(self, address: int, code: Mapping[int, Insn], also: Mapping[int, Sequence[int]] | None = None) -> Dead:
+    def dead_at(
+        self,
+        address: int,
+        code: Mapping[int, Insn],
+        also: Mapping[int, Sequence[int]] | None = None,
+        leaving: Callable[[Insn], Dead] | None = None,
+    ) -> Dead:
         """What is dead before the instruction at `address`, proven from `code` (a function's, by address) alone.
 
-        also: where else execution may go after an instruction, by its address. Outside `code` everything lives.
+        also:    where else execution may go after an instruction, by its address. Outside `code` everything lives,
+        leaving: but for what is dead where a direct call, a jump or a return leaves `code`.
         """
 
     def dead_at_entry(self) -> Dead:
         """What the ABI lets a tracer clobber at the entry of a function that has an ftrace site."""
+
+    def dead_at_return(self) -> Dead:
+        """What the ABI lets a tracer clobber at the return of a function that has an ftrace site."""
 
     def count(self, counter: int, to: int, dead: Dead) -> bytes:
         """Code to run at `to` that adds one, atomically, to the 8-byte `counter`, and changes nothing that lives."""
