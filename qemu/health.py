@@ -16,6 +16,7 @@ SIGNS = re.compile(
 # Lines every healthy boot prints that hold one of the words above.
 HARMLESS = re.compile(
     r"report a bug|Command line:|\bpanic=|NMI watchdog|[Rr]CU.*stall.*(timeout|suppress)|\bdebug_"
+    r"|nvram corruption detected: 0-length partition"
 )
 
 

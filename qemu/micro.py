@@ -1,7 +1,7 @@
 """Build the bare-metal guests beside this file, with binutils, into the cache.
 
 The result is one ELF file: what QEMU boots and what a debugger takes symbols from. What it holds in memory is
-drawn at the head of `micro/x86_64/runner.s`.
+drawn at the head of each `runner.s`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 from qemu.cache import cache_directory, locked
+from qemu.machines import MACHINES
 
 __all__ = ["BuildError", "build"]
 
@@ -54,11 +55,10 @@ def _link(folder: Path, work: Path) -> Path:
 
 def _tool(arch: str, name: str) -> str:
     """The assembler or linker for an architecture, which need not be the host's."""
-    prefix = {"ppc64le": "powerpc64le"}.get(arch, arch)
-    for program in (f"{prefix}-linux-gnu-{name}", name):
-        if shutil.which(program):
-            return program
-    raise BuildError(f"{name} (binutils) is not installed; scripts/setup installs it")
+    program = MACHINES[arch].binutils + name
+    if shutil.which(program) is None:
+        raise BuildError(f"{program} (binutils) is not installed; scripts/setup installs it")
+    return program
 
 
 def _run(command: list[str]) -> None:

@@ -1,7 +1,9 @@
 """Guests for tests, and what is left behind when one fails.
 
-    linux    the stock kernel, two CPUs, booted once a session; each test must leave it healthy
-    boot     boots a guest of the test's own choice; it ends with the test
+    linux       the stock x86-64 kernel, two CPUs, booted once a session; each test must leave it healthy
+    ppc_guest   the stock ppc64le kernel, likewise
+    each_linux  both, one after the other: for a test of what every architecture must do
+    boot        boots a guest of the test's own choice; it ends with the test
 
 A failing test leaves the logs of its guests in one folder and the report names it.
 """
@@ -36,12 +38,21 @@ FULL = bool(os.environ.get("OPTPROBE_FULL"))
 ACCELERATOR = PARALLEL if FULL else ("-accel", "tcg,thread=single")
 
 
-@pytest.fixture(scope="session")
-def _linux() -> Iterator[Guest]:
-    with Guest.start(Options(extra=ACCELERATOR)) as guest:
+def _for_the_session(arch: str) -> Iterator[Guest]:
+    with Guest.start(Options(arch=arch, extra=ACCELERATOR)) as guest:
         running.append(guest)
         yield guest
         running.remove(guest)
+
+
+@pytest.fixture(scope="session")
+def _linux() -> Iterator[Guest]:
+    yield from _for_the_session("x86_64")
+
+
+@pytest.fixture(scope="session")
+def _ppc_guest() -> Iterator[Guest]:
+    yield from _for_the_session("ppc64le")
 
 
 @pytest.fixture
@@ -49,6 +60,20 @@ def linux(_linux: Guest) -> Iterator[Guest]:
     """The stock guest of the session. A test that makes it ill fails, and so do those after it."""
     yield _linux
     assert _linux.problems() == []
+
+
+@pytest.fixture
+def ppc_guest(_ppc_guest: Guest) -> Iterator[Guest]:
+    """The stock ppc64le guest of the session, under the same rule."""
+    yield _ppc_guest
+    assert _ppc_guest.problems() == []
+
+
+@pytest.fixture(params=["linux", "ppc_guest"])
+def each_linux(request: pytest.FixtureRequest) -> Guest:
+    """The session's guest of each architecture."""
+    guest: Guest = request.getfixturevalue(request.param)
+    return guest
 
 
 @pytest.fixture

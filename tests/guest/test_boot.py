@@ -14,69 +14,84 @@ import pytest
 from qemu.cache import guests_directory
 from qemu.channel import ChannelError
 from qemu.guest import Guest, GuestError, Options
+from qemu.machines import MACHINES
 from tests.guest.conftest import Boot
 
+each_architecture = pytest.mark.parametrize("arch", sorted(MACHINES))
 GUEST = Path(__file__).parents[2] / "scripts" / "guest"
 
 
-def test_runs_a_command(linux: Guest) -> None:
-    assert linux.run("echo hello; exit 3") == (3, "hello\n")
+def test_runs_a_command(each_linux: Guest) -> None:
+    assert each_linux.run("echo hello; exit 3") == (3, "hello\n")
 
 
-def test_a_command_s_output_is_exact(linux: Guest) -> None:
-    assert linux.run(r"printf 'a\r\n\tb'; echo error >&2") == (0, "a\r\n\tberror\n")
+def test_a_command_s_output_is_exact(each_linux: Guest) -> None:
+    assert each_linux.run(r"printf 'a\r\n\tb'; echo error >&2") == (0, "a\r\n\tberror\n")
 
 
-def test_much_output(linux: Guest) -> None:
-    assert linux.check("seq 20000") == "".join(f"{n}\n" for n in range(1, 20001))
+def test_much_output(each_linux: Guest) -> None:
+    assert each_linux.check("seq 20000") == "".join(f"{n}\n" for n in range(1, 20001))
 
 
-def test_two_workloads_at_once(linux: Guest) -> None:
-    output = linux.check("for i in 1 2; do dd if=/dev/zero of=/dev/null bs=1 count=1000 & done; wait")
+def test_two_workloads_at_once(each_linux: Guest) -> None:
+    output = each_linux.check("for i in 1 2; do dd if=/dev/zero of=/dev/null bs=1 count=1000 & done; wait")
     assert output.count("1000+0 records in") == 2
 
 
-def test_a_command_under_way(linux: Guest) -> None:
-    command = linux.spawn("sleep 0.3; echo slept")
+def test_a_command_under_way(each_linux: Guest) -> None:
+    command = each_linux.spawn("sleep 0.3; echo slept")
     with pytest.raises(ChannelError, match=r"did not finish in 0\.05 s: sleep"):
         command.wait(timeout=0.05)
     assert command.wait() == (0, "slept\n")
 
 
-def test_the_command_after_one_given_up(linux: Guest) -> None:
-    abandoned = linux.spawn("sleep 0.3; echo late")
+def test_the_command_after_one_given_up(each_linux: Guest) -> None:
+    abandoned = each_linux.spawn("sleep 0.3; echo late")
     time.sleep(0.1)
     abandoned.close()
-    assert linux.run("echo next") == (0, "next\n")
+    assert each_linux.run("echo next") == (0, "next\n")
 
 
-def test_a_command_is_one_line(linux: Guest) -> None:
+def test_a_command_is_one_line(each_linux: Guest) -> None:
     with pytest.raises(ValueError, match="one line"):
-        linux.run("true\nfalse")
+        each_linux.run("true\nfalse")
 
 
-def test_a_failed_command(linux: Guest) -> None:
+def test_a_failed_command(each_linux: Guest) -> None:
     with pytest.raises(GuestError, match="exit status 1 in the guest: cat /none"):
-        linux.check("cat /none")
+        each_linux.check("cat /none")
 
 
-def test_while_stopped_by_a_debugger(linux: Guest) -> None:
-    linux.pause()
-    command = linux.spawn("echo done")
+def test_while_stopped_by_a_debugger(each_linux: Guest) -> None:
+    each_linux.pause()
+    command = each_linux.spawn("echo done")
     with pytest.raises(ChannelError):
         command.wait(timeout=0.2)
-    linux.resume()
+    each_linux.resume()
     assert command.wait() == (0, "done\n")
 
 
-def test_has_what_tracers_need(linux: Guest) -> None:
-    linux.check("test -w /sys/kernel/tracing/kprobe_events && test -d /sys/kernel/debug/kprobes")
-    assert linux.check("nproc") == "2\n"
+def test_has_what_tracers_need(each_linux: Guest) -> None:
+    each_linux.check("test -w /sys/kernel/tracing/kprobe_events && test -d /sys/kernel/debug/kprobes")
+    assert each_linux.check("nproc") == "2\n"
 
 
-def test_the_log_is_complete(linux: Guest) -> None:
-    assert linux.log().count("Linux version") == 1
-    assert "] Freeing unused kernel image" in linux.log()
+def test_the_log_is_complete(each_linux: Guest) -> None:
+    assert each_linux.log().count("Linux version") == 1
+    assert "] Freeing unused kernel image" in each_linux.log()
+
+
+@pytest.mark.parametrize(
+    ("options", "mmu"),
+    ("cpu", "append", "mmu"),
+    [("power10", "", "Radix"), ("power10", "disable_radix", "Hash"), ("power9", "", "Radix")],
+)
+def test_ppc64le_processors_and_page_tables(boot: Boot, cpu: str, append: str, mmu: str) -> None:
+    # One vCPU: in one thread for two, a vCPU that waits for the other to change the hash table waits for minutes.
+    guest = boot(arch="ppc64le", cpu=cpu, append=append, smp=1)
+    model, tables = guest.check("awk -F': ' '/^cpu|^MMU/ { print $2 }' /proc/cpuinfo").splitlines()
+    assert model.startswith(cpu.upper()) and tables == mmu
+    assert guest.healthy
 
 
 def test_page_table_isolation(boot: Boot) -> None:
@@ -99,15 +114,17 @@ def test_kernel_address_randomization(boot: Boot) -> None:
     assert boot().check("grep -c nokaslr /proc/cmdline || true") == "0\n"
 
 
-def test_reset(boot: Boot) -> None:
-    guest = boot()
+@each_architecture
+def test_reset(boot: Boot, arch: str) -> None:
+    guest = boot(arch=arch)
     guest.check("touch /tmp/before")
     guest.reset()
     assert guest.run("test -e /tmp/before")[0] == 1
 
 
-def test_one_cpu_and_exact_time(boot: Boot) -> None:
-    guest = boot(icount="shift=0,sleep=off")
+@each_architecture
+def test_one_cpu_and_exact_time(boot: Boot, arch: str) -> None:
+    guest = boot(arch=arch, icount="shift=0,sleep=off")
     assert guest.check("nproc") == "1\n"
 
 
@@ -121,13 +138,15 @@ def test_a_guest_that_is_slow() -> None:
         Guest.start(timeout=0.01)
 
 
-def test_a_guest_that_panics() -> None:
+@each_architecture
+def test_a_guest_that_panics(arch: str) -> None:
     with pytest.raises(GuestError, match=r"panicked while it booted:\n(.|\n)*not syncing: "):
-        Guest.start(Options(append="rdinit=/none init=/none"))
+        Guest.start(Options(arch=arch, append="rdinit=/none init=/none"))
 
 
-def test_snapshot(boot: Boot) -> None:
-    guest = boot()
+@each_architecture
+def test_snapshot(boot: Boot, arch: str) -> None:
+    guest = boot(arch=arch)
     guest.check("echo before >/tmp/file")
     guest.snapshot("clean")
     guest.check("echo after >/tmp/file")

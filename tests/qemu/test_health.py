@@ -36,6 +36,7 @@ def test_trouble(line: str) -> None:
         "[    0.0] printk: debug: ignoring loglevel setting.",
         "[    0.0] NMI watchdog: Perf NMI watchdog permanently disabled",
         "[    0.0] Command line: console=ttyS0 panic_on_oops",
+        "[    0.2] WARNING: nvram corruption detected: 0-length partition",
     ],
 )
 def test_no_trouble(line: str) -> None:
