@@ -82,7 +82,6 @@ def test_the_log_is_complete(each_linux: Guest) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "mmu"),
     ("cpu", "append", "mmu"),
     [("power10", "", "Radix"), ("power10", "disable_radix", "Hash"), ("power9", "", "Radix")],
 )
