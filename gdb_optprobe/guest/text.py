@@ -55,7 +55,7 @@ class Mark:
 class Jump:
     """Execution may go from `source` to `target` without a return address being made.
 
-    kind: in words, as a reader of a refusal sees it.
+    kind: in words, as a reader of a refusal sees it: "a … at `source` lands at `target`".
     """
 
     source: int
@@ -86,8 +86,9 @@ class Whole:
     """A function with the parts of it that the compiler put elsewhere, and all that leads into it.
 
     code:        instructions by address, of all parts.
-    complete:    every part was decoded to its end.
-    jumps:       all jumps that start in a part, or that a table of the kernel makes to one.
+    complete:    every part was decoded to its end, and all that leads into the function is known.
+    jumps:       all jumps that start in the part asked for or lead into it, wherever they start; pointers to places
+                 inside it are jumps of where they are kept. Of the other parts, what tables of the kernel say.
     blind_jumps: addresses of jumps whose targets are not known and may be inside this function.
     """
 
@@ -103,7 +104,7 @@ class Function:
 
     end:      of the hot part, padding included.
     own:      instructions of the part [start, end), by address.
-    compiled: it was made by a compiler: nothing else jumps into its middle, indirect tail jumps only leave it.
+    compiled: a compiler made it: traps behind a path's last instruction are filler, indirect tail jumps leave it.
     look:     finds out the whole; most probes never need it.
     """
 

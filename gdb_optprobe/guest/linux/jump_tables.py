@@ -6,13 +6,14 @@
                          │ case 1            │   or 4 bytes relative to the table
                          └───────────────────┘
 A function can only use a table whose address is in its own code: every 4 bytes of it that could be such an address are
-tried. A table is one whose first entry is inside the function, and ends at the first that is not.
+tried. A table is one whose first entry is inside the function, its .cold part included, and ends at the first that is
+not.
 Kernels built with retpolines or IBT have no tables (-fno-jump-tables) but for the BPF interpreter's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from gdb_optprobe.guest.linux.kernel import MASK
 
@@ -20,14 +21,21 @@ ENTRIES = 4096
 
 
 def targets(
-    start: int, code: bytes, constants: tuple[int, int], read: Callable[[int, int], bytes]
+    start: int,
+    code: bytes,
+    parts: Sequence[tuple[int, int]],
+    constants: tuple[int, int],
+    read: Callable[[int, int], bytes],
 ) -> frozenset[int]:
-    """Every address inside [start, start + len(code)) that a jump table of the function at `start` leads to."""
-    end = start + len(code)
+    """Every address that a jump table leads to of which the `code` at `start` knows; in any of a function's `parts`."""
+
+    def lands(address: int) -> bool:
+        return any(first <= address < last for first, last in parts)
+
     found: set[int] = set()
     for table in _addresses(start, code, constants):
-        found.update(_entries(table, 8, start, end, constants[1], read))
-        found.update(_entries(table, 4, start, end, constants[1], read))
+        for size in (8, 4):
+            found.update(_entries(table, size, lands, constants[1], read))
     return frozenset(found)
 
 
@@ -44,7 +52,7 @@ def _addresses(start: int, code: bytes, constants: tuple[int, int]) -> frozenset
 
 
 def _entries(
-    table: int, size: int, start: int, end: int, limit: int, read: Callable[[int, int], bytes]
+    table: int, size: int, lands: Callable[[int], bool], limit: int, read: Callable[[int, int], bytes]
 ) -> Iterator[int]:
     at = table
     while at + size <= limit and at < table + ENTRIES * size:
@@ -52,7 +60,7 @@ def _entries(
         for offset in range(0, len(data) - size + 1, size):
             number = int.from_bytes(data[offset : offset + size], "little", signed=True)
             target = number & MASK if size == 8 else table + number & MASK
-            if not start < target < end:
+            if not lands(target):
                 return
             yield target
         at += len(data)

@@ -13,44 +13,53 @@ A function's parts: the compiler moves unlikely blocks to `name.cold`, reached b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux import jump_tables
+from gdb_optprobe.guest.linux import jump_tables, landings
 from gdb_optprobe.guest.linux.bug_table import BugTable
 from gdb_optprobe.guest.linux.exception_table import ExceptionTable
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.jump_labels import JumpLabels
-from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.kernel import MASK, Kernel
+from gdb_optprobe.guest.linux.landings import LARGEST, Landings, is_foreign
+from gdb_optprobe.guest.linux.landings import Overlay as Overlay
 from gdb_optprobe.guest.linux.static_calls import StaticCalls
 from gdb_optprobe.guest.text import Area, Fact, FtraceSite, Function, Jump, Mark, Whole
 from gdb_optprobe.isa.base import Flow, Insn, Isa
-
-Overlay = Callable[[int, bytes], bytes]
-"""From memory's bytes at an address to the original ones: puts back what branches of ours cover."""
 
 # Code that the kernel copies elsewhere or rewrites as a whole: copies would branch to nowhere, a rewriter compares
 # (arch/x86/kernel/ftrace.c create_trampoline, kprobes/opt.c, machine_kexec_64.c); and what runs before the kernel's
 # own page tables (head_64.S, wakeup_64.S).
 _COPIED = ("ftrace_call", "ftrace_regs_call", "ftrace_graph_c", "ftrace_epilogue", "ftrace_stub", "optprobe_template_")
 _EARLY = ("startup_64", "secondary_startup_64", "start_cpu0", "relocate_kernel", "identity_mapped", "wakeup_long64")
-_THUNKS = ("__x86_indirect_", "__SCT__")
+_THUNKS = ("__x86_indirect_",)
 MODULES = (0xFFFFFFFFC0000000, 0xFFFFFFFFFF000000)  # arch/x86/include/asm/pgtable_64_types.h
-ASSEMBLER_NEIGHBOURS = 8
-LARGEST = 1 << 20
+_CLONE = re.compile(r"\.(constprop|isra|part|cold)\b")  # names that GCC and clang give to what they make of a function
+REACH = 129  # of a branch with one byte of displacement, its own two bytes included
+PIECE = 1 << 14
+REMEMBERED = 1024  # functions kept decoded, so that a sweep over all of them needs no more memory
 
 
 class KernelText:
     """Fills guest.text.Text for a kernel. `forget` after the guest has run: it rewrites its own text."""
 
-    def __init__(self, kernel: Kernel, isa: Isa, overlay: Overlay | None = None) -> None:
+    def __init__(
+        self, kernel: Kernel, isa: Isa, overlay: Overlay | None = None, shelf: landings.Shelf | None = None
+    ) -> None:
+        """shelf: keeps what was found about this build of the kernel for the next session."""
         self._kernel = kernel
         self._isa = isa
         self._overlay = overlay or (lambda _, data: data)
         self._functions: dict[int, Function] = {}
-        self._parts: dict[int, tuple[Insn, ...]] = {}
+        self._parts: dict[int, Part] = {}
+        self._pieces: dict[int, bytes] = {}
+        self._shelf = shelf
+        self._known_landings: Landings | None = None
         self.ftrace = FtraceSites(kernel)
         self._text = kernel.range("_stext", "_etext")
         self._init = kernel.range("_sinittext", "_einittext")
@@ -77,6 +86,7 @@ class KernelText:
         """The guest has run, or a branch of ours has come or gone."""
         self._functions.clear()
         self._parts.clear()
+        self._pieces.clear()
 
     # --- Text --------------------------------------------------------------------------------------------------
 
@@ -103,6 +113,8 @@ class KernelText:
             return None
         start, _ = bounds
         if start not in self._functions:
+            if len(self._functions) >= REMEMBERED:
+                self._functions.clear()
             self._functions[start] = self._decode(*bounds)
         return self._functions[start]
 
@@ -132,10 +144,21 @@ class KernelText:
             return None
         return bounds
 
-    def _part(self, start: int, end: int) -> tuple[Insn, ...]:
+    def _read(self, start: int, end: int) -> bytes:
+        """Text, in pieces that many functions share."""
+        first = start - start % PIECE
+        for at in range(first, end, PIECE):
+            if at not in self._pieces:
+                low, high = max(at, self._text[0]), min(at + PIECE, self._text[1])
+                self._pieces[at] = bytes(low - at) + self._kernel.memory.read(low, high - low)
+        return b"".join(self._pieces[at] for at in range(first, end, PIECE))[start - first : end - first]
+
+    def _part(self, start: int, end: int) -> Part:
         if start not in self._parts:
-            data = self._overlay(start, self._kernel.read(start, end))
-            self._parts[start] = tuple(self._isa.decode(data, start))
+            if len(self._parts) >= REMEMBERED:
+                self._parts.clear()
+            data = self._overlay(start, self._read(start, end))
+            self._parts[start] = part_of(self._isa.decode(data, start), start, end, self._isa.breakpoint)
         return self._parts[start]
 
     def _decode(self, start: int, end: int) -> Function:
@@ -144,32 +167,82 @@ class KernelText:
             name=self._name(start),
             start=start,
             end=end,
-            own={insn.address: insn for insn in own},
+            own={insn.address: insn for insn in own.insns},
             look=lambda: self._whole(start, end),
             compiled=self._compiled([(start, end)]) or self._compiled(self._family(start, end)),
         )
 
     def _compiled(self, parts: Iterable[tuple[int, int]]) -> bool:
-        """The compiler gave one of the parts a tracer's site."""
-        return any(self.ftrace.within(first, first + 16) for first, _ in parts)
+        """A compiler gave one of the parts a tracer's site, or a name that says what was done to it."""
+        return any(self.ftrace.within(first, first + 16) or _CLONE.search(self._name(first)) for first, _ in parts)
 
     def _whole(self, start: int, end: int) -> Whole:
-        parts = self._family(start, end)
-        pieces = [self._part(*part) for part in parts]
-        compiled = self._compiled(parts)
-        jumps = [jump for piece in pieces for jump in _direct(piece)]
-        if not compiled:
-            jumps += self._from_neighbours(start, end)
-        for part in parts:
-            jumps += [Jump(at, target, "jump label") for at, target in self.jump_labels.within(*part)]
-        jumps += [Jump(insn, fixup, "fixup of a fault") for insn, fixup in self.exceptions.fixups(start, end)]
-        blind, tables = self._indirect(pieces, compiled)
-        decoded = all(piece and piece[-1].end == last for piece, (_, last) in zip(pieces, parts, strict=True))
+        bounds = self._family(start, end)
+        parts = [self._part(*part) for part in bounds]
+        around = list(self._around(start, end))
+        known = self._landings()
+        jumps = list(parts[0].jumps)
+        into = [jump for part in around for jump in part.leaving if start < jump.target < end]
+        into += known.within(start, end) if known is not None else []
+        jumps += dict.fromkeys(into)
+        jumps += self._by_table(start, end, bounds)
+        blind, tables = self._indirect(parts, bounds)
         return Whole(
-            code={insn.address: insn for piece in pieces for insn in piece},
-            complete=decoded and not any(_foreign(piece, self._isa.breakpoint) for piece in pieces),
+            code={insn.address: insn for part in parts for insn in part.insns},
+            complete=known is not None and all(part.clear for part in (*parts, *around)) and not self._patched(parts),
             jumps=(*jumps, *tables),
             blind_jumps=blind,
+        )
+
+    def _landings(self) -> Landings | None:
+        """None where they cannot be found now."""
+        if self._known_landings is None:
+            try:
+                self._known_landings = landings.of_kernel(
+                    self._kernel, self._isa.decode, self._overlay, self._shelf
+                )
+            except OptprobeError:
+                return None
+        return self._known_landings
+
+    def _around(self, start: int, end: int) -> Iterator[Part]:
+        """The functions from which a short branch reaches [start, end)."""
+        at = start - 1
+        while at >= start - REACH and (bounds := self._bounds(at)) is not None:
+            yield self._part(*bounds)
+            at = bounds[0] - 1
+        at = end
+        while at < end + REACH and (bounds := self._bounds(at)) is not None:
+            yield self._part(*bounds)
+            at = bounds[1]
+
+    def _by_table(self, start: int, end: int, parts: Sequence[tuple[int, int]]) -> Iterator[Jump]:
+        """What the kernel's tables say: jump labels and fixups, of any part and into this one."""
+        rows: set[Jump] = set()
+        for kind, (by_source, by_target) in self._tabled:
+            for first, last in parts:
+                rows.update(Jump(*row, kind) for row in _between(by_source, first, last))
+            rows.update(Jump(source, target, kind) for target, source in _between(by_target, start, end))
+        return iter(sorted(rows, key=lambda jump: (jump.source, jump.target)))
+
+    @cached_property
+    def _tabled(self) -> tuple[tuple[str, tuple[list[tuple[int, int]], list[tuple[int, int]]]], ...]:
+        labels = self.jump_labels.within(0, MASK)
+        fixups = self.exceptions.fixups(0, MASK)
+        return tuple(
+            (kind, (sorted(rows), sorted((target, source) for source, target in rows)))
+            for kind, rows in (("jump label", labels), ("fixup of a fault", fixups))
+        )
+
+    def _patched(self, parts: Sequence[Part]) -> bool:
+        """Whether somebody's jump covers instructions of a function: beyond it the code cannot be decoded."""
+        return any(
+            jump.kind == Flow.JUMP.value
+            and not self._init[0] <= jump.target < self._init[1]
+            and self._bounds(jump.target) is None
+            and not self.ftrace.within(jump.source, jump.source + 1)
+            for part in parts
+            for jump in part.leaving
         )
 
     def _name(self, address: int) -> str:
@@ -179,85 +252,94 @@ class KernelText:
     def _family(self, start: int, end: int) -> list[tuple[int, int]]:
         """The function at `start` with the parts that belong to the same source function, itself first."""
         stem = self._name(start).split(".cold")[0]
-        names = (stem, f"{stem}.cold")
         members = {start: (start, end)}
-        for name in names:
+        for name in (stem, f"{stem}.cold"):
             for address in self._kernel.symbols.lookup(name):
                 bounds = self._bounds(address)
                 if bounds is not None and bounds[0] == address:
                     members.setdefault(address, bounds)
         # Parts of older compilers are called name.cold.12: found by the jumps that lead there.
         for part in list(members.values()):
-            for jump in _direct(self._part(*part)):
+            for jump in self._part(*part).leaving:
                 bounds = self._bounds(jump.target)
                 if bounds is not None and bounds[0] not in members and self._name(bounds[0]).startswith(f"{stem}.cold"):
                     members[bounds[0]] = bounds
         return list(members.values())
 
-    def _from_neighbours(self, start: int, end: int) -> list[Jump]:
-        """Jumps from the functions around: assembler code shares its tails."""
-        found: list[Jump] = []
-        for step in (-1, 1):
-            at = start - 1 if step < 0 else end
-            for _ in range(ASSEMBLER_NEIGHBOURS):
-                bounds = self._bounds(at)
-                if bounds is None or bounds[0] == start:
-                    break
-                found += [jump for jump in _direct(self._part(*bounds)) if start <= jump.target < end]
-                at = bounds[0] - 1 if step < 0 else bounds[1]
-        return found
-
     def _indirect(
-        self, pieces: Sequence[tuple[Insn, ...]], compiled: bool
+        self, parts: Sequence[Part], bounds: Sequence[tuple[int, int]]
     ) -> tuple[tuple[int, ...], list[Jump]]:
         """(indirect jumps that may land anywhere in the function, jumps of tables that were found).
 
-        A compiler jumps indirectly for two reasons: a switch, whose table is found, and a tail call, which leaves for
-        the start of a function. Assembler code may do what it likes.
+        A compiler jumps indirectly for three reasons: a switch, whose table is found; a computed goto, whose targets
+        are addresses that are kept somewhere, and those are landings; a tail call, which leaves for where a function
+        starts. Assembler code may compute its targets, so there every indirect jump is blind. noinstr code is C for
+        the most part, but neither section nor symbol tells which part: it counts as assembler.
         """
         blind: list[int] = []
         jumps: list[Jump] = []
-        for piece in pieces:
-            sources = [insn.address for insn in piece if self._is_indirect(insn)]
+        compiled = self._compiled(bounds)
+        for part in parts:
+            sources = [insn.address for insn in part.ways_out if self._is_indirect(insn)]
             if not sources:
                 continue
-            code = b"".join(insn.data for insn in piece)
-            found = self._tables(piece[0].address, code)
+            code = b"".join(insn.data for insn in part.insns)
+            found = self._tables(part.insns[0].address, code, bounds)
             jumps += [Jump(sources[0], target, "jump table") for target in found]
-            if not found and not compiled:
+            if not compiled:
                 blind += sources
         return tuple(blind), jumps
 
     def _is_indirect(self, insn: Insn) -> bool:
         if insn.flow is Flow.INDIRECT_JUMP:
             return True
-        if insn.flow is not Flow.JUMP or insn.target is None:
+        if insn.target is None:
             return False
         found = self._kernel.symbols.at(insn.target)
         return found is not None and found.name.startswith(_THUNKS)
 
-    def _tables(self, start: int, code: bytes) -> frozenset[int]:
+    def _tables(self, start: int, code: bytes, parts: Sequence[tuple[int, int]]) -> frozenset[int]:
         try:
-            return jump_tables.targets(start, code, self._constants, self._kernel.memory.read)
+            return jump_tables.targets(start, code, parts, self._constants, self._kernel.memory.read)
         except OptprobeError:
             return frozenset()
 
 
-def _direct(insns: Iterable[Insn]) -> list[Jump]:
-    """Jumps and calls with a target; a call into the middle of a function is a jump as far as it is concerned."""
-    flows = (Flow.JUMP, Flow.BRANCH, Flow.CALL)
-    return [Jump(i.address, i.target, i.flow.value) for i in insns if i.target is not None and i.flow in flows]
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of code between two symbols, decoded.
 
-
-def _foreign(insns: Sequence[Insn], breakpoint: bytes) -> bool:
-    """Whether a breakpoint instruction stands where code runs into it, with more code behind: not the compiler's.
-
-    What a breakpoint covers cannot be decoded, so the rest of the function is not to be trusted.
+    clear:    it decodes from end to end, and no breakpoint of somebody's hides an instruction.
+    jumps:    its direct jumps, branches and calls.
+    leaving:  those that lead out of it and are no calls.
+    ways_out: its jumps that may be indirect: through a register, or a direct one to a thunk.
     """
-    end = len(insns)
-    while end and insns[end - 1].data == breakpoint:
-        end -= 1
-    if end and insns[0].data == breakpoint:
-        return True
-    into = (Flow.NEXT, Flow.BRANCH)
-    return any(insn.data == breakpoint and before.flow in into for before, insn in pairwise(insns[:end]))
+
+    insns: tuple[Insn, ...]
+    clear: bool
+    jumps: tuple[Jump, ...]
+    leaving: tuple[Jump, ...]
+    ways_out: tuple[Insn, ...]
+
+
+def part_of(insns: Sequence[Insn], start: int, end: int, breakpoint: bytes) -> Part:
+    """A call into the middle of a function is a jump as far as that is concerned."""
+    direct = [insn for insn in insns if insn.target is not None]
+    jumps = tuple(Jump(insn.address, insn.target, insn.flow.value) for insn in direct if insn.target is not None)
+    return Part(
+        insns=tuple(insns),
+        clear=bool(insns) and insns[-1].end == end and not is_foreign(insns, breakpoint),
+        jumps=jumps,
+        leaving=tuple(j for j in jumps if not start <= j.target < end and j.kind != Flow.CALL.value),
+        ways_out=tuple(
+            insn
+            for insn in insns
+            if insn.flow is Flow.INDIRECT_JUMP
+            or (insn.flow is Flow.JUMP and insn.target is not None and not start <= insn.target < end)
+        ),
+    )
+
+
+def _between(rows: list[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
+    """Those of the sorted `rows` whose first number is in [start, end)."""
+    return rows[bisect_left(rows, (start, 0)) : bisect_left(rows, (end, 0))]

@@ -1,0 +1,327 @@
+"""Where execution may arrive inside a function from elsewhere: proven over the whole of the kernel's text.
+
+    text ──────────► every rel32 of a branch or call, every `lea` and every immediate that is an address of code
+    rodata, data ──► every aligned word that is one
+                       └─► those strictly inside a function ─► confirmed by decoding ─► Landings
+
+Candidates are bytes that look so, at whatever offset, so none is missed; decoding only throws out those that are no
+operand of any instruction, in functions that decode from end to end. An address that a function takes of itself counts
+(`pushq $1f; iretq`, a computed goto). A word that is 4 bytes long is relative in all of the kernel's tables; those that
+lead into functions (jump labels, fixups) are read by text.py, as are branches too short to leave a function's vicinity.
+
+What lands depends on the build and on what the kernel made of its text at boot, by the CPU's features: see `key`.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from struct import Struct, unpack_from
+from typing import Protocol
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux import kprobes
+from gdb_optprobe.guest.linux.kernel import Kernel, Symbols
+from gdb_optprobe.guest.text import Jump
+from gdb_optprobe.isa.base import Flow, Insn
+from gdb_optprobe.isa.x86_64.decoder import shape
+
+LARGEST = 1 << 20
+"""Bytes of the longest function; what is longer is filler behind one."""
+
+POINTER = "pointer"
+KINDS = (Flow.JUMP.value, Flow.BRANCH.value, Flow.CALL.value, POINTER)
+HEADER = Struct("<II")  # a number of the format and of the rows
+FORMAT = 1
+
+Decode = Callable[[bytes, int], list[Insn]]
+
+Overlay = Callable[[int, bytes], bytes]
+"""From memory's bytes at an address to the original ones: puts back what branches of ours cover."""
+
+# The opcode right before a 32-bit displacement: call, jmp; jcc; xbegin.
+_BRANCHES = (rb"[\xe8\xe9]", rb"\x0f[\x80-\x8f]", rb"\xc7\xf8")
+_LEA = rb"\x8d[\x05\x0d\x15\x1d\x25\x2d\x35\x3d]"
+# Opcodes with a 32-bit immediate: push, add, sub, cmp with rax; and with ModRM: mov, the arithmetic group; lea.
+_PLAIN = frozenset(b"\x68\x05\x2d\x3d")
+_WITH_MODRM = frozenset(b"\xc7\x81")
+_WITH_ADDRESS = _WITH_MODRM | frozenset(b"\x8d")
+_ABSOLUTE_LEA = 0x8D
+
+
+class Functions:
+    """The functions of [start, end), ascending, by their symbols."""
+
+    def __init__(self, symbols: Symbols, start: int, end: int) -> None:
+        self.starts, self.ends = array("Q"), array("Q")
+        entries: set[int] = set()
+        at = start
+        while at < end and (symbol := symbols.at(at)) is not None and symbol.size:
+            following = at - symbol.offset + symbol.size
+            bounds = symbols.function_bounds(at)
+            if bounds is not None:
+                entries.add(bounds[0])
+                if bounds[1] - bounds[0] <= LARGEST:
+                    self.starts.append(bounds[0])
+                    self.ends.append(bounds[1])
+            at = following
+        self.entries = frozenset(entries)
+
+    def index(self, address: int) -> int:
+        """Which function covers `address`; -1 where none does."""
+        found = bisect_right(self.starts, address) - 1
+        return found if found >= 0 and address < self.ends[found] else -1
+
+
+@dataclass(frozen=True, slots=True)
+class Landings:
+    """What leads into functions: three columns, ascending by target. Kinds are indices of `KINDS`."""
+
+    targets: array[int]
+    sources: array[int]
+    kinds: bytes
+
+    @classmethod
+    def of(cls, jumps: Iterable[Jump]) -> Landings:
+        rows = sorted({(jump.target, jump.source, KINDS.index(jump.kind)) for jump in jumps})
+        return cls(array("Q", [r[0] for r in rows]), array("Q", [r[1] for r in rows]), bytes(r[2] for r in rows))
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def within(self, start: int, end: int) -> list[Jump]:
+        """Those that land strictly inside [start, end)."""
+        first = bisect_right(self.targets, start)
+        return [
+            Jump(self.sources[row], self.targets[row], KINDS[self.kinds[row]])
+            for row in range(first, bisect_left(self.targets, end, first))
+        ]
+
+    def pack(self, base: int) -> bytes:
+        """To keep: relative to `base`, which KASLR moves."""
+        columns = [array("q", [address - base for address in column]) for column in (self.targets, self.sources)]
+        return HEADER.pack(FORMAT, len(self)) + b"".join(column.tobytes() for column in columns) + self.kinds
+
+    @classmethod
+    def unpack(cls, data: bytes, base: int) -> Landings | None:
+        """What `pack` made; None where it is of another format."""
+        if len(data) < HEADER.size:
+            return None
+        number, rows = HEADER.unpack_from(data)
+        if number != FORMAT or len(data) != HEADER.size + 17 * rows:
+            return None
+        first, second = HEADER.size + 8 * rows, HEADER.size + 16 * rows
+        targets, sources = array("q", data[HEADER.size : first]), array("q", data[first:second])
+        return cls(_moved(targets, base), _moved(sources, base), data[second:])
+
+
+def _moved(offsets: array[int], base: int) -> array[int]:
+    return array("Q", [offset + base for offset in offsets])
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """pristine: no branch leads to code outside of all functions, so the text is as the kernel has made it."""
+
+    landings: Landings
+    pristine: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Four bytes `at` that may be an operand which leads to `target`. relative: to the end of these bytes."""
+
+    at: int
+    target: int
+    relative: bool
+
+
+def find(text: bytes, base: int, functions: Functions, decode: Decode, words: Iterable[tuple[int, bytes]]) -> Found:
+    """All landings in the `text` at `base`; `words` are (address, data) of memory that may hold pointers to it."""
+    inside, beyond = [], []
+    for candidate in _relative(text, base, functions):
+        target = functions.index(candidate.target)
+        if target < 0:
+            beyond.append(candidate)
+        elif target != functions.index(candidate.at) or _is_lea(text, candidate.at - base):
+            inside.append(candidate)
+    inside += _absolute(text, base, functions)
+    foreign = [jump for jump in _confirmed(beyond, text, base, functions, decode) if jump.kind != POINTER]
+    jumps = _confirmed(inside, text, base, functions, decode)
+    if not foreign:
+        # Code outside of functions is detours of ours: what they lead to is known from the text they stand for.
+        jumps = [jump for jump in jumps if functions.index(jump.source) >= 0]
+    jumps += _words(words, functions)
+    return Found(Landings.of(jumps), not foreign)
+
+
+def _relative(text: bytes, base: int, functions: Functions) -> Iterator[Candidate]:
+    """What looks like a relative operand that leads into the text, but to no function's start nor to plain filler."""
+    size = len(text)
+    # A displacement's highest byte: what reaches all of the text, forwards and backwards.
+    high = b"".join(re.escape(bytes([top & 0xFF])) for top in range(-(size >> 24) - 1, (size >> 24) + 1))
+    entries = functions.entries
+    for opcode in (*_BRANCHES, _LEA):
+        for match in re.finditer(opcode + rb"(?=...[" + high + rb"])", text, re.DOTALL):
+            at = match.end()
+            offset = at + 4 + unpack_from("<i", text, at)[0]
+            if 0 <= offset < size and text[offset] != 0xCC and base + offset not in entries:
+                yield Candidate(base + at, base + offset, relative=True)
+
+
+def _absolute(text: bytes, base: int, functions: Functions) -> Iterator[Candidate]:
+    """What looks like an operand that is an address inside a function."""
+    low, last = base & 0xFFFF_FFFF, base + len(text) - 1 & 0xFFFF_FFFF
+    high = b"".join(re.escape(bytes([top])) for top in range(low >> 24, (last >> 24) + 1))
+    for match in re.finditer(rb"(?=...[" + high + rb"])", text, re.DOTALL):
+        at = match.start()
+        value = unpack_from("<I", text, at)[0]
+        if low <= value <= last and _may_hold_address(text, at):
+            target = base + value - low
+            if target not in functions.entries and functions.index(target) >= 0:
+                yield Candidate(base + at, target, relative=False)
+
+
+def _may_hold_address(text: bytes, at: int) -> bool:
+    """Whether one of the opcodes above can stand before an operand `at`, or it is the low half of a 64-bit one."""
+    if text[at - 1] in _PLAIN or text[at - 2] in _WITH_ADDRESS or text[at - 3] in _WITH_ADDRESS:
+        return True
+    if text[at + 4 : at + 8] == b"\xff\xff\xff\xff":
+        return True
+    return text[at - 4] in _WITH_MODRM or text[at - 6] in _WITH_MODRM or text[at - 7] in _WITH_MODRM
+
+
+def _is_lea(text: bytes, at: int) -> bool:
+    return text[at - 2] == _ABSOLUTE_LEA and text[at - 1] & 0xC7 == 0x05
+
+
+def _words(words: Iterable[tuple[int, bytes]], functions: Functions) -> Iterator[Jump]:
+    """Pointers in data."""
+    if not functions.starts:
+        return
+    first, last = functions.starts[0], functions.ends[-1]
+    for address, data in words:
+        for row, value in enumerate(array("Q", data[: len(data) & ~7])):
+            if first <= value < last and value not in functions.entries and functions.index(value) >= 0:
+                yield Jump(address + 8 * row, value, POINTER)
+
+
+# --- of a kernel -----------------------------------------------------------------------------------------------------
+
+
+class Shelf(Protocol):
+    """Where what was found is kept for this build of the kernel: guest/cache.py."""
+
+    def load(self, name: str) -> bytes | None: ...
+
+    def store(self, name: str, data: bytes) -> None: ...
+
+
+def of_kernel(kernel: Kernel, decode: Decode, overlay: Overlay, shelf: Shelf | None) -> Landings:
+    """The landings of a kernel's text, found once for each build and kind of CPU. Raises OptprobeError."""
+    start, end = kernel.range("_stext", "_etext")
+    name = key(kernel) if shelf is not None else None
+    kept = shelf.load(name) if shelf is not None and name is not None else None
+    known = Landings.unpack(kept, start) if kept is not None else None
+    if known is not None:
+        return known
+    text = kprobes.original(overlay(start, kernel.read(start, end)), start, kprobes.known(kernel))
+    found = find(text, start, Functions(kernel.symbols, start, end), decode, _data(kernel))
+    if found.pristine and shelf is not None and name is not None:
+        shelf.store(name, found.landings.pack(start))
+    return found.landings
+
+
+def key(kernel: Kernel) -> str | None:
+    """A name for what the kernel has made of its text at boot; None where that cannot be told.
+
+    Alternatives, retpolines and return thunks are chosen by the feature and bug bits of boot_cpu_data, whatever the
+    command line and the hypervisor made of them (arch/x86/kernel/alternative.c). What else is patched leads to where
+    functions start (paravirt, static calls, tracers) or stands in tables of its own (jump labels).
+    """
+    try:
+        data = kernel.address("boot_cpu_data")
+        first = kernel.offset("cpuinfo_x86", "x86_capability")
+        # arch/x86/include/asm/processor.h: the words of both kinds of bits, and right behind them the vendor.
+        bits = kernel.memory.read(data + first, kernel.offset("cpuinfo_x86", "x86_vendor_id") - first)
+    except OptprobeError:
+        return None
+    return f"landings-{sha256(bits).hexdigest()[:16]}.bin" if bits else None
+
+
+def _data(kernel: Kernel) -> Iterator[tuple[int, bytes]]:
+    """What the linker may have filled with pointers; not the first task's stack, which has return addresses."""
+    start, end = kernel.range("_sdata", "_edata")
+    stack = kernel.symbols.address("init_stack")
+    found = kernel.symbols.at(stack) if stack is not None and start <= stack < end else None
+    left_out = (stack, stack + found.size) if stack is not None and found is not None else (end, end)
+    for first, last in (kernel.range("__start_rodata", "__end_rodata"), (start, left_out[0]), (left_out[1], end)):
+        yield first, kernel.read(first, last)
+
+
+# --- confirming ------------------------------------------------------------------------------------------------------
+
+
+def _confirmed(
+    candidates: Iterable[Candidate], text: bytes, base: int, functions: Functions, decode: Decode
+) -> list[Jump]:
+    """The candidates that are operands of instructions; those outside of functions, or in unclear ones, are kept."""
+    by_function: dict[int, list[Candidate]] = defaultdict(list)
+    for candidate in candidates:
+        by_function[functions.index(candidate.at)].append(candidate)
+    found = [_unclear(candidate) for candidate in by_function.pop(-1, ())]
+    for index, those in by_function.items():
+        start, end = functions.starts[index], functions.ends[index]
+        insns = decode(text[start - base : end - base], start)
+        if not insns or insns[-1].end != end or is_foreign(insns):
+            found += map(_unclear, those)
+            continue
+        addresses = [insn.address for insn in insns]
+        for candidate in those:
+            jump = _operand_of(insns[bisect_right(addresses, candidate.at) - 1], candidate)
+            if jump is not None:
+                found.append(jump)
+    return found
+
+
+def _unclear(candidate: Candidate) -> Jump:
+    return Jump(candidate.at - 1, candidate.target, Flow.JUMP.value if candidate.relative else POINTER)
+
+
+def _operand_of(insn: Insn, candidate: Candidate) -> Jump | None:
+    """The jump that `insn` makes if these bytes are its operand."""
+    offset = candidate.at - insn.address
+    if insn.target is not None:
+        own = candidate.relative and insn.target == candidate.target and offset == insn.size - 4
+        return Jump(insn.address, insn.target, insn.flow.value) if own else None
+    if offset <= 0 or candidate.at + 4 > insn.end:
+        return None
+    parts = shape(insn.data)
+    if candidate.relative:
+        taken = offset == parts.disp and parts.is_rip_relative and parts.opcode == _ABSOLUTE_LEA
+    elif offset == parts.imm:
+        taken = parts.imm_size >= 4
+    else:
+        taken = offset == parts.disp and parts.disp_size == 4 and parts.opcode == _ABSOLUTE_LEA
+        taken = taken and not parts.is_rip_relative
+    return Jump(insn.address, candidate.target, POINTER) if taken else None
+
+
+def is_foreign(insns: Sequence[Insn], breakpoint: bytes = b"\xcc") -> bool:
+    """Whether a breakpoint instruction stands where code runs into it, with more code behind: not the compiler's.
+
+    What a breakpoint covers cannot be decoded, so the rest of the function is not to be trusted.
+    """
+    end = len(insns)
+    while end and insns[end - 1].data == breakpoint:
+        end -= 1
+    if end and insns[0].data == breakpoint:
+        return True
+    into = (Flow.NEXT, Flow.BRANCH)
+    return any(insns[at].data == breakpoint and insns[at - 1].flow in into for at in range(1, end))
+
