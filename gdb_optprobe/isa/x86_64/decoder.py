@@ -10,12 +10,15 @@ An x86 instruction, as `Shape` sees it:
     (Intel SDM volume 2, chapter 2)
 
 A sweep of a whole kernel is millions of instructions: it takes `disasm_lite` and one table
-look-up each. Whatever needs more (operands, flags) asks for one instruction and is cached by
-its bytes, of which a kernel has far fewer than instructions.
+look-up each, with Python's collector of cycles at rest: an instruction is in none, and looking
+through millions of them over and over took two thirds of the time. Whatever needs more
+(operands, flags) asks for one instruction and is cached by its bytes, of which a kernel has far
+fewer than instructions.
 """
 
 from __future__ import annotations
 
+import gc
 import re
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -28,7 +31,7 @@ from ..base import Flow, Insn
 CACHED = 1 << 16
 LONGEST = 15
 # capstone keeps a piece's instructions in memory, 250 bytes each, before it hands out the first.
-PIECE = 1 << 16
+PIECE = 1 << 12
 
 LEGACY_PREFIXES = frozenset((0x66, 0x67, 0xF2, 0xF3, 0xF0, 0x2E, 0x36, 0x3E, 0x26, 0x64, 0x65))
 EVEX, VEX3, VEX2, XOP = 0x62, 0xC4, 0xC5, 0x8F
@@ -171,8 +174,15 @@ _SUSPECT = _bits(
 _SUSPECT_AFTER_0F = _bits(0x01, 0x05, 0x07, 0x0B, 0x34, 0x35, range(0x80, 0x90), 0xAA, 0xB9, 0xFF)
 
 
+# What nearly all direct branches look like: an opcode, then the displacement.
+_OPCODE_ALONE = {0xE8: Flow.CALL, 0xE9: Flow.JUMP, 0xEB: Flow.JUMP, **dict.fromkeys(range(0x70, 0x80), Flow.BRANCH)}
+
+
 def flow(data: bytes, address: int) -> tuple[Flow, int | None]:
     """Where one instruction goes, from its opcode bytes (SDM volume 2; AMD APM volume 3 agrees except on 66 E8)."""
+    kind = _OPCODE_ALONE.get(data[0])
+    if kind is not None:
+        return kind, _target(data, address, 1)
     parts = shape(data)
     opcode = parts.opcode
     if parts.escape >= 0:
@@ -180,7 +190,7 @@ def flow(data: bytes, address: int) -> tuple[Flow, int | None]:
     if parts.map == 0:
         if opcode in (0xE8, 0xE9, 0xEB) or 0x70 <= opcode <= 0x7F or 0xE0 <= opcode <= 0xE3:
             kind = Flow.CALL if opcode == 0xE8 else Flow.JUMP if opcode >= 0xE9 else Flow.BRANCH
-            return kind, _target(data, address, parts)
+            return kind, _target(data, address, parts.imm)
         if opcode in (0xC2, 0xC3):
             return Flow.RETURN, None
         if opcode == 0xFF and parts.reg in (2, 3, 4, 5):
@@ -188,14 +198,14 @@ def flow(data: bytes, address: int) -> tuple[Flow, int | None]:
                 return Flow.SYSTEM, None
             return (Flow.INDIRECT_CALL if parts.reg == 2 else Flow.INDIRECT_JUMP), None
         if opcode == 0xC7 and parts.modrm_byte == 0xF8:  # xbegin: on an abort it goes to its target
-            return Flow.BRANCH, _target(data, address, parts)
+            return Flow.BRANCH, _target(data, address, parts.imm)
         if opcode in (0xCC, 0xF1):
             return Flow.TRAP, None
         if opcode in (0xCA, 0xCB, 0xCD, 0xCE, 0xCF, 0x9A, 0xEA):
             return Flow.SYSTEM, None
     elif parts.map == 1:
         if 0x80 <= opcode <= 0x8F:
-            return Flow.BRANCH, _target(data, address, parts)
+            return Flow.BRANCH, _target(data, address, parts.imm)
         if opcode in (0x05, 0x07, 0x34, 0x35, 0xAA):  # syscall sysret sysenter sysexit rsm
             return Flow.SYSTEM, None
         if opcode in (0x0B, 0xB9, 0xFF):
@@ -207,8 +217,8 @@ def flow(data: bytes, address: int) -> tuple[Flow, int | None]:
     return Flow.NEXT, None
 
 
-def _target(data: bytes, address: int, parts: Shape) -> int:
-    displacement = int.from_bytes(data[parts.imm :], "little", signed=True)
+def _target(data: bytes, address: int, displacement_at: int) -> int:
+    displacement = int.from_bytes(data[displacement_at:], "little", signed=True)
     return address + len(data) + displacement & 0xFFFF_FFFF_FFFF_FFFF
 
 
@@ -245,38 +255,55 @@ def decode(code: bytes, address: int) -> list[Insn]:
     """Sweep `code` from its first byte; ends before the first byte that is no instruction, or an incomplete one."""
     found: list[Insn] = []
     at = 0
-    while True:
-        found += _sweep(code[at:] if at else code, address + at)
-        at = found[-1].end - address if found else at
-        data = next((code[at : at + size] for size in (3, 4, 5) if code[at : at + size] in UNKNOWN_TO_CAPSTONE), b"")
-        if not data:
-            return found
-        found.append(Insn(address + at, data, UNKNOWN_TO_CAPSTONE[data], Flow.NEXT))
-        at += len(data)
-
-
-def _sweep(code: bytes, address: int) -> list[Insn]:
-    lite, new = engine().disasm_lite, tuple.__new__  # Insn's own constructor takes three times as long
-    found: list[Insn] = []
-    append, suspects, plain = found.append, _SUSPECT, Flow.NEXT
-    at, size = 0, len(code)
-    while at < size:
-        # What starts in a piece's last bytes may be cut: the next piece decodes it.
-        piece = code[at : at + PIECE + LONGEST]
-        end = size if at + len(piece) == size else at + PIECE
-        before = at
-        for where, length, mnemonic, operands in lite(piece, address + at):
-            if at >= end:
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        while at < len(code):
+            after = _sweep(code, at, address, found) or _unknown(code, at, address, found)
+            if not after:
                 break
-            data = code[at : at + length]
-            at += length
-            text = f"{mnemonic} {operands}" if operands else mnemonic
-            if "$1844" in text:
-                text = _in_hexadecimal(text)
-            if data[0] in suspects and _is_suspect(data):
-                append(new(Insn, (where, data, text, *flow(data, where))))
-            else:
-                append(new(Insn, (where, data, text, plain, None)))
-        if at < end or at == before:
-            break
+            at = after
+    finally:
+        if collecting:
+            gc.enable()
     return found
+
+
+def _sweep(code: bytes, at: int, address: int, found: list[Insn]) -> int:
+    """Decode a piece of `code` from offset `at` on; the offset of what is left, 0 where nothing was decoded."""
+    # What starts in a piece's last bytes may be cut: the next piece decodes it.
+    piece = code[at : at + PIECE + LONGEST]
+    end = len(code) if at + len(piece) == len(code) else at + PIECE
+    append, new = found.append, tuple.__new__  # Insn's own constructor takes three times as long
+    suspects, plain, begin = _SUSPECT, Flow.NEXT, at
+    for where, length, mnemonic, operands in engine().disasm_lite(piece, address + at):
+        if at >= end:
+            break
+        data = code[at : at + length]
+        text = f"{mnemonic} {operands}" if operands else mnemonic
+        if "$1844" in text:
+            text = _in_hexadecimal(text)
+        if data[0] in suspects and _is_suspect(data):
+            if mnemonic == "ud1":
+                break
+            append(new(Insn, (where, data, text, *flow(data, where))))
+        else:
+            append(new(Insn, (where, data, text, plain, None)))
+        at += length
+    return at if at > begin else 0
+
+
+def _unknown(code: bytes, at: int, address: int, found: list[Insn]) -> int:
+    """Decode what capstone does not know, or leaves the operands of out; the offset behind it, 0 where it is not that.
+
+    ud1 has operands, by which the kernel tells its traps apart (SDM volume 2, UD).
+    """
+    data = next((code[at : at + size] for size in (3, 4, 5) if code[at : at + size] in UNKNOWN_TO_CAPSTONE), b"")
+    text, kind = UNKNOWN_TO_CAPSTONE.get(data, "ud1"), Flow.NEXT if data else Flow.TRAP
+    if not data:
+        parts = shape(code[at : at + LONGEST].ljust(LONGEST, b"\0"))
+        data = code[at : at + parts.imm]
+        if (parts.escape, parts.map, parts.opcode) != (-1, 1, 0xB9) or len(data) != parts.imm:
+            return 0
+    found.append(Insn(address + at, data, text, kind))
+    return at + len(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from itertools import pairwise
 
@@ -43,6 +44,7 @@ HERE = 0xFFFF_FFFF_8100_0000
         ("f30f01ca", Flow.SYSTEM, None),  # erets, which capstone calls clac
         ("cc", Flow.TRAP, None),
         ("0f0b", Flow.TRAP, None),
+        ("0fb9c0", Flow.TRAP, None),
     ],
 )
 def test_flow_and_target(data: str, flow: Flow, target: int | None) -> None:
@@ -71,6 +73,26 @@ def test_sweep_ends_before_what_is_no_instruction_or_is_cut() -> None:
 def test_instructions_that_capstone_does_not_know(data: bytes) -> None:
     insns = X86_64.decode(b"\x90" + data + b"\x90", HERE)
     assert [insn.size for insn in insns] == [1, len(data), 1]
+
+
+@pytest.mark.parametrize("data", ["0fb9cc", "670fb94010", "670fb9801002f4ff", "480fb90425cccccccc"])
+def test_operands_of_ud1_belong_to_it(data: str) -> None:
+    code = bytes.fromhex(data)
+    insns = X86_64.decode(b"\x90" + code + b"\xf4", HERE)
+    assert [insn.size for insn in insns] == [1, len(code), 1]
+    assert insns[1].flow is Flow.TRAP
+    assert len(X86_64.decode(b"\x90" + code[:-1], HERE)) == 1
+
+
+def test_collector_of_cycles_is_as_it_was() -> None:
+    X86_64.decode(b"\x90", HERE)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        X86_64.decode(b"\x90", HERE)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_pieces_meet() -> None:

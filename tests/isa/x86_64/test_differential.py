@@ -17,7 +17,7 @@ def code(data: str) -> list[Insn]:
 
 
 def test_the_judge_sees_a_wrong_copy() -> None:
-    window = code("48 89 d8e2 f0")  # mov %rbx, %rax; loop -16
+    window = code("48 89 d8 e2 f0")  # mov %rbx, %rax; loop -16
     right = X86_64.relocate(window, NEAR)
     for wrong in (right.data.replace(b"\x48\x89\xd8", b"\x48\x89\xd0"), right.data.replace(b"\xe2\x02", b"\xe3\x02")):
         copy = Relocated(NEAR, wrong, right.origins)
@@ -25,7 +25,7 @@ def test_the_judge_sees_a_wrong_copy() -> None:
 
 
 def test_the_judge_sees_a_wrong_count_and_what_is_not_dead() -> None:
-    window = code("48 89 d848 01 c8c3")  # mov %rbx, %rax; add %rcx, %rax; ret
+    window = code("48 89 d8 48 01 c8 c3")  # mov %rbx, %rax; add %rcx, %rax; ret
     counter = {window[1].address: NEAR + 0x8000}
     probed = Probed({insn.address: insn for insn in window}, counter)
     state = {"rsp": STACK, "rcx": 3, "rbx": 1, "eflags": 2}
