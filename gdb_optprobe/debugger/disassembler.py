@@ -28,9 +28,10 @@ class OriginalDisassembler(gdb.disassembler.Disassembler):
         result = gdb.disassembler.builtin_disassemble(_Original(info, session))
         numbers = [
             str(probe.number)
-            for site in session.registry.sites()
-            if site.patch is not None and site.address <= address < site.patch.end
-            for probe in site.probes
+            for branch in session.registry.branches()
+            if branch.patch.address <= address < branch.patch.end
+            for site in branch.sites
+            for probe in site.enabled
         ]
         if not numbers:
             return None

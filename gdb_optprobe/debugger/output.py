@@ -159,7 +159,7 @@ def _summary(probes: Sequence[ProbeView]) -> str:
 def _headline(probe: ProbeView) -> str:
     where = f"Probe {probe.number} at {_place(probe.address, probe.symbol)}"
     if probe.tier == _BEST:
-        return f"{where}: optimized, {probe.patch_size} bytes patched{_cost(probe)}"
+        return f"{where}: optimized, {_patched(probe)}{_cost(probe)}"
     if probe.tier not in _STOPS:
         return f"{where}: {probe.tier}{_cost(probe)}"
     until = " until it is optimized" if probe.state == "optimizing" else ""
@@ -167,11 +167,17 @@ def _headline(probe: ProbeView) -> str:
     return f"{where}: {probe.tier}; a hit stops the guest {_STOPS[probe.tier]}{until}{why}"
 
 
+def _patched(probe: ProbeView) -> str:
+    if probe.detour is None or probe.detour.head == probe.address:
+        return f"{probe.patch_size} bytes patched"
+    return f"in the detour of the branch at {probe.detour.head:#x}"
+
+
 def _cost(probe: ProbeView) -> str:
     if probe.detour is None:
         return ""
     trap = " and a trap" if probe.tier == "trapped" else ""
-    return f"; a hit costs {_counted(probe.detour.instructions, 'instruction')}{trap}"
+    return f"; a hit costs {_counted(probe.detour.added, 'instruction')}{trap}"
 
 
 def _next_steps(probe: ProbeView) -> list[str]:
@@ -232,7 +238,7 @@ def _report_row(probe: ProbeView) -> tuple[str, ...]:
     if cost:
         cost = f"{'two stops' if cost == 'twice' else 'a stop'} ({probe.tier})"
     elif probe.detour:
-        cost = _counted(probe.detour.instructions, "instruction")
+        cost = _counted(probe.detour.added, "instruction")
     return str(probe.number), *(str(count) for count in counts), cost or "", _asked(probe)
 
 

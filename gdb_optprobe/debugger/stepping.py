@@ -47,8 +47,7 @@ class Stepping:
         if self._busy or not self._lowered or session is None or not is_stopped():
             return
         sites, self._lowered = self._lowered, []
-        for site in sites:
-            session.optimizer.unpin(site)
+        session.optimizer.unpin(sites)
         try:
             session.optimizer.settle([site for site in sites if session.registry.site(site.address) is site])
         except OptprobeError as error:
@@ -62,9 +61,9 @@ class Stepping:
             self._busy = True
             try:
                 self._leave_detour(session)
-                for site in self._in_the_way(session, command):
-                    session.optimizer.pin(site)
-                    self._lowered.append(site)
+                sites = self._in_the_way(session, command)
+                self._lowered += sites
+                session.optimizer.pin(sites)
             finally:
                 self._busy = False
 
@@ -78,13 +77,12 @@ class Stepping:
         optimized = [site for site in session.registry.sites() if site.tier is Tier.OPTIMIZED]
         within = [site for site in optimized if command in WITHIN_FUNCTION and start <= site.address < end]
         wide = [site for site in optimized if command in TO_ADDRESS and site.placed and site.placed.waits]
-        here = [site for site in optimized if site.address == pc]
+        here = [site for site in optimized if site.placed and site.placed.head <= pc < site.placed.end]
         return list({site.address: site for site in (*within, *wide, *here)}.values())
 
     def _leave_detour(self, session: Session) -> None:
         """A Ctrl-C may have stopped the vCPU inside a detour: finish that hit first, without a word."""
         for _ in range(MOST_STEPS):
-            site = session.registry.at(read_register(session.target.isa.pc))
-            if site is None:
+            if session.registry.detour_at(read_register(session.target.isa.pc)) is None:
                 return
             gdb.execute("stepi", to_string=True)

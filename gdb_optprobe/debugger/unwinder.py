@@ -79,9 +79,9 @@ class KernelUnwinder(gdb.unwinder.Unwinder):
 
     def _caller(self, state: orc.State, session: Session, kernel: Kernel) -> tuple[FrameId, orc.State] | None:
         pc = state.registers["rip"]
-        site = session.registry.at(pc)
-        if site is not None and site.detour is not None and (original := site.detour.original_pc(pc)) is not None:
-            sp = state.registers["rsp"] + session.pushed_at(site, pc) & MASK
+        detour = session.registry.detour_at(pc)
+        if detour is not None and (original := detour.original_pc(pc)) is not None:
+            sp = state.registers["rsp"] + session.pushed_at(detour, pc) & MASK
             return FrameId(sp - WORD, pc), orc.State({**state.registers, "rip": original, "rsp": sp}, exact=True)
         try:
             caller = orc.unwind(state, kernel.tables, kernel.read)

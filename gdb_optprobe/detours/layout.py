@@ -1,51 +1,51 @@
-"""Lay out a detour: the code a probed instruction branches to.
+"""Lay out a detour: the code a branch leads to.
 
     probed function            detour slot (code)                    data
     ┌───────────────┐          ┌────────────────────────────┐        ┌─────────┐
-    │ jmp ──────────┼────────► │ program                    ├──────► │ counter │
+    │ jmp ──────────┼────────► │ program of the first insn  ├──────► │ counter │
     │ (5 bytes)     │          │   lock inc (counter)       │        └─────────┘
     │               │          ├────────────────────────────┤
-    │ next insn ◄───┼───┐      │ displaced instructions,    │
-    └───────────────┘   │      │   rewritten for their new  │
-                        │      │   address                  │
-                        └──────┼ jmp back                   │
+    │               │          │ first insn, rewritten for  │
+    │               │          │   its new address          │        ┌─────────┐
+    │               │          ├────────────────────────────┤   ┌──► │ counter │
+    │               │          │ program of the second      ├───┘    └─────────┘
+    │               │          │ second insn                │
+    │ next insn ◄───┼───┐      │ …                          │
+    └───────────────┘   └──────┼ jmp back                   │
                                └────────────────────────────┘
 A boosted copy is the same without a program. At a tracer's site the displaced nop is left out.
 
-Where execution stands, for the unwinder and the stepper: inside the program the probed instruction has not begun;
-from a displaced instruction's first byte to its last it is at that instruction.
+Where execution stands, for the unwinder and the stepper: inside a program its instruction has not begun; from a
+displaced instruction's first byte to its last it is at that instruction.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gdb_optprobe.detours.planner import Plan
-from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.isa.base import Isa
 
 Program = Callable[[int], bytes]
-"""Code that runs at the address it is given and ends by falling through."""
+"""Code that runs at the address it is given and ends by falling through; always of the same size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Detour:
-    """Code for one address in guest memory.
+    """Code in guest memory that stands for the instructions from `head` on.
 
-    site:         the probed address.
-    program_size: bytes of `data` before the displaced instructions.
-    origins:      (address in the detour, original address) of each displaced instruction and of the branch back.
-    counter:      address of the 8-byte counter; None where the program has none.
+    origins:  (address in the detour, original address) of each displaced instruction, its program included, and of the
+              branch back.
+    programs: (start, end, original address) of each program.
     """
 
     address: int
     data: bytes
-    site: int
-    program_size: int
+    head: int
     origins: tuple[tuple[int, int], ...]
-    counter: int | None = None
+    programs: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def size(self) -> int:
@@ -60,36 +60,39 @@ class Detour:
         if not self.address <= pc < self.end:
             return None
         place = bisect_right(self.origins, pc, key=lambda origin: origin[0])
-        return self.origins[place - 1][1] if place else self.site
+        return self.origins[place - 1][1] if place else self.head
 
     def address_of(self, original: int) -> int | None:
         """Where execution that is at `original` stands in the detour (the branch back included); None if nowhere."""
         return next((at for at, origin in self.origins if origin == original), None)
 
 
-def build(plan: Plan, isa: Isa, at: int, program: Program | None = None, counter: int | None = None) -> Detour:
-    """The detour of `plan` at the address `at`. Raises Unrelocatable or OutOfReach where `at` does not do."""
-    first = program(at) if program is not None else b""
-    start = at + len(first)
-    if plan.ftrace is not None and plan.tier is Tier.OPTIMIZED:
-        rest = isa.branch(start, plan.ftrace.end)
-        origins: tuple[tuple[int, int], ...] = ((0, plan.ftrace.end),)
+def build(plan: Plan, isa: Isa, at: int, programs: Mapping[int, Program] | None = None) -> Detour:
+    """The detour of `plan` at the address `at`, with programs by the address of the instruction they run before.
+
+    Raises Unrelocatable or OutOfReach where `at` does not do.
+    """
+    programs = programs or {}
+    sizes = {original: len(program(at)) for original, program in programs.items()}
+    if plan.ftrace is not None:
+        first = programs[plan.head](at) if plan.head in programs else b""
+        data = first + isa.branch(at + len(first), plan.ftrace.end)
+        origins: tuple[tuple[int, int], ...] = ((at, plan.head), (at + len(first), plan.ftrace.end))
     else:
-        moved = isa.relocate(plan.displaced, start)
-        rest, origins = moved.data, moved.origins
+        moved = isa.relocate(plan.displaced, at, programs)
+        data, origins = moved.data, tuple((at + offset, original) for offset, original in moved.origins)
     return Detour(
         address=at,
-        data=first + rest,
-        site=plan.address,
-        program_size=len(first),
-        origins=tuple((start + offset, original) for offset, original in origins),
-        counter=counter,
+        data=data,
+        head=plan.head,
+        origins=origins,
+        programs=tuple((start, start + sizes[insn], insn) for start, insn in origins if insn in sizes),
     )
 
 
 def count(plan: Plan, isa: Isa, at: int, counter: int) -> Detour:
-    """A detour that counts the hits."""
-    return build(plan, isa, at, lambda to: isa.count(counter, to, plan.dead), counter)
+    """A detour that counts the hits of the probed instruction."""
+    return build(plan, isa, at, {plan.address: lambda to: isa.count(counter, to, plan.dead)})
 
 
 def boost(plan: Plan, isa: Isa, at: int) -> Detour:

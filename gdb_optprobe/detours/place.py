@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from gdb_optprobe.detours.ground import Ground
 from gdb_optprobe.detours.tier import Tier
-from gdb_optprobe.guest.text import Function, Text
-from gdb_optprobe.isa.base import Insn, Isa
+from gdb_optprobe.isa.base import Insn
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """Another probe's bytes that are, or will be, covered by its branch."""
+    """Another probed instruction.
+
+    joins: its program may be compiled into the detour of a branch elsewhere; else the guest must run it in place.
+    """
 
     number: int
-    start: int
-    end: int
+    joins: bool = True
+
+
+Neighbours = Callable[[int], Neighbour | None]
+"""The probe on the instruction at an address, if there is one."""
+
+
+def alone(_: int) -> Neighbour | None:
+    """Nothing else is probed."""
+    return None
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
     """An address somebody wants to probe.
 
-    neighbours:  of other probes; those far away are ignored.
+    neighbours:  the other probed instructions.
     breakpoints: of the user, which must go on to hit.
     """
 
     address: int
-    neighbours: tuple[Neighbour, ...] = ()
+    neighbours: Neighbours = alone
     breakpoints: frozenset[int] = frozenset()
 
 
@@ -36,7 +48,6 @@ class Limits:
     """What is switched on, what the handlers need, and what is known of the machine.
 
     forced:         no tier above this one; a plan may still end below it, and says why.
-    detours:        an address where detours are placed; None tries beside the site itself.
     stacks_missing: why saved PCs cannot all be enumerated, in words; empty when they can.
     """
 
@@ -47,27 +58,17 @@ class Limits:
     post_handler: bool = False
     python_handler: bool = False
     stacks_missing: str = ""
-    detours: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A site with all that is known around it; what every check below is asked about."""
+    """A site with all that is known around it."""
 
     site: Site
     insn: Insn
-    function: Function
-    isa: Isa
-    text: Text
+    ground: Ground
     limits: Limits
 
     @property
     def address(self) -> int:
         return self.site.address
-
-    @property
-    def detours(self) -> int:
-        """Where a detour may stand, to try what its relocation would be."""
-        if self.limits.detours is not None:
-            return self.limits.detours
-        return (self.address & ~0xFFFF) + (self.isa.branch_reach // 4)

@@ -5,18 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from gdb_optprobe.detours import obstacles
+from gdb_optprobe.detours import obstacles, spare
+from gdb_optprobe.detours.ground import Grounds
 from gdb_optprobe.detours.place import Limits, Neighbour, Place, Site
 from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
+from gdb_optprobe.detours.regions import Region, region
 from gdb_optprobe.detours.tier import BEST_FIRST, Tier
-from gdb_optprobe.detours.ways import Attempt, attempt
-from gdb_optprobe.guest.text import Area, Fact, FtraceSite, Text
+from gdb_optprobe.guest.text import Area, FtraceSite, Text
 from gdb_optprobe.isa.base import Dead, Insn, Isa
 
-__all__ = ["Limits", "Neighbour", "Plan", "Site", "entry_of", "plan", "plans"]
+__all__ = ["Limits", "Neighbour", "Plan", "Site", "entry_of", "joins", "plan", "plans"]
 
 NEAR_INSTRUCTIONS = 24
 """How far from a refused address a better one is looked for, in instructions each way."""
@@ -26,10 +27,10 @@ NEAR_INSTRUCTIONS = 24
 class Plan:
     """How one address will be probed.
 
-    displaced:  the instructions that run elsewhere, in order: those the branch covers, the one that is boosted.
+    displaced:  the instructions that run elsewhere, in order: those of the branch, the one that is boosted.
     patch_size: bytes of text the branch overwrites; 0 unless optimized.
     dead:       what the program may overwrite freely.
-    waits:      the branch covers more than one instruction: nobody may be inside when it is written.
+    waits:      the branch displaces more than one instruction: nobody may be inside when it is written.
     ftrace:     the tracer's site whose record must be switched off first; None elsewhere.
     reason:     why no better tier was possible; None for the best.
     refused:    every better tier with its reason, best first.
@@ -48,23 +49,33 @@ class Plan:
     near: int | None = None
 
     @property
+    def head(self) -> int:
+        """Where the branch stands: at the probed instruction or before it."""
+        return self.displaced[0].address
+
+    @property
+    def end(self) -> int:
+        """Behind the last displaced instruction."""
+        return self.displaced[-1].end
+
+    @property
     def patch_end(self) -> int:
-        return self.address + self.patch_size
+        return self.head + self.patch_size
 
     @property
     def insn(self) -> Insn:
         """The probed instruction."""
-        return self.displaced[0]
+        return next(insn for insn in self.displaced if insn.address == self.address)
 
     def why_not(self, tier: Tier) -> Reason | None:
         """Why `tier`, a better one, was refused."""
         return next((reason for refused, reason in self.refused if refused is tier), None)
 
 
-def plan(site: Site, isa: Isa, text: Text, limits: Limits | None = None) -> Plan:
+def plan(site: Site, grounds: Grounds, limits: Limits | None = None) -> Plan:
     """The best tier that is safe at `site`, and why not a better one. Raises Refused where none is."""
     limits = limits or Limits()
-    place = _place(site, isa, text, limits)
+    place = _place(site, grounds, limits)
     tried: list[tuple[Tier, Reason]] = []
     for tier in BEST_FIRST:
         found = _TIERS[tier](place)
@@ -75,11 +86,16 @@ def plan(site: Site, isa: Isa, text: Text, limits: Limits | None = None) -> Plan
     raise AssertionError("a breakpoint is possible wherever there is an instruction")
 
 
-def plans(sites: Iterable[Site], isa: Isa, text: Text, limits: Limits | None = None) -> Iterator[Plan | Refused]:
+def joins(limits: Limits) -> bool:
+    """Whether probes with these limits may be compiled into the detour of a branch elsewhere."""
+    return _wish(limits, Tier.OPTIMIZED) is None
+
+
+def plans(sites: Iterable[Site], grounds: Grounds, limits: Limits | None = None) -> Iterator[Plan | Refused]:
     """`plan` for each of `sites`; an address that gets no tier yields its refusal in place of a plan."""
     for site in sites:
         try:
-            yield plan(site, isa, text, limits)
+            yield plan(site, grounds, limits)
         except Refused as refused:
             yield refused
 
@@ -105,74 +121,72 @@ _AREAS = {
 }
 
 
-def _place(site: Site, isa: Isa, text: Text, limits: Limits) -> Place:
+def _place(site: Site, grounds: Grounds, limits: Limits) -> Place:
     """What stands at `site`. Raises Refused where no tier at all is possible."""
-    address = site.address
-    spelled = text.spell(address)
+    address, text = site.address, grounds.text
     area = text.area(address)
     if area is not Area.TEXT:
-        raise Refused(_AREAS[area].because(address=spelled))
-    function = text.function(address)
-    if function is None:
-        raise Refused(Refusal.UNKNOWN_FUNCTION.because(address=spelled))
-    insn = function.own.get(address)
+        raise Refused(_AREAS[area].because(address=text.spell(address)))
+    ground = grounds.at(address)
+    if ground is None:
+        raise Refused(Refusal.UNKNOWN_FUNCTION.because(address=text.spell(address)))
+    insn = ground.function.own.get(address)
     if insn is None:
-        around = next((i for i in function.hot if i.address < address < i.end), None)
-        if around is not None:
-            raise Refused(Refusal.NOT_INSTRUCTION_BOUNDARY.because(address=spelled, start=text.spell(around.address)))
-        raise Refused(Refusal.UNDECODABLE.because(address=spelled))
-    if insn.data == isa.breakpoint:
-        raise Refused(Refusal.FOREIGN_BREAKPOINT.because(address=spelled))
-    return Place(site, insn, function, isa, text, limits)
+        around = next((i for i in ground.function.hot if i.address < address < i.end), None)
+        if around is None:
+            raise Refused(Refusal.UNDECODABLE.because(address=text.spell(address)))
+        start = text.spell(around.address)
+        raise Refused(Refusal.NOT_INSTRUCTION_BOUNDARY.because(address=text.spell(address), start=start))
+    if insn.data == grounds.isa.breakpoint:
+        raise Refused(Refusal.FOREIGN_BREAKPOINT.because(address=text.spell(address)))
+    return Place(site, insn, ground, limits)
 
 
 # --- the tiers ---------------------------------------------------------------------------------------------------
 
 
 def _optimized(place: Place) -> Plan | Reason:
-    if wish := _wish(place, Tier.OPTIMIZED):
+    if wish := _wish(place.limits, Tier.OPTIMIZED):
         return wish
-    found = attempt(place)
+    found = region(place)
     if isinstance(found, Reason):
         return found
     return Plan(
         place.address,
         Tier.OPTIMIZED,
         found.displaced,
-        patch_size=found.patch_size,
-        dead=_dead(place, found),
+        patch_size=place.ground.isa.branch_size,
+        dead=spare.at(place.ground, place.insn),
         waits=found.waits,
         ftrace=found.ftrace,
     )
 
 
 def _trapped(place: Place) -> Plan | Reason:
-    return _wish(place, Tier.TRAPPED) or Refusal.TRAP_TIER_MISSING.because()
+    return _wish(place.limits, Tier.TRAPPED) or Refusal.TRAP_TIER_MISSING.because()
 
 
 def _emulated(place: Place) -> Plan | Reason:
-    if wish := _wish(place, Tier.EMULATED):
+    if wish := _wish(place.limits, Tier.EMULATED):
         return wish
-    if rewritten := obstacles.rewritten_by_guest(place, place.address, place.insn.end):
+    isa, insn = place.ground.isa, place.insn
+    if rewritten := place.ground.rewritten_by_guest(insn):
         return rewritten
-    some = dict.fromkeys(place.isa.registers, 0x1000)
-    if place.isa.emulate(place.insn, some, lambda _, size: bytes(size)) is None:
-        return Refusal.NOT_EMULATED.because(insn=place.insn.text)
-    return Plan(place.address, Tier.EMULATED, (place.insn,))
+    some = dict.fromkeys(isa.registers, 0x1000)
+    if isa.emulate(insn, some, lambda _, size: bytes(size)) is None:
+        return Refusal.NOT_EMULATED.because(insn=insn.text)
+    return Plan(place.address, Tier.EMULATED, (insn,))
 
 
 def _boosted(place: Place) -> Plan | Reason:
-    if wish := _wish(place, Tier.BOOSTED):
+    if wish := _wish(place.limits, Tier.BOOSTED):
         return wish
-    displaced = (place.insn,)
-    blocked = (
-        obstacles.shadowed(place)
-        or obstacles.unmovable(place, displaced)
-        or obstacles.exception(place, displaced)
-        or obstacles.rewritten_by_guest(place, place.address, place.insn.end)
-        or obstacles.relocation(place, displaced)
-    )
-    return blocked or Plan(place.address, Tier.BOOSTED, displaced)
+    if place.ground.is_shadowed(place.insn) or place.ground.isa.shadows(place.insn):
+        before = place.insn if place.ground.isa.shadows(place.insn) else place.ground.before(place.insn)
+        assert before is not None
+        spelled = place.ground.text.spell(before.address)
+        return Refusal.INTERRUPT_SHADOW.because(insn=before.text, address=spelled)
+    return place.ground.why_not_alone(place.insn) or Plan(place.address, Tier.BOOSTED, (place.insn,))
 
 
 def _breakpoint(place: Place) -> Plan | Reason:
@@ -188,9 +202,8 @@ _TIERS: dict[Tier, Callable[[Place], Plan | Reason]] = {
 }
 
 
-def _wish(place: Place, tier: Tier) -> Reason | None:
+def _wish(limits: Limits, tier: Tier) -> Reason | None:
     """What the user or the handlers say against `tier`, whatever the address."""
-    limits = place.limits
     if limits.forced is not None and tier > limits.forced:
         return Refusal.TIER_FORCED.because(tier=limits.forced.value)
     if limits.python_handler and tier.stops == 0:
@@ -207,40 +220,16 @@ def _wish(place: Place, tier: Tier) -> Reason | None:
     return None
 
 
-# --- what may be overwritten, and where else ------------------------------------------------------------------------
-
-
-def _dead(place: Place, found: Attempt) -> Dead:
-    if found.ftrace is not None:
-        return place.isa.dead_at_entry()
-    return place.isa.dead_at(place.address, place.function.whole.code, _also(place))
-
-
-def _also(place: Place) -> Mapping[int, Sequence[int]]:
-    """Where else execution may go, now or once the guest has rewritten an instruction: it counts as another path.
-
-    A jump label is a nop or a jump; a fault goes to its fixup; behind a static call that is a nop now anything may be
-    called (an address outside of the function makes everything live).
-    """
-    whole = place.function.whole
-    also: dict[int, list[int]] = {}
-    for jump in whole.jumps:
-        insn = whole.code.get(jump.source)
-        if insn is not None and jump.target != insn.target:
-            also.setdefault(jump.source, []).extend([jump.target, insn.end])
-    for mark in place.text.marks(place.function.start, place.function.end):
-        if mark.fact is Fact.STATIC_CALL:
-            also.setdefault(mark.address, []).append(0)
-    return also
+# --- where else ---------------------------------------------------------------------------------------------------
 
 
 def _nearest(place: Place) -> int | None:
     """The instruction nearest to a refused one that would be optimized."""
-    if _wish(place, Tier.OPTIMIZED) is not None:
+    if _wish(place.limits, Tier.OPTIMIZED) is not None:
         return None
-    around = sorted(place.function.hot, key=lambda insn: abs(insn.address - place.address))
+    around = sorted(place.ground.function.hot, key=lambda insn: abs(insn.address - place.address))
     for insn in around[1 : 2 * NEAR_INSTRUCTIONS]:
         there = replace(place, site=replace(place.site, address=insn.address), insn=insn)
-        if insn.data != place.isa.breakpoint and isinstance(attempt(there), Attempt):
+        if insn.data != place.ground.isa.breakpoint and isinstance(region(there), Region):
             return insn.address
     return None

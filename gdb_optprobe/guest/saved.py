@@ -13,3 +13,7 @@ class Saved:
     who: str
     address: int
     words: array[int]
+
+    def among(self, low: int, high: int) -> Saved:
+        """Only the words in [low, high): what a branch can reach, say."""
+        return Saved(self.who, self.address, array("Q", (word for word in self.words if low <= word < high)))

@@ -156,7 +156,7 @@ class Isa(Protocol):
         """`insns` (contiguous) rewritten to run at `to`, with the branch back. Raises Unrelocatable."""
 
     def moves_as_it_is(self, insn: Insn) -> bool:
-        """Whether every copy of `insn` is its own bytes, or nothing: a sweep of a kernel need not try to relocate it."""
+        """Whether every copy of `insn` is its own bytes, or nothing: a sweep of a kernel need not try to move it."""
 
     def shadows(self, insn: Insn) -> bool:
         """Whether `insn` holds off interrupts until the instruction behind it has run."""

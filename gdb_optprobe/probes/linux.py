@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -41,6 +42,7 @@ class Linux:
     text: KernelText
     mapping: tuple[filler.PhysicalPatch, ...] = ()
     tracer: SiteTracer = field(init=False)
+    _saved: list[Saved] | None = None
 
     def __post_init__(self) -> None:
         self.tracer = SiteTracer(self)
@@ -63,7 +65,8 @@ class Linux:
         return cls(recovered, machine, memory, isa, kernel, structures, KernelText(kernel, isa, overlay))
 
     def forget(self) -> None:
-        """The guest has run: page tables, the vCPUs' view and the text may have changed."""
+        """The guest has run: page tables, the vCPUs' view, stacks and the text may have changed."""
+        self._saved = None
         self.memory.forget()
         self.text.forget()
 
@@ -74,8 +77,20 @@ class Linux:
         return stacks.Stacks(self.kernel, self.machine, self.isa.registers)
 
     def saved(self) -> Iterable[Saved]:
-        """Everywhere a PC may be saved now. Raises OptprobeError."""
-        return self._stacks.saved()
+        """Everywhere a PC may be saved now. Raises OptprobeError.
+
+        While the guest stands its stacks do not change, and are read once; registers may be changed by the user.
+        """
+        if self._saved is None:
+            start, end = self.kernel.range("_stext", "_etext")
+            reach = self.isa.branch_reach
+            self._saved = [found.among(start - reach, end + reach) for found in self._stacks.saved()]
+        return [*self._registers(), *self._saved]
+
+    def _registers(self) -> Iterator[Saved]:
+        for vcpu in self.machine.vcpus():
+            values = self.machine.registers(vcpu, self.isa.registers)
+            yield Saved(f"vCPU {vcpu.number}", 0, array("Q", values.values()))
 
     def stacks_missing(self) -> str:
         """Why not all stacks can be told, in words; "" when they can."""

@@ -4,33 +4,35 @@
     breakpoint ───────────────► optimizing ───────────────────────► optimized
         ▲                         (works as a stop point)               │
         └───────────────────────────────────────────────────────────────┘
-          a handler, a neighbour, a user's breakpoint, a setting
+          a handler, a user's breakpoint, a setting
 
-A branch over several instructions is written only when no saved PC is inside them (rule 3). Waiting sites are tried
-again at every stop that occurs anyway; one scan of the stacks serves all of them.
+Sites on one stretch of code may share a branch, so they are planned together. A branch over several instructions is
+written only when no saved PC is inside them (rule 3). Waiting sites are tried again at every stop that occurs anyway;
+one scan of the stacks serves all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 
 from gdb_optprobe.detours import quiescence
 from gdb_optprobe.detours.arena import Arena
-from gdb_optprobe.detours.planner import Limits, Neighbour, Plan, plan
+from gdb_optprobe.detours.ground import Grounds
+from gdb_optprobe.detours.place import Neighbours
+from gdb_optprobe.detours.planner import Limits, Neighbour, Plan, joins, plan
 from gdb_optprobe.detours.planner import Site as Place
 from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.probes.branch import Branch, serves
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
-
-# No branch of ours covers more bytes than this, nor does the longest instruction it starts at.
-WIDEST = 16
 
 
 @dataclass
@@ -40,8 +42,12 @@ class Optimizer:
     target: Target
     registry: Registry
     settings: Callable[[], Settings]
+    _grounds: Grounds = field(init=False)
     _arena: Arena | None = None
     _arena_missing: Reason | None = None
+
+    def __post_init__(self) -> None:
+        self._grounds = Grounds(self.target.isa, self.target.text)
 
     @property
     def arena(self) -> Arena | None:
@@ -50,20 +56,21 @@ class Optimizer:
 
     # what would be best ------------------------------------------------------------------------------------------
 
-    def plan(self, address: int, specs: Sequence[Spec]) -> Plan:
+    def plan(self, address: int, specs: Sequence[Spec], neighbours: Neighbours | None = None) -> Plan:
         """The best plan for probes `specs` at `address` as things stand. Raises Refused where there is none."""
         limits = self._limits(specs)
-        place = Place(address, self._neighbours(address), self.target.breakpoints())
-        best = plan(place, self.target.isa, self.target.text, limits)
+        place = Place(address, neighbours or self._neighbours(), self.target.breakpoints())
+        best = plan(place, self._grounds, limits)
         if best.tier not in (Tier.OPTIMIZED, Tier.BOOSTED) or self.need_arena():
             return best
         assert self._arena_missing is not None
-        return self._lower(place, limits, best, self._arena_missing)
+        return self._lower(address, limits, self._arena_missing)
 
-    def _lower(self, place: Place, limits: Limits, refused: Plan, reason: Reason) -> Plan:
-        """The best plan that needs no detour, where `refused` could not be carried out for `reason`."""
+    def _lower(self, address: int, limits: Limits, reason: Reason) -> Plan:
+        """The best plan for `address` that needs no detour, where a better one could not be carried out."""
+        place = Place(address, breakpoints=self.target.breakpoints())
         without = replace(limits, optimization=False, boost=False)
-        lower = plan(place, self.target.isa, self.target.text, without)
+        lower = plan(place, self._grounds, without)
         needs_memory = (Tier.OPTIMIZED, Tier.BOOSTED)
         refusals = tuple((tier, reason if tier in needs_memory else why) for tier, why in lower.refused)
         return replace(lower, reason=reason, refused=refusals)
@@ -79,16 +86,19 @@ class Optimizer:
             post_handler=any(spec.post_handler is not None for spec in specs),
             python_handler=any(spec.pre_handler is not None or spec.post_handler is not None for spec in specs),
             stacks_missing=self.target.stacks_missing,
-            detours=self._arena.ranges.code[0][0] if self._arena is not None and self._arena.ranges.code else None,
         )
 
-    def _neighbours(self, address: int) -> tuple[Neighbour, ...]:
-        """Probed instructions that a branch at `address` must not cover."""
-        return tuple(
-            Neighbour(site.probes[0].number, site.address, site.address + 1)
-            for site in self.registry.sites()
-            if site.enabled and 0 < site.address - address < WIDEST
-        )
+    def _neighbours(self) -> Neighbours:
+        """What probes stand on an instruction now; each is looked at once."""
+
+        @cache
+        def neighbour(address: int) -> Neighbour | None:
+            site = self.registry.site(address)
+            if site is None or not site.enabled:
+                return None
+            return Neighbour(site.enabled[0].number, not site.gone and joins(self._limits(site.specs)))
+
+        return neighbour
 
     def need_arena(self) -> Arena | None:
         """The arena, found at first need; None, with the reason kept, where there is no memory for one."""
@@ -104,7 +114,7 @@ class Optimizer:
     def forget_arena(self) -> None:
         """The setting changed: look for memory anew when it is next needed, if none is in use."""
         self._arena_missing = None
-        if self._arena is not None and not any(site.detour for site in self.registry.sites()):
+        if self._arena is not None and not any(site.detour is not None for site in self.registry.sites()):
             self._arena = None
 
     def drop_arena(self) -> None:
@@ -114,13 +124,31 @@ class Optimizer:
     # carrying it out ---------------------------------------------------------------------------------------------
 
     def settle(self, sites: Iterable[Site]) -> None:
-        """Arm `sites` as well as is safe now; those that must wait work as stop points meanwhile."""
-        planned = [site for site in sites if not site.gone and self._replan(site)]
-        waiting = [site for site in planned if site.plan.waits and site.tier is not Tier.OPTIMIZED]
-        blocked = self._who_is_inside(waiting)
-        for site in planned:
-            site.waits = blocked.get(site.address, "")
-            self._arm(site)
+        """Bring `sites`, and those that share their stretches, to where they belong now.
+
+        Sites that must wait work as stop points meanwhile. Raises OptprobeError, once all else is done, where a branch
+        could not be taken away.
+        """
+        self.settle_around(site.address for site in sites)
+
+    def settle_around(self, addresses: Iterable[int]) -> None:
+        """The same for whatever shares a stretch with `addresses`: a probe or a breakpoint came or went there."""
+        sites = self._sharing(addresses)
+        neighbours = self._neighbours()
+        for site in sites:
+            self._replan(site, neighbours)
+        groups = _groups(sites)
+        blocked = self._who_is_inside([group for group in groups if self._must_wait(group)])
+        lost = self._take_away(sites, groups)
+        for site in sites:
+            site.waits = blocked.get(site.plan.head, "") if site.enabled else ""
+        for group in groups:
+            self._optimize([site for site in group if not site.gone])
+        for site in sites:
+            if not site.gone and site.branch is None:
+                self._stop_at(site)
+        if lost:
+            raise lost[0]
 
     def retry(self) -> None:
         """At a stop that occurred anyway: try the sites that wait for somebody to leave."""
@@ -129,29 +157,16 @@ class Optimizer:
             self.target.alive()
             self.settle(waiting)
 
-    def clear_way(self, address: int) -> list[Site]:
-        """A new probe comes to `address`: a branch that covers it goes before it is planned. To be settled: those."""
-        covering = [
-            site
-            for site in self.registry.sites()
-            if site.patch is not None and site.address < address < site.patch.end
-        ]
-        for site in covering:
-            self._disarm(site)
-        return covering
+    def pin(self, sites: Sequence[Site]) -> None:
+        """Bring these sites down to breakpoints until `unpin`: the original instructions are about to be stepped."""
+        for site in sites:
+            site.pinned = True
+        self.settle(sites)
 
-    def pin(self, site: Site) -> None:
-        """Bring a site down to a breakpoint until `unpin`: its original instructions are about to be stepped."""
-        site.pinned = True
-        self._arm(site)
-
-    def unpin(self, site: Site) -> None:
-        """The next `settle` brings it up again."""
-        site.pinned = False
-
-    def resettle_around(self, address: int) -> None:
-        """A probe at `address` came or went: sites before it may reach over it now, or no longer."""
-        self.settle([site for site in self.registry.sites() if 0 < address - site.address < WIDEST])
+    def unpin(self, sites: Sequence[Site]) -> None:
+        """The next `settle` brings them up again."""
+        for site in sites:
+            site.pinned = False
 
     def release_counter(self, probe: Probe) -> None:
         """A deleted probe's counter: code that still runs may write there, so it is reused only with the code."""
@@ -159,60 +174,96 @@ class Optimizer:
             self._arena.data.release(probe.counter)
             probe.counter = None
 
-    def _replan(self, site: Site) -> bool:
-        """Renew the plan from the text as it was before ours. False, and out of the guest, when none is enabled."""
+    def _replan(self, site: Site, neighbours: Neighbours) -> None:
         if not site.enabled:
-            self._disarm(site)
-            return False
-        # While our branch stands there the old plan's decoding holds: Text shows the original code.
-        site.plan = self.plan(site.address, [probe.spec for probe in site.enabled])
-        return True
-
-    def _arm(self, site: Site) -> None:
-        wanted = self._meanwhile(site.plan) if site.waits or site.pinned else site.plan
-        if site.placed is not None and site.tier is wanted.tier and not site.stale:
             return
-        self._disarm(site)
         try:
-            self._place(site, wanted)
+            site.plan = self.plan(site.address, site.specs, neighbours)
         except Refused as refused:
-            place = Place(site.address, self._neighbours(site.address), self.target.breakpoints())
-            limits = self._limits([probe.spec for probe in site.enabled])
-            site.plan = self._lower(place, limits, wanted, refused.reason)
-            self._place(site, site.plan)
+            # Somebody put a breakpoint of his own there, say: what is known of the code is what it was.
+            site.plan = replace(_meanwhile(site.plan), reason=refused.reason)
 
-    def _place(self, site: Site, wanted: Plan) -> None:
-        arena = self.need_arena() if wanted.tier in (Tier.OPTIMIZED, Tier.BOOSTED) else self._arena
-        if wanted.tier is Tier.OPTIMIZED:
-            assert arena is not None
-            self._optimize(site, wanted, arena)
-        elif arena is not None:
-            self._with_room(lambda: site.stop_at(wanted, self.target, arena), arena)
-        else:
-            site.stop_at(wanted, self.target, None)
+    def _sharing(self, addresses: Iterable[int]) -> list[Site]:
+        """The sites on the stretches of code that `addresses` lie on, ascending."""
+        looked_at: set[int] = set()
+        for address in addresses:
+            if address in looked_at:
+                continue
+            looked_at.add(address)
+            ground = self._grounds.at(address)
+            insn = ground.around(address) if ground is not None else None
+            if ground is not None and insn is not None:
+                looked_at.update(one.address for one in ground.stretch(insn))
+        found = (self.registry.site(address) for address in sorted(looked_at))
+        return [site for site in found if site is not None and not site.gone]
 
-    def _optimize(self, site: Site, wanted: Plan, arena: Arena) -> None:
-        """The tracer is kept off before the branch is written, and let in again when it cannot be written."""
-        if wanted.ftrace is not None:
-            self.target.tracer.hold(wanted.ftrace)
+    def _must_wait(self, group: Sequence[Site]) -> bool:
+        """Whether somebody may be where a new branch would stand; nobody is where a branch of ours stands already."""
+        inside = {address for site in group if site.branch is not None for address in site.branch.inside}
+        return group[0].plan.waits and not {insn.address for insn in group[0].plan.displaced[1:]} <= inside
+
+    def _take_away(self, sites: Sequence[Site], groups: Sequence[Sequence[Site]]) -> list[OptprobeError]:
+        """Branches that are not what `groups` want; what went wrong with those that had to be left."""
+        lost: list[OptprobeError] = []
+        wanted = {(serves(group), group[0].plan.displaced) for group in groups}
+        for branch in {id(site.branch): site.branch for site in sites if site.branch is not None}.values():
+            pinned = any(site.pinned for site in branch.sites)
+            if not pinned and (branch.serves, branch.plan.displaced) in wanted:
+                continue
+            assert self._arena is not None
+            try:
+                branch.take_away(self.target, self._arena)
+            except OptprobeError as error:
+                lost.append(error)
+                branch.abandon()
+            else:
+                self._let_tracer_in(branch.plan)
+        return lost
+
+    def _optimize(self, group: Sequence[Site]) -> None:
+        """Write the branch of `group`, if it does not stand and nobody is in the way."""
+        if not group or group[0].branch is not None or any(site.waits or site.pinned for site in group):
+            return
+        arena = self.need_arena()
+        assert arena is not None
+        for site in group:
+            site.stop_no_more(self.target, arena)
+        wanted = group[0].plan
         try:
-            self._with_room(lambda: site.optimize(wanted, self.target, arena), arena)
-        except OptprobeError:
+            # The tracer is kept off before the branch is written, and let in again when it cannot be written.
             if wanted.ftrace is not None:
-                self.target.tracer.release(wanted.ftrace)
+                self.target.tracer.hold(wanted.ftrace)
+            self._with_room(lambda: _write(group, self.target, arena), arena)
+        except Refused as refused:
+            self._let_tracer_in(wanted)
+            for site in group:
+                site.plan = self._lower(site.address, self._limits(site.specs), refused.reason)
+        except OptprobeError:
+            self._let_tracer_in(wanted)
             raise
 
-    def _meanwhile(self, wanted: Plan) -> Plan:
-        """How a site works while it waits: as a breakpoint, which needs nothing and nobody."""
-        return replace(wanted, tier=Tier.BREAKPOINT, displaced=wanted.displaced[:1], patch_size=0, ftrace=None)
+    def _let_tracer_in(self, wanted: Plan) -> None:
+        if wanted.ftrace is not None:
+            self.target.tracer.release(wanted.ftrace)
 
-    def _disarm(self, site: Site) -> None:
-        placed = site.placed
-        if placed is None:
+    def _stop_at(self, site: Site) -> None:
+        """Have `site` stop the guest as its plan says, or not at all when nothing there is enabled."""
+        if not site.enabled:
+            site.stop_no_more(self.target, self._arena)
             return
-        site.disarm(self.target, self._arena)
-        if placed.ftrace is not None and placed.tier is Tier.OPTIMIZED:
-            self.target.tracer.release(placed.ftrace)
+        wanted = _meanwhile(site.plan) if site.plan.tier is Tier.OPTIMIZED or site.pinned else site.plan
+        if site.placed is not None and site.tier is wanted.tier and not site.stale:
+            return
+        site.stop_no_more(self.target, self._arena)
+        arena = self.need_arena() if wanted.tier is Tier.BOOSTED else self._arena
+        try:
+            if arena is None:
+                site.stop_at(wanted, self.target, None)
+            else:
+                self._with_room(lambda: site.stop_at(wanted, self.target, arena), arena)
+        except Refused as refused:
+            site.plan = self._lower(site.address, self._limits(site.specs), refused.reason)
+            site.stop_at(site.plan, self.target, arena)
 
     def _with_room(self, action: Callable[[], None], arena: Arena) -> None:
         """Do it; where the arena is full, collect what is proven empty and try once more."""
@@ -236,11 +287,12 @@ class Optimizer:
             arena.wipe(slot, self.target.machine)
         return len(freed)
 
-    def _who_is_inside(self, sites: Sequence[Site]) -> dict[int, str]:
-        """For each of `sites` that must wait: who is inside, in words."""
-        if not sites:
+    def _who_is_inside(self, groups: Sequence[Sequence[Site]]) -> Mapping[int, str]:
+        """By the head of each of `groups` that must wait: who is inside, in words."""
+        if not groups:
             return {}
-        windows = {quiescence.window(site.address, site.plan.patch_size): site.address for site in sites}
+        plans = [group[0].plan for group in groups]
+        windows = {quiescence.window(one.head, one.end - one.head): one.head for one in plans}
         try:
             inside = quiescence.busy(windows, self.target.saved())
         except OptprobeError as error:
@@ -252,3 +304,21 @@ class Optimizer:
             ).text
             for found in inside
         }
+
+
+def _write(group: Sequence[Site], target: Target, arena: Arena) -> None:
+    Branch.write(group, target, arena)
+
+
+def _groups(sites: Sequence[Site]) -> list[list[Site]]:
+    """The enabled sites that are planned to be optimized, by the branch they share."""
+    groups: dict[int, list[Site]] = {}
+    for site in sites:
+        if site.enabled and site.plan.tier is Tier.OPTIMIZED:
+            groups.setdefault(site.plan.head, []).append(site)
+    return list(groups.values())
+
+
+def _meanwhile(wanted: Plan) -> Plan:
+    """How a site works while it waits: as a breakpoint, which needs nothing and nobody."""
+    return replace(wanted, tier=Tier.BREAKPOINT, displaced=(wanted.insn,), patch_size=0, waits=False, ftrace=None)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gdb_optprobe.detours import layout
 from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.obstacles import somewhere
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Reason, Refusal
 from gdb_optprobe.detours.slots import Slot
@@ -27,7 +28,8 @@ from gdb_optprobe.probes.views import (
 
 # Counters nearer to each other than this are read in one piece: a packet costs as much as some hundred bytes.
 GAP = 256
-ANYWHERE_NEAR = 0x1000_0000
+# Where a counter may be, to tell what a count would cost: anywhere near.
+COUNTER_AWAY = 0x10000
 
 
 def counters(probes: Sequence[Probe], target: Target) -> dict[int, int]:
@@ -83,7 +85,7 @@ def probe(probe: Probe, site: Site, hits: int, target: Target) -> ProbeView:
         patch_size=len(change.new) if change is not None else 0,
         original_bytes=change.old if change is not None else site.plan.insn.data,
         patched_bytes=change.new if change is not None else b"",
-        detour=_detour(site.detour, target),
+        detour=_detour(site, target),
         condition=probe.spec.condition,
         actions=probe.spec.actions,
         hits=hits,
@@ -121,10 +123,22 @@ def reason(why: Reason | None) -> ReasonView | None:
     return ReasonView(why.code, why.text, why.hint) if why is not None else None
 
 
-def _detour(detour: Detour | None, target: Target) -> DetourView | None:
+def _detour(site: Site, target: Target) -> DetourView | None:
+    detour = site.detour
     if detour is None:
         return None
-    return DetourView(detour.address, detour.size, len(target.isa.decode(detour.data, detour.address)))
+    count = len(target.isa.decode(detour.data, detour.address))
+    return DetourView(detour.address, detour.size, count, added(site.placed or site.plan, detour, target), detour.head)
+
+
+def added(plan: Plan, detour: Detour, target: Target) -> int:
+    """Instructions that a hit of an optimized probe adds: the branch, its program, the way back."""
+    others = 0
+    for start, end, original in detour.programs:
+        if original != plan.address:
+            program = detour.data[start - detour.address : end - detour.address]
+            others += len(target.isa.decode(program, start))
+    return 1 + len(target.isa.decode(detour.data, detour.address)) - others - len(plan.displaced)
 
 
 # show ----------------------------------------------------------------------------------------------------------------
@@ -149,12 +163,14 @@ def _detour_lines(site: Site, target: Target) -> tuple[CodeLine, ...]:
     if detour is None:
         return ()
     code = target.machine.read(detour.address, detour.size)
-    notes = {at: f"stands for {target.text.spell(original)}" for at, original in detour.origins}
-    if detour.program_size:
-        notes[detour.address] = "the program: count"
-    last = detour.origins[-1]
-    if not any(insn.address == last[1] for insn in site.plan.displaced):
-        notes[last[0]] = f"back to {target.text.spell(last[1])}"
+    spell = target.text.spell
+    displaced = {insn.address for insn in (site.placed or site.plan).displaced}
+    notes = {
+        at: f"stands for {spell(original)}" if original in displaced else f"back to {spell(original)}"
+        for at, original in detour.origins
+    }
+    for start, end, original in detour.programs:
+        notes |= {start: f"the program of {spell(original)}: count", end: notes[start]}
     return _lines(target.isa.decode(code, detour.address), notes)
 
 
@@ -195,7 +211,6 @@ def unprobeable(address: int, why: Reason, target: Target) -> ExplainView:
 
 
 def cost(plan: Plan, target: Target) -> int:
-    """Instructions that a hit of an optimized count adds: the branch, the program, the way back."""
-    at = (plan.address & ~0xFFFF) + ANYWHERE_NEAR
-    detour = layout.count(plan, target.isa, at, at + 0x10000)
-    return 1 + len(target.isa.decode(detour.data, at)) - len(plan.displaced)
+    """Instructions that a hit of a count would add, if it were alone in its detour."""
+    at = somewhere(plan.address, target.isa)
+    return added(plan, layout.count(plan, target.isa, at, at + COUNTER_AWAY), target)

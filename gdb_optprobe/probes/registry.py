@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.site import Site
 
@@ -54,16 +56,20 @@ class Registry:
         """All sites, by address."""
         return iter([self._sites[address] for address in sorted(self._sites)])
 
-    def patches(self) -> Iterator[Patch]:
+    def branches(self) -> Iterator[Branch]:
         """Our branches that stand in the guest's text now."""
-        return (site.patch for site in self._sites.values() if site.patch is not None)
+        return (
+            site.branch for site in self._sites.values() if site.branch is not None and site.branch.sites[0] is site
+        )
 
-    def at(self, pc: int) -> Site | None:
-        """The site whose detour `pc` is in."""
-        for site in self._sites.values():
-            if site.detour is not None and site.detour.address <= pc < site.detour.end:
-                return site
-        return None
+    def patches(self) -> Iterator[Patch]:
+        """What these branches changed in the text."""
+        return (branch.patch for branch in self.branches())
+
+    def detour_at(self, pc: int) -> Detour | None:
+        """The detour that `pc` is in."""
+        detours = (site.detour for site in self._sites.values())
+        return next((one for one in detours if one is not None and one.address <= pc < one.end), None)
 
     def __len__(self) -> int:
         return len(self._probes)

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from gdb_optprobe.detours import patch
+from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.supported import check_text
 from gdb_optprobe.probes import present
-from gdb_optprobe.probes.optimizer import WIDEST, Optimizer
+from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.settings import Settings
@@ -93,12 +94,10 @@ class Session:
 
     def _create(self, spec: Spec, addresses: Sequence[int]) -> list[Probe]:
         created: list[Probe] = []
-        cleared: list[Site] = []
         try:
             for address in addresses:
-                cleared += self.optimizer.clear_way(address)
                 created.append(self._place(spec, address))
-            self.optimizer.settle([*self._sites_of(created), *cleared])
+            self.optimizer.settle(self._sites_of(created))
         except BaseException:
             self._remove(created)
             raise
@@ -117,22 +116,19 @@ class Session:
         return tuple(probe.number for probe in probes)
 
     def _remove(self, probes: Sequence[Probe]) -> None:
-        failures: list[OptprobeError] = []
         for probe in probes:
-            site = self.registry.site_of(probe)
             probe.enabled = False
-            try:
-                self.optimizer.settle([site])
-            except OptprobeError as error:
-                # Somebody else has changed our bytes: they are left alone, and so is the detour they may lead to.
-                failures.append(error)
-                site.abandon()
+        failure: OptprobeError | None = None
+        try:
+            self.optimizer.settle(self._sites_of(probes))
+        except OptprobeError as error:
+            failure = error
+        left = sum(self.registry.site_of(probe).gone for probe in probes)
+        for probe in probes:
             self.optimizer.release_counter(probe)
             self.registry.remove(probe)
-        for address in {probe.address for probe in probes}:
-            self.optimizer.resettle_around(address)
-        if failures:
-            raise OptprobeError(f"{len(failures)} of {len(probes)} probes are left in the guest: {failures[0].message}")
+        if failure is not None:
+            raise OptprobeError(f"{left} of {len(probes)} probes are left in the guest: {failure.message}")
 
     def enable(self, numbers: Sequence[int] | None = None) -> tuple[int, ...]:
         return self._switch(numbers, True)
@@ -144,12 +140,8 @@ class Session:
         self.target.alive()
         probes = self.registry.probes(numbers)
         for probe in probes:
-            if on:
-                self.optimizer.clear_way(probe.address)
             probe.enabled = on
         self.optimizer.settle(self._sites_of(probes))
-        for address in {probe.address for probe in probes}:
-            self.optimizer.resettle_around(address)
         return tuple(probe.number for probe in probes)
 
     def resettle(self) -> None:
@@ -157,10 +149,8 @@ class Session:
         self.optimizer.settle(self.registry.sites())
 
     def make_way(self, addresses: Iterable[int]) -> None:
-        """Breakpoints of the user's came or went at `addresses`: sites whose bytes they touch are settled anew."""
-        for address in addresses:
-            near = [site for site in self.registry.sites() if 0 <= address - site.address < WIDEST]
-            self.optimizer.settle(near)
+        """Breakpoints of the user's came or went at `addresses`: sites on the same stretches are settled anew."""
+        self.optimizer.settle_around(addresses)
 
     def matches(self, prefix: str) -> Sequence[str]:
         """Names of functions that begin with `prefix`, for completion."""
@@ -216,19 +206,18 @@ class Session:
         """Where the guest's memory does not hold what we wrote, in words."""
         self.target.alive()
         problems: list[str] = []
+        for branch in self.registry.branches():
+            problems += [str(change.message) for change in patch.check([branch.patch], self.target.machine)]
         for site in self.registry.sites():
-            written = [site.patch] if site.patch is not None else []
-            problems += [str(change.message) for change in patch.check(written, self.target.machine)]
             detour = site.detour
             if detour is not None and self.target.machine.read(detour.address, detour.size) != detour.data:
                 problems.append(f"the detour of {self.target.text.spell(site.address)} was changed")
         return tuple(problems)
 
-    def pushed_at(self, site: Site, pc: int) -> int:
-        """Bytes that the detour of `site` has on the stack at `pc` beyond what the original code has there."""
-        assert site.detour is not None
-        begun = max((at for at, _ in site.detour.origins if at <= pc), default=site.detour.address)
-        before = self.target.isa.decode(site.detour.data[begun - site.detour.address : pc - site.detour.address], begun)
+    def pushed_at(self, detour: Detour, pc: int) -> int:
+        """Bytes that `detour` has on the stack at `pc` beyond what the original code has there."""
+        begun = max((at for at, _ in detour.origins if at <= pc), default=detour.address)
+        before = self.target.isa.decode(detour.data[begun - detour.address : pc - detour.address], begun)
         return 8 * sum(insn.text.startswith("push") - insn.text.startswith("pop") for insn in before)
 
     def something_left(self) -> bool:

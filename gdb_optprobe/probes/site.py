@@ -2,33 +2,30 @@
 
     Probe 1 ─┐
     Probe 4 ─┼─► Site ──► a stop point (breakpoint, boosted, emulated)
-    Probe 9 ─┘       └──► a branch to one detour that runs every probe's program, in order of creation
-
-`arm` and `disarm` change the guest, which is stopped; whatever happens between two of their writes, the guest runs
-correct code: the detour stands before the branch that leads to it, and the branch is one write.
+    Probe 9 ─┘       └──► a branch (branch.py), its own or that of an instruction before
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from gdb_optprobe.detours import layout, patch
+from gdb_optprobe.detours import layout
 from gdb_optprobe.detours.arena import Arena
-from gdb_optprobe.detours.layout import Detour, Program
-from gdb_optprobe.detours.patch import Patch, TextChanged
+from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.planner import Plan
-from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.tier import Tier
-from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.isa.base import Effects, ReadMemory
-from gdb_optprobe.objects.counter import SIZE as COUNTER_SIZE
+from gdb_optprobe.probes.placed import Placed
 from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.stops import Hit, Move, StopPoint
 from gdb_optprobe.probes.target import Target
 
-# More than any program of counts with its displaced instructions needs before it is laid out for good.
-FIRST_GUESS = 256
+if TYPE_CHECKING:
+    from gdb_optprobe.probes.branch import Branch
 
 
 @dataclass
@@ -37,8 +34,7 @@ class Site:
 
     plan:   how it is to be probed (the best that is safe).
     placed: the plan that is carried out in the guest now; None while nothing is there.
-    detour: the code in the guest, while optimized or boosted.
-    patch:  the branch in the guest, while optimized.
+    branch: what leads to the programs, while optimized.
     pinned: it stays a stop point for now, because somebody steps through it.
     waits:  who is inside the bytes that the branch would cover; "" when nobody stands in the way.
     """
@@ -47,13 +43,12 @@ class Site:
     plan: Plan
     probes: list[Probe] = field(default_factory=list)
     placed: Plan | None = None
-    detour: Detour | None = None
-    patch: Patch | None = None
+    branch: Branch | None = None
     waits: str = ""
     pinned: bool = False
     gone: bool = False
     stops_before: int = 0
-    _slot: Slot | None = None
+    _copy: Placed | None = None
     _points: list[StopPoint] = field(default_factory=list)
     _after: set[int] = field(default_factory=set)
     _served: tuple[int, ...] = ()
@@ -65,6 +60,18 @@ class Site:
         return self.placed.tier if self.placed is not None else None
 
     @property
+    def detour(self) -> Detour | None:
+        """The code in the guest that stands for the probed instruction, while optimized or boosted."""
+        if self.branch is not None:
+            return self.branch.detour
+        return self._copy.detour if self._copy is not None else None
+
+    @property
+    def patch(self) -> Patch | None:
+        """The branch in the guest, where it stands at this address."""
+        return self.branch.patch if self.branch is not None and self.branch.plan.head == self.address else None
+
+    @property
     def stale(self) -> bool:
         """Whether other probes are enabled now than what is in the guest serves."""
         return self._served != self._serves()
@@ -74,38 +81,35 @@ class Site:
         return [probe for probe in self.probes if probe.enabled]
 
     @property
+    def specs(self) -> list[Spec]:
+        """What the enabled probes here want."""
+        return [probe.spec for probe in self.enabled]
+
+    @property
     def stops(self) -> int:
         """How often the guest was stopped here."""
         return self.stops_before + sum(point.moved + 2 * point.stepped for point in self._points)
 
     # into the guest ----------------------------------------------------------------------------------------------
 
-    def optimize(self, plan: Plan, target: Target, arena: Arena) -> None:
-        """Branch to a detour. Raises Refused or TextChanged with the guest as it was."""
-        self._allocate_counters(target, arena)
-        self._place_detour(plan, target, arena, lambda at: self._count(plan, target, at))
-        assert self.detour is not None
-        # What stands there must be what was planned for: the guest may have run since.
-        planned = b"".join(insn.data for insn in plan.displaced)[: plan.patch_size]
-        planned += target.isa.breakpoint * (plan.patch_size - len(planned))
-        change = Patch(self.address, planned, target.isa.branch(self.address, self.detour.address))
-        try:
-            patch.apply([change], target.machine)
-        except OptprobeError:
-            self._drop_slot(target, arena, reached=False)
-            raise
-        self.patch = change
+    def begin_branch(self, branch: Branch, target: Target) -> None:
+        """`branch` now leads to this site's programs."""
+        self.branch = branch
         # Who stands here with its hit counted counts it again, in the detour.
         again = target.stops.take_back(self.address)
         for probe in self._hit_last:
             probe.seen -= again
-        self._note_placed(plan)
+        self._note_placed(self.plan)
+
+    def end_branch(self) -> None:
+        """The branch is gone."""
+        self.branch = self.placed = None
 
     def stop_at(self, plan: Plan, target: Target, arena: Arena | None) -> None:
         """Set a stop point that runs the probes in `plan.tier`. Raises Refused (no memory for a boosted copy)."""
         if plan.tier is Tier.BOOSTED:
             assert arena is not None
-            self._place_detour(plan, target, arena, None)
+            self._copy = Placed.near(self.address, lambda at: layout.boost(plan, target.isa, at), target, arena)
         self._points.append(self._stop_point(plan, target))
         if self._needs_successor(plan, target):
             self._points.append(target.stops.set(plan.insn.end, self._after_hit))
@@ -116,25 +120,24 @@ class Site:
         restarts = target.isa.restarts(plan.insn)
         return target.stops.set(self.address, lambda hit: self._hit(plan, target, hit), restarts)
 
-    def disarm(self, target: Target, arena: Arena | None) -> None:
-        """Take everything out of the guest but counters. Raises TextChanged; then the branch is left as it is."""
-        if self.patch is not None:
-            patch.revert([self.patch], target.machine)
-            self.patch = None
+    def stop_no_more(self, target: Target, arena: Arena | None) -> None:
+        """Take the stop point out."""
         for point in self._points:
             self.stops_before += point.moved + 2 * point.stepped
             point.remove()
         self._points.clear()
         self._after.clear()
-        self._drop_slot(target, arena, reached=True)
+        copy, self._copy = self._copy, None
+        if copy is not None and arena is not None:
+            copy.give_up(target, arena, reached=True)
         self.placed = None
 
     def abandon(self) -> None:
-        """The guest that held all this is gone: forget it without touching its memory."""
+        """What was in the guest is not ours any more, or gone with it: forget it without touching its memory."""
         for point in self._points:
             point.remove()
         self._points.clear()
-        self.patch = self.detour = self._slot = self.placed = None
+        self.branch = self._copy = self.placed = None
         self.gone = True
 
     def _serves(self) -> tuple[int, ...]:
@@ -143,51 +146,6 @@ class Site:
     def _note_placed(self, plan: Plan) -> None:
         self.placed = plan
         self._served = self._serves()
-
-    # the detour --------------------------------------------------------------------------------------------------
-
-    def _allocate_counters(self, target: Target, arena: Arena) -> None:
-        for probe in self.enabled:
-            if probe.counter is None:
-                probe.counter = arena.allocate_data(COUNTER_SIZE, self.address, target.isa.branch_reach)
-                target.machine.write(probe.counter.address, bytes(COUNTER_SIZE))
-
-    def _count(self, plan: Plan, target: Target, at: int) -> bytes:
-        """Every enabled probe's program, one behind the other."""
-        code = b""
-        for probe in self.enabled:
-            assert probe.counter is not None
-            code += target.isa.count(probe.counter.address, at + len(code), plan.dead)
-        return code
-
-    def _place_detour(self, plan: Plan, target: Target, arena: Arena, program: Program | None) -> None:
-        """Lay the detour out, take a slot of its size and write it there."""
-        reach = target.isa.branch_reach
-        trial = arena.allocate_code(FIRST_GUESS, self.address, reach)
-        size = layout.build(plan, target.isa, trial.address, program).size
-        arena.code.give_back(trial)
-        while True:
-            slot = arena.allocate_code(size, self.address, reach)
-            detour = layout.build(plan, target.isa, slot.address, program)
-            try:
-                change = arena.place(slot, detour.data, target.machine, target.isa.breakpoint)
-                break
-            except TextChanged:
-                # Somebody left something there; the arena has struck that piece off, and the next one may be free.
-                continue
-        patch.apply([change], target.machine)
-        self._slot, self.detour = slot, detour
-
-    def _drop_slot(self, target: Target, arena: Arena | None, reached: bool) -> None:
-        """Give the slot up; one that a vCPU may have reached is dirty until it is proven empty."""
-        slot, self._slot, self.detour = self._slot, None, None
-        if slot is None or arena is None:
-            return
-        if reached:
-            arena.code.release(slot)
-        else:
-            arena.wipe(slot, target.machine)
-            arena.code.give_back(slot)
 
     # a hit that stops the guest ------------------------------------------------------------------------------------
 
@@ -202,8 +160,8 @@ class Site:
             return self._hit_with_post_handler(plan, target, hit, probes)
         if plan.tier is Tier.EMULATED:
             return _move(_effects(plan, target, hit))
-        if plan.tier is Tier.BOOSTED and self.detour is not None:
-            return Move({target.isa.pc: self.detour.address})
+        if plan.tier is Tier.BOOSTED and self._copy is not None:
+            return Move({target.isa.pc: self._copy.detour.address})
         return None
 
     def _hit_with_post_handler(

@@ -19,11 +19,18 @@ class ReasonView:
 
 @dataclass(frozen=True, slots=True)
 class DetourView:
-    """Where a probe's code lives; `instructions` counts what a hit runs there."""
+    """Where a probe's code lives.
+
+    instructions: of the whole detour, neighbours' programs among them.
+    added:        what a hit runs beyond the original code: this probe's site's programs, the branch and the way back.
+    head:         where the branch stands that leads there: at the probe's address or before it.
+    """
 
     address: int
     size: int
     instructions: int
+    added: int
+    head: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from gdb_optprobe.detours.layout import boost, count
+from gdb_optprobe.detours.ground import Grounds
+from gdb_optprobe.detours.layout import boost, build, count
 from gdb_optprobe.detours.planner import Limits, Site, plan
 from gdb_optprobe.guest.text import FtraceSite
 from gdb_optprobe.isa.base import Dead
@@ -18,7 +19,7 @@ def texts(data: bytes, at: int = AT) -> list[str]:
 
 def test_count_at_a_tracers_site_is_two_instructions() -> None:
     text = FakeText("0f 1f 44 00 00  nop\n" + PUSHES, tracers=(FtraceSite(START, 5, False, NOP5),))
-    detour = count(plan(Site(START), X86_64, text), X86_64, AT, COUNTER)
+    detour = count(plan(Site(START), Grounds(X86_64, text)), X86_64, AT, COUNTER)
     insns = X86_64.decode(detour.data, AT)
     assert len(insns) == 2 and insns[-1].target == START + 5
     assert detour.original_pc(AT) == START, "the program belongs to the probed instruction"
@@ -27,7 +28,7 @@ def test_count_at_a_tracers_site_is_two_instructions() -> None:
 
 
 def test_count_runs_the_displaced_instructions_and_goes_back() -> None:
-    detour = count(plan(Site(START), X86_64, FakeText(PUSHES)), X86_64, AT, COUNTER)
+    detour = count(plan(Site(START), Grounds(X86_64, FakeText(PUSHES))), X86_64, AT, COUNTER)
     assert texts(detour.data)[-4:] == ["pushq", "pushq", "pushq", "jmp"]
     assert X86_64.decode(detour.data, AT)[-1].target == START + 5
     assert detour.size <= 64
@@ -37,19 +38,31 @@ def test_count_runs_the_displaced_instructions_and_goes_back() -> None:
 
 
 def test_a_pc_inside_the_program_is_at_the_probed_address() -> None:
-    detour = count(plan(Site(START), X86_64, FakeText(PUSHES)), X86_64, AT, COUNTER)
-    assert {detour.original_pc(AT + n) for n in range(detour.program_size)} == {START}
+    detour = count(plan(Site(START), Grounds(X86_64, FakeText(PUSHES))), X86_64, AT, COUNTER)
+    ((start, end, original),) = detour.programs
+    assert (start, original) == (AT, START) and end > start
+    assert {detour.original_pc(at) for at in range(start, end)} == {START}
 
 
 def test_boosted_copy_has_no_program() -> None:
     limits = Limits(optimization=False, emulation=False)
-    detour = boost(plan(Site(START), X86_64, FakeText(PUSHES), limits), X86_64, AT)
-    assert texts(detour.data) == ["pushq", "jmp"] and detour.program_size == 0
-    assert detour.original_pc(AT) == START and detour.counter is None
+    detour = boost(plan(Site(START), Grounds(X86_64, FakeText(PUSHES)), limits), X86_64, AT)
+    assert texts(detour.data) == ["pushq", "jmp"] and not detour.programs
+    assert detour.original_pc(AT) == START
 
 
 def test_dead_flags_save_nothing() -> None:
-    found = plan(Site(START), X86_64, FakeText(PUSHES))
+    found = plan(Site(START), Grounds(X86_64, FakeText(PUSHES)))
     assert found.dead == Dead(found.dead.flags, found.dead.registers)
     names = texts(count(found, X86_64, AT, COUNTER).data)
     assert ("pushfq" in names) is not found.dead.flags
+
+
+def test_programs_of_several_instructions_run_in_one_detour() -> None:
+    found = plan(Site(START), Grounds(X86_64, FakeText(PUSHES)))
+    programs = {START + at: lambda to: X86_64.count(COUNTER, to, Dead(flags=True)) for at in (0, 4)}
+    detour = build(found, X86_64, AT, programs)
+    assert texts(detour.data) == ["lock", "pushq", "pushq", "lock", "pushq", "jmp"]
+    assert [original - START for _, _, original in detour.programs] == [0, 4]
+    start, end, original = detour.programs[1]
+    assert {detour.original_pc(at) for at in range(start, end)} == {original}, "the third has not begun"

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from gdb_optprobe.detours.ground import Grounds
 from gdb_optprobe.detours.planner import Limits, Neighbour, Plan, Site, entry_of, plan, plans
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
@@ -24,7 +25,7 @@ PUSHES = """
 
 
 def planned(text: FakeText, offset: int = 0, limits: Limits | None = None, **site: object) -> Plan:
-    return plan(replace(Site(START + offset), **site), X86_64, text, limits)  # type: ignore[arg-type]
+    return plan(replace(Site(START + offset), **site), Grounds(X86_64, text), limits)  # type: ignore[arg-type]
 
 
 def why(found: Plan) -> str | None:
@@ -58,8 +59,8 @@ def test_ret_before_padding_is_one_instruction() -> None:
 
 
 def test_ret_before_a_jump_target_has_no_padding() -> None:
-    found = planned(FakeText(PUSHES, jumps=((0, 12),)), 10)
-    assert why(found) == "JUMP_INTO_REGION" or why(found) == "FUNCTION_END"
+    found = planned(FakeText(PUSHES, jumps=((0, 12), (0, 10))), 10)
+    assert why(found) == "FUNCTION_END"
     assert found.tier is Tier.EMULATED
 
 
@@ -85,8 +86,8 @@ def test_jump_behind_the_branch_is_no_hazard() -> None:
     assert planned(FakeText(PUSHES, jumps=((7, 5),))).tier is Tier.OPTIMIZED
 
 
-def test_jump_into_one_instruction_is_impossible() -> None:
-    assert planned(FakeText(PUSHES, jumps=((0, 7),)), 5).tier is Tier.OPTIMIZED
+def test_jump_into_the_middle_of_an_instruction() -> None:
+    assert why(planned(FakeText(PUSHES, jumps=((0, 7),)), 5)) == "JUMP_INTO_REGION"
 
 
 def test_return_into_region() -> None:
@@ -156,8 +157,13 @@ def test_ftrace_site_that_holds_something_else() -> None:
 
 def test_ftrace_site_in_the_middle() -> None:
     text = FakeText("f3 0f 1e fa  endbr64\n" + TRACED, tracers=traced(4))
-    assert why(planned(text)) == "FTRACE_SITE"
+    assert why(planned(text)) == "LANDING_PAD"
     assert planned(text).near == START + 4
+
+
+def test_ftrace_site_behind_a_short_instruction() -> None:
+    text = FakeText("55  push %rbp\n" + TRACED, tracers=traced(1))
+    assert why(planned(text)) == "FTRACE_SITE"
 
 
 def test_entry_behind_a_landing_pad() -> None:
@@ -218,7 +224,7 @@ def test_unknown_function() -> None:
 
 
 def test_plans_goes_on_behind_a_refusal() -> None:
-    found = list(plans([Site(START), Site(START + 6), Site(START + 5)], X86_64, FakeText(PUSHES)))
+    found = list(plans([Site(START), Site(START + 6), Site(START + 5)], Grounds(X86_64, FakeText(PUSHES))))
     assert [isinstance(each, Plan) for each in found] == [True, False, True]
 
 
@@ -273,9 +279,22 @@ def test_users_breakpoint() -> None:
     assert planned(FakeText(PUSHES), breakpoints=frozenset({START + 5})).tier is Tier.OPTIMIZED
 
 
-def test_overlapping_probe() -> None:
-    found = planned(FakeText(PUSHES), neighbours=(Neighbour(3, START + 2, START + 7),))
+def test_neighbour_that_stops_the_guest_stays_in_place() -> None:
+    found = planned(FakeText(PUSHES), neighbours={START + 2: Neighbour(3, joins=False)}.get)
     assert why(found) == "OVERLAPS_PROBE" and "probe 3" in str(found.reason)
+
+
+def test_neighbour_that_joins_shares_the_branch() -> None:
+    text = FakeText(PUSHES)
+    first = planned(text, neighbours={START + 2: Neighbour(3)}.get)
+    second = planned(text, 2, neighbours={START: Neighbour(1)}.get)
+    assert first.tier is second.tier is Tier.OPTIMIZED
+    assert first.displaced == second.displaced and second.head == START and second.insn.address == START + 2
+
+
+def test_branch_begins_earlier_where_a_jump_lands_behind() -> None:
+    found = planned(FakeText(PUSHES, jumps=((7, 5),)), 4)
+    assert found.tier is Tier.OPTIMIZED and found.head == START and found.insn.address == START + 4
 
 
 def test_every_refusal_can_be_told() -> None:

@@ -1,0 +1,224 @@
+"""One function as the ground branches stand on: its stretches, the straight runs that can be displaced together.
+
+    ┌──────┬──────┬──────┐ ┌──────┬──────┐ ┌──────┐
+    │ insn │ insn │ call │ │ insn │ jne  │ │ ud2  │
+    └──────┴──────┴──────┘ └──────┴──────┘ └──────┘
+     a stretch             a stretch        an obstacle: nothing displaces it
+                         ▲ ▲
+                         │ └ a jump lands here
+                         └ a return lands here
+
+Between two instructions of a stretch is no seam: whoever runs the second has just run the first, so a program for the
+second may run in the detour of a branch at the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+from gdb_optprobe.detours import obstacles
+from gdb_optprobe.detours.refusal import Reason, Refusal
+from gdb_optprobe.guest.text import Fact, FtraceSite, Function, Jump, Mark, Text
+from gdb_optprobe.isa.base import Flow, Insn, Isa
+
+LONGEST = 16
+"""No instruction is longer, in bytes."""
+
+FIRST_BYTES = 5
+"""A function's tracer's site begins within these: nothing but a landing pad stands before it."""
+
+
+class Ground:
+    """`function` of `text`; good until the guest runs."""
+
+    def __init__(self, function: Function, isa: Isa, text: Text) -> None:
+        self.function = function
+        self.isa = isa
+        self.text = text
+        self._stretches: dict[int, tuple[Insn, ...]] = {}
+        self._obstacles: dict[int, Reason | None] = {}
+        self._traced: dict[int, bool] = {}
+
+    def stretch(self, insn: Insn) -> tuple[Insn, ...]:
+        """The instructions that can be displaced together with `insn`, itself among them."""
+        if insn.address not in self._stretches:
+            found = self._stretch(insn)
+            self._stretches.update((one.address, found) for one in found)
+        return self._stretches[insn.address]
+
+    def _stretch(self, insn: Insn) -> tuple[Insn, ...]:
+        if self.obstacle(insn) is not None:
+            return (insn,)
+        first = last = insn
+        found = [insn]
+        while (before := self.before(first)) is not None and self.seam(before, first) is None:
+            found.insert(0, before)
+            first = before
+        while (after := self.function.own.get(last.end)) is not None and self.seam(last, after) is None:
+            found.append(after)
+            last = after
+        return tuple(found)
+
+    def around(self, address: int) -> Insn | None:
+        """The instruction that `address` is in; None where none was decoded."""
+        places = range(address, address - LONGEST, -1)
+        found = next((insn for at in places if (insn := self.function.own.get(at)) is not None), None)
+        return found if found is not None and address < found.end else None
+
+    def before(self, insn: Insn) -> Insn | None:
+        """The instruction that ends where `insn` begins."""
+        return self._ends.get(insn.address)
+
+    def is_shadowed(self, insn: Insn) -> bool:
+        """In `sti; hlt` an interrupt can come only once `hlt` waits for it: nothing may run between the two."""
+        before = self.before(insn)
+        return before is not None and self.isa.shadows(before)
+
+    def is_traced(self, function: int) -> bool:
+        """Whether the function that starts at `function`, this one or another, begins with a tracer's site."""
+        if function not in self._traced:
+            self._traced[function] = bool(self.text.ftrace_sites(function, function + FIRST_BYTES))
+        return self._traced[function]
+
+    # why not -----------------------------------------------------------------------------------------------------
+
+    def obstacle(self, insn: Insn) -> Reason | None:
+        """Why nothing may displace `insn`; None where something may."""
+        if insn.address not in self._obstacles:
+            self._obstacles[insn.address] = self._obstacle(insn)
+        return self._obstacles[insn.address]
+
+    def seam(self, before: Insn, insn: Insn | None) -> Reason | None:
+        """Why no branch may displace both `before` and what follows it, `insn`; None where one may."""
+        spell = self.text.spell
+        if insn is None or not before.falls_through:
+            return Refusal.FUNCTION_END.because(function=self.function.name)
+        if before.flow in (Flow.CALL, Flow.INDIRECT_CALL):
+            return Refusal.RETURN_INTO_REGION.because(source=spell(before.address), target=spell(before.end))
+        if (site := self.site(before) or self.site(insn)) is not None:
+            return Refusal.FTRACE_SITE.because(site=spell(site.address))
+        if self._opaque is not None:
+            return self._opaque
+        jump = self.landings.get(insn.address)
+        if jump is not None:
+            return self._landed(jump)
+        return self.obstacle(insn) or self.obstacle(before)
+
+    def site(self, insn: Insn) -> FtraceSite | None:
+        """The tracer's site at `insn`."""
+        return next((site for site in self._sites if site.address == insn.address), None)
+
+    def why_not_alone(self, insn: Insn) -> Reason | None:
+        """Why no copy of `insn` alone may stand for it; None where one may."""
+        mark = self._mark(insn)
+        if mark is not None:
+            return obstacles.marked(mark, self.text)
+        return obstacles.unmovable(insn, self.isa, self.text) or self._immobile(insn)
+
+    def rewritten_by_guest(self, insn: Insn) -> Reason | None:
+        """Whether the guest compares and rewrites `insn`, or knows it as a trap of its own."""
+        mark = self._mark(insn)
+        return obstacles.marked(mark, self.text) if mark is not None and mark.fact is not Fact.EXCEPTION else None
+
+    def _mark(self, insn: Insn) -> Mark | None:
+        return next((mark for at in range(insn.address, insn.end) if (mark := self.marks.get(at)) is not None), None)
+
+    def _obstacle(self, insn: Insn) -> Reason | None:
+        shared = [site for site in self._sites if site.address < insn.end and insn.address < site.end]
+        if shared and self._mark(insn) is None:
+            # The tracer writes these bytes itself: nobody jumps among them.
+            return obstacles.traced(insn, shared, self.text)
+        return self.why_not_alone(insn) or self._landed_inside(insn)
+
+    def _landed_inside(self, insn: Insn) -> Reason | None:
+        inside = next((at for at in range(insn.address + 1, insn.end) if at in self.landings), None)
+        return self._landed(self.landings[inside]) if inside is not None else None
+
+    def _immobile(self, insn: Insn) -> Reason | None:
+        if self.isa.moves_as_it_is(insn):
+            return None
+        after = self.function.own.get(insn.end) if self.isa.shadows(insn) else None
+        found = obstacles.stuck((insn, after) if after is not None else (insn,), self.isa, self.text)
+        return found[1] if found is not None else None
+
+    def _landed(self, jump: Jump) -> Reason:
+        spell = self.text.spell
+        return Refusal.JUMP_INTO_REGION.because(
+            kind=jump.kind, source=spell(jump.source), target=spell(jump.target)
+        )
+
+    # what is known of the whole function ---------------------------------------------------------------------------
+
+    @cached_property
+    def landings(self) -> Mapping[int, Jump]:
+        """Where jumps land in this part of the function, but at its start."""
+        start, end = self.function.start, self.function.end
+        return {jump.target: jump for jump in self.function.whole.jumps if start < jump.target < end}
+
+    @cached_property
+    def _ends(self) -> Mapping[int, Insn]:
+        return {insn.end: insn for insn in self.function.own.values()}
+
+    @cached_property
+    def marks(self) -> Mapping[int, Mark]:
+        return {mark.address: mark for mark in self.text.marks(self.function.start, self.function.end)}
+
+    @cached_property
+    def _sites(self) -> tuple[FtraceSite, ...]:
+        return tuple(self.text.ftrace_sites(self.function.start, self.function.end))
+
+    @cached_property
+    def _opaque(self) -> Reason | None:
+        """Why jumps may land anywhere in this function."""
+        whole, spell = self.function.whole, self.text.spell
+        if not whole.complete:
+            foreign = next((insn for insn in self.function.hot if self._breaks_in(insn)), None)
+            if foreign is not None:
+                return Refusal.FOREIGN_BREAKPOINT.because(address=spell(foreign.address))
+            return Refusal.UNDECODABLE.because(address=spell(self.function.start))
+        if whole.blind_jumps:
+            return Refusal.INDIRECT_JUMP.because(source=spell(whole.blind_jumps[0]), needed=self.isa.branch_size)
+        return None
+
+    def _breaks_in(self, insn: Insn) -> bool:
+        """Whether `insn` is a breakpoint that code runs into: somebody's, with unknown bytes beneath."""
+        before = self.before(insn)
+        return insn.data == self.isa.breakpoint and before is not None and before.flow in (Flow.NEXT, Flow.BRANCH)
+
+    # padding -------------------------------------------------------------------------------------------------------
+
+    def padding(self, last: Insn, needed: int) -> int:
+        """Bytes of filler behind `last`, which never falls through, as far as `needed`: traps that nobody runs."""
+        if last.falls_through:
+            return 0
+        end = last.end
+        while end < last.end + needed and self._is_filler(end):
+            end += 1
+        return end - last.end
+
+    def _is_filler(self, address: int) -> bool:
+        insn = self.function.own.get(address)
+        if insn is None or insn.data != self.isa.breakpoint or not self.function.compiled:
+            return False
+        return address not in self.landings and address not in self.marks
+
+
+class Grounds:
+    """The grounds of the functions looked at since the guest stopped."""
+
+    def __init__(self, isa: Isa, text: Text) -> None:
+        self.isa = isa
+        self.text = text
+        self._known: dict[int, Ground] = {}
+
+    def at(self, address: int) -> Ground | None:
+        """The ground around `address`; None where no symbol says that there is a function."""
+        function = self.text.function(address)
+        if function is None:
+            return None
+        ground = self._known.get(function.start)
+        # Text decodes a function anew once the guest has run; then what was found out about it is old too.
+        if ground is None or ground.function is not function:
+            ground = self._known[function.start] = Ground(function, self.isa, self.text)
+        return ground

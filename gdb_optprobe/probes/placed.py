@@ -1,0 +1,56 @@
+"""A detour that stands in guest memory, in a slot of the arena."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gdb_optprobe.detours import patch
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.patch import TextChanged
+from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.probes.target import Target
+
+LayOut = Callable[[int], Detour]
+"""The detour at an address; as long wherever it stands."""
+
+# More than any detour needs before it is laid out for good.
+FIRST_GUESS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """`detour` is written and read back; nothing leads to it yet."""
+
+    slot: Slot
+    detour: Detour
+
+    @classmethod
+    def near(cls, address: int, lay_out: LayOut, target: Target, arena: Arena) -> Placed:
+        """Lay a detour out, take a slot of its size within reach of `address` and write it there. Raises Refused."""
+        reach = target.isa.branch_reach
+        trial = arena.allocate_code(FIRST_GUESS, address, reach)
+        try:
+            size = lay_out(trial.address).size
+        finally:
+            arena.code.give_back(trial)
+        while True:
+            slot = arena.allocate_code(size, address, reach)
+            detour = lay_out(slot.address)
+            try:
+                change = arena.place(slot, detour.data, target.machine, target.isa.breakpoint)
+                break
+            except TextChanged:
+                # Somebody left something there; the arena has struck that piece off, and the next one may be free.
+                continue
+        patch.apply([change], target.machine)
+        return cls(slot, detour)
+
+    def give_up(self, target: Target, arena: Arena, reached: bool) -> None:
+        """Nothing leads here any more. A slot that a vCPU may have reached is dirty until it is proven empty."""
+        if reached:
+            arena.code.release(self.slot)
+        else:
+            arena.wipe(self.slot, target.machine)
+            arena.code.give_back(self.slot)
