@@ -1,4 +1,4 @@
-"""Threads and stacks of a kernel of three threads and one CPU."""
+"""A PC in each kind of stack is found; a structure that is broken is an error, never silence."""
 
 from __future__ import annotations
 
@@ -6,184 +6,207 @@ import pytest
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.percpu import PerCpu
-from gdb_optprobe.guest.linux.stacks import Stacks, missing
+from gdb_optprobe.guest.linux.stacks import missing
 from gdb_optprobe.guest.linux.tasks import Tasks
-from gdb_optprobe.guest.saved import Saved
-from tests.linux.fakes import Machine, kernel
+from tests.linux.fakes import kernel
+from tests.linux.small_guest import (
+    BELOW,
+    CPUS,
+    INTERRUPT_ENDS,
+    NAMES,
+    OFFSETS,
+    ON_ENTRY,
+    ON_EXCEPTION,
+    ON_INTERRUPT,
+    ON_STACK,
+    RIP,
+    SP,
+    STACKS,
+    TASKS,
+    exception_sp,
+    guest,
+    number,
+    saved,
+    words,
+)
 
-BASE = 0xFFFF888000000000
-PERCPU = BASE + 0x100000
-TASKS = {"init": BASE + 0x1000, "leader": BASE + 0x2000, "thread": BASE + 0x3000, "dying": BASE + 0x4000}
-STACKS = {name: BASE + 0x200000 + 0x4000 * n for n, name in enumerate(TASKS)}
-SIGNALS = {"init": BASE + 0x8000, "leader": BASE + 0x8100}
-IRQ_END = BASE + 0x400000
-CEA = BASE + 0x500000
-MARK = 0x1111
-OFFSETS = {
-    "task_struct.tasks": 0x10,
-    "task_struct.signal": 0x20,
-    "task_struct.thread_node": 0x30,
-    "task_struct.stack": 0x40,
-    "task_struct.on_cpu": 0x48,
-    "task_struct.on_rq": 0x4C,
-    "task_struct.pid": 0x50,
-    "task_struct.comm": 0x58,
-    "task_struct.se.group_node": 0x70,
-    "task_struct.thread.sp": 0x200,
-    "signal_struct.thread_head": 0x8,
-    "rq.nr_running": 0,
-    "rq.curr": 0x8,
-    "rq.idle": 0x10,
-    "rq.cfs_tasks": 0x18,
-    "cea_exception_stacks.DF_stack": 0x1000,
-    "cea_exception_stacks.NMI_stack_guard": 0x2000,
-    "cea_exception_stacks.NMI_stack": 0x3000,
-    "cea_exception_stacks.DB_stack": 0x5000,
-    "cea_exception_stacks.MCE_stack": 0x7000,
-    "cea_exception_stacks.VC_stack": 0x9000,
-    "cea_exception_stacks.VC2_stack": 0xB000,
-}
-NAMES = {
-    "hardirq_stack_ptr": 0x100,
-    "cea_exception_stacks": 0x108,
-    "entry_stack_storage": 0x1000,
-    "runqueues": 0x2000,
-    "init_task": TASKS["init"],
-    "__end_init_task": STACKS["init"] + 0x4000,
-    "nr_cpu_ids": BASE + 0x9000,
-    "__per_cpu_offset": BASE + 0x9008,
-}
+USER_SP = 0x7FFF0000
+IN_USER_MODE = {"rsp": USER_SP, "cpl": 3, "gs_base": 0, "k_gs_base": CPUS[0]}
 
 
-def circle(there: Machine, *nodes: int) -> None:
-    for node, following in zip(nodes, (*nodes[1:], nodes[0]), strict=True):
-        there.put_words(node, following)
+def below(name: str) -> int:
+    return BELOW + number(name)
 
 
-def guest(sp: int, cpl: int = 0, running: str = "leader", dying: bool = False) -> Machine:
-    """One vCPU at `sp`; each thread's stack holds MARK + its place in TASKS at its saved SP and below it."""
-    there = Machine({"rsp": sp, "cpl": cpl, "rip": 0xABC})
-    for n, name in enumerate(TASKS):
-        task, stack = TASKS[name], STACKS[name]
-        there.put(task, bytes(0x300))
-        there.put(stack, bytes(0x4000))
-        there.put_words(task + 0x40, stack)
-        there.put_words(task + 0x48, int(name == running) | int(name in (running, "dying")) << 32)
-        there.put_words(task + 0x50, n)
-        there.put(task + 0x58, name.encode())
-        there.put_words(task + 0x200, stack + 0x3F00)
-        there.put_words(stack + 0x3E00, MARK + 0x100 + n)
-        there.put_words(stack + 0x3F00, MARK + n)
-    circle(there, TASKS["init"] + 0x10, TASKS["leader"] + 0x10)
-    for name, members in (("init", ["init"]), ("leader", ["leader", "thread"])):
-        there.put_words(TASKS[name] + 0x20, SIGNALS[name])
-        circle(there, SIGNALS[name] + 8, *(TASKS[member] + 0x30 for member in members))
-    there.put(PERCPU, bytes(0x3000))
-    there.put(IRQ_END - 0x4000, bytes(0x4000))
-    there.put_words(PERCPU + 0x100, IRQ_END - 8, CEA)
-    for stack in (0x1000, 0x3000, 0x5000, 0x7000):
-        there.put(CEA + stack, bytes(0x1000))
-    there.put_words(CEA + 0x3FF8, MARK + 0x900)
-    queue = PERCPU + 0x2000
-    there.put_words(queue, 2 if dying else 1, TASKS[running], TASKS["init"])
-    circle(there, queue + 0x18, *([TASKS["dying"] + 0x70] if dying else []))
-    there.put(BASE + 0x9000, (1).to_bytes(4, "little") + bytes(4) + PERCPU.to_bytes(8, "little"))
-    return there
-
-
-def saved(there: Machine) -> list[Saved]:
-    return list(Stacks(kernel(there, NAMES, OFFSETS), there, ("rip", "rax")).saved())
-
-
-def words(there: Machine) -> set[int]:
-    return {word for each in saved(there) for word in each.words} - {0}
+def on_stack(name: str) -> int:
+    return ON_STACK + number(name)
 
 
 def test_per_cpu_bases() -> None:
-    linux = kernel(guest(STACKS["leader"] + 0x3F00), NAMES, OFFSETS)
-    assert PerCpu.of(linux).addresses("runqueues") == (PERCPU + 0x2000,)
+    assert PerCpu.of(kernel(guest(), NAMES, OFFSETS)).addresses("runqueues") == tuple(cpu + 0x2000 for cpu in CPUS)
 
 
 def test_every_thread_not_only_every_process() -> None:
-    tasks = Tasks(kernel(guest(STACKS["leader"] + 0x3F00), NAMES, OFFSETS)).all()
-    assert {task.name for task in tasks} == {"init", "leader", "thread"}
+    found = Tasks(kernel(guest(), NAMES, OFFSETS)).all()
+    assert sorted(task.name for task in found.values()) == ["idle1", "init", "leader", "thread"]
+    assert all(task.address == address for address, task in found.items())
 
 
 def test_saved_stacks_are_scanned_from_their_sp() -> None:
-    found = words(guest(STACKS["leader"] + 0x3E00))
-    assert {MARK, MARK + 1, MARK + 2} <= found
-    assert MARK + 0x101 in found, "the running thread's stack, from the vCPU's SP"
-    assert MARK + 0x102 not in found, "below a sleeping thread's SP is nothing that lives"
+    found = words(guest())
+    assert {on_stack(name) for name in ("init", "leader", "thread", "idle1")} <= found
+    assert {below("leader"), below("idle1")} <= found, "of threads on a vCPU, from its SP"
+    assert below("thread") not in found, "below a sleeping thread's SP is nothing that lives"
 
 
 def test_registers_are_saved_pcs_too() -> None:
-    assert 0xABC in words(guest(STACKS["leader"] + 0x3F00))
-
-
-def test_thread_that_ends_is_found_on_its_run_queue() -> None:
-    assert MARK + 3 in words(guest(STACKS["leader"] + 0x3F00, dying=True))
-
-
-def test_hidden_thread_that_wants_to_run() -> None:
-    there = guest(STACKS["leader"] + 0x3F00)
-    there.put_words(PERCPU + 0x2000, 2)
-    with pytest.raises(OptprobeError, match="2 threads want to run and only 1"):
-        saved(there)
+    assert RIP in words(guest())
 
 
 def test_interrupt_stack_leads_to_the_interrupted_thread() -> None:
-    there = guest(IRQ_END - 0x20)
-    there.put_words(IRQ_END - 0x20, MARK + 0x800, 0, 0, STACKS["leader"] + 0x3E00)
-    assert {MARK + 0x800, MARK + 0x101, MARK + 1} <= words(there)
-    assert MARK + 0x900 not in words(there), "no exception stack is alive"
+    there = guest({"rsp": INTERRUPT_ENDS[0] - 0x20})
+    there.put_words(INTERRUPT_ENDS[0] - 8, SP)
+    found = words(there)
+    assert {ON_INTERRUPT, below("leader"), on_stack("leader")} <= found
+    assert ON_EXCEPTION not in found and ON_INTERRUPT + 1 not in found, "no other stack of a CPU is alive"
+
+
+def test_interrupt_stack_is_just_entered() -> None:
+    there = guest({"rsp": INTERRUPT_ENDS[0] - 8})
+    there.put_words(INTERRUPT_ENDS[0] - 8, SP)
+    assert below("leader") in words(there)
 
 
 def test_interrupt_stack_of_5_10_points_behind_its_end() -> None:
-    there = guest(IRQ_END - 0x20)
-    there.put_words(PERCPU + 0x100, IRQ_END)
-    there.put_words(IRQ_END - 0x20, MARK + 0x800, 0, 0, STACKS["leader"] + 0x3E00)
-    assert {MARK + 0x800, MARK + 0x101} <= words(there)
+    there = guest({"rsp": INTERRUPT_ENDS[0] - 0x20})
+    there.put_words(CPUS[0] + 0x100, INTERRUPT_ENDS[0])
+    there.put_words(INTERRUPT_ENDS[0] - 8, SP)
+    assert {ON_INTERRUPT, below("leader")} <= words(there)
 
 
-def test_exception_stack_scans_everything() -> None:
-    found = words(guest(CEA + 0x3F00))
-    assert {MARK + 0x900, MARK + 0x101, MARK + 1} <= found
+def test_interrupt_stack_that_leads_nowhere() -> None:
+    there = guest({"rsp": INTERRUPT_ENDS[0] - 0x20})
+    there.put_words(INTERRUPT_ENDS[0] - 8, STACKS["thread"] + 0x3F00)
+    with pytest.raises(OptprobeError, match=r"CPU 0 is on a stack .* none of its own"):
+        saved(there)
+
+
+@pytest.mark.parametrize("sp", [exception_sp(0), USER_SP], ids=["an exception stack", "the user's, in entry code"])
+def test_elsewhere_everything_of_that_cpu_is_scanned(sp: int) -> None:
+    found = words(guest({"rsp": sp}))
+    assert {ON_INTERRUPT, ON_ENTRY, below("leader"), on_stack("leader")} <= found
+    assert {ON_EXCEPTION + 0x10 * n for n in range(4)} <= found
+    assert not {ON_INTERRUPT + 1, ON_ENTRY + 1, ON_EXCEPTION + 1, below("init"), below("thread")} & found
+
+
+def test_a_stack_that_nobody_knows() -> None:
+    with pytest.raises(OptprobeError, match="none of its own"):
+        saved(guest({"rsp": STACKS["thread"] + 0x3F00}))
 
 
 def test_user_mode_leaves_an_empty_stack() -> None:
-    found = words(guest(0x7FFF0000, cpl=3))
-    assert MARK + 1 not in found and MARK + 2 in found
+    found = words(guest(IN_USER_MODE))
+    assert on_stack("leader") not in found and {on_stack("thread"), RIP} <= found
 
 
-def test_thread_that_just_loses_its_cpu_is_not_left_out() -> None:
-    there = guest(0x7FFF0000, cpl=3)
-    there.put_words(TASKS["thread"] + 0x48, 1)
-    assert {MARK + 1, MARK + 2} <= words(there)
+def test_entry_code_that_has_not_swapped_gs_yet() -> None:
+    found = words(guest({"rsp": exception_sp(0), "gs_base": 0, "k_gs_base": CPUS[0]}))
+    assert {below("leader"), ON_EXCEPTION + 0x10} <= found
 
 
-def test_broken_list() -> None:
-    there = guest(STACKS["leader"] + 0x3F00)
-    there.put_words(TASKS["leader"] + 0x10, TASKS["leader"] + 0x10)
+def test_a_user_mode_gs_base_is_not_believed() -> None:
+    with pytest.raises(OptprobeError, match="vCPU 0 is none of Linux's"):
+        saved(guest({**IN_USER_MODE, "gs_base": CPUS[0], "k_gs_base": 0}))
+
+
+@pytest.mark.parametrize("owner", ["leader", "thread"])
+def test_a_switch_under_way(owner: str) -> None:
+    there = guest({"rsp": STACKS[owner] + 0x3E00})
+    there.put_words(CPUS[0] + 0x2008, TASKS["thread"])
+    found = words(there)
+    assert {on_stack("leader"), on_stack("thread"), below(owner)} <= found
+    assert not {below("leader"), below("thread")} - {below(owner)} & found
+
+
+def test_last_switch_of_a_thread_that_is_in_no_list() -> None:
+    there = guest({"rsp": STACKS["ending"] + 0x3E00})
+    there.put_words(CPUS[0] + 0x110, TASKS["ending"])
+    assert {below("ending"), on_stack("ending"), on_stack("leader")} <= words(there)
+
+
+def test_a_cpu_that_never_came_up() -> None:
+    there = guest(second={"cr0": 0, "rsp": 0, "gs_base": 0})
+    there.put_words(NAMES["__cpu_online_mask"], 0b01)
+    there.put_words(CPUS[1] + 0x100, 0, 0, 0)
+    found = words(there)
+    assert {below("leader"), on_stack("idle1")} <= found and below("idle1") not in found
+
+
+def test_a_cpu_that_is_off_is_still_scanned_where_it_halts() -> None:
+    there = guest()
+    there.put_words(NAMES["__cpu_online_mask"], 0b01)
+    assert below("idle1") in words(there)
+
+
+def test_a_cpu_on_no_vcpu() -> None:
+    there = guest()
+    there.state.pop()
+    with pytest.raises(OptprobeError, match="CPU 1 runs on no vCPU"):
+        saved(there)
+
+
+def test_a_vcpu_that_linux_does_not_know() -> None:
+    with pytest.raises(OptprobeError, match="vCPU 1 is none of Linux's"):
+        saved(guest(second={"gs_base": 0x1234}))
+
+
+def test_a_cpu_that_runs_no_thread_yet() -> None:
+    there = guest()
+    there.put_words(CPUS[1] + 0x110, 0)
+    with pytest.raises(OptprobeError, match="CPU 1 runs no thread"):
+        saved(there)
+
+
+@pytest.mark.parametrize("node", [TASKS["leader"] + 0x110, TASKS["thread"] + 0x130], ids=["processes", "threads"])
+def test_a_list_that_runs_in_a_circle(node: int) -> None:
+    there = guest()
+    there.put_words(node, node)
     with pytest.raises(OptprobeError, match="broken"):
         saved(there)
 
 
-def test_stack_pointer_outside_its_stack() -> None:
-    there = guest(STACKS["leader"] + 0x3F00)
-    there.put_words(TASKS["thread"] + 0x200, 0x1234)
-    with pytest.raises(OptprobeError, match="outside its stack"):
+@pytest.mark.parametrize("node", [TASKS["leader"] + 0x110, TASKS["thread"] + 0x130], ids=["processes", "threads"])
+def test_a_list_that_leads_nowhere(node: int) -> None:
+    there = guest()
+    there.put_words(node, 0x123450)
+    with pytest.raises(OptprobeError, match="cannot access"):
         saved(there)
 
 
-def test_stack_that_is_gone() -> None:
-    there = guest(STACKS["leader"] + 0x3F00)
-    there.put_words(TASKS["thread"] + 0x40, 0)
-    assert MARK + 2 not in words(there)
+def test_stack_pointer_outside_its_stack() -> None:
+    there = guest()
+    there.put_words(TASKS["thread"] + 0xE00, 0x1234)
+    with pytest.raises(OptprobeError, match=r"thread 2 .* outside its stack"):
+        saved(there)
+
+
+def test_a_stack_that_cannot_be_read() -> None:
+    there = guest()
+    there.pages.pop((STACKS["thread"] + 0x3F00) // 4096)
+    with pytest.raises(OptprobeError, match="cannot access"):
+        saved(there)
+
+
+def test_stack_of_a_dead_thread_that_is_gone() -> None:
+    there = guest()
+    there.put_words(TASKS["thread"] + 0x18, 0)
+    assert on_stack("thread") not in words(there)
 
 
 def test_what_is_missing() -> None:
-    there = guest(STACKS["leader"] + 0x3F00)
+    there = guest()
     assert missing(kernel(there, NAMES, OFFSETS)) == ""
     assert "BTF" in missing(kernel(there, NAMES))
-    less = {name: at for name, at in NAMES.items() if name != "hardirq_stack_ptr"}
-    assert "pcpu_hot" in missing(kernel(there, less, OFFSETS))
+    without = {name: at for name, at in NAMES.items() if name != "hardirq_stack_ptr"}
+    assert "pcpu_hot" in missing(kernel(there, without, OFFSETS))
+    assert "RCU Tasks" in missing(kernel(there, {**NAMES, "preempt_schedule": 1}, OFFSETS))

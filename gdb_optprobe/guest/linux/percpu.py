@@ -34,12 +34,12 @@ class PerCpu:
     def words(self, symbol: str, struct: str = "", member: str = "") -> tuple[int, ...]:
         return tuple(self.kernel.word(at) for at in self.addresses(symbol, struct, member))
 
-    def words_of_either(self, *places: tuple[str, str, str]) -> tuple[int, ...]:
-        """`words` of the first of several (symbol, struct, member) that this kernel has: variables move."""
+    def addresses_of_either(self, *places: tuple[str, str, str]) -> tuple[int, ...]:
+        """`addresses` of the first of several (symbol, struct, member) that this kernel has: variables move."""
         missing: OptprobeError | None = None
         for place in places:
             try:
-                return self.words(*place)
+                return self.addresses(*place)
             except OptprobeError as error:
                 missing = error
         raise missing or NoSuchKernel("no per-CPU variable asked for")

@@ -15,10 +15,12 @@ COUNT = 0x7FFFFFFF
 
 def may_sleep(machine: Machine, kernel: Kernel, vcpu: Vcpu) -> bool:
     registers = machine.registers(vcpu, ("gs_base", "cpl"))
-    if registers["cpl"]:
-        return False
-    count = kernel.memory.read(registers["gs_base"] + _offset(kernel) & MASK, 4)
-    return not int.from_bytes(count, "little") & COUNT
+    return not registers["cpl"] and not count(kernel, registers["gs_base"])
+
+
+def count(kernel: Kernel, base: int) -> int:
+    """How often preemption is disabled on the CPU whose per-CPU variables begin at `base`: not at all for 0."""
+    return int.from_bytes(kernel.memory.read(base + _offset(kernel) & MASK, 4), "little") & COUNT
 
 
 def _offset(kernel: Kernel) -> int:

@@ -1,42 +1,47 @@
 """Every saved PC of a stopped x86-64 kernel: the words that detours/quiescence.py scans.
 
-    a vCPU's SP is in …          what is alive
-    ├─ user mode                 its registers; its thread's stack is empty
-    ├─ a thread's stack          from SP up
-    ├─ the interrupt stack       from SP up, and the thread's stack from the SP saved in the interrupt stack's top word
-    └─ anything else             (entry code, an IST stack, an SP being switched) everything there is: all CPUs'
-                                 interrupt, exception and entry stacks, and whole stacks of threads that run
+    a vCPU is …                   what is alive of its CPU
+    ├─ not started                nothing (a CPU that never came up, paging off)
+    ├─ in user mode               its registers; its thread's stack is empty
+    ├─ on its thread's stack      from SP up
+    ├─ on its interrupt stack     from SP up, and the thread's stack from the SP saved in the interrupt stack's top word
+    └─ in entry code, or on an    everything there is of that CPU: its interrupt, exception and entry stacks, and the
+       exception stack            whole stack of its thread
 
-    a thread that has no CPU     from its saved SP up
+    a thread that has no CPU      from its saved SP up: return addresses, and the interrupted PC if it was preempted
 
-Nobody sleeps on an interrupt, exception or entry stack, so they live only while a vCPU is on one (arch/x86/include/
-asm/irq_stack.h, cpu_entry_area.h). A hard interrupt over a soft one is saved on the interrupt stack alone.
+Nobody sleeps on an interrupt, exception or entry stack, so they live only while their vCPU is on one. Soft and hard
+interrupts share one stack, and neither switches when it is there already; exceptions from user mode leave theirs for
+the thread's (arch/x86/include/asm/irq_stack.h, cpu_entry_area.h, entry/entry_64.S). The vCPU's CPU is told by its GS
+base, its thread by `current_task`, or `runqueues.curr` while one is switched to.
 
-The function graph tracer and return probes of the guest keep return addresses elsewhere. Those are never inside a
-window or a detour: no call in a window returns into it (RETURN_INTO_REGION), and a call in a detour pushes the
-*original* return address.
+Return addresses that the guest's function graph tracer and return probes keep elsewhere are never inside a window or
+a detour: no call in a window returns into it (RETURN_INTO_REGION), and a call in a detour pushes the *original* one.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux import tasks
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.percpu import PerCpu
 from gdb_optprobe.guest.linux.tasks import Task, Tasks
-from gdb_optprobe.guest.machine import Machine
+from gdb_optprobe.guest.machine import Machine, Vcpu
 from gdb_optprobe.guest.saved import Saved
-from gdb_optprobe.isa.x86_64.abi import REGISTERS
 
 PAGE = 4096
+PAGING = 1 << 31  # CR0.PG
 INTERRUPT_STACK = 4 * PAGE  # IRQ_STACK_SIZE
 ENTRY_STACK = PAGE
 EXCEPTIONS = ("DF", "NMI", "DB", "MCE", "VC", "VC2")
+SECURE_GUESTS_ONLY = ("VC", "VC2")  # mapped under SEV-ES alone
 PLAUSIBLE = (1 << 13, 1 << 14, 1 << 15, 1 << 16)
+# Where entry and exception stacks are seen (CPU_ENTRY_AREA_PGD), and those for 16-bit user stacks (ESPFIX_PGD_ENTRY).
+ENTRY_AREAS = (range(-4 << 39, -3 << 39), range(-2 << 39, -1 << 39))
+OF_VCPU = ("rsp", "cpl", "gs_base", "k_gs_base", "cr0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +49,6 @@ class _Stack:
     who: str
     start: int
     end: int
-
-    def __contains__(self, sp: int) -> bool:
-        # An empty stack's SP is its end.
-        return self.start <= sp <= self.end
 
 
 class Stacks:
@@ -58,92 +59,128 @@ class Stacks:
         self._machine = machine
         self._registers = tuple(registers)
         self._tasks = Tasks(kernel)
-        self._percpu = PerCpu.of(kernel)
+        self._cpus = _CpuStacks(kernel)
         self._thread_size = _thread_size(kernel)
 
     def saved(self) -> Iterator[Saved]:
         """Everything that may hold a saved PC now. Raises OptprobeError where something cannot be enumerated now."""
         threads = self._tasks.all()
-        interrupt = self._interrupt_stacks()
-        by_stack = {task.stack: task for task in threads if task.stack}
-        sps: dict[int, int] = {}
-        in_user_mode, lost = 0, False
+        alive: dict[int, int] = {}
+        seen = set()
         for vcpu in self._machine.vcpus():
-            values = self._machine.registers(vcpu, (*self._registers, "rsp", "cpl"))
+            values = self._machine.registers(vcpu, (*self._registers, *OF_VCPU))
             yield Saved(f"vCPU {vcpu.number}", 0, array("Q", (values[name] for name in self._registers)))
-            if values["cpl"]:
-                in_user_mode += 1
-                continue
-            sp = values["rsp"]
-            for stack in interrupt:
-                if sp in stack:
-                    yield self._read(stack.who, sp, stack.end)
-                    sp = self._kernel.word(stack.end - 8)
-                    break
-            owner = self._owner(sp, by_stack)
-            if owner is None:
-                lost = True
-            else:
-                sps[owner.address] = min(sp, sps.get(owner.address, sp))
-        if lost:
-            yield from self._everything(interrupt)
-        yield from self._threads(threads, sps, in_user_mode, lost)
+            if values["cr0"] & PAGING:
+                cpu = self._cpus.number(vcpu, values)
+                seen.add(cpu)
+                yield from self._of_cpu(cpu, values, threads, alive)
+        if unseen := self._cpus.online() - seen:
+            raise NoSuchKernel(f"CPU {min(unseen)} runs on no vCPU that can be seen")
+        for address, task in threads.items():
+            if task.stack:
+                yield self._of_thread(task, alive.get(address, task.sp))
 
-    def _threads(self, threads: Sequence[Task], sps: dict[int, int], in_user_mode: int, lost: bool) -> Iterator[Saved]:
-        # Threads that run, but where no vCPU is known to be: as many as vCPUs in user mode, and those are they.
-        # One that just loses its CPU runs too, and has saved its SP already; then there are more, and none is left out.
-        elsewhere = [task for task in threads if task.running and task.address not in sps]
-        skip = {task.address for task in elsewhere} if not lost and len(elsewhere) == in_user_mode else set()
-        for task in threads:
-            if not task.stack or task.address in skip:
-                continue
-            end = task.stack + self._thread_size
-            sp = sps.get(task.address, task.stack if lost and task.running else task.sp)
-            if not task.stack <= sp <= end:
-                raise NoSuchKernel(f"{task} has its stack pointer {sp:#x} outside its stack at {task.stack:#x}")
-            yield self._read(str(task), sp, end)
-
-    def _owner(self, sp: int, by_stack: dict[int, Task]) -> Task | None:
-        # Stacks are aligned to their size (CONFIG_VMAP_STACK), but for init's own and those of old kernels.
-        found = by_stack.get(sp & ~(self._thread_size - 1))
-        if found is not None:
-            return found
-        return next((task for stack, task in by_stack.items() if stack <= sp < stack + self._thread_size), None)
-
-    def _interrupt_stacks(self) -> list[_Stack]:
-        tops = self._percpu.words_of_either(
-            ("hardirq_stack_ptr", "", ""),
-            ("pcpu_hot", "pcpu_hot", "hardirq_stack_ptr"),
-        )
-        found = []
-        for cpu, top in enumerate(tops):
-            end = -(-top // PAGE) * PAGE  # the pointer is to the top word, or just behind it (before 5.12)
-            if top:
-                found.append(_Stack(f"an interrupt on CPU {cpu}", end - INTERRUPT_STACK, end))
-        return found
-
-    def _everything(self, interrupt: Sequence[_Stack]) -> Iterator[Saved]:
-        for stack in interrupt:
+    def _of_cpu(
+        self, cpu: int, values: Mapping[str, int], threads: Mapping[int, Task], alive: dict[int, int]
+    ) -> Iterator[Saved]:
+        """What a CPU has in stacks of its own; into `alive` from where on that of its thread is alive."""
+        on = self._tasks.on_cpus()[cpu]
+        if on.current not in threads or on.next not in threads:
+            raise NoSuchKernel(f"CPU {cpu} runs no thread yet")
+        if values["cpl"]:
+            alive[on.current] = self._end(threads[on.current])
+            return
+        sp = values["rsp"]
+        interrupt = self._cpus.interrupt(cpu)
+        if interrupt.start <= sp < interrupt.end:
+            yield self._read(interrupt.who, sp, interrupt.end)
+            sp = self._kernel.word(interrupt.end - 8)
+        # A CPU that switches threads is on the stack of either, and the other one's SP is saved.
+        for task in (threads[on.current], threads[on.next]):
+            if task.stack and task.stack <= sp <= self._end(task):
+                alive[task.address] = sp
+                return
+        if sp >> 63 and not any(sp - (1 << 64) in area for area in ENTRY_AREAS):
+            raise NoSuchKernel(f"CPU {cpu} is on a stack at {sp:#x} that is none of its own")
+        for stack in (interrupt, *self._cpus.entry(cpu)):
             yield self._read(stack.who, stack.start, stack.end)
-        for cpu, start in enumerate(self._percpu.addresses("entry_stack_storage")):
-            yield self._read(f"entry code on CPU {cpu}", start, start + ENTRY_STACK)
-        first = self._kernel.offset("cea_exception_stacks", "DF_stack")
-        size = self._kernel.offset("cea_exception_stacks", "NMI_stack_guard") - first
-        for cpu, area in enumerate(self._percpu.words("cea_exception_stacks")):
-            for name in EXCEPTIONS if area else ():
-                try:
-                    start = area + self._kernel.offset("cea_exception_stacks", f"{name}_stack")
-                    yield self._read(f"an exception ({name}) on CPU {cpu}", start, start + size)
-                except OptprobeError:
-                    # The VC stacks are mapped in SEV-ES guests alone.
-                    if not name.startswith("VC"):
-                        raise
+        alive.update({address: threads[address].stack for address in (on.current, on.next)})
+
+    def _of_thread(self, task: Task, sp: int) -> Saved:
+        if not task.stack <= sp <= self._end(task):
+            raise NoSuchKernel(f"{task} has its stack pointer {sp:#x} outside its stack at {task.stack:#x}")
+        return self._read(str(task), sp, self._end(task))
+
+    def _end(self, task: Task) -> int:
+        return task.stack + self._thread_size
 
     def _read(self, who: str, start: int, end: int) -> Saved:
         start &= ~7
         words = array("Q")
         words.frombytes(self._kernel.memory.read(start, end - start) if start < end else b"")
         return Saved(who, start, words)
+
+
+class _CpuStacks:
+    """The stacks that belong to CPUs; offsets are looked up once."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._percpu = PerCpu.of(kernel)
+        self._interrupt = self._percpu.addresses_of_either(
+            ("hardirq_stack_ptr", "", ""),
+            ("pcpu_hot", "pcpu_hot", "hardirq_stack_ptr"),
+        )
+        self._entry = self._percpu.addresses("entry_stack_storage")
+        self._areas = self._percpu.addresses("cea_exception_stacks")
+        self._online = kernel.address("__cpu_online_mask")
+        area = "cea_exception_stacks"
+        first = kernel.offset(area, "DF_stack")
+        self._exception_size = kernel.offset(area, "NMI_stack_guard") - first
+        self._exceptions = {"DF": first}
+        for name in EXCEPTIONS[1:]:
+            try:
+                self._exceptions[name] = kernel.offset(area, f"{name}_stack")
+            except OptprobeError:
+                if name not in SECURE_GUESTS_ONLY:
+                    raise
+
+    def online(self) -> set[int]:
+        """Numbers of the CPUs that run threads."""
+        count = len(self._percpu.bases)
+        mask = int.from_bytes(self._kernel.memory.read(self._online, (count + 7) // 8), "little")
+        return {cpu for cpu in range(count) if mask >> cpu & 1}
+
+    def number(self, vcpu: Vcpu, values: Mapping[str, int]) -> int:
+        """Linux's number of a vCPU. Its GS base is the CPU's, or waits for it while user mode's is in its place."""
+        own = ("gs_base", "k_gs_base") if not values["cpl"] else ("k_gs_base",)
+        for name in own:
+            if values[name] in self._percpu.bases:
+                return self._percpu.bases.index(values[name])
+        raise NoSuchKernel(f"vCPU {vcpu.number} is none of Linux's CPUs just now")
+
+    def interrupt(self, cpu: int) -> _Stack:
+        # The pointer is to the top word, or just behind it (before 5.12).
+        end = -(-self._kernel.word(self._interrupt[cpu]) // PAGE) * PAGE
+        if not end:
+            raise NoSuchKernel(f"CPU {cpu} has no interrupt stack yet")
+        return _Stack(f"an interrupt on CPU {cpu}", end - INTERRUPT_STACK, end)
+
+    def entry(self, cpu: int) -> Iterator[_Stack]:
+        start = self._entry[cpu]
+        yield _Stack(f"entry code on CPU {cpu}", start, start + ENTRY_STACK)
+        area = self._kernel.word(self._areas[cpu])
+        for name, offset in self._exceptions.items():
+            start = area + offset
+            if name not in SECURE_GUESTS_ONLY or self._mapped(start):
+                yield _Stack(f"an exception ({name}) on CPU {cpu}", start, start + self._exception_size)
+
+    def _mapped(self, address: int) -> bool:
+        try:
+            self._kernel.word(address)
+        except OptprobeError:
+            return False
+        return True
 
 
 def _thread_size(kernel: Kernel) -> int:
@@ -156,20 +193,10 @@ def _thread_size(kernel: Kernel) -> int:
     raise NoSuchKernel("the size of a thread's stack is not known")
 
 
-def saved(machine: Machine, kernel: Kernel) -> Iterator[Saved]:
-    """Everything that may hold a saved PC now. Raises OptprobeError where something cannot be enumerated."""
-    return Stacks(kernel, machine, REGISTERS).saved()
-
-
 def missing(kernel: Kernel) -> str:
     """Why saved PCs cannot be enumerated in this kernel, in words; empty where they can."""
     try:
-        _thread_size(kernel)
-        if kernel.symbols.address("hardirq_stack_ptr") is None:
-            kernel.offset("pcpu_hot", "hardirq_stack_ptr")
-        kernel.address("entry_stack_storage")
-        kernel.address("cea_exception_stacks")
-        kernel.offset("cea_exception_stacks", "DF_stack")
+        _thread_size(kernel), _CpuStacks(kernel), Tasks(kernel)
     except OptprobeError as error:
         return error.message
-    return tasks.missing(kernel)
+    return ""

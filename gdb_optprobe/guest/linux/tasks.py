@@ -1,31 +1,39 @@
-"""Every thread of a stopped kernel.
+"""Every thread of a stopped kernel that may hold a saved PC.
 
-    init_task.tasks ─► task ─► task ─► …          processes (include/linux/sched/signal.h, for_each_process_thread)
-                        │ signal->thread_head
-                        └──► thread ─► thread     by thread_node
-    runqueues.idle, .curr, .cfs_tasks             per CPU: idle tasks are in no list, and a thread that ends leaves the
-                                                  lists before it has run its last instruction
+    where a thread can be                           where it is found
+    being made                                      nowhere, nor need be: it never ran, and its only saved PC is the
+                                                    start of ret_from_fork
+    alive: running, queued, migrated, asleep        init_task.tasks, and of each process signal->thread_head
+    idle, of CPUs that are off or never came up too runqueues.idle, in no list
+    ending, off the lists, on a CPU                 that CPU's current_task, or runqueues.curr while it is switched to
+    ending, off the lists, without a CPU            exiting.py, or it says that one may be hidden
+    dead, off its CPU for good                      in the lists until it is reaped; `stack` is 0 once that is freed
+
+Whether a thread waits, and in which queue, does not matter: the lists do not depend on it (include/linux/sched/
+signal.h, for_each_process_thread; kernel/fork.c, copy_process; kernel/exit.c, release_task).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux import preemption
+from gdb_optprobe.guest.linux.exiting import exiting
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.percpu import PerCpu
 
-MOST_TASKS = 1 << 20
 NAME_SIZE = 16
-QUEUED = 1  # TASK_ON_RQ_QUEUED
+DEAD = 0x80  # TASK_DEAD
+FIRST_INTERRUPT = 1 << 8  # SOFTIRQ_OFFSET of a preempt count
+PACKET = 1984  # what one packet of QEMU's stub carries
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """A thread: `stack` is its lowest address (0 when it is gone already), `sp` where it was when it last lost a CPU.
 
-    running: it has a CPU, or is just getting or losing one; then `sp` may be old.
+    ending, dead: see exiting.py.
     """
 
     address: int
@@ -33,108 +41,140 @@ class Task:
     pid: int
     stack: int
     sp: int
-    running: bool
-    queued: bool
-    idle: bool = False
+    ending: bool = False
+    dead: bool = False
 
     def __str__(self) -> str:
         return f"thread {self.pid} ({self.name})"
 
 
+@dataclass(frozen=True, slots=True)
+class OnCpu:
+    """Threads of one CPU: the one whose registers it has, and the one it is to run; they differ within a switch."""
+
+    current: int
+    next: int
+
+
 class Tasks:
-    """Reads threads; offsets are looked up once."""
+    """Reads threads; offsets are looked up once. Raises OptprobeError where this kernel's cannot be enumerated."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._percpu = PerCpu.of(kernel)
+        self._exiting = exiting(kernel, self._percpu)
         task = "task_struct"
+        self._init = kernel.address("init_task")
         self._tasks = kernel.offset(task, "tasks")
-        self._signal = kernel.offset(task, "signal")
         self._thread_node = kernel.offset(task, "thread_node")
         self._thread_head = kernel.offset("signal_struct", "thread_head")
-        self._stack = kernel.offset(task, "stack")
-        self._sp = kernel.offset(task, "thread.sp")
-        self._on_cpu = kernel.offset(task, "on_cpu")
-        self._on_rq = kernel.offset(task, "on_rq")
-        self._pid = kernel.offset(task, "pid")
-        self._comm = kernel.offset(task, "comm")
-        self._queue_node = kernel.offset(task, "se.group_node")
-        self._head = max(self._tasks, self._signal, self._thread_node, self._stack, self._on_cpu, self._on_rq,
-                         self._pid, self._comm) + NAME_SIZE  # fmt: skip
-
-    def all(self) -> tuple[Task, ...]:
-        """Every thread, once. Raises OptprobeError where a list is broken, or hides a thread that wants to run."""
-        found: dict[int, Task] = {}
-        init = self._kernel.address("init_task")
-        for leader in self._list(init + self._tasks, self._tasks, whole=True):
-            group = self._kernel.word(leader + self._signal) if leader not in found else 0
-            found.setdefault(leader, self._read(leader))
-            if group:
-                for thread in self._list(group + self._thread_head, self._thread_node):
-                    found.setdefault(thread, self._read(thread))
-        found.setdefault(init, self._read(init))
-        queues = self._percpu.addresses("runqueues")
-        idle = self._words(queues, "idle")
-        for address in (*idle, *self._words(queues, "curr"), *self._queued(queues)):
-            if address:
-                found.setdefault(address, self._read(address))
-        self._check(found.values(), set(idle), queues)
-        return tuple(found.values())
-
-    def _check(self, tasks: Iterable[Task], idle: set[int], queues: Iterable[int]) -> None:
-        """All threads that want to run must be among those found."""
-        offset = self._kernel.offset("rq", "nr_running")
-        wanting = sum(int.from_bytes(self._kernel.memory.read(queue + offset, 4), "little") for queue in queues)
-        found = sum(task.queued and task.address not in idle for task in tasks)
-        if found < wanting:
-            raise NoSuchKernel(f"{wanting} threads want to run and only {found} can be found")
-
-    def _words(self, queues: Iterable[int], member: str) -> list[int]:
-        offset = self._kernel.offset("rq", member)
-        return [self._kernel.word(queue + offset) for queue in queues]
-
-    def _queued(self, queues: Iterable[int]) -> Iterator[int]:
-        offset = self._kernel.offset("rq", "cfs_tasks")
-        for queue in queues:
-            # A CPU that never came up has a queue that was never set up.
-            if self._kernel.word(queue + offset):
-                yield from self._list(queue + offset, self._queue_node)
-
-    def _list(self, head: int, node: int, whole: bool = False) -> Iterator[int]:
-        """Members of a circular list; `whole` where the head is a member too."""
-        seen: set[int] = set()
-        at = self._kernel.word(head)
-        if whole:
-            yield head - node
-        while at != head:
-            if at in seen or not at or len(seen) > MOST_TASKS:
-                raise NoSuchKernel(f"the list of threads at {head:#x} is broken at {at:#x}")
-            seen.add(at)
-            yield at - node
-            at = self._kernel.word(at)
-
-    def _read(self, address: int) -> Task:
-        data = self._kernel.memory.read(address, self._head)
-
-        def number(offset: int, size: int) -> int:
-            return int.from_bytes(data[offset : offset + size], "little")
-
-        return Task(
-            address=address,
-            name=data[self._comm : self._comm + NAME_SIZE].split(b"\0")[0].decode("utf-8", "replace"),
-            pid=number(self._pid, 4),
-            stack=number(self._stack, 8),
-            sp=self._kernel.word(address + self._sp),
-            running=bool(number(self._on_cpu, 4)),
-            queued=number(self._on_rq, 4) == QUEUED,
+        self._layout = _Layout.of(
+            state=(kernel.offset(task, "__state", "state"), 4),
+            stack=(kernel.offset(task, "stack"), 8),
+            tasks=(self._tasks, 8),
+            exit_state=(kernel.offset(task, "exit_state"), 4),
+            pid=(kernel.offset(task, "pid"), 4),
+            thread_node=(self._thread_node, 8),
+            comm=(kernel.offset(task, "comm"), NAME_SIZE),
+            signal=(kernel.offset(task, "signal"), 8),
+            sp=(kernel.offset(task, "thread.sp"), 8),
+        )
+        self._idle = self._percpu.addresses("runqueues", "rq", "idle")
+        self._curr = self._percpu.addresses("runqueues", "rq", "curr")
+        self._current = self._percpu.addresses_of_either(
+            ("current_task", "", ""),
+            ("pcpu_hot", "pcpu_hot", "current_task"),
         )
 
+    def on_cpus(self) -> tuple[OnCpu, ...]:
+        """In the order of Linux's CPU numbers."""
+        word = self._kernel.word
+        return tuple(
+            OnCpu(word(current), word(following)) for current, following in zip(self._current, self._curr, strict=True)
+        )
 
-def missing(kernel: Kernel) -> str:
-    """Why threads cannot be enumerated at all, in words; empty where they can."""
-    try:
-        Tasks(kernel)
-        kernel.offset("rq", "nr_running"), kernel.offset("rq", "cfs_tasks"), kernel.address("runqueues")
-    except OptprobeError as error:
-        return error.message
-    return ""
+    def all(self) -> dict[int, Task]:
+        """Every thread, by address. Raises OptprobeError where a list is broken, or one may be hidden just now."""
+        found: dict[int, Task] = {}
+        self._listed(found)
+        cpus = self.on_cpus()
+        self._add(found, (self._kernel.word(at) for at in self._idle))
+        self._add(found, (address for cpu in cpus for address in (cpu.current, cpu.next)))
+        self._add(found, self._exiting.unlisted())
+        uncertain = self._uncertain(cpus)
+        self._exiting.check([task for address, task in found.items() if address not in uncertain])
+        return found
+
+    def _listed(self, found: dict[int, Task]) -> None:
+        """Processes from init's own on, and the threads of each."""
+        leader = self._init
+        while leader not in found:
+            found[leader], values = self._read(leader)
+            self._group(found, leader, values)
+            leader = values["tasks"] - self._tasks
+        if leader != self._init:
+            raise NoSuchKernel(f"the list of processes is broken at {leader:#x}")
+
+    def _group(self, found: dict[int, Task], leader: int, values: dict[str, int]) -> None:
+        head = values["signal"] + self._thread_head
+        following = {leader: values["thread_node"]}
+        at = self._kernel.word(head)
+        while at != head:
+            thread = at - self._thread_node
+            if thread not in found:
+                found[thread], more = self._read(thread)
+                following[thread] = more["thread_node"]
+            at = following.pop(thread, 0)
+            if not at:
+                raise NoSuchKernel(f"the list of threads of {found[leader]} is broken at {thread:#x}")
+
+    def _add(self, found: dict[int, Task], addresses: Iterable[int]) -> None:
+        for address in addresses:
+            if address and address not in found:
+                found[address] = self._read(address)[0]
+
+    def _uncertain(self, cpus: Sequence[OnCpu]) -> set[int]:
+        """Threads on a CPU that may be behind exit_tasks_rcu_finish, as far as the preempt count tells."""
+        return {
+            address
+            for cpu, base in zip(cpus, self._percpu.bases, strict=True)
+            if cpu.current != cpu.next or _may_be_over(preemption.count(self._kernel, base))
+            for address in (cpu.current, cpu.next)
+        }
+
+    def _read(self, address: int) -> tuple[Task, dict[str, int]]:
+        values = self._layout.read(self._kernel, address)
+        name = values["comm"].to_bytes(NAME_SIZE, "little").split(b"\0")[0].decode("utf-8", "replace")
+        dead, ending = bool(values["state"] & DEAD), bool(values["exit_state"])
+        return Task(address, name, values["pid"], values["stack"], values["sp"], ending, dead), values
+
+
+def _may_be_over(count: int) -> bool:
+    """Behind exit_tasks_rcu_finish preemption is disabled once, twice with pi_lock, and there may be an interrupt."""
+    return count in (1, 2) or count >= FIRST_INTERRUPT
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Members of a structure in as few reads as packets allow: (start, size, members) of each."""
+
+    reads: tuple[tuple[int, int, tuple[tuple[str, int, int], ...]], ...]
+
+    @staticmethod
+    def of(**members: tuple[int, int]) -> _Layout:
+        reads: list[tuple[int, int, tuple[tuple[str, int, int], ...]]] = []
+        for name, (offset, size) in sorted(members.items(), key=lambda item: item[1]):
+            if reads and offset + size - reads[-1][0] <= PACKET:
+                start, _, others = reads.pop()
+            else:
+                start, others = offset, ()
+            reads.append((start, offset + size - start, (*others, (name, offset - start, size))))
+        return _Layout(tuple(reads))
+
+    def read(self, kernel: Kernel, address: int) -> dict[str, int]:
+        """The members of the structure at `address`, as unsigned numbers."""
+        found = {}
+        for start, length, members in self.reads:
+            data = kernel.memory.read(address + start, length)
+            found.update({name: int.from_bytes(data[at : at + size], "little") for name, at, size in members})
+        return found

@@ -1,0 +1,27 @@
+"""The kernel's circular lists. A stopped guest's may be half changed, but never in the direction that is walked.
+
+`list_add` and `list_del` complete the new member before the one store that links it in, or out, forwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
+
+
+def members(kernel: Kernel, head: int, node: int) -> Iterator[int]:
+    """The structures in the list at `head`; `node` is where each has its links. Raises OptprobeError when broken.
+
+    An empty list may be one that was never set up.
+    """
+    seen: set[int] = set()
+    at = kernel.word(head)
+    while at not in (0, head):
+        if at in seen:
+            raise NoSuchKernel(f"the list at {head:#x} is broken at {at:#x}")
+        seen.add(at)
+        yield at - node
+        at = kernel.word(at)
+    if not at and seen:
+        raise NoSuchKernel(f"the list at {head:#x} is broken at its end")

@@ -1,0 +1,132 @@
+"""Threads that end are in no list: each way in which kernels keep account of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from gdb_optprobe.errors import OptprobeError
+from tests.linux.fakes import Machine
+from tests.linux.small_guest import (
+    COUNTED,
+    CPUS,
+    LISTED,
+    NAMES,
+    ON_STACK,
+    PER_CPU_EXITING,
+    STACKS,
+    TASKS,
+    circle,
+    count_exiting,
+    end_thread,
+    guest,
+    number,
+    saved,
+    words,
+)
+
+ENDING = ON_STACK + number("ending")
+DEAD = 0x80
+MODE = 0xFFFF888000009200
+
+
+def queued(there: Machine) -> Machine:
+    """A thread that ends has lost its CPU, and waits to run on CPU 1."""
+    end_thread(there)
+    circle(there, CPUS[1] + 0x2018, TASKS["ending"] + 0x160)
+    return there
+
+
+def on_a_cpu(preempt_count: int, state: int = 0) -> Machine:
+    """It has CPU 0."""
+    there = guest({"rsp": STACKS["ending"] + 0x3E00})
+    end_thread(there)
+    there.put_words(TASKS["ending"] + 8, state)
+    there.put_words(CPUS[0] + 0x110, TASKS["ending"], preempt_count)
+    there.put_words(CPUS[0] + 0x2008, TASKS["ending"])
+    count_exiting(there, 8, 7)
+    return there
+
+
+def test_counted_and_on_a_queue() -> None:
+    there = queued(guest())
+    count_exiting(there, 8, 7)
+    assert ENDING in words(there, COUNTED)
+
+
+def test_nobody_ends_so_no_queue_is_read() -> None:
+    there = guest()
+    circle(there, CPUS[1] + 0x2018, 0x123450)
+    count_exiting(there, 7, 7)
+    assert saved(there, COUNTED)
+
+
+def test_counted_and_on_no_queue_that_is_known() -> None:
+    there = guest()
+    count_exiting(there, 8, 7)
+    with pytest.raises(OptprobeError, match="1 threads are just ending and only 0"):
+        saved(there, COUNTED)
+
+
+def test_one_found_does_not_stand_for_another() -> None:
+    there = queued(guest())
+    count_exiting(there, 9, 7)
+    with pytest.raises(OptprobeError, match="2 threads are just ending and only 1"):
+        saved(there, COUNTED)
+
+
+def test_a_dead_thread_that_is_not_reaped_is_not_counted() -> None:
+    there = guest()
+    end_thread(there, "thread")
+    there.put_words(TASKS["thread"] + 8, DEAD)
+    count_exiting(there, 8, 7)
+    with pytest.raises(OptprobeError, match="only 0"):
+        saved(there, COUNTED)
+
+
+@pytest.mark.parametrize("preempt_count", [0, 3, 1 << 31])
+def test_on_a_cpu_and_surely_counted(preempt_count: int) -> None:
+    assert ENDING in words(on_a_cpu(preempt_count), COUNTED)
+
+
+@pytest.mark.parametrize("preempt_count", [1, 2, 0x101, 0x10001])
+def test_on_a_cpu_where_it_may_be_counted_no_more(preempt_count: int) -> None:
+    with pytest.raises(OptprobeError, match="only 0"):
+        saved(on_a_cpu(preempt_count), COUNTED)
+
+
+def test_on_a_cpu_and_dead() -> None:
+    with pytest.raises(OptprobeError, match="only 0"):
+        saved(on_a_cpu(3, DEAD), COUNTED)
+
+
+@pytest.mark.parametrize(("mode", "matters"), [(0, False), (1, False), (2, True), (3, True)])
+def test_without_preemption_none_can_hide_a_pc(mode: int, matters: bool) -> None:
+    there = guest()
+    there.put(MODE, mode.to_bytes(4, "little"))
+    count_exiting(there, 8, 7)
+    names: Mapping[str, int] = {**COUNTED, "preempt_dynamic_mode": MODE}
+    if matters:
+        with pytest.raises(OptprobeError, match="just ending"):
+            saved(there, names)
+    else:
+        assert saved(there, names)
+
+
+def test_listed() -> None:
+    there = guest()
+    circle(there, CPUS[1] + PER_CPU_EXITING + 0x30, TASKS["ending"] + 0x170)
+    assert ENDING in words(there, LISTED)
+
+
+def test_listed_where_the_list_is_broken() -> None:
+    there = guest()
+    there.put_words(CPUS[1] + PER_CPU_EXITING + 0x30, TASKS["ending"] + 0x170)
+    with pytest.raises(OptprobeError, match="broken"):
+        saved(there, LISTED)
+
+
+def test_a_kernel_without_preemption() -> None:
+    there = queued(guest())
+    assert ENDING not in words(there, NAMES)
