@@ -6,14 +6,15 @@ import gc
 import random
 from itertools import pairwise
 
-import iced_x86 as iced
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gdb_optprobe.isa.base import Flow
 from gdb_optprobe.isa.x86_64 import X86_64
-from gdb_optprobe.isa.x86_64.decoder import LONGEST, PIECE, UNKNOWN_TO_CAPSTONE, shape
+from gdb_optprobe.isa.x86_64.decoder import LONGEST, PIECE, UNKNOWN_TO_CAPSTONE
+
+from .second_opinion import agrees_with_iced
 
 HERE = 0xFFFF_FFFF_8100_0000
 
@@ -101,43 +102,6 @@ def test_pieces_meet() -> None:
     assert insns[-1].end == HERE + len(data) and len(data) > 2 * PIECE + LONGEST
     assert all(here.end == there.address for here, there in pairwise(insns))
     assert b"".join(insn.data for insn in insns) == data
-
-
-FLOWS = {
-    iced.FlowControl.NEXT: {Flow.NEXT},
-    iced.FlowControl.UNCONDITIONAL_BRANCH: {Flow.JUMP},
-    iced.FlowControl.INDIRECT_BRANCH: {Flow.INDIRECT_JUMP, Flow.SYSTEM},
-    iced.FlowControl.CONDITIONAL_BRANCH: {Flow.BRANCH},
-    iced.FlowControl.RETURN: {Flow.RETURN, Flow.SYSTEM},
-    iced.FlowControl.CALL: {Flow.CALL, Flow.SYSTEM, Flow.NEXT},  # of a hypervisor: next
-    iced.FlowControl.INDIRECT_CALL: {Flow.INDIRECT_CALL, Flow.SYSTEM},
-    iced.FlowControl.INTERRUPT: {Flow.TRAP, Flow.SYSTEM},
-    iced.FlowControl.EXCEPTION: {Flow.TRAP},
-    iced.FlowControl.XBEGIN_XABORT_XEND: {Flow.BRANCH, Flow.NEXT},
-}
-
-
-def agrees_with_iced(data: bytes) -> None:
-    """One instruction that both know and that are of the same length."""
-    insns = X86_64.decode(data, HERE)
-    decoder = iced.Decoder(64, data, ip=HERE)
-    other = decoder.decode()
-    if not insns or other.is_invalid or other.len != insns[0].size:
-        return
-    insn, parts = insns[0], shape(insns[0].data)
-    # AMD's 16-bit near branches, 3DNow! with its opcode at the end, and 64-bit addresses are read otherwise.
-    is_3dnow, is_moffs = (parts.map, parts.opcode) == (1, 0x0F), parts.map == 0 and 0xA0 <= parts.opcode <= 0xA3
-    if (insn.target is not None and 0x66 in parts.prefixes) or is_3dnow or is_moffs:
-        return
-    assert insn.flow in FLOWS[other.flow_control], other
-    assert insn.target is None or insn.target == other.near_branch_target
-    places = decoder.get_constant_offsets(other)
-    if other.is_ip_rel_memory_operand:
-        assert parts.is_rip_relative and (parts.disp, 4) == (places.displacement_offset, places.displacement_size)
-    if places.has_displacement:
-        assert (parts.disp, parts.disp_size) == (places.displacement_offset, places.displacement_size)
-    if places.has_immediate:
-        assert parts.imm == places.immediate_offset
 
 
 @settings(max_examples=1500, deadline=None)

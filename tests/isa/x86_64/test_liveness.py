@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import random
 
-import iced_x86 as iced
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gdb_optprobe.isa.base import Dead
-from gdb_optprobe.isa.x86_64 import X86_64, abi
-from gdb_optprobe.isa.x86_64.liveness import FLAGS_AT, uses_of
+from gdb_optprobe.isa.x86_64 import X86_64
+from gdb_optprobe.isa.x86_64.liveness import uses_of
+
+from .second_opinion import allowed_by_iced
 
 HERE = 0xFFFF_FFFF_8100_1230
 RET = "c3"
@@ -108,44 +108,6 @@ def test_entry_is_what_ftrace_does_not_save() -> None:
 
 
 # Against iced-x86
-
-_BITS = iced.RflagsBits
-FLAGS = {_BITS.OF: abi.OF, _BITS.SF: abi.SF, _BITS.ZF: abi.ZF, _BITS.AF: abi.AF, _BITS.CF: abi.CF, _BITS.PF: abi.PF}
-NUMBERS = {getattr(iced.Register, name.upper()): number for number, name in enumerate(abi.GENERAL)}
-READS = {iced.OpAccess.READ, iced.OpAccess.COND_READ, iced.OpAccess.READ_WRITE, iced.OpAccess.READ_COND_WRITE}
-WRITES = {iced.OpAccess.WRITE, iced.OpAccess.READ_WRITE}
-LOGIC = {iced.Mnemonic.AND, iced.Mnemonic.OR, iced.Mnemonic.XOR, iced.Mnemonic.TEST}
-facts = functools.cache(iced.InstructionInfoFactory)
-
-
-def flags(bits: int) -> int:
-    return sum(ours for theirs, ours in FLAGS.items() if bits & theirs)
-
-
-def allowed_by_iced(data: bytes) -> None:
-    other = iced.Decoder(64, data).decode()
-    if other.is_invalid:
-        return
-    insns = X86_64.decode(data[: other.len], 0)
-    if not insns or insns[0].size != other.len:
-        return
-    ours = uses_of(insns[0].data)
-    if ours is None:
-        return
-    written = flags(other.rflags_written | other.rflags_cleared | other.rflags_set)
-    if other.mnemonic in LOGIC:
-        written |= abi.AF  # "undefined", and cleared by all
-    assert not flags(other.rflags_read) & ~(ours.reads >> FLAGS_AT), f"{other} reads flags"
-    assert not ours.kills >> FLAGS_AT & ~written, f"{other} does not write these flags"
-    reads = writes = 0
-    for used in facts().info(other).used_registers():
-        number = NUMBERS.get(iced.RegisterExt.full_register(used.register))
-        if number is None or number == abi.GENERAL.index("rsp"):
-            continue
-        reads |= (used.access in READS) << number
-        writes |= (used.access in WRITES and iced.RegisterExt.size(used.register) >= 4) << number
-    assert not reads & ~ours.reads, f"{other} reads a register"
-    assert not ours.kills & 0xFFFF & ~writes & ~(1 << abi.GENERAL.index("rsp")), f"{other} keeps a register"
 
 
 @settings(max_examples=1500, deadline=None)
