@@ -5,7 +5,8 @@
         └── BUILD-ID/
             ├── facts.json     where the build-id's note lies (from _text), and whatever else is small and worth keeping
             ├── symbols.bin    columns of all symbols, addresses from _text: KASLR does not matter
-            └── symbols.elf    the same for GDB
+            ├── symbols.elf    the same for GDB
+            └── …              what a `Shelf` was given, behind a checksum
 
 A cache is only ever a shortcut: a file that is damaged, of another format or unreadable is as good as none, and one
 that cannot be written is done without. Files appear whole: they are written aside and renamed.
@@ -30,12 +31,13 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.image import is_note_of
 from gdb_optprobe.guest.symbols import KERNEL_HALF, Symbols
 
-__all__ = ["Cache", "default_cache"]
+__all__ = ["Cache", "Shelf", "default_cache"]
 
 SYMBOLS, ELF, FACTS = "symbols.bin", "symbols.elf", "facts.json"
 # Magic with the format's number, the checksum of all that follows it, how many symbols, how many of them absolute.
 HEADER = struct.Struct("<8sIII")
 MAGIC = b"optprob1"
+CHECKSUM = struct.Struct("<I")
 # Bytes of the longest note: header, "GNU\0", SHA-1 or more.
 NOTE_SIZE = 16 + 64
 NOTE = "note_offset"
@@ -106,6 +108,21 @@ class Cache:
         self.remember(build, {"elf_size": len(data)})
         return self._path(build, ELF)
 
+    def shelf(self, build: str) -> Shelf:
+        return Shelf(self, build)
+
+    def load(self, build: str, name: str) -> bytes | None:
+        """What `store` was given; None where that is lost."""
+        try:
+            data = self._path(build, name).read_bytes()
+        except OSError:
+            return None
+        body = data[CHECKSUM.size :]
+        return body if len(data) >= CHECKSUM.size and CHECKSUM.unpack_from(data) == (zlib.crc32(body),) else None
+
+    def store(self, build: str, name: str, data: bytes) -> None:
+        self._write(build, name, CHECKSUM.pack(zlib.crc32(data)) + data)
+
     def _path(self, build: str, name: str) -> Path:
         return self.folder / build / name
 
@@ -124,6 +141,20 @@ class Cache:
         except OSError:
             return False
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """The place of one build in a cache, for files of any name."""
+
+    cache: Cache
+    build: str
+
+    def load(self, name: str) -> bytes | None:
+        return self.cache.load(self.build, name)
+
+    def store(self, name: str, data: bytes) -> None:
+        self.cache.store(self.build, name, data)
 
 
 def default_cache(environment: Mapping[str, str] = os.environ) -> Cache:

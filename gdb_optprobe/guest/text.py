@@ -39,6 +39,7 @@ class Fact(Enum):
     EXCEPTION = "a fault of this instruction is recovered by its address"
     JUMP_LABEL = "the guest rewrites this jump or nop at any time"
     STATIC_CALL = "the guest rewrites this call at any time"
+    LOCK_PREFIX = "the guest turns this prefix into a lock when another CPU comes"
     BUG = "a trap that the guest recognises by its address"
 
 

@@ -93,6 +93,18 @@ def test_a_damaged_file_is_as_good_as_none(cache: Cache, name: str) -> None:
     assert (cache.symbols("b1", TEXT) if name == "symbols.bin" else cache.facts("b1")) in (None, {})
 
 
+def test_a_shelf_gives_back_what_it_was_given_or_nothing(cache: Cache) -> None:
+    shelf = cache.shelf("b1")
+    assert shelf.load("landings.bin") is None
+    shelf.store("landings.bin", b"rows")
+    assert shelf.load("landings.bin") == b"rows" and cache.shelf("b2").load("landings.bin") is None
+    path = cache.folder / "b1" / "landings.bin"
+    whole = path.read_bytes()
+    for damaged in (whole[:-1], whole[:2], b"", bytes([whole[0] ^ 1]) + whole[1:], whole[:-1] + b"x"):
+        path.write_bytes(damaged)
+        assert shelf.load("landings.bin") is None
+
+
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     cache = Cache(tmp_path / "file" / "symbols")

@@ -23,14 +23,18 @@ ENTRIES = 4096
 def targets(
     start: int,
     code: bytes,
-    parts: Sequence[tuple[int, int]],
     constants: tuple[int, int],
     read: Callable[[int, int], bytes],
+    others: Sequence[tuple[int, int]] = (),
 ) -> frozenset[int]:
-    """Every address that a jump table leads to of which the `code` at `start` knows; in any of a function's `parts`."""
+    """Every address inside [start, start + len(code)) that a jump table of the function at `start` leads to.
+
+    others: further parts of the function; a table may lead there too.
+    """
+    own = (start + 1, start + len(code))
 
     def lands(address: int) -> bool:
-        return any(first <= address < last for first, last in parts)
+        return any(first <= address < last for first, last in (own, *others))
 
     found: set[int] = set()
     for table in _addresses(start, code, constants):

@@ -34,6 +34,7 @@ from gdb_optprobe.isa.x86_64.decoder import shape
 LARGEST = 1 << 20
 """Bytes of the longest function; what is longer is filler behind one."""
 
+FILLER = 0xCC
 POINTER = "pointer"
 KINDS = (Flow.JUMP.value, Flow.BRANCH.value, Flow.CALL.value, POINTER)
 HEADER = Struct("<II")  # a number of the format and of the rows
@@ -147,7 +148,8 @@ def find(text: bytes, base: int, functions: Functions, decode: Decode, words: It
     for candidate in _relative(text, base, functions):
         target = functions.index(candidate.target)
         if target < 0:
-            beyond.append(candidate)
+            if text[candidate.target - base] != FILLER:
+                beyond.append(candidate)
         elif target != functions.index(candidate.at) or _is_lea(text, candidate.at - base):
             inside.append(candidate)
     inside += _absolute(text, base, functions)
@@ -161,7 +163,7 @@ def find(text: bytes, base: int, functions: Functions, decode: Decode, words: It
 
 
 def _relative(text: bytes, base: int, functions: Functions) -> Iterator[Candidate]:
-    """What looks like a relative operand that leads into the text, but to no function's start nor to plain filler."""
+    """What looks like a relative operand that leads into the text, but to no function's start."""
     size = len(text)
     # A displacement's highest byte: what reaches all of the text, forwards and backwards.
     high = b"".join(re.escape(bytes([top & 0xFF])) for top in range(-(size >> 24) - 1, (size >> 24) + 1))
@@ -170,7 +172,7 @@ def _relative(text: bytes, base: int, functions: Functions) -> Iterator[Candidat
         for match in re.finditer(opcode + rb"(?=...[" + high + rb"])", text, re.DOTALL):
             at = match.end()
             offset = at + 4 + unpack_from("<i", text, at)[0]
-            if 0 <= offset < size and text[offset] != 0xCC and base + offset not in entries:
+            if 0 <= offset < size and base + offset not in entries:
                 yield Candidate(base + at, base + offset, relative=True)
 
 

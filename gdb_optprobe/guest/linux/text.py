@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux import jump_tables, landings
+from gdb_optprobe.guest.linux import areas, jump_tables, landings
 from gdb_optprobe.guest.linux.bug_table import BugTable
 from gdb_optprobe.guest.linux.exception_table import ExceptionTable
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
@@ -28,15 +28,11 @@ from gdb_optprobe.guest.linux.jump_labels import JumpLabels
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel
 from gdb_optprobe.guest.linux.landings import LARGEST, Landings, is_foreign
 from gdb_optprobe.guest.linux.landings import Overlay as Overlay
+from gdb_optprobe.guest.linux.smp_locks import SmpLocks
 from gdb_optprobe.guest.linux.static_calls import StaticCalls
 from gdb_optprobe.guest.text import Area, Fact, FtraceSite, Function, Jump, Mark, Whole
 from gdb_optprobe.isa.base import Flow, Insn, Isa
 
-# Code that the kernel copies elsewhere or rewrites as a whole: copies would branch to nowhere, a rewriter compares
-# (arch/x86/kernel/ftrace.c create_trampoline, kprobes/opt.c, machine_kexec_64.c); and what runs before the kernel's
-# own page tables (head_64.S, wakeup_64.S).
-_COPIED = ("ftrace_call", "ftrace_regs_call", "ftrace_graph_c", "ftrace_epilogue", "ftrace_stub", "optprobe_template_")
-_EARLY = ("startup_64", "secondary_startup_64", "start_cpu0", "relocate_kernel", "identity_mapped", "wakeup_long64")
 _THUNKS = ("__x86_indirect_",)
 MODULES = (0xFFFFFFFFC0000000, 0xFFFFFFFFFF000000)  # arch/x86/include/asm/pgtable_64_types.h
 _CLONE = re.compile(r"\.(constprop|isra|part|cold)\b")  # names that GCC and clang give to what they make of a function
@@ -79,6 +75,10 @@ class KernelText:
         return StaticCalls(self._kernel)
 
     @cached_property
+    def smp_locks(self) -> SmpLocks:
+        return SmpLocks(self._kernel)
+
+    @cached_property
     def bugs(self) -> BugTable:
         return BugTable(self._kernel)
 
@@ -103,9 +103,7 @@ class KernelText:
 
     def _core(self, address: int) -> Area:
         found = self._kernel.symbols.at(address)
-        if found is not None and found.name.startswith(_COPIED):
-            return Area.COPIED
-        return Area.EARLY if found is not None and found.name.startswith(_EARLY) else Area.TEXT
+        return areas.of(found.name) if found is not None else Area.TEXT
 
     def function(self, address: int) -> Function | None:
         bounds = self._bounds(address)
@@ -122,9 +120,12 @@ class KernelText:
         found = [Mark(Fact.EXCEPTION, at, 1) for at in self.exceptions.faulting(start, end)]
         found += [Mark(Fact.JUMP_LABEL, at, 1) for at, _ in self.jump_labels.within(start, end)]
         found += [Mark(Fact.STATIC_CALL, at, 1) for at in self.static_calls.within(start, end)]
+        found += [Mark(Fact.LOCK_PREFIX, at, 1) for at in self.smp_locks.within(start, end)]
         if (function := self.function(start)) is not None:
             traps = (i.address for i in function.run(start, end - start) if i.flow is Flow.TRAP and i.size > 1)
             found += [Mark(Fact.BUG, at, 2) for at in traps if self.bugs.has(at)]
+            if areas.is_dispatcher(function.name) and start < function.start + areas.DISPATCH:
+                found.append(Mark(Fact.STATIC_CALL, start, function.start + areas.DISPATCH - start))
         return found
 
     def ftrace_sites(self, start: int, end: int) -> Sequence[FtraceSite]:
@@ -300,7 +301,7 @@ class KernelText:
 
     def _tables(self, start: int, code: bytes, parts: Sequence[tuple[int, int]]) -> frozenset[int]:
         try:
-            return jump_tables.targets(start, code, parts, self._constants, self._kernel.memory.read)
+            return jump_tables.targets(start, code, self._constants, self._kernel.memory.read, parts)
         except OptprobeError:
             return frozenset()
 

@@ -1,0 +1,197 @@
+"""What leads into functions, found in the bytes of a small text."""
+
+from __future__ import annotations
+
+from struct import pack
+
+import pytest
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux import kprobes, landings
+from gdb_optprobe.guest.linux.kprobes import Kprobe
+from gdb_optprobe.guest.linux.landings import Functions, Landings
+from gdb_optprobe.guest.text import Jump
+from gdb_optprobe.isa.x86_64 import X86_64
+from tests.detours.fakes import code
+from tests.linux.fakes import Pages, kernel, symbols
+
+TEXT = 0xFFFFFFFF81000000
+SIZE = 0x400
+ONE, TWO, FILLER = TEXT + 0x100, TEXT + 0x200, TEXT + 0x300
+NAMES = {"_stext": TEXT, "one": ONE, "two": TWO, "d_filler": FILLER, "d__etext": TEXT + SIZE}
+DATA = 0xFFFFFFFF82000000
+
+
+def found(*listings: tuple[int, str], words: tuple[tuple[int, bytes], ...] = ()) -> landings.Found:
+    text = bytearray(b"\xcc" * SIZE)
+    for at, listing in listings:
+        data = code(listing)
+        text[at - TEXT : at - TEXT + len(data)] = data
+    functions = Functions(symbols(**NAMES), TEXT, TEXT + SIZE)
+    return landings.find(bytes(text), TEXT, functions, X86_64.decode, words)
+
+
+def all_of(found: landings.Found) -> list[Jump]:
+    return found.landings.within(0, 2**64)
+
+
+@pytest.mark.parametrize(
+    ("listing", "kind"),
+    [
+        ("e9 04 01 00 00  jmp two+9", "jump"),
+        ("e8 04 01 00 00  call two+9", "call"),
+        ("0f 84 03 01 00 00  je two+9", "branch"),
+        ("48 8d 05 02 01 00 00  lea two+9(%rip), %rax\n c3  ret", "pointer"),
+        ("68 09 02 00 81  push $two+9\n c3  ret", "pointer"),
+        ("48 c7 c0 09 02 00 81  mov $two+9, %rax\n c3  ret", "pointer"),
+        ("48 c7 05 00 00 00 00 09 02 00 81  movq $two+9, 0(%rip)\n c3  ret", "pointer"),
+        ("48 81 c0 09 02 00 81  add $two+9, %rax\n c3  ret", "pointer"),
+        ("48 b8 09 02 00 81 ff ff ff ff  movabs $two+9, %rax\n c3  ret", "pointer"),
+        ("48 8d 04 c5 09 02 00 81  lea two+9(,%rax,8), %rax\n c3  ret", "pointer"),
+    ],
+)
+def test_what_leads_into_another_function(listing: str, kind: str) -> None:
+    assert all_of(found((ONE, listing))) == [Jump(ONE, TWO + 9, kind)]
+
+
+@pytest.mark.parametrize(
+    "listing",
+    [
+        "e9 fb 00 00 00  jmp two",
+        "e8 00 00 00 00  call one+5",
+        "0f 84 10 00 00 00  je one+22",
+        "48 8d 05 f9 00 00 00  lea two(%rip), %rax",
+        "48 8b 05 02 01 00 00  mov two+9(%rip), %rax",
+        "48 c7 c0 e9 04 01 00  mov $0x104e9, %rax",  # the bytes of a jump inside an immediate
+    ],
+)
+def test_what_does_not(listing: str) -> None:
+    assert all_of(found((ONE, listing))) == []
+
+
+def test_an_address_that_a_function_takes_of_itself() -> None:
+    (jump,) = all_of(found((ONE, "68 05 01 00 81  push $one+5\n 48 cf  iretq")))
+    assert jump == Jump(ONE, ONE + 5, "pointer")
+
+
+def test_pointers_in_data() -> None:
+    words = ((DATA, pack("<QQQ", TWO, TWO + 3, FILLER + 3)),)
+    assert all_of(found(words=words)) == [Jump(DATA + 8, TWO + 3, "pointer")]
+
+
+def test_code_that_cannot_be_decoded_keeps_what_looks_like_a_jump() -> None:
+    broken = "48 c7 c0 e9 04 01 00  mov $0x104e9, %rax"
+    assert all_of(found((ONE, f"{broken}\n 00 00  add %al, (%rax)"))) == []
+    (jump,) = all_of(found((ONE, "48 c7 c0 e9 04 01 00 00 00  mov, add\n 06  (bad)")))
+    assert jump == Jump(ONE + 3, ONE + 8 + 0x104, "jump")
+
+
+def test_a_breakpoint_of_somebody_makes_a_function_unclear() -> None:
+    listing = "90  nop\n cc  int3\n 48 c7 c0 e9 04 01 00 00 c3  what is beneath it is not known"
+    assert [jump.target for jump in all_of(found((ONE, listing)))] == [ONE + 10 + 0x104]
+
+
+def test_detours_of_ours_count_for_nothing() -> None:
+    there = found((FILLER, "e9 09 ff ff ff  jmp two+14"))
+    assert there.pristine and all_of(there) == []
+
+
+def test_detours_of_somebody_else_count_and_nothing_is_kept() -> None:
+    there = found((ONE, "e9 fb 01 00 00  jmp filler"), (FILLER, "e9 09 ff ff ff  jmp two+14"))
+    assert not there.pristine
+    assert all_of(there) == [Jump(FILLER, TWO + 14, "jump")]
+
+
+def test_within_is_strictly_inside() -> None:
+    jumps = [Jump(1, 10, "jump"), Jump(2, 11, "call"), Jump(3, 11, "pointer"), Jump(4, 15, "branch")]
+    table = Landings.of(reversed(jumps))
+    assert table.within(10, 15) == jumps[1:3]
+    assert table.within(9, 16) == jumps
+    assert table.within(11, 15) == []
+
+
+def test_kept_rows_move_with_the_kernel() -> None:
+    table = Landings.of([Jump(TEXT + 7, TEXT + 0x99, "jump"), Jump(DATA, TEXT + 0x55, "pointer")])
+    packed = table.pack(TEXT)
+    assert Landings.unpack(packed, TEXT) == table
+    moved = Landings.unpack(packed, TEXT + 0x20_0000)
+    assert moved is not None
+    assert moved.within(0, 2**64) == [
+        Jump(DATA + 0x20_0000, TEXT + 0x20_0055, "pointer"),
+        Jump(TEXT + 0x20_0007, TEXT + 0x20_0099, "jump"),
+    ]
+    assert Landings.unpack(packed[:-1], TEXT) is None and Landings.unpack(b"", TEXT) is None
+
+
+# --- a whole kernel --------------------------------------------------------------------------------------------------
+
+OFFSETS = {"cpuinfo_x86.x86_capability": 0x10, "cpuinfo_x86.x86_vendor_id": 0x20}
+
+
+class Kept(dict[str, bytes]):
+    def load(self, name: str) -> bytes | None:
+        return self.get(name)
+
+    def store(self, name: str, data: bytes) -> None:
+        self[name] = data
+
+
+def guest(listing: str, offsets: dict[str, int] | None = None) -> tuple[Pages, landings.Kernel]:
+    memory = Pages()
+    memory.put(TEXT, b"\xcc" * 0x1000)
+    memory.put(ONE, code(listing))
+    memory.put(DATA, bytes(0x1000))
+    names = {**NAMES, "_etext": TEXT + SIZE, "d_boot_cpu_data": DATA + 0x100, "d_kprobe_table": DATA + 0x400}
+    del names["d__etext"]
+    return memory, kernel(memory, {n.removeprefix("d_"): at for n, at in names.items()}, {**OFFSETS, **(offsets or {})})
+
+
+def of(there: landings.Kernel, shelf: Kept) -> list[Jump]:
+    return landings.of_kernel(there, X86_64.decode, lambda _, data: data, shelf).within(0, 2**64)
+
+
+def test_found_once_for_each_kind_of_cpu() -> None:
+    shelf = Kept()
+    memory, there = guest("e9 04 01 00 00  jmp two+9")
+    assert of(there, shelf) == [Jump(ONE, TWO + 9)]
+    memory.put(ONE, code("e9 05 01 00 00  jmp two+10"))
+    assert of(there, shelf) == [Jump(ONE, TWO + 9)] and len(shelf) == 1
+    memory.put(DATA + 0x11F, b"\x01")  # another feature: the kernel has chosen other code
+    assert of(there, shelf) == [Jump(ONE, TWO + 10)] and len(shelf) == 2
+
+
+def test_a_kernel_whose_features_cannot_be_read_is_looked_at_each_time() -> None:
+    shelf = Kept()
+    _, there = guest("e9 04 01 00 00  jmp two+9", {"cpuinfo_x86.x86_vendor_id": 0x10})
+    assert of(there, shelf) == [Jump(ONE, TWO + 9)] and not shelf
+
+
+def test_kprobes_of_the_guest_are_looked_through() -> None:
+    layout = {"kprobe.hlist": 0, "kprobe.addr": 0x28, "kprobe.opcode": 0x50, "kprobe.flags": 0x60}
+    layout["optimized_kprobe.optinsn.copied_insn"] = 0x80
+    memory, there = guest("cc 04 01 00 00  int3 on: jmp two+9", layout)
+    probe = DATA + 0x800
+    memory.put_words(DATA + 0x400 + 8 * 5, probe)
+    memory.put_words(probe + 0x28, ONE)
+    memory.put(probe + 0x50, b"\xe9")
+    shelf = Kept()
+    assert of(there, shelf) == [Jump(ONE, TWO + 9)]
+    assert kprobes.known(there) == [Kprobe(ONE, b"\xe9")]
+    memory.put(ONE, b"\xe9\x00\x00\x00\x10")  # optimized: a jump to a slot, the operand copied
+    memory.put(probe + 0x60, b"\x04")
+    memory.put(probe + 0x80, bytes.fromhex("04010000"))
+    assert kprobes.known(there) == [Kprobe(ONE, bytes.fromhex("e904010000"))]
+    shelf.clear()
+    assert of(there, shelf) == [Jump(ONE, TWO + 9)]
+
+
+def test_a_kprobe_that_is_not_armed_changes_nothing() -> None:
+    assert kprobes.original(b"\x90\x90", TEXT, [Kprobe(TEXT, b"\x55"), Kprobe(TEXT - 1, b"\x55")]) == b"\x90\x90"
+    assert kprobes.original(b"\xe9\0\0\0\0", TEXT, [Kprobe(TEXT, b"\xe9")]) == b"\xe9\0\0\0\0"
+
+
+def test_kprobes_that_cannot_be_read_are_an_error() -> None:
+    memory, there = guest("c3  ret")
+    memory.put_words(DATA + 0x400, DATA + 0x800)
+    with pytest.raises(OptprobeError):
+        of(there, Kept())
