@@ -1,0 +1,61 @@
+"""Let a bare-metal guest run its table of hazards, and read what they left, with a stock GDB as a user would."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from qemu import micro
+from qemu.guest import Guest
+
+STATES = 4
+ENTRY = struct.Struct("<5Q24x")
+NAMES_SIZE = 16384
+
+
+@dataclass(frozen=True)
+class Hazard:
+    """An entry of the guest's table, with the records that its runs left: one for each input state."""
+
+    name: str
+    code: int
+    site: int
+    end: int
+    needs: int
+    results: tuple[bytes, ...]
+
+    def words(self, offset: int) -> list[int]:
+        """The doubleword at `offset` of every record."""
+        return [struct.unpack_from("<Q", result, offset)[0] for result in self.results]
+
+
+def run_rounds(guest: Guest, folder: Path, rounds: int, record: int) -> list[Hazard]:
+    """Let the guest run its table so often; record: the size of one result."""
+    commands = [
+        f"target remote {guest.gdb_socket}",
+        f"set var *(long*)&go = {rounds}",
+        "tbreak *&done if *(long*)&go == 0",
+        "continue",
+        f"dump binary memory {folder}/table &hazards &hazards_end",
+        f"dump binary memory {folder}/names (char*)&hazards_end ((char*)&hazards_end)+{NAMES_SIZE}",
+        "set $count = ((char*)&hazards_end - (char*)&hazards) / 64",
+        f"dump binary memory {folder}/results &results ((char*)&results)+{record * STATES}*$count",
+        "print/x (long)&hazards_end",
+    ]
+    arguments = [part for command in commands for part in ("-ex", command)]
+    elf = str(micro.build(guest.options.arch))
+    run = subprocess.run(
+        ["gdb-multiarch", "-nx", "-batch", elf, *arguments], capture_output=True, text=True, timeout=30
+    )
+    assert "Temporary breakpoint 1, " in run.stdout, run.stdout + run.stderr
+    names_at = int(run.stdout.split("= 0x")[-1].split()[0], 16)
+    names, results = (folder / "names").read_bytes(), (folder / "results").read_bytes()
+    found = []
+    for number, (name, code, site, end, needs) in enumerate(ENTRY.iter_unpack((folder / "table").read_bytes())):
+        text = names[name - names_at :].split(b"\0")[0].decode()
+        at = record * STATES * number
+        left = tuple(results[at + record * state :][:record] for state in range(STATES))
+        found.append(Hazard(text, code, site, end, needs, left))
+    return found
