@@ -31,6 +31,7 @@ IDLE_SP = STACKS["idle1"] + 0x3E00
 OFFSETS = {
     "task_struct.__state": 0x8,
     "task_struct.stack": 0x18,
+    "task_struct.flags": 0x20,
     "task_struct.tasks": 0x110,
     "task_struct.exit_state": 0x120,
     "task_struct.pid": 0x124,
@@ -44,6 +45,8 @@ OFFSETS = {
     "rq.curr": 0x8,
     "rq.idle": 0x10,
     "rq.cfs_tasks": 0x18,
+    "rq.rt.rt_nr_running": 0x30,
+    "rq.dl.dl_nr_running": 0x34,
     "srcu_struct.sda": 0x8,
     "srcu_data.srcu_lock_count": 0x10,
     "srcu_data.srcu_unlock_count": 0x20,
@@ -139,14 +142,20 @@ def exception_sp(cpu: int) -> int:
 
 
 def end_thread(there: Machine, name: str = "ending") -> None:
-    """It has its exit_state."""
+    """It is in do_exit, and has its exit_state."""
     there.put(TASKS[name] + 0x120, (16).to_bytes(4, "little"))
+    there.put(TASKS[name] + 0x20, (4).to_bytes(4, "little"))
 
 
 def count_exiting(there: Machine, entered: int, left: int) -> None:
     """What the kernel has counted: on one CPU those that began to end, on the other those that are done."""
     there.put_words(CPUS[0] + PER_CPU_EXITING + 0x10, 0, entered)
     there.put_words(CPUS[1] + PER_CPU_EXITING + 0x20, left, 0)
+
+
+def hold_a_queue(there: Machine) -> None:
+    """CPU 1 has interrupts and preemption off: it may be moving a thread."""
+    there.put_words(CPUS[1] + 0x118, 1)
 
 
 def saved(there: Machine, names: Mapping[str, int] = NAMES) -> list[Saved]:

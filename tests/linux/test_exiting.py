@@ -21,6 +21,7 @@ from tests.linux.small_guest import (
     count_exiting,
     end_thread,
     guest,
+    hold_a_queue,
     number,
     saved,
     words,
@@ -49,6 +50,13 @@ def on_a_cpu(preempt_count: int, state: int = 0) -> Machine:
     return there
 
 
+def hiding() -> Machine:
+    """The kernel counts a thread that ends, and it is on no queue that is read."""
+    there = guest()
+    count_exiting(there, 8, 7)
+    return there
+
+
 def test_counted_and_on_a_queue() -> None:
     there = queued(guest())
     count_exiting(there, 8, 7)
@@ -62,16 +70,47 @@ def test_nobody_ends_so_no_queue_is_read() -> None:
     assert saved(there, COUNTED)
 
 
-def test_counted_and_on_no_queue_that_is_known() -> None:
-    there = guest()
-    count_exiting(there, 8, 7)
+def test_counted_and_on_its_way_between_queues() -> None:
+    there = hiding()
+    hold_a_queue(there)
     with pytest.raises(OptprobeError, match="1 threads are just ending and only 0"):
         saved(there, COUNTED)
+
+
+@pytest.mark.parametrize("offset", [0x30, 0x34], ids=["real-time", "deadline"])
+def test_counted_and_perhaps_on_a_queue_of_another_class(offset: int) -> None:
+    there = hiding()
+    there.put(CPUS[1] + 0x2000 + offset, b"\1")
+    with pytest.raises(OptprobeError, match="only 0"):
+        saved(there, COUNTED)
+
+
+def test_counted_and_nowhere_to_hide() -> None:
+    assert saved(hiding(), COUNTED)
+
+
+@pytest.mark.parametrize("registers", [{"eflags": 0x200}, {"cpl": 3, "k_gs_base": CPUS[1]}], ids=["kernel", "user"])
+def test_nobody_moves_threads_with_interrupts_on(registers: Mapping[str, int]) -> None:
+    there = guest(second=registers)
+    count_exiting(there, 8, 7)
+    hold_a_queue(there)
+    assert saved(there, COUNTED)
+
+
+@pytest.mark.parametrize(("count", "state", "moves"), [(1, 0, False), (2, 0, True), (1, 1, True), (257, 0, True)])
+def test_a_thread_that_ends_moves_others_only_as_it_gives_up_its_cpu(count: int, state: int, moves: bool) -> None:
+    there = on_a_cpu(count, state)
+    if moves:
+        with pytest.raises(OptprobeError, match="only 0"):
+            saved(there, COUNTED)
+    else:
+        assert ENDING in words(there, COUNTED)
 
 
 def test_one_found_does_not_stand_for_another() -> None:
     there = queued(guest())
     count_exiting(there, 9, 7)
+    hold_a_queue(there)
     with pytest.raises(OptprobeError, match="2 threads are just ending and only 1"):
         saved(there, COUNTED)
 
@@ -81,31 +120,38 @@ def test_a_dead_thread_that_is_not_reaped_is_not_counted() -> None:
     end_thread(there, "thread")
     there.put_words(TASKS["thread"] + 8, DEAD)
     count_exiting(there, 8, 7)
+    hold_a_queue(there)
     with pytest.raises(OptprobeError, match="only 0"):
         saved(there, COUNTED)
 
 
 @pytest.mark.parametrize("preempt_count", [0, 3, 1 << 31])
 def test_on_a_cpu_and_surely_counted(preempt_count: int) -> None:
-    assert ENDING in words(on_a_cpu(preempt_count), COUNTED)
+    there = on_a_cpu(preempt_count)
+    hold_a_queue(there)
+    assert ENDING in words(there, COUNTED)
 
 
 @pytest.mark.parametrize("preempt_count", [1, 2, 0x101, 0x10001])
 def test_on_a_cpu_where_it_may_be_counted_no_more(preempt_count: int) -> None:
+    there = on_a_cpu(preempt_count)
+    hold_a_queue(there)
     with pytest.raises(OptprobeError, match="only 0"):
-        saved(on_a_cpu(preempt_count), COUNTED)
+        saved(there, COUNTED)
 
 
 def test_on_a_cpu_and_dead() -> None:
+    there = on_a_cpu(3, DEAD)
+    hold_a_queue(there)
     with pytest.raises(OptprobeError, match="only 0"):
-        saved(on_a_cpu(3, DEAD), COUNTED)
+        saved(there, COUNTED)
 
 
 @pytest.mark.parametrize(("mode", "matters"), [(0, False), (1, False), (2, True), (3, True)])
 def test_without_preemption_none_can_hide_a_pc(mode: int, matters: bool) -> None:
-    there = guest()
+    there = hiding()
     there.put(MODE, mode.to_bytes(4, "little"))
-    count_exiting(there, 8, 7)
+    hold_a_queue(there)
     names: Mapping[str, int] = {**COUNTED, "preempt_dynamic_mode": MODE}
     if matters:
         with pytest.raises(OptprobeError, match="just ending"):

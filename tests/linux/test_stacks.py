@@ -47,7 +47,7 @@ def test_per_cpu_bases() -> None:
 
 
 def test_every_thread_not_only_every_process() -> None:
-    found = Tasks(kernel(guest(), NAMES, OFFSETS)).all()
+    found = Tasks(kernel(guest(), NAMES, OFFSETS)).all(set())
     assert sorted(task.name for task in found.values()) == ["idle1", "init", "leader", "thread"]
     assert all(task.address == address for address, task in found.items())
 

@@ -45,10 +45,11 @@ class Exiting(Protocol):
     def unlisted(self) -> Iterator[int]:
         """Addresses of threads that end and may be on no list of threads; others may be among them."""
 
-    def check(self, accounted: Collection[Thread]) -> None:
+    def check(self, accounted: Collection[Thread], moving: bool) -> None:
         """Raises OptprobeError when a thread that ends may still be hidden.
 
-        accounted: all threads found, but those that are, or may be, behind exit_tasks_rcu_finish on a CPU.
+        accounted: all threads found, but those on a CPU that may be behind exit_tasks_rcu_finish.
+        moving: a CPU may be moving threads from queue to queue now.
         """
 
 
@@ -63,6 +64,7 @@ def exiting(kernel: Kernel, percpu: PerCpu) -> Exiting:
             kernel.offset("srcu_data", "srcu_unlock_count"),
             kernel.offset("rq", "cfs_tasks"),
             kernel.offset("task_struct", "se.group_node"),
+            (kernel.offset("rq", "rt.rt_nr_running"), kernel.offset("rq", "dl.dl_nr_running")),
             kernel.symbols.address("preempt_dynamic_mode"),
         )
     if kernel.symbols.address("rcu_tasks") is not None:
@@ -81,8 +83,9 @@ def exiting(kernel: Kernel, percpu: PerCpu) -> Exiting:
 class Counted:
     """Who ends and has lost its CPU is on that CPU's queue, in `cfs_tasks` unless its class is another.
 
-    One of another class, or on its way from queue to queue, is hidden; the counters tell. mode: where the kernel keeps
-    whether it preempts, if that is not fixed.
+    One of another class, or on its way from queue to queue, is hidden. Nobody can be where all that the counters tell
+    of are found, or where there is neither another class's queue with anybody in it nor a CPU that moves threads.
+    mode: where the kernel keeps whether it preempts, if that is not fixed.
     """
 
     percpu: PerCpu
@@ -91,6 +94,7 @@ class Counted:
     left: int
     cfs_tasks: int
     group_node: int
+    others: tuple[int, ...]
     mode: int | None
 
     def unlisted(self) -> Iterator[int]:
@@ -98,11 +102,17 @@ class Counted:
             for queue in self.percpu.addresses("runqueues"):
                 yield from members(self.percpu.kernel, queue + self.cfs_tasks, self.group_node)
 
-    def check(self, accounted: Collection[Thread]) -> None:
+    def check(self, accounted: Collection[Thread], moving: bool) -> None:
         count = self._count() if self._preempts() else 0
         found = sum(thread.ending and not thread.dead for thread in accounted) if count else 0
-        if count > found:
+        if count > found and (moving or self._others()):
             raise NoSuchKernel(f"{count} threads are just ending and only {found} can be found")
+
+    def _others(self) -> bool:
+        """Whether a queue of another class has a thread."""
+        memory = self.percpu.kernel.memory
+        queues = self.percpu.addresses("runqueues")
+        return any(any(memory.read(queue + offset, 4)) for queue in queues for offset in self.others)
 
     def _preempts(self) -> bool:
         memory = self.percpu.kernel.memory
@@ -132,7 +142,7 @@ class Listed:
         for base in self.percpu.bases:
             yield from members(kernel, (base + data & MASK) + self.exit_list, self.node)
 
-    def check(self, accounted: Collection[Thread]) -> None:
+    def check(self, accounted: Collection[Thread], moving: bool) -> None:
         """None can hide."""
 
 
@@ -141,5 +151,5 @@ class Unneeded:
     def unlisted(self) -> Iterator[int]:
         return iter(())
 
-    def check(self, accounted: Collection[Thread]) -> None:
+    def check(self, accounted: Collection[Thread], moving: bool) -> None:
         """None matters."""

@@ -34,6 +34,7 @@ from gdb_optprobe.guest.saved import Saved
 
 PAGE = 4096
 PAGING = 1 << 31  # CR0.PG
+INTERRUPTS = 1 << 9  # RFLAGS.IF
 INTERRUPT_STACK = 4 * PAGE  # IRQ_STACK_SIZE
 ENTRY_STACK = PAGE
 EXCEPTIONS = ("DF", "NMI", "DB", "MCE", "VC", "VC2")
@@ -41,7 +42,7 @@ SECURE_GUESTS_ONLY = ("VC", "VC2")  # mapped under SEV-ES alone
 PLAUSIBLE = (1 << 13, 1 << 14, 1 << 15, 1 << 16)
 # Where entry and exception stacks are seen (CPU_ENTRY_AREA_PGD), and those for 16-bit user stacks (ESPFIX_PGD_ENTRY).
 ENTRY_AREAS = (range(-4 << 39, -3 << 39), range(-2 << 39, -1 << 39))
-OF_VCPU = ("rsp", "cpl", "gs_base", "k_gs_base", "cr0")
+OF_VCPU = ("rsp", "cpl", "eflags", "gs_base", "k_gs_base", "cr0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +65,19 @@ class Stacks:
 
     def saved(self) -> Iterator[Saved]:
         """Everything that may hold a saved PC now. Raises OptprobeError where something cannot be enumerated now."""
-        threads = self._tasks.all()
-        alive: dict[int, int] = {}
-        seen = set()
+        running: dict[int, dict[str, int]] = {}
         for vcpu in self._machine.vcpus():
             values = self._machine.registers(vcpu, (*self._registers, *OF_VCPU))
             yield Saved(f"vCPU {vcpu.number}", 0, array("Q", (values[name] for name in self._registers)))
             if values["cr0"] & PAGING:
-                cpu = self._cpus.number(vcpu, values)
-                seen.add(cpu)
-                yield from self._of_cpu(cpu, values, threads, alive)
-        if unseen := self._cpus.online() - seen:
+                running[self._cpus.number(vcpu, values)] = values
+        if unseen := self._cpus.online() - running.keys():
             raise NoSuchKernel(f"CPU {min(unseen)} runs on no vCPU that can be seen")
+        masked = {cpu for cpu, values in running.items() if not (values["cpl"] or values["eflags"] & INTERRUPTS)}
+        threads = self._tasks.all(masked)
+        alive: dict[int, int] = {}
+        for cpu, values in running.items():
+            yield from self._of_cpu(cpu, values, threads, alive)
         for address, task in threads.items():
             if task.stack:
                 yield self._of_thread(task, alive.get(address, task.sp))

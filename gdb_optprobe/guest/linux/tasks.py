@@ -15,7 +15,7 @@ signal.h, for_each_process_thread; kernel/fork.c, copy_process; kernel/exit.c, r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from gdb_optprobe.guest.linux import preemption
@@ -25,6 +25,8 @@ from gdb_optprobe.guest.linux.percpu import PerCpu
 
 NAME_SIZE = 16
 DEAD = 0x80  # TASK_DEAD
+EXITING = 4  # PF_EXITING
+SWITCHING = 2  # the preempt count of __schedule, once it holds the queue's lock
 FIRST_INTERRUPT = 1 << 8  # SOFTIRQ_OFFSET of a preempt count
 PACKET = 1984  # what one packet of QEMU's stub carries
 
@@ -33,7 +35,7 @@ PACKET = 1984  # what one packet of QEMU's stub carries
 class Task:
     """A thread: `stack` is its lowest address (0 when it is gone already), `sp` where it was when it last lost a CPU.
 
-    ending, dead: see exiting.py.
+    state, flags, exit_state: as the kernel has them; 0 is a state of running, and an exit_state of being alive.
     """
 
     address: int
@@ -41,8 +43,19 @@ class Task:
     pid: int
     stack: int
     sp: int
-    ending: bool = False
-    dead: bool = False
+    state: int
+    flags: int
+    exit_state: int
+
+    @property
+    def ending(self) -> bool:
+        """It is behind exit_tasks_rcu_start: see exiting.py."""
+        return bool(self.exit_state)
+
+    @property
+    def dead(self) -> bool:
+        """It is behind exit_tasks_rcu_finish."""
+        return bool(self.state & DEAD)
 
     def __str__(self) -> str:
         return f"thread {self.pid} ({self.name})"
@@ -71,6 +84,7 @@ class Tasks:
         self._layout = _Layout.of(
             state=(kernel.offset(task, "__state", "state"), 4),
             stack=(kernel.offset(task, "stack"), 8),
+            flags=(kernel.offset(task, "flags"), 4),
             tasks=(self._tasks, 8),
             exit_state=(kernel.offset(task, "exit_state"), 4),
             pid=(kernel.offset(task, "pid"), 4),
@@ -93,16 +107,26 @@ class Tasks:
             OnCpu(word(current), word(following)) for current, following in zip(self._current, self._curr, strict=True)
         )
 
-    def all(self) -> dict[int, Task]:
-        """Every thread, by address. Raises OptprobeError where a list is broken, or one may be hidden just now."""
+    def all(self, masked: Collection[int]) -> dict[int, Task]:
+        """Every thread, by address. Raises OptprobeError where a list is broken, or one may be hidden just now.
+
+        masked: numbers of the CPUs that are in the kernel with interrupts off.
+        """
         found: dict[int, Task] = {}
         self._listed(found)
         cpus = self.on_cpus()
         self._add(found, (self._kernel.word(at) for at in self._idle))
         self._add(found, (address for cpu in cpus for address in (cpu.current, cpu.next)))
         self._add(found, self._exiting.unlisted())
-        uncertain = self._uncertain(cpus)
-        self._exiting.check([task for address, task in found.items() if address not in uncertain])
+        counts = [preemption.count(self._kernel, base) for base in self._percpu.bases]
+        over = {
+            address
+            for cpu, count in zip(cpus, counts, strict=True)
+            if cpu.current != cpu.next or _may_be_over(count)
+            for address in (cpu.current, cpu.next)
+        }
+        moving = any(_may_move(cpus[cpu], counts[cpu], found) for cpu in masked)
+        self._exiting.check([task for address, task in found.items() if address not in over], moving)
         return found
 
     def _listed(self, found: dict[int, Task]) -> None:
@@ -133,25 +157,30 @@ class Tasks:
             if address and address not in found:
                 found[address] = self._read(address)[0]
 
-    def _uncertain(self, cpus: Sequence[OnCpu]) -> set[int]:
-        """Threads on a CPU that may be behind exit_tasks_rcu_finish, as far as the preempt count tells."""
-        return {
-            address
-            for cpu, base in zip(cpus, self._percpu.bases, strict=True)
-            if cpu.current != cpu.next or _may_be_over(preemption.count(self._kernel, base))
-            for address in (cpu.current, cpu.next)
-        }
-
     def _read(self, address: int) -> tuple[Task, dict[str, int]]:
         values = self._layout.read(self._kernel, address)
         name = values["comm"].to_bytes(NAME_SIZE, "little").split(b"\0")[0].decode("utf-8", "replace")
-        dead, ending = bool(values["state"] & DEAD), bool(values["exit_state"])
-        return Task(address, name, values["pid"], values["stack"], values["sp"], ending, dead), values
+        number = values.__getitem__
+        task = Task(address, name, *map(number, ("pid", "stack", "sp", "state", "flags", "exit_state")))
+        return task, values
 
 
 def _may_be_over(count: int) -> bool:
     """Behind exit_tasks_rcu_finish preemption is disabled once, twice with pi_lock, and there may be an interrupt."""
     return count in (1, 2) or count >= FIRST_INTERRUPT
+
+
+def _may_move(cpu: OnCpu, count: int, threads: Mapping[int, Task]) -> bool:
+    """Whether a CPU with interrupts off may be moving a thread from queue to queue.
+
+    Who moves one holds a queue's lock, is in a soft interrupt, or looks for a thread to run in its place (kernel/sched/
+    core.c and fair.c): preemption is off. A thread that ends and is to run on does so only as it is preempted.
+    """
+    if not count:
+        return False
+    task = threads.get(cpu.current)
+    ends = task is not None and task.flags & EXITING and not task.state and cpu.current == cpu.next
+    return not ends or count == SWITCHING or count >= FIRST_INTERRUPT
 
 
 @dataclass(frozen=True, slots=True)
