@@ -27,7 +27,7 @@ def found(*listings: tuple[int, str], words: tuple[tuple[int, bytes], ...] = ())
     for at, listing in listings:
         data = code(listing)
         text[at - TEXT : at - TEXT + len(data)] = data
-    functions = Functions(symbols(**NAMES), TEXT, TEXT + SIZE)
+    functions = Functions(symbols(**NAMES), TEXT, bytes(text))
     return landings.find(bytes(text), TEXT, functions, X86_64.decode, words)
 
 
@@ -100,6 +100,13 @@ def test_detours_of_somebody_else_count_and_nothing_is_kept() -> None:
     there = found((ONE, "e9 fb 01 00 00  jmp filler"), (FILLER, "e9 09 ff ff ff  jmp two+14"))
     assert not there.pristine
     assert all_of(there) == [Jump(FILLER, TWO + 14, "jump")]
+
+
+def test_filler_behind_a_function_is_none_of_it() -> None:
+    """Detours stand there."""
+    text = code("c3  ret") + b"\xcc" * 0x400 + code("e9 00 00 00 00  jmp")
+    functions = Functions(symbols(_stext=TEXT, last=TEXT, next=TEXT + len(text)), TEXT, text)
+    assert (functions.index(TEXT), functions.index(TEXT + 1), functions.index(TEXT + 0x401)) == (0, -1, -1)
 
 
 def test_within_is_strictly_inside() -> None:

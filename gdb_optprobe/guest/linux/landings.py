@@ -32,9 +32,10 @@ from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.x86_64.decoder import shape
 
 LARGEST = 1 << 20
-"""Bytes of the longest function; what is longer is filler behind one."""
+"""Bytes that no function reaches: what is longer by its symbol is filler."""
 
 FILLER = 0xCC
+FILLING = b"\xcc" * 1024
 POINTER = "pointer"
 KINDS = (Flow.JUMP.value, Flow.BRANCH.value, Flow.CALL.value, POINTER)
 HEADER = Struct("<II")  # a number of the format and of the rows
@@ -56,9 +57,10 @@ _ABSOLUTE_LEA = 0x8D
 
 
 class Functions:
-    """The functions of [start, end), ascending, by their symbols."""
+    """The functions of the `text` at `start`, ascending, by their symbols; filler behind one is no part of it."""
 
-    def __init__(self, symbols: Symbols, start: int, end: int) -> None:
+    def __init__(self, symbols: Symbols, start: int, text: bytes) -> None:
+        end = start + len(text)
         self.starts, self.ends = array("Q"), array("Q")
         entries: set[int] = set()
         at = start
@@ -68,8 +70,9 @@ class Functions:
             if bounds is not None:
                 entries.add(bounds[0])
                 if bounds[1] - bounds[0] <= LARGEST:
+                    filler = text.find(FILLING, bounds[0] - start, bounds[1] - start)
                     self.starts.append(bounds[0])
-                    self.ends.append(bounds[1])
+                    self.ends.append(bounds[1] if filler < 0 else start + filler)
             at = following
         self.entries = frozenset(entries)
 
@@ -233,7 +236,7 @@ def of_kernel(kernel: Kernel, decode: Decode, overlay: Overlay, shelf: Shelf | N
     if known is not None:
         return known
     text = kprobes.original(overlay(start, kernel.read(start, end)), start, kprobes.known(kernel))
-    found = find(text, start, Functions(kernel.symbols, start, end), decode, _data(kernel))
+    found = find(text, start, Functions(kernel.symbols, start, text), decode, _data(kernel))
     if found.pristine and shelf is not None and name is not None:
         shelf.store(name, found.landings.pack(start))
     return found.landings

@@ -55,7 +55,7 @@ class KernelText:
         self._parts: dict[int, Part] = {}
         self._pieces: dict[int, bytes] = {}
         self._shelf = shelf
-        self._known_landings: Landings | None = None
+        self._landings: Landings | None = None
         self.ftrace = FtraceSites(kernel)
         self._text = kernel.range("_stext", "_etext")
         self._init = kernel.range("_sinittext", "_einittext")
@@ -181,30 +181,31 @@ class KernelText:
         bounds = self._family(start, end)
         parts = [self._part(*part) for part in bounds]
         around = list(self._around(start, end))
-        known = self._landings()
+        landed = self._landings_within(start, end)
         jumps = list(parts[0].jumps)
         into = [jump for part in around for jump in part.leaving if start < jump.target < end]
-        into += known.within(start, end) if known is not None else []
+        into += landed or ()
         jumps += dict.fromkeys(into)
         jumps += self._by_table(start, end, bounds)
         blind, tables = self._indirect(parts, bounds)
         return Whole(
             code={insn.address: insn for part in parts for insn in part.insns},
-            complete=known is not None and all(part.clear for part in (*parts, *around)) and not self._patched(parts),
+            complete=landed is not None and all(part.clear for part in (*parts, *around)) and not self._patched(parts),
             jumps=(*jumps, *tables),
             blind_jumps=blind,
         )
 
-    def _landings(self) -> Landings | None:
-        """None where they cannot be found now."""
-        if self._known_landings is None:
-            try:
-                self._known_landings = landings.of_kernel(
-                    self._kernel, self._isa.decode, self._overlay, self._shelf
-                )
-            except OptprobeError:
-                return None
-        return self._known_landings
+    def all_landings(self) -> Landings:
+        """What leads into functions from elsewhere. Raises OptprobeError where it cannot be found out now."""
+        if self._landings is None:
+            self._landings = landings.of_kernel(self._kernel, self._isa.decode, self._overlay, self._shelf)
+        return self._landings
+
+    def _landings_within(self, start: int, end: int) -> list[Jump] | None:
+        try:
+            return self.all_landings().within(start, end)
+        except OptprobeError:
+            return None
 
     def _around(self, start: int, end: int) -> Iterator[Part]:
         """The functions from which a short branch reaches [start, end)."""
