@@ -16,6 +16,9 @@ from tests.guest.conftest import FULL, Boot
 
 STOPS = 200 if FULL else 20
 FAILING = 0.01
+# Where threads are preempted, one that ends can hide while a CPU moves threads; under nothing but forks and exits 4 %
+# of stops could not rule it out. A patch waits for the next stop then.
+FAILING_PREEMPTED = 0.08
 EACH_THREAD, SLACK = 0.001, 3.0  # seconds on a quiet machine; the suite's is busy
 
 GUESTS: list[Mapping[str, str]] = [{}]
@@ -70,7 +73,9 @@ def test_every_thread_at_every_stop(boot: Boot, options: Mapping[str, str]) -> N
     before = threads(guest)
     guest.check(f"exec >/dev/null 2>&1; {STORM}")
     result = stops(guest, f"guest-stops {STOPS} {' '.join(asleep)}")
-    assert len(result["failures"]) <= FAILING * STOPS, result["failures"]
+    failing = FAILING_PREEMPTED if "preempt=full" in options.values() else FAILING
+    assert len(result["failures"]) <= failing * STOPS, result["failures"]
+    assert all("just ending" in failure for failure in result["failures"])
     found = set(result["threads"])
     lasting = before & threads(guest)
     assert set.union(*asleep.values()) <= lasting <= found
