@@ -162,6 +162,14 @@ def test_neighbours_reach_with_short_branches() -> None:
     assert [jump.source for jump in function.jumps_into(TEXT + 0x10, TEXT + 0x13)] == [TEXT + 0x30]
 
 
+def test_neighbour_with_a_breakpoint_may_hide_a_short_branch() -> None:
+    hidden = "90  nop\n cc de  int3 on: jmp hot+1\n c3  ret"
+    _, there = text(traced=False, hot="90  nop\n 90  nop\n c3  ret", other=hidden)
+    function = there.function(TEXT + 0x10)
+    assert function is not None and function.whole.complete
+    assert Jump(TEXT + 0x31, TEXT + 0x11, "branch") in function.whole.jumps
+
+
 def test_anybody_far_away_may_jump_in() -> None:
     _, there = text(hot="0f 1f 44 00 00  nop\n 90  nop\n c3  ret", far="e9 91 fe ff ff  jmp hot+6")
     function = there.function(TEXT + 0x10)

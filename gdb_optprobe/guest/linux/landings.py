@@ -8,6 +8,8 @@ Candidates are bytes that look so, at whatever offset, so none is missed; decodi
 operand of any instruction, in functions that decode from end to end. An address that a function takes of itself counts
 (`pushq $1f; iretq`, a computed goto). A word that is 4 bytes long is relative in all of the kernel's tables; those that
 lead into functions (jump labels, fixups) are read by text.py, as are branches too short to leave a function's vicinity.
+Code outside of the image knows functions by their symbols: modules where they start, BPF's trampolines and the tracer's
+also right behind the tracer's site, which no branch covers together with anything else. Init text is gone.
 
 What lands depends on the build and on what the kernel made of its text at boot, by the CPU's features: see `key`.
 """

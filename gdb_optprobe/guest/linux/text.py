@@ -36,6 +36,8 @@ from gdb_optprobe.isa.base import Flow, Insn, Isa
 _THUNKS = ("__x86_indirect_",)
 MODULES = (0xFFFFFFFFC0000000, 0xFFFFFFFFFF000000)  # arch/x86/include/asm/pgtable_64_types.h
 _CLONE = re.compile(r"\.(constprop|isra|part|cold)\b")  # names that GCC and clang give to what they make of a function
+# Opcodes of branches with one byte of displacement, and the breakpoint that may stand on one.
+_SHORT = frozenset((*range(0x70, 0x80), *range(0xE0, 0xE4), 0xEB, 0xCC))
 REACH = 129  # of a branch with one byte of displacement, its own two bytes included
 PIECE = 1 << 14
 REMEMBERED = 1024  # functions kept decoded, so that a sweep over all of them needs no more memory
@@ -180,17 +182,21 @@ class KernelText:
     def _whole(self, start: int, end: int) -> Whole:
         bounds = self._family(start, end)
         parts = [self._part(*part) for part in bounds]
-        around = list(self._around(start, end))
+        around = {near: self._part(*near) for near in self._around(start, end)}
         landed = self._landings_within(start, end)
         jumps = list(parts[0].jumps)
-        into = [jump for part in around for jump in part.leaving if start < jump.target < end]
+        leaving = [self._may_leave(*near) if part.hidden else part.leaving for near, part in around.items()]
+        into = [jump for those in leaving for jump in those if start < jump.target < end]
         into += landed or ()
         jumps += dict.fromkeys(into)
         jumps += self._by_table(start, end, bounds)
         blind, tables = self._indirect(parts, bounds)
         return Whole(
             code={insn.address: insn for part in parts for insn in part.insns},
-            complete=landed is not None and all(part.clear for part in (*parts, *around)) and not self._patched(parts),
+            complete=landed is not None
+            and all(part.clear and not part.hidden for part in parts)
+            and all(part.clear or part.hidden for part in around.values())
+            and not self._patched(parts),
             jumps=(*jumps, *tables),
             blind_jumps=blind,
         )
@@ -207,16 +213,24 @@ class KernelText:
         except OptprobeError:
             return None
 
-    def _around(self, start: int, end: int) -> Iterator[Part]:
+    def _around(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """The functions from which a short branch reaches [start, end)."""
         at = start - 1
         while at >= start - REACH and (bounds := self._bounds(at)) is not None:
-            yield self._part(*bounds)
+            yield bounds
             at = bounds[0] - 1
         at = end
         while at < end + REACH and (bounds := self._bounds(at)) is not None:
-            yield self._part(*bounds)
+            yield bounds
             at = bounds[1]
+
+    def _may_leave(self, start: int, end: int) -> Iterator[Jump]:
+        """All that looks like a short branch, in a function where somebody's breakpoint hides which bytes are one."""
+        data = self._overlay(start, self._read(start, end))
+        for at, opcode in enumerate(data[:-1], start):
+            if opcode in _SHORT:
+                offset = data[at - start + 1]
+                yield Jump(at, at + 2 + (offset ^ 0x80) - 0x80, Flow.BRANCH.value)
 
     def _by_table(self, start: int, end: int, parts: Sequence[tuple[int, int]]) -> Iterator[Jump]:
         """What the kernel's tables say: jump labels and fixups, of any part and into this one."""
@@ -311,7 +325,8 @@ class KernelText:
 class Part:
     """A stretch of code between two symbols, decoded.
 
-    clear:    it decodes from end to end, and no breakpoint of somebody's hides an instruction.
+    clear:    it decodes from end to end.
+    hidden:   a breakpoint of somebody's hides an instruction.
     jumps:    its direct jumps, branches and calls.
     leaving:  those that lead out of it and are no calls.
     ways_out: its jumps that may be indirect: through a register, or a direct one to a thunk.
@@ -319,6 +334,7 @@ class Part:
 
     insns: tuple[Insn, ...]
     clear: bool
+    hidden: bool
     jumps: tuple[Jump, ...]
     leaving: tuple[Jump, ...]
     ways_out: tuple[Insn, ...]
@@ -330,7 +346,8 @@ def part_of(insns: Sequence[Insn], start: int, end: int, breakpoint: bytes) -> P
     jumps = tuple(Jump(insn.address, insn.target, insn.flow.value) for insn in direct if insn.target is not None)
     return Part(
         insns=tuple(insns),
-        clear=bool(insns) and insns[-1].end == end and not is_foreign(insns, breakpoint),
+        clear=bool(insns) and insns[-1].end == end,
+        hidden=is_foreign(insns, breakpoint),
         jumps=jumps,
         leaving=tuple(j for j in jumps if not start <= j.target < end and j.kind != Flow.CALL.value),
         ways_out=tuple(
