@@ -6,12 +6,17 @@ import pytest
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.isa import by_name
+from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.x86_64 import X86_64
 
 
 def test_x86_64() -> None:
     assert by_name("i386:x86-64") is X86_64
     assert by_name("i386:x86-64:intel") is X86_64
+
+
+def test_ppc64le() -> None:
+    assert by_name("powerpc:common64") is PPC64LE
 
 
 @pytest.mark.parametrize("name", ["i386", "i8086", "i386:intel", "i386:x64-32"])

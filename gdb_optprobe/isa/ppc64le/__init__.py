@@ -1,0 +1,47 @@
+"""ppc64le: `PPC64LE` is the `Isa`; each verb has a file of its own."""
+
+from __future__ import annotations
+
+from ..base import Isa
+from . import abi, decoder, emulator, liveness, relocator, reservations, writer
+from .words import to_bytes
+
+
+class _PPC64LE:
+    """The verbs of `Isa`, and what ppc64le has beyond them.
+
+    hazard, moves_as_it_is: of one instruction, whatever the place: for sweeps.
+    reserved: where no tier is possible, of a whole function. entry, toc: of a function's first two instructions.
+    can_emulate; dead_at_return: for the `leaving` of dead_at. count takes the value of r2, where that is known.
+    """
+
+    name = "powerpc:common64"
+    alignment = 4
+    branch_size = writer.BRANCH_SIZE
+    branch_reach = writer.BRANCH_REACH
+    pc, sp, flags = abi.PC, abi.SP, abi.FLAGS
+    registers: tuple[str, ...] = abi.REGISTERS
+    breakpoint = to_bytes(relocator.TRAP)  # trap: BREAKPOINT_INSTRUCTION of asm/probes.h
+
+    decode = staticmethod(decoder.decode)
+    branch = staticmethod(writer.branch)
+    redirect = staticmethod(writer.redirect)
+    relocate = staticmethod(relocator.relocate)
+    hazard = staticmethod(relocator.hazard)
+    moves_as_it_is = staticmethod(relocator.moves_as_it_is)
+    fills = staticmethod(relocator.fills)
+    shadows = staticmethod(relocator.shadows)
+    restarts = staticmethod(relocator.restarts)
+    reserved = staticmethod(reservations.reserved)
+    entry = staticmethod(abi.entry)
+    toc = staticmethod(abi.toc)
+    dead_at = staticmethod(liveness.dead_at)
+    dead_at_entry = staticmethod(liveness.dead_at_entry)
+    dead_at_return = staticmethod(liveness.dead_at_return)
+    count = staticmethod(writer.count)
+    emulate = staticmethod(emulator.emulate)
+    can_emulate = staticmethod(emulator.can_emulate)
+
+
+PPC64LE = _PPC64LE()
+_: Isa = PPC64LE

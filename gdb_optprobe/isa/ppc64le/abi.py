@@ -1,0 +1,56 @@
+"""Names and roles of registers: what GDB calls them, what the ELFv2 ABI and the kernel do with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..base import Insn
+from .words import MASK, simm, word_of
+
+GENERAL = tuple(f"r{number}" for number in range(32))
+PC, SP, FLAGS = "pc", "r1", "cr"
+LR, CTR, XER = "lr", "ctr", "xer"
+REGISTERS = (*GENERAL, PC, FLAGS, LR, CTR, XER)
+# Fields of CR: names of ours, for what is dead. GDB knows the register as a whole.
+CR_FIELDS = tuple(f"cr{number}" for number in range(8))
+
+# 64-Bit ELF V2 ABI Specification, 2.2.2 and 2.2.3.
+ARGUMENTS = tuple(f"r{number}" for number in range(3, 11))
+SYSTEM_CALL_ARGUMENTS = ARGUMENTS[:6]
+RETURN_VALUES = ("r3", "r4")
+CALLEE_SAVED = ("r1", *(f"r{number}" for number in range(14, 32)))
+RED_ZONE = 288  # bytes below r1 that a function without a frame of its own may use; KERNEL_REDZONE_SIZE in the kernel
+BACK_CHAIN, CR_SAVE, LR_SAVE = 0, 8, 16  # in a frame, from r1
+HEADER = 32  # the smallest frame
+
+# What always means something: the stack, the TOC, the PACA (arch/powerpc/include/asm/paca.h).
+RESERVED = ("r1", "r2", "r13")
+
+# What ftrace's entry leaves clobbered: arch/powerpc/kernel/trace/ftrace_mprofile.S keeps r3 to r10 and what the ABI
+# has callees save, comes back through CTR with LR in r0, and calls a tracer in C that may change r0, r11, r12 and CR0.
+CLOBBERED_BY_TRACER = frozenset(("r0", "r11", "r12", CTR))
+# `return_to_handler` keeps r3 and r4 (in some kernels r3 alone); LR is the return address that was just used.
+CLOBBERED_AT_RETURN = frozenset(("r0", *(f"r{number}" for number in range(5, 13)), CTR))
+
+# Bits of a CR field, and XER's summary overflow that a comparison copies into it.
+LT, GT, EQ, SO = 8, 4, 2, 1
+XER_SO, XER_OV, XER_CA, XER_OV32, XER_CA32 = (1 << bit for bit in (31, 30, 29, 19, 18))
+
+
+def entry(address: int, code: Mapping[int, Insn]) -> int:
+    """The local entry of the function at `address`: behind the two instructions that make its TOC, if it has them.
+
+    A call through the global entry passes it, and a call inside the kernel arrives there (ELFv2 ABI, 2.3.2.1).
+    """
+    return address + 8 if toc(address, code) is not None else address
+
+
+def toc(address: int, code: Mapping[int, Insn]) -> int | None:
+    """What r2 is in the function at `address`: `addis r2,r12,…; addi r2,r2,…`; None where it does not say."""
+    first, second = (word_of(code[at].data) if at in code else 0 for at in (address, address + 4))
+    if first >> 16 != _ADDIS_R2_R12 or second >> 16 != _ADDI_R2_R2:
+        return None
+    return address + (simm(first) << 16) + simm(second) & MASK
+
+
+_ADDIS_R2_R12, _ADDI_R2_R2 = 0x3C4C, 0x3842

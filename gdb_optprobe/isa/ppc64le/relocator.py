@@ -1,0 +1,267 @@
+"""Rewrite displaced instructions so that they do the same elsewhere.
+
+    probed function                         copy at `to`
+    ┌──────────────────────────┐            ┌─────────────────────────────────────┐
+    │ P: b detour (patch)      │◄───────────┤ a branch back to P: counted again   │
+    ├──────────────────────────┤            │                                     │
+    │ E: next instruction      │◄───────────┤ b E, where the last falls through   │
+    └──────────────────────────┘            └─────────────────────────────────────┘
+
+    as it was                          as it is in the copy
+    b X                                b X
+    bc X on CR alone, or CTR alone     bc on the opposite, 1f; b X; 1:
+    bc X on both                       bc 1f; b 2f; 1: b X; 2:
+    bl X, bcl X                        LR ← E, then the same without LK   (E is the original return address)
+    bctrl, bctarl                      LR ← E, then bctr, bctar
+    bcl 20,31,$+4                      LR ← E
+    addpcis                            li, lis, ori, … of the same address
+    prefixed, R=1                      the same with another displacement, and a nop against 64-byte boundaries
+    nop                                nothing
+    any other                          itself: loads and stores with update, stdu r1 and addi r1 too
+
+LR ← E needs a general register, which is kept in a frame below the red zone: nothing is dead for certain at a call. A
+copy is of one size wherever it stands. An elided nop has the offset of its successor in `origins`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+from ..base import Before, Flow, Hazard, Insn, OutOfReach, Relocated, Unrelocatable
+from .decoder import BCL_NEXT, flow
+from .templates import load, templates, word
+from .texts import CACHED
+from .words import (
+    ADDPCIS,
+    BC,
+    BCLR,
+    BO_CR_TRUE,
+    BO_CTR_ZERO,
+    BO_NO_CR,
+    BO_NO_CTR,
+    CR_OPS,
+    TD,
+    TDI,
+    TW,
+    TWI,
+    X31,
+    B,
+    branches_always,
+    d_of_addpcis,
+    displacement34,
+    fits,
+    is_absolute,
+    is_pc_relative,
+    links,
+    opcode,
+    rt,
+    to_bytes,
+    with_displacement34,
+    word_of,
+    xo,
+)
+from .writer import branch, in_frame
+
+NOP, TRAP = 0x6000_0000, 0x7FE0_0008
+LINE = 64  # no prefixed instruction may cross such a boundary (Book I, 1.6)
+TBEGIN = 654  # an extended opcode of 31
+SCRATCH = 12
+
+
+def hazard(insn: Insn) -> Hazard | None:
+    """Why `insn` cannot be moved wherever it is moved to; None where that depends on the place alone."""
+    return _hazard(insn.data)
+
+
+def moves_as_it_is(insn: Insn) -> bool:
+    """Whether any copy of `insn` is its own bytes, or nothing: a sweep of a kernel need not try to relocate it."""
+    return _moves_as_it_is(insn.data)
+
+
+def fills(insn: Insn) -> bool:
+    """Whether `insn` is one that assemblers fill gaps with: a nop, a trap."""
+    return is_nop(insn.data) or word_of(insn.data) == TRAP
+
+
+def shadows(insn: Insn) -> bool:
+    """Whether `insn` holds off interrupts until the instruction behind it has run: none does."""
+    return False
+
+
+def restarts(insn: Insn) -> bool:
+    """Whether a single step may do a part of `insn` and leave the PC on it: of none."""
+    return False
+
+
+@lru_cache(CACHED)
+def _moves_as_it_is(data: bytes) -> bool:
+    first = word_of(data)
+    if _hazard(data) is not None or is_pc_relative(data) or _is_addpcis(first) or first == BCL_NEXT:
+        return False
+    kind, target = flow(first, 0) if len(data) == 4 else (Flow.NEXT, None)
+    return target is None and kind not in (Flow.INDIRECT_CALL, Flow.CALL) and len(data) == 4
+
+
+@lru_cache(CACHED)
+def _hazard(data: bytes) -> Hazard | None:
+    if len(data) == 8:
+        return None
+    first = word_of(data)
+    op = opcode(first)
+    if op in (TDI, TWI) or (op == X31 and xo(first) in (TW, TD)):
+        return Hazard.TRAP  # on a condition too: the kernel knows its traps by their addresses
+    if flow(first, 0)[0] is Flow.SYSTEM:
+        return Hazard.SYSTEM
+    if op == CR_OPS and xo(first) == BCLR and links(first):
+        return Hazard.NOT_SUPPORTED  # goes where LR says while LR becomes something else
+    if op == X31 and xo(first) == TBEGIN:
+        return Hazard.READS_ITS_ADDRESS  # a failed transaction returns behind it
+    return None
+
+
+def is_nop(data: bytes) -> bool:
+    return word_of(data) == NOP
+
+
+def _is_addpcis(first: int) -> bool:
+    return opcode(first) == CR_OPS and first >> 1 & 31 == ADDPCIS
+
+
+@dataclass(slots=True)
+class _Region:
+    """The displaced instructions, and where their copies stand as far as that is known."""
+
+    start: int
+    end: int
+    to: int
+    copies: dict[int, int]
+
+    def resolve(self, insn: Insn, target: int) -> int:
+        """Where the copy of `insn` must branch to reach what `target` is."""
+        if target in self.copies:
+            return self.copies[target]
+        if self.start < target < self.end:
+            raise Unrelocatable(Hazard.BRANCH_INSIDE, insn)
+        return target
+
+    def return_address(self, insn: Insn) -> int:
+        if insn.end != self.end and insn.flow is not Flow.NEXT:
+            raise Unrelocatable(Hazard.RETURNS_INSIDE, insn)
+        return insn.end
+
+
+def relocate(insns: Sequence[Insn], to: int, before: Before | None = None) -> Relocated:
+    """`insns` (contiguous) rewritten to run at `to`, with the branch back. Raises Unrelocatable.
+
+    before: for the address of an instruction, code to run each time just before it: called with where the code
+            will stand, always returns the same number of bytes. Another probe on a displaced instruction.
+    """
+    if not insns:
+        raise ValueError("nothing to relocate")
+    if any(here.end != there.address for here, there in pairwise(insns)):
+        raise ValueError("the instructions to relocate are not contiguous")
+    region = _Region(insns[0].address, insns[-1].end, to, {insn.address: to for insn in insns[1:]})
+    copy = _lay_out(insns, region, before or {})
+    inside = any(insn.target in region.copies for insn in insns)
+    return _lay_out(insns, region, before or {}) if inside else copy
+
+
+def _lay_out(insns: Sequence[Insn], region: _Region, before: Before) -> Relocated:
+    """One pass. No size depends on where a copy stands, so the second pass knows where the first has put them."""
+    out = bytearray()
+    origins: list[tuple[int, int]] = []
+    for insn in insns:
+        at = region.to + len(out)
+        origins.append((len(out), insn.address))
+        if insn.address in region.copies:
+            region.copies[insn.address] = at
+        try:
+            if insn.address in before:
+                out += before[insn.address](at)
+            if not is_nop(insn.data):
+                out += _copy(insn, region.to + len(out), region)
+        except OutOfReach:
+            raise Unrelocatable(Hazard.OUT_OF_REACH, insn) from None
+    if insns[-1].flow in (Flow.NEXT, Flow.BRANCH) or _may_not_call(insns[-1]):
+        origins.append((len(out), region.end))
+        try:
+            out += branch(region.to + len(out), region.end)
+        except OutOfReach:
+            raise Unrelocatable(Hazard.OUT_OF_REACH, insns[-1]) from None
+    return Relocated(region.to, bytes(out), tuple(origins))
+
+
+def _may_not_call(insn: Insn) -> bool:
+    """Whether a call depends on a condition: without it, execution goes on behind it."""
+    first = word_of(insn.data)
+    return insn.flow in (Flow.CALL, Flow.INDIRECT_CALL) and opcode(first) != B and not branches_always(first)
+
+
+def _copy(insn: Insn, at: int, region: _Region) -> bytes:
+    why = _hazard(insn.data)
+    if why is not None:
+        raise Unrelocatable(why, insn)
+    if insn.size == 8:
+        return _prefixed(insn, at, region)
+    first = word_of(insn.data)
+    if first == BCL_NEXT:
+        return _linked(region.return_address(insn))
+    if _is_addpcis(first):
+        return to_bytes(*load(rt(first), insn.end + (d_of_addpcis(first) << 16)))
+    if insn.flow in (Flow.CALL, Flow.INDIRECT_CALL):
+        linked = _linked(region.return_address(insn))
+        return linked + _unlinked(insn, first & ~1, at + len(linked), region)
+    return _unlinked(insn, first, at, region)
+
+
+def _linked(address: int) -> bytes:
+    """LR ← `address`."""
+    kept = in_frame([SCRATCH])
+    return to_bytes(*kept.before, *load(SCRATCH, address), word("mtlr", SCRATCH), *kept.after)
+
+
+def _unlinked(insn: Insn, first: int, at: int, region: _Region) -> bytes:
+    """The instruction `first`, made of `insn`: if a branch, then one that leaves no return address."""
+    if insn.target is None:
+        return insn.data if first == word_of(insn.data) else to_bytes(first)
+    target = region.resolve(insn, insn.target)
+    if target == insn.target and is_absolute(first):
+        return to_bytes(first)
+    if opcode(first) != BC or branches_always(first):
+        return branch(at, target)
+    return _conditional(first, at, target)
+
+
+def _conditional(first: int, at: int, target: int) -> bytes:
+    """Book I, 2.4. BO's last bit, or last two with one test, is a hint that another BO has in another place."""
+    bo = rt(first)
+    if bo & BO_NO_CTR:  # on CR alone: 0b0x1at
+        opposite = bo ^ BO_CR_TRUE ^ (bo >> 1 & 1)
+    elif bo & BO_NO_CR:  # on CTR alone: 0b1ax0t
+        opposite = bo ^ BO_CTR_ZERO ^ (bo >> 3 & 1)
+    else:
+        return to_bytes(_bc(first, bo, 8), B << 26 | 8) + branch(at + 8, target)
+    return to_bytes(_bc(first, opposite, 8)) + branch(at + 4, target)
+
+
+def _bc(first: int, bo: int, displacement: int) -> int:
+    return BC << 26 | bo << 21 | first & 31 << 16 | displacement
+
+
+def _prefixed(insn: Insn, at: int, region: _Region) -> bytes:
+    data = insn.data
+    if is_pc_relative(data):
+        operand = insn.address + displacement34(data)
+        is_address = opcode(int.from_bytes(data[4:], "little")) == 14  # paddi
+        if region.start <= operand < region.end and not (is_address and operand == region.start):
+            # There the patch is read, or the patch's middle is made into an address to go to.
+            raise Unrelocatable(Hazard.READS_ITS_ADDRESS, insn)
+        where = at + 4 if at % LINE == LINE - 4 else at
+        if not fits(operand - where, 34):
+            raise OutOfReach(at, operand)
+        data = with_displacement34(data, operand - where)
+    nop = to_bytes(templates()["nop"])
+    return nop + data if at % LINE == LINE - 4 else data + nop

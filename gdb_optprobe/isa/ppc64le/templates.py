@@ -1,0 +1,100 @@
+"""Our own instructions, assembled once by keystone and decoded again by capstone.
+
+The only text that keystone ever sees is in this file. Every instruction is one word whose variable fields are zero;
+registers and numbers go in afterwards, into their fields (words.py):
+
+    "ldarx 0, 0, 0"  ──keystone──►  7c0000a8  ──RT, RB──►  7d8058a8  ldarx r12, 0, r11
+
+keystone answers some text wrongly and in silence, so what it gives counts only where capstone reads the same
+instruction back.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from ...errors import OptprobeError
+from .decoder import engine
+from .words import MASK, fits, signed
+
+# Name: for keystone, and as capstone writes it.
+SOURCES = {
+    # The first, at address 0: keystone takes the number for a target.
+    "repeat": ("bne- 0, -12", "bne- 0xfffffffffffffff4"),
+    "add_one": ("addi 0, 0, 1", "li r0, 1"),  # with RA 0 that is li
+    "addi": ("addi 0, 1, 0", "addi r0, r1, 0"),
+    "addis": ("addis 0, 2, 0", "addis r0, r2, 0"),
+    "li": ("li 0, 0", "li r0, 0"),
+    "lis": ("lis 0, 0", "lis r0, 0"),
+    "ori": ("ori 0, 0, 1", "ori r0, r0, 1"),  # with 0 it would be a nop
+    "oris": ("oris 0, 0, 0", "oris r0, r0, 0"),
+    "shift_left_32": ("sldi 0, 0, 32", "sldi r0, r0, 0x20"),
+    "open_frame": ("stdu 1, 0(1)", "stdu r1, 0(r1)"),
+    "save": ("std 0, 0(1)", "std r0, 0(r1)"),
+    "restore": ("ld 0, 0(1)", "ld r0, 0(r1)"),
+    "load_reserved": ("ldarx 0, 0, 0", "ldarx r0, 0, r0"),
+    "store_conditional": ("stdcx. 0, 0, 0", "stdcx. r0, 0, r0"),
+    "get_cr0": ("mfocrf 0, 128", "mfocrf r0, 0x80"),
+    "set_cr0": ("mtocrf 128, 0", "mtocrf 0x80, r0"),
+    "copy_cr0": ("mcrf 7, 0", "mcrf cr7, cr0"),
+    "copy_to_cr0": ("mcrf 0, 7", "mcrf cr0, cr7"),
+    "mtctr": ("mtctr 0", "mtctr r0"),
+    "mfctr": ("mfctr 0", "mfctr r0"),
+    "mtlr": ("mtlr 0", "mtlr r0"),
+    "mflr": ("mflr 0", "mflr r0"),
+    "nop": ("nop", "nop"),
+}
+
+
+@cache
+def templates() -> dict[str, int]:
+    """All of them, by name. Raises OptprobeError where keystone cannot be loaded or is wrong."""
+    code = _assemble("; ".join(source for source, _ in SOURCES.values()))
+    found: dict[str, int] = {}
+    for index, (name, (source, expected)) in enumerate(SOURCES.items()):
+        data = code[4 * index : 4 * index + 4]
+        _, _, mnemonic, operands = next(engine().disasm_lite(data, 0, 1), (0, 0, "nothing", ""))
+        if f"{mnemonic} {operands}".strip() != expected:
+            raise OptprobeError(
+                f"keystone assembled '{source}' as '{mnemonic} {operands}'", "install keystone-engine 0.9.2"
+            )
+        found[name] = int.from_bytes(data, "little")
+    return found
+
+
+def word(name: str, rt: int = 0, ra: int = 0, rb: int = 0, number: int = 0) -> int:
+    """The template `name` with these fields; `number` is the low half, two's complement."""
+    return templates()[name] | rt << 21 | ra << 16 | rb << 11 | number & 0xFFFF
+
+
+def load(register: int, value: int) -> list[int]:
+    """Code that puts 64 bits into a general register and changes nothing else: one to five words, by the value."""
+    value = signed(value & MASK)
+    low, high = value & 0xFFFF, value >> 16 & 0xFFFF
+    if fits(value, 16):
+        return [word("li", register, number=value)]
+    if fits(value, 32):
+        return [word("lis", register, number=high), *_or(register, 0, low)]
+    upper = load(register, value >> 32)
+    return [*upper, word("shift_left_32", register, register), *_or(register, high, low)]
+
+
+def _or(register: int, high: int, low: int) -> list[int]:
+    """Set bits of the low word that are zero."""
+    words = [word("oris", register, register, number=high)] if high else []
+    return [*words, templates()["ori"] & ~1 | register << 21 | register << 16 | low] if low else words
+
+
+def _assemble(source: str) -> bytes:
+    try:
+        import keystone
+    except (ImportError, OSError) as error:
+        raise OptprobeError(
+            f"keystone cannot be loaded ({str(error).splitlines()[0] if str(error) else type(error).__name__})",
+            "run scripts/demo once, or pip install keystone-engine setuptools into GDB's Python",
+        ) from error
+    # Its little-endian mode is this one; with KS_MODE_BIG_ENDIAN it writes the bytes the other way round.
+    engine: Any = keystone.Ks(keystone.KS_ARCH_PPC, keystone.KS_MODE_PPC64)
+    code, _ = engine.asm(source, 0, as_bytes=True)
+    return bytes(code or b"")

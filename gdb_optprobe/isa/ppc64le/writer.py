@@ -1,0 +1,136 @@
+"""Code of our own: branches, constants, and the counter.
+
+    count, all it needs is dead            count, nothing is dead
+    ┌───────────────────────────────┐      ┌───────────────────────────────┐
+    │ lis sldi oris ori r0, counter │      │ stdu   r1, -352(r1)           │
+    │ 1: ldarx  r12, 0, r0          │      │ std    r12, r11, r10          │
+    │    addi   r12, r12, 1         │      │ mfocrf r10, cr0               │
+    │    stdcx. r12, 0, r0          │      │   … as on the left …          │
+    │    bne-   1b                  │      │ mtocrf cr0, r10               │
+    └───────────────────────────────┘      │ ld     r10, r11, r12          │
+                                           │ addi   r1, r1, 352            │
+                                           └───────────────────────────────┘
+A register that lives is kept in CTR or LR where that is dead, CR0 in another field of CR. Otherwise there is a frame,
+below the 288 bytes that the interrupted function may use (ELFv2 ABI, 2.2.2.4): it moves r1, because an interrupt takes
+the stack from 288 bytes below r1 on, and its back chain leads every unwinder across it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..base import Dead, Insn, OutOfReach
+from .abi import CR_FIELDS, CTR, HEADER, LR, RED_ZONE
+from .templates import load, templates, word
+from .words import B, fits, links, opcode, signed, to_bytes, word_of
+
+BRANCH_SIZE = 4
+BRANCH_REACH = (1 << 25) - 4
+FRAME = HEADER + 32 + RED_ZONE  # room for four registers; a multiple of 16
+SAVED = HEADER  # where the first of them is
+
+# Where values may be held, the first choice first: those that die earliest, and r12 is what calls through pointers use.
+_CHOICE = (12, 11, 0, 10, 9, 8, 7, 6, 5, 4, 3, *range(14, 32))
+
+
+def branch(source: int, target: int, link: bool = False) -> bytes:
+    """`b`, or `bl`. Raises OutOfReach."""
+    offset = signed(target - source)
+    if not fits(offset, 26) or offset & 3:
+        raise OutOfReach(source, target)
+    return to_bytes(B << 26 | offset & 0x03FF_FFFC | link)
+
+
+def redirect(insn: Insn, target: int) -> bytes:
+    """`b`, `bl` or `bc` with another target. Raises OutOfReach."""
+    first = word_of(insn.data)
+    if opcode(first) == B:
+        return branch(insn.address, target, links(first))
+    offset = signed(target - insn.address)
+    if not fits(offset, 16) or offset & 3:
+        raise OutOfReach(insn.address, target)
+    return to_bytes(first & ~0xFFFE | offset & 0xFFFC)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Code before and after a program, so that registers it uses are afterwards what they were."""
+
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+
+
+def keep(registers: Sequence[int], dead: Dead) -> Kept:
+    """Keep general registers by number; uses only what is dead, or the stack."""
+    moves = [(f"mt{spr}", f"mf{spr}") for spr in (CTR, LR) if spr in dead.registers]
+    if len(registers) <= len(moves):
+        pairs = list(zip(registers, moves, strict=False))
+        return Kept(
+            tuple(word(to, register) for register, (to, _) in pairs),
+            tuple(word(back, register) for register, (_, back) in reversed(pairs)),
+        )
+    return in_frame(registers)
+
+
+def in_frame(registers: Sequence[int]) -> Kept:
+    """Keep general registers by number, at most four, in a frame below the red zone."""
+    places = [(register, SAVED + 8 * index) for index, register in enumerate(registers)]
+    return Kept(
+        (word("open_frame", number=-FRAME), *(word("save", register, number=place) for register, place in places)),
+        (
+            *(word("restore", register, number=place) for register, place in reversed(places)),
+            templates()["addi"] | 1 << 21 | FRAME,
+        ),
+    )
+
+
+def count(counter: int, to: int, dead: Dead, toc: int | None = None) -> bytes:
+    """Code that adds one, atomically, to the 8-byte `counter`, and changes nothing that lives; it can stand anywhere.
+
+    toc: what r2 certainly holds there, where that is known: within 2 GiB of it a counter costs two words less.
+    """
+    field = None if dead.flags else _dead_field(dead)
+    saves_cr0 = not dead.flags and field is None
+    value, pointer, *more = _scratch(3 if saves_cr0 else 2, dead)
+    live = [register for register in (value, pointer, *more) if f"r{register}" not in dead.registers]
+    kept = keep(live, dead)
+    before, after = list(kept.before), list(kept.after)
+    if field is not None:
+        before.append(_moving_cr0("copy_cr0", field))
+        after.insert(0, _moving_cr0("copy_to_cr0", field))
+    elif saves_cr0:
+        before.append(word("get_cr0", more[0]))
+        after.insert(0, word("set_cr0", more[0]))
+    return to_bytes(*before, *_increment(counter, value, pointer, toc), *after)
+
+
+def _scratch(needed: int, dead: Dead) -> list[int]:
+    """The first is never r0, which `addi` reads as nothing."""
+    free = [register for register in _CHOICE if f"r{register}" in dead.registers]
+    chosen = (free + [register for register in _CHOICE if register not in free and register])[:needed]
+    first = next(register for register in chosen if register)
+    return [first, *(register for register in chosen if register != first)]
+
+
+def _dead_field(dead: Dead) -> int | None:
+    return next((number for number in range(7, 0, -1) if CR_FIELDS[number] in dead.registers), None)
+
+
+def _moving_cr0(name: str, field: int) -> int:
+    """The templates have field 7; BF is in bits 6 to 8, BFA in bits 11 to 13."""
+    shift = 23 if name == "copy_cr0" else 18
+    return templates()[name] & ~(7 << shift) | field << shift
+
+
+def _increment(counter: int, value: int, pointer: int, toc: int | None) -> list[int]:
+    base, offset = 0, counter
+    if toc is not None and fits(signed(counter - toc), 32):
+        base, offset = 2, counter - toc
+    return [
+        *load(pointer, offset),
+        word("load_reserved", value, base, pointer),
+        word("add_one", value, value),
+        word("store_conditional", value, base, pointer),
+        templates()["repeat"],
+    ]

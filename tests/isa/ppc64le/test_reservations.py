@@ -1,0 +1,61 @@
+"""Where nothing may run between a load-and-reserve and its store-conditional."""
+
+from __future__ import annotations
+
+import random
+
+from gdb_optprobe.isa.ppc64le import PPC64LE
+from gdb_optprobe.isa.ppc64le.words import to_bytes
+
+from .kernel import kernel
+
+START = 0xC000_0000_0010_0000
+LDARX, ADD, STDCX, AGAIN = 0x7D2018A8, 0x7D244A14, 0x7D2019AD, 0x40C2FFF4
+CMPD, BLR, NOP = 0x7C292000, 0x4E800020, 0x60000000
+
+
+def inside(*words: int) -> list[int]:
+    """Which words are, by index."""
+    insns = PPC64LE.decode(to_bytes(*words), START)
+    found = PPC64LE.reserved({insn.address: insn for insn in insns})
+    assert all(load.text.split()[0] in ("ldarx", "lwarx") for load in found.values())
+    return sorted((address - START) // 4 for address in found)
+
+
+def test_from_behind_the_load_to_the_store() -> None:
+    assert inside(NOP, LDARX, ADD, STDCX, AGAIN, BLR) == [2, 3]
+
+
+def test_the_way_out_is_outside() -> None:
+    """cmpxchg: a comparison that fails leaves without a store."""
+    assert inside(LDARX, CMPD, 0x40820010, STDCX, 0x40C2FFF0, NOP, BLR) == [1, 2, 3]
+
+
+def test_a_load_without_a_store() -> None:
+    assert inside(LDARX, ADD, BLR, NOP) == []
+
+
+def test_a_second_load_begins_another() -> None:
+    assert inside(LDARX, ADD, LDARX, STDCX, BLR) == [3]
+
+
+def test_a_store_elsewhere_in_the_function() -> None:
+    assert inside(LDARX, 0x4800000C, NOP, BLR, ADD, STDCX, BLR) == [1, 4, 5]
+
+
+def test_no_end_in_a_call() -> None:
+    assert inside(LDARX, 0x48000101, STDCX, BLR) == []
+
+
+def test_pairs_of_the_kernel() -> None:
+    """They are short, and every store is in one."""
+    found, rng, pairs = kernel(), random.Random(1), 0
+    for start, size in rng.sample(found.functions, 3_000):
+        code = found.function(start, size)
+        reserved = PPC64LE.reserved(code)
+        for address, load in reserved.items():
+            assert abs(address - load.address) < 200, f"{address:#x} in the pair of {load.address:#x}"
+        stores = [i for i in code.values() if i.text.startswith(("stwcx.", "stdcx.", "sthcx.", "stbcx."))]
+        assert all(store.address in reserved for store in stores)
+        pairs += len(stores)
+    assert pairs > 200
