@@ -14,11 +14,11 @@ second may run in the detour of a branch at the first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from gdb_optprobe.detours import obstacles
-from gdb_optprobe.detours.refusal import Reason, Refusal
+from gdb_optprobe.detours.refusal import Reason, Refusal, Spelled
 from gdb_optprobe.guest.text import Fact, FtraceSite, Function, Jump, Mark, Text
 from gdb_optprobe.isa.base import Flow, Insn, Isa
 
@@ -27,6 +27,10 @@ LONGEST = 16
 
 FIRST_BYTES = 5
 """A function's tracer's site begins within these: nothing but a landing pad stands before it."""
+
+
+# Behind these is nothing that they lead to. A trap may be one of the guest's own, which goes on behind it.
+_ENDS = (Flow.JUMP, Flow.INDIRECT_JUMP, Flow.RETURN)
 
 
 class Ground:
@@ -75,6 +79,10 @@ class Ground:
         before = self.before(insn)
         return before is not None and self.isa.shadows(before)
 
+    def site(self, insn: Insn) -> FtraceSite | None:
+        """The tracer's site at `insn`."""
+        return self._sites.get(insn.address)
+
     def is_traced(self, function: int) -> bool:
         """Whether the function that starts at `function`, this one or another, begins with a tracer's site."""
         if function not in self._traced:
@@ -91,13 +99,13 @@ class Ground:
 
     def seam(self, before: Insn, insn: Insn | None) -> Reason | None:
         """Why no branch may displace both `before` and what follows it, `insn`; None where one may."""
-        spell = self.text.spell
         if insn is None or not before.falls_through:
             return Refusal.FUNCTION_END.because(function=self.function.name)
         if before.flow in (Flow.CALL, Flow.INDIRECT_CALL):
-            return Refusal.RETURN_INTO_REGION.because(source=spell(before.address), target=spell(before.end))
+            source, target = self._spell(before.address), self._spell(before.end)
+            return Refusal.RETURN_INTO_REGION.because(source=source, target=target)
         if (site := self.site(before) or self.site(insn)) is not None:
-            return Refusal.FTRACE_SITE.because(site=spell(site.address))
+            return Refusal.FTRACE_SITE.because(site=self._spell(site.address))
         if self._opaque is not None:
             return self._opaque
         jump = self.landings.get(insn.address)
@@ -105,35 +113,25 @@ class Ground:
             return self._landed(jump)
         return self.obstacle(insn) or self.obstacle(before)
 
-    def site(self, insn: Insn) -> FtraceSite | None:
-        """The tracer's site at `insn`."""
-        return next((site for site in self._sites if site.address == insn.address), None)
-
     def why_not_alone(self, insn: Insn) -> Reason | None:
         """Why no copy of `insn` alone may stand for it; None where one may."""
-        mark = self._mark(insn)
+        mark = self._marked.get(insn.address)
         if mark is not None:
             return obstacles.marked(mark, self.text)
         return obstacles.unmovable(insn, self.isa, self.text) or self._immobile(insn)
 
     def rewritten_by_guest(self, insn: Insn) -> Reason | None:
         """Whether the guest compares and rewrites `insn`, or knows it as a trap of its own."""
-        mark = self._mark(insn)
+        mark = self._marked.get(insn.address)
         return obstacles.marked(mark, self.text) if mark is not None and mark.fact is not Fact.EXCEPTION else None
 
-    def _mark(self, insn: Insn) -> Mark | None:
-        return next((mark for at in range(insn.address, insn.end) if (mark := self.marks.get(at)) is not None), None)
-
     def _obstacle(self, insn: Insn) -> Reason | None:
-        shared = [site for site in self._sites if site.address < insn.end and insn.address < site.end]
-        if shared and self._mark(insn) is None:
+        sites = self._shared.get(insn.address)
+        if sites is not None and insn.address not in self._marked:
             # The tracer writes these bytes itself: nobody jumps among them.
-            return obstacles.traced(insn, shared, self.text)
-        return self.why_not_alone(insn) or self._landed_inside(insn)
-
-    def _landed_inside(self, insn: Insn) -> Reason | None:
-        inside = next((at for at in range(insn.address + 1, insn.end) if at in self.landings), None)
-        return self._landed(self.landings[inside]) if inside is not None else None
+            return obstacles.traced(insn, sites, self.text)
+        jump = self._landed_inside.get(insn.address)
+        return self.why_not_alone(insn) or (self._landed(jump) if jump is not None else None)
 
     def _immobile(self, insn: Insn) -> Reason | None:
         if self.isa.moves_as_it_is(insn):
@@ -143,10 +141,11 @@ class Ground:
         return found[1] if found is not None else None
 
     def _landed(self, jump: Jump) -> Reason:
-        spell = self.text.spell
-        return Refusal.JUMP_INTO_REGION.because(
-            kind=jump.kind, source=spell(jump.source), target=spell(jump.target)
-        )
+        source, target = self._spell(jump.source), self._spell(jump.target)
+        return Refusal.JUMP_INTO_REGION.because(kind=jump.kind, source=source, target=target)
+
+    def _spell(self, address: int) -> Spelled:
+        return Spelled(self.text.spell, address)
 
     # what is known of the whole function ---------------------------------------------------------------------------
 
@@ -161,17 +160,41 @@ class Ground:
         return {insn.end: insn for insn in self.function.own.values()}
 
     @cached_property
+    def _landed_inside(self) -> Mapping[int, Jump]:
+        """By instruction: a jump that lands in its middle."""
+        astray = (jump for target, jump in self.landings.items() if target not in self.function.own)
+        found = ((self.around(jump.target), jump) for jump in astray)
+        return {insn.address: jump for insn, jump in found if insn is not None}
+
+    @cached_property
+    def _marked(self) -> Mapping[int, Mark]:
+        """By instruction: a mark on one of its bytes."""
+        found = ((self.around(mark.address), mark) for mark in self.marks.values())
+        return {insn.address: mark for insn, mark in found if insn is not None}
+
+    @cached_property
+    def _shared(self) -> Mapping[int, Sequence[FtraceSite]]:
+        """By instruction: tracer's sites that share bytes with it."""
+        found: dict[int, list[FtraceSite]] = {}
+        for site in self._sites.values():
+            for at in range(site.address, site.end):
+                insn = self.around(at)
+                if insn is not None and site not in found.setdefault(insn.address, []):
+                    found[insn.address].append(site)
+        return found
+
+    @cached_property
     def marks(self) -> Mapping[int, Mark]:
         return {mark.address: mark for mark in self.text.marks(self.function.start, self.function.end)}
 
     @cached_property
-    def _sites(self) -> tuple[FtraceSite, ...]:
-        return tuple(self.text.ftrace_sites(self.function.start, self.function.end))
+    def _sites(self) -> Mapping[int, FtraceSite]:
+        return {site.address: site for site in self.text.ftrace_sites(self.function.start, self.function.end)}
 
     @cached_property
     def _opaque(self) -> Reason | None:
         """Why jumps may land anywhere in this function."""
-        whole, spell = self.function.whole, self.text.spell
+        whole, spell = self.function.whole, self._spell
         if not whole.complete:
             foreign = next((insn for insn in self.function.hot if self._breaks_in(insn)), None)
             if foreign is not None:
@@ -188,20 +211,31 @@ class Ground:
 
     # padding -------------------------------------------------------------------------------------------------------
 
-    def padding(self, last: Insn, needed: int) -> int:
-        """Bytes of filler behind `last`, which never falls through, as far as `needed`: traps that nobody runs."""
-        if last.falls_through:
-            return 0
-        end = last.end
-        while end < last.end + needed and self._is_filler(end):
-            end += 1
-        return end - last.end
+    def padding(self, last: Insn, needed: int) -> bytes:
+        """The padding behind `last`, as far as `needed` bytes."""
+        found = b""
+        while len(found) < needed and last.end + len(found) in self._padding:
+            found += self.function.own[last.end + len(found)].data
+        return found[:needed]
 
-    def _is_filler(self, address: int) -> bool:
-        insn = self.function.own.get(address)
-        if insn is None or insn.data != self.isa.breakpoint or not self.function.compiled:
-            return False
-        return address not in self.landings and address not in self.marks
+    def is_padding(self, insn: Insn) -> bool:
+        """Whether nobody ever comes to `insn`: it fills the gap behind an instruction that never falls through."""
+        return insn.address in self._padding
+
+    @cached_property
+    def _padding(self) -> frozenset[int]:
+        # In an assembler's function what looks like a gap may be a target that nobody knows.
+        if not self.function.compiled or self._opaque is not None:
+            return frozenset()
+        found: set[int] = set()
+        before: Insn | None = None
+        for insn in self.function.hot:
+            follows = before is not None and (before.flow in _ENDS or before.address in found)
+            known = insn.address in self.landings or insn.address in self._marked
+            if follows and not known and self.isa.fills(insn):
+                found.add(insn.address)
+            before = insn
+        return frozenset(found)
 
 
 class Grounds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gdb_optprobe.detours.refusal import Reason, Refusal
+from gdb_optprobe.detours.refusal import Reason, Refusal, Spelled
 from gdb_optprobe.guest.text import Area, Fact, FtraceSite, Mark, Text
 from gdb_optprobe.isa.base import Flow, Hazard, Insn, Isa, OutOfReach, Unrelocatable
 
@@ -18,17 +18,17 @@ def is_landing_pad(insn: Insn) -> bool:
 
 def unmovable(insn: Insn, isa: Isa, text: Text) -> Reason | None:
     """What the instruction itself says against running elsewhere."""
-    spelled = text.spell
+    address = Spelled(text.spell, insn.address)
     if is_landing_pad(insn):
-        return Refusal.LANDING_PAD.because(address=spelled(insn.address), next=spelled(insn.end))
+        return Refusal.LANDING_PAD.because(address=address, next=Spelled(text.spell, insn.end))
     if insn.data == isa.breakpoint:
-        return Refusal.FOREIGN_BREAKPOINT.because(address=spelled(insn.address))
+        return Refusal.FOREIGN_BREAKPOINT.because(address=address)
     if insn.flow is Flow.TRAP:
-        return Refusal.TRAP_INSTRUCTION.because(insn=insn.text, address=spelled(insn.address))
+        return Refusal.TRAP_INSTRUCTION.because(insn=insn.text, address=address)
     if insn.flow is Flow.SYSTEM:
-        return Refusal.SYSTEM_INSTRUCTION.because(insn=insn.text, address=spelled(insn.address))
+        return Refusal.SYSTEM_INSTRUCTION.because(insn=insn.text, address=address)
     if insn.flow is Flow.JUMP and insn.target is not None and text.area(insn.target) is Area.NOT_TEXT:
-        return Refusal.FOREIGN_JUMP.because(address=spelled(insn.address))
+        return Refusal.FOREIGN_JUMP.because(address=address)
     return None
 
 
@@ -43,18 +43,18 @@ def marked(mark: Mark, text: Text) -> Reason:
         Fact.STATIC_CALL: Refusal.STATIC_CALL,
         Fact.BUG: Refusal.BUG_TABLE,
     }
-    return codes[mark.fact].because(address=text.spell(mark.address))
+    return codes[mark.fact].because(address=Spelled(text.spell, mark.address))
 
 
 def traced(insn: Insn, sites: Sequence[FtraceSite], text: Text) -> Reason | None:
     """A tracer's site may be covered only whole, alone and while nobody is there: the guest checks these bytes."""
     for site in sites:
         if site.address != insn.address:
-            return Refusal.FTRACE_SITE.because(site=text.spell(site.address))
+            return Refusal.FTRACE_SITE.because(site=Spelled(text.spell, site.address))
         if site.in_use:
-            return Refusal.FTRACE_IN_USE.because(site=text.spell(site.address))
+            return Refusal.FTRACE_IN_USE.because(site=Spelled(text.spell, site.address))
         if insn.data != site.idle:
-            return Refusal.FTRACE_CHANGED.because(site=text.spell(site.address))
+            return Refusal.FTRACE_CHANGED.because(site=Spelled(text.spell, site.address))
     return None
 
 
@@ -72,11 +72,12 @@ def stuck(insns: Sequence[Insn], isa: Isa, text: Text) -> tuple[Insn, Reason] | 
         isa.relocate(insns, somewhere(insns[0].address, isa))
     except Unrelocatable as found:
         reason = _HAZARDS.get(found.hazard, Refusal.NOT_RELOCATABLE).because(
-            insn=found.insn.text, address=text.spell(found.insn.address), hazard=found.hazard.value
+            insn=found.insn.text, address=Spelled(text.spell, found.insn.address), hazard=found.hazard.value
         )
         return found.insn, reason
     except OutOfReach:
-        return insns[0], Refusal.OUT_OF_REACH.because(insn=insns[0].text, address=text.spell(insns[0].address))
+        address = Spelled(text.spell, insns[0].address)
+        return insns[0], Refusal.OUT_OF_REACH.because(insn=insns[0].text, address=address)
     return None
 
 

@@ -28,7 +28,7 @@ class Plan:
     """How one address will be probed.
 
     displaced:  the instructions that run elsewhere, in order: those of the branch, the one that is boosted.
-    patch_size: bytes of text the branch overwrites; 0 unless optimized.
+    original:   the bytes of text the branch overwrites; none unless optimized.
     dead:       what the program may overwrite freely.
     waits:      the branch displaces more than one instruction: nobody may be inside when it is written.
     ftrace:     the tracer's site whose record must be switched off first; None elsewhere.
@@ -40,7 +40,7 @@ class Plan:
     address: int
     tier: Tier
     displaced: tuple[Insn, ...]
-    patch_size: int = 0
+    original: bytes = b""
     dead: Dead = field(default_factory=Dead)
     waits: bool = False
     ftrace: FtraceSite | None = None
@@ -57,6 +57,10 @@ class Plan:
     def end(self) -> int:
         """Behind the last displaced instruction."""
         return self.displaced[-1].end
+
+    @property
+    def patch_size(self) -> int:
+        return len(self.original)
 
     @property
     def patch_end(self) -> int:
@@ -155,7 +159,7 @@ def _optimized(place: Place) -> Plan | Reason:
         place.address,
         Tier.OPTIMIZED,
         found.displaced,
-        patch_size=place.ground.isa.branch_size,
+        original=found.original,
         dead=spare.at(place.ground, place.insn),
         waits=found.waits,
         ftrace=found.ftrace,

@@ -7,6 +7,7 @@ symbols.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -15,14 +16,37 @@ from gdb_optprobe.errors import OptprobeError
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """A refusal with its facts: `code` for programs, `text` and `hint` for people."""
+    """A refusal with its facts: `code` for programs, `text` and `hint` for people.
+
+    They are put into words when somebody reads them: a sweep over a kernel's code makes millions, and reads none.
+    """
 
     code: str
-    text: str
-    hint: str
+    wording: str
+    advice: str = ""
+    facts: tuple[tuple[str, object], ...] = ()
+
+    @property
+    def text(self) -> str:
+        return self.wording.format(**dict(self.facts)) if self.facts else self.wording
+
+    @property
+    def hint(self) -> str:
+        return self.advice.format(**dict(self.facts)) if self.facts else self.advice
 
     def __str__(self) -> str:
         return f"{self.text}; {self.hint}" if self.hint else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Spelled:
+    """An address that is spelled with its symbol when it is read."""
+
+    spell: Callable[[int], str]
+    address: int
+
+    def __str__(self) -> str:
+        return self.spell(self.address)
 
 
 class Refusal(Enum):
@@ -115,7 +139,7 @@ class Refusal(Enum):
 
     def because(self, **facts: object) -> Reason:
         text, hint = self.value
-        return Reason(self.name, text.format(**facts), hint.format(**facts))
+        return Reason(self.name, text, hint, tuple(facts.items()))
 
 
 class Refused(OptprobeError):

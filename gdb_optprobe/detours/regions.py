@@ -1,16 +1,17 @@
 """Which branch serves which probes: each stretch is divided into regions, one branch and one detour for each.
 
-    stretch   ┌────────┬────────┬────────┬────────────────┬────────┬────────┐
-              │ 3 B    │ 2 B  ● │ 1 B  ● │ 7 B          ● │ 3 B  ● │ 1 B    │◄─ a jump lands behind
-              └────────┴────────┴────────┴────────────────┴────────┴────────┘
-    regions            └── A ──────┘└── … the rest of A   └── B, begun earlier, as 4 bytes are too few ──┘
-                        jmp                               jmp
+    stretch   ┌───────┬───────┬─────────────┬───────┬───────┬───────┬───────┐
+              │ 3 B   │ 2 B ● │ 7 B         │ 3 B ● │ 3 B ● │ 4 B   │ 1 B ● │◄─ a jump lands behind
+              └───────┴───────┴─────────────┴───────┴───────┴───────┴───────┘
+    regions           └── A ────────────────┘── B ──┴───────┘── C ──────────┘
+                       jmp                   jmp             jmp
 
     ●  probed: its program runs in the region's detour, just before the instruction's copy
 
-A region begins at a probed instruction and takes as many as the branch needs. Where the stretch ends too early it
-begins further back, at an instruction that is not probed; where that belongs to the region before, that one grows.
-A region of one instruction needs no wait: nobody can be parked inside, no jump can land there.
+A region begins at a probed instruction (A), takes as many as the branch needs and goes on while the next one is probed
+too (B). Where the stretch ends too early it begins further back, at an instruction that is not probed (C); where that
+belongs to the region before, that one grows. A region of one instruction needs no wait: nobody can be parked inside, no
+jump can land there.
 """
 
 from __future__ import annotations
@@ -27,9 +28,14 @@ from gdb_optprobe.isa.base import Insn
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """displaced: the instructions one branch displaces, the first where it stands. ftrace: the tracer's site there."""
+    """displaced: the instructions one branch displaces, the first where it stands.
+
+    original: the bytes it overwrites: of these instructions, and of padding behind them.
+    ftrace:   the tracer's site there.
+    """
 
     displaced: tuple[Insn, ...]
+    original: bytes
     ftrace: FtraceSite | None = None
 
     @property
@@ -59,8 +65,15 @@ def region(place: Place) -> Region | Reason:
         elif len(found) > 1 and place.limits.stacks_missing:
             return Refusal.STACKS_UNKNOWN.because(missing=place.limits.stacks_missing, needed=ground.isa.branch_size)
         else:
-            return Region(found, ground.site(insn))
+            return _region(place, found)
     return fixed[insn.address]
+
+
+def _region(place: Place, displaced: tuple[Insn, ...]) -> Region:
+    ground, needed = place.ground, place.ground.isa.branch_size
+    covered = b"".join(insn.data for insn in displaced)
+    padding = ground.padding(displaced[-1], needed) if len(covered) < needed else b""
+    return Region(displaced, (covered + padding)[:needed], ground.site(displaced[0]))
 
 
 def _fixed(place: Place) -> dict[int, Reason]:
@@ -105,7 +118,7 @@ def _divide(place: Place, run: Sequence[Insn]) -> list[tuple[Insn, ...]]:
         sizes=[insn.size for insn in run],
         probed=probed,
         glued=[ground.is_shadowed(insn) for insn in run],
-        padding=ground.padding(run[-1], needed),
+        padding=len(ground.padding(run[-1], needed)),
         needed=needed,
     )
     return [tuple(run[index] for index in piece) for piece in pieces if not ground.isa.shadows(run[piece[-1]])]
@@ -146,6 +159,9 @@ def divide(
     for index in probed:
         free = found[-1].stop if found else 0
         if index < free:
+            continue
+        if found and index == free:
+            found[-1] = range(found[-1].start, closed(index + 1))
             continue
         heads = (head for head in range(index, free - 1, -1) if not glued[head])
         begun = next(((head, end) for head in heads if (end := reach(head, index)) is not None), None)

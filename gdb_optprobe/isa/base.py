@@ -152,11 +152,17 @@ class Isa(Protocol):
     def branch(self, source: int, target: int) -> bytes:
         """A branch of `branch_size` bytes at `source`. Raises OutOfReach."""
 
+    def redirect(self, insn: Insn, target: int) -> bytes:
+        """A direct branch of a copy, as `relocate` or `branch` made it, with another target. Raises OutOfReach."""
+
     def relocate(self, insns: Sequence[Insn], to: int, before: Before | None = None) -> Relocated:
         """`insns` (contiguous) rewritten to run at `to`, with the branch back. Raises Unrelocatable."""
 
     def moves_as_it_is(self, insn: Insn) -> bool:
         """Whether every copy of `insn` is its own bytes, or nothing: a sweep of a kernel need not try to move it."""
+
+    def fills(self, insn: Insn) -> bool:
+        """Whether `insn` is one that assemblers fill gaps with: a nop, a breakpoint."""
 
     def shadows(self, insn: Insn) -> bool:
         """Whether `insn` holds off interrupts until the instruction behind it has run."""

@@ -19,6 +19,7 @@ from gdb_optprobe.detours.layout import Detour, Program
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.isa.base import Flow, Insn, Isa
 from gdb_optprobe.objects.counter import SIZE as COUNTER_SIZE
 from gdb_optprobe.probes.placed import Placed
 from gdb_optprobe.probes.site import Site
@@ -42,7 +43,8 @@ class Branch:
         programs = _programs(sites, target, arena)
         placed = Placed.near(plan.head, lambda at: layout.build(plan, target.isa, at, programs), target, arena)
         try:
-            change = Patch(plan.head, _original(plan, target), target.isa.branch(plan.head, placed.detour.address))
+            # What stands there must be what was planned for: the guest may have run since.
+            change = Patch(plan.head, plan.original, target.isa.branch(plan.head, placed.detour.address))
             patch.apply([change], target.machine)
         except OptprobeError:
             placed.give_up(target, arena, reached=False)
@@ -68,6 +70,12 @@ class Branch:
     def detour(self) -> Detour:
         return self.placed.detour
 
+    def ways_on(self, isa: Isa) -> tuple[Insn, ...]:
+        """The branches out of the detour, at their addresses there: back, and those that were displaced."""
+        start, end = self.detour.address, self.detour.end
+        insns = (insn for insn in isa.decode(self.detour.data, start) if insn.flow in (Flow.JUMP, Flow.BRANCH))
+        return tuple(insn for insn in insns if insn.target is not None and not start <= insn.target < end)
+
     @property
     def inside(self) -> frozenset[int]:
         """Original addresses at which nobody can be, as everybody goes through the detour."""
@@ -77,12 +85,6 @@ class Branch:
 def serves(sites: Sequence[Site]) -> tuple[int, ...]:
     """The numbers of the probes to be served at `sites`."""
     return tuple(probe.number for site in sites for probe in site.enabled)
-
-
-def _original(plan: Plan, target: Target) -> bytes:
-    """What must stand where the branch goes: what was planned for, as the guest may have run since."""
-    planned = b"".join(insn.data for insn in plan.displaced)[: plan.patch_size]
-    return planned + target.isa.breakpoint * ((plan.patch_size - len(planned)) // len(target.isa.breakpoint))
 
 
 def _programs(sites: Sequence[Site], target: Target, arena: Arena) -> Mapping[int, Program]:

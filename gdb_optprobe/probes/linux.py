@@ -62,7 +62,8 @@ class Linux:
 
         structures = CachedStructures(blob, cache, recovered.build)
         kernel = Kernel(memory, recovered.symbols, structures)
-        return cls(recovered, machine, memory, isa, kernel, structures, KernelText(kernel, isa, overlay))
+        text = KernelText(kernel, isa, overlay, cache.shelf(recovered.build))
+        return cls(recovered, machine, memory, isa, kernel, structures, text)
 
     def forget(self) -> None:
         """The guest has run: page tables, the vCPUs' view, stacks and the text may have changed."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import TypeVar
 
 from gdb_optprobe.detours import quiescence
 from gdb_optprobe.detours.arena import Arena
@@ -27,12 +28,15 @@ from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes.branch import Branch, serves
+from gdb_optprobe.probes.links import Links
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -42,11 +46,13 @@ class Optimizer:
     target: Target
     registry: Registry
     settings: Callable[[], Settings]
+    links: Links = field(init=False)
     _grounds: Grounds = field(init=False)
     _arena: Arena | None = None
     _arena_missing: Reason | None = None
 
     def __post_init__(self) -> None:
+        self.links = Links(self.target)
         self._grounds = Grounds(self.target.isa, self.target.text)
 
     @property
@@ -212,6 +218,7 @@ class Optimizer:
                 continue
             assert self._arena is not None
             try:
+                self.links.remove(branch)
                 branch.take_away(self.target, self._arena)
             except OptprobeError as error:
                 lost.append(error)
@@ -233,7 +240,7 @@ class Optimizer:
             # The tracer is kept off before the branch is written, and let in again when it cannot be written.
             if wanted.ftrace is not None:
                 self.target.tracer.hold(wanted.ftrace)
-            self._with_room(lambda: _write(group, self.target, arena), arena)
+            branch = self._with_room(lambda: Branch.write(group, self.target, arena), arena)
         except Refused as refused:
             self._let_tracer_in(wanted)
             for site in group:
@@ -241,6 +248,8 @@ class Optimizer:
         except OptprobeError:
             self._let_tracer_in(wanted)
             raise
+        else:
+            self.links.add(branch)
 
     def _let_tracer_in(self, wanted: Plan) -> None:
         if wanted.ftrace is not None:
@@ -265,14 +274,14 @@ class Optimizer:
             site.plan = self._lower(site.address, self._limits(site.specs), refused.reason)
             site.stop_at(site.plan, self.target, arena)
 
-    def _with_room(self, action: Callable[[], None], arena: Arena) -> None:
+    def _with_room(self, action: Callable[[], T], arena: Arena) -> T:
         """Do it; where the arena is full, collect what is proven empty and try once more."""
         try:
-            action()
+            return action()
         except Refused as refused:
             if refused.reason.code != Refusal.ARENA_FULL.code or not self.collect(arena):
                 raise
-            action()
+            return action()
 
     def collect(self, arena: Arena) -> int:
         """Free the slots that nobody can be inside; how many. None where the stacks cannot be enumerated (rule 3)."""
@@ -306,10 +315,6 @@ class Optimizer:
         }
 
 
-def _write(group: Sequence[Site], target: Target, arena: Arena) -> None:
-    Branch.write(group, target, arena)
-
-
 def _groups(sites: Sequence[Site]) -> list[list[Site]]:
     """The enabled sites that are planned to be optimized, by the branch they share."""
     groups: dict[int, list[Site]] = {}
@@ -321,4 +326,4 @@ def _groups(sites: Sequence[Site]) -> list[list[Site]]:
 
 def _meanwhile(wanted: Plan) -> Plan:
     """How a site works while it waits: as a breakpoint, which needs nothing and nobody."""
-    return replace(wanted, tier=Tier.BREAKPOINT, displaced=(wanted.insn,), patch_size=0, waits=False, ftrace=None)
+    return replace(wanted, tier=Tier.BREAKPOINT, displaced=(wanted.insn,), original=b"", waits=False, ftrace=None)

@@ -208,11 +208,16 @@ class Session:
         problems: list[str] = []
         for branch in self.registry.branches():
             problems += [str(change.message) for change in patch.check([branch.patch], self.target.machine)]
+            problems += self._changed(branch.detour, self.optimizer.links.in_detour(branch))
         for site in self.registry.sites():
-            detour = site.detour
-            if detour is not None and self.target.machine.read(detour.address, detour.size) != detour.data:
-                problems.append(f"the detour of {self.target.text.spell(site.address)} was changed")
+            if site.branch is None and site.detour is not None:
+                problems += self._changed(site.detour, site.detour.data)
         return tuple(problems)
+
+    def _changed(self, detour: Detour, data: bytes) -> list[str]:
+        if self.target.machine.read(detour.address, detour.size) == data:
+            return []
+        return [f"the detour of {self.target.text.spell(detour.head)} was changed"]
 
     def pushed_at(self, detour: Detour, pc: int) -> int:
         """Bytes that `detour` has on the stack at `pc` beyond what the original code has there."""

@@ -24,7 +24,12 @@ def test_one_instruction_that_is_long_enough() -> None:
 
 
 def test_displaced_neighbour_joins() -> None:
-    assert divided([2, 2, 1, 7], [0, 2, 3]) == [[0, 1, 2], [3]]
+    assert divided([2, 2, 1, 7, 7], [0, 2, 4]) == [[0, 1, 2], [4]]
+
+
+def test_region_goes_on_while_the_next_is_probed() -> None:
+    assert divided([2, 2, 1, 7, 7, 7], [0, 2, 3, 4]) == [[0, 1, 2, 3, 4]]
+    assert divided([7, 7, 7], [0, 2]) == [[0], [2]]
 
 
 def test_end_of_a_stretch_is_reached_from_further_back() -> None:

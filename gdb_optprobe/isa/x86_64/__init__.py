@@ -24,9 +24,11 @@ class _X86_64:
 
     decode = staticmethod(decoder.decode)
     branch = staticmethod(writer.branch)
+    redirect = staticmethod(writer.redirect)
     relocate = staticmethod(relocator.relocate)
     hazard = staticmethod(relocator.hazard)
     moves_as_it_is = staticmethod(relocator.moves_as_it_is)
+    fills = staticmethod(relocator.fills)
     shadows = staticmethod(relocator.shadows)
     restarts = staticmethod(relocator.restarts)
     dead_at = staticmethod(liveness.dead_at)

@@ -79,6 +79,11 @@ def _is_wide(data: bytes, parts: Shape) -> bool:
     return parts.rex >= 0 and bool(data[parts.rex] & 8)
 
 
+def fills(insn: Insn) -> bool:
+    """Whether `insn` is one that assemblers fill gaps with: a nop, an int3."""
+    return insn.data == b"\xcc" or is_nop(insn.data)
+
+
 def shadows(insn: Insn) -> bool:
     """Whether interrupts are held off until after the instruction behind `insn` (SDM volume 3, 6.8.3)."""
     return _shadows(insn.data)

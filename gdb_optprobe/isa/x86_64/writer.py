@@ -12,7 +12,7 @@ more), which reaches the upper and the lower 2 GiB of the address space: the who
 
 from __future__ import annotations
 
-from ..base import Dead, OutOfReach
+from ..base import Dead, Insn, OutOfReach
 from .templates import templates
 
 BRANCH_SIZE = 5
@@ -41,6 +41,11 @@ def rel32(source: int, end: int, target: int) -> bytes:
 def branch(source: int, target: int) -> bytes:
     """`jmp rel32`. Raises OutOfReach."""
     return b"\xe9" + rel32(source, source + BRANCH_SIZE, target)
+
+
+def redirect(insn: Insn, target: int) -> bytes:
+    """`jmp rel32` or `jcc rel32` with another target. Raises OutOfReach."""
+    return insn.data[:-4] + rel32(insn.address, insn.end, target)
 
 
 def push(number: int) -> bytes:

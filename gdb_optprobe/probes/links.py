@@ -1,0 +1,73 @@
+"""Detours that lead straight into one another, where one's way on begins with another's branch.
+
+    text        … jmp A ……… jmp B …              as it was laid out: A ──► text ──► B
+    detours     A: …, jmp ──┐   ┌─► B: …         linked:             A ──────────► B
+                            └───┘
+A jump between text and detours costs QEMU a look-up, more than some instructions do; in a function with many probes
+most ways on are linked. A link is one write of a displacement while the guest stands: wherever a vCPU is, both ways are
+right. Links go before what they lead to goes: a detour that is left holds none, whoever may still be inside.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from gdb_optprobe.detours import patch
+from gdb_optprobe.detours.patch import Patch
+from gdb_optprobe.isa.base import Insn, OutOfReach
+from gdb_optprobe.probes.branch import Branch
+from gdb_optprobe.probes.target import Target
+
+
+@dataclass
+class Links:
+    """The branches that stand in the guest, and the links between their detours."""
+
+    target: Target
+    _heads: dict[int, Branch] = field(default_factory=dict)
+    _ways: defaultdict[int, list[Insn]] = field(default_factory=lambda: defaultdict(list))
+    _linked: dict[int, Patch] = field(default_factory=dict)
+
+    def add(self, branch: Branch) -> None:
+        """`branch` was written: link it with those that stand."""
+        self._heads[branch.plan.head] = branch
+        ways = branch.ways_on(self.target.isa)
+        for insn in ways:
+            self._ways[insn.target or 0].append(insn)
+        self._link([*ways, *self._ways[branch.plan.head]])
+
+    def remove(self, branch: Branch) -> None:
+        """`branch` is about to go: no link leads into its detour any more, and none out of it. Raises TextChanged."""
+        own = branch.ways_on(self.target.isa)
+        linked = {insn.address for insn in (*own, *self._ways[branch.plan.head])} & self._linked.keys()
+        patch.revert([self._linked[at] for at in sorted(linked)], self.target.machine)
+        for at in linked:
+            del self._linked[at]
+        del self._heads[branch.plan.head]
+        for insn in own:
+            self._ways[insn.target or 0].remove(insn)
+
+    def in_detour(self, branch: Branch) -> bytes:
+        """What the detour of `branch` holds now."""
+        detour = branch.detour
+        data = bytearray(detour.data)
+        for insn in branch.ways_on(self.target.isa):
+            if insn.address in self._linked:
+                at = insn.address - detour.address
+                data[at : at + insn.size] = self._linked[insn.address].new
+        return bytes(data)
+
+    def _link(self, insns: list[Insn]) -> None:
+        patches: dict[int, Patch] = {}
+        for insn in insns:
+            branch = self._heads.get(insn.target or 0)
+            if branch is None or insn.address in self._linked:
+                continue
+            try:
+                new = self.target.isa.redirect(insn, branch.detour.address)
+            except OutOfReach:
+                continue
+            patches[insn.address] = Patch(insn.address, insn.data, new)
+        patch.apply(list(patches.values()), self.target.machine)
+        self._linked |= patches

@@ -1,0 +1,43 @@
+"""The sweep gives the planner's own answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from gdb_optprobe.detours.ground import Grounds
+from gdb_optprobe.detours.survey import code_at, survey
+from gdb_optprobe.guest.text import Fact, FtraceSite, Mark
+from gdb_optprobe.isa.x86_64 import X86_64
+from tests.detours.fakes import NOP5, START, FakeText
+
+PLAIN = "41 55  push %r13\n 41 54  push %r12\n 55  push %rbp\n b8 01 00 00 00  mov $1, %eax\n c3  ret\n cc cc cc cc"
+SHADOW = "fb  sti\n f4  hlt\n 48 89 c3  mov %rax, %rbx\n 48 89 c3  mov %rax, %rbx\n c3  ret\n 0f 1f 40 00  nopl 0(%rax)"
+OWN_ADDRESS = "48 8b 05 01 00 00 00  mov 1(%rip), %rax\n 90  nop\n 48 89 c3  mov %rax, %rbx\n 48 89 c3  mov\n c3  ret"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        FakeText(PLAIN),
+        FakeText(PLAIN, jumps=((0, 2), (0, 10))),
+        FakeText(PLAIN, blind=(0,)),
+        FakeText(PLAIN, complete=False),
+        FakeText(PLAIN, noted=(Mark(Fact.JUMP_LABEL, START + 5, 1),)),
+        FakeText("0f 1f 44 00 00  nop\n" + PLAIN, tracers=(FtraceSite(START, 5, False, NOP5),)),
+        FakeText(SHADOW),
+        FakeText(OWN_ADDRESS),
+    ],
+)
+def test_same_answers_as_the_planner(text: FakeText) -> None:
+    ground = Grounds(X86_64, text).at(START)
+    assert ground is not None
+    found = list(survey(ground))
+    assert [insn for insn, _ in found] == [insn for insn in ground.function.hot if not ground.is_padding(insn)]
+    for insn, code in found:
+        assert code == code_at(ground, insn), insn
+
+
+def test_padding_is_no_instruction() -> None:
+    ground = Grounds(X86_64, FakeText(SHADOW)).at(START)
+    assert ground is not None
+    assert [insn.text.split()[0] for insn, _ in survey(ground)] == ["sti", "hlt", "movq", "movq", "retq"]
