@@ -54,6 +54,7 @@ def dead_at(
     code: Mapping[int, Insn],
     also: Mapping[int, Sequence[int]] | None = None,
     leaving: Callable[[Insn], Dead] | None = None,
+    budget: int = BUDGET,
 ) -> Dead:
     """What is dead before the instruction at `address`, proven from `code` (a function's, by address) alone.
 
@@ -62,8 +63,9 @@ def dead_at(
     leaving: what is dead where an instruction leaves `code` (a call, a return, a jump out of it): `dead_at_entry()`
           where it calls or jumps to the entry of a function with an ftrace site, `dead_at_return()` where it returns
           from one. Nothing, where it is not given.
+    budget: how many instructions are looked at; what is open then lives.
     """
-    live, budget = 0, BUDGET
+    live = 0
     explored: dict[int, int] = {}
     pending = [(address, _EVERYTHING)]
     while pending:

@@ -31,7 +31,7 @@ import unicorn
 from unicorn import x86_const
 
 from gdb_optprobe.isa.base import Dead, Flow, Insn, Relocated
-from gdb_optprobe.isa.x86_64 import X86_64, abi
+from gdb_optprobe.isa.x86_64 import X86_64, abi, liveness
 from gdb_optprobe.isa.x86_64.relocator import is_nop
 
 PAGE = 4096
@@ -42,6 +42,7 @@ _LEFT = (unicorn.UC_ERR_FETCH_UNMAPPED, unicorn.UC_ERR_FETCH_PROT)
 STACK = 0xFFFF_C900_0010_3800
 DATA = 0xFFFF_8880_0123_4000
 DEEPEST = 1 << 16
+UNLIMITED = 1 << 30
 
 REGISTERS = {name: getattr(x86_const, f"UC_X86_REG_{name.upper()}") for name in abi.REGISTERS}
 VECTORS = {f"xmm{n}": getattr(x86_const, f"UC_X86_REG_XMM{n}") for n in range(16)}
@@ -85,6 +86,10 @@ class Probed:
 
     def dead(self, address: int) -> Dead:
         return X86_64.dead_at(address, self.code)
+
+    def still_dead(self, address: int) -> Dead:
+        """All that can be proven dead there, however long that takes: what was dead before, and was not written."""
+        return liveness.dead_at(address, self.code, budget=UNLIMITED) if address in self.code else Dead()
 
     def before(self) -> dict[int, Callable[[int], bytes]]:
         """For `relocate`: at each counter, spoil what is said to be dead there, and count."""
@@ -278,7 +283,7 @@ def _listed(trace: Sequence[int], start: int) -> str:
 
 
 def _registers(before: Outcome, after: Outcome, probed: Probed) -> Iterator[str]:
-    dead = probed.dead(before.reached) if probed.counters and before.reached in probed.code else Dead()
+    dead = probed.still_dead(before.reached) if probed.counters else Dead()
     for name, value in before.registers.items():
         other = after.registers[name]
         if name == "eflags" and dead.flags:
