@@ -106,6 +106,11 @@ def test_addresses_relative_to_an_instruction(named: dict[str, Hazard], name: st
     assert named[name].words(R[3]) == [named[name].site + distance] * STATES
 
 
+def test_an_interrupt_leaves_everything_as_it_was(named: dict[str, Hazard]) -> None:
+    assert named["interrupted"].words(R[6]) == [R3[state] + R4[state] & MASK for state in range(STATES)]
+    assert named["interrupted"].words(MSR) == named["nop"].words(MSR)
+
+
 def test_a_global_entry_finds_the_table_of_contents(named: dict[str, Hazard]) -> None:
     assert named["global_entry"].words(R[2]) == named["nop"].words(R[2])
     assert named["global_entry"].words(R[31]) == named["nop"].words(R[31])

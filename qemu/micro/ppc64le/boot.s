@@ -93,7 +93,7 @@ set_features:
     std r4, 0(r3)
     blr
 
-# Cede the CPU until `go` is not zero. Only there can an interrupt arrive: the tick that looks again.
+# Cede the CPU until `go` is not zero: the tick looks again. The table's functions run with interrupts off.
 .globl wait_for_go, ready, done
 .type wait_for_go, @function
 wait_for_go:

@@ -239,7 +239,7 @@ distant_leaf:
 .section .data, "aw"
 .globl only, repeat, inputs, scratch_input, stack_input, cpu
     .balign 64
-cpu:    .quad scratch + SCRATCH_SIZE / 2, leaf, skip, 0, 0, 0, 0, 0
+cpu:    .quad scratch + SCRATCH_SIZE / 2, leaf, ticks, 0, 0, 0, 0, 0
 only:   .quad -1
 repeat: .quad 1
 

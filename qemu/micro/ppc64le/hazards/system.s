@@ -73,3 +73,23 @@ SITE
 2:  addi r31, r31, 1
     blr
 END
+
+# Interrupts are on and one arrives while the site is run again and again; how often is not told.
+HAZARD interrupted
+    ld r10, CPU_TICKS(r13)
+    ld r11, 0(r10)
+    li r6, 64
+    mtdec r6
+    ori r6, r6, 0x8002                  # EE, RI
+    mtmsrd r6, 1
+SITE
+    add. r6, r3, r4
+    mfcr r7
+    ld r12, 0(r10)
+    cmpld cr6, r12, r11
+    beq cr6, hz_interrupted_site
+    li r11, 2
+    mtmsrd r11, 1
+    li r12, 0
+    blr
+END
