@@ -134,7 +134,7 @@ class Ground:
         return self.why_not_alone(insn) or (self._landed(jump) if jump is not None else None)
 
     def _immobile(self, insn: Insn) -> Reason | None:
-        if self.isa.moves_as_it_is(insn):
+        if obstacles.is_free(insn, self.isa):
             return None
         after = self.function.own.get(insn.end) if self.isa.shadows(insn) else None
         found = obstacles.stuck((insn, after) if after is not None else (insn,), self.isa, self.text)

@@ -41,6 +41,7 @@ def marked(mark: Mark, text: Text) -> Reason:
         Fact.EXCEPTION: Refusal.EXCEPTION_TABLE,
         Fact.JUMP_LABEL: Refusal.JUMP_LABEL,
         Fact.STATIC_CALL: Refusal.STATIC_CALL,
+        Fact.LOCK_PREFIX: Refusal.LOCK_PREFIX,
         Fact.BUG: Refusal.BUG_TABLE,
     }
     return codes[mark.fact].because(address=Spelled(text.spell, mark.address))
@@ -79,6 +80,11 @@ def stuck(insns: Sequence[Insn], isa: Isa, text: Text) -> tuple[Insn, Reason] | 
         address = Spelled(text.spell, insns[0].address)
         return insns[0], Refusal.OUT_OF_REACH.because(insn=insns[0].text, address=address)
     return None
+
+
+def is_free(insn: Insn, isa: Isa) -> bool:
+    """Whether `insn` can be moved anywhere near, with whatever others: it refers to no memory by its own address."""
+    return isa.moves_as_it_is(insn) or (insn.target is not None and isa.hazard(insn) is None)
 
 
 def somewhere(address: int, isa: Isa) -> int:

@@ -127,7 +127,7 @@ def _divide(place: Place, run: Sequence[Insn]) -> list[tuple[Insn, ...]]:
 def _trouble(place: Place, piece: Sequence[Insn]) -> tuple[Insn, Reason] | None:
     """The instruction that cannot be moved together with the others (each alone can), and why."""
     isa = place.ground.isa
-    if len(piece) == 1 or all(isa.moves_as_it_is(insn) for insn in piece):
+    if len(piece) == 1 or all(obstacles.is_free(insn, isa) for insn in piece):
         return None
     return obstacles.stuck(piece, isa, place.ground.text)
 

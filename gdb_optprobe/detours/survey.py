@@ -30,7 +30,7 @@ def stretches(ground: Ground) -> Iterator[tuple[Insn, ...]]:
     """All of them, ascending, but those of padding."""
     seen = ground.function.start
     for insn in ground.function.hot:
-        if insn.address >= seen and not ground.is_padding(insn):
+        if insn.address >= seen and insn.data != ground.isa.breakpoint and not ground.is_padding(insn):
             stretch = ground.stretch(insn)
             seen = stretch[-1].end
             yield stretch
@@ -49,6 +49,6 @@ def _is_plain(ground: Ground, stretch: Sequence[Insn]) -> bool:
         return False
     if any(isa.shadows(insn) for insn in stretch) or ground.is_shadowed(stretch[0]):
         return False
-    if len(stretch) == 1 or all(isa.moves_as_it_is(insn) for insn in stretch[:-1]):
+    if len(stretch) == 1 or all(obstacles.is_free(insn, isa) for insn in stretch):
         return True
     return obstacles.stuck(stretch, isa, ground.text) is None

@@ -158,6 +158,9 @@ class Isa(Protocol):
     def relocate(self, insns: Sequence[Insn], to: int, before: Before | None = None) -> Relocated:
         """`insns` (contiguous) rewritten to run at `to`, with the branch back. Raises Unrelocatable."""
 
+    def hazard(self, insn: Insn) -> Hazard | None:
+        """Why `insn` cannot be moved wherever it is moved to; None where that depends on the place alone."""
+
     def moves_as_it_is(self, insn: Insn) -> bool:
         """Whether every copy of `insn` is its own bytes, or nothing: a sweep of a kernel need not try to move it."""
 

@@ -9,7 +9,9 @@ from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.patch import TextChanged
+from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.isa.base import OutOfReach, Unrelocatable
 from gdb_optprobe.probes.target import Target
 
 LayOut = Callable[[int], Detour]
@@ -33,6 +35,8 @@ class Placed:
         trial = arena.allocate_code(FIRST_GUESS, address, reach)
         try:
             size = lay_out(trial.address).size
+        except (Unrelocatable, OutOfReach) as stuck:
+            raise Refused(Refusal.ARENA_OUT_OF_REACH.because(address=target.text.spell(address))) from stuck
         finally:
             arena.code.give_back(trial)
         while True:
