@@ -45,14 +45,14 @@ def hazard(insn: Insn) -> Hazard | None:
 
 def moves_as_it_is(insn: Insn) -> bool:
     """Whether any copy of `insn` is its own bytes, or nothing: a sweep of a kernel need not try to relocate it."""
-    return _moves_as_it_is(insn.data)
+    # Branches, most of which are unlike any other, are kept away from the cache.
+    return insn.flow in (Flow.NEXT, Flow.RETURN) and _moves_as_it_is(insn.data)
 
 
 @lru_cache(CACHED)
 def _moves_as_it_is(data: bytes) -> bool:
     parts = shape(data)
-    goes_on = flow(data, 0)[0] in (Flow.NEXT, Flow.RETURN)
-    return goes_on and _hazard(data) is None and not parts.is_rip_relative and not _shadows(data)
+    return _hazard(data) is None and not parts.is_rip_relative and not _shadows(data)
 
 
 @lru_cache(CACHED)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gdb_optprobe.isa.base import Dead
-from gdb_optprobe.isa.x86_64 import X86_64
+from gdb_optprobe.isa.base import Dead, Insn
+from gdb_optprobe.isa.x86_64 import X86_64, abi, liveness
 from gdb_optprobe.isa.x86_64.liveness import uses_of
 
 from .second_opinion import allowed_by_iced
@@ -70,6 +70,52 @@ def test_what_a_tracer_may_clobber_is_dead_where_the_code_is_left() -> None:
     assert dead(RET, leaving=lambda insn: X86_64.dead_at_return()).flags
     assert dead("e900100000", leaving=lambda insn: X86_64.dead_at_entry()).flags
     assert not dead("ffe0", leaving=lambda insn: X86_64.dead_at_entry()).flags
+
+
+def test_a_jump_to_a_return_thunk_is_what_the_caller_says() -> None:
+    thunk = HERE + 5 + 0x1000
+
+    def leaving(insn: Insn) -> Dead:
+        return X86_64.dead_at_return() if insn.target == thunk else Dead()
+
+    assert dead("e900100000", leaving=leaving) == X86_64.dead_at_return()
+    assert dead("e900200000", leaving=leaving) == Dead()
+    # The return values live, and what is kept for the caller; the code before it may make more of it dead.
+    assert dead("31db", "e9fe0f0000", leaving=leaving).registers == X86_64.dead_at_return().registers | {"rbx"}
+    assert not dead("4801d9", "e9fd0f0000", leaving=leaving).registers & {"rax", "rdx", "rbx", "rcx"}
+
+
+@pytest.mark.parametrize("leaves", ["ffe0", "ffd0", "ff10", "0f0b", "0f05", "48cf", "7410", ""])
+def test_nobody_is_asked_where_it_is_unknown_who_goes_on(leaves: str) -> None:
+    # Indirect calls and jumps, traps, the system, a conditional jump out of the code, the code's end.
+    asked: list[Insn] = []
+
+    def leaving(insn: Insn) -> Dead:
+        asked.append(insn)
+        return X86_64.dead_at_entry()
+
+    assert dead("4889d8", leaves, leaving=leaving) == Dead(False, frozenset({"rax"}))
+    assert not asked
+
+
+def test_a_call_of_the_function_itself_is_a_call() -> None:
+    own = "e8fbffffff"  # call of HERE
+    assert dead(own, RET) == Dead()
+    assert dead(own, RET, leaving=lambda insn: X86_64.dead_at_entry()) == X86_64.dead_at_entry()
+
+
+def test_arguments_return_values_and_what_is_kept_live_where_the_abi_says_so() -> None:
+    entry, back = X86_64.dead_at_entry(), X86_64.dead_at_return()
+    assert not entry.registers & {*abi.ARGUMENTS, *abi.CALLEE_SAVED, "rax"}  # rax: how many vectors are passed
+    assert not back.registers & {*abi.RETURN_VALUES, *abi.CALLEE_SAVED, "rdi"}
+    assert entry.flags and back.flags
+
+
+def test_a_budget_that_is_spent_leaves_all_that_is_open_alive() -> None:
+    insns = X86_64.decode(bytes.fromhex("90" * 10 + KILL_FLAGS + RET), HERE)
+    code = {insn.address: insn for insn in insns}
+    assert liveness.dead_at(HERE, code, budget=12).flags
+    assert liveness.dead_at(HERE, code, budget=5) == Dead()
 
 
 def test_another_way_on_is_explored() -> None:

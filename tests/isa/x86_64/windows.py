@@ -1,14 +1,14 @@
 """Windows of a kernel's real text, moved to all kinds of places and judged: what the survey takes, and what it found.
 
-    minimal   as few instructions as hold the branch
-    long      a region of up to 30 bytes and 8 instructions
-    counted   a long region with counters on several of its instructions, which spoil what is dead there
-    entered   the same, where a branch of the region leads into the region
-    relative  the same, where an operand is relative to RIP
+minimal   as few instructions as hold the branch
+long      a region of up to 30 bytes and 8 instructions
+counted   a long region with counters on several of its instructions, which spoil what is dead there
+entered   the same, where a branch of the region leads into the region
+relative  the same, where an operand is relative to RIP
 
-    filler    between parts of the text, where the detours are
-    below     almost 2 GiB below: operands are out of relative reach there and named absolutely
-    above     almost 2 GiB above, or as far as there are addresses
+filler    between parts of the text, where the detours are
+below     almost 2 GiB below: operands are out of relative reach there and named absolutely
+above     almost 2 GiB above, or as far as there are addresses
 """
 
 from __future__ import annotations
