@@ -120,6 +120,8 @@ def _divide(place: Place, run: Sequence[Insn]) -> list[tuple[Insn, ...]]:
         glued=[ground.is_shadowed(insn) for insn in run],
         padding=len(ground.padding(run[-1], needed)),
         needed=needed,
+        # Where nobody can wait, only a region of one instruction is of use.
+        joined=not place.limits.stacks_missing,
     )
     return [tuple(run[index] for index in piece) for piece in pieces if not ground.isa.shadows(run[piece[-1]])]
 
@@ -133,12 +135,13 @@ def _trouble(place: Place, piece: Sequence[Insn]) -> tuple[Insn, Reason] | None:
 
 
 def divide(
-    sizes: Sequence[int], probed: Sequence[int], glued: Sequence[bool], padding: int, needed: int
+    sizes: Sequence[int], probed: Sequence[int], glued: Sequence[bool], padding: int, needed: int, joined: bool = True
 ) -> list[range]:
     """Ranges of instructions, disjoint and ascending, that hold all of `probed` where that is possible.
 
     glued:   the instruction may not be separated from the one before: no range begins there, none ends before it.
     padding: bytes behind the last instruction that a branch may cover as well.
+    joined:  a range goes on while the next one is probed.
     """
     found: list[range] = []
     count = len(sizes)
@@ -160,7 +163,7 @@ def divide(
         free = found[-1].stop if found else 0
         if index < free:
             continue
-        if found and index == free:
+        if joined and found and index == free:
             found[-1] = range(found[-1].start, closed(index + 1))
             continue
         heads = (head for head in range(index, free - 1, -1) if not glued[head])

@@ -32,6 +32,11 @@ def test_region_goes_on_while_the_next_is_probed() -> None:
     assert divided([7, 7, 7], [0, 2]) == [[0], [2]]
 
 
+def test_regions_of_one_instruction_where_nobody_can_wait() -> None:
+    pieces = divide([7, 7, 7], [0, 1, 2], [False] * 3, 0, NEEDED, joined=False)
+    assert [list(piece) for piece in pieces] == [[0], [1], [2]]
+
+
 def test_end_of_a_stretch_is_reached_from_further_back() -> None:
     assert divided([3, 2, 2, 1], [3]) == [[1, 2, 3]]
 
