@@ -235,7 +235,7 @@ def _breakpoints() -> frozenset[int]:
 
 
 def _run(seconds: float | None) -> str | None:
-    stop = run_for(seconds)
+    stop = run_for(seconds, attachments.current.stops if attachments.current is not None else None)
     return describe(stop) if stop is not None else None
 
 

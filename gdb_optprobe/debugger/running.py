@@ -6,6 +6,8 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
+from typing import Protocol
 
 import gdb
 
@@ -14,6 +16,19 @@ def is_stopped() -> bool:
     """Whether there is a guest and it stands still, so that its memory and registers can be used."""
     thread = gdb.selected_thread()
     return thread is not None and thread.is_valid() and not thread.is_running()
+
+
+class HandsOver(Protocol):
+    """Who may end a run at a hit. is_late: asked at each; was_late: whether that ended the run before."""
+
+    is_late: Callable[[], bool]
+
+    def was_late(self) -> bool: ...
+
+
+def never() -> bool:
+    """A run without a bound."""
+    return False
 
 
 class _Alarm:
@@ -31,6 +46,9 @@ class _Alarm:
         self._timer.daemon = True
         self._timer.start()
 
+    def has_fired(self) -> bool:
+        return self.fired
+
     def _fire(self) -> None:
         with self._lock:
             if self._running:
@@ -43,26 +61,44 @@ class _Alarm:
         self._timer.cancel()
 
 
-def run_for(seconds: float | None) -> gdb.StopEvent | None:
+def run_for(seconds: float | None, stops: HandsOver | None = None) -> gdb.StopEvent | None:
     """Continue until something stops the guest or `seconds` pass (None: no bound); the stop, or None at the time's end.
 
-    A Ctrl-C of the user's ends it too and comes back as the SignalEvent that it is.
+    A Ctrl-C of the user's ends it too and comes back as the SignalEvent that it is. Where hits of ours follow so fast
+    that the stub never sees GDB's interrupt, the next hit hands the guest over.
     """
-    stops: list[gdb.StopEvent] = []
-    gdb.events.stop.connect(stops.append)
+    seen: list[gdb.StopEvent] = []
+    gdb.events.stop.connect(seen.append)
     alarm = _Alarm(seconds) if seconds is not None else None
+    if stops is not None and alarm is not None:
+        stops.is_late = alarm.has_fired
     try:
         # to_string keeps GDB's "[Switching to Thread …]" of every silent stop off the screen.
         gdb.execute("continue", to_string=True)
+    except KeyboardInterrupt:
+        # The alarm may ring before GDB has let the guest go.
+        if alarm is None or not alarm.fired or not is_stopped():
+            raise
+        return None
+    except gdb.error:
+        # A hit that hands the guest over ends the commands of its breakpoint with an error.
+        if stops is None or not stops.was_late():
+            raise
+        _swallow_interrupt()
+        return None
     finally:
+        if stops is not None:
+            stops.is_late = never
         if alarm is not None:
             alarm.cancel()
-        gdb.events.stop.disconnect(stops.append)
-    last = stops[-1] if stops else None
+        gdb.events.stop.disconnect(seen.append)
+    last = seen[-1] if seen else None
     interrupted = isinstance(last, gdb.SignalEvent) and last.stop_signal == "SIGINT"
-    if alarm is not None and alarm.fired and not interrupted:
+    if alarm is None or not alarm.fired:
+        return last
+    if not interrupted:
         _swallow_interrupt()
-    return None if alarm is not None and alarm.fired and interrupted else last
+    return None if interrupted else last
 
 
 def _swallow_interrupt() -> None:

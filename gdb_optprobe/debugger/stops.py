@@ -23,6 +23,7 @@ from typing import Any
 import gdb
 
 from gdb_optprobe.debugger.machine import GdbMachine, read_register, write_selected_registers
+from gdb_optprobe.debugger.running import never
 from gdb_optprobe.probes.stops import Hit, Move, OnHit, StopPoint
 
 MOVE_COMMAND = "optprobe-move"
@@ -44,6 +45,8 @@ class GdbStops:
         # The thread that stands at an address with its hit there run, and the address.
         self._standing: tuple[int | None, int] | None = None
         self._move: Move | str | None = None
+        self.is_late: Callable[[], bool] = never
+        self._was_late = False
         Hidden(MOVE_COMMAND, self._carry_out_move)
         Hidden(CONTINUING_COMMAND, self._note_continue)
         define_hook("continue", CONTINUING_COMMAND)
@@ -91,6 +94,10 @@ class GdbStops:
         if hit.wants_stop:
             self._move = "stop"
             return True
+        if self.is_late():
+            self._was_late = True
+            self._move = "late"
+            return True
         move = next((move for move in moves if move is not None), None)
         one_stop = move is not None and self._may_stop(breakpoint.at)
         for point in breakpoint.points:
@@ -100,6 +107,11 @@ class GdbStops:
         if one_stop:
             self._stepping = None
         return one_stop
+
+    def was_late(self) -> bool:
+        """Whether a hit ended a run whose time was up, since this was last asked."""
+        late, self._was_late = self._was_late, False
+        return late
 
     def _reported_again(self, breakpoint: _Breakpoint, state: tuple[int, ...]) -> bool:
         """Whether this is the hit that was run last, with nothing executed since.
@@ -152,6 +164,8 @@ class GdbStops:
         move, self._move = self._move, None
         if isinstance(move, str):
             self._continuing = False
+            if move == "late":
+                raise gdb.GdbError("optprobe: the time is up")
             if move != "stop":
                 raise gdb.GdbError(f"optprobe: {move}")
             gdb.execute("frame")
