@@ -19,8 +19,8 @@
     nop                                nothing
     any other                          itself: loads and stores with update, stdu r1 and addi r1 too
 
-LR ← E needs a general register, which is kept in a frame below the red zone: nothing is dead for certain at a call. A
-copy is of one size wherever it stands. An elided nop has the offset of its successor in `origins`.
+LR ← E needs a general register: a dead one, or one that is kept in a frame below the red zone. A copy is of one size
+wherever it stands. An elided nop has the offset of its successor in `origins`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from ..base import Before, Flow, Hazard, Insn, OutOfReach, Relocated, Unrelocatable
+from ..base import Before, Dead, Flow, Hazard, Insn, OutOfReach, Relocated, Unrelocatable
+from .abi import LR
 from .decoder import BCL_NEXT, flow
 from .templates import load, templates, word
 from .texts import CACHED
@@ -63,12 +64,12 @@ from .words import (
     word_of,
     xo,
 )
-from .writer import branch, in_frame
+from .writer import Kept, branch, keep
 
 NOP, TRAP = 0x6000_0000, 0x7FE0_0008
 LINE = 64  # no prefixed instruction may cross such a boundary (Book I, 1.6)
 TBEGIN = 654  # an extended opcode of 31
-SCRATCH = 12
+SCRATCH = (12, 11, 0, *range(10, 2, -1))
 
 
 def hazard(insn: Insn) -> Hazard | None:
@@ -132,12 +133,13 @@ def _is_addpcis(first: int) -> bool:
 
 @dataclass(slots=True)
 class _Region:
-    """The displaced instructions, and where their copies stand as far as that is known."""
+    """The displaced instructions, where their copies stand as far as that is known, and what is dead in all of them."""
 
     start: int
     end: int
     to: int
     copies: dict[int, int]
+    dead: Dead
 
     def resolve(self, insn: Insn, target: int) -> int:
         """Where the copy of `insn` must branch to reach what `target` is."""
@@ -153,17 +155,19 @@ class _Region:
         return insn.end
 
 
-def relocate(insns: Sequence[Insn], to: int, before: Before | None = None) -> Relocated:
+def relocate(insns: Sequence[Insn], to: int, before: Before | None = None, dead: Dead | None = None) -> Relocated:
     """`insns` (contiguous) rewritten to run at `to`, with the branch back. Raises Unrelocatable.
 
     before: for the address of an instruction, code to run each time just before it: called with where the code
             will stand, always returns the same number of bytes. Another probe on a displaced instruction.
+    dead:   what is dead before the first of them: the copy of a call alone is shorter for it.
     """
     if not insns:
         raise ValueError("nothing to relocate")
     if any(here.end != there.address for here, there in pairwise(insns)):
         raise ValueError("the instructions to relocate are not contiguous")
-    region = _Region(insns[0].address, insns[-1].end, to, {insn.address: to for insn in insns[1:]})
+    alone = dead if dead is not None and len(insns) == 1 else Dead()
+    region = _Region(insns[0].address, insns[-1].end, to, {insn.address: to for insn in insns[1:]}, alone)
     copy = _lay_out(insns, region, before or {})
     inside = any(insn.target in region.copies for insn in insns)
     return _lay_out(insns, region, before or {}) if inside else copy
@@ -208,19 +212,21 @@ def _copy(insn: Insn, at: int, region: _Region) -> bytes:
         return _prefixed(insn, at, region)
     first = word_of(insn.data)
     if first == BCL_NEXT:
-        return _linked(region.return_address(insn))
+        return _linked(region.return_address(insn), region.dead)
     if _is_addpcis(first):
         return to_bytes(*load(rt(first), insn.end + (d_of_addpcis(first) << 16)))
     if insn.flow in (Flow.CALL, Flow.INDIRECT_CALL):
-        linked = _linked(region.return_address(insn))
+        linked = _linked(region.return_address(insn), region.dead)
         return linked + _unlinked(insn, first & ~1, at + len(linked), region)
     return _unlinked(insn, first, at, region)
 
 
-def _linked(address: int) -> bytes:
-    """LR ← `address`."""
-    kept = in_frame([SCRATCH])
-    return to_bytes(*kept.before, *load(SCRATCH, address), word("mtlr", SCRATCH), *kept.after)
+def _linked(address: int, dead: Dead) -> bytes:
+    """LR ← `address`. A dead CTR is as good as a dead register, a dead LR is not: it is what changes."""
+    free = next((number for number in SCRATCH if f"r{number}" in dead.registers), None)
+    scratch = SCRATCH[0] if free is None else free
+    kept = Kept() if free is not None else keep([scratch], Dead(False, dead.registers - {LR}))
+    return to_bytes(*kept.before, *load(scratch, address), word("mtlr", scratch), *kept.after)
 
 
 def _unlinked(insn: Insn, first: int, at: int, region: _Region) -> bytes:

@@ -97,7 +97,9 @@ def _by_opcode(word: int) -> _Found:
 
 
 def _logical(word: int) -> _Found:
-    return _rt(word), _ra(word)
+    """`ori rX,rX,0` and the like are nops: they leave what they read."""
+    is_nop = not word & 0xFFFF and rt(word) == ra(word)
+    return (0, 0) if is_nop else (_rt(word), _ra(word))
 
 
 def _logical_cr0(word: int) -> _Found:

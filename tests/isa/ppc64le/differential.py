@@ -40,7 +40,7 @@ class Trial:
         return b"" if self.dead is None else writer.count(COUNTER, self.to, self.dead, self.toc)
 
     def copy(self) -> Relocated:
-        return relocator.relocate(self.window, self.to + len(self.program()))
+        return relocator.relocate(self.window, self.to + len(self.program()), dead=self.dead)
 
     def cases(self) -> tuple[Case, Case]:
         start = self.window[0].address

@@ -51,6 +51,13 @@ def test_mtcr_and_mtocrf() -> None:
     assert dead(0x7C600026, 0x7C6FF120, BLR) == Dead(False, frozenset({"r3"}))  # mfcr first
 
 
+def test_a_nop_reads_nothing() -> None:
+    """It is `ori r0,r0,0`; there are others, with a meaning to a processor's threads or caches."""
+    assert dead(NOP, 0x38000000, BLR).registers == {"r0"}
+    assert dead(0x63FF0000, 0x3BE00000, BLR).registers == {"r31"}
+    assert dead(0x60000001, 0x38000000, BLR).registers == frozenset()
+
+
 def test_both_ways_of_a_branch() -> None:
     assert "r9" not in dead(0x41820008, LI_R9, BLR).registers
     assert "r9" in dead(0x41820008, LI_R9, LI_R9, BLR).registers

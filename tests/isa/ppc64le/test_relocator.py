@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from gdb_optprobe.isa.base import Hazard, Insn, Relocated, Unrelocatable
+from gdb_optprobe.isa.base import Dead, Hazard, Insn, Relocated, Unrelocatable
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.ppc64le.templates import load
 from gdb_optprobe.isa.ppc64le.words import to_bytes
@@ -94,6 +94,18 @@ def test_bl_leaves_the_original_return_address() -> None:
     assert_same_effect(code(0x48000101))
     [_, outcome] = run(list(Trial(tuple(code(0x48000101)), ABOVE, {"r1": STACK}).cases()))
     assert outcome.registers["lr"] == PROBED + 4 and outcome.pc == PROBED + 0x100
+
+
+@needs_oracle
+def test_a_call_is_shorter_where_a_register_or_ctr_is_dead() -> None:
+    window = code(0x48000101)
+    sizes = []
+    for names in (["r12", "r11"], ["r0"], ["ctr"], ["lr"], []):
+        dead = Dead(False, frozenset(names))
+        sizes.append(len(PPC64LE.relocate(window, NEAR, dead=dead).data) // 4)
+        trials = [Trial(tuple(window), ABOVE, random_state(random.Random(seed)), dead) for seed in range(4)]
+        assert not [difference for _, difference in differences(trials)]
+    assert sizes == [4, 4, 6, 8, 8]
 
 
 @needs_oracle
