@@ -95,7 +95,12 @@ def test_outputs_that_the_manual_fixes(boot: Boot, tmp_path: Path) -> None:
     stack = [result[RSP] for result in named["ret"].results]
     assert rax["push_rsp"] == [rsp - 8 for rsp in stack]
     assert [result[RSP] for result in named["ret_imm16"].results] == [rsp + 16 for rsp in stack]
+    for name, size in (("call_stack_indexed", 4), ("call_rsp", 2), ("call_memory", 2)):
+        assert rax[name] == [named[name].site + size] * STATES, name
     assert [result[FLAGS] >> 9 & 1 for result in named["sti"].results] == [1] * STATES
+    assert rax["interrupt_behind_sti"] == [1] * STATES, "one instruction ran before it"
+    assert rax["interrupt_behind_popf"] == [0] * STATES
+    assert rax["trap_behind_popf"] == [1] * STATES
     assert [result[FLAGS] & 1 for result in named["stc"].results] == [1] * STATES
 
 

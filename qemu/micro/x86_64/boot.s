@@ -13,6 +13,7 @@
 .set COM1,         0x3f8
 .set PIC1,         0x20
 .set PIC2,         0xa0
+.set TRAP,         1
 .set TICK,         0x20
 .set SYSTEM_CALL,  0x80
 .set TICKS_PER_S,  250
@@ -151,6 +152,9 @@ set_interrupts:
 2:  lea rax, [rip + ignored]
     call set_gate
     loop 2b
+    lea rdi, [rip + idt + 16 * TRAP]
+    lea rax, [rip + trap]
+    call set_gate
     lea rdi, [rip + idt + 16 * TICK]
     lea rax, [rip + tick]
     call set_gate
@@ -198,7 +202,7 @@ set_gate:
     add rdi, 16
     ret
 
-# Halt until `go` is not zero. Only here can an interrupt arrive: the tick that looks again.
+# Halt until `go` is not zero. The tick looks again; in the table, only functions that ask for ticks see it.
 .globl wait_for_go, ready
 .type wait_for_go, @function
 wait_for_go:
@@ -221,13 +225,59 @@ done:
     jmp wait_for_go
     .size wait_for_go, . - wait_for_go
 
+# Between these, ticks arrive where interrupts are on. No register changes.
+.globl ticks_on, ticks_off
+.type ticks_on, @function
+ticks_on:
+    push rax
+    mov al, 0xfe
+    out PIC1 + 1, al
+    pop rax
+    ret
+    .size ticks_on, . - ticks_on
+.type ticks_off, @function
+ticks_off:
+    cli
+    push rax
+    mov al, 0xff
+    out PIC1 + 1, al
+    pop rax
+    ret
+    .size ticks_off, . - ticks_off
+
+# Until a tick is pending, with interrupts off. No register changes.
+.globl wait_for_tick
+.type wait_for_tick, @function
+wait_for_tick:
+    push rax
+1:  mov al, 0x0a                        # the next read is of the requests
+    out PIC1, al
+    in al, PIC1
+    test al, 1
+    jz 1b
+    pop rax
+    ret
+    .size wait_for_tick, . - wait_for_tick
+
 tick:
     push rax
     inc qword ptr [rip + ticks]
-    mov al, 0x20
+    mov [rip + tick_rdx], rdx
+    mov rax, [rsp + 8]
+    cmp word ptr [rax], 0xaaf3          # rep stosb that has turns left
+    jne 1f
+    cmp rcx, LONG_BUFFER
+    je 1f
+    mov [rip + interrupted_rep_at], rax
+1:  mov al, 0x20
     out PIC1, al
     pop rax
 ignored:
+    iretq
+
+trap:
+    mov [rip + trap_rdx], rdx
+    and qword ptr [rsp + 16], ~0x100    # TF off
     iretq
 
 # What `int 0x80` does here: something to be seen in the outputs.
@@ -285,6 +335,7 @@ idt_pointer:
     .quad idt
 
 .globl go, rounds, ticks, features, fault_vector, fault_error, fault_rip, fault_address
+.globl interrupted_rep_at, tick_rdx, trap_rdx
     .balign 8
 go:            .quad 0
 rounds:        .quad 0
@@ -294,6 +345,9 @@ fault_vector:  .quad -1
 fault_error:   .quad 0
 fault_rip:     .quad 0
 fault_address: .quad 0
+interrupted_rep_at: .quad 0             # where a tick found `rep stosb` half done
+tick_rdx:      .quad 0                  # what the last tick found in RDX
+trap_rdx:      .quad 0                  # and the last single-step trap
 
 .section .bss, "aw", @nobits
     .balign 16

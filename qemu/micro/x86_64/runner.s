@@ -256,6 +256,9 @@ hazard_stack:                           # a function's stack grows down from her
     .skip STACK_SEEN
 
     .balign 4096
+.globl long_buffer
+long_buffer:
+    .skip LONG_BUFFER
 arena_data:
     .skip 65536
 arena_data_end:

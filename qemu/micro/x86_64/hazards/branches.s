@@ -246,6 +246,12 @@ SITE
     ret
 END
 
+HAZARD jmp_memory
+    lea r12, [rip + leaf_table]
+SITE
+    jmp [r12]
+END
+
 HAZARD jmp_table
     and eax, 1
 SITE

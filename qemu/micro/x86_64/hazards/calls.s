@@ -29,6 +29,45 @@ SITE
     ret
 END
 
+HAZARD call_stack_indexed
+    lea rax, [rip + leaf]
+    mov ebx, 2
+    sub rsp, 32
+    mov [rsp + 24], rax
+SITE
+    call [rsp + rbx*8 + 8]
+    add rsp, 32
+    ret
+END
+
+# Code on the stack, and the target is RSP before the push: mov rax, [rsp]; ret
+HAZARD call_rsp
+    mov rax, 0xc324048b48
+    push rax
+SITE
+    call rsp
+    lea rsi, [rsi + 1]
+    pop rdx
+    ret
+END
+
+HAZARD call_memory
+    lea rdi, [rip + leaf_table]
+SITE
+    call [rdi]
+    lea rsi, [rsi + 1]
+    ret
+END
+
+HAZARD call_memory_extended
+    lea r13, [rip + leaf_table - 0x100]
+    and eax, 3
+SITE
+    call [r13 + rax*8 + 0x100]
+    lea rsi, [rsi + 1]
+    ret
+END
+
 HAZARD call_table
     and eax, 3
 SITE
