@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..base import Isa
-from . import abi, decoder, emulator, liveness, relocator, reservations, writer
+from . import abi, decoder, emulator, liveness, relocator, reservations, tables, writer
 from .words import to_bytes
 
 
@@ -11,8 +11,9 @@ class _PPC64LE:
     """The verbs of `Isa`, and what ppc64le has beyond them.
 
     hazard, moves_as_it_is: of one instruction, whatever the place: for sweeps.
-    reserved: where no tier is possible, of a whole function. entry, toc: of a function's first two instructions.
-    can_emulate; dead_at_return: for the `leaving` of dead_at. count takes the value of r2, where that is known.
+    reserved, jump_tables: where no tier is possible, in a whole function. entry, toc: of its first two instructions.
+    can_emulate; dead_at_return: for the `leaving` of dead_at. count takes the value of r2, where that is known, and
+    relocate what is dead.
     """
 
     name = "powerpc:common64"
@@ -33,6 +34,7 @@ class _PPC64LE:
     shadows = staticmethod(relocator.shadows)
     restarts = staticmethod(relocator.restarts)
     reserved = staticmethod(reservations.reserved)
+    jump_tables = staticmethod(tables.jump_tables)
     entry = staticmethod(abi.entry)
     toc = staticmethod(abi.toc)
     dead_at = staticmethod(liveness.dead_at)

@@ -52,6 +52,7 @@ fc00ffff r21,b16 setbc:7c000300 setbcr:7c000340 setnbc:7c000380 setnbcr:7c0003c0
 fc200000 r21,dq(16) lq:e0000000
 fc200003 r21,ds(16) stq:f8000002
 fc1f07ff r21,r11 slbfee.:7c0007a7
+ff1fffff u21.3 slbia:7c0003e4
 fc1e07ff r21,r11,u16.1 slbmfee:7c000726
 fc00ffff r21,r16 nego:7c0004d0 nego.:7c0004d1 subfzeo:7c000590 subfzeo.:7c000591 addzeo:7c000594
 fc00ffff r21,r16 addzeo.:7c000595 subfmeo:7c0005d0 subfmeo.:7c0005d1 addmeo:7c0005d4 addmeo.:7c0005d5

@@ -1,0 +1,38 @@
+"""Tables of jump targets that the compiler leaves in a function's text, behind the jump that uses them.
+
+    bctr
+    .long  case_0 - here      offsets from the table's own address: no instruction has so small a word, or so high a
+    .long  case_1 - here      one, that it would lead into the same function
+    …
+A word of a table is data, though it may look like an instruction: nobody may patch it.
+"""
+
+from __future__ import annotations
+
+from .words import signed
+
+BCTR = (0x4E80_0420).to_bytes(4, "little")
+
+
+def jump_tables(code: bytes, address: int) -> dict[int, tuple[int, ...]]:
+    """The tables of the function at `address`: where each begins, to the targets of its words in order."""
+    found: dict[int, tuple[int, ...]] = {}
+    at = code.find(BCTR)
+    while at >= 0:
+        if not at & 3:
+            targets = _targets(code, at + 4)
+            if targets:
+                found[address + at + 4] = tuple(address + target for target in targets)
+            at += 4 * len(targets)
+        at = code.find(BCTR, at + 1)
+    return found
+
+
+def _targets(code: bytes, table: int) -> list[int]:
+    found: list[int] = []
+    for at in range(table, len(code) & ~3, 4):
+        target = table + signed(int.from_bytes(code[at : at + 4], "little"), 32)
+        if target & 3 or not 0 <= target < len(code):
+            break
+        found.append(target)
+    return found
