@@ -17,8 +17,9 @@ RUNS, TICKS = slice(136, 144), slice(144, 152)
 ENOUGH = {"": 150, "emulated": 30, "boosted": 100, "breakpoint": 150}
 SUBSETS = 40 if FULL else 3
 RESULTS = RESULT * STATES * MOST
-# A boosted popf that asks for a single-step trap gets it after the branch back of its copy, one instruction early.
-DIFFERENT = {"boosted": ["trap_behind_popf"]}
+# Only what runs with its successor keeps what is due behind that: a boosted popf that asks for a single-step trap gets it
+# after the branch back of its copy, and a single step over sti in QEMU's stub may end the shadow.
+MAY_DIFFER = {"boosted": {"trap_behind_popf"}, "breakpoint": {"interrupt_behind_sti"}}
 
 
 def results(data: bytes) -> list[bytes]:
@@ -65,7 +66,7 @@ def test_every_hazard_in_every_tier(boot: Boot, tmp_path: Path, tier: str) -> No
         for number, name in enumerate(probes)
         if before[4 * number : 4 * number + 4] != after[4 * number : 4 * number + 4]
     ]
-    assert different == DIFFERENT.get(tier, [])
+    assert set(different) <= MAY_DIFFER.get(tier, set())
     assert results((tmp_path / "restored").read_bytes()) == before
     tiers = Counter(outcome for number, outcome in probes.values() if number)
     assert sum(tiers.values()) >= ENOUGH[tier], probes
