@@ -17,8 +17,8 @@ RUNS, TICKS = slice(136, 144), slice(144, 152)
 ENOUGH = {"": 150, "emulated": 30, "boosted": 100, "breakpoint": 150}
 SUBSETS = 40 if FULL else 3
 RESULTS = RESULT * STATES * MOST
-# Only what runs with its successor keeps what is due behind that: a boosted popf that asks for a single-step trap gets it
-# after the branch back of its copy, and a single step over sti in QEMU's stub may end the shadow.
+# Only what runs with its successor keeps what is due behind that: a boosted popf that asks for a single-step trap
+# gets it after the branch back of its copy, and a single step over sti in QEMU's stub may end the shadow.
 MAY_DIFFER = {"boosted": {"trap_behind_popf"}, "breakpoint": {"interrupt_behind_sti"}}
 
 
