@@ -247,7 +247,9 @@ def _verdict(view: ExplainView) -> list[str]:
     if view.tier == _BEST:
         waits = "; waits until nobody is inside them" if view.waits else ""
         cost = f"; a hit costs {_counted(view.instructions, 'instruction')}" if view.instructions else ""
-        verdict = f"{where}: would be optimized, {view.patch_size} bytes patched{waits}{cost}"
+        head = view.displaced[0].address if view.displaced else view.address
+        place = f" at {head:#x}" if head != view.address else ""
+        verdict = f"{where}: would be optimized, {view.patch_size} bytes patched{place}{waits}{cost}"
     elif view.tier:
         stops = f"; a hit stops the guest {_STOPS[view.tier]}" if view.tier in _STOPS else ""
         verdict = f"{where}: would be {view.tier}{stops}"

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.patch import Patch, TextChanged
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.detours.slots import Slot, Slots
@@ -44,6 +45,7 @@ class Arena:
         self.ranges = ranges
         self.code = _Pool([Slots(start, end, CODE_STEP) for start, end in ranges.code])
         self.data = _Pool([Slots(start, end, DATA_STEP) for start, end in ranges.data])
+        self._left: dict[Slot, Detour] = {}
 
     def allocate_code(self, size: int, near: int, reach: int) -> Slot:
         """Memory for `size` bytes of code that a branch at `near` reaches and that can branch back.
@@ -74,6 +76,16 @@ class Arena:
         if self.ranges.fill is not None:
             memory.write(slot.address, bytes([self.ranges.fill]) * slot.size)
 
+    def leave(self, slot: Slot, detour: Detour) -> None:
+        """Nothing leads to `detour` in `slot` any more, but somebody may still be inside and will go on to the text."""
+        self.code.release(slot)
+        self._left[slot] = detour
+
+    @property
+    def left(self) -> tuple[Detour, ...]:
+        """Detours in which somebody may still be, although nothing leads there."""
+        return tuple(self._left.values())
+
     def dirty(self) -> tuple[Slot, ...]:
         """Released code in which somebody may still be."""
         return tuple(slot for slots in self.code.slots for slot in slots.dirty)
@@ -87,6 +99,8 @@ class Arena:
         inside = set(busy([(slot.address, slot.end) for slot in waiting])) if waiting else set()
         empty = tuple(slot for slot in waiting if (slot.address, slot.end) not in inside)
         self.code.reclaim(empty)
+        for slot in empty:
+            self._left.pop(slot, None)
         if not inside:
             self.data.reclaim([slot for slots in self.data.slots for slot in slots.dirty])
         return empty

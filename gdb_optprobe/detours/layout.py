@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gdb_optprobe.detours.planner import Plan
-from gdb_optprobe.isa.base import Isa
+from gdb_optprobe.isa.base import Flow, Insn, Isa
 
 Program = Callable[[int], bytes]
 """Code that runs at the address it is given and ends by falling through; always of the same size."""
@@ -61,6 +61,16 @@ class Detour:
             return None
         place = bisect_right(self.origins, pc, key=lambda origin: origin[0])
         return self.origins[place - 1][1] if place else self.head
+
+    def ways_on(self, isa: Isa) -> tuple[Insn, ...]:
+        """The branches out of the detour, at their addresses there: back, and those that were displaced."""
+        insns = (insn for insn in isa.decode(self.data, self.address) if insn.flow in (Flow.JUMP, Flow.BRANCH))
+        return tuple(i for i in insns if i.target is not None and not self.address <= i.target < self.end)
+
+    def stands_for(self, isa: Isa) -> frozenset[int]:
+        """The original addresses at which somebody who is inside is, or comes to in the text."""
+        originals = {original for _, original in self.origins}
+        return frozenset(originals | {insn.target for insn in self.ways_on(isa) if insn.target is not None})
 
     def address_of(self, original: int) -> int | None:
         """Where execution that is at `original` stands in the detour (the branch back included); None if nowhere."""

@@ -19,7 +19,6 @@ from gdb_optprobe.detours.layout import Detour, Program
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.isa.base import Flow, Insn, Isa
 from gdb_optprobe.objects.counter import SIZE as COUNTER_SIZE
 from gdb_optprobe.probes.placed import Placed
 from gdb_optprobe.probes.site import Site
@@ -69,17 +68,6 @@ class Branch:
     @property
     def detour(self) -> Detour:
         return self.placed.detour
-
-    def ways_on(self, isa: Isa) -> tuple[Insn, ...]:
-        """The branches out of the detour, at their addresses there: back, and those that were displaced."""
-        start, end = self.detour.address, self.detour.end
-        insns = (insn for insn in isa.decode(self.detour.data, start) if insn.flow in (Flow.JUMP, Flow.BRANCH))
-        return tuple(insn for insn in insns if insn.target is not None and not start <= insn.target < end)
-
-    @property
-    def inside(self) -> frozenset[int]:
-        """Original addresses at which nobody can be, as everybody goes through the detour."""
-        return frozenset(insn.address for insn in self.plan.displaced[1:])
 
 
 def serves(sites: Sequence[Site]) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ one scan of the stacks serves all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TypeVar
@@ -144,7 +144,7 @@ class Optimizer:
         for site in sites:
             self._replan(site, neighbours)
         groups = _groups(sites)
-        blocked = self._who_is_inside([group for group in groups if self._must_wait(group)])
+        blocked = self._who_is_inside([group for group in groups if group[0].plan.waits and not _stands(group)])
         lost = self._take_away(sites, groups)
         for site in sites:
             site.waits = blocked.get(site.plan.head, "") if site.enabled else ""
@@ -203,18 +203,12 @@ class Optimizer:
         found = (self.registry.site(address) for address in sorted(looked_at))
         return [site for site in found if site is not None and not site.gone]
 
-    def _must_wait(self, group: Sequence[Site]) -> bool:
-        """Whether somebody may be where a new branch would stand; nobody is where a branch of ours stands already."""
-        inside = {address for site in group if site.branch is not None for address in site.branch.inside}
-        return group[0].plan.waits and not {insn.address for insn in group[0].plan.displaced[1:]} <= inside
-
     def _take_away(self, sites: Sequence[Site], groups: Sequence[Sequence[Site]]) -> list[OptprobeError]:
         """Branches that are not what `groups` want; what went wrong with those that had to be left."""
         lost: list[OptprobeError] = []
-        wanted = {(serves(group), group[0].plan.displaced) for group in groups}
+        stay = {id(group[0].branch) for group in groups if _stands(group) and not any(site.pinned for site in group)}
         for branch in {id(site.branch): site.branch for site in sites if site.branch is not None}.values():
-            pinned = any(site.pinned for site in branch.sites)
-            if not pinned and (branch.serves, branch.plan.displaced) in wanted:
+            if id(branch) in stay:
                 continue
             assert self._arena is not None
             try:
@@ -297,22 +291,43 @@ class Optimizer:
         return len(freed)
 
     def _who_is_inside(self, groups: Sequence[Sequence[Site]]) -> Mapping[int, str]:
-        """By the head of each of `groups` that must wait: who is inside, in words."""
+        """By the head of each of `groups`, whose branches would displace several instructions: who is inside, in words.
+
+        Inside is also who stands in a detour that is left, or about to be, and comes to the middle of the new branch.
+        """
         if not groups:
             return {}
-        plans = [group[0].plan for group in groups]
-        windows = {quiescence.window(one.head, one.end - one.head): one.head for one in plans}
+        if self._arena is not None and self._arena.left:
+            self.collect(self._arena)
+        windows: dict[quiescence.Range, set[int]] = {}
+        for group in groups:
+            for window in self._windows(group):
+                windows.setdefault(window, set()).add(group[0].plan.head)
         try:
             inside = quiescence.busy(windows, self.target.saved())
         except OptprobeError as error:
             # The guest was stopped while it switched threads, say: nobody is proven to be outside.
-            return dict.fromkeys(windows.values(), error.message)
-        return {
-            windows[found.where]: Refusal.NOT_QUIESCENT.because(
-                who=found.who, pc=self.target.text.spell(found.pc)
-            ).text
+            return {group[0].plan.head: error.message for group in groups}
+        words = {
+            found.where: Refusal.NOT_QUIESCENT.because(who=found.who, pc=self.target.text.spell(found.pc)).text
             for found in inside
         }
+        return {head: text for window, text in words.items() for head in windows[window]}
+
+    def _windows(self, group: Sequence[Site]) -> Iterator[quiescence.Range]:
+        plan = group[0].plan
+        yield quiescence.window(plan.head, plan.end - plan.head)
+        left = self._arena.left if self._arena is not None else ()
+        for detour in (*left, *(site.detour for site in group if site.detour is not None)):
+            if any(plan.head < address < plan.end for address in detour.stands_for(self.target.isa)):
+                yield detour.address, detour.end
+
+
+def _stands(group: Sequence[Site]) -> bool:
+    """Whether the branch of `group` stands in the guest as it is wanted."""
+    branch = group[0].branch
+    wanted = serves(group), group[0].plan.displaced
+    return branch is not None and (branch.serves, branch.plan.displaced) == wanted
 
 
 def _groups(sites: Sequence[Site]) -> list[list[Site]]:

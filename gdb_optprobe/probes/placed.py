@@ -54,7 +54,7 @@ class Placed:
     def give_up(self, target: Target, arena: Arena, reached: bool) -> None:
         """Nothing leads here any more. A slot that a vCPU may have reached is dirty until it is proven empty."""
         if reached:
-            arena.code.release(self.slot)
+            arena.leave(self.slot, self.detour)
         else:
             arena.wipe(self.slot, target.machine)
             arena.code.give_back(self.slot)

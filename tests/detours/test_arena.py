@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gdb_optprobe.detours.arena import Arena, Ranges
+from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.patch import TextChanged
 from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.detours.slots import Slot, Slots
@@ -101,3 +102,14 @@ def test_slots_never_overlap_and_nothing_is_lost(steps: list[tuple[bool, int]]) 
             assert all(got.end <= other.address or other.end <= got.address for other in held)
             held.append(got)
     assert slots.free_bytes + sum(slot.size for slot in held) == slots.size
+
+
+def test_detour_that_is_left_is_known_until_nobody_is_inside() -> None:
+    arena = Arena(Ranges(code=((0x1000, 0x2000),), data=()))
+    slot = arena.allocate_code(16, 0x1800, 1 << 31)
+    detour = Detour(slot.address, b"\x90" * 16, 0x1800, ())
+    arena.leave(slot, detour)
+    arena.reclaim(lambda ranges: ranges)
+    assert arena.left == (detour,) and arena.dirty() == (slot,)
+    arena.reclaim(lambda _: ())
+    assert not arena.left and not arena.dirty()
