@@ -82,6 +82,7 @@ def flow(word: int, address: int) -> tuple[Flow, int | None]:
     return Flow.NEXT, None
 
 
+@lru_cache(CACHED)
 def _flow_19(word: int) -> Flow:
     extended = xo(word)
     if extended in (BCLR, BCCTR, BCTAR):
@@ -106,8 +107,8 @@ def _target(word: int, address: int) -> int:
 
 
 # First bytes, in memory the last, without the two bits that belong to a field. What is not here is Flow.NEXT.
-_SUSPECT = frozenset(op << 2 for op in (TDI, TWI, BC, SC, B, CR_OPS))
-_X31 = X31 << 2
+_SUSPECT = frozenset(op << 2 for op in (TDI, TWI, BC, SC, CR_OPS))
+_B, _X31 = B << 2, X31 << 2
 _SUSPECT_31 = frozenset(extended << 1 for extended in (TW, TD, MTMSR, MTMSRD))
 
 
@@ -151,7 +152,8 @@ def _sweep(code: bytes, start: int, size: int, address: int) -> list[Insn]:
     """As far as capstone knows every word."""
     lite, new = engine().disasm_lite, tuple.__new__  # Insn's own constructor takes three times as long
     found: list[Insn] = []
-    append, suspects, suspects31, plain = found.append, _SUSPECT, _SUSPECT_31, Flow.NEXT
+    append, suspects, suspects31 = found.append, _SUSPECT, _SUSPECT_31
+    plain, jump, call = Flow.NEXT, Flow.JUMP, Flow.CALL
     at = start
     while at < size:
         end = min(at + PIECE, size)
@@ -160,9 +162,10 @@ def _sweep(code: bytes, start: int, size: int, address: int) -> list[Insn]:
             at += 4
             text = f"{mnemonic} {operands}" if operands else mnemonic
             first = data[3] & 0xFC
-            if first in suspects or (first == _X31 and (data[0] | data[1] << 8) & 0x7FE in suspects31):
-                word = int.from_bytes(data, "little")
-                kind, target = flow(word, where)
+            if first == _B:  # as flow() has it: one instruction in ten
+                append(new(Insn, (where, data, text, call if data[0] & 1 else jump, int(operands, 0) & MASK)))
+            elif first in suspects or (first == _X31 and (data[0] | data[1] << 8) & 0x7FE in suspects31):
+                kind, target = flow(word := int.from_bytes(data, "little"), where)
                 append(new(Insn, (where, data, _spelled(word, text, target), kind, target)))
             else:
                 append(new(Insn, (where, data, text, plain, None)))
@@ -173,7 +176,7 @@ def _sweep(code: bytes, start: int, size: int, address: int) -> list[Insn]:
 
 def _spelled(word: int, text: str, target: int | None) -> str:
     """capstone 5 reads some BO as if others: a branch always as bdnz."""
-    if opcode(word) != BC or not (branches_always(word) or text.startswith(("bdnz", "bdz"))):
+    if word >> 26 != BC or not (text[0:2] == "bd" or branches_always(word)):
         return text
     name = f"bc{'l' if links(word) else ''}{'a' if is_absolute(word) else ''}"
     where = "$+4" if target is None else f"{target:#x}"
