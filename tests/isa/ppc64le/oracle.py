@@ -66,8 +66,13 @@ class Outcome:
 
 
 @cache
+def workplace() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="optprobe-oracle-")
+
+
+@cache
 def program() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="optprobe-oracle-"))
+    folder = Path(workplace().name)
     source = Path(__file__).with_name("oracle.s")
     made, linked = folder / "oracle.o", folder / "oracle"
     subprocess.run(["powerpc64le-linux-gnu-as", "-o", made, source], check=True)
