@@ -195,24 +195,20 @@ def check_counts(seen: Seen) -> None:
         assert {name: seen.of(name) for name in called} == counted
 
 
-ONE_THREAD = ("-accel", "tcg,thread=single")
-CONFIGURATIONS = [
-    (smp, append, accelerator)
-    for append in ("preempt=full", "")
-    for smp in (2, 4)
-    for accelerator in (ONE_THREAD, PARALLEL)
-]
+ONE, EACH = "one thread", "a thread each"
+ACCELERATORS = {ONE: ("-accel", "tcg,thread=single"), EACH: PARALLEL}
+CONFIGURATIONS = [(smp, append, of) for append in ("preempt=full", "") for smp in (2, 4) for of in ACCELERATORS]
 
 
-@pytest.mark.parametrize(("smp", "append", "accelerator"), CONFIGURATIONS if FULL else CONFIGURATIONS[:1])
+@pytest.mark.parametrize(("smp", "append", "threads"), CONFIGURATIONS if FULL else CONFIGURATIONS[:1])
 def test_every_instruction_of_hot_functions(
-    boot: Boot, tmp_path: Path, capsys: pytest.CaptureFixture[str], smp: int, append: str, accelerator: tuple[str, ...]
+    boot: Boot, tmp_path: Path, capsys: pytest.CaptureFixture[str], smp: int, append: str, threads: str
 ) -> None:
     """vCPUs in one thread let the guest arm events of its own; with a thread each, its softirqs are what it counts."""
-    guest = boot(smp=smp, append=append, extra=accelerator)
-    events = [place for name in FUNCTIONS for place in CALLERS.get(name, ())] if accelerator == ONE_THREAD else []
+    guest = boot(smp=smp, append=append, extra=ACCELERATORS[threads])
+    events = [place for name in FUNCTIONS for place in CALLERS.get(name, ())] if threads == ONE else []
     seen = drive(guest, tmp_path / "text", events)
-    tell(capsys, "\n" + table(seen, f"{smp} vCPUs {' '.join(accelerator)} {append or 'default'}"))
+    tell(capsys, "\n" + table(seen, f"{smp} vCPUs, {threads}, {append or 'default'}"))
     check_counts(seen)
     assert seen.share >= OPTIMIZED
     assert sum(seen.hits.values()) >= HITS
