@@ -31,6 +31,8 @@ class Lifecycle:
         self._last: frozenset[int] = frozenset()
         self._mi = machine_interface()
         gdb.events.stop.connect(self._stopped)
+        gdb.events.cont.connect(self._resumed)
+        gdb.events.inferior_call.connect(self._resumed)
         gdb.events.gdb_exiting.connect(lambda _: self.leave())
         gdb.events.breakpoint_created.connect(self._breakpoints_changed)
         gdb.events.breakpoint_modified.connect(self._breakpoints_changed)
@@ -74,6 +76,12 @@ class Lifecycle:
             attachment.linux.forget()
             self._quietly(attachment.linux.tracer.give_back)
         self._quietly(attachment.session.optimizer.retry)
+
+    def _resumed(self, _: object) -> None:
+        """Not every run ends in a stop that GDB tells of: hits of ours do not, nor do calls of functions."""
+        attachment = self._attachments.current
+        if attachment is not None and attachment.linux is not None:
+            attachment.linux.forget()
 
     def _breakpoints_changed(self, breakpoint: gdb.Breakpoint, gone: bool = False) -> None:
         if self._attachments.current is None or breakpoint.number <= 0 or not is_stopped():

@@ -19,8 +19,14 @@ def is_stopped() -> bool:
 
 
 class HandsOver(Protocol):
-    """Who may end a run at a hit. is_late: asked at each; was_late: whether that ended the run before."""
+    """Who may end a run at a hit.
 
+    busy:     a hit is being run: an interrupt now would hit its handlers, and be lost.
+    is_late:  asked at the end of each hit.
+    was_late: whether that ended the run before.
+    """
+
+    busy: bool
     is_late: Callable[[], bool]
 
     def was_late(self) -> bool: ...
@@ -35,10 +41,11 @@ class _Alarm:
     """Interrupts the running guest after `seconds`, as the user's Ctrl-C would.
 
     Only a signal may be sent from another thread (GDB is not thread-safe before version 15). It is sent under a lock
-    and only while the guest is being run, so that none arrives later.
+    and only while the guest is being run, so that none arrives later; not during a hit, whose end sees that it is late.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, stops: HandsOver | None) -> None:
+        self._stops = stops
         self._lock = threading.Lock()
         self._running = True
         self.fired = False
@@ -53,7 +60,8 @@ class _Alarm:
         with self._lock:
             if self._running:
                 self.fired = True
-                os.kill(os.getpid(), signal.SIGINT)
+                if self._stops is None or not self._stops.busy:
+                    os.kill(os.getpid(), signal.SIGINT)
 
     def cancel(self) -> None:
         with self._lock:
@@ -69,7 +77,7 @@ def run_for(seconds: float | None, stops: HandsOver | None = None) -> gdb.StopEv
     """
     seen: list[gdb.StopEvent] = []
     gdb.events.stop.connect(seen.append)
-    alarm = _Alarm(seconds) if seconds is not None else None
+    alarm = _Alarm(seconds, stops) if seconds is not None else None
     if stops is not None and alarm is not None:
         stops.is_late = alarm.has_fired
     try:

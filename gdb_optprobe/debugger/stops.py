@@ -28,6 +28,7 @@ from gdb_optprobe.probes.stops import Hit, Move, OnHit, StopPoint
 
 MOVE_COMMAND = "optprobe-move"
 CONTINUING_COMMAND = "optprobe-continuing"
+LATE = "optprobe: the time is up"
 
 
 class GdbStops:
@@ -45,6 +46,7 @@ class GdbStops:
         # The thread that stands at an address with its hit there run, and the address.
         self._standing: tuple[int | None, int] | None = None
         self._move: Move | str | None = None
+        self.busy = False
         self.is_late: Callable[[], bool] = never
         self._was_late = False
         Hidden(MOVE_COMMAND, self._carry_out_move)
@@ -77,6 +79,19 @@ class GdbStops:
 
     def hit(self, breakpoint: _Breakpoint) -> bool:
         """Run the callbacks; whether GDB is to stop and run the commands (else it steps the instruction itself)."""
+        self.busy = True
+        try:
+            stops = self._run(breakpoint)
+        finally:
+            self.busy = False
+        if not self.is_late() or isinstance(self._move, str):
+            return stops
+        self._was_late = True
+        if self._move is None:
+            self._move = "late"
+        return True
+
+    def _run(self, breakpoint: _Breakpoint) -> bool:
         vcpu = self.machine.selected().number
         state = (vcpu, *(read_register(name) for name in self._registers))
         if self._reported_again(breakpoint, state):
@@ -93,10 +108,6 @@ class GdbStops:
                 return True
         if hit.wants_stop:
             self._move = "stop"
-            return True
-        if self.is_late():
-            self._was_late = True
-            self._move = "late"
             return True
         move = next((move for move in moves if move is not None), None)
         one_stop = move is not None and self._may_stop(breakpoint.at)
@@ -165,7 +176,7 @@ class GdbStops:
         if isinstance(move, str):
             self._continuing = False
             if move == "late":
-                raise gdb.GdbError("optprobe: the time is up")
+                raise gdb.GdbError(LATE)
             if move != "stop":
                 raise gdb.GdbError(f"optprobe: {move}")
             gdb.execute("frame")
@@ -175,6 +186,9 @@ class GdbStops:
         for address, data in move.writes:
             self.machine.write(address, data)
         write_selected_registers(move.registers)
+        if self._was_late:
+            self._continuing = False
+            raise gdb.GdbError(LATE)
 
     def _note_continue(self) -> None:
         self._continuing = True
@@ -276,6 +290,10 @@ def _selected_thread() -> int | None:
     return thread.num if thread is not None else None
 
 
+# GDB's own kinds of breakpoints on code.
+_CODE = (gdb.BP_BREAKPOINT, gdb.BP_HARDWARE_BREAKPOINT)
+
+
 def addresses_of_users(without: gdb.Breakpoint | None = None) -> frozenset[int]:
     """Where breakpoints of the user's stand now."""
     theirs = [breakpoint for breakpoint in gdb.breakpoints() if breakpoint is not without]
@@ -284,6 +302,6 @@ def addresses_of_users(without: gdb.Breakpoint | None = None) -> frozenset[int]:
 
 def _addresses(breakpoint: gdb.Breakpoint) -> list[int]:
     """Where a breakpoint of the user's stands; internal ones (of ours, of GDB's) have negative numbers."""
-    if breakpoint.number <= 0 or not breakpoint.enabled or breakpoint.type != gdb.BP_BREAKPOINT:
+    if breakpoint.number <= 0 or not breakpoint.enabled or breakpoint.type not in _CODE:
         return []
     return [location.address for location in breakpoint.locations]

@@ -21,6 +21,7 @@ from typing import TypeVar
 from gdb_optprobe.detours import quiescence
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.ground import Grounds
+from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.place import Neighbours
 from gdb_optprobe.detours.planner import Limits, Neighbour, Plan, joins, plan
 from gdb_optprobe.detours.planner import Site as Place
@@ -48,6 +49,7 @@ class Optimizer:
     settings: Callable[[], Settings]
     links: Links = field(init=False)
     _grounds: Grounds = field(init=False)
+    _lost: list[Patch] = field(default_factory=list)
     _arena: Arena | None = None
     _arena_missing: Reason | None = None
 
@@ -64,6 +66,8 @@ class Optimizer:
 
     def plan(self, address: int, specs: Sequence[Spec], neighbours: Neighbours | None = None) -> Plan:
         """The best plan for probes `specs` at `address` as things stand. Raises Refused where there is none."""
+        if any(lost.address <= address < lost.end for lost in self._lost):
+            raise Refused(Refusal.TEXT_CHANGED.because(address=self.target.text.spell(address)))
         limits = self._limits(specs)
         place = Place(address, neighbours or self._neighbours(), self.target.breakpoints())
         best = plan(place, self._grounds, limits)
@@ -118,9 +122,9 @@ class Optimizer:
         return self._arena
 
     def forget_arena(self) -> None:
-        """The setting changed: look for memory anew when it is next needed, if none is in use."""
+        """The setting changed: look for memory anew when it is next needed, once nothing of the old is in use."""
         self._arena_missing = None
-        if self._arena is not None and not any(site.detour is not None for site in self.registry.sites()):
+        if self._arena is not None and not self._arena.code.used and not self._arena.data.used:
             self._arena = None
 
     def drop_arena(self) -> None:
@@ -139,7 +143,7 @@ class Optimizer:
 
     def settle_around(self, addresses: Iterable[int]) -> None:
         """The same for whatever shares a stretch with `addresses`: a probe or a breakpoint came or went there."""
-        sites = self._sharing(addresses)
+        sites = self._concerned(addresses)
         neighbours = self._neighbours()
         for site in sites:
             self._replan(site, neighbours)
@@ -175,8 +179,12 @@ class Optimizer:
             site.pinned = False
 
     def release_counter(self, probe: Probe) -> None:
-        """A deleted probe's counter: code that still runs may write there, so it is reused only with the code."""
-        if probe.counter is not None and self._arena is not None:
+        """A deleted probe's counter: code that still runs may write there, so it is reused only with the code.
+
+        A detour that somebody else's change made us leave goes on counting for ever.
+        """
+        gone = self.registry.site_of(probe).gone
+        if not gone and probe.counter is not None and self._arena is not None:
             self._arena.data.release(probe.counter)
             probe.counter = None
 
@@ -188,6 +196,20 @@ class Optimizer:
         except Refused as refused:
             # Somebody put a breakpoint of his own there, say: what is known of the code is what it was.
             site.plan = replace(_meanwhile(site.plan), reason=refused.reason)
+
+    def _concerned(self, addresses: Iterable[int]) -> list[Site]:
+        """The sites on the stretches of `addresses`, and those that share a branch with one of them, ascending.
+
+        What was one stretch when a branch was written may be several now: the guest put a kprobe into the function.
+        """
+        found: dict[int, Site] = {}
+        more = set(addresses)
+        while more:
+            sites = [site for site in self._sharing(more) if site.address not in found]
+            found |= {site.address: site for site in sites}
+            shared = {other.address for site in sites if site.branch is not None for other in site.branch.sites}
+            more = shared - found.keys()
+        return [found[address] for address in sorted(found)]
 
     def _sharing(self, addresses: Iterable[int]) -> list[Site]:
         """The sites on the stretches of code that `addresses` lie on, ascending."""
@@ -216,6 +238,7 @@ class Optimizer:
                 branch.take_away(self.target, self._arena)
             except OptprobeError as error:
                 lost.append(error)
+                self._lost.append(branch.patch)
                 branch.abandon()
             else:
                 self._let_tracer_in(branch.plan)

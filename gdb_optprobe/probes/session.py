@@ -104,7 +104,8 @@ class Session:
         return created
 
     def _place(self, spec: Spec, address: int) -> Probe:
-        site = self.registry.site(address) or Site(address, self.optimizer.plan(address, [spec]))
+        plan = self.optimizer.plan(address, [spec])
+        site = self.registry.site(address) or Site(address, plan)
         probe = Probe(self.registry.next_number(), spec, address)
         self.registry.add(probe, site)
         return probe
@@ -212,6 +213,8 @@ class Session:
         for site in self.registry.sites():
             if site.branch is None and site.detour is not None:
                 problems += self._changed(site.detour, site.detour.data)
+            if site.enabled and site.placed is None:
+                problems.append(f"nothing in the guest counts at {self.target.text.spell(site.address)} any more")
         return tuple(problems)
 
     def _changed(self, detour: Detour, data: bytes) -> list[str]:
@@ -223,7 +226,7 @@ class Session:
         """Bytes that `detour` has on the stack at `pc` beyond what the original code has there."""
         begun = max((at for at, _ in detour.origins if at <= pc), default=detour.address)
         before = self.target.isa.decode(detour.data[begun - detour.address : pc - detour.address], begun)
-        return 8 * sum(insn.text.startswith("push") - insn.text.startswith("pop") for insn in before)
+        return sum(self.target.isa.pushed(insn) for insn in before)
 
     def something_left(self) -> bool:
         """Whether the guest still holds what we put there, if we put anything there. Raises Unreadable.

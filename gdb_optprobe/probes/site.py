@@ -98,7 +98,7 @@ class Site:
         # Who stands here with its hit counted counts it again, in the detour.
         again = target.stops.take_back(self.address)
         for probe in self._hit_last:
-            probe.seen -= again
+            probe.seen -= again if probe.enabled else 0
         self._note_placed(self.plan)
 
     def end_branch(self) -> None:
