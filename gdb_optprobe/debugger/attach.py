@@ -18,10 +18,11 @@ from gdb_optprobe.debugger.parameters import current_settings, on_change
 from gdb_optprobe.debugger.running import describe, is_stopped, run_for
 from gdb_optprobe.debugger.stops import GdbStops, addresses_of_users
 from gdb_optprobe.debugger.unwinder import Kernel as UnwindKernel
-from gdb_optprobe.detours.planner import entry_of
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.cache import default_cache
-from gdb_optprobe.guest.linux.recover import Recovered, kernel_memory, recover
+from gdb_optprobe.guest.linux import port as linux_port
+from gdb_optprobe.guest.linux.recover import Recovered, recover
+from gdb_optprobe.guest.memory import KernelMemory
 from gdb_optprobe.isa.base import Isa
 from gdb_optprobe.probes.linux import Linux, given_arena
 from gdb_optprobe.probes.original import overlaid
@@ -145,7 +146,8 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
     machine.leave_physical_mode()
     cache = default_cache()
     other = gdb_symbols.of_another_program()
-    recovered = None if other else recover(machine, cache, _progress)
+    port = linux_port.of(isa.name)
+    recovered = None if other else recover(machine, port, cache, _progress)
     if recovered is None and not other:
         raise OptprobeError(
             "no Linux kernel is mapped in the guest, and GDB has no symbols of another program",
@@ -154,16 +156,16 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
     stops = GdbStops(machine, isa.registers)
     if recovered is None:
         return _bare(connection, isa, machine, stops)
-    memory = kernel_memory(machine, machine, recovered.root, recovered.la57)
+    memory = KernelMemory(machine, machine, recovered.view.walk)
     machine.memory = memory
-    loaded = gdb_symbols.provide(recovered, cache, "x86_64")
+    loaded = gdb_symbols.provide(recovered, cache, port.elf)
     holder: list[Session] = []
 
     def overlay(address: int, data: bytes) -> bytes:
         return overlaid(data, address, holder[0].registry) if holder else data
 
-    linux = Linux.of(recovered, machine, memory, isa, cache, overlay)
-    locations = Locations(recovered.symbols, lambda address: entry_of(address, isa, linux.text))
+    linux = Linux.of(recovered, machine, memory, isa, port, cache, overlay)
+    locations = Locations(recovered.symbols, linux.entry)
     target = Target(
         machine=machine,
         isa=isa,
@@ -187,16 +189,16 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
 
 
 def _unwind(linux: Linux, recovered: Recovered, machine: GdbMachine) -> UnwindKernel | None:
-    tables = linux.orc_tables()
-    if tables is None:
+    # Packets of our own in the middle of unwinding make GDB 13 crash: an unwinder reads through GDB alone.
+    unwinder = linux.unwinder(machine.read_virtual)
+    if unwinder is None:
         return None
 
     def start(address: int) -> int | None:
         bounds = recovered.symbols.function_bounds(address)
         return bounds[0] if bounds is not None else None
 
-    # Packets of our own in the middle of unwinding make GDB 13 crash: an unwinder reads through GDB alone.
-    return UnwindKernel(tables, start, machine.read_virtual)
+    return UnwindKernel(unwinder, linux.isa, start)
 
 
 def _bare(connection: gdb.RemoteTargetConnection, isa: Isa, machine: GdbMachine, stops: GdbStops) -> Attachment:

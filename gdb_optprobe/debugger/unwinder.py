@@ -1,7 +1,7 @@
 """Backtraces on a kernel without debug information, and through our detours.
 
     frame 0   in a detour            its caller is the probed instruction, with the same stack
-    frame 1   the probed function    from the kernel's own ORC tables
+    frame 1   the probed function    by the kernel's own rules: x86's ORC tables, ppc64le's back chain
     frame 2…  its callers
 """
 
@@ -14,15 +14,14 @@ import gdb
 import gdb.unwinder
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.isa.x86_64 import abi
-from gdb_optprobe.isa.x86_64 import unwind as orc
+from gdb_optprobe.guest.linux.port import Unwinder
+from gdb_optprobe.isa.base import Isa
 from gdb_optprobe.probes.session import Session
 
 MASK = (1 << 64) - 1
 WORD = 8
 # Registers of 4 bytes, as GDB has them.
-HALVES = ("eflags", "cs", "ss")
-REGISTERS = tuple(name for name in abi.REGISTERS if name not in HALVES)
+HALVES = ("eflags", "cs", "ss", "cr", "xer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +44,20 @@ class _GdbFrameId:
 class Kernel:
     """What unwinding a kernel's stack needs. function_start: of the function around an address; None outside of any."""
 
-    tables: orc.Tables
+    unwinder: Unwinder
+    isa: Isa
     function_start: Callable[[int], int | None]
-    read: Callable[[int, int], bytes]
+
+    def registers(self) -> tuple[str, ...]:
+        return tuple(name for name in self.isa.registers if name not in HALVES)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The registers known in a frame. exact: its PC is the instruction that comes next, no return address."""
+
+    registers: Mapping[str, int]
+    exact: bool
 
 
 class KernelUnwinder(gdb.unwinder.Unwinder):
@@ -61,14 +71,14 @@ class KernelUnwinder(gdb.unwinder.Unwinder):
         super().__init__("optprobe")
         self._session = session
         self._kernel = kernel
-        self._states: dict[int, orc.State] = {}
+        self._states: dict[int, State] = {}
 
     def __call__(self, pending: gdb.PendingFrame) -> gdb.UnwindInfo | None:
         session, kernel, level = self._session(), self._kernel(), pending.level()
         if session is None or kernel is None:
             return None
         if level == 0:
-            self._states = _innermost(pending, kernel)
+            self._states = _innermost(pending, kernel, session)
         state = self._states.get(level)
         found = self._caller(state, session, kernel) if state is not None else None
         if found is None:
@@ -77,36 +87,39 @@ class KernelUnwinder(gdb.unwinder.Unwinder):
         self._states[level + 1] = caller
         return _info(pending, frame, caller.registers)
 
-    def _caller(self, state: orc.State, session: Session, kernel: Kernel) -> tuple[FrameId, orc.State] | None:
-        pc = state.registers["rip"]
+    def _caller(self, state: State, session: Session, kernel: Kernel) -> tuple[FrameId, State] | None:
+        isa = kernel.isa
+        pc = state.registers[isa.pc]
         detour = session.registry.detour_at(pc)
         if detour is not None and (original := detour.original_pc(pc)) is not None:
-            sp = state.registers["rsp"] + session.pushed_at(detour, pc) & MASK
-            return FrameId(sp - WORD, pc), orc.State({**state.registers, "rip": original, "rsp": sp}, exact=True)
+            sp = state.registers[isa.sp] + session.pushed_at(detour, pc) & MASK
+            return FrameId(sp - WORD, pc), State({**state.registers, isa.pc: original, isa.sp: sp}, exact=True)
         try:
-            caller = orc.unwind(state, kernel.tables, kernel.read)
+            found = kernel.unwinder.caller(state.registers, state.exact)
         except OptprobeError:
             return None
-        if caller is None:
+        if found is None:
             # The kernel's stack ends here. No unwinder in Python can say so to GDB; our symbol file does.
             return None
-        return FrameId(caller.registers["rsp"], kernel.function_start(pc) or pc), caller
+        caller = State(*found)
+        return FrameId(caller.registers[isa.sp], kernel.function_start(pc) or pc), caller
 
 
-def _innermost(pending: gdb.PendingFrame, kernel: Kernel) -> dict[int, orc.State]:
-    """The state of frame 0; nothing where it is not in the kernel."""
-    pc = int(pending.read_register("rip")) & MASK
-    if not kernel.tables.text[0] <= pc < kernel.tables.text[1]:
+def _innermost(pending: gdb.PendingFrame, kernel: Kernel, session: Session) -> dict[int, State]:
+    """The state of frame 0; nothing where it is neither in the kernel nor in a detour."""
+    pc = int(pending.read_register(kernel.isa.pc)) & MASK
+    in_text = kernel.unwinder.text[0] <= pc < kernel.unwinder.text[1]
+    if not in_text and session.registry.detour_at(pc) is None:
         return {}
-    registers = {name: int(pending.read_register(name)) & MASK for name in REGISTERS}
-    return {0: orc.State(registers, exact=True)}
+    registers = {name: int(pending.read_register(name)) & MASK for name in kernel.registers()}
+    return {0: State(registers, exact=True)}
 
 
 def _info(pending: gdb.PendingFrame, frame: FrameId, registers: Mapping[str, int]) -> gdb.UnwindInfo:
     word, half = gdb.lookup_type("unsigned long long"), gdb.lookup_type("unsigned int")
     info = pending.create_unwind_info(_GdbFrameId(gdb.Value(frame.sp).cast(word), gdb.Value(frame.pc).cast(word)))
     for name, value in registers.items():
-        if name != "orig_rax":  # a word of pt_regs, no register of the machine
+        if not name.startswith("orig_"):  # a word of pt_regs, no register of the machine
             info.add_saved_register(name, gdb.Value(value & MASK).cast(half if name in HALVES else word))
     return info
 

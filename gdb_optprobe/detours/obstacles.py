@@ -89,4 +89,4 @@ def is_free(insn: Insn, isa: Isa) -> bool:
 
 def somewhere(address: int, isa: Isa) -> int:
     """Where a detour of a branch at `address` may stand: what a relocation needs depends little on where exactly."""
-    return (address & ~0xFFFF) + isa.branch_reach // 4
+    return (address & ~0xFFFF) + (isa.branch_reach // 4 & ~0xFF)

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from gdb_optprobe.detours import obstacles, spare
+from gdb_optprobe.detours import spare
 from gdb_optprobe.detours.ground import Grounds
 from gdb_optprobe.detours.place import Limits, Neighbour, Place, Site
 from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
 from gdb_optprobe.detours.regions import Region, region
 from gdb_optprobe.detours.tier import BEST_FIRST, Tier
-from gdb_optprobe.guest.text import Area, FtraceSite, Text
-from gdb_optprobe.isa.base import Dead, Insn, Isa
+from gdb_optprobe.guest.text import Area, FtraceSite
+from gdb_optprobe.isa.base import Dead, Insn
 
-__all__ = ["Limits", "Neighbour", "Plan", "Site", "entry_of", "joins", "plan", "plans"]
+__all__ = ["Limits", "Neighbour", "Plan", "Site", "joins", "plan", "plans"]
 
 NEAR_INSTRUCTIONS = 24
 """How far from a refused address a better one is looked for, in instructions each way."""
@@ -104,22 +104,14 @@ def plans(sites: Iterable[Site], grounds: Grounds, limits: Limits | None = None)
             yield refused
 
 
-def entry_of(function: int, isa: Isa, text: Text) -> int:
-    """Where a probe on the function that starts at `function` stands: behind a landing pad (x86: endbr64).
-
-    An indirect call must find the landing pad as it is, and the tracer's site begins behind it
-    (arch/x86/kernel/kprobes/core.c, arch_adjust_kprobe_addr).
-    """
-    found = text.function(function)
-    insn = found.own.get(function) if found is not None else None
-    return insn.end if insn is not None and obstacles.is_landing_pad(insn) else function
-
-
 _AREAS = {
     Area.NOT_TEXT: Refusal.NOT_TEXT,
     Area.ENTRY: Refusal.ENTRY_TEXT,
     Area.EARLY: Refusal.EARLY_TEXT,
     Area.COPIED: Refusal.COPIED_TEXT,
+    Area.RESERVATION: Refusal.RESERVATION,
+    Area.TRAP: Refusal.KERNEL_TRAP,
+    Area.SYSTEM: Refusal.MACHINE_STATE,
     Area.MODULE: Refusal.MODULE_TEXT,
     Area.INIT: Refusal.INIT_TEXT,
 }

@@ -71,6 +71,15 @@ class Refusal(Enum):
     )
     EARLY_TEXT = ("{address} runs before the kernel's page tables are set up", "")
     COPIED_TEXT = ("{address} is a template that the kernel copies elsewhere and compares", "")
+    RESERVATION = (
+        "{address} is between a load that reserves memory and its store, which would fail for ever",
+        "probe the load, or behind the store",
+    )
+    KERNEL_TRAP = ("{address} holds a trap that the kernel knows by its address", "probe what leads there")
+    MACHINE_STATE = (
+        "the instruction at {address} enters or leaves the kernel, or changes the machine's state",
+        "probe an instruction before it",
+    )
     MODULE_TEXT = ("{address} is in a module; only the kernel's own text can be probed so far", "")
     INIT_TEXT = ("{address} is init text, which was freed after boot", "")
     FOREIGN_BREAKPOINT = (

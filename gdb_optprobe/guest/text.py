@@ -30,6 +30,9 @@ class Area(Enum):
     COPIED = "copied text"  # a template: the guest copies it elsewhere
     MODULE = "module text"
     INIT = "init text"  # freed after boot
+    RESERVATION = "between a load that reserves memory and its store"
+    TRAP = "a trap that the guest knows by its address"
+    SYSTEM = "an instruction that enters or leaves the kernel, or changes the machine's state"
     NOT_TEXT = "no text"
 
 

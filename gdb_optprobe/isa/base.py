@@ -131,6 +131,7 @@ class Isa(Protocol):
 
     alignment:   of instruction addresses.
     branch_size: bytes of the branch that replaces an instruction.
+    data_reach:  how far from the code that counts a counter may be.
     pc, sp, flags: registers' names as GDB has them.
     registers:   all general registers, PC and flags included, as GDB names them.
     breakpoint:  the code of a breakpoint instruction.
@@ -140,6 +141,7 @@ class Isa(Protocol):
     alignment: int
     branch_size: int
     branch_reach: int
+    data_reach: int
     pc: str
     sp: str
     flags: str
@@ -194,6 +196,9 @@ class Isa(Protocol):
 
     def count(self, counter: int, to: int, dead: Dead) -> bytes:
         """Code to run at `to` that adds one, atomically, to the 8-byte `counter`, and changes nothing that lives."""
+
+    def pushed(self, insn: Insn) -> int:
+        """By how many bytes `insn`, one of a program of ours, moves the stack pointer down; negative for up."""
 
     def emulate(self, insn: Insn, registers: Mapping[str, int], read: ReadMemory) -> Effects | None:
         """What `insn` does to these registers; None where it is not one we emulate."""

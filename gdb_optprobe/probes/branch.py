@@ -80,7 +80,7 @@ def _programs(sites: Sequence[Site], target: Target, arena: Arena) -> Mapping[in
     for site in sites:
         for probe in site.enabled:
             if probe.counter is None:
-                probe.counter = arena.allocate_data(COUNTER_SIZE, site.address, target.isa.branch_reach)
+                probe.counter = arena.allocate_data(COUNTER_SIZE, site.address, target.isa.data_reach)
                 target.machine.write(probe.counter.address, bytes(COUNTER_SIZE))
     return {site.address: _program(site, target) for site in sites}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -13,17 +13,16 @@ from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Cache
-from gdb_optprobe.guest.linux import filler, ftrace_sites, stacks
+from gdb_optprobe.guest.linux import ftrace_sites
 from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.port import LinuxText, Overlay, Port, Room, Stacks, Unwinder
 from gdb_optprobe.guest.linux.recover import Recovered
 from gdb_optprobe.guest.linux.structures import CachedStructures
-from gdb_optprobe.guest.linux.text import KernelText, Overlay
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.memory import KernelMemory
 from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.guest.text import FtraceSite
 from gdb_optprobe.isa.base import Isa
-from gdb_optprobe.isa.x86_64 import unwind as orc
 from gdb_optprobe.probes.settings import Settings
 
 LARGEST_BTF = 1 << 26
@@ -39,8 +38,9 @@ class Linux:
     isa: Isa
     kernel: Kernel
     structures: CachedStructures
-    text: KernelText
-    mapping: tuple[filler.PhysicalPatch, ...] = ()
+    text: LinuxText
+    port: Port
+    room: Room | None = None
     tracer: SiteTracer = field(init=False)
     _saved: list[Saved] | None = None
 
@@ -49,7 +49,14 @@ class Linux:
 
     @classmethod
     def of(
-        cls, recovered: Recovered, machine: Machine, memory: KernelMemory, isa: Isa, cache: Cache, overlay: Overlay
+        cls,
+        recovered: Recovered,
+        machine: Machine,
+        memory: KernelMemory,
+        isa: Isa,
+        port: Port,
+        cache: Cache,
+        overlay: Overlay,
     ) -> Linux:
         """`overlay` shows the original bytes where branches of ours stand."""
 
@@ -61,9 +68,9 @@ class Linux:
             return kernel.read(start, end)
 
         structures = CachedStructures(blob, cache, recovered.build)
-        kernel = Kernel(memory, recovered.symbols, structures)
-        text = KernelText(kernel, isa, overlay, cache.shelf(recovered.build))
-        return cls(recovered, machine, memory, isa, kernel, structures, text)
+        kernel = port.kernel(memory, recovered.symbols, structures)
+        text = port.text(kernel, overlay, cache.shelf(recovered.build))
+        return cls(recovered, machine, memory, isa, kernel, structures, text, port)
 
     def forget(self) -> None:
         """The guest has run: page tables, the vCPUs' view, stacks and the text may have changed."""
@@ -74,8 +81,8 @@ class Linux:
     # stacks --------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _stacks(self) -> stacks.Stacks:
-        return stacks.Stacks(self.kernel, self.machine, self.isa.registers)
+    def _stacks(self) -> Stacks:
+        return self.port.stacks(self.kernel, self.machine, self.isa.registers)
 
     def saved(self) -> Iterable[Saved]:
         """Everywhere a PC may be saved now. Raises OptprobeError.
@@ -95,55 +102,34 @@ class Linux:
 
     def stacks_missing(self) -> str:
         """Why not all stacks can be told, in words; "" when they can."""
-        return stacks.missing(self.kernel)
+        return self.port.stacks_missing(self.kernel)
 
     # the unwinder ----------------------------------------------------------------------------------------------------
 
-    def orc_tables(self) -> orc.Tables | None:
-        """The kernel's own unwind tables; None where it has none."""
-        symbols = self.kernel.symbols
-        ips = self.kernel.range("__start_orc_unwind_ip", "__stop_orc_unwind_ip")
-        entries = symbols.address("__start_orc_unwind")
-        if not ips[0] or entries is None:
-            return None
-        lookup, end = self.kernel.range("orc_lookup", "orc_lookup_end")
-        return orc.Tables(
-            text=(self.kernel.address("_stext"), max(self.kernel.address("_etext"), self.kernel.address("_einittext"))),
-            ips=ips,
-            entries=entries,
-            lookup=(lookup, (end - lookup) // 4),
-            encoding=self._orc_encoding(),
-        )
+    def unwinder(self, read: Callable[[int, int], bytes]) -> Unwinder | None:
+        """From a frame to its caller; None where this kernel's stack cannot be unwound."""
+        return self.port.unwinder(self.kernel, self.text, self.structures.bits, read)
 
-    def _orc_encoding(self) -> orc.Encoding:
-        """From the kernel's own types; without them, as kernels until 6.2 had it."""
-        try:
-            return orc.encoding(self.structures.bits("orc_entry"))
-        except (OptprobeError, KeyError):
-            return orc.LEGACY
+    def entry(self, function: int) -> int:
+        """Where a probe on the function whose symbol is at `function` stands."""
+        return self.port.entry(function, self.text)
 
     # detours ---------------------------------------------------------------------------------------------------------
 
     def new_arena(self, settings: Settings) -> Arena:
-        """Memory for detours: the user's, else filler of the kernel's own text. Raises OptprobeError."""
+        """Memory for detours: the user's, else what the kernel does not use of its own. Raises OptprobeError."""
         if settings.arena is not None:
             return given_arena(settings)
-        tables = filler.page_tables(self.machine, self.kernel)
-        left = filler.left_behind(self.kernel, tables, self.machine.read_physical)
-        if left is not None:
-            return Arena(Ranges(code=(left.code,), data=(left.data,), fill=filler.FILL))
-        found = filler.find(self.kernel)
-        mapping = filler.plan_mapping(found, tables, self.machine.read_physical)
-        filler.apply(mapping, self.machine)
-        self.mapping = mapping
+        self.room = self.port.room(self.machine, self.kernel)
         self.memory.forget()
-        return Arena(Ranges(code=(found.code,), data=(found.data,), fill=filler.FILL))
+        return Arena(Ranges(code=(self.room.code,), data=(self.room.data,), fill=self.room.fill))
 
     def give_back_arena(self) -> None:
-        """Nothing of ours is left: the page tables become what they were."""
-        mapping, self.mapping = self.mapping, ()
-        filler.undo(mapping, self.machine)
-        self.memory.forget()
+        """Nothing of ours is left: page tables become what they were."""
+        room, self.room = self.room, None
+        if room is not None:
+            room.give_back()
+            self.memory.forget()
 
 
 class SiteTracer:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gdb_optprobe.detours.ground import Grounds
-from gdb_optprobe.detours.planner import Limits, Neighbour, Plan, Site, entry_of, plan, plans
+from gdb_optprobe.detours.planner import Limits, Neighbour, Plan, Site, plan, plans
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.guest.text import Area, Fact, FtraceSite, Mark
@@ -164,12 +164,6 @@ def test_ftrace_site_in_the_middle() -> None:
 def test_ftrace_site_behind_a_short_instruction() -> None:
     text = FakeText("55  push %rbp\n" + TRACED, tracers=traced(1))
     assert why(planned(text)) == "FTRACE_SITE"
-
-
-def test_entry_behind_a_landing_pad() -> None:
-    text = FakeText("f3 0f 1e fa  endbr64\n" + TRACED)
-    assert entry_of(START, X86_64, text) == START + 4
-    assert entry_of(START, X86_64, FakeText(TRACED)) == START
 
 
 # --- what cannot be moved -------------------------------------------------------------------------------------------

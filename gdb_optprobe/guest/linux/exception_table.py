@@ -18,15 +18,20 @@ ROW = Struct("<iii")
 
 
 class ExceptionTable:
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, row: Struct = ROW) -> None:
+        """row: its first two numbers are the references; ppc64le has no third."""
         start, stop = kernel.range("__start___ex_table", "__stop___ex_table")
-        pairs = [(at + insn & MASK, at + 4 + fixup & MASK) for at, (insn, fixup, _) in kernel.rows(start, stop, ROW)]
+        pairs = [(at + one[0] & MASK, at + 4 + one[1] & MASK) for at, one in kernel.rows(start, stop, row)]
         self._insns = sorted(pairs)
         self._fixups = sorted((fixup, insn) for insn, fixup in pairs)
 
     def faulting(self, start: int, end: int) -> list[int]:
         """Addresses in [start, end) whose faults are recovered."""
         return [insn for insn, _ in _between(self._insns, start, end)]
+
+    def leading_from(self, start: int, end: int) -> list[tuple[int, int]]:
+        """(faulting instruction, where it goes on) for those that fault in [start, end)."""
+        return _between(self._insns, start, end)
 
     def fixups(self, start: int, end: int) -> list[tuple[int, int]]:
         """(faulting instruction, where it goes on) for those that go on in [start, end)."""

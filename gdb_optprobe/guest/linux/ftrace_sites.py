@@ -1,10 +1,10 @@
 """The places where functions call their tracers, and the records by which the kernel manages them.
 
     ftrace_pages_start ─► ftrace_page ──────────► ftrace_page ─► …        (kernel/trace/ftrace.c)
-                          │ next                  records are 16 bytes:
-                          │ records ─► ┌──────┬───────┐
-                          │ index      │ ip   │ flags │                  (include/linux/ftrace.h, struct dyn_ftrace)
-                          └ …          └──────┴───────┘
+                          │ next                  records:             
+                          │ records ─► ┌──────┬───────┬────────┐
+                          │ index      │ ip   │ flags │ module │         (include/linux/ftrace.h, struct dyn_ftrace;
+                          └ …          └──────┴───────┴────────┘          x86 has no third word)
 `flags` has the number of users in its low bits and states in its high ones. Where states begin has moved down (bit 23
 up to 6.2, bit 19 in 6.12), but two states of a site that nobody uses any more are all that may be set in between.
 
@@ -25,11 +25,22 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.text import FtraceSite
 
-NOP = bytes.fromhex("0f1f440000")  # arch/x86/include/asm/nops.h, BYTES_NOP5
-RECORD = Struct("<QQ")
+WORDS = Struct("<QQ")  # the beginning of every record
 DISABLED = 1 << 25  # FTRACE_FL_DISABLED
 HISTORY = 1 << 20 | 1 << 19  # FTRACE_FL_TOUCHED (6.5), FTRACE_FL_MODIFIED (6.8): somebody was here once
 PAGES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """nop: what stands at a site that is not in use. record: of one site, ip and flags first."""
+
+    nop: bytes
+    record: Struct
+
+
+X86 = Shape(bytes.fromhex("0f1f440000"), Struct("<QQ"))  # arch/x86/include/asm/nops.h, BYTES_NOP5
+POWER = Shape(bytes.fromhex("00000060"), Struct("<QQQ"))  # of `mflr r0; nop` the second; struct dyn_arch_ftrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +64,9 @@ class Record:
 class FtraceSites:
     """Where the sites are never changes (modules aside); `flags` are read anew each time they are asked for."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, shape: Shape = X86) -> None:
         self._kernel = kernel
+        self._shape = shape
 
     @cached_property
     def _index(self) -> tuple[list[int], list[int]]:
@@ -70,8 +82,8 @@ class FtraceSites:
             words = kernel.memory.read(page, 32)
             first = int.from_bytes(words[records : records + 8], "little")
             count = int.from_bytes(words[index : index + 4], "little")
-            rows = kernel.rows(first, first + count * RECORD.size, RECORD)
-            pairs += [(ip, at) for at, (ip, _) in rows if ip]
+            rows = kernel.rows(first, first + count * self._shape.record.size, self._shape.record)
+            pairs += [(row[0], at) for at, row in rows if row[0]]
             page = int.from_bytes(words[following : following + 8], "little")
         pairs.sort()
         return [ip for ip, _ in pairs], [at for _, at in pairs]
@@ -90,7 +102,7 @@ class FtraceSites:
     def within(self, start: int, end: int) -> Sequence[int]:
         """Sites that share a byte with [start, end)."""
         ips = self._index[0]
-        return ips[bisect_left(ips, start - len(NOP) + 1) : bisect_left(ips, end)]
+        return ips[bisect_left(ips, start - len(self._shape.nop) + 1) : bisect_left(ips, end)]
 
     def records(self, ips: Iterable[int]) -> dict[int, Record]:
         """The records of these sites as they are now; what is no site is left out."""
@@ -99,7 +111,7 @@ class FtraceSites:
         for ip in ips:
             place = bisect_left(addresses, ip)
             if place < len(addresses) and addresses[place] == ip:
-                read_ip, flags = RECORD.unpack(self._kernel.memory.read(ats[place], RECORD.size))
+                read_ip, flags = WORDS.unpack(self._kernel.memory.read(ats[place], WORDS.size))
                 if read_ip == ip:
                     found[ip] = Record(ats[place], ip, flags)
         return found
@@ -110,7 +122,8 @@ class FtraceSites:
     def sites(self, start: int, end: int) -> Sequence[FtraceSite]:
         """For the planner: the sites that share a byte with [start, end)."""
         records = self.records(self.within(start, end)).values()
-        return [FtraceSite(r.ip, len(NOP), r.in_use, NOP) for r in records]
+        nop = self._shape.nop
+        return [FtraceSite(r.ip, len(nop), r.in_use, nop) for r in records]
 
     def tracing(self) -> bool:
         """Whether any tracer is registered (kernel/trace/ftrace.c: ftrace_ops_list ends in ftrace_list_end)."""

@@ -20,6 +20,7 @@ class _PPC64LE:
     alignment = 4
     branch_size = writer.BRANCH_SIZE
     branch_reach = writer.BRANCH_REACH
+    data_reach = 1 << 64
     pc, sp, flags = abi.PC, abi.SP, abi.FLAGS
     registers: tuple[str, ...] = abi.REGISTERS
     breakpoint = to_bytes(relocator.TRAP)  # trap: BREAKPOINT_INSTRUCTION of asm/probes.h
@@ -41,6 +42,7 @@ class _PPC64LE:
     dead_at_entry = staticmethod(liveness.dead_at_entry)
     dead_at_return = staticmethod(liveness.dead_at_return)
     count = staticmethod(writer.count)
+    pushed = staticmethod(writer.pushed)
     emulate = staticmethod(emulator.emulate)
     can_emulate = staticmethod(emulator.can_emulate)
 

@@ -80,9 +80,13 @@ def in_frame(registers: Sequence[int]) -> Kept:
         (word("open_frame", number=-FRAME), *(word("save", register, number=place) for register, place in places)),
         (
             *(word("restore", register, number=place) for register, place in reversed(places)),
-            templates()["addi"] | 1 << 21 | FRAME,
+            _close_frame(),
         ),
     )
+
+
+def _close_frame() -> int:
+    return templates()["addi"] | 1 << 21 | FRAME
 
 
 def count(counter: int, to: int, dead: Dead, toc: int | None = None) -> bytes:
@@ -134,3 +138,10 @@ def _increment(counter: int, value: int, pointer: int, toc: int | None) -> list[
         word("store_conditional", value, base, pointer),
         templates()["repeat"],
     ]
+
+
+def pushed(insn: Insn) -> int:
+    """By how many bytes `insn`, one of a program of ours, moves the stack pointer down; negative for up."""
+    if insn.data == to_bytes(word("open_frame", number=-FRAME)):
+        return FRAME
+    return -FRAME if insn.data == to_bytes(_close_frame()) else 0

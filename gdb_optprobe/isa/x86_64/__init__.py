@@ -17,7 +17,7 @@ class _X86_64:
     name = "i386:x86-64"
     alignment = 1
     branch_size = writer.BRANCH_SIZE
-    branch_reach = (1 << 31) - 1
+    branch_reach = data_reach = (1 << 31) - 1
     pc, sp, flags = abi.PC, abi.SP, abi.FLAGS
     registers: tuple[str, ...] = abi.REGISTERS
     breakpoint = b"\xcc"
@@ -35,6 +35,7 @@ class _X86_64:
     dead_at_entry = staticmethod(liveness.dead_at_entry)
     dead_at_return = staticmethod(liveness.dead_at_return)
     count = staticmethod(writer.count)
+    pushed = staticmethod(writer.pushed)
     emulate = staticmethod(emulator.emulate)
     can_emulate = staticmethod(emulator.can_emulate)
 

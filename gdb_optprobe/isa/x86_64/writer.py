@@ -88,3 +88,8 @@ def increment(counter: int, to: int) -> bytes:
     # ModRM 05 is disp32(%rip); 04 with SIB 25 is disp32 alone (SDM volume 2, tables 2-2 and 2-3).
     assert template.data[template.number - 1] == 0x05
     return template.data[: template.number - 1] + b"\x04\x25" + absolute.to_bytes(4, "little", signed=True)
+
+
+def pushed(insn: Insn) -> int:
+    """By how many bytes `insn`, one of a program of ours, moves the stack pointer down; negative for up."""
+    return 8 * (insn.text.startswith("push") - insn.text.startswith("pop"))

@@ -1,0 +1,113 @@
+"""What of Linux differs by architecture: one object, `Port`, chosen once by the name of the instruction set.
+
+                           what                               x86-64                   ppc64le
+    find, settle, notes    where the kernel lies              its pages' protection    the linear map's start
+    kernel                 names of the kernel's tables       kallsyms                 the code that uses them
+    text                   what is known of its code
+    entry                  where a probe on a function is     behind a landing pad     the local entry
+    stacks                 where saved PCs are                by types (BTF)           not known yet
+    room                   memory for detours                 filler of the text       gaps of the image
+    unwinder               from a frame to its caller         ORC tables               the back chain
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.cache import Shelf
+from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
+from gdb_optprobe.guest.linux.kernel import Kernel, Structures
+from gdb_optprobe.guest.linux.recover import Finder
+from gdb_optprobe.guest.machine import Machine, Memory
+from gdb_optprobe.guest.saved import Saved
+from gdb_optprobe.guest.symbols import SymbolTable
+from gdb_optprobe.guest.text import Text
+
+Overlay = Callable[[int, bytes], bytes]
+Bits = Callable[[str], Mapping[str, tuple[int, int]]]
+"""The bitfields of a structure, by name: their first bit and how many they have. Raises OptprobeError."""
+
+
+class LinuxText(Text, Protocol):
+    """The text of a kernel, with its tracer's sites."""
+
+    @property
+    def ftrace(self) -> FtraceSites: ...
+
+    def forget(self) -> None:
+        """The guest has run, or a branch of ours has come or gone."""
+
+
+class Stacks(Protocol):
+    def saved(self) -> Iterable[Saved]:
+        """Everything that may hold a saved PC now. Raises OptprobeError where something cannot be enumerated now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Memory for detours: virtual ranges (start, end). `fill` is the byte that unused code memory holds.
+
+    give_back: undoes what was done to the guest to have it, once nothing is left in it.
+    """
+
+    code: tuple[int, int]
+    data: tuple[int, int]
+    fill: int
+    give_back: Callable[[], None] = lambda: None
+
+
+class Unwinder(Protocol):
+    """From a frame to its caller, by registers' names as GDB has them."""
+
+    @property
+    def text(self) -> tuple[int, int]:
+        """Start and end of the code it knows."""
+
+    def caller(self, registers: Mapping[str, int], exact: bool) -> tuple[Mapping[str, int], bool] | None:
+        """The caller's registers, and whether its PC is the next instruction (no return address); None at the end.
+
+        exact: the same of the frame that is given.
+        """
+
+
+class Port(Finder, Protocol):
+    """elf: the machine's name for guest/symbolfile.py."""
+
+    elf: str
+
+    def kernel(self, memory: Memory, symbols: SymbolTable, structures: Structures) -> Kernel: ...
+
+    def text(self, kernel: Kernel, overlay: Overlay, shelf: Shelf | None) -> LinuxText: ...
+
+    def entry(self, function: int, text: Text) -> int:
+        """Where a probe on the function whose symbol is at `function` stands."""
+
+    def stacks(self, kernel: Kernel, machine: Machine, registers: Sequence[str]) -> Stacks: ...
+
+    def stacks_missing(self, kernel: Kernel) -> str:
+        """Why not all stacks can be told, in words; "" when they can."""
+
+    def room(self, machine: Machine, kernel: Kernel) -> Room:
+        """Memory for detours, ready for use. Raises OptprobeError."""
+
+    def unwinder(
+        self, kernel: Kernel, text: LinuxText, bits: Bits, read: Callable[[int, int], bytes]
+    ) -> Unwinder | None:
+        """None where this kernel's stack cannot be unwound."""
+
+
+def of(isa: str) -> Port:
+    """The port for the instruction set `isa`, as isa/ names it. Raises OptprobeError."""
+    if isa == "i386:x86-64":
+        from gdb_optprobe.guest.linux.x86_64.port import X86
+
+        return X86
+    if isa == "powerpc:common64":
+        from gdb_optprobe.guest.linux.ppc64le.port import PPC
+
+        return PPC
+    raise OptprobeError(f"Linux on {isa} is not known")
+

@@ -1,0 +1,192 @@
+"""Names of the kernel's data where kallsyms has none: from the constants in the functions that use them.
+
+    find_bug:   addis r9,r2,347      search_exception_tables   __start___ex_table, __stop___ex_table
+                addi  r9,r9,32512    find_bug                  __start___bug_table, __stop___bug_table
+                addis r10,r2,349     jump_label_text_reserved  __start___jump_table, __stop___jump_table
+                addi  r10,r10,-12892 ftrace_location_range     ftrace_pages_start, by a load
+                cmpld r9,r10         is_ftrace_trampoline      ftrace_ops_list, by a load, and ftrace_list_end
+
+Each is believed only where what it leads to is what it must be: a table of references to text, a list of pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
+from struct import Struct
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux import bug_table, jump_labels
+from gdb_optprobe.guest.linux.kernel import CHUNK, MASK, Located
+from gdb_optprobe.guest.machine import Memory
+from gdb_optprobe.guest.symbols import SymbolTable
+from gdb_optprobe.isa.base import Flow, Insn
+from gdb_optprobe.isa.ppc64le import PPC64LE
+from gdb_optprobe.isa.ppc64le.uses import uses_of
+from gdb_optprobe.isa.ppc64le.words import opcode, ra, rt, simm, word_of
+
+EXCEPTION_ROW = Struct("<ii")
+"""arch/powerpc/include/asm/extable.h: insn and fixup, each relative to itself."""
+
+LOADS_AND_STORES = range(32, 56)
+CLOBBERED_BY_CALLS = (0, *range(3, 13))
+LARGEST_FUNCTION = 1 << 14
+LARGEST_TABLE = 1 << 22
+SAMPLES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """Addresses that a function makes (`made`) and those that it reads or writes (`used`), in order, each once."""
+
+    made: tuple[int, ...]
+    used: tuple[int, ...]
+
+
+def constants(code: Sequence[Insn], toc: int) -> Constants:
+    """What a function makes of r2 and of numbers, its instructions taken as they stand."""
+    known: dict[int, int] = {2: toc}
+    made: dict[int, None] = {}
+    used: dict[int, None] = {}
+    for insn in code:
+        word = word_of(insn.data)
+        value: int | None = None
+        base = known.get(ra(word)) if ra(word) else None
+        match opcode(word):
+            case 14 if base is not None and rt(word) != 2:
+                value = base + simm(word) & MASK
+                made[value] = None
+            case 15 if base is not None and rt(word) != 2:
+                value = base + (simm(word) << 16) & MASK
+            case 58 if base is not None:
+                used[base + simm(word & ~3) & MASK] = None
+            case op if op in LOADS_AND_STORES and base is not None:
+                used[base + simm(word) & MASK] = None
+        if insn.flow in (Flow.CALL, Flow.INDIRECT_CALL):
+            for register in CLOBBERED_BY_CALLS:
+                known.pop(register, None)
+        elif (uses := uses_of(insn.data)) is not None:
+            for register in [number for number in known if number != 2 and uses.kills >> number & 1]:
+                del known[register]
+        if value is not None:
+            known[rt(word)] = value
+    return Constants(tuple(made), tuple(used))
+
+
+@dataclass
+class DerivedSymbols:
+    """`symbols`, and names of data that are found out when they are first asked for."""
+
+    symbols: SymbolTable
+    memory: Memory
+    _known: dict[str, int | None] = field(default_factory=dict)
+
+    def address(self, name: str) -> int | None:
+        found = self.symbols.address(name)
+        if found is None and name in _SOURCES:
+            if name not in self._known:
+                self._known.update(_SOURCES[name](self))
+            return self._known.get(name)
+        return found
+
+    def lookup(self, name: str) -> Sequence[int]:
+        return self.symbols.lookup(name)
+
+    def at(self, address: int) -> Located | None:
+        return self.symbols.at(address)
+
+    def function_bounds(self, address: int) -> tuple[int, int] | None:
+        return self.symbols.function_bounds(address)
+
+    def constants_of(self, function: str) -> Constants:
+        """Of the function of that name; none where there is no such function, or its TOC is not known."""
+        bounds = self.symbols.function_bounds(self.symbols.address(function) or 0)
+        if bounds is None or bounds[1] - bounds[0] > LARGEST_FUNCTION:
+            return Constants((), ())
+        code = PPC64LE.decode(self.memory.read(bounds[0], bounds[1] - bounds[0]), bounds[0])
+        toc = PPC64LE.toc(bounds[0], {insn.address: insn for insn in code})
+        return constants(code, toc) if toc is not None else Constants((), ())
+
+    def in_text(self, address: int) -> bool:
+        start, end = self.symbols.address("_stext") or 0, self.symbols.address("_einittext") or 0
+        return start <= address < end
+
+    def word(self, address: int) -> int | None:
+        """None where there is no memory."""
+        try:
+            return int.from_bytes(self.memory.read(address, 8), "little")
+        except OptprobeError:
+            return None
+
+
+Derived = Mapping[str, int | None]
+
+
+def _table(first: str, last: str, function: str, row: Struct, columns: int) -> Callable[[DerivedSymbols], Derived]:
+    """A table of which each row begins with `columns` references to text, each relative to itself."""
+
+    def derive(symbols: DerivedSymbols) -> Derived:
+        for start, end in permutations(symbols.constants_of(function).made, 2):
+            if 0 < end - start <= LARGEST_TABLE and not (end - start) % row.size and holds(symbols, start, end):
+                return {first: start, last: end}
+        return {first: None, last: None}
+
+    def holds(symbols: DerivedSymbols, start: int, end: int) -> bool:
+        """Looks at the first rows and the last."""
+        for at in {start, max(start, end - SAMPLES * row.size)}:
+            size = min(SAMPLES * row.size, end - at, CHUNK)
+            try:
+                rows = row.iter_unpack(symbols.memory.read(at, size))
+            except OptprobeError:
+                return False
+            for number, values in enumerate(rows):
+                here = at + number * row.size
+                if not all(symbols.in_text(here + 4 * n + values[n] & MASK) for n in range(columns)):
+                    return False
+        return True
+
+    return derive
+
+
+def _ftrace_pages(symbols: DerivedSymbols) -> Derived:
+    """The variable that leads to a page whose first record is that of a place in text."""
+    for variable in symbols.constants_of("ftrace_location_range").used:
+        page = symbols.word(variable)
+        records = symbols.word(page + 8) if page is not None else None
+        first = symbols.word(records) if records is not None else None
+        if first is not None and symbols.in_text(first):
+            return {"ftrace_pages_start": variable}
+    return {"ftrace_pages_start": None}
+
+
+def _ftrace_ops(symbols: DerivedSymbols) -> Derived:
+    """The head of the list, and the member by which every list ends: its `next` is nobody."""
+    found = symbols.constants_of("is_ftrace_trampoline")
+    for variable in found.used:
+        for end in found.made:
+            at: int | None = symbols.word(variable)
+            for _ in range(LARGEST_FUNCTION):
+                if at == end:
+                    return {"ftrace_ops_list": variable, "ftrace_list_end": end}
+                at = symbols.word(at + 8) if at else None
+                if at is None:
+                    break
+    return {"ftrace_ops_list": None, "ftrace_list_end": None}
+
+
+_EX = _table("__start___ex_table", "__stop___ex_table", "search_exception_tables", EXCEPTION_ROW, 2)
+_BUG = _table("__start___bug_table", "__stop___bug_table", "find_bug", bug_table.VERBOSE, 1)
+_JUMP = _table("__start___jump_table", "__stop___jump_table", "jump_label_text_reserved", jump_labels.ROW, 2)
+
+_SOURCES: Mapping[str, Callable[[DerivedSymbols], Derived]] = {
+    "__start___ex_table": _EX,
+    "__stop___ex_table": _EX,
+    "__start___bug_table": _BUG,
+    "__stop___bug_table": _BUG,
+    "__start___jump_table": _JUMP,
+    "__stop___jump_table": _JUMP,
+    "ftrace_pages_start": _ftrace_pages,
+    "ftrace_ops_list": _ftrace_ops,
+    "ftrace_list_end": _ftrace_ops,
+}

@@ -1,0 +1,83 @@
+"""The port of Linux on ppc64le."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gdb_optprobe.guest.cache import Shelf
+from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel, Structures
+from gdb_optprobe.guest.linux.port import Bits, LinuxText, Overlay, Port, Room, Stacks, Unwinder
+from gdb_optprobe.guest.linux.ppc64le import find as finding
+from gdb_optprobe.guest.linux.ppc64le import room
+from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
+from gdb_optprobe.guest.linux.ppc64le.text import PowerText
+from gdb_optprobe.guest.machine import Machine, Memory
+from gdb_optprobe.guest.saved import Saved
+from gdb_optprobe.guest.symbols import SymbolTable
+from gdb_optprobe.guest.text import Text
+from gdb_optprobe.isa.ppc64le import PPC64LE, unwind
+
+NO_TYPES = "this kernel has no type information (BTF) by which its threads could be found"
+
+
+class _Untold:
+    """The stacks of a kernel whose threads cannot be found."""
+
+    def saved(self) -> Iterable[Saved]:
+        raise NoSuchKernel(NO_TYPES)
+
+
+@dataclass(frozen=True, slots=True)
+class BackChain:
+    """By the stack's own chain, and the code of the innermost function."""
+
+    text: tuple[int, int]
+    code: PowerText
+    read: Callable[[int, int], bytes]
+
+    def caller(self, registers: Mapping[str, int], exact: bool) -> tuple[Mapping[str, int], bool] | None:
+        found = unwind.unwind(unwind.State(registers, exact=exact), self._function, self.read)
+        return (found.registers, found.exact) if found is not None else None
+
+    def _function(self, pc: int) -> unwind.Function | None:
+        found = self.code.function(pc)
+        return (found.start, found.own) if found is not None else None
+
+
+class _PPC:
+    elf = "ppc64le"
+    find = staticmethod(finding.find)
+    settle = staticmethod(finding.settle)
+    notes = staticmethod(finding.notes)
+
+    def kernel(self, memory: Memory, symbols: SymbolTable, structures: Structures) -> Kernel:
+        """Without structures: what reads tables by them takes the layout that kernels have had for long."""
+        return Kernel(memory, DerivedSymbols(symbols, memory))
+
+    def text(self, kernel: Kernel, overlay: Overlay, shelf: Shelf | None) -> LinuxText:
+        return PowerText(kernel, overlay)
+
+    def entry(self, function: int, text: Text) -> int:
+        """The local entry: a call through the global one passes it, and a call inside the kernel arrives there."""
+        found = text.function(function)
+        return PPC64LE.entry(function, found.own) if found is not None else function
+
+    def stacks(self, kernel: Kernel, machine: Machine, registers: Sequence[str]) -> Stacks:
+        return _Untold()
+
+    def stacks_missing(self, kernel: Kernel) -> str:
+        return NO_TYPES
+
+    def room(self, machine: Machine, kernel: Kernel) -> Room:
+        return room.find(machine, kernel)
+
+    def unwinder(
+        self, kernel: Kernel, text: LinuxText, bits: Bits, read: Callable[[int, int], bytes]
+    ) -> Unwinder | None:
+        assert isinstance(text, PowerText)
+        return BackChain(kernel.range("_stext", "_etext"), text.through(read), read)
+
+
+PPC = _PPC()
+_: Port = PPC

@@ -1,0 +1,48 @@
+"""The kernel's radix tree of page tables (Power ISA 3.1B, Book III, 6.7.10): how the linear map maps an address.
+
+    table entry   V │ L=0 │ … │ next table, a multiple of 256 bytes │ … │ size of its index in bits (5)
+    leaf          V │ L=1 │ … │ page's address                      │ … │ privileged, read, write, execute (4)
+Entries are big-endian, whatever the kernel is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+VALID, LEAF = 1 << 63, 1 << 62
+NEXT_TABLE, NEXT_SIZE = 0x0FFF_FFFF_FFFF_FF00, 0x1F
+FRAME = 0x01FF_FFFF_FFFF_F000
+READ, WRITE, EXECUTE = 4, 2, 1
+ADDRESS_BITS, ROOT_BITS = 52, 13  # asm/book3s/64/radix.h: RADIX_PGD_INDEX_SIZE is 13 for pages of 4K and of 64K
+DEEPEST = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """address: where the page begins; physical: where its frame does."""
+
+    address: int
+    physical: int
+    size: int
+    writable: bool
+    executable: bool
+
+
+def translate(read_physical: Callable[[int, int], bytes], root: int, address: int) -> Page | None:
+    """The page around `address`, by the tree whose root table is at the physical address `root`."""
+    table, bits, shift = root, ROOT_BITS, ADDRESS_BITS
+    for _ in range(DEEPEST):
+        shift -= bits
+        if shift < 0:
+            return None
+        index = address >> shift & (1 << bits) - 1
+        entry = int.from_bytes(read_physical(table + 8 * index, 8), "big")
+        if not entry & VALID:
+            return None
+        if entry & LEAF:
+            size = 1 << shift
+            start = address & -size
+            return Page(start, entry & FRAME & -size, size, bool(entry & WRITE), bool(entry & EXECUTE))
+        table, bits = entry & NEXT_TABLE, entry & NEXT_SIZE
+    return None

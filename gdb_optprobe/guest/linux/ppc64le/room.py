@@ -1,0 +1,156 @@
+"""Memory for detours on ppc64le: two gaps of the kernel's own image, which linker script and boot leave empty.
+
+    _stext ───────── _etext ─────────────────────────── __init_begin ─── … ── __stop___bug_table ── _edata
+    │ text           │ rodata … │ gap: zero, executable │ init, freed         │ gap: zero, writable │ .bss
+                                 └ code ┘                                      └ data ┘
+
+Code: STRICT_KERNEL_RWX aligns what follows the constants to 16 MiB (vmlinux.lds.S, STRICT_ALIGN_SIZE), and until a
+kernel takes the right to execute from its constants, the gap is mapped like text. Whether it is, the kernel's page
+tables say; where they cannot be read (hash page tables are the hypervisor's), `kvm_tmp` serves: 64 KiB within .text
+that only code of the boot uses (arch/powerpc/kernel/kvm.c), in a guest of a hypervisor without it never.
+Data: the bug table is the last of the initialised data, and `. = ALIGN(PAGE_SIZE)` follows it.
+
+All of it belongs to the image that memblock reserves at boot, from _stext to _end: only init memory is ever freed.
+Nothing is believed that is not all zero, but for what an earlier session left: it is recognised by its code, which is
+never freed while nobody knows who may be inside, and by the counters in that.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.port import Room
+from gdb_optprobe.guest.linux.ppc64le import radix
+from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
+from gdb_optprobe.guest.linux.ppc64le.find import LINEAR_MAP
+from gdb_optprobe.guest.machine import Machine
+from gdb_optprobe.isa.ppc64le.words import opcode, ra, rb, rt, simm, xo
+
+FILL = 0
+CODE_SIZE = 1 << 21
+BEHIND = 1 << 16
+"""Left free at the gap's end: a branch from the lowest text reaches 32 MiB less 4."""
+PAGES = (1 << 16, 1 << 12)
+LINE = 128  # counters share no cache line with the guest's data
+LARGEST_POINTER = 1 << 44
+LEAST = 1 << 14
+LDARX = 84
+MASK = (1 << 64) - 1
+ADVICE = "set optprobe arena code=START-END data=START-END"
+
+
+class NoRoom(OptprobeError):
+    """This kernel's image has no gap that could hold detours."""
+
+
+def find(machine: Machine, kernel: Kernel) -> Room:
+    """Raises NoRoom."""
+    start, end = _code(machine, kernel)
+    data = _data(kernel)
+    code = kernel.read(start, end).rstrip(bytes([FILL]))
+    if not code:
+        if not _is_zero(kernel, *data):
+            raise NoRoom("this kernel's initialised data has no gap behind it", ADVICE)
+        return Room((start, end), data, FILL)
+    used = max((counter + 8 for counter in counters(code) if data[0] <= counter < data[1]), default=data[0])
+    free = start + -(-len(code) // LINE) * LINE
+    if end - free < LEAST or data[1] - used < LINE:
+        raise NoRoom("earlier sessions have left no room for detours", ADVICE)
+    return Room((free, end), (used, data[1]), FILL)
+
+
+def counters(code: bytes) -> Iterator[int]:
+    """Where `code`, made of detours, counts: see isa/ppc64le/writer.py, `count`."""
+    known: dict[int, int] = {}
+    for (word,) in struct.iter_unpack("<I", code[: len(code) & ~3]):
+        match opcode(word):
+            case 14 | 15 if not ra(word):  # li, lis
+                known[rt(word)] = simm(word) << (16 if opcode(word) == 15 else 0)
+            case 24 | 25 if ra(word) == rt(word) in known:  # ori, oris
+                known[rt(word)] |= (word & 0xFFFF) << (16 if opcode(word) == 25 else 0)
+            case 30 if ra(word) == rt(word) in known:  # sldi by 32
+                known[rt(word)] <<= 32
+            case 31 if xo(word) == LDARX and rb(word) in known and not ra(word):
+                yield known[rb(word)] & MASK
+
+
+def _code(machine: Machine, kernel: Kernel) -> tuple[int, int]:
+    """What is zero there, or begins with code of an earlier session's."""
+    end = kernel.address("__init_begin") - BEHIND
+    gap = end - CODE_SIZE, end
+    if kernel.address("_etext") < gap[0] - LEAST and _executable(machine, kernel, *gap) and _is_ours(kernel, *gap):
+        return gap
+    template = kernel.range("kvm_tmp", "kvm_template_end")
+    template = -(-template[0] // LINE) * LINE, template[1]
+    if template[0] and _is_ours(kernel, *template):
+        return template
+    raise NoRoom("this kernel's image has no gap that could hold detours", ADVICE)
+
+
+def _is_ours(kernel: Kernel, start: int, end: int) -> bool:
+    """Whether the range is zero, or a detour stands at its start and its second half is zero."""
+    if _is_zero(kernel, start, end):
+        return True
+    first = kernel.read(start, start + LINE)
+    return next(counters(first), None) is not None and _is_zero(kernel, (start + end) // 2, end)
+
+
+def _data(kernel: Kernel) -> tuple[int, int]:
+    """Behind the last of the initialised data, up to the page's end."""
+    last = kernel.symbols.address("__stop___bug_table")
+    if last is None:
+        raise NoRoom("where this kernel's initialised data ends is not known", ADVICE)
+    size = page_size(kernel)
+    start, end = -(-last // LINE) * LINE, -(-last // size) * size
+    if end - start < LINE:
+        raise NoRoom("this kernel's initialised data has no gap behind it", ADVICE)
+    return start, end
+
+
+def page_size(kernel: Kernel) -> int:
+    """The linker aligns these to pages; that all of them are multiples of larger ones by chance is not to be feared."""
+    aligned = [kernel.address(name) for name in ("_etext", "_sinittext", "_einittext")]
+    return next((size for size in PAGES if not any(address % size for address in aligned)), PAGES[-1])
+
+
+def _is_zero(kernel: Kernel, start: int, end: int) -> bool:
+    return not any(kernel.read(start, end))
+
+
+def _executable(machine: Machine, kernel: Kernel, start: int, end: int) -> bool:
+    """Whether the kernel's radix tree maps the range where the linear map has it, with the right to execute."""
+    root = _root(machine, kernel)
+    at = start
+    while root is not None and at < end:
+        page = radix.translate(machine.read_physical, root, at)
+        if page is None or not page.executable or page.physical != page.address - LINEAR_MAP[0]:
+            return False
+        at = page.address + page.size
+    return root is not None
+
+
+def _root(machine: Machine, kernel: Kernel) -> int | None:
+    """The physical address of the kernel's own tree: what `pgd_offset_k` reads, in a function that changes mappings.
+
+    It is what maps text where text is; None where nothing does.
+    """
+    symbols, text = kernel.symbols, kernel.address("_stext")
+    if not isinstance(symbols, DerivedSymbols):
+        return None
+    for function in ("radix__change_memory_range", "__map_kernel_page"):
+        found = symbols.constants_of(function)
+        for variable in (*found.used, *found.made):
+            table = symbols.word(variable)
+            if table is None or table % PAGES[-1] or not LINEAR_MAP[0] <= table < LINEAR_MAP[0] + LARGEST_POINTER:
+                continue
+            physical = table - LINEAR_MAP[0]
+            try:
+                page = radix.translate(machine.read_physical, physical, text)
+            except OptprobeError:
+                continue
+            if page is not None and page.executable and page.physical == page.address - LINEAR_MAP[0]:
+                return physical
+    return None

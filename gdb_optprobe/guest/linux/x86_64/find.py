@@ -1,0 +1,102 @@
+"""Find a running x86-64 kernel and its page tables, by a vCPU's control registers.
+
+    CR3 ─► mappings of the kernel's image ─► text, rodata, data
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest import image
+from gdb_optprobe.guest.image import Image, Run
+from gdb_optprobe.guest.linux.recover import Read, View
+from gdb_optprobe.guest.machine import Machine
+from gdb_optprobe.guest.symbols import SymbolTable
+from gdb_optprobe.isa.x86_64 import paging
+
+# __START_KERNEL_map up to the modules (arch/x86/include/asm/page_64_types.h).
+IMAGE_AREA = (0xFFFF_FFFF_8000_0000, 0xFFFF_FFFF_C000_0000)
+PAGING, PROTECTED = 1 << 31, 1 << 0
+LONG_MODE_ACTIVE = 1 << 10
+FIVE_LEVELS = 1 << 12
+LARGEST_NOTES = 1 << 16
+
+CONTROL = ("cr0", "cr3", "cr4", "efer")
+
+
+@dataclass(frozen=True, slots=True)
+class PageTables:
+    """A `View` through page tables. root: the physical address of the top one."""
+
+    machine: Machine
+    root: int
+    la57: bool
+
+    def walk(self, address: int) -> tuple[int, int] | None:
+        page = paging.translate(self.machine.read_physical, self.root, address, la57=self.la57)
+        return (page.frame_of(address), page.end - address) if page is not None else None
+
+    def now(self, address: int) -> int | None:
+        for root in _roots(self.machine):
+            page = paging.translate(self.machine.read_physical, root, address, la57=self.la57)
+            if page is not None:
+                return page.frame_of(address)
+        return None
+
+
+def find(machine: Machine) -> tuple[Image, View] | None:
+    """The image and page tables that show it. A vCPU in user mode may have tables without the kernel."""
+    control = machine.registers(machine.vcpus()[0], CONTROL)
+    check_mode(control)
+    la57 = bool(control["cr4"] & FIVE_LEVELS)
+    failure: OptprobeError | None = None
+    for root in _roots(machine):
+        try:
+            runs = [
+                Run(page.address, page.size, page.writable, page.executable)
+                for page in paging.mappings(machine.read_physical, root, *IMAGE_AREA, la57=la57)
+                if not page.user
+            ]
+            if runs:
+                return image.find(runs), PageTables(machine, root, la57)
+        except OptprobeError as error:
+            failure = error
+    if failure is not None:
+        raise failure
+    return None
+
+
+def settle(where: Image, view: View, symbols: SymbolTable) -> tuple[Image, View]:
+    """Through the kernel's own top page table, which no process takes away."""
+    assert isinstance(view, PageTables)
+    own = symbols.address("init_top_pgt") or symbols.address("swapper_pg_dir")
+    page = view.walk(own) if own is not None else None
+    return where, replace(view, root=page[0]) if page is not None else view
+
+
+def notes(where: Image, symbols: SymbolTable, read: Read) -> tuple[int, int]:
+    start, end = symbols.address("__start_notes"), symbols.address("__stop_notes")
+    if start is None or end is None or not 0 < end - start <= LARGEST_NOTES:
+        return where.rodata.start, where.rodata.end
+    return start, end
+
+
+def check_mode(control: Mapping[str, int]) -> None:
+    """Raises OptprobeError unless the CPU runs 64-bit code with paging."""
+    if not control["cr0"] & PROTECTED or not control["efer"] & LONG_MODE_ACTIVE:
+        raise OptprobeError("the guest's CPU is not in 64-bit mode", "let the guest boot, then try again")
+    if not control["cr0"] & PAGING:
+        raise OptprobeError("the guest has not switched paging on yet", "let the guest boot, then try again")
+
+
+def _roots(machine: Machine) -> Iterator[int]:
+    """Candidates: the kernel's half of each vCPU's pair of tables (page-table isolation), then what CR3 has."""
+    vcpus = sorted(machine.vcpus(), key=lambda vcpu: vcpu != machine.selected())
+    values = []
+    for vcpu in vcpus:
+        values.append(machine.registers(vcpu, ("cr3",))["cr3"])
+        yield values[-1] & paging.ADDRESS
+    for value in values:
+        yield paging.kernel_cr3(value)

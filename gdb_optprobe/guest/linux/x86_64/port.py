@@ -1,0 +1,94 @@
+"""The port of Linux on x86-64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.cache import Shelf
+from gdb_optprobe.guest.linux import filler, stacks
+from gdb_optprobe.guest.linux.kernel import Kernel, Structures
+from gdb_optprobe.guest.linux.port import Bits, LinuxText, Overlay, Port, Room
+from gdb_optprobe.guest.linux.text import KernelText
+from gdb_optprobe.guest.linux.x86_64 import find as finding
+from gdb_optprobe.guest.machine import Machine, Memory
+from gdb_optprobe.guest.symbols import SymbolTable
+from gdb_optprobe.guest.text import Text
+from gdb_optprobe.isa.x86_64 import X86_64, unwind
+
+
+class _X86:
+    elf = "x86_64"
+    find = staticmethod(finding.find)
+    settle = staticmethod(finding.settle)
+    notes = staticmethod(finding.notes)
+
+    def kernel(self, memory: Memory, symbols: SymbolTable, structures: Structures) -> Kernel:
+        return Kernel(memory, symbols, structures)
+
+    def text(self, kernel: Kernel, overlay: Overlay, shelf: Shelf | None) -> LinuxText:
+        return KernelText(kernel, X86_64, overlay, shelf)
+
+    def entry(self, function: int, text: Text) -> int:
+        """Behind a landing pad: an indirect call must find it as it is, and the tracer's site begins behind it.
+
+        (arch/x86/kernel/kprobes/core.c, arch_adjust_kprobe_addr)
+        """
+        found = text.function(function)
+        insn = found.own.get(function) if found is not None else None
+        return insn.end if insn is not None and insn.text.startswith("endbr") else function
+
+    def stacks(self, kernel: Kernel, machine: Machine, registers: Sequence[str]) -> stacks.Stacks:
+        return stacks.Stacks(kernel, machine, registers)
+
+    def stacks_missing(self, kernel: Kernel) -> str:
+        return stacks.missing(kernel)
+
+    def room(self, machine: Machine, kernel: Kernel) -> Room:
+        """Filler of the kernel's own text; of that what an earlier session left."""
+        tables = filler.page_tables(machine, kernel)
+        left = filler.left_behind(kernel, tables, machine.read_physical)
+        if left is not None:
+            return Room(left.code, left.data, filler.FILL)
+        found = filler.find(kernel)
+        mapping = filler.plan_mapping(found, tables, machine.read_physical)
+        filler.apply(mapping, machine)
+        return Room(found.code, found.data, filler.FILL, lambda: filler.undo(mapping, machine))
+
+    def unwinder(
+        self, kernel: Kernel, text: LinuxText, bits: Bits, read: Callable[[int, int], bytes]
+    ) -> OrcUnwinder | None:
+        ips = kernel.range("__start_orc_unwind_ip", "__stop_orc_unwind_ip")
+        entries = kernel.symbols.address("__start_orc_unwind")
+        if not ips[0] or entries is None:
+            return None
+        lookup, end = kernel.range("orc_lookup", "orc_lookup_end")
+        span = (kernel.address("_stext"), max(kernel.address("_etext"), kernel.address("_einittext")))
+        tables = unwind.Tables(span, ips, entries, (lookup, (end - lookup) // 4), _encoding(bits))
+        return OrcUnwinder(span, tables, read)
+
+
+def _encoding(bits: Bits) -> unwind.Encoding:
+    """From the kernel's own types; without them, as kernels until 6.2 had it."""
+    try:
+        return unwind.encoding(bits("orc_entry"))
+    except (OptprobeError, KeyError):
+        return unwind.LEGACY
+
+
+@dataclass(frozen=True, slots=True)
+class OrcUnwinder:
+    """By the kernel's own unwind tables."""
+
+    text: tuple[int, int]
+    tables: unwind.Tables
+    read: Callable[[int, int], bytes]
+
+    def caller(self, registers: Mapping[str, int], exact: bool) -> tuple[Mapping[str, int], bool] | None:
+        found = unwind.unwind(unwind.State(registers, exact=exact), self.tables, self.read)
+        return (found.registers, found.exact) if found is not None else None
+
+
+X86 = _X86()
+_: Port = X86

@@ -1,0 +1,209 @@
+"""A ppc64le kernel of a few pages: what its code says of its data, where its tree maps it, where room is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from struct import pack
+
+import pytest
+
+from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.ppc64le import areas, radix, room
+from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols, constants
+from gdb_optprobe.guest.linux.ppc64le.find import LINEAR_MAP, LinearMap
+from gdb_optprobe.guest.linux.ppc64le.text import PowerText
+from gdb_optprobe.guest.text import Area, Fact
+from gdb_optprobe.isa.base import Dead
+from gdb_optprobe.isa.ppc64le import PPC64LE
+from gdb_optprobe.isa.ppc64le.templates import load
+from gdb_optprobe.isa.ppc64le.words import to_bytes
+from tests.linux.fakes import Machine, Pages, symbols
+
+BASE = LINEAR_MAP[0]
+TEXT = BASE + 0x8000
+USER = TEXT + 0x100  # a function that uses what has no name
+TOC = TEXT + 0x20000
+TABLE = TOC + 0x10000 - 0x800
+FRAME = 0x400000
+
+
+def words(*values: int) -> bytes:
+    return b"".join(value.to_bytes(4, "little") for value in values)
+
+
+def toc_setup(function: int) -> bytes:
+    offset = TOC - function
+    return words(0x3C4C0000 | offset + 0x8000 >> 16, 0x38420000 | offset & 0xFFFF)
+
+
+def made_of_toc(register: int, address: int) -> bytes:
+    """addis register,2,…; addi register,register,…"""
+    offset = address - TOC
+    return words(
+        0x3C020000 | register << 21 | offset + 0x8000 >> 16 & 0xFFFF,
+        0x38000000 | register << 21 | register << 16 | offset & 0xFFFF,
+    )
+
+
+NAMES = {
+    "_stext": BASE,
+    "start_text": TEXT,
+    "find_bug": USER,
+    "search_exception_tables": USER + 0x40,
+    "is_ftrace_trampoline": USER + 0x80,
+    "tail": USER + 0xC0,
+    "d__etext": TEXT + 0x10000,
+    "_einittext": TEXT + 0x20000,
+}
+
+
+def power_kernel(memory: Pages, names: Mapping[str, int] = NAMES) -> Kernel:
+    return Kernel(memory, DerivedSymbols(symbols(**names), memory))
+
+
+# --- names from code -------------------------------------------------------------------------------------------------
+
+
+def test_constants_are_those_that_a_function_makes() -> None:
+    code = toc_setup(USER) + made_of_toc(9, TABLE) + words(0x39490010, 0xE9690018, 0x39200001, 0x39090004)
+    #        addi r10,r9,16   ld r11,24(r9)   li r9,1   addi r8,r9,4: of a number that is no address
+    found = constants(PPC64LE.decode(code, USER), TOC)
+    assert found.made == (TABLE, TABLE + 16)
+    assert found.used == (TABLE + 24,)
+
+
+def test_a_register_that_was_overwritten_makes_no_address() -> None:
+    code = made_of_toc(9, TABLE) + words(0x7C691B78, 0x39490010)  # mr r9,r3; addi r10,r9,16
+    assert constants(PPC64LE.decode(code, USER), TOC).made == (TABLE,)
+    called = made_of_toc(9, TABLE) + words(0x48000101, 0x39490010)  # bl; addi r10,r9,16
+    assert constants(PPC64LE.decode(called, USER), TOC).made == (TABLE,)
+
+
+def table_at(memory: Pages, at: int, rows: int, target: int = USER) -> None:
+    for number in range(rows):
+        here = at + 12 * number
+        memory.put(here, pack("<iiHH", target - here, 0, number, 0))
+
+
+def test_a_table_gets_its_name_from_the_function_that_searches_it() -> None:
+    memory = Pages()
+    # The end is made first, and a third address is no bound of it.
+    code = toc_setup(USER) + made_of_toc(9, TABLE + 36) + made_of_toc(10, TABLE) + made_of_toc(8, TABLE + 30)
+    memory.put(USER, code)
+    table_at(memory, TABLE, 3)
+    found = power_kernel(memory)
+    assert found.range("__start___bug_table", "__stop___bug_table") == (TABLE, TABLE + 36)
+
+
+def test_what_is_no_table_gets_no_name() -> None:
+    memory = Pages()
+    memory.put(USER, toc_setup(USER) + made_of_toc(9, TABLE + 36) + made_of_toc(10, TABLE))
+    table_at(memory, TABLE, 3, target=TABLE)
+    assert power_kernel(memory).range("__start___bug_table", "__stop___bug_table") == (0, 0)
+
+
+def test_the_list_of_tracers_is_the_one_that_ends() -> None:
+    memory = Pages()
+    head, end = TABLE, TABLE + 0x40
+    memory.put(USER + 0x80, toc_setup(USER + 0x80) + made_of_toc(9, head) + words(0xE9490000) + made_of_toc(8, end))
+    memory.put_words(head, TABLE + 0x80)
+    memory.put_words(TABLE + 0x80, 0, end)  # an ops, whose `next` is the end
+    found = power_kernel(memory)
+    assert (found.address("ftrace_ops_list"), found.address("ftrace_list_end")) == (head, end)
+
+
+# --- where things are ------------------------------------------------------------------------------------------------
+
+
+def big(value: int) -> bytes:
+    return value.to_bytes(8, "big")
+
+
+def tree(memory: Pages, root: int, rights: int) -> None:
+    """2 MiB of the linear map's start, through tables of 13, 9 and 9 bits, a page of 2 MiB at their end."""
+    middle, last = root + 0x10000, root + 0x11000
+    memory.put(root, big(1 << 63 | middle | 9))
+    memory.put(middle, big(1 << 63 | last | 9))
+    memory.put(last, big(1 << 63 | 1 << 62 | rights))
+
+
+@pytest.mark.parametrize("rights, writable, executable", [(5, False, True), (6, True, False), (4, False, False)])
+def test_a_radix_tree(rights: int, writable: bool, executable: bool) -> None:
+    memory = Pages()
+    tree(memory, FRAME, rights)
+    page = radix.translate(memory.read_physical, FRAME, BASE + 0x12345)
+    assert page == radix.Page(BASE, 0, 1 << 21, writable, executable)
+
+
+def test_what_a_radix_tree_does_not_map() -> None:
+    memory = Pages()
+    tree(memory, FRAME, 5)
+    assert radix.translate(memory.read_physical, FRAME, BASE + (1 << 21)) is None
+
+
+def test_the_linear_map_is_there_while_a_cpu_is_little_endian() -> None:
+    machine = Machine({"msr": 1 << 63 | 1}, {"msr": 1 << 63})
+    view = LinearMap(machine)
+    assert view.walk(BASE + 0x1234) == (0x1234, LINEAR_MAP[1] - BASE - 0x1234)
+    assert view.walk(LINEAR_MAP[1]) is None and view.walk(0x1234) is None
+    assert view.now(BASE + 0x1234) == 0x1234
+    machine.state[0]["msr"] = 1 << 63  # firmware
+    assert view.now(BASE + 0x1234) is None
+
+
+def test_the_counters_of_detours_that_were_left() -> None:
+    first, second = BASE + 0x2714F00, BASE + 0x2714F08
+    code = PPC64LE.count(first, BASE, PPC64LE.dead_at_entry()) + PPC64LE.count(second, BASE, Dead())
+    assert list(room.counters(code)) == [first, second]
+    assert list(room.counters(to_bytes(*load(9, first)))) == []
+
+
+# --- text ------------------------------------------------------------------------------------------------------------
+
+
+def test_areas() -> None:
+    memory = Pages()
+    memory.put(USER, words(0x60000000) * 64)
+    text = PowerText(power_kernel(memory))
+    assert text.area(BASE + 0x100) is Area.ENTRY
+    assert text.area(USER) is Area.TEXT
+    assert text.area(TEXT + 0x10000) is Area.NOT_TEXT
+    assert text.area(0xC008000000000000) is Area.MODULE
+    assert areas.of("kvmppc_realmode_machine_check") is Area.EARLY
+    assert areas.of("optinsn_slot") is Area.COPIED
+    assert areas.of("ret_from_fork") is Area.ENTRY
+    assert areas.of("vfs_read") is areas.of("dev_exception_rm") is Area.TEXT
+
+
+def test_where_nothing_may_stop() -> None:
+    memory = Pages()
+    listing = words(
+        0x60000000,  # nop
+        0x7D2018A8,  # ldarx r9,0,r3
+        0x7D244A14,  # add r9,r4,r9
+        0x7D2019AD,  # stdcx. r9,0,r3
+        0x40C2FFF4,  # bne- to the ldarx
+        0x0FE00000,  # twui r0,0: a trap of the kernel's
+        0x4C000024,  # rfid
+        0x4E800020,  # blr
+    )
+    memory.put(USER, listing + bytes(64))
+    text = PowerText(power_kernel(memory))
+    found = [text.area(USER + 4 * number) for number in range(8)]
+    between = [Area.RESERVATION, Area.RESERVATION]
+    assert found == [Area.TEXT, Area.TEXT, *between, Area.TEXT, Area.TRAP, Area.SYSTEM, Area.TEXT]
+
+
+def test_marks_of_the_exception_table_of_two_words() -> None:
+    memory = Pages()
+    memory.put(USER, words(0x60000000) * 16)
+    memory.put(USER + 0x40, toc_setup(USER + 0x40) + made_of_toc(9, TABLE) + made_of_toc(10, TABLE + 16) + bytes(0x28))
+    for number in range(2):
+        at = TABLE + 8 * number
+        memory.put(at, pack("<ii", USER + 4 * number - at, USER + 0x20 - at - 4))
+    text = PowerText(power_kernel(memory))
+    facts = [(mark.fact, mark.address) for mark in text.marks(USER, USER + 0x40)]
+    assert facts == [(Fact.EXCEPTION, USER), (Fact.EXCEPTION, USER + 4)]
+    function = text.function(USER)
+    assert function is not None
+    assert {(j.source, j.target) for j in function.whole.jumps} == {(USER, USER + 0x20), (USER + 4, USER + 0x20)}
