@@ -11,6 +11,8 @@ from gdb_optprobe.probes.original import overlaid
 from gdb_optprobe.probes.session import Session
 
 MASK = (1 << 64) - 1
+LONGEST = 16
+"""No instruction is longer, in bytes."""
 
 
 class OriginalDisassembler(gdb.disassembler.Disassembler):
@@ -23,7 +25,7 @@ class OriginalDisassembler(gdb.disassembler.Disassembler):
     def __call__(self, info: gdb.disassembler.DisassembleInfo) -> gdb.disassembler.DisassemblerResult | None:
         session = self._session()
         address = info.address & MASK
-        if session is None or not any(_near(address, patch.address, patch.end) for patch in session.registry.patches()):
+        if session is None or next(session.registry.patches(address, address + LONGEST), None) is None:
             return None
         result = gdb.disassembler.builtin_disassemble(_Original(info, session))
         numbers = [
@@ -48,11 +50,6 @@ class _Original(gdb.disassembler.DisassembleInfo):
     def read_memory(self, length: int, offset: int = 0) -> bytes:
         data = bytes(super().read_memory(length, offset))
         return overlaid(data, (self.address & MASK) + offset, self._session.registry)
-
-
-def _near(address: int, start: int, end: int) -> bool:
-    """Whether an instruction at `address` may share bytes with [start, end)."""
-    return start - 16 < address < end
 
 
 def install(session: Callable[[], Session | None]) -> None:

@@ -17,21 +17,21 @@ from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.isa.base import Insn, OutOfReach
 from gdb_optprobe.probes.branch import Branch
+from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.target import Target
 
 
 @dataclass
 class Links:
-    """The branches that stand in the guest, and the links between their detours."""
+    """The links between the detours of the branches that stand in the guest."""
 
     target: Target
-    _heads: dict[int, Branch] = field(default_factory=dict)
+    registry: Registry
     _ways: defaultdict[int, list[Insn]] = field(default_factory=lambda: defaultdict(list))
     _linked: dict[int, Patch] = field(default_factory=dict)
 
     def add(self, branch: Branch) -> None:
-        """`branch` was written: link it with those that stand."""
-        self._heads[branch.plan.head] = branch
+        """`branch` was written: link it with those that stand, itself among them."""
         ways = branch.detour.ways_on(self.target.isa)
         for insn in ways:
             self._ways[insn.target or 0].append(insn)
@@ -44,7 +44,6 @@ class Links:
         patch.revert([self._linked[at] for at in sorted(linked)], self.target.machine)
         for at in linked:
             del self._linked[at]
-        del self._heads[branch.plan.head]
         for insn in own:
             self._ways[insn.target or 0].remove(insn)
 
@@ -61,7 +60,7 @@ class Links:
     def _link(self, insns: list[Insn]) -> None:
         patches: dict[int, Patch] = {}
         for insn in insns:
-            branch = self._heads.get(insn.target or 0)
+            branch = self.registry.branch(insn.target or 0)
             if branch is None or insn.address in self._linked:
                 continue
             try:

@@ -39,6 +39,9 @@ from gdb_optprobe.probes.target import Target
 
 T = TypeVar("T")
 
+FAR = 1 << 16
+"""Bytes within which a stretch surely ends."""
+
 
 @dataclass
 class Optimizer:
@@ -54,7 +57,7 @@ class Optimizer:
     _arena_missing: Reason | None = None
 
     def __post_init__(self) -> None:
-        self.links = Links(self.target)
+        self.links = Links(self.target, self.registry)
         self._grounds = Grounds(self.target.isa, self.target.text)
 
     @property
@@ -218,6 +221,8 @@ class Optimizer:
             if address in looked_at:
                 continue
             looked_at.add(address)
+            if not any(site.enabled for site in self.registry.near(address, FAR)):
+                continue
             ground = self._grounds.at(address)
             insn = ground.around(address) if ground is not None else None
             if ground is not None and insn is not None:
@@ -233,6 +238,7 @@ class Optimizer:
             if id(branch) in stay:
                 continue
             assert self._arena is not None
+            self.registry.falls(branch)
             try:
                 self.links.remove(branch)
                 branch.take_away(self.target, self._arena)
@@ -266,6 +272,7 @@ class Optimizer:
             self._let_tracer_in(wanted)
             raise
         else:
+            self.registry.stands(branch)
             self.links.add(branch)
 
     def _let_tracer_in(self, wanted: Plan) -> None:

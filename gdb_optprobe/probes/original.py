@@ -19,7 +19,7 @@ class OriginalMemory:
 
 def overlaid(data: bytes, address: int, registry: Registry) -> bytes:
     """`data`, read at `address`, with the original bytes in place of our branches."""
-    patches = [patch for patch in registry.patches() if patch.address < address + len(data) and address < patch.end]
+    patches = list(registry.patches(address, address + len(data)))
     if not patches:
         return data
     original = bytearray(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
 
 from gdb_optprobe.detours.layout import Detour
@@ -11,6 +12,9 @@ from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.site import Site
 
+LONGEST_PATCH = 16
+"""No branch changes more bytes."""
+
 
 class Registry:
     """Probes by number and sites by address. It changes nothing in the guest."""
@@ -18,6 +22,11 @@ class Registry:
     def __init__(self) -> None:
         self._probes: dict[int, Probe] = {}
         self._sites: dict[int, Site] = {}
+        self._addresses: list[int] = []
+        self._branches: dict[int, Branch] = {}
+        self._heads: list[int] = []
+        self._by_slot: dict[int, Branch] = {}
+        self._slots: list[int] = []
         self._next = 1
 
     def next_number(self) -> int:
@@ -26,6 +35,8 @@ class Registry:
 
     def add(self, probe: Probe, site: Site) -> None:
         self._probes[probe.number] = probe
+        if site.address not in self._sites:
+            insort(self._addresses, site.address)
         self._sites[site.address] = site
         site.probes.append(probe)
 
@@ -36,6 +47,7 @@ class Registry:
         site.probes.remove(probe)
         if not site.probes:
             del self._sites[probe.address]
+            self._addresses.remove(probe.address)
 
     def probes(self, numbers: Sequence[int] | None = None) -> list[Probe]:
         """These probes, in order of creation (None: all). Raises OptprobeError for a number that is not there."""
@@ -54,22 +66,58 @@ class Registry:
 
     def sites(self) -> Iterator[Site]:
         """All sites, by address."""
-        return iter([self._sites[address] for address in sorted(self._sites)])
+        return iter([self._sites[address] for address in self._addresses])
+
+    # branches ----------------------------------------------------------------------------------------------------
+
+    def stands(self, branch: Branch) -> None:
+        """`branch` was written."""
+        insort(self._heads, branch.plan.head)
+        insort(self._slots, branch.detour.address)
+        self._branches[branch.plan.head] = self._by_slot[branch.detour.address] = branch
+
+    def falls(self, branch: Branch) -> None:
+        """`branch` is in the guest no more, or not ours any more."""
+        self._heads.remove(branch.plan.head)
+        self._slots.remove(branch.detour.address)
+        del self._branches[branch.plan.head], self._by_slot[branch.detour.address]
 
     def branches(self) -> Iterator[Branch]:
-        """Our branches that stand in the guest's text now."""
-        return (
-            site.branch for site in self._sites.values() if site.branch is not None and site.branch.sites[0] is site
-        )
+        """Our branches that stand in the guest's text now, by address."""
+        return iter([self._branches[head] for head in self._heads])
 
-    def patches(self) -> Iterator[Patch]:
-        """What these branches changed in the text."""
-        return (branch.patch for branch in self.branches())
+    def branch(self, head: int) -> Branch | None:
+        """The branch that stands at `head`."""
+        return self._branches.get(head)
+
+    def patches(self, start: int, end: int) -> Iterator[Patch]:
+        """What our branches changed in the text between `start` and `end`."""
+        first = bisect_left(self._heads, start - LONGEST_PATCH)
+        found = (self._branches[head].patch for head in self._heads[first : bisect_left(self._heads, end)])
+        return (patch for patch in found if patch.end > start)
 
     def detour_at(self, pc: int) -> Detour | None:
         """The detour that `pc` is in."""
-        detours = (site.detour for site in self._sites.values())
-        return next((one for one in detours if one is not None and one.address <= pc < one.end), None)
+        place = bisect_right(self._slots, pc)
+        if place and pc < (detour := self._by_slot[self._slots[place - 1]].detour).end:
+            return detour
+        copies = (site.detour for site in self._sites.values() if site.branch is None)
+        return next((copy for copy in copies if copy is not None and copy.address <= pc < copy.end), None)
+
+    def near(self, address: int, distance: int) -> Iterator[Site]:
+        """Sites within `distance` bytes of `address`."""
+        first = bisect_left(self._addresses, address - distance)
+        last = bisect_right(self._addresses, address + distance)
+        return (self._sites[at] for at in self._addresses[first:last])
+
+    def abandon(self) -> None:
+        """The guest that held it all is gone."""
+        for site in self._sites.values():
+            site.abandon()
+        self._heads.clear()
+        self._slots.clear()
+        self._branches.clear()
+        self._by_slot.clear()
 
     def __len__(self) -> int:
         return len(self._probes)

@@ -29,6 +29,9 @@ from gdb_optprobe.probes.views import ExplainView, ProbeView, ShowView
 # Runs the guest for some seconds (None: no bound); why it stopped, or None when the time was up.
 Run = Callable[[float | None], str | None]
 
+# Addresses of one location that are worked on together: the code around them is decoded once.
+AT_ONCE = 256
+
 SLICE = 0.1
 LONGEST_SLICE = 1.0
 
@@ -59,8 +62,7 @@ class Session:
                 f"{spec.location} has {len(addresses)} addresses and max-probes is {limit}",
                 "set optprobe max-probes N, or name fewer",
             )
-        wanted = [place for address in addresses if (place := self._standing(address, spec)) is not None]
-        probes = self._create(spec, wanted)
+        probes = self._create(spec, addresses)
         if not probes:
             raise OptprobeError(f"none of the {len(addresses)} addresses of {spec.location} can be probed")
         self.last_number = probes[-1].number
@@ -95,9 +97,11 @@ class Session:
     def _create(self, spec: Spec, addresses: Sequence[int]) -> list[Probe]:
         created: list[Probe] = []
         try:
-            for address in addresses:
-                created.append(self._place(spec, address))
-            self.optimizer.settle(self._sites_of(created))
+            for first in range(0, len(addresses), AT_ONCE):
+                wanted = [self._standing(address, spec) for address in addresses[first : first + AT_ONCE]]
+                new = [self._place(spec, address) for address in wanted if address is not None]
+                created += new
+                self.optimizer.settle(self._sites_of(new))
         except BaseException:
             self._remove(created)
             raise
@@ -233,7 +237,7 @@ class Session:
 
         A guest that was reset and came up at the same addresses holds none of it.
         """
-        patches = list(self.registry.patches())
+        patches = [branch.patch for branch in self.registry.branches()]
         if not patches:
             arena = self.optimizer.arena
             return arena is None or all(bool(self.target.machine.read(start, 8)) for start, _ in arena.ranges.data)
@@ -299,5 +303,4 @@ class Session:
 
     def abandon(self) -> None:
         """The guest is gone, or is another one now: forget what was in it, touching nothing."""
-        for site in self.registry.sites():
-            site.abandon()
+        self.registry.abandon()
