@@ -32,6 +32,9 @@ FIRST_BYTES = 5
 # Behind these is nothing that they lead to. A trap may be one of the guest's own, which goes on behind it.
 _ENDS = (Flow.JUMP, Flow.INDIRECT_JUMP, Flow.RETURN)
 
+_GOES_ON = (Flow.NEXT, Flow.BRANCH)
+_PLAIN = (Flow.NEXT, Flow.BRANCH, Flow.CALL, Flow.RETURN)
+
 
 class Ground:
     """`function` of `text`; good until the guest runs."""
@@ -112,6 +115,32 @@ class Ground:
         if jump is not None:
             return self._landed(jump)
         return self.obstacle(insn) or self.obstacle(before)
+
+    def is_seamless(self, before: Insn, insn: Insn) -> bool:
+        """Whether it is plain that `seam` finds nothing: for sweeps, which ask of millions; others ask `seam`."""
+        plain = self.plain
+        return (
+            insn.address in plain
+            and before.address in plain
+            and insn.address not in self.landings
+            and before.flow in _GOES_ON
+            and self._opaque is None
+        )
+
+    @cached_property
+    def plain(self) -> frozenset[int]:
+        """Instructions of which nobody says anything, and which say nothing themselves: no obstacles, all free."""
+        noted = self._marked.keys() | self._shared.keys() | self._landed_inside.keys()
+        isa = self.isa
+        return frozenset(
+            insn.address
+            for insn in self.function.hot
+            if insn.address not in noted
+            and insn.flow in _PLAIN
+            and obstacles.is_free(insn, isa)
+            and not isa.shadows(insn)
+            and not obstacles.is_landing_pad(insn)
+        )
 
     def why_not_alone(self, insn: Insn) -> Reason | None:
         """Why no copy of `insn` alone may stand for it; None where one may."""
@@ -231,8 +260,7 @@ class Ground:
         before: Insn | None = None
         for insn in self.function.hot:
             follows = before is not None and (before.flow in _ENDS or before.address in found)
-            known = insn.address in self.landings or insn.address in self._marked
-            if follows and not known and self.isa.fills(insn):
+            if follows and self.isa.fills(insn) and not (insn.address in self.landings or insn.address in self._marked):
                 found.add(insn.address)
             before = insn
         return frozenset(found)

@@ -10,17 +10,36 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gdb_optprobe.detours import obstacles
-from gdb_optprobe.detours.ground import Ground
+from gdb_optprobe.detours.ground import Ground, Grounds
 from gdb_optprobe.detours.place import Limits, Place, Site
-from gdb_optprobe.detours.refusal import Reason
+from gdb_optprobe.detours.planner import plan
+from gdb_optprobe.detours.refusal import Reason, Refused
 from gdb_optprobe.detours.regions import region
+from gdb_optprobe.guest.text import Area
 from gdb_optprobe.isa.base import Insn
+
+_RUNS = (Area.TEXT, Area.ENTRY, Area.EARLY, Area.COPIED)
+"""What an instruction that a running guest may come to is in."""
+
+
+def sweep(function: int, grounds: Grounds) -> Iterator[tuple[Insn, str]]:
+    """`survey` of the function that starts there; special text is refused as a whole, freed text is passed over."""
+    area, ground = grounds.text.area(function), grounds.at(function)
+    if ground is None or area not in _RUNS:
+        return
+    if area is Area.TEXT:
+        yield from survey(ground)
+        return
+    try:
+        plan(Site(function), grounds)
+    except Refused as refused:
+        yield from ((insn, refused.reason.code) for stretch in stretches(ground) for insn in stretch)
 
 
 def survey(ground: Ground) -> Iterator[tuple[Insn, str]]:
     """Every instruction of the function that is no padding, with the code of why it is refused; "" where it is not."""
     for stretch in stretches(ground):
-        if ground.obstacle(stretch[0]) is None and _is_plain(ground, stretch):
+        if _is_plain(ground, stretch):
             yield from ((insn, "") for insn in stretch)
         else:
             yield from ((insn, code_at(ground, insn)) for insn in stretch)
@@ -28,12 +47,23 @@ def survey(ground: Ground) -> Iterator[tuple[Insn, str]]:
 
 def stretches(ground: Ground) -> Iterator[tuple[Insn, ...]]:
     """All of them, ascending, but those of padding."""
-    seen = ground.function.start
+    found: list[Insn] = []
     for insn in ground.function.hot:
-        if insn.address >= seen and insn.data != ground.isa.breakpoint and not ground.is_padding(insn):
-            stretch = ground.stretch(insn)
-            seen = stretch[-1].end
-            yield stretch
+        if insn.data == ground.isa.breakpoint or ground.is_padding(insn):
+            continue
+        if found and not _follows(ground, found[-1], insn):
+            yield tuple(found)
+            found.clear()
+        found.append(insn)
+    if found:
+        yield tuple(found)
+
+
+def _follows(ground: Ground, before: Insn, insn: Insn) -> bool:
+    """Whether `insn` belongs to the stretch that `before` is the last of, so far."""
+    if before.end != insn.address:
+        return False
+    return ground.is_seamless(before, insn) or ground.seam(before, insn) is None
 
 
 def code_at(ground: Ground, insn: Insn) -> str:
@@ -43,12 +73,15 @@ def code_at(ground: Ground, insn: Insn) -> str:
 
 
 def _is_plain(ground: Ground, stretch: Sequence[Insn]) -> bool:
-    isa, needed = ground.isa, ground.isa.branch_size
-    size = sum(insn.size for insn in stretch)
+    """Whether a branch serves any of them, whichever it is."""
+    isa, needed, first = ground.isa, ground.isa.branch_size, stretch[0]
+    size = sum([len(insn.data) for insn in stretch])
     if size < needed and size + len(ground.padding(stretch[-1], needed)) < needed:
         return False
-    if any(isa.shadows(insn) for insn in stretch) or ground.is_shadowed(stretch[0]):
+    if ground.is_shadowed(first):
         return False
-    if len(stretch) == 1 or all(obstacles.is_free(insn, isa) for insn in stretch):
+    if ground.plain.issuperset([insn.address for insn in stretch]):
         return True
-    return obstacles.stuck(stretch, isa, ground.text) is None
+    if ground.obstacle(first) is not None or any(isa.shadows(insn) for insn in stretch):
+        return False
+    return len(stretch) == 1 or obstacles.stuck(stretch, isa, ground.text) is None

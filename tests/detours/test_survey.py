@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from gdb_optprobe.detours.ground import Grounds
-from gdb_optprobe.detours.survey import code_at, survey
-from gdb_optprobe.guest.text import Fact, FtraceSite, Mark
+from gdb_optprobe.detours.survey import code_at, survey, sweep
+from gdb_optprobe.guest.text import Area, Fact, FtraceSite, Mark
 from gdb_optprobe.isa.x86_64 import X86_64
 from tests.detours.fakes import NOP5, START, FakeText
 
@@ -15,19 +17,20 @@ SHADOW = "fb  sti\n f4  hlt\n 48 89 c3  mov %rax, %rbx\n 48 89 c3  mov %rax, %rb
 OWN_ADDRESS = "48 8b 05 01 00 00 00  mov 1(%rip), %rax\n 90  nop\n 48 89 c3  mov %rax, %rbx\n 48 89 c3  mov\n c3  ret"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        FakeText(PLAIN),
-        FakeText(PLAIN, jumps=((0, 2), (0, 10))),
-        FakeText(PLAIN, blind=(0,)),
-        FakeText(PLAIN, complete=False),
-        FakeText(PLAIN, noted=(Mark(Fact.JUMP_LABEL, START + 5, 1),)),
-        FakeText("0f 1f 44 00 00  nop\n" + PLAIN, tracers=(FtraceSite(START, 5, False, NOP5),)),
-        FakeText(SHADOW),
-        FakeText(OWN_ADDRESS),
-    ],
-)
+TEXTS = [
+    FakeText(PLAIN),
+    FakeText(PLAIN, jumps=((0, 2), (0, 10))),
+    FakeText(PLAIN, blind=(0,)),
+    FakeText(PLAIN, complete=False),
+    FakeText(PLAIN, noted=(Mark(Fact.JUMP_LABEL, START + 5, 1),)),
+    FakeText("0f 1f 44 00 00  nop\n" + PLAIN, tracers=(FtraceSite(START, 5, False, NOP5),)),
+    FakeText("f3 0f 1e fa  endbr64\n" + PLAIN),
+    FakeText(SHADOW),
+    FakeText(OWN_ADDRESS),
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
 def test_same_answers_as_the_planner(text: FakeText) -> None:
     ground = Grounds(X86_64, text).at(START)
     assert ground is not None
@@ -36,6 +39,32 @@ def test_same_answers_as_the_planner(text: FakeText) -> None:
     assert [insn for insn, _ in found] == code
     for insn, why in found:
         assert why == code_at(ground, insn), insn
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_what_is_told_at_once_is_what_is_told_at_length(text: FakeText) -> None:
+    ground = Grounds(X86_64, text).at(START)
+    assert ground is not None
+    code = ground.function.hot
+    assert all(ground.obstacle(insn) is None for insn in code if insn.address in ground.plain)
+    told = [(before, insn) for before, insn in pairwise(code) if ground.is_seamless(before, insn)]
+    assert all(ground.seam(before, insn) is None for before, insn in told)
+
+
+def test_most_is_told_at_once() -> None:
+    ground = Grounds(X86_64, FakeText(PLAIN)).at(START)
+    assert ground is not None
+    code = ground.function.run(START, 11)
+    assert len(code) == 5
+    assert all(ground.is_seamless(before, insn) for before, insn in pairwise(code))
+
+
+def test_special_text_is_refused_as_a_whole_and_freed_text_passed_over() -> None:
+    early = Grounds(X86_64, FakeText(PLAIN, where=Area.EARLY))
+    assert [code for _, code in sweep(START, early)] == ["EARLY_TEXT"] * 5
+    assert list(sweep(START, Grounds(X86_64, FakeText(PLAIN, where=Area.INIT)))) == []
+    plain = Grounds(X86_64, FakeText(PLAIN))
+    assert [code for _, code in sweep(START, plain)] == [""] * 5
 
 
 def test_padding_is_no_instruction() -> None:

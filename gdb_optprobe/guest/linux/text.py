@@ -124,8 +124,8 @@ class KernelText:
         found += [Mark(Fact.STATIC_CALL, at, 1) for at in self.static_calls.within(start, end)]
         found += [Mark(Fact.LOCK_PREFIX, at, 1) for at in self.smp_locks.within(start, end)]
         if (function := self.function(start)) is not None:
-            traps = (i.address for i in function.run(start, end - start) if i.flow is Flow.TRAP and i.size > 1)
-            found += [Mark(Fact.BUG, at, 2) for at in traps if self.bugs.has(at)]
+            traps = (insn.address for insn in function.hot if insn.flow is Flow.TRAP and insn.size > 1)
+            found += [Mark(Fact.BUG, at, 2) for at in traps if start <= at < end and self.bugs.has(at)]
             if areas.is_dispatcher(function.name) and start < function.start + areas.DISPATCH:
                 found.append(Mark(Fact.STATIC_CALL, start, function.start + areas.DISPATCH - start))
         return found

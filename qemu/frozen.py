@@ -1,0 +1,90 @@
+"""A guest as it stood at one moment: its physical memory in a file of the host, and the control registers of a vCPU.
+
+    QEMU ── pmemsave ──► file without a name ── mmap ──► read_physical, in as many processes as there are CPUs
+
+What reads a running kernel through a debugger reads this one too (`guest.machine.Machine`), only faster and without
+keeping the guest. Nothing can be written, and nothing runs.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.guest.machine import Vcpu
+from qemu.guest import Guest, GuestError
+
+__all__ = ["Frozen", "freeze"]
+
+BELOW_HOLE = 2 << 30
+"""QEMU may put memory behind these bytes elsewhere: below 4 GiB is a hole for devices."""
+WRITING = 60.0
+CONTROL = re.compile(r"\b(CR[0-8]|EFER)=([0-9a-f]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """Fills `guest.machine.Machine` and `guest.memory.VirtualMemory`; all memory is read by its physical address."""
+
+    memory: mmap.mmap
+    control: Mapping[str, int]
+
+    def read_physical(self, address: int, size: int) -> bytes:
+        if not 0 <= address <= len(self.memory) - size:
+            raise Unreadable(address, size)
+        return self.memory[address : address + size]
+
+    def read_virtual(self, address: int, size: int) -> bytes:
+        """Never: whoever wants a virtual address walks the page tables."""
+        raise Unreadable(address, size)
+
+    read = read_virtual
+
+    def write(self, address: int, data: bytes) -> None:
+        raise _gone()
+
+    write_virtual = write_physical = write
+
+    def vcpus(self) -> Sequence[Vcpu]:
+        return (self.selected(),)
+
+    def selected(self) -> Vcpu:
+        return Vcpu(0, "0")
+
+    def registers(self, vcpu: Vcpu, names: Sequence[str]) -> dict[str, int]:
+        return {name: self.control[name] for name in names}
+
+    def write_registers(self, vcpu: Vcpu, values: Mapping[str, int]) -> None:
+        raise _gone()
+
+    def run_until(self, addresses: Sequence[int], timeout: float) -> Vcpu | None:
+        raise _gone()
+
+
+def _gone() -> OptprobeError:
+    return OptprobeError("this is a copy of a guest's memory: nothing runs in it, and nobody would see what is written")
+
+
+def freeze(guest: Guest) -> Frozen:
+    """The guest as it is now; it stands for about a second, and then runs on if it ran. Raises GuestError."""
+    size = guest.options.mem << 20
+    if size > BELOW_HOLE:
+        raise GuestError(f"a guest of at most {BELOW_HOLE >> 20} MiB can be frozen, this one has {guest.options.mem}")
+    with tempfile.TemporaryDirectory(dir=guest.directory) as folder, guest.qmp(timeout=WRITING) as control:
+        path = Path(folder) / "memory"
+        ran = control.execute("query-status")["running"]
+        control.execute("stop")
+        try:
+            control.execute("pmemsave", val=0, size=size, filename=str(path))
+            registers = control.monitor("info registers")
+        finally:
+            if ran:
+                control.execute("cont")
+        with path.open("rb") as file:
+            memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    return Frozen(memory, {name.lower(): int(value, 16) for name, value in CONTROL.findall(registers)})

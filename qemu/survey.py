@@ -1,0 +1,263 @@
+"""How much of a stock kernel's code could carry an optimized probe, and why the rest could not.
+
+Every instruction is asked about as if it were probed alone: of the functions behind every Nth text symbol, in the
+order of kallsyms, or of all core text (--all). Core text is what lies between _stext and _etext; padding is no
+instruction, and text that only runs at boot is none of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+
+from gdb_optprobe.detours.ground import Grounds
+from gdb_optprobe.detours.planner import Site, plan
+from gdb_optprobe.detours.refusal import Refused
+from gdb_optprobe.detours.survey import sweep
+from gdb_optprobe.detours.tier import Tier
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.cache import default_cache
+from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.recover import recover
+from gdb_optprobe.guest.linux.structures import CachedStructures
+from gdb_optprobe.guest.linux.text import KernelText
+from gdb_optprobe.guest.linux.x86_64.port import X86
+from gdb_optprobe.guest.memory import KernelMemory
+from gdb_optprobe.guest.symbols import FUNCTION_TYPES, SymbolTable
+from gdb_optprobe.isa.x86_64 import X86_64
+from qemu.cache import guests_directory, say
+from qemu.channel import ChannelError
+from qemu.debian import FetchError
+from qemu.frozen import Frozen, freeze
+from qemu.guest import Guest, GuestError
+from qemu.linux_rule import BLACKLIST, LinuxRule, ranges
+from qemu.processes import ending_on_signals
+from qemu.qmp import QmpError
+
+__all__ = ["EVERY", "Subject", "Tally", "functions", "subject_of", "survey", "table"]
+
+EVERY = 401
+CHUNK = 64
+"""Functions that are looked at one after another: neighbours share what is decoded."""
+
+
+def main() -> int:
+    arguments = parser().parse_args()
+    ending_on_signals()
+    try:
+        with guest_for(arguments.name) as guest:
+            subject = subject_of(guest)
+    except (GuestError, ChannelError, FetchError, QmpError, OptprobeError, OSError) as error:
+        say(str(error))
+        return 1
+    report(subject, 1 if arguments.all else arguments.every, listing=not arguments.all)
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="scripts/survey", description=__doc__)
+    which = top.add_mutually_exclusive_group()
+    which.add_argument("--all", action="store_true", help="all core text; about a minute")
+    which.add_argument("--every", type=_positive, default=EVERY, metavar="N", help=f"of text symbols; {EVERY}")
+    top.add_argument("--name", help="a guest that scripts/guest started; without it one is booted")
+    return top
+
+
+def _positive(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+def guest_for(name: str | None) -> AbstractContextManager[Guest]:
+    """The running guest called `name`, or one that ends with the block."""
+    if name is not None:
+        return nullcontext(Guest.find(guests_directory() / name))
+    say("booting a guest, a few seconds")
+    return Guest.start()
+
+
+def report(subject: Subject, every: int, listing: bool) -> None:
+    """Print what was found."""
+    chosen = functions(subject, every)
+    began = time.monotonic()
+    found = survey(subject, chosen)
+    took = time.monotonic() - began
+    if listing:
+        print("\n".join(found.listing(subject)), end="\n\n")
+    print("\n".join(table(subject, found)), end="\n\n")
+    print(f"{found.functions:,} functions, {found.instructions:,} instructions")
+    print(f"{took:.1f} s, {found.seconds:.1f} s of processor time")
+    print(f"optimizable: {found.share:.2%}; by Linux's own rule: {found.share_by_linux:.2%}")
+
+
+# --- what is surveyed ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A kernel whose memory stands still."""
+
+    kernel: Kernel
+    symbols: SymbolTable
+    text: KernelText
+    rule: LinuxRule
+
+
+def subject_of(guest: Guest) -> Subject:
+    """The kernel of a running guest, copied: the guest is no longer needed. Raises GuestError, OptprobeError."""
+    blacklist = ranges(guest.check(f"cat {BLACKLIST}"))
+    kernel, symbols, text = _kernel(freeze(guest))
+    # What all processes need is found out before there are several.
+    text.all_landings()
+    rule = LinuxRule(text, blacklist, kernel.range("__indirect_thunk_start", "__indirect_thunk_end"))
+    return Subject(kernel, symbols, text, rule)
+
+
+def _kernel(frozen: Frozen) -> tuple[Kernel, SymbolTable, KernelText]:
+    cache = default_cache()
+    recovered = recover(frozen, X86, cache, say)
+    if recovered is None:
+        raise GuestError("the guest runs no Linux")
+    memory = KernelMemory(frozen, frozen, recovered.view.walk)
+    bare = Kernel(memory, recovered.symbols)
+    structures = CachedStructures(lambda: bare.read(*bare.range("__start_BTF", "__stop_BTF")), cache, recovered.build)
+    kernel = Kernel(memory, recovered.symbols, structures)
+    return kernel, recovered.symbols, KernelText(kernel, X86_64, shelf=cache.shelf(recovered.build))
+
+
+def functions(subject: Subject, every: int = 1) -> list[int]:
+    """Where the functions behind every Nth symbol of core text start, ascending, each once."""
+    start, end = subject.kernel.range("_stext", "_etext")
+    columns = subject.symbols.symbols
+    named = zip(columns.addresses, columns.types, strict=True)
+    text = [address for address, kind in named if kind in FUNCTION_TYPES and start <= address < end]
+    return list(dict.fromkeys(text[::every]))
+
+
+# --- the sweep -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Tally:
+    """What was found: instructions by the code of why not ("" where optimizable), the first address of each code.
+
+    by_function: for each function's start, how many instructions it has and how many are optimizable.
+    by_linux:    instructions that Linux would optimize a probe on.
+    seconds:     of processor time, of all processes together.
+    """
+
+    codes: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, int] = field(default_factory=dict)
+    by_function: dict[int, tuple[int, int]] = field(default_factory=dict)
+    by_linux: int = 0
+    seconds: float = 0.0
+
+    @property
+    def instructions(self) -> int:
+        return self.codes.total()
+
+    @property
+    def functions(self) -> int:
+        return len(self.by_function)
+
+    @property
+    def share(self) -> float:
+        """Of instructions that are optimizable."""
+        return self.codes[""] / self.instructions
+
+    @property
+    def share_by_linux(self) -> float:
+        return self.by_linux / self.instructions
+
+    def add(self, other: Tally) -> None:
+        self.codes.update(other.codes)
+        self.examples = {**other.examples, **self.examples}
+        self.by_function.update(other.by_function)
+        self.by_linux += other.by_linux
+        self.seconds += other.seconds
+
+    def listing(self, subject: Subject) -> Iterator[str]:
+        """The functions, by address."""
+        yield f"{'instructions':>12} {'optimizable':>12}  function"
+        for start, (all_, those) in sorted(self.by_function.items()):
+            yield f"{all_:12,} {those:12,}  {subject.text.spell(start)}"
+
+
+def survey(subject: Subject, chosen: Sequence[int]) -> Tally:
+    """Every instruction of the functions that start at the addresses `chosen`, with a process for each CPU."""
+    chunks = [chosen[at : at + CHUNK] for at in range(0, len(chosen), CHUNK)]
+    count = max(1, min(len(os.sched_getaffinity(0)), len(chunks)))
+    found = Tally()
+    pipes = [_start(subject, chunks[number::count]) for number in range(count)]
+    for pipe in pipes:
+        found.add(pipe.recv())
+    return found
+
+
+def _start(subject: Subject, chunks: Sequence[Sequence[int]]) -> Connection:
+    """What a process of its own, with the same memory as ours, sends; EOFError where it ends before."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+
+    def run() -> None:
+        theirs.send(_sweep(subject, chunks))
+
+    multiprocessing.get_context("fork").Process(target=run, daemon=True).start()
+    theirs.close()
+    return ours
+
+
+def _sweep(subject: Subject, chunks: Sequence[Sequence[int]]) -> Tally:
+    # Millions of small tuples and no cycles worth the collector's time.
+    gc.disable()
+    found, began = Tally(), time.process_time()
+    for chunk in chunks:
+        grounds = Grounds(X86_64, subject.text)
+        for start in chunk:
+            asked = {insn.address: code for insn, code in sweep(start, grounds)}
+            function = subject.text.function(start)
+            if not asked or function is None:
+                continue
+            codes = Counter(asked.values())
+            found.codes.update(codes)
+            found.by_function[start] = len(asked), codes[""]
+            for code in codes.keys() - found.examples.keys():
+                found.examples[code] = next(at for at in asked if asked[at] == code)
+            found.by_linux += sum(insn.address in asked for insn in subject.rule.optimizable(function))
+    found.seconds = time.process_time() - began
+    return found
+
+
+# --- what is printed -------------------------------------------------------------------------------------------------
+
+
+def table(subject: Subject, found: Tally) -> Iterator[str]:
+    """A line for each reason: how many instructions, their share, and an example in the planner's own words."""
+    grounds = Grounds(X86_64, subject.text)
+    yield f"{'instructions':>12} {'share':>8}  reason"
+    for code, count in found.codes.most_common():
+        yield f"{count:12,} {count / found.instructions:8.3%}  {code or 'optimizable'}"
+        if code:
+            yield f"{'':23} {_words(found.examples[code], grounds)}"
+
+
+def _words(address: int, grounds: Grounds) -> str:
+    """Why the planner would not optimize a probe there."""
+    try:
+        reason = plan(Site(address), grounds).why_not(Tier.OPTIMIZED)
+    except Refused as refused:
+        reason = refused.reason
+    return f"{grounds.text.spell(address)}: {reason.text if reason is not None else 'optimizable'}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
