@@ -100,7 +100,14 @@ class Attachments:
         if name in ("optimization", "boost", "emulation", "trap", "arena"):
             self._unsettled = True
             if is_stopped():
-                self._settle(self.current.session)
+                self._tell_failure(self.current.session)
+
+    def _tell_failure(self, session: Session) -> None:
+        """GDB has no error path for what follows from a setting."""
+        try:
+            self._settle(session)
+        except OptprobeError as error:
+            gdb.write(f"optprobe: {error}\n", gdb.STDERR)
 
     def _settle(self, session: Session) -> None:
         """Carry out what a setting changed, which may have been while the guest ran."""
@@ -173,6 +180,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
         stops=stops,
         tracer=linux.tracer,
         new_arena=lambda: linux.new_arena(current_settings()),
+        take_arena=linux.take_arena,
         give_back_arena=linux.give_back_arena,
         saved=linux.saved,
         stacks_missing=linux.stacks_missing(),
@@ -212,6 +220,7 @@ def _bare(connection: gdb.RemoteTargetConnection, isa: Isa, machine: GdbMachine,
         stops=stops,
         tracer=text,
         new_arena=lambda: given_arena(current_settings()),
+        take_arena=lambda: None,
         give_back_arena=lambda: None,
         saved=lambda: (),
         stacks_missing="this guest is no Linux whose threads are known",

@@ -33,6 +33,7 @@ class Lifecycle:
         gdb.events.stop.connect(self._stopped)
         gdb.events.cont.connect(self._resumed)
         gdb.events.inferior_call.connect(self._resumed)
+        gdb.events.register_changed.connect(self._resumed)
         gdb.events.gdb_exiting.connect(lambda _: self.leave())
         gdb.events.breakpoint_created.connect(self._breakpoints_changed)
         gdb.events.breakpoint_modified.connect(self._breakpoints_changed)
@@ -78,7 +79,7 @@ class Lifecycle:
         self._quietly(attachment.session.optimizer.retry)
 
     def _resumed(self, _: object) -> None:
-        """Not every run ends in a stop that GDB tells of: hits of ours do not, nor do calls of functions."""
+        """Not every run ends in a stop that GDB tells of: hits of ours do not, nor do calls. Or the user set a PC."""
         attachment = self._attachments.current
         if attachment is not None and attachment.linux is not None:
             attachment.linux.forget()

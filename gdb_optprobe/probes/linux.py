@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -87,18 +86,13 @@ class Linux:
     def saved(self) -> Iterable[Saved]:
         """Everywhere a PC may be saved now. Raises OptprobeError.
 
-        While the guest stands its stacks do not change, and are read once; registers may be changed by the user.
+        While the guest stands they are read once.
         """
         if self._saved is None:
             start, end = self.kernel.range("_stext", "_etext")
             reach = self.isa.branch_reach
             self._saved = [found.among(start - reach, end + reach) for found in self._stacks.saved()]
-        return [*self._registers(), *self._saved]
-
-    def _registers(self) -> Iterator[Saved]:
-        for vcpu in self.machine.vcpus():
-            values = self.machine.registers(vcpu, self.isa.registers)
-            yield Saved(f"vCPU {vcpu.number}", 0, array("Q", values.values()))
+        return self._saved
 
     def stacks_missing(self) -> str:
         """Why not all stacks can be told, in words; "" when they can."""
@@ -121,8 +115,13 @@ class Linux:
         if settings.arena is not None:
             return given_arena(settings)
         self.room = self.port.room(self.machine, self.kernel)
-        self.memory.forget()
         return Arena(Ranges(code=(self.room.code,), data=(self.room.data,), fill=self.room.fill))
+
+    def take_arena(self) -> None:
+        """Make what `new_arena` found ready for use: page tables, say."""
+        if self.room is not None:
+            self.room.take()
+            self.memory.forget()
 
     def give_back_arena(self) -> None:
         """Nothing of ours is left: page tables become what they were."""

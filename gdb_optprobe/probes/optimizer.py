@@ -53,6 +53,7 @@ class Optimizer:
     links: Links = field(init=False)
     _grounds: Grounds = field(init=False)
     _lost: list[Patch] = field(default_factory=list)
+    _found: Arena | None = None
     _arena: Arena | None = None
     _arena_missing: Reason | None = None
 
@@ -62,7 +63,7 @@ class Optimizer:
 
     @property
     def arena(self) -> Arena | None:
-        """The arena if it was needed so far."""
+        """The arena if one was taken."""
         return self._arena
 
     # what would be best ------------------------------------------------------------------------------------------
@@ -74,7 +75,7 @@ class Optimizer:
         limits = self._limits(specs)
         place = Place(address, neighbours or self._neighbours(), self.target.breakpoints())
         best = plan(place, self._grounds, limits)
-        if best.tier not in (Tier.OPTIMIZED, Tier.BOOSTED) or self.need_arena():
+        if best.tier not in (Tier.OPTIMIZED, Tier.BOOSTED) or self._find_arena() is not None:
             return best
         assert self._arena_missing is not None
         return self._lower(address, limits, self._arena_missing)
@@ -113,26 +114,37 @@ class Optimizer:
 
         return neighbour
 
-    def need_arena(self) -> Arena | None:
-        """The arena, found at first need; None, with the reason kept, where there is no memory for one."""
-        if self._arena is None and self._arena_missing is None:
+    def _find_arena(self) -> Arena | None:
+        """Where the arena is or would be, the guest unchanged; None, with the reason kept, where there is no memory."""
+        if self._arena is None and self._found is None and self._arena_missing is None:
             try:
-                self._arena = self.target.new_arena()
-            except Refused as refused:
-                self._arena_missing = refused.reason
+                self._found = self.target.new_arena()
             except OptprobeError as error:
-                self._arena_missing = Refusal.ARENA_MISSING.because(why=error.message)
+                self._arena_missing = _missing(error)
+        return self._arena or self._found
+
+    def take_arena(self) -> Arena:
+        """The arena, made at first need. Raises Refused."""
+        found = self._find_arena()
+        if found is not None and self._arena is None:
+            try:
+                self.target.take_arena()
+                self._arena = found
+            except OptprobeError as error:
+                self._arena_missing = _missing(error)
+        if self._arena is None:
+            assert self._arena_missing is not None
+            raise Refused(self._arena_missing)
         return self._arena
 
     def forget_arena(self) -> None:
         """The setting changed: look for memory anew when it is next needed, once nothing of the old is in use."""
-        self._arena_missing = None
-        if self._arena is not None and not self._arena.code.used and not self._arena.data.used:
-            self._arena = None
+        if self._arena is None or not (self._arena.code.used or self._arena.data.used):
+            self.drop_arena()
 
     def drop_arena(self) -> None:
         """Its memory was given back."""
-        self._arena = self._arena_missing = None
+        self._arena = self._found = self._arena_missing = None
 
     # carrying it out ---------------------------------------------------------------------------------------------
 
@@ -254,12 +266,11 @@ class Optimizer:
         """Write the branch of `group`, if it does not stand and nobody is in the way."""
         if not group or group[0].branch is not None or any(site.waits or site.pinned for site in group):
             return
-        arena = self.need_arena()
-        assert arena is not None
         for site in group:
-            site.stop_no_more(self.target, arena)
+            site.stop_no_more(self.target, self._arena)
         wanted = group[0].plan
         try:
+            arena = self.take_arena()
             # The tracer is kept off before the branch is written, and let in again when it cannot be written.
             if wanted.ftrace is not None:
                 self.target.tracer.hold(wanted.ftrace)
@@ -288,15 +299,15 @@ class Optimizer:
         if site.placed is not None and site.tier is wanted.tier and not site.stale:
             return
         site.stop_no_more(self.target, self._arena)
-        arena = self.need_arena() if wanted.tier is Tier.BOOSTED else self._arena
+        if wanted.tier is not Tier.BOOSTED:
+            site.stop_at(wanted, self.target, self._arena)
+            return
         try:
-            if arena is None:
-                site.stop_at(wanted, self.target, None)
-            else:
-                self._with_room(lambda: site.stop_at(wanted, self.target, arena), arena)
+            arena = self.take_arena()
+            self._with_room(lambda: site.stop_at(wanted, self.target, arena), arena)
         except Refused as refused:
             site.plan = self._lower(site.address, self._limits(site.specs), refused.reason)
-            site.stop_at(site.plan, self.target, arena)
+            site.stop_at(site.plan, self.target, self._arena)
 
     def _with_room(self, action: Callable[[], T], arena: Arena) -> T:
         """Do it; where the arena is full, collect what is proven empty and try once more."""
@@ -351,6 +362,11 @@ class Optimizer:
         for detour in (*left, *(site.detour for site in group if site.detour is not None)):
             if any(plan.head < address < plan.end for address in detour.stands_for(self.target.isa)):
                 yield detour.address, detour.end
+
+
+def _missing(error: OptprobeError) -> Reason:
+    """Why there is no arena."""
+    return error.reason if isinstance(error, Refused) else Refusal.ARENA_MISSING.because(why=error.message)
 
 
 def _stands(group: Sequence[Site]) -> bool:

@@ -28,8 +28,9 @@ class Tracer(Protocol):
 class Target:
     """One stopped guest.
 
-    new_arena:      find or make memory for detours; raises Refused (ARENA_MISSING) or OptprobeError.
-    give_back_arena: undo what new_arena did to the guest, once nothing is left in it.
+    new_arena:      find memory for detours, the guest unchanged; raises Refused (ARENA_MISSING) or OptprobeError.
+    take_arena:     make what new_arena found ready for use.
+    give_back_arena: undo that, once nothing is left in it.
     saved:          everywhere a PC may be saved now.
     stacks_missing: why that cannot be told of every stack, in words; "" when it can.
     symbol:         "vfs_read+0x13" for an address; "" where none is known.
@@ -45,6 +46,7 @@ class Target:
     stops: Stops
     tracer: Tracer
     new_arena: Callable[[], Arena]
+    take_arena: Callable[[], None]
     give_back_arena: Callable[[], None]
     saved: Callable[[], Iterable[Saved]]
     stacks_missing: str

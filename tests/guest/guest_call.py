@@ -23,7 +23,7 @@ class GuestCall(gdb.Command):
         attachment = attachments.current
         assert attachment is not None and attachment.linux is not None
         kernel, machine, isa = attachment.linux.kernel, attachment.machine, session.target.isa
-        arena = session.optimizer.need_arena()
+        arena = session.optimizer.take_arena()
         assert arena is not None
         safe_point = kernel.address("schedule_timeout")
         code = arena.allocate_code(LARGEST_THUNK, safe_point, isa.branch_reach)

@@ -50,12 +50,14 @@ class Stacks(Protocol):
 class Room:
     """Memory for detours: virtual ranges (start, end). `fill` is the byte that unused code memory holds.
 
-    give_back: undoes what was done to the guest to have it, once nothing is left in it.
+    take:      makes it ready for use.
+    give_back: undoes that, once nothing is left in it.
     """
 
     code: tuple[int, int]
     data: tuple[int, int]
     fill: int
+    take: Callable[[], None] = lambda: None
     give_back: Callable[[], None] = lambda: None
 
 
@@ -91,7 +93,7 @@ class Port(Finder, Protocol):
         """Why not all stacks can be told, in words; "" when they can."""
 
     def room(self, machine: Machine, kernel: Kernel) -> Room:
-        """Memory for detours, ready for use. Raises OptprobeError."""
+        """Memory for detours, the guest unchanged. Raises OptprobeError."""
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, bits: Bits, read: Callable[[int, int], bytes]

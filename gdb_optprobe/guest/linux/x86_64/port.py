@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
@@ -53,8 +54,8 @@ class _X86:
             return Room(left.code, left.data, filler.FILL)
         found = filler.find(kernel)
         mapping = filler.plan_mapping(found, tables, machine.read_physical)
-        filler.apply(mapping, machine)
-        return Room(found.code, found.data, filler.FILL, lambda: filler.undo(mapping, machine))
+        take, give_back = partial(filler.apply, mapping, machine), partial(filler.undo, mapping, machine)
+        return Room(found.code, found.data, filler.FILL, take, give_back)
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, bits: Bits, read: Callable[[int, int], bytes]
