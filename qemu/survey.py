@@ -67,12 +67,12 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="scripts/survey", description=__doc__)
     which = top.add_mutually_exclusive_group()
     which.add_argument("--all", action="store_true", help="all core text; about a minute")
-    which.add_argument("--every", type=_positive, default=EVERY, metavar="N", help=f"of text symbols; {EVERY}")
+    which.add_argument("--every", type=positive, default=EVERY, metavar="N", help=f"of text symbols; {EVERY}")
     top.add_argument("--name", help="a guest that scripts/guest started; without it one is booted")
     return top
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     if int(text) < 1:
         raise ValueError
     return int(text)

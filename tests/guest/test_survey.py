@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -20,6 +20,8 @@ SAMPLE, WHOLE, ANSWERS = 401, 1 if FULL else 40, 97
 OPTIMIZABLE, ALIKE = 0.90, 0.02
 SECONDS = 60.0
 ASKED = 150  # of each kind: those that are refused, those that are not
+PROBES = 80
+TRACING = "/sys/kernel/tracing"
 
 
 def test_nine_of_ten_instructions_are_optimizable(linux: Guest) -> None:
@@ -60,6 +62,45 @@ def _same_answers_in_gdb(linux: Guest, subject: Subject) -> None:
     told = {int(line["address"], 16): line["refused"][0]["code"] if line["refused"] else "" for line in lines}
     assert told == {at: codes[at] for at in chosen}
     assert len({*told.values()}) > 5
+
+
+def test_linux_optimizes_where_its_rule_is_said_to_let_it(linux: Guest) -> None:
+    subject = subject_of(linux)
+    expected = dict(_kprobes(subject))
+    linux.check(f"mount -t tracefs tracefs {TRACING} 2>/dev/null; true")
+    # Linux's events refuse what is not traced, its rule does not.
+    for number, (location, _) in enumerate(expected.values()):
+        linux.run(f"echo 'p:survey/at_{number} {location}' >> {TRACING}/kprobe_events")
+    try:
+        linux.check(f"echo 1 > {TRACING}/events/survey/enable")
+        wanted = {address for address, (_, optimizable) in expected.items() if optimizable}
+        deadline = time.monotonic() + 30
+        # It optimizes some tenths of a second later, and all at once or in turns.
+        while (known := _armed(linux)) and {at for at in known if known[at]} != wanted & known.keys():
+            assert time.monotonic() < deadline, {hex(at) for at in known if known[at] != (at in wanted)}
+        assert len(known) > PROBES // 2
+        assert len(wanted & known.keys()) > PROBES // 5
+    finally:
+        linux.check(f"echo 0 > {TRACING}/events/survey/enable; echo > {TRACING}/kprobe_events")
+
+
+def _kprobes(subject: Subject) -> Iterator[tuple[int, tuple[str, bool]]]:
+    """Addresses all over the text, one in a function, with their names and whether Linux is said to optimize there."""
+    grounds = Grounds(X86_64, subject.text)
+    starts = functions(subject)
+    for number, start in enumerate(starts[:: len(starts) // PROBES]):
+        function, insns = subject.text.function(start), [insn.address for insn, _ in sweep(start, grounds)]
+        name = str(subject.symbols.at(start))
+        if function is not None and insns and "." not in name and len(subject.symbols.lookup(name)) == 1:
+            address = insns[number % len(insns)]
+            optimizable = address in {insn.address for insn in subject.rule.optimizable(function)}
+            yield address, (f"{name}+{address - start}", optimizable)
+
+
+def _armed(linux: Guest) -> dict[int, bool]:
+    """The guest's kprobes, and whether each is optimized."""
+    lines = linux.check("sleep 0.5; cat /sys/kernel/debug/kprobes/list").splitlines()
+    return {int(line.split()[0], 16): "[OPTIMIZED]" in line for line in lines}
 
 
 def _some(addresses: Sequence[int]) -> Sequence[int]:
