@@ -8,6 +8,8 @@ from gdb_optprobe.detours.refusal import Reason, Refusal, Spelled
 from gdb_optprobe.guest.text import Area, Fact, FtraceSite, Mark, Text
 from gdb_optprobe.isa.base import Flow, Hazard, Insn, Isa, OutOfReach, Unrelocatable
 
+# The kernel's own code jumps to none of these: a jump that does is a patch.
+_NEVER_CODE = (Area.NOT_TEXT, Area.MODULE)
 _LANDING_PADS = ("endbr64", "endbr32", "bti")
 
 
@@ -27,7 +29,7 @@ def unmovable(insn: Insn, isa: Isa, text: Text) -> Reason | None:
         return Refusal.TRAP_INSTRUCTION.because(insn=insn.text, address=address)
     if insn.flow is Flow.SYSTEM:
         return Refusal.SYSTEM_INSTRUCTION.because(insn=insn.text, address=address)
-    if insn.flow is Flow.JUMP and insn.target is not None and text.area(insn.target) is Area.NOT_TEXT:
+    if insn.flow is Flow.JUMP and insn.target is not None and text.area(insn.target) in _NEVER_CODE:
         return Refusal.FOREIGN_JUMP.because(address=address)
     return None
 

@@ -21,6 +21,7 @@ from typing import TypeVar
 from gdb_optprobe.detours import quiescence
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.ground import Grounds
+from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.place import Neighbours
 from gdb_optprobe.detours.planner import Limits, Neighbour, Plan, joins, plan
@@ -163,7 +164,8 @@ class Optimizer:
         for site in sites:
             self._replan(site, neighbours)
         groups = _groups(sites)
-        blocked = self._who_is_inside([group for group in groups if group[0].plan.waits and not _stands(group)])
+        new = [group for group in groups if group[0].plan.waits and not _stands(group)]
+        blocked = self._who_is_inside(new, [site.detour for site in sites if site.detour is not None])
         lost = self._take_away(sites, groups)
         for site in sites:
             site.waits = blocked.get(site.plan.head, "") if site.enabled else ""
@@ -331,10 +333,11 @@ class Optimizer:
             arena.wipe(slot, self.target.machine)
         return len(freed)
 
-    def _who_is_inside(self, groups: Sequence[Sequence[Site]]) -> Mapping[int, str]:
+    def _who_is_inside(self, groups: Sequence[Sequence[Site]], detours: Sequence[Detour]) -> Mapping[int, str]:
         """By the head of each of `groups`, whose branches would displace several instructions: who is inside, in words.
 
-        Inside is also who stands in a detour that is left, or about to be, and comes to the middle of the new branch.
+        Inside is also who stands in a detour that is left, or may be soon (`detours`), and from there comes to the
+        middle of the new branch.
         """
         if not groups:
             return {}
@@ -342,7 +345,7 @@ class Optimizer:
             self.collect(self._arena)
         windows: dict[quiescence.Range, set[int]] = {}
         for group in groups:
-            for window in self._windows(group):
+            for window in self._windows(group[0].plan, detours):
                 windows.setdefault(window, set()).add(group[0].plan.head)
         try:
             inside = quiescence.busy(windows, self.target.saved())
@@ -355,11 +358,10 @@ class Optimizer:
         }
         return {head: text for window, text in words.items() for head in windows[window]}
 
-    def _windows(self, group: Sequence[Site]) -> Iterator[quiescence.Range]:
-        plan = group[0].plan
+    def _windows(self, plan: Plan, detours: Sequence[Detour]) -> Iterator[quiescence.Range]:
         yield quiescence.window(plan.head, plan.end - plan.head)
         left = self._arena.left if self._arena is not None else ()
-        for detour in (*left, *(site.detour for site in group if site.detour is not None)):
+        for detour in (*left, *detours):
             if any(plan.head < address < plan.end for address in detour.stands_for(self.target.isa)):
                 yield detour.address, detour.end
 

@@ -237,11 +237,15 @@ class Session:
 
         A guest that was reset and came up at the same addresses holds none of it.
         """
-        patches = [branch.patch for branch in self.registry.branches()]
-        if not patches:
+        machine = self.target.machine
+        branches = list(self.registry.branches())
+        if not branches:
             arena = self.optimizer.arena
-            return arena is None or all(bool(self.target.machine.read(start, 8)) for start, _ in arena.ranges.data)
-        return any(self.target.machine.read(one.address, len(one.new)) == one.new for one in patches)
+            return arena is None or all(bool(machine.read(start, 8)) for start, _ in arena.ranges.data)
+        # The guest may have put a kprobe of its own on one of our branches.
+        return any(machine.read(one.patch.address, len(one.patch.new)) == one.patch.new for one in branches) or any(
+            machine.read(one.detour.address, one.detour.size) == self.optimizer.links.in_detour(one) for one in branches
+        )
 
     # running -----------------------------------------------------------------------------------------------------
 
@@ -297,7 +301,8 @@ class Session:
         if arena is None:
             return
         self.optimizer.collect(arena)
-        if not arena.dirty():
+        # A branch that somebody else changed may still lead there, and its counters are written.
+        if not arena.code.used and not arena.data.used:
             self.target.give_back_arena()
             self.optimizer.drop_arena()
 

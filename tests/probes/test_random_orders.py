@@ -239,6 +239,8 @@ STEPS = st.tuples(st.sampled_from(COMMANDS), st.integers(0, 14), st.integers(0, 
 
 # Somebody inside a detour that is left, when its way back becomes the middle of a new branch.
 @example([("add", 9, 0, 9), ("delete", 0, 0, 0), ("add", 10, 0, 5)])
+# Somebody inside a boosted copy whose probe goes as the instruction behind it comes into a new branch.
+@example([("boost", 11, 0, 0), ("add", 10, 0, 11), ("delete", 0, 0, 40)])
 @settings(max_examples=150, deadline=None)
 @given(st.lists(STEPS, min_size=1, max_size=12))
 def test_whatever_comes_and_goes_threads_compute_what_they_did(orders: list[tuple[str, int, int, int]]) -> None:
