@@ -24,8 +24,9 @@ from qemu.guest import Guest, GuestError, Options
 from qemu.processes import ending_on_signals
 from qemu.reads import Reads
 from qemu.relay import Relay
+from qemu.subject import FUNCTION, SUBJECTS
 
-ENTRY, MIDDLE, RARE = "vfs_read", "vfs_write", "ksys_sync"
+ENTRY, MIDDLE, RARE = FUNCTION, "vfs_write", "ksys_sync"
 MANY, FEW = 100_000, 150
 # As far behind a function's entry a probe's address is looked for, and how many instructions.
 NOT_BEFORE, TRIES = 16, 40
@@ -58,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     option = top.add_argument
     option("-i", "--interactive", action="store_true", help="stay in GDB, with the guest up")
     option("--gdb", metavar="SOCKET", help="a guest of your own: what GDB's `target remote` takes")
+    option("--arch", default="x86_64", choices=tuple(SUBJECTS), help="architecture of the guest (default: x86_64)")
     option("--kernel", metavar="FILE", help="boot a kernel of your own")
     option("--initrd", metavar="FILE", help="an initramfs of your own")
     return top
@@ -70,20 +72,20 @@ def demo(arguments: argparse.Namespace, stack: ExitStack) -> int:
         probing = attach(guest, socket, attached)
         if probing.reads is not None:
             say("measuring what a hit costs, about twenty seconds")
-            print("\n".join(costs(probing.debugger, probing.reads)), flush=True)
+            print("\n".join(costs(probing.debugger, probing.reads, arguments.arch)), flush=True)
         show(probing)
     if guest is not None and guest.problems():
         raise GuestError("the guest is ill:\n" + "\n".join(guest.problems()))
     if arguments.interactive:
         return interactive(socket)
-    print(farewell(arguments.gdb))
+    print(farewell(arguments.gdb, arguments.arch))
     return 0
 
 
 def boot(arguments: argparse.Namespace) -> Guest:
     """A guest; with an initramfs of the user's it may lack our init, and then there is no workload of ours."""
     say("booting a guest, a few seconds")
-    options = Options(kernel=arguments.kernel, initrd=arguments.initrd)
+    options = Options(arch=arguments.arch, kernel=arguments.kernel, initrd=arguments.initrd)
     if not arguments.initrd:
         return Guest.start(options)
     guest = Guest.start(options, wait=False)
@@ -110,15 +112,16 @@ def attach(guest: Guest | None, socket: str, stack: ExitStack) -> Probing:
 # the table -----------------------------------------------------------------------------------------------------------
 
 
-def costs(debugger: Debugger, reads: Reads) -> list[str]:
+def costs(debugger: Debugger, reads: Reads, arch: str) -> list[str]:
     """One read of a byte in the guest, as the host's clock on the wall has it."""
+    own = SUBJECTS[arch]
     # The first run has QEMU translate what the others find translated.
     reads.measure(MANY)
     rows = [
         ("no probe", MANY, (), ()),
         ("optprobe, optimized", MANY, (f"optprobe add {ENTRY}",), ("optprobe delete",)),
         ("optprobe, boosted", FEW, (f"optprobe add {ENTRY} -tier boosted",), ("optprobe delete",)),
-        ("GDB's break … if", FEW, (f"break *{ENTRY} if $rdx == 4321",), ("delete",)),
+        ("GDB's break … if", FEW, (f"break *{own.entry} if {own.size} == 4321",), ("delete",)),
     ]
     took = [(name, count, wall(debugger, reads, count, before, after)) for name, count, before, after in rows]
     unprobed = took[0][2]
@@ -183,8 +186,9 @@ def interactive(socket: str) -> int:
         signal.signal(signal.SIGINT, before)
 
 
-def farewell(socket: str | None) -> str:
-    start = "" if socket else "scripts/guest start && "
+def farewell(socket: str | None, arch: str) -> str:
+    chosen = "" if arch == Options().arch else f" --arch {arch}"
+    start = "" if socket else f"scripts/guest start{chosen} && "
     words = " ".join(f"-ex '{line}'" for line in lines_to_start(socket or guests_directory() / "default" / "gdb.sock"))
     return f"\nFor a session of your own, type:\n    {start}gdb-multiarch {words}"
 

@@ -1,0 +1,48 @@
+"""Linux's own kprobe event, armed in a guest as it is to be measured: by a trap, by ftrace, or optimized."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from qemu.guest import GuestError
+
+__all__ = ["linux_event"]
+
+TRACING = "/sys/kernel/tracing"
+EVENT = f"{TRACING}/events/optprobe_own/event/enable"
+SWITCH = "/proc/sys/debug/kprobes-optimization"
+# On ppc64le the kernel has a probe of its own there from boot.
+BESIDES = "__kretprobe_trampoline"
+# The kernel's optimizer works every 5 jiffies.
+SECONDS = 20.0
+
+
+@contextmanager
+def linux_event(guest: Callable[[str], str], location: str, optimization: bool, tag: str) -> Iterator[None]:
+    """An event at `location` for the length of a `with` block; nothing else may be traced meanwhile.
+
+    guest:        runs a command in it; see `Reads.guest`.
+    optimization: whether Linux may optimize.
+    tag:          what Linux's list is to say of it: FTRACE, OPTIMIZED, or nothing.
+    GuestError where Linux arms it differently.
+    """
+    guest(f"echo {int(optimization)} > {SWITCH}")
+    guest(f"echo 'p:optprobe_own/event {location}' > {TRACING}/kprobe_events")
+    guest(f"echo 1 > {EVENT}")
+    _wait_for(guest, tag)
+    yield
+    guest(f"echo 0 > {EVENT}")
+    guest(f"echo > {TRACING}/kprobe_events; echo > {TRACING}/trace; echo 1 > {SWITCH}")
+
+
+def _wait_for(guest: Callable[[str], str], tag: str) -> None:
+    deadline = time.monotonic() + SECONDS
+    while True:
+        known = guest("cat /sys/kernel/debug/kprobes/list; sleep 0.1").splitlines()
+        own = [line for line in known if BESIDES not in line]
+        if own and all(f"[{tag}]" in line if tag else "[" not in line for line in own):
+            return
+        if time.monotonic() > deadline:
+            raise GuestError(f"Linux did not arm its probe as [{tag}]: {' '.join(own)}")

@@ -1,0 +1,54 @@
+"""What costs are measured on, vfs_read, and what is particular to it on one architecture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["FUNCTION", "SUBJECTS", "Subject"]
+
+FUNCTION = "vfs_read"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is particular to vfs_read on one architecture.
+
+    entry:     what GDB's own breakpoint is set on: the address that every call comes by.
+    size:      the register that holds how many bytes a read asks for.
+    behind:    the instruction behind the site of the function tracer; Linux optimizes a probe on it too.
+    emulated:  an instruction that is emulated.
+    trap:      what Linux calls the instruction that it writes for a probe that is not optimized.
+    most:      instructions that a count at a function's entry may take.
+    elsewhere: those that one anywhere else may take; None where no target is set.
+    """
+
+    entry: str
+    size: str
+    behind: str
+    emulated: str
+    trap: str
+    most: int
+    elsewhere: int | None
+
+
+SUBJECTS = {
+    "x86_64": Subject(
+        entry=FUNCTION,
+        size="$rdx",
+        behind=f"{FUNCTION}+5",
+        emulated=f"{FUNCTION}+5",
+        trap="int3",
+        most=6,
+        elsewhere=None,
+    ),
+    # A function of ppc64le begins with two instructions that set up r2; calls within the kernel pass them by.
+    "ppc64le": Subject(
+        entry=f"{FUNCTION}+8",
+        size="$r5",
+        behind=f"{FUNCTION}+16",
+        emulated=f"{FUNCTION}+20",
+        trap="trap",
+        most=16,
+        elsewhere=30,
+    ),
+}
