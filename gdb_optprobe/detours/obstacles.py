@@ -44,6 +44,7 @@ def marked(mark: Mark, text: Text) -> Reason:
         Fact.JUMP_LABEL: Refusal.JUMP_LABEL,
         Fact.STATIC_CALL: Refusal.STATIC_CALL,
         Fact.LOCK_PREFIX: Refusal.LOCK_PREFIX,
+        Fact.BARRIER: Refusal.BARRIER,
         Fact.BUG: Refusal.BUG_TABLE,
     }
     return codes[mark.fact].because(address=Spelled(text.spell, mark.address))

@@ -109,6 +109,7 @@ class Refusal(Enum):
     )
     JUMP_LABEL = ("the kernel rewrites the jump label at {address} at any time", "")
     STATIC_CALL = ("the kernel rewrites the static call at {address} at any time", "")
+    BARRIER = ("the kernel switches the barrier at {address} on and off at any time", "probe the next instruction")
     LOCK_PREFIX = ("the kernel rewrites the lock prefix at {address} when a second CPU comes", "")
     BUG_TABLE = ("the kernel recognises the trap at {address} by its address", "")
     OVERLAPS_PROBE = ("probe {number} at {other} covers some of the same bytes", "delete probe {number}")

@@ -20,7 +20,14 @@ def at(ground: Ground, insn: Insn) -> Dead:
     if ground.site(insn) is not None:
         return ground.isa.dead_at_entry()
     code = ground.function.whole.code
-    return ground.isa.dead_at(insn.address, code, _also(ground), lambda leaver: _leaving(ground, leaver))
+    found = ground.isa.dead_at(insn.address, code, _also(ground), lambda leaver: _leaving(ground, leaver))
+    after = ground.function.own.get(insn.end)
+    if after is None or ground.site(after) is None:
+        return found
+    # ppc64le has an instruction before the site: what a tracer may clobber is dead before that too, if it is not read.
+    way_out = {insn.address: insn, after.address: after._replace(flow=Flow.RETURN)}
+    clobbered = ground.isa.dead_at(insn.address, way_out, None, lambda _: ground.isa.dead_at_entry())
+    return Dead(found.flags or clobbered.flags, found.registers | clobbered.registers)
 
 
 def _leaving(ground: Ground, insn: Insn) -> Dead:

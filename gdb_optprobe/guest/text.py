@@ -43,6 +43,7 @@ class Fact(Enum):
     JUMP_LABEL = "the guest rewrites this jump or nop at any time"
     STATIC_CALL = "the guest rewrites this call at any time"
     LOCK_PREFIX = "the guest turns this prefix into a lock when another CPU comes"
+    BARRIER = "the guest switches this barrier on and off at any time"
     BUG = "a trap that the guest recognises by its address"
 
 

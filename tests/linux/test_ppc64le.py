@@ -98,7 +98,7 @@ def test_a_table_gets_its_name_from_the_function_that_searches_it() -> None:
 def test_what_is_no_table_gets_no_name() -> None:
     memory = Pages()
     memory.put(USER, toc_setup(USER) + made_of_toc(9, TABLE + 36) + made_of_toc(10, TABLE))
-    table_at(memory, TABLE, 3, target=TABLE)
+    table_at(memory, TABLE, 3, target=TABLE + 0x100000)
     assert power_kernel(memory).range("__start___bug_table", "__stop___bug_table") == (0, 0)
 
 
@@ -170,7 +170,8 @@ def test_areas() -> None:
     assert text.area(TEXT + 0x10000) is Area.NOT_TEXT
     assert text.area(0xC008000000000000) is Area.MODULE
     assert areas.of("kvmppc_realmode_machine_check") is Area.EARLY
-    assert areas.of("optinsn_slot") is Area.COPIED
+    assert areas.of("optinsn_slot") is Area.NOT_TEXT
+    assert areas.of("optprobe_template_entry") is Area.COPIED
     assert areas.of("ret_from_fork") is Area.ENTRY
     assert areas.of("vfs_read") is areas.of("dev_exception_rm") is Area.TEXT
 

@@ -3,7 +3,9 @@
     _stext … __end_soft_masked   vectors and what they lead to: interrupted registers are still in the CPU's own, and an
                                  interrupt there is told from others by its address (exceptions-64s.S, interrupt_64.S)
     head_64.S, rtas_entry.S, *_realmode …      without address translation                        EARLY
-    optinsn_slot, kvm_tmp, optprobe_template_  written or copied by the kernel                    COPIED
+    optprobe_template_, kvm_emulate_, …        templates that the kernel copies                   COPIED
+    optinsn_slot, kvm_tmp                      room for what the kernel writes: a branch that
+                                               leads there is a patch of its own                  NOT_TEXT
 """
 
 from __future__ import annotations
@@ -21,9 +23,8 @@ _EARLY = re.compile(
     r"start_secondary_(prolog|resume)|enable_64b_mode|relative_toc|__boot_from_prom|start_here_|p_(end|toc)$"
     r"|relocate_new_kernel|kexec_(wait|smp_wait|sequence)|swsusp_arch_"
 )
-_COPIED = re.compile(
-    r"optinsn_slot|optprobe_template_|kvm_tmp|kvm_template|kvm_emulate_|ftrace_(regs_)?caller|ftrace_tramp_"
-)
+_COPIED = re.compile(r"optprobe_template_|kvm_emulate_|ftrace_(regs_)?caller|ftrace_tramp_")
+_NO_CODE = frozenset(("optinsn_slot", "kvm_tmp", "kvm_template_end"))
 _ENTRY = re.compile(r"ret_from_|(fast_)?interrupt_return|system_call_|soft_nmi_common|replay_")
 
 
@@ -36,6 +37,8 @@ def entry_text(kernel: Kernel) -> tuple[int, int]:
 
 def of(name: str) -> Area:
     """What the function `name` of the kernel's text is."""
+    if name in _NO_CODE:
+        return Area.NOT_TEXT
     for pattern, area in ((_EARLY, Area.EARLY), (_COPIED, Area.COPIED), (_ENTRY, Area.ENTRY)):
         if pattern.match(name):
             return area

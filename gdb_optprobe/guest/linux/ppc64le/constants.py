@@ -3,8 +3,9 @@
     find_bug:   addis r9,r2,347      search_exception_tables   __start___ex_table, __stop___ex_table
                 addi  r9,r9,32512    find_bug                  __start___bug_table, __stop___bug_table
                 addis r10,r2,349     jump_label_text_reserved  __start___jump_table, __stop___jump_table
-                addi  r10,r10,-12892 ftrace_location_range     ftrace_pages_start, by a load
-                cmpld r9,r10         is_ftrace_trampoline      ftrace_ops_list, by a load, and ftrace_list_end
+                addi  r10,r10,-12892 do_barrier_nospec_fixups  __start___barrier_nospec_fixup, __stop___…
+                cmpld r9,r10         ftrace_location_range     ftrace_pages_start, by a load
+                                     is_ftrace_trampoline      ftrace_ops_list, by a load, and ftrace_list_end
 
 Each is believed only where what it leads to is what it must be: a table of references to text, a list of pages.
 """
@@ -32,8 +33,11 @@ EXCEPTION_ROW = Struct("<ii")
 LOADS_AND_STORES = range(32, 56)
 CLOBBERED_BY_CALLS = (0, *range(3, 13))
 LARGEST_FUNCTION = 1 << 14
+LARGEST_EXIT_TEXT = 1 << 16
 LARGEST_TABLE = 1 << 22
 SAMPLES = 64
+BARRIER_ROW = Struct("<q")
+"""asm/feature-fixups.h, NOSPEC_BARRIER_FIXUP_SECTION: where a barrier or its nop is, relative to itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +113,9 @@ class DerivedSymbols:
         return constants(code, toc) if toc is not None else Constants((), ())
 
     def in_text(self, address: int) -> bool:
+        """Exit text, which is behind init text, has no name."""
         start, end = self.symbols.address("_stext") or 0, self.symbols.address("_einittext") or 0
-        return start <= address < end
+        return start <= address < end + LARGEST_EXIT_TEXT
 
     def word(self, address: int) -> int | None:
         """None where there is no memory."""
@@ -179,6 +184,10 @@ _EX = _table("__start___ex_table", "__stop___ex_table", "search_exception_tables
 _BUG = _table("__start___bug_table", "__stop___bug_table", "find_bug", bug_table.VERBOSE, 1)
 _JUMP = _table("__start___jump_table", "__stop___jump_table", "jump_label_text_reserved", jump_labels.ROW, 2)
 
+_BARRIER = _table(
+    "__start___barrier_nospec_fixup", "__stop___barrier_nospec_fixup", "do_barrier_nospec_fixups", BARRIER_ROW, 1
+)
+
 _SOURCES: Mapping[str, Callable[[DerivedSymbols], Derived]] = {
     "__start___ex_table": _EX,
     "__stop___ex_table": _EX,
@@ -186,6 +195,8 @@ _SOURCES: Mapping[str, Callable[[DerivedSymbols], Derived]] = {
     "__stop___bug_table": _BUG,
     "__start___jump_table": _JUMP,
     "__stop___jump_table": _JUMP,
+    "__start___barrier_nospec_fixup": _BARRIER,
+    "__stop___barrier_nospec_fixup": _BARRIER,
     "ftrace_pages_start": _ftrace_pages,
     "ftrace_ops_list": _ftrace_ops,
     "ftrace_list_end": _ftrace_ops,

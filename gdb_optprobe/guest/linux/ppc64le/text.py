@@ -21,6 +21,7 @@ from gdb_optprobe.guest.linux.jump_labels import JumpLabels
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.port import Overlay
 from gdb_optprobe.guest.linux.ppc64le import areas
+from gdb_optprobe.guest.linux.ppc64le.barriers import Barriers
 from gdb_optprobe.guest.linux.ppc64le.constants import EXCEPTION_ROW
 from gdb_optprobe.guest.text import Area, Fact, FtraceSite, Function, Jump, Mark, Whole
 from gdb_optprobe.isa.base import Flow, Hazard, Insn
@@ -66,6 +67,10 @@ class PowerText:
     @cached_property
     def jump_labels(self) -> JumpLabels:
         return JumpLabels(self._kernel)
+
+    @cached_property
+    def barriers(self) -> Barriers:
+        return Barriers(self._kernel)
 
     @cached_property
     def bugs(self) -> BugTable:
@@ -123,6 +128,7 @@ class PowerText:
     def marks(self, start: int, end: int) -> Sequence[Mark]:
         found = [Mark(Fact.EXCEPTION, at, 1) for at in self.exceptions.faulting(start, end)]
         found += [Mark(Fact.JUMP_LABEL, at, 1) for at, _ in self.jump_labels.within(start, end)]
+        found += [Mark(Fact.BARRIER, at, 1) for at in self.barriers.within(start, end)]
         found += [Mark(Fact.BUG, at, 4) for at in range(start, end, 4) if self.bugs.has(at)]
         return found
 
