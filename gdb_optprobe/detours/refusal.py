@@ -112,7 +112,10 @@ class Refusal(Enum):
     BARRIER = ("the kernel switches the barrier at {address} on and off at any time", "probe the next instruction")
     LOCK_PREFIX = ("the kernel rewrites the lock prefix at {address} when a second CPU comes", "")
     BUG_TABLE = ("the kernel recognises the trap at {address} by its address", "")
-    OVERLAPS_PROBE = ("probe {number} at {other} covers some of the same bytes", "delete probe {number}")
+    OVERLAPS_PROBE = (
+        "probe {number} at {other} stops the guest there, and its instruction must stay in place",
+        "delete probe {number}",
+    )
 
     # The instructions it would move.
     TRAP_INSTRUCTION = ("{insn} at {address} is a trap", "")
@@ -142,7 +145,10 @@ class Refusal(Enum):
         "set optprobe arena to a range that is nearer",
     )
     TRAP_TIER_MISSING = ("the trapped tier is not built yet", "")
-    TEXT_CHANGED = ("the bytes at {address} are not what they were when the probe was planned", "add the probe again")
+    TEXT_CHANGED = (
+        "the bytes at {address} are not what they were when the probe was planned",
+        "somebody else patches them: undo that first",
+    )
 
     @property
     def code(self) -> str:
