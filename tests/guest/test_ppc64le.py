@@ -179,3 +179,43 @@ def test_backtraces_and_code(ppc_guest: Guest) -> None:
 
 def frames(output: str) -> list[str]:
     return re.findall(r"^#\d+ .*? in (\S+)", output, re.M)
+
+
+MANY = 1_600
+EIGHT = (*(f"ksys_read+{n:#x}" for n in (0x20, 0x28)), *(f"ksys_write+{n:#x}" for n in (0x20, 0x28)))
+EIGHT = (*EIGHT, "kernel_clone+0x50", "do_sys_openat2+0x30", "vfs_open+0x20", "vfs_statx+0x20")
+ADD_MANY = f"""\
+python
+table = attachments.current.linux.recovered.symbols
+taken = {{"ksys_read", "ksys_write", "kernel_clone", "do_sys_openat2", "vfs_open", "vfs_statx"}}
+def added():
+    return len(attachments.current.session.registry)
+for symbol in (s for s in table.functions() if s.name not in taken and s.name.startswith(("vfs_", "read_z", "sys_"))):
+    for at in range(symbol.address, symbol.address + symbol.size, 4):
+        if added() < {MANY}:
+            attempt(f"optprobe add *{{at:#x}}")
+end""".splitlines()
+
+
+def test_many_at_any_address_beside_eight_probes_of_the_guest_s(ppc_guest: Guest) -> None:
+    """Its own are optimized too, in memory of its own; they come, are used and go while ours count."""
+    work = "for n in 1 2 3; do ls /proc > /dev/null; dd if=/dev/zero of=/dev/null bs=1 count=200 2>/dev/null; done"
+    events = "; ".join(f"echo 'p:e{number} {place}' >> kprobe_events" for number, place in enumerate(EIGHT))
+    own = f"cd {TRACING}; {events}; echo 1 > events/kprobes/enable; sleep 1; grep -c OPTIMIZED {KPROBES}; {work}"
+    profile = f"cd {TRACING}; cat kprobe_profile; echo 0 > events/kprobes/enable; echo > kprobe_events"
+    script: list[str | Workload] = [*ATTEMPT, "optprobe add read_zero"]
+    script += ["python from gdb_optprobe.debugger.attach import attachments", *ADD_MANY]
+    script += [Workload(own), Workload(profile), Workload(work), keep("list", "optprobe list"), "optprobe check"]
+    script += ["optprobe delete", "optprobe check"]
+    finished = batch(ppc_guest, script)
+    found = finished.json("list")
+    optimized = [probe for probe in found if probe["tier"] == "optimized"]
+    assert len(optimized) >= 1_500, finished.output
+    assert {probe["symbol"]: probe["hits"] for probe in found}["read_zero+0x8"] == 2 * 3 * 200
+    assert int(finished.workloads[0]) >= 1, "the guest has optimized a probe of its own"
+    hits = [int(line.split()[1]) for line in finished.workloads[1].splitlines()]
+    assert len(hits) == len(EIGHT) and min(hits) > 0
+    assert finished.output.count("holds what we wrote") == 2
+
+
+KPROBES = "/sys/kernel/debug/kprobes/list"
