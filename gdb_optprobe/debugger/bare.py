@@ -8,12 +8,14 @@ import gdb
 
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.text import Area, FtraceSite, Function, Jump, Mark, Whole
-from gdb_optprobe.isa.base import Flow, Isa
+from gdb_optprobe.isa.base import Flow, Hazard, Isa
 from gdb_optprobe.probes.original import overlaid
 from gdb_optprobe.probes.registry import Registry
 
 # Longer functions are not looked for: a symbol without a size would take all memory behind it.
 LARGEST = 1 << 16
+_ANYWHERE = (Flow.INDIRECT_JUMP, Flow.BRANCH)
+_FORBIDDEN = {Hazard.TRAP: Area.TRAP, Hazard.SYSTEM: Area.SYSTEM, Hazard.RESERVED: Area.RESERVATION}
 
 
 class BareText:
@@ -25,7 +27,11 @@ class BareText:
         self.registry: Registry | None = None
 
     def area(self, address: int) -> Area:
-        return Area.TEXT if self._symbol(address) is not None else Area.NOT_TEXT
+        function = self.function(address)
+        if function is None:
+            return Area.NOT_TEXT
+        hazard = self._isa.forbidden(function.own).get(address)
+        return Area.TEXT if hazard is None else _FORBIDDEN[hazard]
 
     def function(self, address: int) -> Function | None:
         found = self._symbol(address)
@@ -40,7 +46,8 @@ class BareText:
             code=code,
             complete=bool(insns) and insns[-1].end == end,
             jumps=tuple(Jump(i.address, i.target) for i in insns if i.target is not None and i.flow in flows),
-            blind_jumps=tuple(i.address for i in insns if i.flow is Flow.INDIRECT_JUMP),
+            # On a condition too, where it cannot be told from a return.
+            blind_jumps=tuple(i.address for i in insns if i.flow in _ANYWHERE and i.target is None),
         )
         return Function(
             name=name,

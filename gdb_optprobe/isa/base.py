@@ -84,6 +84,7 @@ class Hazard(Enum):
     OUT_OF_REACH = "refers to memory that cannot be reached from the detour"
     BRANCH_INSIDE = "branches into the middle of the displaced instructions"
     RETURNS_INSIDE = "is a call that returns into the middle of the displaced instructions"
+    RESERVED = "is between a load that reserves memory and its store"
     NOT_SUPPORTED = "is not supported by the relocator yet"
 
 
@@ -162,6 +163,12 @@ class Isa(Protocol):
 
     def hazard(self, insn: Insn) -> Hazard | None:
         """Why `insn` cannot be moved wherever it is moved to; None where that depends on the place alone."""
+
+    def forbidden(self, code: Mapping[int, Insn]) -> Mapping[int, Hazard]:
+        """The addresses in `code` (a function's) where nothing may stop and nothing may run: no tier is possible.
+
+        A breakpoint instruction is not among them: whose it is, others know.
+        """
 
     def moves_as_it_is(self, insn: Insn) -> bool:
         """Whether every copy of `insn` is its own bytes, or nothing: a sweep of a kernel need not try to move it."""

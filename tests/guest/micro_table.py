@@ -11,6 +11,35 @@ from qemu import micro
 from qemu.guest import Guest
 
 STATES = 4
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a guest's results are.
+
+    record:  the size of one.
+    varying: what no two rounds share: counts of runs, time.
+    most:    how many entries of the table there is room for.
+    """
+
+    record: int
+    varying: slice
+    most: int
+
+    @property
+    def size(self) -> int:
+        """Of all results."""
+        return self.record * STATES * self.most
+
+    def settled(self, data: bytes) -> list[bytes]:
+        """The records in `data` without what varies."""
+        records = [bytearray(data[at : at + self.record]) for at in range(0, len(data), self.record)]
+        for record in records:
+            record[self.varying] = bytes(self.varying.stop - self.varying.start)
+        return [bytes(record) for record in records]
+
+
+LAYOUTS = {"x86_64": Layout(512, slice(136, 152), 256), "ppc64le": Layout(1024, slice(296, 312), 512)}
 ENTRY = struct.Struct("<5Q24x")
 NAMES_SIZE = 16384
 

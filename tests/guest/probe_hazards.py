@@ -1,7 +1,7 @@
 """Sourced into GDB by tests of the micro guest, whose answers are JSON lines.
 
-probe-hazards [TIER]      put a probe on every hazard
-probe-neighbours SEED N   in each function for that, probe every instruction, take some away, N times, and count
+probe-hazards [TIER]           put a probe on every hazard
+probe-neighbours ARCH SEED N   in each function for that, probe every instruction, take some away, N times, and count
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.spec import Spec
-
-ENTRY, RESULT, STATES = 64, 512, 4
-RUNS, TICKS = slice(136, 144), slice(144, 152)
+from tests.guest.micro_table import ENTRY, LAYOUTS, STATES, Layout
 
 
 def session_of_micro() -> Session:
@@ -49,7 +47,7 @@ def symbol(name: str) -> int:
 
 def hazards() -> Iterator[tuple[str, int]]:
     """Name and entry of each."""
-    for entry in range(symbol("hazards"), symbol("hazards_end"), ENTRY):
+    for entry in range(symbol("hazards"), symbol("hazards_end"), ENTRY.size):
         yield gdb.Value(word(entry)).cast(gdb.lookup_type("char").pointer()).string(), entry
 
 
@@ -77,12 +75,14 @@ class ProbeHazards(gdb.Command):
 class ProbeNeighbours(gdb.Command):
     """For each function: [hits of GDB's own breakpoints, [[hits of ours, tiers, whether results are equal], …]]."""
 
+    _layout: Layout
+
     def __init__(self) -> None:
         super().__init__("probe-neighbours", gdb.COMMAND_DATA)
 
     def invoke(self, argument: str, from_tty: bool) -> None:
-        seed, times = (int(word) for word in argument.split())
-        rng = random.Random(seed)
+        arch, seed, times = argument.split()
+        self._layout, rng = LAYOUTS[arch], random.Random(int(seed))
         session = session_of_micro()
         outcome = {}
         for number, (name, entry) in enumerate(hazards()):
@@ -91,7 +91,7 @@ class ProbeNeighbours(gdb.Command):
                 insns = self._instructions(word(entry + 16), word(entry + 24))
                 expected, hits = self._counted_by_gdb(insns, number)
                 rounds = [
-                    self._without(session, insns, gone, number, expected) for gone in self._gone(insns, rng, times)
+                    self._without(session, insns, gone, number, expected) for gone in self._gone(insns, rng, int(times))
                 ]
                 outcome[name] = [hits, rounds]
         gdb.execute("set var *(long*)&only = -1")
@@ -109,7 +109,7 @@ class ProbeNeighbours(gdb.Command):
         lines = gdb.execute(f"disassemble/r {start:#x},{end:#x}", to_string=True).splitlines()
         return [int(line.split()[0], 16) for line in lines if line.strip().startswith("0x")]
 
-    def _counted_by_gdb(self, insns: list[int], number: int) -> tuple[bytes, list[int]]:
+    def _counted_by_gdb(self, insns: list[int], number: int) -> tuple[list[bytes], list[int]]:
         """What a run leaves, and how often each instruction runs, by GDB's own breakpoints."""
         points = [gdb.Breakpoint(f"*{insn:#x}", internal=True) for insn in insns]
         for point in points:
@@ -120,19 +120,16 @@ class ProbeNeighbours(gdb.Command):
             point.delete()
         return left, hits
 
-    def _run(self, number: int) -> bytes:
+    def _run(self, number: int) -> list[bytes]:
         gdb.execute("set var *(long*)&go = 1")
-        gdb.execute("tbreak done", to_string=True)
+        gdb.execute("tbreak *&done", to_string=True)
         gdb.execute("continue", to_string=True)
-        at = symbol("results") + number * RESULT * STATES
-        left = bytearray(gdb.selected_inferior().read_memory(at, RESULT * STATES))
-        for state in range(STATES):
-            for part in (RUNS, TICKS):
-                left[RESULT * state + part.start : RESULT * state + part.stop] = bytes(8)
-        return bytes(left)
+        size = self._layout.record * STATES
+        left = gdb.selected_inferior().read_memory(symbol("results") + number * size, size)
+        return self._layout.settled(bytes(left))
 
     def _without(
-        self, session: Session, insns: list[int], gone: list[int], number: int, expected: bytes
+        self, session: Session, insns: list[int], gone: list[int], number: int, expected: list[bytes]
     ) -> list[object]:
         probes = {insn: session.add(Spec(f"*{insn:#x}"))[0].number for insn in insns}
         if gone:

@@ -11,7 +11,7 @@ class _PPC64LE:
     """The verbs of `Isa`, and what ppc64le has beyond them.
 
     hazard, moves_as_it_is: of one instruction, whatever the place: for sweeps.
-    reserved, jump_tables: where no tier is possible, in a whole function. entry, toc: of its first two instructions.
+    reserved, jump_tables: of a whole function. entry, toc: of its first two instructions.
     can_emulate; dead_at_return: for the `leaving` of dead_at. count takes the value of r2, where that is known, and
     relocate what is dead.
     """
@@ -30,6 +30,7 @@ class _PPC64LE:
     redirect = staticmethod(writer.redirect)
     relocate = staticmethod(relocator.relocate)
     hazard = staticmethod(relocator.hazard)
+    forbidden = staticmethod(reservations.forbidden)
     moves_as_it_is = staticmethod(relocator.moves_as_it_is)
     fills = staticmethod(relocator.fills)
     shadows = staticmethod(relocator.shadows)

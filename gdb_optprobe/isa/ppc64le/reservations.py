@@ -1,4 +1,6 @@
-"""Where a reservation is held: between a load-and-reserve and its store-conditional (Power ISA 3.1B, Book II, 1.7.2).
+"""Where nothing may stop: while a reservation is held, and at what a kernel knows by its address.
+
+Between a load-and-reserve and its store-conditional (Power ISA 3.1B, Book II, 1.7.2):
 
 1: ldarx  r9,0,r3        the reservation begins
    add    r9,r4,r9       inside: a program of ours would replace the reservation with its own, and the return
@@ -10,12 +12,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ..base import Flow, Insn
-from .words import X31, opcode, word_of, xo
+from ..base import Flow, Hazard, Insn
+from .relocator import TRAP, hazard
+from .words import X31, opcode, to_bytes, word_of, xo
 
 _LOADS = frozenset((52, 116, 20, 84, 276))  # lbarx lharx lwarx ldarx lqarx
 _STORES = frozenset((694, 726, 150, 214, 182))
 _GOES_ON = frozenset((Flow.NEXT, Flow.JUMP, Flow.BRANCH))
+
+
+_NEVER = (Hazard.TRAP, Hazard.SYSTEM)
+
+
+def forbidden(code: Mapping[int, Insn]) -> Mapping[int, Hazard]:
+    """The addresses in `code` (a function's) where no tier is possible.
+
+    Beside reservations: traps, which kernels know by their addresses, and what enters or leaves a kernel or changes the
+    machine's state. A trap word that somebody may have put there as a breakpoint is left out.
+    """
+    breakpoint = to_bytes(TRAP)
+    found = {insn.address: why for insn in code.values() if (why := hazard(insn)) in _NEVER and insn.data != breakpoint}
+    return found | dict.fromkeys(reserved(code), Hazard.RESERVED)
 
 
 def reserved(code: Mapping[int, Insn]) -> Mapping[int, Insn]:

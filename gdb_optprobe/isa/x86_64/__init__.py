@@ -27,6 +27,7 @@ class _X86_64:
     redirect = staticmethod(writer.redirect)
     relocate = staticmethod(relocator.relocate)
     hazard = staticmethod(relocator.hazard)
+    forbidden = staticmethod(relocator.forbidden)
     moves_as_it_is = staticmethod(relocator.moves_as_it_is)
     fills = staticmethod(relocator.fills)
     shadows = staticmethod(relocator.shadows)

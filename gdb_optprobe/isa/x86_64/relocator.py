@@ -43,6 +43,11 @@ def hazard(insn: Insn) -> Hazard | None:
     return _hazard(insn.data)
 
 
+def forbidden(code: Mapping[int, Insn]) -> Mapping[int, Hazard]:
+    """Where no tier is possible: nowhere. Any instruction may be stopped at."""
+    return {}
+
+
 def moves_as_it_is(insn: Insn) -> bool:
     """Whether any copy of `insn` is its own bytes, or nothing: a sweep of a kernel need not try to relocate it."""
     # Branches, most of which are unlike any other, are kept away from the cache.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from gdb_optprobe.isa.base import Hazard
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.ppc64le.words import to_bytes
 
@@ -59,3 +60,15 @@ def test_pairs_of_the_kernel() -> None:
         assert all(store.address in reserved for store in stores)
         pairs += len(stores)
     assert pairs > 200
+
+
+def test_what_is_forbidden_and_why() -> None:
+    """Traps on a condition too; a breakpoint may be somebody's."""
+    words = (0x44000002, 0x7C000164, 0x4C000024, 0x7C832008, 0x0FE00000, 0x7FE00008, LDARX, ADD, STDCX, AGAIN, BLR)
+    code = {insn.address: insn for insn in PPC64LE.decode(to_bytes(*words), START)}
+    found = {(address - START) // 4: hazard for address, hazard in PPC64LE.forbidden(code).items()}
+    assert found == {
+        **dict.fromkeys((0, 1, 2), Hazard.SYSTEM),
+        **dict.fromkeys((3, 4), Hazard.TRAP),
+        **dict.fromkeys((7, 8), Hazard.RESERVED),
+    }

@@ -78,6 +78,7 @@ END
 HAZARD interrupted
     ld r10, CPU_TICKS(r13)
     ld r11, 0(r10)
+    cmpld cr6, r11, r11                 # as it is behind each turn but the last
     li r6, 64
     mtdec r6
     ori r6, r6, 0x8002                  # EE, RI
