@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from gdb_optprobe.costs.estimate import Cost, cost
 from gdb_optprobe.costs.measure import Reading
 from gdb_optprobe.costs.table import as_json, table
+from qemu import timediff
 from qemu.cache import say
 from qemu.channel import ChannelError
 from qemu.debian import FetchError
@@ -25,6 +26,7 @@ from qemu.processes import ending_on_signals
 from qemu.reads import Reads
 from qemu.relay import Relay
 from qemu.subject import FUNCTION, SUBJECTS, Subject
+from qemu.timediff import TimeDifference
 
 NOTES = """\
 Each figure is that of one hit, above a run without a probe.
@@ -35,7 +37,10 @@ Each figure is that of one hit, above a run without a probe.
 
 
 def main() -> int:
-    arguments = parser().parse_args()
+    top = parser()
+    arguments = top.parse_args()
+    if arguments.time_difference and arguments.arch != "ppc64le":
+        top.error("the timebase is one of --arch ppc64le")
     ending_on_signals()
     try:
         return bench(arguments)
@@ -50,6 +55,11 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--json", action="store_true", help="JSON lines")
     top.add_argument("--arch", default="x86_64", choices=tuple(SUBJECTS), help="architecture (default: x86_64)")
     top.add_argument(
+        "--time-difference",
+        action="store_true",
+        help="instead: the timebase before and behind a probe at 20 forks, as the powerpc optprobes series had it",
+    )
+    top.add_argument(
         "--append",
         default="mitigations=off",
         metavar="TEXT",
@@ -59,27 +69,34 @@ def parser() -> argparse.ArgumentParser:
 
 
 def bench(arguments: argparse.Namespace) -> int:
-    subject = SUBJECTS[arguments.arch]
     say("booting a guest whose clock counts instructions, about ten seconds")
     options = Options(arch=arguments.arch, icount="shift=0,sleep=off", append=arguments.append)
+    measure = time_difference if arguments.time_difference else costs
     with (
         Guest.start(options) as guest,
         Relay(guest.gdb_socket) as relay,
         Debugger(relay.path) as debugger,
     ):
-        table_of = Bench(Reads(guest, debugger, relay), debugger, subject, arguments.quick)
-        costs = table_of.all()
+        lines = measure(Reads(guest, debugger, relay), debugger, arguments)
         if guest.problems():
             raise GuestError("the guest is ill:\n" + "\n".join(guest.problems()))
-    if arguments.json:
-        for line in as_json(costs, table_of.optimized):
-            print(json.dumps(line))
-    else:
-        print("\n".join(table(costs, table_of.optimized)))
-        print()
-        print(NOTES.format(append=arguments.append, read=table_of.read * 1e6))
-        print("\n".join(["", *verdict(subject, costs)]))
+    print("\n".join(lines))
     return 0
+
+
+def time_difference(reads: Reads, debugger: Debugger, arguments: argparse.Namespace) -> list[str]:
+    found = TimeDifference(reads, debugger).run()
+    return [json.dumps(line) for line in timediff.as_json(found)] if arguments.json else timediff.report(found)
+
+
+def costs(reads: Reads, debugger: Debugger, arguments: argparse.Namespace) -> list[str]:
+    subject = SUBJECTS[arguments.arch]
+    table_of = Bench(reads, debugger, subject, arguments.quick)
+    rows = table_of.all()
+    if arguments.json:
+        return [json.dumps(line) for line in as_json(rows, table_of.optimized)]
+    notes = NOTES.format(append=arguments.append, read=table_of.read * 1e6)
+    return [*table(rows, table_of.optimized), "", notes, "", *verdict(subject, rows)]
 
 
 def verdict(subject: Subject, costs: list[Cost]) -> list[str]:

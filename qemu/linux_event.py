@@ -8,11 +8,12 @@ from contextlib import contextmanager
 
 from qemu.guest import GuestError
 
-__all__ = ["linux_event"]
+__all__ = ["LIST", "linux_event"]
 
 TRACING = "/sys/kernel/tracing"
 EVENT = f"{TRACING}/events/optprobe_own/event/enable"
 SWITCH = "/proc/sys/debug/kprobes-optimization"
+LIST = "cat /sys/kernel/debug/kprobes/list"
 # On ppc64le the kernel has a probe of its own there from boot.
 BESIDES = "__kretprobe_trampoline"
 # The kernel's optimizer works every 5 jiffies.
@@ -40,7 +41,7 @@ def linux_event(guest: Callable[[str], str], location: str, optimization: bool, 
 def _wait_for(guest: Callable[[str], str], tag: str) -> None:
     deadline = time.monotonic() + SECONDS
     while True:
-        known = guest("cat /sys/kernel/debug/kprobes/list; sleep 0.1").splitlines()
+        known = guest(f"{LIST}; sleep 0.1").splitlines()
         own = [line for line in known if BESIDES not in line]
         if own and all(f"[{tag}]" in line if tag else "[" not in line for line in own):
             return

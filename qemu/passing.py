@@ -1,0 +1,37 @@
+"""Sourced into GDB: what some registers hold whenever the guest comes to an address, and the host's clock.
+
+python passing = Passing(0xc000000000135bf0, ["r0"])
+continue, Ctrl-C
+python print(passing.report())
+python passing.delete()
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+
+import gdb
+
+WORD = (1 << 64) - 1
+
+
+class Passing(gdb.Breakpoint):
+    """A breakpoint that the guest is let past at once, and what was seen at each pass."""
+
+    def __init__(self, address: int, registers: Sequence[str]) -> None:
+        super().__init__(f"*{address:#x}", internal=True)
+        self.registers = tuple(registers)
+        self.seen: list[dict[str, float]] = []
+
+    def stop(self) -> bool:
+        arrived = time.monotonic()
+        frame = gdb.newest_frame()
+        row: dict[str, float] = {name: int(frame.read_register(name)) & WORD for name in self.registers}
+        self.seen.append({**row, "arrived": arrived, "left": time.monotonic()})
+        return False
+
+    def report(self) -> str:
+        """JSON: a row for each pass, the registers by name; `arrived` and `left` are seconds of the host's clock."""
+        return json.dumps(self.seen)
