@@ -25,6 +25,7 @@ class BareText:
         self._machine = machine
         self._isa = isa
         self.registry: Registry | None = None
+        self._known: dict[int, tuple[bytes, Function]] = {}
 
     def area(self, address: int) -> Area:
         function = self.function(address)
@@ -39,7 +40,15 @@ class BareText:
             return None
         name, start, end = found
         data = self._machine.read(start, end - start)
-        insns = self._isa.decode(overlaid(data, start, self.registry) if self.registry else data, start)
+        data = overlaid(data, start, self.registry) if self.registry else data
+        known = self._known.get(start)
+        if known is None or known[0] != data:
+            known = self._known[start] = data, self._decode(name, start, data)
+        return known[1]
+
+    def _decode(self, name: str, start: int, data: bytes) -> Function:
+        insns = self._isa.decode(data, start)
+        end = start + len(data)
         flows = (Flow.JUMP, Flow.BRANCH, Flow.CALL)
         code = {insn.address: insn for insn in insns}
         whole = Whole(
@@ -49,14 +58,7 @@ class BareText:
             # On a condition too, where it cannot be told from a return.
             blind_jumps=tuple(i.address for i in insns if i.flow in _ANYWHERE and i.target is None),
         )
-        return Function(
-            name=name,
-            start=start,
-            end=end,
-            own=code,
-            look=lambda: whole,
-            compiled=False,
-        )
+        return Function(name, start, end, own=code, look=lambda: whole, compiled=False)
 
     def marks(self, start: int, end: int) -> Sequence[Mark]:
         return ()
