@@ -27,7 +27,7 @@ from qemu.relay import Relay
 from qemu.subject import FUNCTION, SUBJECTS
 
 ENTRY, MIDDLE, RARE = FUNCTION, "vfs_write", "ksys_sync"
-MANY, FEW = 100_000, 150
+MANY, FEW = 100_000, 60
 # As far behind a function's entry a probe's address is looked for, and how many instructions.
 NOT_BEFORE, TRIES = 16, 40
 WORKLOAD = "dd if=/dev/zero of=/dev/null bs=1 count=100000 2>/dev/null; sync; sync; sync"

@@ -17,14 +17,15 @@ ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "scripts" / "demo"
 
 
-def test_it_prints_costs_and_a_report_and_stays_in_gdb_when_asked() -> None:
+@pytest.mark.parametrize(("arch", "entry"), [("x86_64", ""), ("ppc64le", r"\+0x8")])
+def test_it_prints_costs_and_a_report_and_stays_in_gdb_when_asked(arch: str, entry: str) -> None:
     lines = "optprobe add vfs_read\noptprobe list\nquit\n"
-    done = subprocess.run([DEMO, "-i"], input=lines, capture_output=True, text=True, timeout=240)
+    done = subprocess.run([DEMO, "-i", "--arch", arch], input=lines, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr + done.stdout
     for name in ("no probe", "optprobe, optimized", "GDB's break … if"):
         assert name in done.stdout
-    assert re.search(r"^ +\d+ +100\d{3} .*instructions +vfs_read$", done.stdout, re.MULTILINE), done.stdout
-    assert re.search(r"a stop \(boosted\) +ksys_sync$", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(rf"^ +\d+ +100\d{{3}} .*instructions +vfs_read{entry}$", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(rf"a stop \(boosted\) +ksys_sync{entry}$", done.stdout, re.MULTILINE), done.stdout
     assert "Num Tier" in done.stdout.partition("optprobe report")[2]
 
 
