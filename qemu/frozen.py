@@ -24,7 +24,7 @@ __all__ = ["Frozen", "freeze"]
 BELOW_HOLE = 2 << 30
 """QEMU may put memory behind these bytes elsewhere: below 4 GiB is a hole for devices."""
 WRITING = 60.0
-CONTROL = re.compile(r"\b(CR[0-8]|EFER)=([0-9a-f]+)")
+CONTROL = re.compile(r"\b(CR[0-8]|EFER|MSR)[= ]([0-9a-f]+)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from typing import Protocol
 
 from gdb_optprobe.detours.ground import Grounds
 from gdb_optprobe.detours.planner import Site, plan
@@ -27,25 +28,33 @@ from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import default_cache
 from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.port import LinuxText
+from gdb_optprobe.guest.linux.port import of as port_of
+from gdb_optprobe.guest.linux.ppc64le.text import PowerText
 from gdb_optprobe.guest.linux.recover import recover
 from gdb_optprobe.guest.linux.structures import CachedStructures
 from gdb_optprobe.guest.linux.text import KernelText
-from gdb_optprobe.guest.linux.x86_64.port import X86
 from gdb_optprobe.guest.memory import KernelMemory
 from gdb_optprobe.guest.symbols import FUNCTION_TYPES, SymbolTable
+from gdb_optprobe.guest.text import Function
+from gdb_optprobe.isa.base import Insn, Isa
+from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.x86_64 import X86_64
 from qemu.cache import guests_directory, say
 from qemu.channel import ChannelError
 from qemu.debian import FetchError
 from qemu.frozen import Frozen, freeze
-from qemu.guest import Guest, GuestError
+from qemu.guest import Guest, GuestError, Options
 from qemu.linux_rule import BLACKLIST, LinuxRule, ranges
+from qemu.linux_rule_ppc64le import PowerRule
+from qemu.machines import MACHINES
 from qemu.processes import ending_on_signals
 from qemu.qmp import QmpError
 
-__all__ = ["EVERY", "Subject", "Tally", "functions", "subject_of", "survey", "table"]
+__all__ = ["EVERY", "Subject", "Tally", "codes_of", "functions", "subject_of", "survey", "table"]
 
-EVERY = 401
+EVERY = {"x86_64": 401, "ppc64le": 101}
+ISAS: dict[str, Isa] = {"x86_64": X86_64, "ppc64le": PPC64LE}
 CHUNK = 64
 """Functions that are looked at one after another: neighbours share what is decoded."""
 
@@ -54,12 +63,13 @@ def main() -> int:
     arguments = parser().parse_args()
     ending_on_signals()
     try:
-        with guest_for(arguments.name) as guest:
+        with guest_for(arguments.name, arguments.arch) as guest:
+            every = 1 if arguments.all else arguments.every or EVERY[guest.options.arch]
             subject = subject_of(guest)
     except (GuestError, ChannelError, FetchError, QmpError, OptprobeError, OSError) as error:
         say(str(error))
         return 1
-    report(subject, 1 if arguments.all else arguments.every, listing=not arguments.all)
+    report(subject, every, listing=not arguments.all)
     return 0
 
 
@@ -67,8 +77,11 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="scripts/survey", description=__doc__)
     which = top.add_mutually_exclusive_group()
     which.add_argument("--all", action="store_true", help="all core text; about a minute")
-    which.add_argument("--every", type=positive, default=EVERY, metavar="N", help=f"of text symbols; {EVERY}")
-    top.add_argument("--name", help="a guest that scripts/guest started; without it one is booted")
+    usual = ", ".join(f"{every} on {arch}" for arch, every in EVERY.items())
+    which.add_argument("--every", type=positive, metavar="N", help=f"of text symbols; {usual}")
+    guest = top.add_mutually_exclusive_group()
+    guest.add_argument("--arch", default="x86_64", choices=sorted(MACHINES))
+    guest.add_argument("--name", help="a guest that scripts/guest started; without it one is booted")
     return top
 
 
@@ -78,12 +91,12 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def guest_for(name: str | None) -> AbstractContextManager[Guest]:
+def guest_for(name: str | None, arch: str) -> AbstractContextManager[Guest]:
     """The running guest called `name`, or one that ends with the block."""
     if name is not None:
         return nullcontext(Guest.find(guests_directory() / name))
     say("booting a guest, a few seconds")
-    return Guest.start()
+    return Guest.start(Options(arch=arch))
 
 
 def report(subject: Subject, every: int, listing: bool) -> None:
@@ -103,36 +116,49 @@ def report(subject: Subject, every: int, listing: bool) -> None:
 # --- what is surveyed ------------------------------------------------------------------------------------------------
 
 
+class Rule(Protocol):
+    def optimizable(self, function: Function) -> list[Insn]:
+        """The instructions of the function that Linux would optimize a probe on."""
+
+
 @dataclass(frozen=True)
 class Subject:
     """A kernel whose memory stands still."""
 
+    isa: Isa
     kernel: Kernel
     symbols: SymbolTable
-    text: KernelText
-    rule: LinuxRule
+    text: LinuxText
+    rule: Rule
 
 
 def subject_of(guest: Guest) -> Subject:
     """The kernel of a running guest, copied: the guest is no longer needed. Raises GuestError, OptprobeError."""
+    isa = ISAS[guest.options.arch]
     blacklist = ranges(guest.check(f"cat {BLACKLIST}"))
-    kernel, symbols, text = _kernel(freeze(guest))
-    # What all processes need is found out before there are several.
-    text.all_landings()
-    rule = LinuxRule(text, blacklist, kernel.range("__indirect_thunk_start", "__indirect_thunk_end"))
-    return Subject(kernel, symbols, text, rule)
+    kernel, symbols, text = _kernel(freeze(guest), isa)
+    return Subject(isa, kernel, symbols, text, _rule(kernel, text, blacklist))
 
 
-def _kernel(frozen: Frozen) -> tuple[Kernel, SymbolTable, KernelText]:
-    cache = default_cache()
-    recovered = recover(frozen, X86, cache, say)
+def _kernel(frozen: Frozen, isa: Isa) -> tuple[Kernel, SymbolTable, LinuxText]:
+    cache, port = default_cache(), port_of(isa.name)
+    recovered = recover(frozen, port, cache, say)
     if recovered is None:
         raise GuestError("the guest runs no Linux")
-    memory = KernelMemory(frozen, frozen, recovered.view.walk)
-    bare = Kernel(memory, recovered.symbols)
+    memory, symbols = KernelMemory(frozen, frozen, recovered.view.walk), recovered.symbols
+    bare = Kernel(memory, symbols)
     structures = CachedStructures(lambda: bare.read(*bare.range("__start_BTF", "__stop_BTF")), cache, recovered.build)
-    kernel = Kernel(memory, recovered.symbols, structures)
-    return kernel, recovered.symbols, KernelText(kernel, X86_64, shelf=cache.shelf(recovered.build))
+    kernel = port.kernel(memory, symbols, structures)
+    return kernel, symbols, port.text(kernel, lambda _, data: data, cache.shelf(recovered.build))
+
+
+def _rule(kernel: Kernel, text: LinuxText, blacklist: Sequence[tuple[int, int]]) -> Rule:
+    if isinstance(text, PowerText):
+        return PowerRule(text, blacklist)
+    assert isinstance(text, KernelText)
+    # What all processes need is found out before there are several.
+    text.all_landings()
+    return LinuxRule(text, blacklist, kernel.range("__indirect_thunk_start", "__indirect_thunk_end"))
 
 
 def functions(subject: Subject, every: int = 1) -> list[int]:
@@ -221,9 +247,9 @@ def _sweep(subject: Subject, chunks: Sequence[Sequence[int]]) -> Tally:
     gc.disable()
     found, began = Tally(), time.process_time()
     for chunk in chunks:
-        grounds = Grounds(X86_64, subject.text)
+        grounds = Grounds(subject.isa, subject.text)
         for start in chunk:
-            asked = {insn.address: code for insn, code in sweep(start, grounds)}
+            asked = codes_of(start, grounds)
             function = subject.text.function(start)
             if not asked or function is None:
                 continue
@@ -237,12 +263,33 @@ def _sweep(subject: Subject, chunks: Sequence[Sequence[int]]) -> Tally:
     return found
 
 
+def codes_of(start: int, grounds: Grounds) -> dict[int, str]:
+    """Every instruction of the function that starts there, with the code of why it is refused."""
+    asked = list(sweep(start, grounds))
+    # Where not all that lands in a function is known, the planner cannot know what fills the gap behind it.
+    while asked and grounds.isa.fills(asked[-1][0]):
+        asked.pop()
+    function = grounds.text.function(start)
+    forbidden = grounds.isa.forbidden(function.own) if function is not None else {}
+    codes = {insn.address: code for insn, code in asked}
+    return codes | {address: _refused(address, grounds) for address in codes.keys() & forbidden.keys()}
+
+
+def _refused(address: int, grounds: Grounds) -> str:
+    """Why no tier at all is possible there; "" where one is."""
+    try:
+        plan(Site(address), grounds)
+    except Refused as refused:
+        return refused.reason.code
+    return ""
+
+
 # --- what is printed -------------------------------------------------------------------------------------------------
 
 
 def table(subject: Subject, found: Tally) -> Iterator[str]:
     """A line for each reason: how many instructions, their share, and an example in the planner's own words."""
-    grounds = Grounds(X86_64, subject.text)
+    grounds = Grounds(subject.isa, subject.text)
     yield f"{'instructions':>12} {'share':>8}  reason"
     for code, count in found.codes.most_common():
         yield f"{count:12,} {count / found.instructions:8.3%}  {code or 'optimizable'}"

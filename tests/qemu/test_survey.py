@@ -1,4 +1,4 @@
-"""Adding up what several processes found; Linux's rule for what it would copy."""
+"""Adding up what several processes found; Linux's rules for what it would copy or compute."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from qemu.linux_rule import boostable, ranges
+from qemu.linux_rule_ppc64le import computed
 from qemu.survey import Tally
 
 
@@ -51,3 +52,31 @@ def test_blacklist() -> None:
 )
 def test_what_linux_would_copy_for_a_jump(code: str, text: str, expected: bool) -> None:
     assert boostable(bytes.fromhex(code)) is expected, text
+
+
+@pytest.mark.parametrize(
+    ("word", "text", "expected"),
+    [
+        (0x38630001, "addi r3, r3, 1", True),
+        (0x60000000, "nop", True),
+        (0x7C0802A6, "mflr r0", True),
+        (0x7C0903A6, "mtctr r0", True),
+        (0x7C7A03A6, "mtsrr0 r3", False),
+        (0x4BFFFFFD, "bl", True),
+        (0x4E800020, "blr", False),
+        (0x4E800420, "bctr", False),
+        (0x4182FFFC, "beq", False),
+        (0xF8010010, "std r0, 16(r1)", False),
+        (0xE8010010, "ld r0, 16(r1)", False),
+        (0x7C6028A8, "ldarx r3, 0, r5", False),
+        (0x7C0004AC, "sync", True),
+        (0x4C00012C, "isync", True),
+        (0x7C6000A6, "mfmsr r3", False),
+        (0x78630020, "clrldi r3, r3, 32", True),
+        (0x7C63289E, "isel r3, r3, r5, 2", True),
+        (0x0FE00000, "twui r0, 0", False),
+        (0x44000002, "sc", False),
+    ],
+)
+def test_what_linux_computes_on_ppc64le(word: int, text: str, expected: bool) -> None:
+    assert computed(word.to_bytes(4, "little")) is expected, text
