@@ -240,12 +240,18 @@ class Ground:
 
     # padding -------------------------------------------------------------------------------------------------------
 
-    def padding(self, last: Insn, needed: int) -> bytes:
-        """The padding behind `last`, as far as `needed` bytes."""
+    def padding(self, last: Insn, needed: int, stops: frozenset[int] = frozenset()) -> bytes:
+        """The padding behind `last`, as far as `needed` bytes or the first breakpoint of `stops` in it."""
         found = b""
-        while len(found) < needed and last.end + len(found) in self._padding:
+        while len(found) < needed and last.end + len(found) in self._padding - stops:
             found += self.function.own[last.end + len(found)].data
         return found[:needed]
+
+    def padded(self, insn: Insn) -> Insn:
+        """The instruction behind which the padding `insn` stands; itself where it is none."""
+        while insn.address in self._padding and (before := self.before(insn)) is not None:
+            insn = before
+        return insn
 
     def is_padding(self, insn: Insn) -> bool:
         """Whether nobody ever comes to `insn`: it fills the gap behind an instruction that never falls through."""
@@ -259,7 +265,9 @@ class Ground:
         found: set[int] = set()
         before: Insn | None = None
         for insn in self.function.hot:
-            follows = before is not None and (before.flow in _ENDS or before.address in found)
+            # A jump that the guest rewrites may be a nop at another time.
+            ends = before is not None and before.flow in _ENDS and before.address not in self._marked
+            follows = ends or (before is not None and before.address in found)
             if follows and self.isa.fills(insn) and not (insn.address in self.landings or insn.address in self._marked):
                 found.add(insn.address)
             before = insn

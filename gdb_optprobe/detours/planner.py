@@ -135,6 +135,8 @@ def _place(site: Site, grounds: Grounds, limits: Limits) -> Place:
         raise Refused(Refusal.NOT_INSTRUCTION_BOUNDARY.because(address=text.spell(address), start=start))
     if insn.data == grounds.isa.breakpoint:
         raise Refused(Refusal.FOREIGN_BREAKPOINT.because(address=text.spell(address)))
+    if ground.site(insn) is None and ground.is_padding(insn):
+        raise Refused(Refusal.PADDING.because(address=text.spell(address)))
     return Place(site, insn, ground, limits)
 
 

@@ -65,6 +65,7 @@ class Refusal(Enum):
     UNKNOWN_FUNCTION = ("no symbol says which function {address} belongs to", "load symbols for that code")
     NOT_INSTRUCTION_BOUNDARY = ("{address} is in the middle of the instruction at {start}", "probe {start}")
     UNDECODABLE = ("the code at {address} cannot be decoded", "")
+    PADDING = ("{address} is padding behind a function's code: nothing leads there", "")
     ENTRY_TEXT = (
         "{address} is entry text, which runs before the kernel's own state is set up",
         "probe the C function it calls",

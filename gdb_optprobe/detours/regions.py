@@ -72,7 +72,7 @@ def region(place: Place) -> Region | Reason:
 def _region(place: Place, displaced: tuple[Insn, ...]) -> Region:
     ground, needed = place.ground, place.ground.isa.branch_size
     covered = b"".join(insn.data for insn in displaced)
-    padding = ground.padding(displaced[-1], needed) if len(covered) < needed else b""
+    padding = ground.padding(displaced[-1], needed, place.site.breakpoints) if len(covered) < needed else b""
     return Region(displaced, (covered + padding)[:needed], ground.site(displaced[0]))
 
 
@@ -118,7 +118,7 @@ def _divide(place: Place, run: Sequence[Insn]) -> list[tuple[Insn, ...]]:
         sizes=[insn.size for insn in run],
         probed=probed,
         glued=[ground.is_shadowed(insn) for insn in run],
-        padding=len(ground.padding(run[-1], needed)),
+        padding=len(ground.padding(run[-1], needed, place.site.breakpoints)),
         needed=needed,
         # Where nobody can wait, only a region of one instruction is of use.
         joined=not place.limits.stacks_missing,

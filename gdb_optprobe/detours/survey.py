@@ -18,22 +18,32 @@ from gdb_optprobe.detours.regions import region
 from gdb_optprobe.guest.text import Area
 from gdb_optprobe.isa.base import Insn
 
-_RUNS = (Area.TEXT, Area.ENTRY, Area.EARLY, Area.COPIED)
-"""What an instruction that a running guest may come to is in."""
+_SPECIAL = (Area.ENTRY, Area.EARLY, Area.COPIED)
+"""Text that a running guest may come to and that is refused as a whole."""
+_NEVER = (Area.NOT_TEXT, Area.MODULE, Area.INIT)
 
 
 def sweep(function: int, grounds: Grounds) -> Iterator[tuple[Insn, str]]:
     """`survey` of the function that starts there; special text is refused as a whole, freed text is passed over."""
     area, ground = grounds.text.area(function), grounds.at(function)
-    if ground is None or area not in _RUNS:
+    if ground is None or area in _NEVER:
         return
-    if area is Area.TEXT:
-        yield from survey(ground)
+    if area in _SPECIAL:
+        code = refused_at(function, grounds)
+        yield from ((insn, code) for stretch in stretches(ground) for insn in stretch)
         return
+    forbidden = grounds.isa.forbidden(ground.function.own)
+    for insn, code in survey(ground):
+        yield insn, refused_at(insn.address, grounds) if insn.address in forbidden else code
+
+
+def refused_at(address: int, grounds: Grounds) -> str:
+    """Why no tier is possible there; "" where one is."""
     try:
-        plan(Site(function), grounds)
+        plan(Site(address), grounds)
     except Refused as refused:
-        yield from ((insn, refused.reason.code) for stretch in stretches(ground) for insn in stretch)
+        return refused.reason.code
+    return ""
 
 
 def survey(ground: Ground) -> Iterator[tuple[Insn, str]]:

@@ -240,7 +240,8 @@ class Optimizer:
             ground = self._grounds.at(address)
             insn = ground.around(address) if ground is not None else None
             if ground is not None and insn is not None:
-                looked_at.update(one.address for one in ground.stretch(insn))
+                # A branch may cover padding behind its stretch.
+                looked_at.update(one.address for one in ground.stretch(ground.padded(insn)))
         found = (self.registry.site(address) for address in sorted(looked_at))
         return [site for site in found if site is not None and not site.gone]
 

@@ -64,6 +64,31 @@ def test_ret_before_a_jump_target_has_no_padding() -> None:
     assert found.tier is Tier.EMULATED
 
 
+ROUNDED = """
+    eb 08            jmp L
+    0f 1f 00         nopl 0(%rax)
+    48 89 c3         mov %rax, %rbx
+    74 00            je L
+    48 89 c3         mov %rax, %rbx (L)
+    c3               ret
+"""
+
+
+def test_padding_is_room_and_no_place_for_a_probe() -> None:
+    text = FakeText(ROUNDED)
+    assert planned(text).original == bytes.fromhex("eb080f1f00")
+    assert refusal(text, 2) == "PADDING"
+
+
+def test_users_breakpoint_in_padding() -> None:
+    assert why(planned(FakeText(ROUNDED), breakpoints=frozenset({START + 2}))) == "FUNCTION_END"
+
+
+def test_no_padding_behind_a_jump_that_the_guest_rewrites() -> None:
+    text = FakeText(ROUNDED, noted=(Mark(Fact.JUMP_LABEL, START, 1),))
+    assert planned(text, 2).tier is Tier.OPTIMIZED
+
+
 def test_function_end() -> None:
     found = planned(FakeText("55  push %rbp\n c3  ret"))
     assert why(found) == "FUNCTION_END" and found.tier is Tier.EMULATED
