@@ -165,13 +165,14 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
         return _bare(connection, isa, machine, stops)
     memory = KernelMemory(machine, machine, recovered.view.walk)
     machine.memory = memory
-    loaded = gdb_symbols.provide(recovered, cache, port.elf)
     holder: list[Session] = []
 
     def overlay(address: int, data: bytes) -> bytes:
         return overlaid(data, address, holder[0].registry) if holder else data
 
     linux = Linux.of(recovered, machine, memory, isa, port, cache, overlay)
+    unwind = _unwind(linux, recovered, machine)
+    loaded = gdb_symbols.provide(recovered, cache, port.elf, unwound=unwind is not None)
     locations = Locations(recovered.symbols, linux.entry)
     target = Target(
         machine=machine,
@@ -192,7 +193,6 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
     )
     session = Session(target, current_settings, _run)
     holder.append(session)
-    unwind = _unwind(linux, recovered, machine)
     return Attachment(connection, session, machine, stops, linux, unwind, loaded)
 
 

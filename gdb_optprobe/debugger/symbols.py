@@ -21,13 +21,13 @@ def of_another_program() -> bool:
     """Whether the user has loaded symbols of something that is no Linux kernel: a guest without an operating system."""
     return any(objfile.is_valid() for objfile in gdb.objfiles()) and _gdb_address(LINUX) is None
 # What the cache remembers of a file: where the code in it begins and ends. Renamed when the file's making changes.
-ORIGIN = "elf_text_and_frames"
-# A kernel that has these is unwound by us (debugger/unwinder.py).
-UNWIND_TABLES = "__start_orc_unwind"
+ORIGIN = "elf_text_and_all_frames"
 
 
-def provide(recovered: Recovered, cache: Cache, machine: str) -> int | None:
+def provide(recovered: Recovered, cache: Cache, machine: str, unwound: bool) -> int | None:
     """Load a symbol-only file of this kernel: where its code begins, for `withdraw`; None where GDB has symbols.
+
+    unwound: whether we unwind its stack (debugger/unwinder.py).
 
     Raises OptprobeError where GDB has a vmlinux at another address.
     """
@@ -43,7 +43,7 @@ def provide(recovered: Recovered, cache: Cache, machine: str) -> int | None:
     path = cache.symbol_file(recovered.build)
     origin = cache.facts(recovered.build).get(ORIGIN)
     if path is None or not isinstance(origin, list):
-        path, origin = _write(recovered, cache, machine)
+        path, origin = _write(recovered, cache, machine, unwound)
     slide = recovered.text[0] - origin[0]
     gdb.execute(load_command(str(path), (origin[0], origin[1]), slide), to_string=True)
     return recovered.text[0]
@@ -61,8 +61,7 @@ def withdraw(text: int) -> None:
         gdb.execute(f"set confirm {'on' if confirm else 'off'}")
 
 
-def _write(recovered: Recovered, cache: Cache, machine: str) -> tuple[Path, list[int]]:
-    unwound = recovered.symbols.address(UNWIND_TABLES) is not None
+def _write(recovered: Recovered, cache: Cache, machine: str, unwound: bool) -> tuple[Path, list[int]]:
     content = symbol_file(recovered.symbols.symbols, recovered.text, machine, outermost=unwound)
     path = cache.store_symbol_file(recovered.build, content)
     if path is None:

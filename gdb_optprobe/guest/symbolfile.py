@@ -36,8 +36,11 @@ TEXT, DATA, PERCPU = 1, 2, 3
 # Not 0, where the offsets begin: to add-symbol-file an address of 0 means that none was given.
 PERCPU_START = 16
 
-# DWARF 5, 6.4: version 1, no augmentation, factors of 1, return address in rip; the CFA is rsp, rip undefined.
-OUTERMOST = {"x86_64": bytes((1, 0, 1, 1, 16, 0x0C, 7, 0, 0x07, 16, 0, 0))}
+# DWARF 5, 6.4: version 1, no augmentation, factors of 1, return address in rip or lr: undefined. The CFA is rsp or r1.
+OUTERMOST = {
+    "x86_64": bytes((1, 0, 1, 1, 16, 0x0C, 7, 0, 0x07, 16, 0, 0)),
+    "ppc64le": bytes((1, 0, 1, 1, 65, 0x0C, 1, 0, 0x07, 65, 0, 0)),
+}
 CIE_ID = 0xFFFF_FFFF
 
 # e_machine and e_flags (ppc64le: ELF ABI version 2).

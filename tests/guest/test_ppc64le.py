@@ -175,6 +175,8 @@ def test_backtraces_and_code(ppc_guest: Guest) -> None:
     assert re.search(r"vfs_read\+8>:\s+mflr +r0\s+# optprobe 1", code), code
     assert frames(function)[:3] == ["read_zero", "vfs_read", "ksys_read"], function
     assert frames(detour)[1:3] == ["vfs_read", "ksys_read"], detour
+    assert {frames(each)[-1] for each in (function, detour)} == {"system_call_vectored_common"}
+    assert "corrupt stack" not in finished.output, "the stack ends where user mode was left"
 
 
 def frames(output: str) -> list[str]:
