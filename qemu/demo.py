@@ -71,7 +71,7 @@ def demo(arguments: argparse.Namespace, stack: ExitStack) -> int:
     with ExitStack() as attached:
         probing = attach(guest, socket, attached)
         if probing.reads is not None:
-            say("measuring what a hit costs, about twenty seconds")
+            say("measuring what a hit costs, about half a minute")
             print("\n".join(costs(probing.debugger, probing.reads, arguments.arch)), flush=True)
         show(probing)
     if guest is not None and guest.problems():
