@@ -195,6 +195,17 @@ def test_where_nothing_may_stop() -> None:
     assert found == [Area.TEXT, Area.TEXT, *between, Area.TEXT, Area.TRAP, Area.SYSTEM, Area.TEXT]
 
 
+def test_words_of_a_jump_table_are_no_instructions() -> None:
+    memory = Pages()
+    nops = [0x60000000] * 0x10
+    # bctr, then offsets from the table's own address, one of which reads as `attn`
+    memory.put(USER, words(0x60000000, 0x4E800420, 0x10, 0x14, *nops, 0x4E800020) + bytes(64))
+    function = PowerText(power_kernel(memory)).function(USER)
+    assert function is not None
+    assert USER + 4 in function.own and USER + 16 in function.own
+    assert not {USER + 8, USER + 12} & function.own.keys()
+
+
 def test_marks_of_the_exception_table_of_two_words() -> None:
     memory = Pages()
     memory.put(USER, words(0x60000000) * 16)

@@ -145,7 +145,9 @@ class PowerText:
 
     def _decode(self, start: int, end: int) -> Function:
         data = self._overlay(start, self._kernel.read(start, end))
-        code = {insn.address: insn for insn in instructions(data, start)}
+        tables = PPC64LE.jump_tables(data, start)
+        words = {at + 4 * number for at, targets in tables.items() for number in range(len(targets))}
+        code = {insn.address: insn for insn in instructions(data, start) if insn.address not in words}
         found = self._kernel.symbols.at(start)
         return Function(
             name=found.name if found is not None else f"{start:#x}",
