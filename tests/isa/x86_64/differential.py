@@ -54,6 +54,7 @@ class Outcome:
     """Where a run came to, and all that it left.
 
     stacks: the stack pointer at each visit to a watched address.
+    beyond: it read what lies below its stack pointer, where a counter (or an interrupt) may have been.
     """
 
     reached: int
@@ -62,6 +63,7 @@ class Outcome:
     trace: tuple[int, ...]
     memory: Mapping[int, bytes] = field(repr=False)
     stacks: tuple[int, ...] = ()
+    beyond: bool = False
 
 
 @dataclass(frozen=True)
@@ -191,6 +193,15 @@ def execute(
         entry.paddr, entry.perms = frames[page], unicorn.UC_PROT_ALL
         return True
 
+    beyond = False
+
+    def on_read(_: object, __: int, address: int, size: int, ___: int, ____: object) -> None:
+        nonlocal beyond
+        stack = uc.reg_read(x86_const.UC_X86_REG_RSP)
+        beyond |= stack - 8 < address + size and address < stack
+
+    if watched:
+        uc.hook_add(unicorn.UC_HOOK_MEM_READ, on_read)
     uc.hook_add(unicorn.UC_HOOK_CODE, on_code)
     uc.hook_add(unicorn.UC_HOOK_TLB_FILL, on_missing)
     for name, value in state.items():
@@ -209,11 +220,11 @@ def execute(
     registers = {name: uc.reg_read(number) for name, number in (REGISTERS | VECTORS).items() if name != "rip"}
     memory = {page: bytes(uc.mem_read(frame, PAGE)) for page, frame in frames.items()}
     changed = {page: data for page, data in memory.items() if data != first[page]}
-    return Outcome(at, fault, registers, tuple(trace), changed, tuple(stacks))
+    return Outcome(at, fault, registers, tuple(trace), changed, tuple(stacks), beyond)
 
 
 class Unfit(Exception):
-    """A run from this state is none that a kernel makes: it counts with a stack pointer that is none."""
+    """A run from this state is none that a kernel makes: its stack pointer is none, or it reads what lies below it."""
 
 
 def compare(window: Sequence[Insn], copy: Relocated, state: State, probed: Probed | None = None) -> str:
@@ -233,7 +244,7 @@ def compare(window: Sequence[Insn], copy: Relocated, state: State, probed: Probe
     ends = {address for address in probed.unfit if not start <= address < end}
     more = {"ends": ends, "turning": turning, "spare": {counter & -PAGE for counter in probed.counters.values()}}
     before = execute({low: code}, start, [(low, high)], kept, state, watched=probed.counters, **more)
-    if any(not -DEEPEST < stack - STACK < DEEPEST for stack in before.stacks):
+    if before.beyond or any(not -DEEPEST < stack - STACK < DEEPEST for stack in before.stacks):
         raise Unfit
     places = {address: place for address, place in kept.items() if not start <= address < end}
     places |= {copy.address + offset: (address,) for offset, address in copy.origins[: len(window)] if address in kept}
