@@ -59,13 +59,19 @@ def function(name: str) -> Function:
     return found
 
 
+def entry(function: int) -> int:
+    """Where calls arrive: on ppc64le behind the code that only callers from elsewhere need."""
+    assert attachments.current is not None and attachments.current.linux is not None
+    return attachments.current.linux.entry(function)
+
+
 def explained(address: int) -> Any:
     return json.loads(gdb.execute(f"optprobe explain *{address:#x} -json", to_string=True))
 
 
 def straight_lines(code: Function, text: Text) -> Iterator[list[Insn]]:
     """The function's hot part in runs of instructions that run equally often."""
-    landings = {jump.target for jump in code.whole.jumps}
+    landings = {jump.target for jump in code.whole.jumps} | {entry(code.start)}
     # A fault in the middle leaves the line; a place that the guest rewrites may be a jump at times.
     leaves = {mark.address for mark in text.marks(code.start, code.end) if mark.fact is not Fact.BUG}
     line: list[Insn] = []
@@ -84,11 +90,13 @@ def straight_lines(code: Function, text: Text) -> Iterator[list[Insn]]:
 def code_of(name: str) -> dict[str, object]:
     text = session().target.text
     code = function(name)
-    plans = {insn.address: explained(insn.address) for insn in code.hot if insn.data != b"\xcc"}
+    trap = session().target.isa.breakpoint
+    plans = {insn.address: explained(insn.address) for insn in code.hot if insn.data != trap}
     accepted = [at for at, plan in plans.items() if plan["tier"] == "optimized"]
     kept.accepted += accepted
     return {
         "start": code.start,
+        "entry": entry(code.start),
         "instructions": len(plans),
         "accepted": accepted,
         "several": [at for at in accepted if len(plans[at]["displaced"]) > 1],
