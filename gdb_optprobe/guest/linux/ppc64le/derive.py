@@ -1,0 +1,278 @@
+"""Where a ppc64le kernel without types keeps its threads and stacks: from the functions that use them.
+
+    _switch                  std r1,KSP(r3)            a thread's saved SP, THREAD + KSP from its start
+                             addi r6,r4,-THREAD
+                             std r6,CURRENT(r13)       the paca's current thread
+                             clrrdi r7,r8,14           THREAD_SIZE
+    validate_sp              ld r8,STACK(r4)           a thread's stack
+                             addis r9,r2,…; addi …     hardirq_ctx, softirq_ctx, paca_ptrs
+                             ld r10,EMERGENCY(r8)      three stacks' ends in the paca
+    normalize_rt_tasks       addi r28,…                init_task
+                             ld r26,TASKS(r28)         and back, addi r29,r26,-TASKS; thread_node in the same way
+                             ld r10,SIGNAL-TASKS(r26)
+                             addi r9,r10,THREAD_HEAD
+    dump_stack_print_info    lhz r26,NUMBER(r13)       ld r30,CURRENT(r13); lwz r25,PID(r30); addi r30,r30,COMM
+    idle_task                addi …; ld r3,IDLE(r9)    __per_cpu_offset, runqueues
+    set_cpu_online           addi r10,…                __cpu_online_mask, then __num_online_cpus
+
+What a function leaves open (which constant is which, which load is of what) is tried, and believed only where a walk
+over all threads and CPUs finds nothing else than threads, stacks and pacas, and where just one way does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import permutations, product
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
+from gdb_optprobe.guest.linux.ppc64le.constants import CLOBBERED_BY_CALLS, LARGEST_FUNCTION, DerivedSymbols
+from gdb_optprobe.guest.linux.ppc64le.threads import Layout, Thread, Threads, cpus
+from gdb_optprobe.isa.base import Flow, Insn
+from gdb_optprobe.isa.ppc64le import PPC64LE
+from gdb_optprobe.isa.ppc64le.uses import uses_of
+from gdb_optprobe.isa.ppc64le.words import opcode, ra, rt, simm, word_of
+
+SP, PREVIOUS, NEXT, PACA = 1, 3, 4, 13  # registers: of _switch's arguments, the second is validate_sp's thread as well
+ADDI, ROTATE, LWZ, LHZ, LD, STD = 14, 30, 32, 40, 58, 62
+PLAUSIBLE = (1 << 13, 1 << 14, 1 << 15, 1 << 16)
+IDLE_NAME = "swapper"
+HEADER_OF_FRAME = 32
+
+
+def derive(kernel: Kernel) -> Layout:
+    """Raises NoSuchKernel, which says what could not be found."""
+    symbols = kernel.symbols
+    if not isinstance(symbols, DerivedSymbols):
+        raise NoSuchKernel("the code of this kernel is not known")
+    if symbols.address("preempt_schedule") is not None:
+        raise NoSuchKernel("this kernel preempts threads, and one that ends meanwhile could not be found")
+    switching, machine = _Switching.of(symbols), _Machine.of(symbols)
+    stack, emergency = _stacks(symbols, switching.size)
+    number, pid, comm = _names(symbols, switching.current)
+    found = []
+    for lists in _Lists.found(kernel, symbols):
+        for pacas, (offsets, queues) in product(machine.pacas, permutations(machine.queues)):
+            layout = Layout(
+                lists.init_task, lists.tasks, lists.thread_node, lists.signal, lists.thread_head,
+                stack, switching.sp, pid, comm, switching.size,
+                pacas, number, switching.current, emergency, machine.interrupt_stacks,
+                offsets, queues, machine.idle, machine.online, machine.online_count,
+            )  # fmt: skip
+            if _holds(kernel, layout):
+                found.append(layout)
+    if len(found) != 1:
+        raise NoSuchKernel(f"{len(found) or 'none'} of the lists that this kernel's code uses are those of threads")
+    return found[0]
+
+
+def missing(kernel: Kernel) -> str:
+    """Why saved PCs cannot be enumerated in this kernel, in words; empty where they can."""
+    try:
+        derive(kernel)
+    except OptprobeError as error:
+        return error.message
+    return ""
+
+
+# --- what the code says ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Switching:
+    """Where a thread's SP is saved, the paca's current thread, the size of a stack."""
+
+    sp: int
+    current: int
+    size: int
+
+    @staticmethod
+    def of(symbols: DerivedSymbols) -> _Switching:
+        name = "_switch"
+        code = _code(symbols, name)
+        following = [(word, offset) for word, offset in _through(code, {NEXT}) if opcode(word) == ADDI]
+        thread = _one(name, (-offset for _, offset in following))
+        saved = _one(name, (at for word, at in _through(code, {PREVIOUS}) if _is(STD, word) and rt(word) == SP))
+        held = {rt(word) for word, _ in following}
+        stored = (at for word, at in _through(code, {PACA}) if _is(STD, word) and rt(word) in held)
+        words = [word_of(insn.data) for insn in code]
+        sizes = (size for word in words if opcode(word) == ROTATE and (size := _clears_below(word)) in PLAUSIBLE)
+        return _Switching(thread + saved, next(stored, 0) or _one(name, ()), _one(name, sizes))
+
+
+def _stacks(symbols: DerivedSymbols, size: int) -> tuple[int, tuple[int, ...]]:
+    """Where a thread has its stack, and a paca the ends of its emergency stacks."""
+    code = _code(symbols, "validate_sp")
+    stack = _one("validate_sp", (offset for word, offset in _through(code, {NEXT}) if _is(LD, word)))
+    emergency, loaded = [], dict[int, int]()
+    for insn in code:
+        word = word_of(insn.data)
+        if opcode(word) == ADDI and simm(word) == -size and ra(word) in loaded:
+            emergency.append(loaded[ra(word)])
+        for register in _overwritten(insn, loaded):
+            del loaded[register]
+        if _is(LD, word):
+            loaded[rt(word)] = simm(word & ~3)
+    return stack, tuple(dict.fromkeys(emergency)) or (_one("validate_sp", ()),)
+
+
+def _names(symbols: DerivedSymbols, current: int) -> tuple[int, int, int]:
+    """Where a paca has its number, a thread its pid and its name."""
+    name = "dump_stack_print_info"
+    code = _code(symbols, name)
+    number = _one(name, (offset for word, offset in _through(code, {PACA}) if opcode(word) == LHZ))
+    of_thread = list(_through(code, (), lambda word: _is(LD, word) and (ra(word), simm(word & ~3)) == (PACA, current)))
+    pid = _one(name, (offset for word, offset in of_thread if opcode(word) == LWZ))
+    return number, pid, _one(name, (offset for word, offset in of_thread if opcode(word) == ADDI))
+
+
+@dataclass(frozen=True, slots=True)
+class _Lists:
+    """`init_task`, and offsets of a thread and its signal."""
+
+    init_task: int
+    tasks: int
+    thread_node: int
+    signal: int
+    thread_head: int
+
+    @staticmethod
+    def found(kernel: Kernel, symbols: DerivedSymbols) -> list[_Lists]:
+        """What leads from a thread to the next takes a node's offset away again; what compares with a head adds it.
+
+        init_task is the only thread of its process: its node and the head lead to each other.
+        """
+        name = "normalize_rt_tasks"
+        words = [word_of(insn.data) for insn in _code(symbols, name)]
+        loads = {(ra(word), simm(word & ~3)) for word in words if _is(LD, word) and ra(word) not in (SP, PACA)}
+        added = {(ra(word), simm(word)) for word in words if opcode(word) == ADDI}
+        nodes = {offset for _, offset in loads if offset > 0 and any(less == -offset for _, less in added)}
+        found = []
+        for init_task, (tasks, node) in product(symbols.constants_of(name).made, permutations(nodes, 2)):
+            members = {offset + base for _, offset in loads for base in (0, tasks)}
+            for signal, (_, head) in product(sorted(members), sorted(loads & added)):
+                ways = _Lists(init_task, tasks, node, signal, head)
+                if ways._meet(kernel):
+                    found.append(ways)
+        return found
+
+    def _meet(self, kernel: Kernel) -> bool:
+        try:
+            head = kernel.word(self.init_task + self.signal) + self.thread_head
+            node = self.init_task + self.thread_node
+            return kernel.word(node) == head and kernel.word(head) == node
+        except OptprobeError:
+            return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Machine:
+    """pacas: where `paca_ptrs` may be; queues: __per_cpu_offset and runqueues, in either order."""
+
+    pacas: tuple[int, ...]
+    interrupt_stacks: tuple[int, ...]
+    queues: tuple[int, ...]
+    idle: int
+    online: int
+    online_count: int
+
+    @staticmethod
+    def of(symbols: DerivedSymbols) -> _Machine:
+        stacks = symbols.constants_of("validate_sp")
+        arrays = tuple(sorted(made for made in stacks.made if made not in stacks.used))
+        queues = symbols.constants_of("idle_task").made
+        words = [word_of(insn.data) for insn in _code(symbols, "idle_task")]
+        idle = _one("idle_task", (simm(word & ~3) for word in words if _is(LD, word) and ra(word) != SP))
+        online = symbols.constants_of("set_cpu_online").made[:2]
+        if not len(arrays) == len(queues) == len(online) == 2:
+            raise NoSuchKernel("this kernel's code does not tell of its interrupt stacks and run queues")
+        return _Machine(stacks.used, arrays, queues, idle, *online)
+
+
+# --- whether it holds ------------------------------------------------------------------------------------------------
+
+
+def _holds(kernel: Kernel, layout: Layout) -> bool:
+    """A walk finds nothing but threads; idle threads and stacks of CPUs are what they must be."""
+    try:
+        those = cpus(kernel, layout)
+        threads = Threads(kernel, layout)
+        listed = threads.all(())
+        running = {kernel.word(cpu.paca + layout.current) for cpu in those} - {0}
+        found = threads.all((*running, *(cpu.idle for cpu in those)))
+        idle = [found[address] for address in (layout.init_task, *(cpu.idle for cpu in those))]
+        pids = [thread.pid for thread in listed.values()]
+        stacks = [stack.start for cpu in those for stack in cpu.stacks]
+        return (
+            all(thread.name.startswith(IDLE_NAME) and not thread.pid for thread in idle)
+            and len(pids) == len(set(pids)) > 1
+            and _sleep(kernel, layout, [found[address] for address in found.keys() - running])
+            and all(stack > 0 and not stack % layout.thread_size for stack in stacks)
+        )
+    except OptprobeError:
+        return False
+
+
+def _sleep(kernel: Kernel, layout: Layout, threads: Sequence[Thread]) -> bool:
+    """Saved SPs are in stacks, and most are those of frames whose back chain leads up: a new thread has none yet."""
+    alive = [thread for thread in threads if thread.stack]
+    ends = [thread.stack + layout.thread_size for thread in alive]
+    if not all(thread.stack < thread.sp < end for thread, end in zip(alive, ends, strict=True)):
+        return False
+    callers = [(thread.sp, kernel.word(thread.sp), end) for thread, end in zip(alive, ends, strict=True)]
+    return 2 * sum(sp + HEADER_OF_FRAME <= caller <= end for sp, caller, end in callers) > len(callers)
+
+
+# --- reading code ----------------------------------------------------------------------------------------------------
+
+
+def _code(symbols: DerivedSymbols, name: str) -> Sequence[Insn]:
+    """Raises NoSuchKernel where the kernel has no such function."""
+    start, end = symbols.function_bounds(symbols.address(name) or 0) or (0, 0)
+    if not 0 < end - start <= LARGEST_FUNCTION:
+        raise NoSuchKernel(f"this kernel has no function {name}, and no types (BTF), to find its threads by")
+    return PPC64LE.decode(symbols.memory.read(start, end - start), start)
+
+
+def _through(
+    code: Sequence[Insn], held: Iterable[int], loads: Callable[[int], bool] = lambda _: False
+) -> Iterator[tuple[int, int]]:
+    """Words and offsets of what uses one value as a base: in registers `held`, or that an instruction `loads`."""
+    now = set(held)
+    for insn in code:
+        word = word_of(insn.data)
+        if ra(word) in now and (opcode(word) == ADDI or 32 <= opcode(word) < 56):
+            yield word, simm(word)
+        elif ra(word) in now and opcode(word) in (LD, STD):
+            yield word, simm(word & ~3)
+        now.difference_update(_overwritten(insn, now))
+        if loads(word):
+            now.add(rt(word))
+
+
+def _overwritten(insn: Insn, held: Iterable[int]) -> list[int]:
+    """The registers among `held` that the instruction gives another value."""
+    if insn.flow in (Flow.CALL, Flow.INDIRECT_CALL):
+        return [register for register in held if register in CLOBBERED_BY_CALLS]
+    uses = uses_of(insn.data)
+    return [register for register in held if uses is not None and uses.kills >> register & 1]
+
+
+def _is(form: int, word: int) -> bool:
+    """ld or std: other instructions share their opcodes."""
+    return opcode(word) == form and not word & 3
+
+
+def _clears_below(word: int) -> int:
+    """Of `clrrdi`, which is `rldicr` by 0: 1 shifted by how many bits are cleared; 0 for other rotations."""
+    last = word >> 6 & 31 | word & 32
+    return 1 << 63 - last if word >> 2 & 7 == 1 and not word >> 11 & 31 and not word & 2 else 0
+
+
+def _one(function: str, found: Iterable[int]) -> int:
+    """What a function says, if it is one thing. Raises NoSuchKernel."""
+    distinct = set(found)
+    if len(distinct) != 1:
+        raise NoSuchKernel(f"the code of {function} does not tell where this kernel keeps its threads and stacks")
+    return distinct.pop()
