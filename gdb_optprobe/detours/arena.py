@@ -4,7 +4,7 @@
     ┌────────┬────────┬────────┬───────────────┐          ┌─┬─┬─┬─┬─┬──────────────────────────┐
     │ detour │ detour │ boost  │ free: `fill`  │          │c│c│c│c│c│ free                     │
     └────────┴────────┴────────┴───────────────┘          └─┴─┴─┴─┴─┴──────────────────────────┘
-     16-byte steps                                         8-byte steps, lowest first: counters lie
+     8-byte steps                                          8-byte steps, lowest first: counters lie
                                                            side by side and are read in one packet
 Where the ranges come from is not known here: guest/linux/filler.py, or a user's `set optprobe arena`.
 """
@@ -20,7 +20,7 @@ from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.detours.slots import Slot, Slots
 from gdb_optprobe.guest.machine import Memory
 
-CODE_STEP = 16
+CODE_STEP = 8
 DATA_STEP = 8
 
 Range = tuple[int, int]

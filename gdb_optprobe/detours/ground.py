@@ -189,6 +189,11 @@ class Ground:
         return {insn.end: insn for insn in self.function.own.values()}
 
     @cached_property
+    def bases(self) -> Mapping[int, int]:
+        """By instruction: what the register holds that counters are named by, where that is known."""
+        return self.isa.bases(self.function.start, self.function.own)
+
+    @cached_property
     def _landed_inside(self) -> Mapping[int, Jump]:
         """By instruction: a jump that lands in its middle."""
         astray = (jump for target, jump in self.landings.items() if target not in self.function.own)

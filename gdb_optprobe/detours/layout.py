@@ -89,7 +89,8 @@ def build(plan: Plan, isa: Isa, at: int, programs: Mapping[int, Program] | None 
         data = first + isa.branch(at + len(first), plan.ftrace.end)
         origins: tuple[tuple[int, int], ...] = ((at, plan.head), (at + len(first), plan.ftrace.end))
     else:
-        moved = isa.relocate(plan.displaced, at, programs)
+        alone = plan.dead if plan.displaced == (plan.insn,) else None
+        moved = isa.relocate(plan.displaced, at, programs, alone)
         data, origins = moved.data, tuple((at + offset, original) for offset, original in moved.origins)
     return Detour(
         address=at,
@@ -102,7 +103,7 @@ def build(plan: Plan, isa: Isa, at: int, programs: Mapping[int, Program] | None 
 
 def count(plan: Plan, isa: Isa, at: int, counter: int) -> Detour:
     """A detour that counts the hits of the probed instruction."""
-    return build(plan, isa, at, {plan.address: lambda to: isa.count(counter, to, plan.dead)})
+    return build(plan, isa, at, {plan.address: lambda to: isa.count(counter, to, plan.dead, plan.base)})
 
 
 def boost(plan: Plan, isa: Isa, at: int) -> Detour:

@@ -30,6 +30,7 @@ class Plan:
     displaced:  the instructions that run elsewhere, in order: those of the branch, the one that is boosted.
     original:   the bytes of text the branch overwrites; none unless optimized.
     dead:       what the program may overwrite freely.
+    base:       what the register holds that counters are named by; None where that is not known.
     waits:      the branch displaces more than one instruction: nobody may be inside when it is written.
     ftrace:     the tracer's site whose record must be switched off first; None elsewhere.
     reason:     why no better tier was possible; None for the best.
@@ -42,6 +43,7 @@ class Plan:
     displaced: tuple[Insn, ...]
     original: bytes = b""
     dead: Dead = field(default_factory=Dead)
+    base: int | None = None
     waits: bool = False
     ftrace: FtraceSite | None = None
     reason: Reason | None = None
@@ -155,6 +157,7 @@ def _optimized(place: Place) -> Plan | Reason:
         found.displaced,
         original=found.original,
         dead=spare.at(place.ground, place.insn),
+        base=place.ground.bases.get(place.address),
         waits=found.waits,
         ftrace=found.ftrace,
     )

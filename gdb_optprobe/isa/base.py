@@ -158,8 +158,13 @@ class Isa(Protocol):
     def redirect(self, insn: Insn, target: int) -> bytes:
         """A direct branch of a copy, as `relocate` or `branch` made it, with another target. Raises OutOfReach."""
 
-    def relocate(self, insns: Sequence[Insn], to: int, before: Before | None = None) -> Relocated:
-        """`insns` (contiguous) rewritten to run at `to`, with the branch back. Raises Unrelocatable."""
+    def relocate(
+        self, insns: Sequence[Insn], to: int, before: Before | None = None, dead: Dead | None = None
+    ) -> Relocated:
+        """`insns` (contiguous) rewritten to run at `to`, with the branch back. Raises Unrelocatable.
+
+        dead: what is dead before the first of them, where no other is to be probed: a copy may be shorter for it.
+        """
 
     def hazard(self, insn: Insn) -> Hazard | None:
         """Why `insn` cannot be moved wherever it is moved to; None where that depends on the place alone."""
@@ -201,8 +206,14 @@ class Isa(Protocol):
     def dead_at_return(self) -> Dead:
         """What the ABI lets a tracer clobber at the return of a function that has an ftrace site."""
 
-    def count(self, counter: int, to: int, dead: Dead) -> bytes:
-        """Code to run at `to` that adds one, atomically, to the 8-byte `counter`, and changes nothing that lives."""
+    def bases(self, start: int, code: Mapping[int, Insn]) -> Mapping[int, int]:
+        """By instruction of the function that begins at `start`: what the register holds that counters are named by."""
+
+    def count(self, counter: int, to: int, dead: Dead, base: int | None = None) -> bytes:
+        """Code to run at `to` that adds one, atomically, to the 8-byte `counter`, and changes nothing that lives.
+
+        base: of `bases`, where it is known there.
+        """
 
     def pushed(self, insn: Insn) -> int:
         """By how many bytes `insn`, one of a program of ours, moves the stack pointer down; negative for up."""

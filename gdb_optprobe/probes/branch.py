@@ -86,13 +86,13 @@ def _programs(sites: Sequence[Site], target: Target, arena: Arena) -> Mapping[in
 
 
 def _program(site: Site, target: Target) -> Program:
-    dead = site.plan.dead
+    plan = site.plan
     counters = [probe.counter.address for probe in site.enabled if probe.counter is not None]
 
     def program(at: int) -> bytes:
         code = b""
         for counter in counters:
-            code += target.isa.count(counter, at + len(code), dead)
+            code += target.isa.count(counter, at + len(code), plan.dead, plan.base)
         return code
 
     return program

@@ -83,9 +83,9 @@ def test_foreign_bytes_lose_the_slot() -> None:
 
 def test_claimed_slots_are_not_handed_out() -> None:
     there = arena()
-    assert there.code.claim(CODE[0], 20) == Slot(CODE[0], 32)
+    assert there.code.claim(CODE[0], 20) == Slot(CODE[0], 24)
     assert there.code.claim(CODE[0] + 16, 16) is None
-    assert there.allocate_code(16, CODE[0], REACH).address == CODE[0] + 32
+    assert there.allocate_code(16, CODE[0], REACH).address == CODE[0] + 24
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 70)), max_size=60))

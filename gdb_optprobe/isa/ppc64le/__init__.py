@@ -42,6 +42,7 @@ class _PPC64LE:
     dead_at = staticmethod(liveness.dead_at)
     dead_at_entry = staticmethod(liveness.dead_at_entry)
     dead_at_return = staticmethod(liveness.dead_at_return)
+    bases = staticmethod(abi.bases)
     count = staticmethod(writer.count)
     pushed = staticmethod(writer.pushed)
     emulate = staticmethod(emulator.emulate)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..base import Insn
+from ..base import Flow, Insn
 from .words import MASK, simm, word_of
 
 GENERAL = tuple(f"r{number}" for number in range(32))
@@ -53,4 +53,32 @@ def toc(address: int, code: Mapping[int, Insn]) -> int | None:
     return address + (simm(first) << 16) + simm(second) & MASK
 
 
+def bases(start: int, code: Mapping[int, Insn]) -> Mapping[int, int]:
+    """By instruction: what r2, the TOC, certainly holds before it, in the function that begins at `start`.
+
+    Not in the two instructions that make it, nor behind an indirect call until r2 is reloaded from its place in the
+    frame (ELFv2 ABI, 2.2.3.1), and nowhere in a function that does anything else with it.
+    """
+    value = toc(start, code)
+    if value is None:
+        return {}
+    body = [insn for at, insn in code.items() if at >= start + 8]
+    reloads = {insn.address for insn in body if word_of(insn.data) == _LD_R2_24_R1}
+    calls = {insn.end for insn in body if insn.flow is Flow.INDIRECT_CALL}
+    if calls != reloads or any(insn.address not in reloads and _may_write_r2(insn) for insn in body):
+        return {}
+    return {insn.address: value for insn in body if insn.address not in reloads}
+
+
+def _may_write_r2(insn: Insn) -> bool:
+    """Whether r2 is the destination, or is updated: read off the text, which names the destination first."""
+    if word_of(insn.data) == _ORI_R2_R2_0:  # ends a dispatch group and changes nothing
+        return False
+    mnemonic, _, operands = insn.text.partition(" ")
+    first = operands.split(",")[0].strip()
+    writes = first == "r2" and not mnemonic.startswith(("st", "cmp", "mt", "tw", "td"))
+    return writes or (mnemonic.endswith(("u", "ux")) and "r2" in operands.replace("(", " ").replace(")", " ").split())
+
+
+_LD_R2_24_R1, _ORI_R2_R2_0 = 0xE8410018, 0x60420000
 _ADDIS_R2_R12, _ADDI_R2_R2 = 0x3C4C, 0x3842

@@ -89,10 +89,10 @@ def _close_frame() -> int:
     return templates()["addi"] | 1 << 21 | FRAME
 
 
-def count(counter: int, to: int, dead: Dead, toc: int | None = None) -> bytes:
+def count(counter: int, to: int, dead: Dead, base: int | None = None) -> bytes:
     """Code that adds one, atomically, to the 8-byte `counter`, and changes nothing that lives; it can stand anywhere.
 
-    toc: what r2 certainly holds there, where that is known: within 2 GiB of it a counter costs two words less.
+    base: what r2 certainly holds there, where that is known: within 2 GiB of it a counter costs two words less.
     """
     field = None if dead.flags else _dead_field(dead)
     saves_cr0 = not dead.flags and field is None
@@ -106,7 +106,7 @@ def count(counter: int, to: int, dead: Dead, toc: int | None = None) -> bytes:
     elif saves_cr0:
         before.append(word("get_cr0", more[0]))
         after.insert(0, word("set_cr0", more[0]))
-    return to_bytes(*before, *_increment(counter, value, pointer, toc), *after)
+    return to_bytes(*before, *_increment(counter, value, pointer, base), *after)
 
 
 def _scratch(needed: int, dead: Dead) -> list[int]:

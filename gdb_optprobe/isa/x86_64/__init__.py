@@ -35,6 +35,7 @@ class _X86_64:
     dead_at = staticmethod(liveness.dead_at)
     dead_at_entry = staticmethod(liveness.dead_at_entry)
     dead_at_return = staticmethod(liveness.dead_at_return)
+    bases = staticmethod(writer.bases)
     count = staticmethod(writer.count)
     pushed = staticmethod(writer.pushed)
     emulate = staticmethod(emulator.emulate)

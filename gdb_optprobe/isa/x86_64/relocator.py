@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from ..base import Flow, Hazard, Insn, OutOfReach, Relocated, Unrelocatable
+from ..base import Dead, Flow, Hazard, Insn, OutOfReach, Relocated, Unrelocatable
 from .decoder import CACHED, LONGEST, VEX2, Shape, flow, shape
 from .writer import BRANCH_SIZE, branch, fits, push, rel32, signed, store
 
@@ -140,9 +140,12 @@ class _Region:
         return insn.end
 
 
-def relocate(insns: Sequence[Insn], to: int, before: Before | None = None) -> Relocated:
+def relocate(
+    insns: Sequence[Insn], to: int, before: Before | None = None, dead: Dead | None = None
+) -> Relocated:
     """`insns` (contiguous) rewritten to run at `to`, with the branch back. Raises Unrelocatable.
 
+    dead:   makes no copy shorter here.
     before: for the address of an instruction, code to run each time just before it: called with where the code
             will stand, always returns the same number of bytes. Another probe on a displaced instruction.
     """

@@ -12,6 +12,8 @@ more), which reaches the upper and the lower 2 GiB of the address space: the who
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..base import Dead, Insn, OutOfReach
 from .templates import templates
 
@@ -68,7 +70,12 @@ def store(number: int, offset: int) -> bytes:
     )
 
 
-def count(counter: int, to: int, dead: Dead) -> bytes:
+def bases(start: int, code: Mapping[int, Insn]) -> Mapping[int, int]:
+    """No register is needed to name a counter."""
+    return {}
+
+
+def count(counter: int, to: int, dead: Dead, base: int | None = None) -> bytes:
     """Code to run at `to` that adds one, atomically, to the 8-byte `counter`, and changes nothing that lives."""
     have = templates()
     if dead.flags:

@@ -36,6 +36,26 @@ def test_every_function_has_the_kernels_toc_or_none() -> None:
     assert tocs == {None, TOC}
 
 
+SETUP = (0x3C4C0105, 0x38428100)  # addis r2,r12,…; addi r2,r2,…
+
+
+@pytest.mark.parametrize(
+    ("body", "known"),
+    [
+        ((0x60000000, 0x4E800020), (0, 1)),
+        ((0x4E800421, 0xE8410018, 0x60000000), (0, 2)),  # bctrl; ld r2,24(r1); nop: behind the call it is not known
+        ((0x4E800421, 0x60000000), ()),  # nobody loads it again
+        ((0x7C621B78, 0x60000000), ()),  # mr r2,r3
+        ((0xE8410020, 0x60000000), ()),  # ld r2,32(r1)
+        ((0xF8410018, 0x60000000), (0, 1)),  # std r2,24(r1)
+    ],
+)
+def test_where_the_toc_is_in_r2(body: tuple[int, ...], known: tuple[int, ...]) -> None:
+    function = code(*SETUP, *body)
+    value = PPC64LE.toc(START, function)
+    assert PPC64LE.bases(START, function) == {START + 8 + 4 * number: value for number in known}
+
+
 def test_a_table_behind_its_jump() -> None:
     words = (0x4E800420, 12, 16, 0x60000000, 0x4E800020, 0x4E800420, 0xFFFFFFF8)
     tables = PPC64LE.jump_tables(to_bytes(*words), START)
