@@ -12,7 +12,7 @@ from gdb_optprobe.guest.linux.ppc64le.derive import derive
 from gdb_optprobe.guest.linux.ppc64le.stacks import Stacks
 from gdb_optprobe.guest.linux.ppc64le.threads import Layout
 from gdb_optprobe.guest.saved import Saved
-from tests.linux.fakes import Machine
+from tests.linux.fakes import PAGE, Machine
 from tests.linux.small_guest import circle
 from tests.linux.test_ppc64le import BASE, TEXT, TOC, made_of_toc, power_kernel, toc_setup, words
 
@@ -113,7 +113,7 @@ def guest(first: Mapping[str, int] | None = None, second: Mapping[str, int] | No
     )
     for name, code in CODE.items():
         there.put(PLACES[name], toc_setup(PLACES[name]) + code)
-    there.put(DATA + 0x8000, bytes(0x3000))
+    _blank(there, DATA + 0x8000, 0x3000)
     for name in THREADS:
         _thread(there, name)
     circle(there, TASKS["init"] + LAYOUT.tasks, TASKS["leader"] + LAYOUT.tasks)
@@ -131,11 +131,16 @@ def guest(first: Mapping[str, int] | None = None, second: Mapping[str, int] | No
     return there
 
 
+def _blank(there: Machine, start: int, size: int) -> None:
+    for page in range(start // PAGE, -(-(start + size) // PAGE)):
+        there.pages.setdefault(page, bytearray(PAGE))
+
+
 def _thread(there: Machine, name: str) -> None:
     task, stack = TASKS[name], STACKS[name]
     idle = {"init": 0, "idle1": 1}
-    there.put(task, bytes(0x1000))
-    there.put(stack, bytes(SIZE))
+    _blank(there, task, 0x1000)
+    _blank(there, stack, SIZE)
     there.put_words(task + LAYOUT.stack, stack)
     there.put_words(task + LAYOUT.sp, SAVED_SP[name])
     there.put(task + LAYOUT.pid, (0 if name in idle else number(name)).to_bytes(4, "little"))
@@ -147,21 +152,21 @@ def _thread(there: Machine, name: str) -> None:
 
 def _cpu(there: Machine, cpu: int, current: str, idle: str) -> None:
     paca, queue = PACAS[cpu], QUEUES + PER_CPU[cpu]
-    there.put(paca, bytes(0x2000))
+    _blank(there, paca, 0x2000)
     there.put_words(paca + LAYOUT.number, cpu)
     there.put_words(paca + LAYOUT.current, TASKS[current])
     there.put_words(paca + 0x800, IN_PACA + cpu)
     there.put_words(OFFSETS + 8 * cpu, PER_CPU[cpu])
-    there.put(queue, bytes(0x100))
+    _blank(there, queue, 0x100)
     there.put_words(queue + LAYOUT.idle, TASKS[idle])
     for kind, array in enumerate((HARD, SOFT)):
         stack = INTERRUPT_STACKS[kind][cpu]
-        there.put(stack, bytes(SIZE))
+        _blank(there, stack, SIZE)
         there.put_words(array + 8 * cpu, stack)
         there.put_words(stack + SIZE - 0x20, ON_INTERRUPT + 0x10 * kind + cpu)
     for kind, offset in enumerate(LAYOUT.emergency):
         stack = EMERGENCY_STACKS[kind][cpu]
-        there.put(stack, bytes(SIZE))
+        _blank(there, stack, SIZE)
         there.put_words(stack + 0x80, ON_EMERGENCY + 0x10 * kind + cpu)
         there.put_words(paca + offset, stack + SIZE)
 
