@@ -35,7 +35,8 @@ def names() -> dict[str, int]:
     """Data symbols of the packaged vmlinux, which the running kernel does not have."""
     machine = MACHINES["ppc64le"]
     image = stock_kernel(machine.package, machine.debian).image
-    rows = subprocess.run([f"{machine.binutils}nm", str(image)], check=True, capture_output=True, text=True).stdout.splitlines()
+    command = [f"{machine.binutils}nm", str(image)]
+    rows = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     return {fields[2]: int(fields[0], 16) for row in rows if len(fields := row.split()) == 3}
 
 
