@@ -13,7 +13,7 @@
 r13 is the paca's address from the first instructions of entry code to the last ones (asm/paca.h). An interrupt takes
 the interrupted stack further, and switches to hardirq_ctx or softirq_ctx by a frame that leads back (kernel/irq.c).
 While threads are switched the CPU is on either's stack, and the other one's SP is saved (`_switch`). QEMU 7.2's stub
-tells SRR0 of its first vCPU alone: where another one enters the kernel from the kernel, nothing is known.
+tells SRR0 of its first vCPU alone: where it is needed and not told, nothing is assumed.
 What the guest's tracer keeps elsewhere are return addresses, which are never in a window or a detour (linux/stacks.py).
 """
 
