@@ -22,7 +22,7 @@ from gdb_optprobe.guest.memory import KernelMemory
 from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.guest.text import FtraceSite
 from gdb_optprobe.isa.base import Isa
-from gdb_optprobe.probes.settings import Settings
+from gdb_optprobe.probes.settings import ArenaRanges, Settings
 
 LARGEST_BTF = 1 << 26
 
@@ -113,9 +113,18 @@ class Linux:
     def new_arena(self, settings: Settings) -> Arena:
         """Memory for detours: the user's, else what the kernel does not use of its own. Raises OptprobeError."""
         if settings.arena is not None:
+            self._check_given(settings.arena)
             return given_arena(settings)
         self.room = self.port.room(self.machine, self.kernel)
         return Arena(Ranges(code=(self.room.code,), data=(self.room.data,), fill=self.room.fill))
+
+    def _check_given(self, arena: ArenaRanges) -> None:
+        """Raises Refused where the user's ranges hold functions of the kernel's."""
+        for start, end in (arena.code, arena.data):
+            owned = next((at for at in (start, end - 1) if self.text.function(at) is not None), None)
+            if owned is not None:
+                why = f"{self.text.spell(owned)} is code of the kernel's own"
+                raise Refused(Refusal.ARENA_MISSING.because(why=why))
 
     def take_arena(self) -> None:
         """Make what `new_arena` found ready for use: page tables, say."""

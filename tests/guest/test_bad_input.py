@@ -157,7 +157,7 @@ def test_detour_memory_exhausted(each_linux: Guest) -> None:
     script = ["optprobe add vfs_read", "optprobe show 1", "optprobe delete", "optprobe list"]
     finished = batch(each_linux, script)
     assert finished.status == 0
-    start = int(finished.output.split("detour:")[1].split("0x")[1].split()[0], 16)
+    start = int(finished.output.split("detour:")[1].split("\n    0x")[1].split()[0], 16)
     arena = f"set optprobe arena code={start:#x}-{start + 64:#x} data={start + 0x1000:#x}-{start + 0x1020:#x}"
     finished = batch(
         each_linux,

@@ -156,6 +156,10 @@ def test_the_counters_of_detours_that_were_left() -> None:
     code = PPC64LE.count(first, BASE, PPC64LE.dead_at_entry()) + PPC64LE.count(second, BASE, Dead())
     assert list(room.counters(code)) == [first, second]
     assert list(room.counters(to_bytes(*load(9, first)))) == []
+    toc = BASE + 0x1148100
+    named = [PPC64LE.count(at, BASE, PPC64LE.dead_at_entry(), toc) for at in (first, toc - 0x20000, toc + 8)]
+    assert list(room.counters(b"".join(named), toc)) == [first, toc - 0x20000, toc + 8]
+    assert list(room.counters(named[0])) == [], "where r2 is not known it names nothing"
 
 
 # --- text ------------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from gdb_optprobe.guest.linux.ppc64le import radix
 from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
 from gdb_optprobe.guest.linux.ppc64le.find import LINEAR_MAP
 from gdb_optprobe.guest.machine import Machine
+from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.ppc64le.words import opcode, ra, rb, rt, simm, xo
 
 FILL = 0
@@ -34,6 +35,8 @@ CODE_SIZE = 1 << 21
 BEHIND = 1 << 16
 """Left free at the gap's end: a branch from the lowest text reaches 32 MiB less 4."""
 PAGES = (1 << 16, 1 << 12)
+TOC = 2
+MAKES_TOC = ("schedule", "panic")
 LINE = 128  # counters share no cache line with the guest's data
 LARGEST_POINTER = 1 << 44
 LEAST = 1 << 14
@@ -55,15 +58,16 @@ def find(machine: Machine, kernel: Kernel) -> Room:
         if not _is_zero(kernel, *data):
             raise NoRoom("this kernel's initialised data has no gap behind it", ADVICE)
         return Room((start, end), data, FILL)
-    used = max((counter + 8 for counter in counters(code) if data[0] <= counter < data[1]), default=data[0])
+    theirs = (counter + 8 for counter in counters(code, _toc(kernel)) if data[0] <= counter < data[1])
+    used = max(theirs, default=data[0])
     free = start + -(-len(code) // LINE) * LINE
     if end - free < LEAST or data[1] - used < LINE:
         raise NoRoom("earlier sessions have left no room for detours", ADVICE)
     return Room((free, end), (used, data[1]), FILL)
 
 
-def counters(code: bytes) -> Iterator[int]:
-    """Where `code`, made of detours, counts: see isa/ppc64le/writer.py, `count`."""
+def counters(code: bytes, toc: int | None = None) -> Iterator[int]:
+    """Where `code`, made of detours, counts: see isa/ppc64le/writer.py, `count`. toc: what r2 is in the kernel."""
     known: dict[int, int] = {}
     for (word,) in struct.iter_unpack("<I", code[: len(code) & ~3]):
         match opcode(word):
@@ -75,6 +79,18 @@ def counters(code: bytes) -> Iterator[int]:
                 known[rt(word)] <<= 32
             case 31 if xo(word) == LDARX and rb(word) in known and not ra(word):
                 yield known[rb(word)] & MASK
+            case 31 if xo(word) == LDARX and rb(word) in known and ra(word) == TOC and toc is not None:
+                yield toc + known[rb(word)] & MASK
+
+
+def _toc(kernel: Kernel) -> int | None:
+    """What r2 is in the kernel's functions, as one of them makes it."""
+    for name in MAKES_TOC:
+        start = kernel.symbols.address(name)
+        if start is not None:
+            insns = PPC64LE.decode(kernel.read(start, start + 8), start)
+            return PPC64LE.toc(start, {insn.address: insn for insn in insns})
+    return None
 
 
 def _code(machine: Machine, kernel: Kernel) -> tuple[int, int]:
@@ -95,7 +111,7 @@ def _is_ours(kernel: Kernel, start: int, end: int) -> bool:
     if _is_zero(kernel, start, end):
         return True
     first = kernel.read(start, start + LINE)
-    return next(counters(first), None) is not None and _is_zero(kernel, (start + end) // 2, end)
+    return next(counters(first, _toc(kernel)), None) is not None and _is_zero(kernel, (start + end) // 2, end)
 
 
 def _data(kernel: Kernel) -> tuple[int, int]:
