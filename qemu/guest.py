@@ -173,10 +173,11 @@ class Guest:
         """Wait until the init says it is ready in the log behind the first `after` characters."""
         deadline = time.monotonic() + timeout
         while READY not in self.log()[after:]:
-            if not self.running:
-                raise GuestError(f"QEMU ended while the guest booted:\n{self._tail()}")
+            ended = not self.running  # asked first: a panic may end QEMU
             if PANIC in self.log()[after:]:
                 raise GuestError(f"the guest's kernel panicked while it booted:\n{self._tail()}")
+            if ended:
+                raise GuestError(f"QEMU ended while the guest booted:\n{self._tail()}")
             if time.monotonic() > deadline:
                 raise GuestError(f"the guest was not ready after {timeout:g} s:\n{self._tail()}")
             time.sleep(0.02)
