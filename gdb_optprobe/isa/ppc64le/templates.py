@@ -12,9 +12,8 @@ instruction back.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
-from ...errors import OptprobeError
+from ..assemble import assemble, check
 from .decoder import engine
 from .words import MASK, fits, signed
 
@@ -50,15 +49,13 @@ SOURCES = {
 @cache
 def templates() -> dict[str, int]:
     """All of them, by name. Raises OptprobeError where keystone cannot be loaded or is wrong."""
-    code = _assemble("; ".join(source for source, _ in SOURCES.values()))
+    # Its little-endian mode is this one; with KS_MODE_BIG_ENDIAN it writes the bytes the other way round.
+    code = assemble("; ".join(source for source, _ in SOURCES.values()), "KS_ARCH_PPC", "KS_MODE_PPC64")
     found: dict[str, int] = {}
     for index, (name, (source, expected)) in enumerate(SOURCES.items()):
         data = code[4 * index : 4 * index + 4]
         _, _, mnemonic, operands = next(engine().disasm_lite(data, 0, 1), (0, 0, "nothing", ""))
-        if f"{mnemonic} {operands}".strip() != expected:
-            raise OptprobeError(
-                f"keystone assembled '{source}' as '{mnemonic} {operands}'", "install keystone-engine 0.9.2"
-            )
+        check(source, expected, mnemonic, operands)
         found[name] = int.from_bytes(data, "little")
     return found
 
@@ -84,17 +81,3 @@ def _or(register: int, high: int, low: int) -> list[int]:
     """Set bits of the low word that are zero."""
     words = [word("oris", register, register, number=high)] if high else []
     return [*words, templates()["ori"] & ~1 | register << 21 | register << 16 | low] if low else words
-
-
-def _assemble(source: str) -> bytes:
-    try:
-        import keystone
-    except (ImportError, OSError) as error:
-        raise OptprobeError(
-            f"keystone cannot be loaded ({str(error).splitlines()[0] if str(error) else type(error).__name__})",
-            "run scripts/demo once, or pip install keystone-engine setuptools into GDB's Python",
-        ) from error
-    # Its little-endian mode is this one; with KS_MODE_BIG_ENDIAN it writes the bytes the other way round.
-    engine: Any = keystone.Ks(keystone.KS_ARCH_PPC, keystone.KS_MODE_PPC64)
-    code, _ = engine.asm(source, 0, as_bytes=True)
-    return bytes(code or b"")

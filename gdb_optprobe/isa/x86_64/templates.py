@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import capstone
 
-from ...errors import OptprobeError
+from ..assemble import assemble, check
 
 MARKER = 0x11223344
 _MARKER = MARKER.to_bytes(4, "little")
@@ -47,29 +46,13 @@ class Template:
 @cache
 def templates() -> dict[str, Template]:
     """All of them, by name. Raises OptprobeError where keystone cannot be loaded or is wrong."""
-    code = _assemble("; ".join(SOURCES.values()))
+    code = assemble("; ".join(SOURCES.values()), "KS_ARCH_X86", "KS_MODE_64")
     engine = capstone.Cs(capstone.CS_ARCH_X86, capstone.CS_MODE_64)
     found: dict[str, Template] = {}
     at = 0
     for name, source in SOURCES.items():
         _, size, mnemonic, operands = next(engine.disasm_lite(code[at : at + 15], 0, 1), (0, 0, "nothing", ""))
-        if f"{mnemonic} {operands}".strip() != source:
-            raise OptprobeError(
-                f"keystone assembled '{source}' as '{mnemonic} {operands}'", "install keystone-engine 0.9.2"
-            )
+        check(source, source, mnemonic, operands)
         found[name] = Template(code[at : at + size], code[at : at + size].find(_MARKER))
         at += size
     return found
-
-
-def _assemble(source: str) -> bytes:
-    try:
-        import keystone
-    except (ImportError, OSError) as error:
-        raise OptprobeError(
-            f"keystone cannot be loaded ({str(error).splitlines()[0] if str(error) else type(error).__name__})",
-            "run scripts/demo once, or pip install keystone-engine setuptools into GDB's Python",
-        ) from error
-    engine: Any = keystone.Ks(keystone.KS_ARCH_X86, keystone.KS_MODE_64)
-    code, _ = engine.asm(source, 0, as_bytes=True)
-    return bytes(code or b"")

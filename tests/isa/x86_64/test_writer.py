@@ -88,7 +88,8 @@ def test_keystone_missing_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_keystone_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     templates.templates.cache_clear()
-    monkeypatch.setattr(templates, "_assemble", lambda source: bytes.fromhex("f048ff0d44332211 9c 9d".replace(" ", "")))
+    wrong = bytes.fromhex("f048ff0d44332211 9c 9d".replace(" ", ""))
+    monkeypatch.setattr(templates, "assemble", lambda source, arch, mode: wrong)
     with pytest.raises(OptprobeError):
         templates.templates()
     templates.templates.cache_clear()
