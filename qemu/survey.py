@@ -149,7 +149,7 @@ def _kernel(frozen: Frozen, isa: Isa) -> tuple[Kernel, SymbolTable, LinuxText]:
     bare = Kernel(memory, symbols)
     structures = CachedStructures(lambda: bare.read(*bare.range("__start_BTF", "__stop_BTF")), cache, recovered.build)
     kernel = port.kernel(memory, symbols, structures)
-    return kernel, symbols, port.text(kernel, lambda _, data: data, cache.shelf(recovered.build))
+    return kernel, symbols, port.text(kernel, lambda _, data: data, cache.shelf(recovered.build), say)
 
 
 def _rule(kernel: Kernel, text: LinuxText, blacklist: Sequence[tuple[int, int]]) -> Rule:

@@ -170,7 +170,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
     def overlay(address: int, data: bytes) -> bytes:
         return overlaid(data, address, holder[0].registry) if holder else data
 
-    linux = Linux.of(recovered, machine, memory, isa, port, cache, overlay)
+    linux = Linux.of(recovered, machine, memory, isa, port, cache, overlay, _progress)
     unwind = _unwind(linux, recovered, machine)
     loaded = gdb_symbols.provide(recovered, cache, port.elf, unwound=unwind is not None)
     locations = Locations(recovered.symbols, linux.entry)

@@ -248,35 +248,55 @@ class Ground:
     def padding(self, last: Insn, needed: int, stops: frozenset[int] = frozenset()) -> bytes:
         """The padding behind `last`, as far as `needed` bytes or the first breakpoint of `stops` in it."""
         found = b""
-        while len(found) < needed and last.end + len(found) in self._padding - stops:
-            found += self.function.own[last.end + len(found)].data
+        while len(found) < needed and self._is_padding(at := last.end + len(found)) and at not in stops:
+            found += self.function.own[at].data
         return found[:needed]
 
     def padded(self, insn: Insn) -> Insn:
         """The instruction behind which the padding `insn` stands; itself where it is none."""
-        while insn.address in self._padding and (before := self.before(insn)) is not None:
+        while self._is_padding(insn.address) and (before := self.before(insn)) is not None:
             insn = before
         return insn
 
     def is_padding(self, insn: Insn) -> bool:
         """Whether nobody ever comes to `insn`: it fills the gap behind an instruction that never falls through."""
-        return insn.address in self._padding
+        return self._is_padding(insn.address)
+
+    def _is_padding(self, address: int) -> bool:
+        # All that leads into the function is asked for only where something looks like a gap.
+        return address in self._gaps and address in self._padding
 
     @cached_property
-    def _padding(self) -> frozenset[int]:
+    def _gaps(self) -> frozenset[int]:
+        """What looks like padding by the instructions alone."""
         # In an assembler's function what looks like a gap may be a target that nobody knows.
-        if not self.function.compiled or self._opaque is not None:
+        if not self.function.compiled:
             return frozenset()
         found: set[int] = set()
         before: Insn | None = None
         for insn in self.function.hot:
-            # A jump that the guest rewrites may be a nop at another time.
-            ends = before is not None and before.flow in _ENDS and before.address not in self._marked
-            follows = ends or (before is not None and before.address in found)
-            if follows and self.isa.fills(insn) and not (insn.address in self.landings or insn.address in self._marked):
+            if self._follows(before, found) and self.isa.fills(insn):
                 found.add(insn.address)
             before = insn
         return frozenset(found)
+
+    @cached_property
+    def _padding(self) -> frozenset[int]:
+        if self._opaque is not None:
+            return frozenset()
+        found: set[int] = set()
+        for at in sorted(self._gaps):
+            if self._follows(self._ends.get(at), found) and not (at in self.landings or at in self._marked):
+                found.add(at)
+        return frozenset(found)
+
+    def _follows(self, before: Insn | None, padding: set[int]) -> bool:
+        """Whether what stands behind `before` is padding if it looks so."""
+        if before is None:
+            return False
+        # A jump that the guest rewrites may be a nop at another time.
+        ends = before.flow in _ENDS and before.address not in self._marked
+        return ends or before.address in padding
 
 
 class Grounds:

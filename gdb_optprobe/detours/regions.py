@@ -16,7 +16,7 @@ jump can land there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.detours import obstacles
@@ -118,7 +118,7 @@ def _divide(place: Place, run: Sequence[Insn]) -> list[tuple[Insn, ...]]:
         sizes=[insn.size for insn in run],
         probed=probed,
         glued=[ground.is_shadowed(insn) for insn in run],
-        padding=len(ground.padding(run[-1], needed, place.site.breakpoints)),
+        padding=lambda: len(ground.padding(run[-1], needed, place.site.breakpoints)),
         needed=needed,
         # Where nobody can wait, only a region of one instruction is of use.
         joined=not place.limits.stacks_missing,
@@ -135,12 +135,18 @@ def _trouble(place: Place, piece: Sequence[Insn]) -> tuple[Insn, Reason] | None:
 
 
 def divide(
-    sizes: Sequence[int], probed: Sequence[int], glued: Sequence[bool], padding: int, needed: int, joined: bool = True
+    sizes: Sequence[int],
+    probed: Sequence[int],
+    glued: Sequence[bool],
+    padding: Callable[[], int],
+    needed: int,
+    joined: bool = True,
 ) -> list[range]:
     """Ranges of instructions, disjoint and ascending, that hold all of `probed` where that is possible.
 
     glued:   the instruction may not be separated from the one before: no range begins there, none ends before it.
-    padding: bytes behind the last instruction that a branch may cover as well.
+    padding: bytes behind the last instruction that a branch may cover as well; asked only where they decide, for to
+             know them takes all that leads into the function.
     joined:  a range goes on while the next one is probed.
     """
     found: list[range] = []
@@ -157,7 +163,7 @@ def divide(
         while end < count and (size < needed or end <= until):
             size += sizes[end]
             end += 1
-        return closed(end) if size + (padding if end == count else 0) >= needed else None
+        return closed(end) if size >= needed or (end == count and size + padding() >= needed) else None
 
     for index in probed:
         free = found[-1].stop if found else 0

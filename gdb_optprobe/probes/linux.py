@@ -14,7 +14,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Cache
 from gdb_optprobe.guest.linux import ftrace_sites
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.port import LinuxText, Overlay, Port, Room, Stacks, Unwinder
+from gdb_optprobe.guest.linux.port import LinuxText, Overlay, Port, Room, Say, Stacks, Unwinder
 from gdb_optprobe.guest.linux.recover import Recovered
 from gdb_optprobe.guest.linux.structures import CachedStructures
 from gdb_optprobe.guest.machine import Machine
@@ -56,6 +56,7 @@ class Linux:
         port: Port,
         cache: Cache,
         overlay: Overlay,
+        say: Say,
     ) -> Linux:
         """`overlay` shows the original bytes where branches of ours stand."""
 
@@ -68,7 +69,7 @@ class Linux:
 
         structures = CachedStructures(blob, cache, recovered.build)
         kernel = port.kernel(memory, recovered.symbols, structures)
-        text = port.text(kernel, overlay, cache.shelf(recovered.build))
+        text = port.text(kernel, overlay, cache.shelf(recovered.build), say)
         return cls(recovered, machine, memory, isa, kernel, structures, text, port)
 
     def forget(self) -> None:

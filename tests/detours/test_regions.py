@@ -12,7 +12,7 @@ NEEDED = 5
 
 def divided(sizes: list[int], probed: list[int], glued: tuple[int, ...] = (), padding: int = 0) -> list[list[int]]:
     flags = [index in glued for index in range(len(sizes))]
-    return [list(piece) for piece in divide(sizes, probed, flags, padding, NEEDED)]
+    return [list(piece) for piece in divide(sizes, probed, flags, lambda: padding, NEEDED)]
 
 
 def test_as_many_as_the_branch_needs() -> None:
@@ -33,7 +33,7 @@ def test_region_goes_on_while_the_next_is_probed() -> None:
 
 
 def test_regions_of_one_instruction_where_nobody_can_wait() -> None:
-    pieces = divide([7, 7, 7], [0, 1, 2], [False] * 3, 0, NEEDED, joined=False)
+    pieces = divide([7, 7, 7], [0, 1, 2], [False] * 3, lambda: 0, NEEDED, joined=False)
     assert [list(piece) for piece in pieces] == [[0], [1], [2]]
 
 

@@ -154,7 +154,7 @@ def guest(listing: str, offsets: dict[str, int] | None = None) -> tuple[Pages, l
 
 
 def of(there: landings.Kernel, shelf: Kept) -> list[Jump]:
-    return landings.of_kernel(there, X86_64.decode, lambda _, data: data, shelf).within(0, 2**64)
+    return landings.of_kernel(there, X86_64.decode, lambda _, data: data, shelf, lambda _: None).within(0, 2**64)
 
 
 def test_found_once_for_each_kind_of_cpu() -> None:

@@ -229,7 +229,9 @@ class Shelf(Protocol):
     def store(self, name: str, data: bytes) -> None: ...
 
 
-def of_kernel(kernel: Kernel, decode: Decode, overlay: Overlay, shelf: Shelf | None) -> Landings:
+def of_kernel(
+    kernel: Kernel, decode: Decode, overlay: Overlay, shelf: Shelf | None, say: Callable[[str], None]
+) -> Landings:
     """The landings of a kernel's text, found once for each build and kind of CPU. Raises OptprobeError."""
     start, end = kernel.range("_stext", "_etext")
     name = key(kernel) if shelf is not None else None
@@ -237,6 +239,7 @@ def of_kernel(kernel: Kernel, decode: Decode, overlay: Overlay, shelf: Shelf | N
     known = Landings.unpack(kept, start) if kept is not None else None
     if known is not None:
         return known
+    say("finding out what leads into the kernel's functions, once for each build")
     text = kprobes.original(overlay(start, kernel.read(start, end)), start, kprobes.known(kernel))
     found = find(text, start, Functions(kernel.symbols, start, text), decode, _data(kernel))
     if found.pristine and shelf is not None and name is not None:

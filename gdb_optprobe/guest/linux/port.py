@@ -27,6 +27,8 @@ from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Text
 
 Overlay = Callable[[int, bytes], bytes]
+Say = Callable[[str], None]
+"""Tells the user of work that takes seconds."""
 Bits = Callable[[str], Mapping[str, tuple[int, int]]]
 """The bitfields of a structure, by name: their first bit and how many they have. Raises OptprobeError."""
 
@@ -82,7 +84,7 @@ class Port(Finder, Protocol):
 
     def kernel(self, memory: Memory, symbols: SymbolTable, structures: Structures) -> Kernel: ...
 
-    def text(self, kernel: Kernel, overlay: Overlay, shelf: Shelf | None) -> LinuxText: ...
+    def text(self, kernel: Kernel, overlay: Overlay, shelf: Shelf | None, say: Say) -> LinuxText: ...
 
     def entry(self, function: int, text: Text) -> int:
         """Where a probe on the function whose symbol is at `function` stands."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -47,9 +47,14 @@ class KernelText:
     """Fills guest.text.Text for a kernel. `forget` after the guest has run: it rewrites its own text."""
 
     def __init__(
-        self, kernel: Kernel, isa: Isa, overlay: Overlay | None = None, shelf: landings.Shelf | None = None
+        self,
+        kernel: Kernel,
+        isa: Isa,
+        overlay: Overlay | None = None,
+        shelf: landings.Shelf | None = None,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """shelf: keeps what was found about this build of the kernel for the next session."""
+        """shelf: keeps what was found about this build of the kernel for the next time; `say` tells of long work."""
         self._kernel = kernel
         self._isa = isa
         self._overlay = overlay or (lambda _, data: data)
@@ -57,6 +62,7 @@ class KernelText:
         self._parts: dict[int, Part] = {}
         self._pieces: dict[int, bytes] = {}
         self._shelf = shelf
+        self._say = say
         self._landings: Landings | None = None
         self.ftrace = FtraceSites(kernel)
         self._text = kernel.range("_stext", "_etext")
@@ -204,7 +210,8 @@ class KernelText:
     def all_landings(self) -> Landings:
         """What leads into functions from elsewhere. Raises OptprobeError where it cannot be found out now."""
         if self._landings is None:
-            self._landings = landings.of_kernel(self._kernel, self._isa.decode, self._overlay, self._shelf)
+            decode = self._isa.decode
+            self._landings = landings.of_kernel(self._kernel, decode, self._overlay, self._shelf, self._say)
         return self._landings
 
     def _landings_within(self, start: int, end: int) -> list[Jump] | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel, Structures
-from gdb_optprobe.guest.linux.port import Bits, LinuxText, Overlay, Port, Room, Stacks, Unwinder
+from gdb_optprobe.guest.linux.port import Bits, LinuxText, Overlay, Port, Room, Say, Stacks, Unwinder
 from gdb_optprobe.guest.linux.ppc64le import find as finding
 from gdb_optprobe.guest.linux.ppc64le import room
 from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
@@ -55,7 +55,7 @@ class _PPC:
         """Without structures: what reads tables by them takes the layout that kernels have had for long."""
         return Kernel(memory, DerivedSymbols(symbols, memory))
 
-    def text(self, kernel: Kernel, overlay: Overlay, shelf: Shelf | None) -> LinuxText:
+    def text(self, kernel: Kernel, overlay: Overlay, shelf: Shelf | None, say: Say) -> LinuxText:
         return PowerText(kernel, overlay)
 
     def entry(self, function: int, text: Text) -> int:

@@ -10,7 +10,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux import filler, stacks
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
-from gdb_optprobe.guest.linux.port import Bits, LinuxText, Overlay, Port, Room
+from gdb_optprobe.guest.linux.port import Bits, LinuxText, Overlay, Port, Room, Say
 from gdb_optprobe.guest.linux.text import KernelText
 from gdb_optprobe.guest.linux.x86_64 import find as finding
 from gdb_optprobe.guest.machine import Machine, Memory
@@ -28,8 +28,8 @@ class _X86:
     def kernel(self, memory: Memory, symbols: SymbolTable, structures: Structures) -> Kernel:
         return Kernel(memory, symbols, structures)
 
-    def text(self, kernel: Kernel, overlay: Overlay, shelf: Shelf | None) -> LinuxText:
-        return KernelText(kernel, X86_64, overlay, shelf)
+    def text(self, kernel: Kernel, overlay: Overlay, shelf: Shelf | None, say: Say) -> LinuxText:
+        return KernelText(kernel, X86_64, overlay, shelf, say)
 
     def entry(self, function: int, text: Text) -> int:
         """Behind a landing pad: an indirect call must find it as it is, and the tracer's site begins behind it.
