@@ -6,6 +6,7 @@ stub's own (`Qqemu.PhyMemMode`), because GDB would take a physical address for a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -18,6 +19,8 @@ from gdb_optprobe.guest.machine import Memory, Vcpu
 # A packet of QEMU 7.2 holds 4096 bytes: two hex digits a byte, less its header.
 PHYSICAL_CHUNK = 1984
 ADDRESS_MASK = (1 << 64) - 1
+# QEMU 7.2's stub tells special registers of the first vCPU alone; its monitor tells these of each.
+UNTOLD = ("srr0", "srr1")
 
 
 class GdbMachine:
@@ -103,8 +106,10 @@ class GdbMachine:
         return _vcpu(thread)
 
     def registers(self, vcpu: Vcpu, names: Sequence[str]) -> dict[str, int]:
+        special = [name for name in names if name in UNTOLD]
         with _selected(vcpu):
-            return {name: read_register(name) for name in names}
+            values = {name: read_register(name) for name in names if name not in special}
+        return {**values, **(_of_monitor(vcpu, special) if special else {})}
 
     def stops_at(self, address: int) -> bool:
         """Whether the stub has a breakpoint at `address` now, past GDB: it says so when asked to take it away."""
@@ -141,6 +146,17 @@ class _RawVirtual:
 
     def write(self, address: int, data: bytes) -> None:
         self._machine.write_virtual(address, data)
+
+
+def _of_monitor(vcpu: Vcpu, names: Sequence[str]) -> dict[str, int]:
+    """Registers as QEMU's monitor prints them. Raises OptprobeError."""
+    told = gdb.execute("monitor info registers -a", to_string=True) or ""
+    of_vcpu = dict(zip(*[iter(re.split(r"^CPU#(\d+)\s*$", told, flags=re.M)[1:])] * 2, strict=False))
+    values = dict(re.findall(r"\b([A-Z]+\d?) ([0-9a-f]{16})\b", of_vcpu.get(str(vcpu.number), "")))
+    try:
+        return {name: int(values[name.upper()], 16) for name in names}
+    except KeyError as missing:
+        raise OptprobeError(f"QEMU does not tell register {missing} of vCPU {vcpu.number}") from None
 
 
 def read_register(name: str) -> int:

@@ -120,8 +120,8 @@ def _divide(place: Place, run: Sequence[Insn]) -> list[tuple[Insn, ...]]:
         glued=[ground.is_shadowed(insn) for insn in run],
         padding=lambda: len(ground.padding(run[-1], needed, place.site.breakpoints)),
         needed=needed,
-        # Where nobody can wait, only a region of one instruction is of use.
-        joined=not place.limits.stacks_missing,
+        # Where nobody can wait, or need wait for a branch fits each, only a region of one instruction is of use.
+        joined=not place.limits.stacks_missing and needed > ground.isa.alignment,
     )
     return [tuple(run[index] for index in piece) for piece in pieces if not ground.isa.shadows(run[piece[-1]])]
 

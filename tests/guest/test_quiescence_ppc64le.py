@@ -1,16 +1,27 @@
-"""Where a kernel without types keeps its threads and stacks is what its own vmlinux says."""
+"""On a kernel without types every thread is found, at whatever instruction the guest is stopped, or it says why not."""
 
 from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from qemu.guest import Guest
 from qemu.kernels import stock_kernel
 from qemu.machines import MACHINES
-from tests.guest.batch import batch
+from tests.guest.batch import Workload, batch, keep
+from tests.guest.conftest import FULL, Boot
+from tests.guest.test_ppc64le import two_dd
+from tests.guest.test_quiescence import IDLE, STORM, threads
+
+STOPS = 200 if FULL else 40
+# QEMU 7.2 tells SRR0 of the first vCPU alone, and likes to stop a vCPU at the first instruction of an interrupt.
+UNTOLD = 0.01
+SLEEPERS = 30
+EACH_THREAD, SLACK = 0.002, 3.0  # seconds on a quiet machine
 
 VARIABLES = {
     "init_task": "init_task",
@@ -49,3 +60,57 @@ def test_the_code_tells_what_the_symbols_say(ppc_guest: Guest, names: dict[str, 
     assert set(layout["interrupt_stacks"]) == {names["hardirq_ctx"], names["softirq_ctx"]}
     assert layout["thread_size"] == names["__end_init_task"] - names["__start_init_task"]
     assert len(layout["emergency"]) == 3
+
+
+def test_every_thread_at_every_stop(boot: Boot) -> None:
+    guest = boot(arch="ppc64le")
+    guest.check("sleep 5000 | cat & sleep 1")
+    for _ in range(SLEEPERS):
+        guest.check("sleep 1000 >/dev/null 2>&1 &")
+    asleep = {"hrtimer_nanosleep": threads(guest, "$(pidof sleep)"), "pipe_read": threads(guest, "$(pidof cat)")}
+    assert [len(each) for each in asleep.values()] == [SLEEPERS + 1, 1]
+    before = threads(guest)
+    guest.check(f"exec >/dev/null 2>&1; {STORM}")
+    result = stops(guest, f"guest-stops {STOPS} {' '.join(asleep)}")
+    assert len(result["failures"]) <= UNTOLD * STOPS, result["failures"]
+    assert all("registers of vCPU" in failure for failure in result["failures"]), result["failures"]
+    found = set(result["threads"])
+    lasting = before & threads(guest)
+    assert set.union(*asleep.values()) <= lasting <= found
+    assert IDLE in found
+    for function, sleeping in asleep.items():
+        assert sleeping <= set(result["inside"][function]), function
+    median = result["seconds"][len(result["seconds"]) // 2]
+    print(f"{len(found)} threads: {1000 * median:.0f} ms; {len(result['failures'])} of {STOPS} stops failed")
+    assert median <= EACH_THREAD * SLACK * max(100, len(found))
+    assert guest.problems() == []
+
+
+def stops(guest: Guest, command: str) -> dict[str, Any]:
+    finished = batch(guest, [f"source {Path(__file__).with_name('guest_stops.py')}", command])
+    assert finished.status == 0, finished.output
+    (line,) = [line for line in finished.output.splitlines() if line.startswith('{"failures"')]
+    return dict(json.loads(line))
+
+
+NEIGHBOURS = [f"*vfs_read+{offset}" for offset in range(8, 32, 4)]
+ROUNDS = 4
+
+
+def test_neighbours_count_alike_and_their_memory_is_used_again(ppc_guest: Guest) -> None:
+    """Probes side by side come and go; whose detour is empty gives its memory to the next."""
+    script: list[str | Workload] = []
+    for number in range(ROUNDS):
+        script += [f"optprobe add {place}" for place in NEIGHBOURS] + ["optprobe commit -timeout 60"]
+        script += [two_dd(500), keep(f"list{number}", "optprobe list"), "optprobe check"]
+        script += ["optprobe delete", "optprobe commit -timeout 60"]
+    finished = batch(ppc_guest, script, timeout=400)
+    assert finished.status == 0, finished.output
+    for number in range(ROUNDS):
+        probes = finished.json(f"list{number}")
+        assert {probe["tier"] for probe in probes} == {"optimized"}, finished.output
+        (hits,) = {probe["hits"] for probe in probes}
+        assert hits >= 2 * 500
+    lists = [finished.json(f"list{number}") for number in range(ROUNDS)]
+    detours = {tuple(probe["detour"]["address"] for probe in probes) for probes in lists}
+    assert len(detours) == 1, "what was left is used again"

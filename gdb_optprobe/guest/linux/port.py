@@ -5,7 +5,7 @@
     kernel                 names of the kernel's tables       kallsyms                 the code that uses them
     text                   what is known of its code
     entry                  where a probe on a function is     behind a landing pad     the local entry
-    stacks                 where saved PCs are                by types (BTF)           not known yet
+    stacks                 where saved PCs are                by types (BTF)           by the code that uses them
     room                   memory for detours                 filler of the text       gaps of the image
     unwinder               from a frame to its caller         ORC tables               the back chain
 """

@@ -87,7 +87,8 @@ def _unwind(state: State, function: Callable[[int], Function | None], read: Read
     if frame.size is None and caller_sp <= sp:
         return None
     back = state.registers[LR] if frame.in_lr else _word(caller_sp + LR_SAVE, read)
-    return State({PC: back, SP: caller_sp}, exact=False) if back else None
+    # It was just returned to, and where nobody unwinds further GDB 13 asks for it.
+    return State({PC: back, SP: caller_sp, LR: back}, exact=False) if back else None
 
 
 def _interrupted(sp: int, read: ReadMemory) -> State | None:

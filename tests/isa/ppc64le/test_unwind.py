@@ -48,7 +48,7 @@ def test_the_caller_before_and_after_each_instruction_of_a_function(index: int, 
 def test_frames_further_out_are_the_back_chain() -> None:
     stack = {SP: CALLER, CALLER + 16: RETURN, SP + 96: 0, SP + 32: 0}
     caller = unwind(State({"pc": START + 16, "r1": SP}, exact=False), lambda pc: None, memory(stack))
-    assert caller == State({"pc": RETURN, "r1": CALLER}, exact=False)
+    assert caller == State({"pc": RETURN, "r1": CALLER, "lr": RETURN}, exact=False)
 
 
 @pytest.mark.parametrize("offset", MARKERS)

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.guest.cache import Shelf
-from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel, Structures
+from gdb_optprobe.guest.linux.kernel import Kernel, Structures
 from gdb_optprobe.guest.linux.port import Bits, LinuxText, Overlay, Port, Room, Say, Stacks, Unwinder
+from gdb_optprobe.guest.linux.ppc64le import derive, room, stacks
 from gdb_optprobe.guest.linux.ppc64le import find as finding
-from gdb_optprobe.guest.linux.ppc64le import room
 from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
 from gdb_optprobe.guest.linux.ppc64le.text import PowerText
 from gdb_optprobe.guest.machine import Machine, Memory
-from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Text
 from gdb_optprobe.isa.ppc64le import PPC64LE, unwind
-
-NO_TYPES = "this kernel has no type information (BTF) by which its threads could be found"
-
-
-class _Untold:
-    """The stacks of a kernel whose threads cannot be found."""
-
-    def saved(self) -> Iterable[Saved]:
-        raise NoSuchKernel(NO_TYPES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +54,10 @@ class _PPC:
         return PPC64LE.entry(function, found.own) if found is not None else function
 
     def stacks(self, kernel: Kernel, machine: Machine, registers: Sequence[str]) -> Stacks:
-        return _Untold()
+        return stacks.Stacks(kernel, machine, registers, derive.derive(kernel))
 
     def stacks_missing(self, kernel: Kernel) -> str:
-        return NO_TYPES
+        return derive.missing(kernel)
 
     def room(self, machine: Machine, kernel: Kernel) -> Room:
         return room.find(machine, kernel)

@@ -57,7 +57,7 @@ def find(machine: Machine, kernel: Kernel) -> Room:
     if not code:
         if not _is_zero(kernel, *data):
             raise NoRoom("this kernel's initialised data has no gap behind it", ADVICE)
-        return Room((start, end), data, FILL)
+        return Room((start, end), data, FILL, give_back=lambda: _clear(kernel, *data))
     theirs = (counter + 8 for counter in counters(code, _toc(kernel)) if data[0] <= counter < data[1])
     used = max(theirs, default=data[0])
     free = start + -(-len(code) // LINE) * LINE
@@ -107,11 +107,12 @@ def _code(machine: Machine, kernel: Kernel) -> tuple[int, int]:
 
 
 def _is_ours(kernel: Kernel, start: int, end: int) -> bool:
-    """Whether the range is zero, or a detour stands at its start and its second half is zero."""
+    """Whether the range is zero, or detours stand in its first half alone; some before them may have been freed."""
     if _is_zero(kernel, start, end):
         return True
-    first = kernel.read(start, start + LINE)
-    return next(counters(first, _toc(kernel)), None) is not None and _is_zero(kernel, (start + end) // 2, end)
+    half = (start + end) // 2 & -LINE
+    left = counters(kernel.read(start, half), _toc(kernel))
+    return next(left, None) is not None and _is_zero(kernel, half, end)
 
 
 def _data(kernel: Kernel) -> tuple[int, int]:
@@ -130,6 +131,11 @@ def page_size(kernel: Kernel) -> int:
     """The linker aligns these to pages; that all of them are multiples of larger ones by chance is not to be feared."""
     aligned = [kernel.address(name) for name in ("_etext", "_sinittext", "_einittext")]
     return next((size for size in PAGES if not any(address % size for address in aligned)), PAGES[-1])
+
+
+def _clear(kernel: Kernel, start: int, end: int) -> None:
+    """Once nothing is in use: detours are wiped as they are freed, counters are not."""
+    kernel.memory.write(start, bytes(end - start))
 
 
 def _is_zero(kernel: Kernel, start: int, end: int) -> bool:
