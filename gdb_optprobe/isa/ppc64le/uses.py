@@ -7,9 +7,9 @@ overwrite too little is always safe, so a register that is overwritten in part, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import cache, lru_cache
 
+from ..liveness import Uses
 from .abi import CR_FIELDS, CTR, GENERAL, LR
 from .texts import CACHED
 from .words import (
@@ -37,14 +37,6 @@ CR_AT = 32
 CR0, CTR_BIT, LR_BIT = 1 << 32, 1 << 40, 1 << 41
 ALL_CR = 0xFF << CR_AT
 SPR_LR, SPR_CTR = 8, 9
-
-
-@dataclass(frozen=True, slots=True)
-class Uses:
-    """reads: bits that may be read; kills: bits certainly overwritten, whatever they were. A bit may be in both."""
-
-    reads: int
-    kills: int
 
 
 @lru_cache(CACHED)

@@ -1,23 +1,17 @@
-"""Which registers and flags nothing reads before it writes them, proven from one function's code.
+"""What one instruction reads and overwrites: general registers and arithmetic flags; for isa/liveness.py.
 
-    probed ──► add ──┬──► jne ──► mov %rsi,%rax ──► …         every path forward, until all is decided:
-                     │                                          read first      live
-                     └──► call                                  written first   dead on this path
-                                                                the code ends   live
-Everything is live at a call, a return, an indirect jump, a trap, a way out of the function, and at
-an instruction that is not in the tables here: an assembly helper may rely on what an ABI calls
-volatile. What the tables say is checked against iced-x86's over the kernel's text (tests).
+What is not in the tables here is not known. rsp is never dead. What the tables say is checked against iced-x86's over
+the kernel's text (tests).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 
 import capstone
 
 from ..base import Dead, Flow, Insn
+from ..liveness import Liveness, Uses
 from .abi import (
     AF,
     ARITHMETIC_FLAGS,
@@ -36,62 +30,6 @@ from .decoder import CACHED, Shape, engine, shape
 
 # One bit each: general registers by number, then the flags register.
 FLAGS_AT = 16
-BUDGET = 400
-_GPRS = ((1 << len(GENERAL)) - 1) & ~(1 << GENERAL.index(SP))
-_EVERYTHING = _GPRS | COUNTER_FLAGS << FLAGS_AT
-
-
-@dataclass(frozen=True, slots=True)
-class Uses:
-    """reads: bits that may be read; kills: bits certainly overwritten, whatever they were. A bit may be in both."""
-
-    reads: int
-    kills: int
-
-
-def dead_at(
-    address: int,
-    code: Mapping[int, Insn],
-    also: Mapping[int, Sequence[int]] | None = None,
-    leaving: Callable[[Insn], Dead] | None = None,
-    budget: int = BUDGET,
-) -> Dead:
-    """What is dead before the instruction at `address`, proven from `code` (a function's, by address) alone.
-
-    also: where else execution may go after an instruction, by its address: the fixup of one with an exception-table
-          entry, both ways of a jump label, an alternative. An address outside `code` makes everything live there.
-    leaving: what is dead where an instruction leaves `code` (a call, a return, a jump out of it): `dead_at_entry()`
-          where it calls or jumps to the entry of a function with an ftrace site, `dead_at_return()` where it returns
-          from one. Nothing, where it is not given.
-    budget: how many instructions are looked at; what is open then lives.
-    """
-    live = 0
-    explored: dict[int, int] = {}
-    pending = [(address, _EVERYTHING)]
-    while pending:
-        at, open_ = pending.pop()
-        while open_ := open_ & ~live & ~explored.get(at, 0):
-            explored[at] = explored.get(at, 0) | open_
-            insn = code.get(at)
-            if insn is None or budget == 0:
-                live |= open_
-                break
-            budget -= 1
-            uses = uses_of(insn.data) if insn.flow in (Flow.NEXT, Flow.JUMP, Flow.BRANCH) else None
-            if uses is None or (insn.flow is Flow.JUMP and insn.target not in code):
-                live |= open_ & ~(_bits(leaving(insn)) if leaving and insn.flow in _LEAVES else 0)
-                break
-            live |= uses.reads & open_
-            if also and at in also:  # there before the instruction has written anything
-                pending += [(other, open_ & ~uses.reads) for other in also[at]]
-            open_ &= ~(uses.reads | uses.kills)
-            if insn.target is not None and insn.flow is Flow.BRANCH:
-                pending.append((insn.target, open_))
-            at = insn.target if insn.flow is Flow.JUMP and insn.target is not None else insn.end
-    return Dead(not live & COUNTER_FLAGS << FLAGS_AT, _names(_GPRS & ~live))
-
-
-_LEAVES = frozenset((Flow.CALL, Flow.RETURN, Flow.JUMP))
 
 
 def dead_at_return() -> Dead:
@@ -105,17 +43,6 @@ def dead_at_return() -> Dead:
 def dead_at_entry() -> Dead:
     """What the ABI lets a tracer clobber at the entry of a function that has an ftrace site."""
     return Dead(True, CLOBBERED_BY_TRACER)
-
-
-@lru_cache(1024)
-def _bits(dead: Dead) -> int:
-    registers = sum(1 << number for number, name in enumerate(GENERAL) if name in dead.registers)
-    return registers | (COUNTER_FLAGS << FLAGS_AT if dead.flags else 0)
-
-
-@lru_cache(1024)
-def _names(bits: int) -> frozenset[str]:
-    return frozenset(name for number, name in enumerate(GENERAL) if bits >> number & 1)
 
 
 def _words(text: str) -> list[str]:
@@ -278,3 +205,20 @@ def _registers() -> dict[int, tuple[int, bool]]:
         for text, whole in names:
             found[getattr(capstone.x86, f"X86_REG_{text.upper()}")] = (number, whole)
     return found
+
+
+_GOES_ON = frozenset((Flow.NEXT, Flow.JUMP, Flow.BRANCH))
+_LEFT_TO_OTHERS = frozenset((Flow.CALL, Flow.RETURN))
+
+
+def _uses(insn: Insn) -> Uses | None:
+    if insn.flow in _LEFT_TO_OTHERS:
+        return Uses(0, 0)
+    return uses_of(insn.data) if insn.flow in _GOES_ON else None
+
+
+dead_at = Liveness(
+    registers={name: 1 << number for number, name in enumerate(GENERAL) if name != SP},
+    flags=COUNTER_FLAGS << FLAGS_AT,
+    uses=_uses,
+).dead_at

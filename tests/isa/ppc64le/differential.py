@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gdb_optprobe.isa.base import Dead, Insn, OutOfReach, Relocated, Unrelocatable
-from gdb_optprobe.isa.ppc64le import abi, decoder, liveness, relocator, uses, writer
+from gdb_optprobe.isa.ppc64le import abi, decoder, relocator, uses, writer
 from gdb_optprobe.isa.ppc64le.words import opcode, ra, rb, word_of, xo
 
 from .oracle import ABOVE, BELOW, COUNTER, DATA, HERE, NEAR, Case, Outcome, random_state, run
@@ -176,7 +176,8 @@ def _honest(trial: Trial) -> Trial:
     assert trial.dead is not None
     insn = trial.window[0]
     used = uses.uses_of(insn.data)
-    reads = frozenset(uses.ALL_NAMES) if used is None else liveness.names(used.reads)
+    names = uses.ALL_NAMES
+    reads = {name for bit, name in enumerate(names) if used is None or used.reads >> bit & 1}
     return Trial(
         trial.window,
         trial.to,

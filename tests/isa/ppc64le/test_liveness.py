@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from gdb_optprobe.isa.base import Dead, Flow, Insn
+from gdb_optprobe.isa.liveness import Uses
 from gdb_optprobe.isa.ppc64le import PPC64LE, abi
-from gdb_optprobe.isa.ppc64le.uses import ALL_NAMES, Uses, uses_of
+from gdb_optprobe.isa.ppc64le.uses import ALL_NAMES, uses_of
 from gdb_optprobe.isa.ppc64le.words import to_bytes, word_of
 
 from .differential import fitting_state, is_fit
@@ -92,6 +93,11 @@ def test_another_way_on_is_explored() -> None:
     load = 0xE8640000
     assert "r9" in dead(load, LI_R9, BLR).registers
     assert "r9" not in dead(load, LI_R9, BLR, also={START: [START + 8]}).registers
+
+
+def test_another_way_on_from_a_call_is_explored_whoever_is_called() -> None:
+    call = 0x48001001
+    assert dead(call, leaving=lambda insn: PPC64LE.dead_at_entry(), also={START: [0]}) == Dead()
 
 
 def test_registers_with_a_role_never_die() -> None:

@@ -125,6 +125,13 @@ def test_another_way_on_is_explored() -> None:
     assert "rax" not in dead(load, KILL_FLAGS, RET, also={HERE: [HERE + 0x1000]}).registers
 
 
+@pytest.mark.parametrize("leaves", ["e800100000", RET, "e900100000"], ids=["call", "ret", "jmp"])
+def test_another_way_on_is_explored_where_the_code_is_left(leaves: str) -> None:
+    # The guest may rewrite a static call: what it calls now says nothing of what it calls then.
+    assert dead(leaves, leaving=lambda insn: X86_64.dead_at_entry()) == X86_64.dead_at_entry()
+    assert dead(leaves, leaving=lambda insn: X86_64.dead_at_entry(), also={HERE: [0]}) == Dead()
+
+
 @pytest.mark.parametrize(
     "data, registers",
     [
