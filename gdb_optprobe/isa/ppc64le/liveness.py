@@ -18,9 +18,7 @@ def _uses(insn: Insn) -> Uses | None:
 
 
 dead_at = Liveness(
-    registers={
-        name: 1 << bit for bit, name in enumerate(ALL_NAMES) if name not in RESERVED and 1 << bit != CR0
-    },
+    registers={name: 1 << bit for bit, name in enumerate(ALL_NAMES) if name not in RESERVED and 1 << bit != CR0},
     flags=CR0,
     uses=_uses,
 ).dead_at

@@ -1,11 +1,4 @@
-"""Rewrite displaced instructions so that they do the same elsewhere.
-
-    probed function                         copy at `to`
-    ┌──────────────────────────┐            ┌─────────────────────────────────────┐
-    │ P: b detour (patch)      │◄───────────┤ a branch back to P: counted again   │
-    ├──────────────────────────┤            │                                     │
-    │ E: next instruction      │◄───────────┤ b E, where the last falls through   │
-    └──────────────────────────┘            └─────────────────────────────────────┘
+"""What a displaced instruction becomes, so that it does the same elsewhere; isa/relocation.py lays copies out.
 
     as it was                          as it is in the copy
     b X                                b X
@@ -19,18 +12,15 @@
     nop                                nothing
     any other                          itself: loads and stores with update, stdu r1 and addi r1 too
 
-LR ← E needs a general register: a dead one, or one that is kept in a frame below the red zone. A copy is of one size
-wherever it stands. An elided nop has the offset of its successor in `origins`.
+LR ← E needs a general register: a dead one, or one that is kept in a frame below the red zone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 
-from ..base import Before, Dead, Flow, Hazard, Insn, OutOfReach, Relocated, Unrelocatable
+from ..base import Dead, Flow, Hazard, Insn, OutOfReach, Unrelocatable
+from ..relocation import Region, Relocation
 from .abi import LR
 from .decoder import BCL_NEXT, flow
 from .templates import load, templates, word
@@ -131,80 +121,7 @@ def _is_addpcis(first: int) -> bool:
     return opcode(first) == CR_OPS and first >> 1 & 31 == ADDPCIS
 
 
-@dataclass(slots=True)
-class _Region:
-    """The displaced instructions, where their copies stand as far as that is known, and what is dead in all of them."""
-
-    start: int
-    end: int
-    to: int
-    copies: dict[int, int]
-    dead: Dead
-
-    def resolve(self, insn: Insn, target: int) -> int:
-        """Where the copy of `insn` must branch to reach what `target` is."""
-        if target in self.copies:
-            return self.copies[target]
-        if self.start < target < self.end:
-            raise Unrelocatable(Hazard.BRANCH_INSIDE, insn)
-        return target
-
-    def return_address(self, insn: Insn) -> int:
-        if insn.end != self.end and insn.flow is not Flow.NEXT:
-            raise Unrelocatable(Hazard.RETURNS_INSIDE, insn)
-        return insn.end
-
-
-def relocate(insns: Sequence[Insn], to: int, before: Before | None = None, dead: Dead | None = None) -> Relocated:
-    """`insns` (contiguous) rewritten to run at `to`, with the branch back. Raises Unrelocatable.
-
-    before: for the address of an instruction, code to run each time just before it: called with where the code
-            will stand, always returns the same number of bytes. Another probe on a displaced instruction.
-    dead:   what is dead before the first of them: the copy of a call alone is shorter for it.
-    """
-    if not insns:
-        raise ValueError("nothing to relocate")
-    if any(here.end != there.address for here, there in pairwise(insns)):
-        raise ValueError("the instructions to relocate are not contiguous")
-    alone = dead if dead is not None and len(insns) == 1 else Dead()
-    region = _Region(insns[0].address, insns[-1].end, to, {insn.address: to for insn in insns[1:]}, alone)
-    copy = _lay_out(insns, region, before or {})
-    inside = any(insn.target in region.copies for insn in insns)
-    return _lay_out(insns, region, before or {}) if inside else copy
-
-
-def _lay_out(insns: Sequence[Insn], region: _Region, before: Before) -> Relocated:
-    """One pass. No size depends on where a copy stands, so the second pass knows where the first has put them."""
-    out = bytearray()
-    origins: list[tuple[int, int]] = []
-    for insn in insns:
-        at = region.to + len(out)
-        origins.append((len(out), insn.address))
-        if insn.address in region.copies:
-            region.copies[insn.address] = at
-        try:
-            if insn.address in before:
-                out += before[insn.address](at)
-            if not is_nop(insn.data):
-                out += _copy(insn, region.to + len(out), region)
-        except OutOfReach:
-            raise Unrelocatable(Hazard.OUT_OF_REACH, insn) from None
-    if insns[-1].flow in (Flow.NEXT, Flow.BRANCH) or _may_not_call(insns[-1]):
-        origins.append((len(out), region.end))
-        try:
-            out += branch(region.to + len(out), region.end)
-        except OutOfReach:
-            raise Unrelocatable(Hazard.OUT_OF_REACH, insns[-1]) from None
-    return Relocated(region.to, bytes(out), tuple(origins))
-
-
-def _may_not_call(insn: Insn) -> bool:
-    """Whether a call depends on a condition: without it, execution goes on behind it."""
-    first = word_of(insn.data)
-    return insn.flow in (Flow.CALL, Flow.INDIRECT_CALL) and opcode(first) != B and not branches_always(first)
-
-
-def _copy(insn: Insn, at: int, region: _Region) -> bytes:
+def _copy(insn: Insn, at: int, region: Region) -> bytes:
     why = _hazard(insn.data)
     if why is not None:
         raise Unrelocatable(why, insn)
@@ -229,7 +146,7 @@ def _linked(address: int, dead: Dead) -> bytes:
     return to_bytes(*kept.before, *load(scratch, address), word("mtlr", scratch), *kept.after)
 
 
-def _unlinked(insn: Insn, first: int, at: int, region: _Region) -> bytes:
+def _unlinked(insn: Insn, first: int, at: int, region: Region) -> bytes:
     """The instruction `first`, made of `insn`: if a branch, then one that leaves no return address."""
     if insn.target is None:
         return insn.data if first == word_of(insn.data) else to_bytes(first)
@@ -257,7 +174,7 @@ def _bc(first: int, bo: int, displacement: int) -> int:
     return BC << 26 | bo << 21 | first & 31 << 16 | displacement
 
 
-def _prefixed(insn: Insn, at: int, region: _Region) -> bytes:
+def _prefixed(insn: Insn, at: int, region: Region) -> bytes:
     data = insn.data
     if is_pc_relative(data):
         operand = insn.address + displacement34(data)
@@ -271,3 +188,16 @@ def _prefixed(insn: Insn, at: int, region: _Region) -> bytes:
         data = with_displacement34(data, operand - where)
     nop = to_bytes(templates()["nop"])
     return nop + data if at % LINE == LINE - 4 else data + nop
+
+
+def _goes_on(insn: Insn) -> bool:
+    return insn.flow in (Flow.NEXT, Flow.BRANCH) or _may_not_call(insn)
+
+
+def _may_not_call(insn: Insn) -> bool:
+    """Whether a call depends on a condition: without it, execution goes on behind it."""
+    first = word_of(insn.data)
+    return insn.flow in (Flow.CALL, Flow.INDIRECT_CALL) and opcode(first) != B and not branches_always(first)
+
+
+relocate = Relocation(copy=_copy, branch=branch, is_nop=is_nop, shadows=shadows, goes_on=_goes_on).relocate

@@ -1,13 +1,4 @@
-"""Rewrite displaced instructions so that they do the same elsewhere.
-
-    probed function                         copy at `to`
-    ┌──────────────────────────┐            ┌─────────────────────────────────────┐
-    │ P: jmp detour (patch)    │◄───────────┤ a branch back to P: counted again   │
-    │    ░░░░░░░░░░░░░░░░░░░░  │            │                                     │
-    │ Q: ░ (displaced)         │            │ Q': ◄── a branch to Q goes to Q'    │
-    ├──────────────────────────┤            │                                     │
-    │ E: next instruction      │◄───────────┤ jmp E, where the last falls through │
-    └──────────────────────────┘            └─────────────────────────────────────┘
+"""What a displaced instruction becomes, so that it does the same elsewhere; isa/relocation.py lays copies out.
 
     as it was                    as it is in the copy
     jcc / jmp rel8, rel32        jcc / jmp rel32
@@ -19,22 +10,19 @@
     nop                          nothing
     any other                    itself
 
-No register, flag or byte at or above the stack pointer is used. An elided nop has the offset of
-its successor in `origins`.
+No register, flag or byte at or above the stack pointer is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import lru_cache
-from itertools import pairwise
 
-from ..base import Dead, Flow, Hazard, Insn, OutOfReach, Relocated, Unrelocatable
+from ..base import Flow, Hazard, Insn, OutOfReach, Unrelocatable
+from ..relocation import Region, Relocation
 from .decoder import CACHED, LONGEST, VEX2, Shape, flow, shape
 from .writer import BRANCH_SIZE, branch, fits, push, rel32, signed, store
 
-Before = Mapping[int, Callable[[int], bytes]]
 SLACK = 4096  # more than any copy is long
 
 
@@ -117,83 +105,7 @@ def is_nop(data: bytes) -> bool:
     return parts.map == 1 and parts.escape < 0 and parts.opcode == 0x1F and parts.reg == 0
 
 
-@dataclass(slots=True)
-class _Region:
-    """The displaced instructions, and where their copies stand as far as that is known."""
-
-    start: int
-    end: int
-    to: int
-    copies: dict[int, int]
-
-    def resolve(self, insn: Insn, target: int) -> int:
-        """Where the copy of `insn` must branch to reach what `target` is."""
-        if target in self.copies:
-            return self.copies[target]
-        if self.start < target < self.end:
-            raise Unrelocatable(Hazard.BRANCH_INSIDE, insn)
-        return target
-
-    def return_address(self, insn: Insn) -> int:
-        if insn.end != self.end:
-            raise Unrelocatable(Hazard.RETURNS_INSIDE, insn)
-        return insn.end
-
-
-def relocate(
-    insns: Sequence[Insn], to: int, before: Before | None = None, dead: Dead | None = None
-) -> Relocated:
-    """`insns` (contiguous) rewritten to run at `to`, with the branch back. Raises Unrelocatable.
-
-    dead:   makes no copy shorter here.
-    before: for the address of an instruction, code to run each time just before it: called with where the code
-            will stand, always returns the same number of bytes. Another probe on a displaced instruction.
-    """
-    if not insns:
-        raise ValueError("nothing to relocate")
-    if any(here.end != there.address for here, there in pairwise(insns)):
-        raise ValueError("the instructions to relocate are not contiguous")
-    _check_shadows(insns, before or {})
-    region = _Region(insns[0].address, insns[-1].end, to, {insn.address: to for insn in insns[1:]})
-    copy = _lay_out(insns, region, before or {})
-    inside = any(insn.target in region.copies for insn in insns)
-    return _lay_out(insns, region, before or {}) if inside else copy
-
-
-def _check_shadows(insns: Sequence[Insn], before: Before) -> None:
-    for insn, follower in pairwise((*insns, None)):
-        if insn is not None and shadows(insn) and (follower is None or follower.address in before):
-            raise Unrelocatable(Hazard.MASKS_INTERRUPTS, insn)
-
-
-def _lay_out(insns: Sequence[Insn], region: _Region, before: Before) -> Relocated:
-    """One pass. No size depends on where a copy stands, so the second pass knows where the first has put them."""
-    out = bytearray()
-    origins: list[tuple[int, int]] = []
-    shadowed = False
-    for insn in insns:
-        at = region.to + len(out)
-        origins.append((len(out), insn.address))
-        if insn.address in region.copies:
-            region.copies[insn.address] = at
-        try:
-            if insn.address in before:
-                out += before[insn.address](at)
-            if shadowed or not is_nop(insn.data):
-                out += _copy(insn, region.to + len(out), region)
-        except OutOfReach:
-            raise Unrelocatable(Hazard.OUT_OF_REACH, insn) from None
-        shadowed = shadows(insn)
-    if insns[-1].flow in (Flow.NEXT, Flow.BRANCH):
-        origins.append((len(out), region.end))
-        try:
-            out += branch(region.to + len(out), region.end)
-        except OutOfReach:
-            raise Unrelocatable(Hazard.OUT_OF_REACH, insns[-1]) from None
-    return Relocated(region.to, bytes(out), tuple(origins))
-
-
-def _copy(insn: Insn, at: int, region: _Region) -> bytes:
+def _copy(insn: Insn, at: int, region: Region) -> bytes:
     why = _hazard(insn.data)
     if why is not None:
         raise Unrelocatable(why, insn)
@@ -231,7 +143,7 @@ def _with_reg(data: bytes, parts: Shape, reg: int) -> bytes:
 CALL, JUMP, PUSH = 2, 4, 6  # opcode FF, by ModRM.reg
 
 
-def _indirect_call(insn: Insn, parts: Shape, at: int, region: _Region) -> bytes:
+def _indirect_call(insn: Insn, parts: Shape, at: int, region: Region) -> bytes:
     back = region.return_address(insn)
     wide_b = parts.rex >= 0 and insn.data[parts.rex] & 1
     is_rsp = parts.is_register and parts.modrm_byte & 7 == 4 and not wide_b
@@ -255,7 +167,7 @@ def _indirect_call(insn: Insn, parts: Shape, at: int, region: _Region) -> bytes:
     return pushed + jump
 
 
-def _with_operand(insn: Insn, data: bytes, parts: Shape, at: int, region: _Region) -> bytes:
+def _with_operand(insn: Insn, data: bytes, parts: Shape, at: int, region: Region) -> bytes:
     """`data`, made of `insn`, whose operand is relative to RIP, at another place with the same operand."""
     narrow = 0x67 in parts.prefixes
     displacement = int.from_bytes(data[parts.disp : parts.disp + 4], "little", signed=True)
@@ -283,3 +195,10 @@ def _with_operand(insn: Insn, data: bytes, parts: Shape, at: int, region: _Regio
 
 def _is_lea(parts: Shape) -> bool:
     return parts.map == 0 and parts.escape < 0 and parts.opcode == 0x8D
+
+
+def _goes_on(insn: Insn) -> bool:
+    return insn.flow in (Flow.NEXT, Flow.BRANCH)
+
+
+relocate = Relocation(copy=_copy, branch=branch, is_nop=is_nop, shadows=shadows, goes_on=_goes_on).relocate
