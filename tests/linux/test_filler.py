@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gdb_optprobe.guest.linux import filler
+from gdb_optprobe.guest.linux import filler, physical
 from gdb_optprobe.isa.x86_64.paging import GLOBAL, LARGE, NO_EXECUTE, PRESENT, WRITABLE, Mapping, translate
 from tests.linux.fakes import Machine, kernel
 
@@ -60,7 +60,7 @@ TAIL = {**NAMES, "text_tail": IMAGE + 0x1E4008}
 
 def found(
     there: Guest, isolated: bool = False
-) -> tuple[filler.Filler, filler.Tables, tuple[filler.PhysicalPatch, ...]]:
+) -> tuple[filler.Filler, filler.Tables, tuple[physical.PhysicalPatch, ...]]:
     names = {**TAIL, **({"pti_finalize": IMAGE, "init_top_pgt": IMAGE + 0x400000} if isolated else {})}
     if isolated:
         # init_top_pgt lies at PGD: map its page so.
@@ -94,7 +94,7 @@ def test_filler_with_a_foreign_byte_is_not_filler() -> None:
 def test_data_appears_writable_and_not_executable(small: bool) -> None:
     there = guest(small)
     use, _, patches = found(there)
-    filler.apply(patches, there)
+    physical.apply(patches, there)
     for n in range(FRAMES):
         mapping = at(there, use.data[0] + n * 4096)
         assert mapping is not None and mapping.writable and not mapping.executable and not mapping.user
@@ -108,7 +108,7 @@ def test_text_keeps_every_translation_and_loses_only_the_right_to_execute(small:
     there = guest(small)
     before = [at(there, IMAGE + n * 4096) for n in range(512)]
     use, _, patches = found(there)
-    filler.apply(patches, there)
+    physical.apply(patches, there)
     for n, old in enumerate(before):
         address = IMAGE + n * 4096
         new = at(there, address)
@@ -122,7 +122,7 @@ def test_large_page_attributes_move_to_their_small_places() -> None:
     there = guest()
     there.put_words(PMD + 8 * 8, PHYSICAL | EXECUTE | 1 << 12)  # PAT
     _, _, patches = found(there)
-    filler.apply(patches, there)
+    physical.apply(patches, there)
     entry = at(there, IMAGE).entry  # type: ignore[union-attr]
     assert entry == PHYSICAL | PRESENT | GLOBAL | 1 << 5 | 1 << 7
 
@@ -139,9 +139,9 @@ def test_undo_leaves_every_byte_as_it_was() -> None:
     there = guest()
     before = {page: bytes(data) for page, data in there.pages.items()}
     use, _, patches = found(there)
-    filler.apply(patches, there)
+    physical.apply(patches, there)
     there.write_physical(PHYSICAL + use.frames[0] - IMAGE, b"counted!")
-    filler.undo(patches, there)
+    physical.undo(patches, there)
     assert {page: bytes(data) for page, data in there.pages.items()} == before
 
 
@@ -150,8 +150,8 @@ def test_old_bytes_first() -> None:
     _, _, patches = found(there)
     there.put_words(patches[-1].address, 0x9063)
     there.writes.clear()
-    with pytest.raises(filler.NoFiller):
-        filler.apply(patches, there)
+    with pytest.raises(physical.Changed):
+        physical.apply(patches, there)
     assert there.writes == []
 
 
@@ -168,7 +168,7 @@ def test_no_execute_bit_is_reserved_without_nxe() -> None:
     there.state[0]["efer"] = 0
     use, tables, patches = found(there)
     assert not tables.no_execute
-    filler.apply(patches, there)
+    physical.apply(patches, there)
     assert not at(there, use.data[0]).entry & NO_EXECUTE  # type: ignore[union-attr]
     assert at(there, IMAGE).level == 2, "nothing to take away"  # type: ignore[union-attr]
 
@@ -177,7 +177,7 @@ def test_isolation_maps_the_text_twice() -> None:
     there = guest(isolated=True, user_mode=True)
     use, tables, patches = found(there, isolated=True)
     assert tables.roots == (PGD, PGD + 0x1000)
-    filler.apply(patches, there)
+    physical.apply(patches, there)
     for root in tables.roots:
         mapping = at(there, use.frames[0], root)
         assert mapping is not None and not mapping.executable

@@ -7,8 +7,9 @@ from struct import pack
 
 import pytest
 
+from gdb_optprobe.guest.linux import physical
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.ppc64le import areas, radix, room
+from gdb_optprobe.guest.linux.ppc64le import areas, data_page, radix, room
 from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols, constants
 from gdb_optprobe.guest.linux.ppc64le.find import LINEAR_MAP, LinearMap
 from gdb_optprobe.guest.linux.ppc64le.text import PowerText
@@ -132,13 +133,37 @@ def test_a_radix_tree(rights: int, writable: bool, executable: bool) -> None:
     memory = Pages()
     tree(memory, FRAME, rights)
     page = radix.translate(memory.read_physical, FRAME, BASE + 0x12345)
-    assert page == radix.Page(BASE, 0, 1 << 21, writable, executable)
+    assert page == radix.Page(BASE, 0, 1 << 21, 1 << 63 | 1 << 62 | rights, FRAME + 0x11000)
+    assert (page.writable, page.executable) == (writable, executable)
 
 
 def test_what_a_radix_tree_does_not_map() -> None:
     memory = Pages()
     tree(memory, FRAME, 5)
     assert radix.translate(memory.read_physical, FRAME, BASE + (1 << 21)) is None
+
+
+def test_a_page_of_text_becomes_one_of_data_and_is_known_as_such_later() -> None:
+    memory = Pages()
+    tree(memory, FRAME, 0x185)  # used before, as what mark_rodata_ro leaves
+    code = BASE + (1 << 21)
+    found = data_page.below(code, BASE, memory.read_physical, FRAME)
+    assert found is not None and (found.start, found.end, found.is_data) == (BASE, code, False)
+    physical.apply([found.switch], memory)
+    page = radix.translate(memory.read_physical, FRAME, BASE)
+    assert page is not None and page.writable and not page.executable
+    again = data_page.below(code, BASE, memory.read_physical, FRAME)
+    assert again is not None and again.is_data and again.switch == found.switch
+    physical.undo([again.switch], memory)
+    page = radix.translate(memory.read_physical, FRAME, BASE)
+    assert page is not None and page.executable and not page.writable
+
+
+@pytest.mark.parametrize("rights, bottom", [(4, BASE), (7, BASE), (5, BASE + 1)])
+def test_no_page_for_data(rights: int, bottom: int) -> None:
+    memory = Pages()
+    tree(memory, FRAME, rights)
+    assert data_page.below(BASE + (1 << 21), bottom, memory.read_physical, FRAME) is None
 
 
 def test_the_linear_map_is_there_while_a_cpu_is_little_endian() -> None:

@@ -24,13 +24,14 @@ data serves nobody, as nothing jumps there.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.machine import Machine, PhysicalMemory
+from gdb_optprobe.guest.linux.physical import PhysicalPatch
+from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.isa.x86_64.paging import (
     ACCESSED,
     ADDRESS,
@@ -61,19 +62,6 @@ ReadPhysical = Callable[[int, int], bytes]
 
 class NoFiller(OptprobeError):
     """This kernel's text has no filler that can be used."""
-
-
-@dataclass(frozen=True, slots=True)
-class PhysicalPatch:
-    """Bytes at a physical address that change from `old` to `new`.
-
-    changes: the guest changes them later; they are not compared before the old ones are put back.
-    """
-
-    address: int
-    old: bytes
-    new: bytes
-    changes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,22 +282,3 @@ def _table(entries: dict[int, int]) -> bytes:
 
 def _word(value: int) -> bytes:
     return value.to_bytes(8, "little")
-
-
-def apply(patches: Sequence[PhysicalPatch], memory: PhysicalMemory) -> None:
-    """Write all, in order, each read back before the next; nothing where any old bytes differ. Raises NoFiller."""
-    for patch in patches:
-        if memory.read_physical(patch.address, len(patch.old)) != patch.old:
-            raise NoFiller(f"physical memory at {patch.address:#x} is not what it was a moment ago")
-    for done, patch in enumerate(patches):
-        memory.write_physical(patch.address, patch.new)
-        if memory.read_physical(patch.address, len(patch.new)) != patch.new:
-            undo(patches[: done + 1], memory)
-            raise NoFiller(f"physical memory at {patch.address:#x} cannot be written")
-
-
-def undo(patches: Sequence[PhysicalPatch], memory: PhysicalMemory) -> None:
-    """Put the old bytes back, last first, where the new ones are still there."""
-    for patch in reversed(patches):
-        if patch.changes or memory.read_physical(patch.address, len(patch.new)) == patch.new:
-            memory.write_physical(patch.address, patch.old)

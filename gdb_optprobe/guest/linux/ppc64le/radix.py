@@ -13,20 +13,29 @@ from dataclasses import dataclass
 VALID, LEAF = 1 << 63, 1 << 62
 NEXT_TABLE, NEXT_SIZE = 0x0FFF_FFFF_FFFF_FF00, 0x1F
 FRAME = 0x01FF_FFFF_FFFF_F000
-READ, WRITE, EXECUTE = 4, 2, 1
+WRITE, EXECUTE = 2, 1
+REFERENCED, CHANGED = 0x100, 0x80  # set by the machine when the page is used, unless they are already
 ADDRESS_BITS, ROOT_BITS = 52, 13  # asm/book3s/64/radix.h: RADIX_PGD_INDEX_SIZE is 13 for pages of 4K and of 64K
 DEEPEST = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """address: where the page begins; physical: where its frame does."""
+    """address: where the page begins; physical: where its frame does; at: the physical address of `entry`."""
 
     address: int
     physical: int
     size: int
-    writable: bool
-    executable: bool
+    entry: int
+    at: int
+
+    @property
+    def writable(self) -> bool:
+        return bool(self.entry & WRITE)
+
+    @property
+    def executable(self) -> bool:
+        return bool(self.entry & EXECUTE)
 
 
 def translate(read_physical: Callable[[int, int], bytes], root: int, address: int) -> Page | None:
@@ -37,12 +46,13 @@ def translate(read_physical: Callable[[int, int], bytes], root: int, address: in
         if shift < 0:
             return None
         index = address >> shift & (1 << bits) - 1
-        entry = int.from_bytes(read_physical(table + 8 * index, 8), "big")
+        at = table + 8 * index
+        entry = int.from_bytes(read_physical(at, 8), "big")
         if not entry & VALID:
             return None
         if entry & LEAF:
             size = 1 << shift
             start = address & -size
-            return Page(start, entry & FRAME & -size, size, bool(entry & WRITE), bool(entry & EXECUTE))
+            return Page(start, entry & FRAME & -size, size, entry, at)
         table, bits = entry & NEXT_TABLE, entry & NEXT_SIZE
     return None

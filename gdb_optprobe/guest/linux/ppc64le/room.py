@@ -1,14 +1,15 @@
-"""Memory for detours on ppc64le: two gaps of the kernel's own image, which linker script and boot leave empty.
+"""Memory for detours on ppc64le: gaps of the kernel's own image, which linker script and boot leave empty.
 
-    _stext ───────── _etext ─────────────────────────── __init_begin ─── … ── __stop___bug_table ── _edata
-    │ text           │ rodata … │ gap: zero, executable │ init, freed         │ gap: zero, writable │ .bss
-                                 └ code ┘                                      └ data ┘
+    _stext ───────── _etext ──────────────────────────────── __init_begin ─── … ── __stop___bug_table ── _edata
+    │ text           │ rodata … │ gap: zero, executable      │ init, freed         │ gap: zero, writable │ .bss
+                                 └ data ┘ └ code ┘                                  └ data ┘
 
 Code: STRICT_KERNEL_RWX aligns what follows the constants to 16 MiB (vmlinux.lds.S, STRICT_ALIGN_SIZE), and until a
 kernel takes the right to execute from its constants, the gap is mapped like text. Whether it is, the kernel's page
 tables say; where they cannot be read (hash page tables are the hypervisor's), `kvm_tmp` serves: 64 KiB within .text
 that only code of the boot uses (arch/powerpc/kernel/kvm.c), in a guest of a hypervisor without it never.
-Data: the bug table is the last of the initialised data, and `. = ALIGN(PAGE_SIZE)` follows it.
+Data: a page of the same gap (data_page.py). Where there is none: the bug table is the last of the initialised data, and
+`. = ALIGN(PAGE_SIZE)` follows it.
 
 All of it belongs to the image that memblock reserves at boot, from _stext to _end: only init memory is ever freed.
 Nothing is believed that is not all zero, but for what an earlier session left: it is recognised by its code, which is
@@ -19,12 +20,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux import physical
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.port import Room
-from gdb_optprobe.guest.linux.ppc64le import radix
+from gdb_optprobe.guest.linux.ppc64le import data_page, radix
 from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
+from gdb_optprobe.guest.linux.ppc64le.data_page import DataPage
 from gdb_optprobe.guest.linux.ppc64le.find import LINEAR_MAP
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.isa.ppc64le import PPC64LE
@@ -32,6 +36,7 @@ from gdb_optprobe.isa.ppc64le.words import opcode, ra, rb, rt, simm, xo
 
 FILL = 0
 CODE_SIZE = 1 << 21
+"""At most; a multiple of it begins there, so that the page before it can be one of data."""
 BEHIND = 1 << 16
 """Left free at the gap's end: a branch from the lowest text reaches 32 MiB less 4."""
 PAGES = (1 << 16, 1 << 12)
@@ -49,21 +54,50 @@ class NoRoom(OptprobeError):
     """This kernel's image has no gap that could hold detours."""
 
 
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Memory for code, zero but for what an earlier session left at its start: `left`."""
+
+    start: int
+    end: int
+    left: bytes
+
+
 def find(machine: Machine, kernel: Kernel) -> Room:
     """Raises NoRoom."""
-    start, end = _code(machine, kernel)
-    data = _data(kernel)
-    code = kernel.read(start, end).rstrip(bytes([FILL]))
-    if not code:
-        if not _is_zero(kernel, *data):
-            raise NoRoom("this kernel's initialised data has no gap behind it", ADVICE)
-        return Room((start, end), data, FILL, give_back=lambda: _clear(kernel, *data))
-    theirs = (counter + 8 for counter in counters(code, _toc(kernel)) if data[0] <= counter < data[1])
+    root = _root(machine, kernel)
+    gap = _code(machine, kernel, root)
+    page = _page(machine, kernel, root, gap.start)
+    data = (page.start, page.end) if page is not None else _data(kernel)
+    if not gap.left:
+        return _fresh(machine, kernel, (gap.start, gap.end), data, page)
+    theirs = (counter + 8 for counter in counters(gap.left, _toc(kernel)) if data[0] <= counter < data[1])
     used = max(theirs, default=data[0])
-    free = start + -(-len(code) // LINE) * LINE
-    if end - free < LEAST or data[1] - used < LINE:
+    free = gap.start + -(-len(gap.left) // LINE) * LINE
+    if gap.end - free < LEAST or data[1] - used < LINE:
         raise NoRoom("earlier sessions have left no room for detours", ADVICE)
-    return Room((free, end), (used, data[1]), FILL)
+    return Room((free, gap.end), (used, data[1]), FILL)
+
+
+def _fresh(
+    machine: Machine, kernel: Kernel, code: tuple[int, int], data: tuple[int, int], page: DataPage | None
+) -> Room:
+    """Room that nothing of ours is in. A page that is data already may hold counters that nobody counts with."""
+    if page is None and not _is_zero(kernel, *data):
+        raise NoRoom("what should be a gap of this kernel's image holds something", ADVICE)
+    switch = (page.switch,) if page is not None else ()
+
+    def take() -> None:
+        if page is not None and page.is_data:
+            _clear(kernel, *data)
+        else:
+            physical.apply(switch, machine)
+
+    def give_back() -> None:
+        _clear(kernel, *data)
+        physical.undo(switch, machine)
+
+    return Room(code, data, FILL, take, give_back)
 
 
 def counters(code: bytes, toc: int | None = None) -> Iterator[int]:
@@ -93,26 +127,38 @@ def _toc(kernel: Kernel) -> int | None:
     return None
 
 
-def _code(machine: Machine, kernel: Kernel) -> tuple[int, int]:
+def _page(machine: Machine, kernel: Kernel, root: int | None, code: int) -> DataPage | None:
+    """Memory for data below `code`, where that is in the gap that is mapped like text; None in other places."""
+    bottom, end = kernel.address("_etext"), kernel.address("__init_begin")
+    if root is None or not bottom < code < end:
+        return None
+    page = data_page.below(code, bottom, machine.read_physical, root)
+    # Between the page and the code is the same gap, so what lies below it is constants at most.
+    if page is None or not _is_zero(kernel, page.end, code):
+        return None
+    return page if page.is_data or _is_zero(kernel, page.start, page.end) else None
+
+
+def _code(machine: Machine, kernel: Kernel, root: int | None) -> Gap:
     """What is zero there, or begins with code of an earlier session's."""
     end = kernel.address("__init_begin") - BEHIND
-    gap = end - CODE_SIZE, end
-    if kernel.address("_etext") < gap[0] - LEAST and _executable(machine, kernel, *gap) and _is_ours(kernel, *gap):
-        return gap
-    template = kernel.range("kvm_tmp", "kvm_template_end")
-    template = -(-template[0] // LINE) * LINE, template[1]
-    if template[0] and _is_ours(kernel, *template):
-        return template
-    raise NoRoom("this kernel's image has no gap that could hold detours", ADVICE)
+    start = (end - 1) & -CODE_SIZE
+    if kernel.address("_etext") < start - LEAST and _executable(machine, root, start, end):
+        gap = _gap(kernel, start, end)
+        if gap is not None:
+            return gap
+    start, end = kernel.range("kvm_tmp", "kvm_template_end")
+    gap = _gap(kernel, -(-start // LINE) * LINE, end) if start else None
+    if gap is None:
+        raise NoRoom("this kernel's image has no gap that could hold detours", ADVICE)
+    return gap
 
 
-def _is_ours(kernel: Kernel, start: int, end: int) -> bool:
-    """Whether the range is zero, or detours stand in its first half alone; some before them may have been freed."""
-    if _is_zero(kernel, start, end):
-        return True
-    half = (start + end) // 2 & -LINE
-    left = counters(kernel.read(start, half), _toc(kernel))
-    return next(left, None) is not None and _is_zero(kernel, half, end)
+def _gap(kernel: Kernel, start: int, end: int) -> Gap | None:
+    """The range where it is zero, or detours stand in its first half alone; some before them may have been freed."""
+    left = kernel.read(start, end).rstrip(bytes([FILL]))
+    ours = len(left) <= (end - start) // 2 and next(counters(left, _toc(kernel)), None) is not None
+    return Gap(start, end, left) if ours or not left else None
 
 
 def _data(kernel: Kernel) -> tuple[int, int]:
@@ -135,16 +181,16 @@ def page_size(kernel: Kernel) -> int:
 
 def _clear(kernel: Kernel, start: int, end: int) -> None:
     """Once nothing is in use: detours are wiped as they are freed, counters are not."""
-    kernel.memory.write(start, bytes(end - start))
+    used = kernel.read(start, end).rstrip(b"\0")
+    kernel.memory.write(start, bytes(len(used)))
 
 
 def _is_zero(kernel: Kernel, start: int, end: int) -> bool:
     return not any(kernel.read(start, end))
 
 
-def _executable(machine: Machine, kernel: Kernel, start: int, end: int) -> bool:
+def _executable(machine: Machine, root: int | None, start: int, end: int) -> bool:
     """Whether the kernel's radix tree maps the range where the linear map has it, with the right to execute."""
-    root = _root(machine, kernel)
     at = start
     while root is not None and at < end:
         page = radix.translate(machine.read_physical, root, at)

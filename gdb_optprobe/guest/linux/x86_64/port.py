@@ -8,7 +8,7 @@ from functools import partial
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
-from gdb_optprobe.guest.linux import filler, stacks
+from gdb_optprobe.guest.linux import filler, physical, stacks
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
 from gdb_optprobe.guest.linux.port import Bits, LinuxText, Overlay, Port, Room, Say
 from gdb_optprobe.guest.linux.text import KernelText
@@ -54,7 +54,7 @@ class _X86:
             return Room(left.code, left.data, filler.FILL)
         found = filler.find(kernel)
         mapping = filler.plan_mapping(found, tables, machine.read_physical)
-        take, give_back = partial(filler.apply, mapping, machine), partial(filler.undo, mapping, machine)
+        take, give_back = partial(physical.apply, mapping, machine), partial(physical.undo, mapping, machine)
         return Room(found.code, found.data, filler.FILL, take, give_back)
 
     def unwinder(

@@ -1,0 +1,45 @@
+"""Changes of physical memory, which is how page tables are changed, with every vCPU stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.machine import PhysicalMemory
+
+
+class Changed(OptprobeError):
+    """Memory is not what it was when the change was planned, or cannot be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhysicalPatch:
+    """Bytes at a physical address that change from `old` to `new`.
+
+    changes: the guest changes them later; they are not compared before the old ones are put back.
+    """
+
+    address: int
+    old: bytes
+    new: bytes
+    changes: bool = False
+
+
+def apply(patches: Sequence[PhysicalPatch], memory: PhysicalMemory) -> None:
+    """Write all, in order, each read back before the next; nothing where any old bytes differ. Raises Changed."""
+    for patch in patches:
+        if memory.read_physical(patch.address, len(patch.old)) != patch.old:
+            raise Changed(f"physical memory at {patch.address:#x} is not what it was a moment ago")
+    for done, patch in enumerate(patches):
+        memory.write_physical(patch.address, patch.new)
+        if memory.read_physical(patch.address, len(patch.new)) != patch.new:
+            undo(patches[: done + 1], memory)
+            raise Changed(f"physical memory at {patch.address:#x} cannot be written")
+
+
+def undo(patches: Sequence[PhysicalPatch], memory: PhysicalMemory) -> None:
+    """Put the old bytes back, last first, where the new ones are still there."""
+    for patch in reversed(patches):
+        if patch.changes or memory.read_physical(patch.address, len(patch.new)) == patch.new:
+            memory.write_physical(patch.address, patch.old)
