@@ -7,15 +7,14 @@ from collections.abc import Sequence
 import gdb
 
 from gdb_optprobe.guest.machine import Machine
-from gdb_optprobe.guest.text import Area, FtraceSite, Function, Jump, Mark, Whole
-from gdb_optprobe.isa.base import Flow, Hazard, Isa
+from gdb_optprobe.guest.text import FORBIDDEN, Area, FtraceSite, Function, Jump, Mark, Whole
+from gdb_optprobe.isa.base import Flow, Isa
 from gdb_optprobe.probes.original import overlaid
 from gdb_optprobe.probes.registry import Registry
 
 # Longer functions are not looked for: a symbol without a size would take all memory behind it.
 LARGEST = 1 << 16
 _ANYWHERE = (Flow.INDIRECT_JUMP, Flow.BRANCH)
-_FORBIDDEN = {Hazard.TRAP: Area.TRAP, Hazard.SYSTEM: Area.SYSTEM, Hazard.RESERVED: Area.RESERVATION}
 
 
 class BareText:
@@ -32,7 +31,7 @@ class BareText:
         if function is None:
             return Area.NOT_TEXT
         hazard = self._isa.forbidden(function.own).get(address)
-        return Area.TEXT if hazard is None else _FORBIDDEN[hazard]
+        return Area.TEXT if hazard is None else FORBIDDEN[hazard]
 
     def function(self, address: int) -> Function | None:
         found = self._symbol(address)

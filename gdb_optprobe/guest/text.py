@@ -18,7 +18,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Protocol
 
-from gdb_optprobe.isa.base import Insn
+from gdb_optprobe.isa.base import Hazard, Insn
 
 
 class Area(Enum):
@@ -34,6 +34,13 @@ class Area(Enum):
     TRAP = "a trap that the guest knows by its address"
     SYSTEM = "an instruction that enters or leaves the kernel, or changes the machine's state"
     NOT_TEXT = "no text"
+
+
+FORBIDDEN = {Hazard.TRAP: Area.TRAP, Hazard.SYSTEM: Area.SYSTEM, Hazard.RESERVED: Area.RESERVATION}
+"""What an address belongs to where its ISA says (`Isa.forbidden`) that nothing may stop and nothing may run."""
+
+Overlay = Callable[[int, bytes], bytes]
+"""From memory's bytes at an address to the original ones: puts back what branches of ours cover."""
 
 
 class Fact(Enum):

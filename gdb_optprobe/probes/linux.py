@@ -14,13 +14,13 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Cache
 from gdb_optprobe.guest.linux import ftrace_sites
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.port import LinuxText, Overlay, Port, Room, Say, Stacks, Unwinder
+from gdb_optprobe.guest.linux.port import LinuxText, Port, Room, Say, Stacks, Unwinder
 from gdb_optprobe.guest.linux.recover import Recovered
 from gdb_optprobe.guest.linux.structures import CachedStructures
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.memory import KernelMemory
 from gdb_optprobe.guest.saved import Saved
-from gdb_optprobe.guest.text import FtraceSite
+from gdb_optprobe.guest.text import FtraceSite, Overlay
 from gdb_optprobe.isa.base import Isa
 from gdb_optprobe.probes.settings import ArenaRanges, Settings
 

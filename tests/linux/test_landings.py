@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from struct import pack
 
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.cache import Cache, Shelf
 from gdb_optprobe.guest.linux import kprobes, landings
 from gdb_optprobe.guest.linux.kprobes import Kprobe
 from gdb_optprobe.guest.linux.landings import Functions, Landings
@@ -135,12 +137,9 @@ def test_kept_rows_move_with_the_kernel() -> None:
 OFFSETS = {"cpuinfo_x86.x86_capability": 0x10, "cpuinfo_x86.x86_vendor_id": 0x20}
 
 
-class Kept(dict[str, bytes]):
-    def load(self, name: str) -> bytes | None:
-        return self.get(name)
-
-    def store(self, name: str, data: bytes) -> None:
-        self[name] = data
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path)
 
 
 def guest(listing: str, offsets: dict[str, int] | None = None) -> tuple[Pages, landings.Kernel]:
@@ -153,24 +152,27 @@ def guest(listing: str, offsets: dict[str, int] | None = None) -> tuple[Pages, l
     return memory, kernel(memory, {n.removeprefix("d_"): at for n, at in names.items()}, {**OFFSETS, **(offsets or {})})
 
 
-def of(there: landings.Kernel, shelf: Kept) -> list[Jump]:
+def of(there: landings.Kernel, shelf: Shelf | None) -> list[Jump]:
     return landings.of_kernel(there, X86_64.decode, lambda _, data: data, shelf, lambda _: None).within(0, 2**64)
 
 
-def test_found_once_for_each_kind_of_cpu() -> None:
-    shelf = Kept()
+def kept(cache: Cache) -> int:
+    return len([path for path in cache.folder.rglob("*") if path.is_file()])
+
+
+def test_found_once_for_each_kind_of_cpu(cache: Cache) -> None:
+    shelf = cache.shelf("build")
     memory, there = guest("e9 04 01 00 00  jmp two+9")
     assert of(there, shelf) == [Jump(ONE, TWO + 9)]
     memory.put(ONE, code("e9 05 01 00 00  jmp two+10"))
-    assert of(there, shelf) == [Jump(ONE, TWO + 9)] and len(shelf) == 1
+    assert of(there, shelf) == [Jump(ONE, TWO + 9)] and kept(cache) == 1
     memory.put(DATA + 0x11F, b"\x01")  # another feature: the kernel has chosen other code
-    assert of(there, shelf) == [Jump(ONE, TWO + 10)] and len(shelf) == 2
+    assert of(there, shelf) == [Jump(ONE, TWO + 10)] and kept(cache) == 2
 
 
-def test_a_kernel_whose_features_cannot_be_read_is_looked_at_each_time() -> None:
-    shelf = Kept()
+def test_a_kernel_whose_features_cannot_be_read_is_looked_at_each_time(cache: Cache) -> None:
     _, there = guest("e9 04 01 00 00  jmp two+9", {"cpuinfo_x86.x86_vendor_id": 0x10})
-    assert of(there, shelf) == [Jump(ONE, TWO + 9)] and not shelf
+    assert of(there, cache.shelf("build")) == [Jump(ONE, TWO + 9)] and kept(cache) == 0
 
 
 def test_kprobes_of_the_guest_are_looked_through() -> None:
@@ -181,15 +183,13 @@ def test_kprobes_of_the_guest_are_looked_through() -> None:
     memory.put_words(DATA + 0x400 + 8 * 5, probe)
     memory.put_words(probe + 0x28, ONE)
     memory.put(probe + 0x50, b"\xe9")
-    shelf = Kept()
-    assert of(there, shelf) == [Jump(ONE, TWO + 9)]
+    assert of(there, None) == [Jump(ONE, TWO + 9)]
     assert kprobes.known(there) == [Kprobe(ONE, b"\xe9")]
     memory.put(ONE, b"\xe9\x00\x00\x00\x10")  # optimized: a jump to a slot, the operand copied
     memory.put(probe + 0x60, b"\x04")
     memory.put(probe + 0x80, bytes.fromhex("04010000"))
     assert kprobes.known(there) == [Kprobe(ONE, bytes.fromhex("e904010000"))]
-    shelf.clear()
-    assert of(there, shelf) == [Jump(ONE, TWO + 9)]
+    assert of(there, None) == [Jump(ONE, TWO + 9)]
 
 
 def test_a_kprobe_that_is_not_armed_changes_nothing() -> None:
@@ -201,4 +201,4 @@ def test_kprobes_that_cannot_be_read_are_an_error() -> None:
     memory, there = guest("c3  ret")
     memory.put_words(DATA + 0x400, DATA + 0x800)
     with pytest.raises(OptprobeError):
-        of(there, Kept())
+        of(there, None)

@@ -24,17 +24,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from struct import Struct, unpack_from
-from typing import Protocol
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux import kprobes
+from gdb_optprobe.guest.linux.core_text import LARGEST
 from gdb_optprobe.guest.linux.kernel import Kernel, Symbols
-from gdb_optprobe.guest.text import Jump
+from gdb_optprobe.guest.text import Jump, Overlay
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.x86_64.decoder import shape
-
-LARGEST = 1 << 20
-"""Bytes that no function reaches: what is longer by its symbol is filler."""
 
 FILLER = 0xCC
 FILLING = b"\xcc" * 1024
@@ -44,9 +42,6 @@ HEADER = Struct("<II")  # a number of the format and of the rows
 FORMAT = 1
 
 Decode = Callable[[bytes, int], list[Insn]]
-
-Overlay = Callable[[int, bytes], bytes]
-"""From memory's bytes at an address to the original ones: puts back what branches of ours cover."""
 
 # The opcode right before a 32-bit displacement: call, jmp; jcc; xbegin.
 _BRANCHES = (rb"[\xe8\xe9]", rb"\x0f[\x80-\x8f]", rb"\xc7\xf8")
@@ -219,14 +214,6 @@ def _words(words: Iterable[tuple[int, bytes]], functions: Functions) -> Iterator
 
 
 # --- of a kernel -----------------------------------------------------------------------------------------------------
-
-
-class Shelf(Protocol):
-    """Where what was found is kept for this build of the kernel: guest/cache.py."""
-
-    def load(self, name: str) -> bytes | None: ...
-
-    def store(self, name: str, data: bytes) -> None: ...
 
 
 def of_kernel(

@@ -24,9 +24,8 @@ from gdb_optprobe.guest.linux.recover import Finder
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.guest.symbols import SymbolTable
-from gdb_optprobe.guest.text import Text
+from gdb_optprobe.guest.text import Overlay, Text
 
-Overlay = Callable[[int, bytes], bytes]
 Say = Callable[[str], None]
 """Tells the user of work that takes seconds."""
 Bits = Callable[[str], Mapping[str, tuple[int, int]]]

@@ -20,17 +20,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux import areas, jump_tables, landings
-from gdb_optprobe.guest.linux.bug_table import BugTable
+from gdb_optprobe.guest.linux.core_text import REMEMBERED, CoreText
 from gdb_optprobe.guest.linux.exception_table import ExceptionTable
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
-from gdb_optprobe.guest.linux.jump_labels import JumpLabels
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel
-from gdb_optprobe.guest.linux.landings import LARGEST, Landings, is_foreign
-from gdb_optprobe.guest.linux.landings import Overlay as Overlay
+from gdb_optprobe.guest.linux.landings import Landings, is_foreign
 from gdb_optprobe.guest.linux.smp_locks import SmpLocks
 from gdb_optprobe.guest.linux.static_calls import StaticCalls
-from gdb_optprobe.guest.text import Area, Fact, FtraceSite, Function, Jump, Mark, Whole
+from gdb_optprobe.guest.text import Area, Fact, Function, Jump, Mark, Overlay, Whole
 from gdb_optprobe.isa.base import Flow, Insn, Isa
 
 _THUNKS = ("__x86_indirect_",)
@@ -40,43 +39,33 @@ _CLONE = re.compile(r"\.(constprop|isra|part|cold)\b")  # names that GCC and cla
 _SHORT = frozenset((*range(0x70, 0x80), *range(0xE0, 0xE4), 0xEB, 0xCC))
 REACH = 129  # of a branch with one byte of displacement, its own two bytes included
 PIECE = 1 << 14
-REMEMBERED = 1024  # functions kept decoded, so that a sweep over all of them needs no more memory
 
 
-class KernelText:
-    """Fills guest.text.Text for a kernel. `forget` after the guest has run: it rewrites its own text."""
+class KernelText(CoreText):
+    """Fills guest.text.Text for a kernel on x86-64."""
 
     def __init__(
         self,
         kernel: Kernel,
         isa: Isa,
         overlay: Overlay | None = None,
-        shelf: landings.Shelf | None = None,
+        shelf: Shelf | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         """shelf: keeps what was found about this build of the kernel for the next time; `say` tells of long work."""
-        self._kernel = kernel
+        entry = kernel.range("__entry_text_start", "__entry_text_end")
+        super().__init__(kernel, overlay, FtraceSites(kernel), entry, MODULES)
         self._isa = isa
-        self._overlay = overlay or (lambda _, data: data)
-        self._functions: dict[int, Function] = {}
         self._parts: dict[int, Part] = {}
         self._pieces: dict[int, bytes] = {}
         self._shelf = shelf
         self._say = say
         self._landings: Landings | None = None
-        self.ftrace = FtraceSites(kernel)
-        self._text = kernel.range("_stext", "_etext")
-        self._init = kernel.range("_sinittext", "_einittext")
-        self._entry = kernel.range("__entry_text_start", "__entry_text_end")
         self._constants = kernel.range("__start_rodata", "__end_rodata")
 
     @cached_property
     def exceptions(self) -> ExceptionTable:
         return ExceptionTable(self._kernel)
-
-    @cached_property
-    def jump_labels(self) -> JumpLabels:
-        return JumpLabels(self._kernel)
 
     @cached_property
     def static_calls(self) -> StaticCalls:
@@ -86,47 +75,18 @@ class KernelText:
     def smp_locks(self) -> SmpLocks:
         return SmpLocks(self._kernel)
 
-    @cached_property
-    def bugs(self) -> BugTable:
-        return BugTable(self._kernel)
-
     def forget(self) -> None:
-        """The guest has run, or a branch of ours has come or gone."""
-        self._functions.clear()
+        super().forget()
         self._parts.clear()
         self._pieces.clear()
 
     # --- Text --------------------------------------------------------------------------------------------------
 
-    def area(self, address: int) -> Area:
-        for (start, end), area in (
-            (self._entry, Area.ENTRY),
-            (self._text, Area.TEXT),
-            (self._init, Area.INIT),
-            (MODULES, Area.MODULE),
-        ):
-            if start <= address < end:
-                return self._core(address) if area is Area.TEXT else area
-        return Area.NOT_TEXT
-
-    def _core(self, address: int) -> Area:
-        found = self._kernel.symbols.at(address)
-        return areas.of(found.name) if found is not None else Area.TEXT
-
-    def function(self, address: int) -> Function | None:
-        bounds = self._bounds(address)
-        if bounds is None:
-            return None
-        start, _ = bounds
-        if start not in self._functions:
-            if len(self._functions) >= REMEMBERED:
-                self._functions.clear()
-            self._functions[start] = self._decode(*bounds)
-        return self._functions[start]
+    def _named(self, name: str) -> Area:
+        return areas.of(name)
 
     def marks(self, start: int, end: int) -> Sequence[Mark]:
-        found = [Mark(Fact.EXCEPTION, at, 1) for at in self.exceptions.faulting(start, end)]
-        found += [Mark(Fact.JUMP_LABEL, at, 1) for at, _ in self.jump_labels.within(start, end)]
+        found = [*super().marks(start, end)]
         found += [Mark(Fact.STATIC_CALL, at, 1) for at in self.static_calls.within(start, end)]
         found += [Mark(Fact.LOCK_PREFIX, at, 1) for at in self.smp_locks.within(start, end)]
         if (function := self.function(start)) is not None:
@@ -136,22 +96,7 @@ class KernelText:
                 found.append(Mark(Fact.STATIC_CALL, start, function.start + areas.DISPATCH - start))
         return found
 
-    def ftrace_sites(self, start: int, end: int) -> Sequence[FtraceSite]:
-        return self.ftrace.sites(start, end)
-
-    def spell(self, address: int) -> str:
-        found = self._kernel.symbols.at(address)
-        if found is None:
-            return f"{address:#x}"
-        return f"{address:#x} <{found.name}+{found.offset}>" if found.offset else f"{address:#x} <{found.name}>"
-
     # --- functions ---------------------------------------------------------------------------------------------
-
-    def _bounds(self, address: int) -> tuple[int, int] | None:
-        bounds = self._kernel.symbols.function_bounds(address)
-        if bounds is None or not self._text[0] <= bounds[0] < self._text[1] or bounds[1] - bounds[0] > LARGEST:
-            return None
-        return bounds
 
     def _read(self, start: int, end: int) -> bytes:
         """Text, in pieces that many functions share."""
@@ -267,10 +212,6 @@ class KernelText:
             for part in parts
             for jump in part.leaving
         )
-
-    def _name(self, address: int) -> str:
-        found = self._kernel.symbols.at(address)
-        return found.name if found is not None else f"{address:#x}"
 
     def _family(self, start: int, end: int) -> list[tuple[int, int]]:
         """The function at `start` with the parts that belong to the same source function, itself first."""

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
-from gdb_optprobe.guest.linux.port import Bits, LinuxText, Overlay, Port, Room, Say, Stacks, Unwinder
+from gdb_optprobe.guest.linux.port import Bits, LinuxText, Port, Room, Say, Stacks, Unwinder
 from gdb_optprobe.guest.linux.ppc64le import derive, room, stacks
 from gdb_optprobe.guest.linux.ppc64le import find as finding
 from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
 from gdb_optprobe.guest.linux.ppc64le.text import PowerText
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.symbols import SymbolTable
-from gdb_optprobe.guest.text import Text
+from gdb_optprobe.guest.text import Overlay, Text
 from gdb_optprobe.isa.ppc64le import PPC64LE, unwind
 
 

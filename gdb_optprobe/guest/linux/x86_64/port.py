@@ -10,12 +10,12 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux import filler, physical, stacks
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
-from gdb_optprobe.guest.linux.port import Bits, LinuxText, Overlay, Port, Room, Say
+from gdb_optprobe.guest.linux.port import Bits, LinuxText, Port, Room, Say
 from gdb_optprobe.guest.linux.text import KernelText
 from gdb_optprobe.guest.linux.x86_64 import find as finding
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.symbols import SymbolTable
-from gdb_optprobe.guest.text import Text
+from gdb_optprobe.guest.text import Overlay, Text
 from gdb_optprobe.isa.x86_64 import X86_64, unwind
 
 

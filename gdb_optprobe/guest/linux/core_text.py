@@ -1,0 +1,118 @@
+"""The text of a Linux kernel's image, as far as no architecture matters: text.py and ppc64le/text.py add the rest.
+
+    _stext ──────────────────── _etext      _sinittext ──── _einittext
+    │ functions, entry text among them │      │ init: freed after boot │      modules' text: elsewhere
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+
+from gdb_optprobe.guest.linux.bug_table import BugTable
+from gdb_optprobe.guest.linux.exception_table import ExceptionTable
+from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
+from gdb_optprobe.guest.linux.jump_labels import JumpLabels
+from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.text import Area, Fact, FtraceSite, Function, Mark, Overlay
+
+LARGEST = 1 << 20
+"""Bytes that no function reaches: what is longer by its symbol is filler."""
+
+REMEMBERED = 1024
+"""Functions kept decoded, so that a sweep over all of them needs no more memory."""
+
+
+class CoreText(ABC):
+    """Fills guest.text.Text for a kernel. `forget` after the guest has run: it rewrites its own text."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        overlay: Overlay | None,
+        ftrace: FtraceSites,
+        entry: tuple[int, int],
+        modules: tuple[int, int],
+    ) -> None:
+        """entry, modules: from where to where such text is."""
+        self._kernel = kernel
+        self._overlay = overlay or (lambda _, data: data)
+        self._functions: dict[int, Function] = {}
+        self.ftrace = ftrace
+        self._text = kernel.range("_stext", "_etext")
+        self._init = kernel.range("_sinittext", "_einittext")
+        self._areas = (
+            (entry, Area.ENTRY),
+            (self._text, Area.TEXT),
+            (self._init, Area.INIT),
+            (modules, Area.MODULE),
+        )
+
+    @property
+    @abstractmethod
+    def exceptions(self) -> ExceptionTable: ...
+
+    @abstractmethod
+    def _named(self, name: str) -> Area:
+        """What the function `name` of the kernel's text is."""
+
+    @abstractmethod
+    def _decode(self, start: int, end: int) -> Function:
+        """The function [start, end)."""
+
+    @cached_property
+    def jump_labels(self) -> JumpLabels:
+        return JumpLabels(self._kernel)
+
+    @cached_property
+    def bugs(self) -> BugTable:
+        return BugTable(self._kernel)
+
+    def forget(self) -> None:
+        """The guest has run, or a branch of ours has come or gone."""
+        self._functions.clear()
+
+    def area(self, address: int) -> Area:
+        found = next((area for (start, end), area in self._areas if start <= address < end), Area.NOT_TEXT)
+        return self._core(address) if found is Area.TEXT else found
+
+    def _core(self, address: int) -> Area:
+        """What `address` of the text that is no entry text belongs to."""
+        found = self._kernel.symbols.at(address)
+        return self._named(found.name) if found is not None else Area.TEXT
+
+    def function(self, address: int) -> Function | None:
+        bounds = self._bounds(address)
+        if bounds is None:
+            return None
+        start, _ = bounds
+        if start not in self._functions:
+            if len(self._functions) >= REMEMBERED:
+                self._functions.clear()
+            self._functions[start] = self._decode(*bounds)
+        return self._functions[start]
+
+    def marks(self, start: int, end: int) -> Sequence[Mark]:
+        found = [Mark(Fact.EXCEPTION, at, 1) for at in self.exceptions.faulting(start, end)]
+        return found + [Mark(Fact.JUMP_LABEL, at, 1) for at, _ in self.jump_labels.within(start, end)]
+
+    def ftrace_sites(self, start: int, end: int) -> Sequence[FtraceSite]:
+        return self.ftrace.sites(start, end)
+
+    def spell(self, address: int) -> str:
+        found = self._kernel.symbols.at(address)
+        if found is None:
+            return f"{address:#x}"
+        return f"{address:#x} <{found.name}+{found.offset}>" if found.offset else f"{address:#x} <{found.name}>"
+
+    def _name(self, address: int) -> str:
+        found = self._kernel.symbols.at(address)
+        return found.name if found is not None else f"{address:#x}"
+
+    def _bounds(self, address: int) -> tuple[int, int] | None:
+        """Where the function around `address` starts and ends."""
+        bounds = self._kernel.symbols.function_bounds(address)
+        if bounds is None or not self._text[0] <= bounds[0] < self._text[1] or bounds[1] - bounds[0] > LARGEST:
+            return None
+        return bounds
