@@ -4,8 +4,8 @@
     ┌────────┬────────┬────────┬───────────────┐          ┌─┬─┬─┬─┬─┬──────────────────────────┐
     │ detour │ detour │ boost  │ free: `fill`  │          │c│c│c│c│c│ free                     │
     └────────┴────────┴────────┴───────────────┘          └─┴─┴─┴─┴─┴──────────────────────────┘
-     8-byte steps                                          8-byte steps, lowest first: counters lie
-                                                           side by side and are read in one packet
+     steps of 8 bytes, or of the                           8-byte steps, lowest first: counters lie
+     instructions' alignment                               side by side and are read in one packet
 Where the ranges come from is not known here: guest/linux/filler.py, or a user's `set optprobe arena`.
 """
 
@@ -39,11 +39,15 @@ class Ranges:
 
 
 class Arena:
-    """All memory for detours of one guest."""
+    """All memory for detours of one guest.
 
-    def __init__(self, ranges: Ranges) -> None:
+    alignment: of instructions; where they may stand anywhere, detours begin at multiples of 8 nevertheless.
+    """
+
+    def __init__(self, ranges: Ranges, alignment: int = 1) -> None:
         self.ranges = ranges
-        self.code = _Pool([Slots(start, end, CODE_STEP) for start, end in ranges.code])
+        self._step = alignment if alignment > 1 else CODE_STEP
+        self.code = _Pool([Slots(start, end, self._step) for start, end in ranges.code])
         self.data = _Pool([Slots(start, end, DATA_STEP) for start, end in ranges.data])
         self._left: dict[Slot, Detour] = {}
 
@@ -52,9 +56,16 @@ class Arena:
 
         Raises Refused: ARENA_FULL, ARENA_OUT_OF_REACH.
         """
-        # The branch counts from its own end, and the way back starts at the far end of the detour.
-        margin = size + 256
-        return self.code.allocate(size, near - reach + margin, near + reach - margin, near)
+        low, high = _within(near, reach, size)
+        return self.code.allocate(size, low, high, near)
+
+    def free_code(self, near: int, reach: int) -> int:
+        """Where free memory for code begins that a branch at `near` reaches; nothing is taken.
+
+        Raises Refused: ARENA_FULL, ARENA_OUT_OF_REACH.
+        """
+        low, high = _within(near, reach, self._step)
+        return self.code.find(self._step, low, high, near)
 
     def allocate_data(self, size: int, near: int | None = None, reach: int = 1 << 64) -> Slot:
         """Memory for `size` bytes of data; `near` and `reach` where code addresses it by distance. Raises Refused."""
@@ -119,10 +130,16 @@ class _Pool:
         return self.size - sum(slots.free_bytes for slots in self.slots)
 
     def allocate(self, size: int, low: int, high: int, near: int) -> Slot:
+        at = self.find(size, low, high, near)
+        slot = self._of(at).claim(at, size)
+        assert slot is not None, "what was found is free"
+        return slot
+
+    def find(self, size: int, low: int, high: int, near: int) -> int:
         low, high = max(low, 0), min(high, 1 << 64)
         for slots in self.slots:
-            if (slot := slots.allocate(size, low, high)) is not None:
-                return slot
+            if (at := slots.find(size, low, high)) is not None:
+                return at
         if not self.slots:
             raise Refused(Refusal.ARENA_MISSING.because(why="none was found and none was given"))
         if any(slots.start < high and low < slots.end for slots in self.slots):
@@ -134,17 +151,24 @@ class _Pool:
         return next((found for s in self.slots if (found := s.claim(address, size)) is not None), None)
 
     def release(self, slot: Slot) -> None:
-        self._of(slot).release(slot)
+        self._of(slot.address).release(slot)
 
     def give_back(self, slot: Slot) -> None:
-        self._of(slot).give_back(slot)
+        self._of(slot.address).give_back(slot)
 
     def lose(self, slot: Slot) -> None:
-        self._of(slot).lose(slot)
+        self._of(slot.address).lose(slot)
 
     def reclaim(self, empty: Iterable[Slot]) -> None:
         for slot in empty:
-            self._of(slot).reclaim([slot])
+            self._of(slot.address).reclaim([slot])
 
-    def _of(self, slot: Slot) -> Slots:
-        return next(slots for slots in self.slots if slots.start <= slot.address < slots.end)
+    def _of(self, address: int) -> Slots:
+        return next(slots for slots in self.slots if slots.start <= address < slots.end)
+
+
+def _within(near: int, reach: int, size: int) -> Range:
+    """Where `size` bytes of code may lie that a branch at `near` leads to."""
+    # The branch counts from its own end, and the way back starts at the far end of the detour.
+    margin = size + 256
+    return near - reach + margin, near + reach - margin

@@ -52,18 +52,22 @@ class Slots:
     def free_bytes(self) -> int:
         return sum(slot.size for slot in self._free)
 
-    def allocate(self, size: int, low: int = 0, high: int = 1 << 64) -> Slot | None:
-        """The lowest free piece of `size` bytes inside [low, high); None where there is none."""
+    def find(self, size: int, low: int = 0, high: int = 1 << 64) -> int | None:
+        """Where the lowest free piece of `size` bytes inside [low, high) begins; None where there is none."""
         size = self._rounded(size)
-        for index, hole in enumerate(self._free):
+        for hole in self._free:
             at = self._rounded(max(hole.address, low))
             if at + size <= min(hole.end, high):
-                self._carve(index, at, size)
-                return self._used.setdefault(at, Slot(at, size))
+                return at
         return None
 
+    def allocate(self, size: int, low: int = 0, high: int = 1 << 64) -> Slot | None:
+        """The lowest free piece of `size` bytes inside [low, high); None where there is none."""
+        at = self.find(size, low, high)
+        return self.claim(at, size) if at is not None else None
+
     def claim(self, address: int, size: int) -> Slot | None:
-        """The piece at `address`, which an earlier session left in use; None where it is not free."""
+        """The piece of `size` bytes at `address`; None where it is not free, or no piece begins there."""
         size = self._rounded(size)
         for index, hole in enumerate(self._free):
             if hole.address <= address and address + size <= hole.end and address % self.granularity == 0:

@@ -115,9 +115,9 @@ class Linux:
         """Memory for detours: the user's, else what the kernel does not use of its own. Raises OptprobeError."""
         if settings.arena is not None:
             self._check_given(settings.arena)
-            return given_arena(settings)
+            return given_arena(settings, self.isa)
         self.room = self.port.room(self.machine, self.kernel)
-        return Arena(Ranges(code=(self.room.code,), data=(self.room.data,), fill=self.room.fill))
+        return Arena(Ranges(code=(self.room.code,), data=(self.room.data,), fill=self.room.fill), self.isa.alignment)
 
     def _check_given(self, arena: ArenaRanges) -> None:
         """Raises Refused where the user's ranges hold functions of the kernel's."""
@@ -183,8 +183,8 @@ class SiteTracer:
         patch.apply([Patch(change.at, change.old, change.new)], self._linux.memory)
 
 
-def given_arena(settings: Settings) -> Arena:
+def given_arena(settings: Settings, isa: Isa) -> Arena:
     """The ranges of `set optprobe arena`. Raises Refused where there are none."""
     if settings.arena is None:
         raise Refused(Refusal.ARENA_MISSING.because(why="this guest is no Linux whose memory is known"))
-    return Arena(Ranges(code=(settings.arena.code,), data=(settings.arena.data,)))
+    return Arena(Ranges(code=(settings.arena.code,), data=(settings.arena.data,)), isa.alignment)

@@ -17,9 +17,6 @@ from gdb_optprobe.probes.target import Target
 LayOut = Callable[[int], Detour]
 """The detour at an address; as long wherever it stands."""
 
-# More than any detour needs before it is laid out for good.
-FIRST_GUESS = 1024
-
 
 @dataclass(frozen=True, slots=True)
 class Placed:
@@ -32,13 +29,11 @@ class Placed:
     def near(cls, address: int, lay_out: LayOut, target: Target, arena: Arena) -> Placed:
         """Lay a detour out, take a slot of its size within reach of `address` and write it there. Raises Refused."""
         reach = target.isa.branch_reach
-        trial = arena.allocate_code(FIRST_GUESS, address, reach)
+        trial = arena.free_code(address, reach)
         try:
-            size = lay_out(trial.address).size
+            size = lay_out(trial).size
         except (Unrelocatable, OutOfReach) as stuck:
             raise Refused(Refusal.ARENA_OUT_OF_REACH.because(address=target.text.spell(address))) from stuck
-        finally:
-            arena.code.give_back(trial)
         while True:
             slot = arena.allocate_code(size, address, reach)
             detour = lay_out(slot.address)
