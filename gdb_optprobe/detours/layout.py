@@ -22,7 +22,7 @@ displaced instruction's first byte to its last it is at that instruction.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.detours.planner import Plan
@@ -39,6 +39,7 @@ class Detour:
     origins:  (address in the detour, original address) of each displaced instruction, its program included, and of the
               branch back.
     programs: (start, end, original address) of each program.
+    ways_on:  the branches out of the detour, at their addresses there: back, and those that were displaced.
     """
 
     address: int
@@ -46,6 +47,7 @@ class Detour:
     head: int
     origins: tuple[tuple[int, int], ...]
     programs: tuple[tuple[int, int, int], ...] = ()
+    ways_on: tuple[Insn, ...] = ()
 
     @property
     def size(self) -> int:
@@ -62,15 +64,11 @@ class Detour:
         place = bisect_right(self.origins, pc, key=lambda origin: origin[0])
         return self.origins[place - 1][1] if place else self.head
 
-    def ways_on(self, isa: Isa) -> tuple[Insn, ...]:
-        """The branches out of the detour, at their addresses there: back, and those that were displaced."""
-        insns = (insn for insn in isa.decode(self.data, self.address) if insn.flow in (Flow.JUMP, Flow.BRANCH))
-        return tuple(i for i in insns if i.target is not None and not self.address <= i.target < self.end)
-
-    def stands_for(self, isa: Isa) -> frozenset[int]:
+    @property
+    def stands_for(self) -> frozenset[int]:
         """The original addresses at which somebody who is inside is, or comes to in the text."""
         originals = {original for _, original in self.origins}
-        return frozenset(originals | {insn.target for insn in self.ways_on(isa) if insn.target is not None})
+        return frozenset(originals | {insn.target for insn in self.ways_on if insn.target is not None})
 
     def address_of(self, original: int) -> int | None:
         """Where execution that is at `original` stands in the detour (the branch back included); None if nowhere."""
@@ -98,7 +96,13 @@ def build(plan: Plan, isa: Isa, at: int, programs: Mapping[int, Program] | None 
         head=plan.head,
         origins=origins,
         programs=tuple((start, start + sizes[insn], insn) for start, insn in origins if insn in sizes),
+        ways_on=_ways_on(isa.decode(data, at), at, at + len(data)),
     )
+
+
+def _ways_on(insns: Sequence[Insn], start: int, end: int) -> tuple[Insn, ...]:
+    branches = (insn for insn in insns if insn.flow in (Flow.JUMP, Flow.BRANCH))
+    return tuple(insn for insn in branches if insn.target is not None and not start <= insn.target < end)
 
 
 def count(plan: Plan, isa: Isa, at: int, counter: int) -> Detour:

@@ -164,7 +164,7 @@ class Optimizer:
         for site in sites:
             self._replan(site, neighbours)
         groups = _groups(sites)
-        new = [group for group in groups if group[0].plan.waits and not _stands(group)]
+        new = [group for group in groups if group[0].plan.waits and not _standing(group)]
         blocked = self._who_is_inside(new, [site.detour for site in sites if site.detour is not None])
         lost = self._take_away(sites, groups)
         for site in sites:
@@ -248,9 +248,10 @@ class Optimizer:
     def _take_away(self, sites: Sequence[Site], groups: Sequence[Sequence[Site]]) -> list[OptprobeError]:
         """Branches that are not what `groups` want; what went wrong with those that had to be left."""
         lost: list[OptprobeError] = []
-        stay = {id(group[0].branch) for group in groups if _stands(group) and not any(site.pinned for site in group)}
-        for branch in {id(site.branch): site.branch for site in sites if site.branch is not None}.values():
-            if id(branch) in stay:
+        wanted = [standing for group in groups if (standing := _standing(group)) and not any(s.pinned for s in group)]
+        stay = {branch.plan.head for branch in wanted}
+        for head, branch in {site.branch.plan.head: site.branch for site in sites if site.branch is not None}.items():
+            if head in stay:
                 continue
             assert self._arena is not None
             self.registry.falls(branch)
@@ -363,7 +364,7 @@ class Optimizer:
         yield quiescence.window(plan.head, plan.end - plan.head)
         left = self._arena.left if self._arena is not None else ()
         for detour in (*left, *detours):
-            if any(plan.head < address < plan.end for address in detour.stands_for(self.target.isa)):
+            if any(plan.head < address < plan.end for address in detour.stands_for):
                 yield detour.address, detour.end
 
 
@@ -372,11 +373,11 @@ def _missing(error: OptprobeError) -> Reason:
     return error.reason if isinstance(error, Refused) else Refusal.ARENA_MISSING.because(why=error.message)
 
 
-def _stands(group: Sequence[Site]) -> bool:
-    """Whether the branch of `group` stands in the guest as it is wanted."""
+def _standing(group: Sequence[Site]) -> Branch | None:
+    """The branch of `group`, where it stands in the guest as it is wanted."""
     branch = group[0].branch
     wanted = serves(group), group[0].plan.displaced
-    return branch is not None and (branch.serves, branch.plan.displaced) == wanted
+    return branch if branch is not None and (branch.serves, branch.plan.displaced) == wanted else None
 
 
 def _groups(sites: Sequence[Site]) -> list[list[Site]]:

@@ -72,5 +72,5 @@ def test_where_somebody_inside_comes_to_in_the_text() -> None:
     branches = "74 03  je .+5\n 48 89 c3  mov %rax, %rbx\n 48 89 c3  mov %rax, %rbx\n c3  ret"
     found = plan(Site(START), Grounds(X86_64, FakeText(branches.replace("74 03", "74 06"))))
     detour = count(found, X86_64, AT, COUNTER)
-    assert {insn.target - START for insn in detour.ways_on(X86_64) if insn.target} == {5, 8}
-    assert {address - START for address in detour.stands_for(X86_64)} == {0, 2, 5, 8}
+    assert {insn.target - START for insn in detour.ways_on if insn.target} == {5, 8}
+    assert {address - START for address in detour.stands_for} == {0, 2, 5, 8}
