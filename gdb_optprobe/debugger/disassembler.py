@@ -7,12 +7,11 @@ from collections.abc import Callable
 import gdb
 import gdb.disassembler
 
+from gdb_optprobe.isa.base import LONGEST
 from gdb_optprobe.probes.original import overlaid
 from gdb_optprobe.probes.session import Session
 
 MASK = (1 << 64) - 1
-LONGEST = 16
-"""No instruction is longer, in bytes."""
 
 
 class OriginalDisassembler(gdb.disassembler.Disassembler):

@@ -23,7 +23,6 @@ from gdb_optprobe.probes.site import Site
 
 WITHIN_FUNCTION = ("stepi", "nexti", "step", "next", "until")
 TO_ADDRESS = ("until", "advance")
-RESUMING = ("continue", "finish")
 MOST_STEPS = 64
 
 

@@ -20,10 +20,7 @@ from functools import cached_property
 from gdb_optprobe.detours import obstacles
 from gdb_optprobe.detours.refusal import Reason, Refusal, Spelled
 from gdb_optprobe.guest.text import Fact, FtraceSite, Function, Jump, Mark, Text
-from gdb_optprobe.isa.base import Flow, Insn, Isa
-
-LONGEST = 16
-"""No instruction is longer, in bytes."""
+from gdb_optprobe.isa.base import LONGEST, Flow, Insn, Isa
 
 FIRST_BYTES = 5
 """A function's tracer's site begins within these: nothing but a landing pad stands before it."""

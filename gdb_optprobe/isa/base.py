@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
+LONGEST = 16
+"""Bytes that no instruction of any ISA exceeds."""
+
 ReadMemory = Callable[[int, int], bytes]
 
 Before = Mapping[int, Callable[[int], bytes]]

@@ -8,12 +8,10 @@ from collections.abc import Iterator, Sequence
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.isa.base import LONGEST
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.site import Site
-
-LONGEST_PATCH = 16
-"""No branch changes more bytes."""
 
 
 class Registry:
@@ -92,7 +90,7 @@ class Registry:
 
     def patches(self, start: int, end: int) -> Iterator[Patch]:
         """What our branches changed in the text between `start` and `end`."""
-        first = bisect_left(self._heads, start - LONGEST_PATCH)
+        first = bisect_left(self._heads, start - LONGEST)  # a branch is one instruction
         found = (self._branches[head].patch for head in self._heads[first : bisect_left(self._heads, end)])
         return (patch for patch in found if patch.end > start)
 

@@ -10,10 +10,7 @@ from .words import to_bytes
 class _PPC64LE:
     """The verbs of `Isa`, and what ppc64le has beyond them.
 
-    hazard, moves_as_it_is: of one instruction, whatever the place: for sweeps.
-    reserved, jump_tables: of a whole function. entry, toc: of its first two instructions.
-    can_emulate; dead_at_return: for the `leaving` of dead_at. count takes the value of r2, where that is known, and
-    relocate what is dead.
+    jump_tables: of a whole function. entry, toc: of its first two instructions.
     """
 
     name = "powerpc:common64"
@@ -35,7 +32,6 @@ class _PPC64LE:
     fills = staticmethod(relocator.fills)
     shadows = staticmethod(relocator.shadows)
     restarts = staticmethod(relocator.restarts)
-    reserved = staticmethod(reservations.reserved)
     jump_tables = staticmethod(tables.jump_tables)
     entry = staticmethod(abi.entry)
     toc = staticmethod(abi.toc)
@@ -46,7 +42,6 @@ class _PPC64LE:
     count = staticmethod(writer.count)
     pushed = staticmethod(writer.pushed)
     emulate = staticmethod(emulator.emulate)
-    can_emulate = staticmethod(emulator.can_emulate)
 
 
 PPC64LE = _PPC64LE()

@@ -48,11 +48,6 @@ def emulate(insn: Insn, registers: Registers, read: ReadMemory) -> Effects | Non
     return None if found is None else found(_Hit(insn, registers, read))
 
 
-def can_emulate(insn: Insn) -> bool:
-    """Whether `emulate` knows `insn`, whatever the registers."""
-    return _emulator(insn.data) is not None
-
-
 class _Hit:
     """One instruction about to run."""
 

@@ -7,12 +7,7 @@ from . import abi, decoder, emulator, liveness, relocator, writer
 
 
 class _X86_64:
-    """The verbs of `Isa`, and what x86-64 has beyond them.
-
-    hazard, moves_as_it_is: of one instruction, whatever the place: for sweeps.
-    shadows: an instruction that must not be the last displaced, nor stand just before the probed one.
-    can_emulate; dead_at_return: for the `leaving` of dead_at. relocate takes code of other probes to run `before`.
-    """
+    """The verbs of `Isa`."""
 
     name = "i386:x86-64"
     alignment = 1
@@ -39,7 +34,6 @@ class _X86_64:
     count = staticmethod(writer.count)
     pushed = staticmethod(writer.pushed)
     emulate = staticmethod(emulator.emulate)
-    can_emulate = staticmethod(emulator.can_emulate)
 
 
 X86_64 = _X86_64()

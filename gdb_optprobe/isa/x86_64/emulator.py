@@ -20,14 +20,12 @@ Registers = Mapping[str, int]
 
 
 def emulate(insn: Insn, registers: Registers, read: ReadMemory) -> Effects | None:
-    """What `insn` does to these registers; None where it is not one we emulate. Raises what `read` raises."""
+    """What `insn` does to these registers; None where it is not one we emulate, or needs a segment base not given.
+
+    Raises what `read` raises.
+    """
     found = _emulator(insn.data)
     return None if found is None else found(_Hit(insn, shape(insn.data), registers, read))
-
-
-def can_emulate(insn: Insn) -> bool:
-    """Whether `emulate` knows `insn`, whatever the registers (but for a segment base that is not given)."""
-    return _emulator(insn.data) is not None
 
 
 class _Hit:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from gdb_optprobe.isa.base import Hazard
-from gdb_optprobe.isa.ppc64le import PPC64LE
+from gdb_optprobe.isa.ppc64le import PPC64LE, reservations
 from gdb_optprobe.isa.ppc64le.words import to_bytes
 
 from .kernel import kernel
@@ -18,7 +18,7 @@ CMPD, BLR, NOP = 0x7C292000, 0x4E800020, 0x60000000
 def inside(*words: int) -> list[int]:
     """Which words are, by index."""
     insns = PPC64LE.decode(to_bytes(*words), START)
-    found = PPC64LE.reserved({insn.address: insn for insn in insns})
+    found = reservations.reserved({insn.address: insn for insn in insns})
     assert all(load.text.split()[0] in ("ldarx", "lwarx") for load in found.values())
     return sorted((address - START) // 4 for address in found)
 
@@ -53,7 +53,7 @@ def test_pairs_of_the_kernel() -> None:
     found, rng, pairs = kernel(), random.Random(1), 0
     for start, size in rng.sample(found.functions, 3_000):
         code = found.function(start, size)
-        reserved = PPC64LE.reserved(code)
+        reserved = reservations.reserved(code)
         for address, load in reserved.items():
             assert abs(address - load.address) < 200, f"{address:#x} in the pair of {load.address:#x}"
         stores = [i for i in code.values() if i.text.startswith(("stwcx.", "stdcx.", "sthcx.", "stbcx."))]
