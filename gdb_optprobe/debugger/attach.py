@@ -53,7 +53,7 @@ class Attachments:
 
     def __init__(self) -> None:
         self.current: Attachment | None = None
-        self._unsettled = False
+        self._unsettled = self._moved = False
         self.installed: list[object] = []
 
     def session(self) -> Session:
@@ -95,9 +95,8 @@ class Attachments:
     def _setting_changed(self, name: str) -> None:
         if self.current is None:
             return
-        if name == "arena":
-            self.current.session.optimizer.forget_arena()
         if name in ("optimization", "boost", "emulation", "trap", "arena"):
+            self._moved = self._moved or name == "arena"
             self._unsettled = True
             if is_stopped():
                 self._tell_failure(self.current.session)
@@ -111,8 +110,13 @@ class Attachments:
 
     def _settle(self, session: Session) -> None:
         """Carry out what a setting changed, which may have been while the guest ran."""
-        if self._unsettled:
-            self._unsettled = False
+        if not self._unsettled:
+            return
+        moved, self._unsettled, self._moved = self._moved, False, False
+        try:
+            if moved:
+                session.move_arena()
+        finally:
             session.resettle()
 
 

@@ -138,14 +138,16 @@ class Optimizer:
             raise Refused(self._arena_missing)
         return self._arena
 
-    def forget_arena(self) -> None:
-        """The setting changed: look for memory anew when it is next needed, once nothing of the old is in use."""
-        if self._arena is None or not (self._arena.code.used or self._arena.data.used):
-            self.drop_arena()
-
-    def drop_arena(self) -> None:
-        """Its memory was given back."""
+    def give_back_arena(self) -> bool:
+        """Give its memory back, and look anew when some is next needed; False while somebody may be inside."""
+        if self._arena is not None:
+            self.collect(self._arena)
+            # A branch that somebody else changed may still lead there, and its counters are written.
+            if self._arena.code.used or self._arena.data.used:
+                return False
+            self.target.give_back_arena()
         self._arena = self._found = self._arena_missing = None
+        return True
 
     # carrying it out ---------------------------------------------------------------------------------------------
 
@@ -323,14 +325,13 @@ class Optimizer:
             return action()
 
     def collect(self, arena: Arena) -> int:
-        """Free the slots that nobody can be inside; how many. None where the stacks cannot be enumerated (rule 3)."""
-        if self.target.stacks_missing or not arena.dirty():
+        """Free the slots that nobody can be inside; how many: none where the stacks cannot be told (rule 3)."""
+        if self.target.stacks_missing:
             return 0
         try:
-            saved = list(self.target.saved())
+            freed = arena.reclaim(lambda slots: {one.where for one in quiescence.busy(slots, self.target.saved())})
         except OptprobeError:
             return 0
-        freed = arena.reclaim(lambda ranges: {inside.where for inside in quiescence.busy(ranges, saved)})
         for slot in freed:
             arena.wipe(slot, self.target.machine)
         return len(freed)

@@ -68,8 +68,8 @@ class Session:
         self.last_number = probes[-1].number
         return self._views(probes)
 
-    def _standing(self, address: int, spec: Spec) -> int | None:
-        """Where a probe of `address` stands; of a glob's many addresses those that no tier can probe are left out.
+    def _standing(self, address: int, spec: Spec) -> Plan | None:
+        """The plan for a probe of `address`; of a glob's many addresses those that no tier can probe are left out.
 
         A function whose entry a tracer of the guest's own uses is probed at the next instruction, which runs as often.
         """
@@ -82,10 +82,9 @@ class Session:
             raise
         refused = plan.why_not(Tier.OPTIMIZED)
         if refused is None or refused.code != Refusal.FTRACE_IN_USE.code or spec.location.startswith("*"):
-            return address
-        behind = plan.insn.end
-        better = self.optimizer.plan(behind, [spec])
-        return behind if better.tier is Tier.OPTIMIZED else address
+            return plan
+        behind = self.optimizer.plan(plan.insn.end, [spec])
+        return behind if behind.tier is Tier.OPTIMIZED else plan
 
     def _as_wanted(self, plan: Plan, spec: Spec) -> None:
         """Raises Refused where `-tier` asks for a tier that this address cannot have."""
@@ -99,18 +98,35 @@ class Session:
         try:
             for first in range(0, len(addresses), AT_ONCE):
                 wanted = [self._standing(address, spec) for address in addresses[first : first + AT_ONCE]]
-                new = [self._place(spec, address) for address in wanted if address is not None]
+                new = [self._place(spec, plan) for plan in wanted if plan is not None]
                 created += new
                 self.optimizer.settle(self._sites_of(new))
+                created = self._kept(created, new)
         except BaseException:
             self._remove(created)
             raise
         return created
 
-    def _place(self, spec: Spec, address: int) -> Probe:
-        plan = self.optimizer.plan(address, [spec])
-        site = self.registry.site(address) or Site(address, plan)
-        probe = Probe(self.registry.next_number(), spec, address)
+    def _kept(self, created: list[Probe], new: Sequence[Probe]) -> list[Probe]:
+        """Of `created`, all but those of `new` that got another tier than `-tier` asks for: no memory in reach, say.
+
+        Raises Refused where that leaves out what is no glob's.
+        """
+        missed: list[Probe] = []
+        for probe in new:
+            try:
+                self._as_wanted(self.registry.site_of(probe).plan, probe.spec)
+            except Refused:
+                if not probe.spec.glob:
+                    raise
+                missed.append(probe)
+        if missed:
+            self._remove(missed)
+        return [probe for probe in created if probe not in missed]
+
+    def _place(self, spec: Spec, plan: Plan) -> Probe:
+        site = self.registry.site(plan.address) or Site(plan.address, plan)
+        probe = Probe(self.registry.next_number(), spec, plan.address)
         self.registry.add(probe, site)
         return probe
 
@@ -152,6 +168,12 @@ class Session:
     def resettle(self) -> None:
         """A setting or a breakpoint of the user's changed: every site goes where it belongs now."""
         self.optimizer.settle(self.registry.sites())
+
+    def move_arena(self) -> None:
+        """The setting changed: what needs memory next has it there. Raises OptprobeError while the old is in use."""
+        if not self.optimizer.give_back_arena():
+            why = "the arena stays where it is while probes, or detours that somebody may be inside, use it"
+            raise OptprobeError(why, "optprobe delete, optprobe commit, then set it again")
 
     def make_way(self, addresses: Iterable[int]) -> None:
         """Breakpoints of the user's came or went at `addresses`: sites on the same stretches are settled anew."""
@@ -297,14 +319,7 @@ class Session:
         """Take everything out of the guest: probes, and the arena where nobody can be inside any more."""
         self.target.alive()
         self.delete()
-        arena = self.optimizer.arena
-        if arena is None:
-            return
-        self.optimizer.collect(arena)
-        # A branch that somebody else changed may still lead there, and its counters are written.
-        if not arena.code.used and not arena.data.used:
-            self.target.give_back_arena()
-            self.optimizer.drop_arena()
+        self.optimizer.give_back_arena()
 
     def abandon(self) -> None:
         """The guest is gone, or is another one now: forget what was in it, touching nothing."""

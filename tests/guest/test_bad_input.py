@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qemu.guest import READY, Guest
-from tests.guest.batch import MARK, ROOT, Finished, batch
+from tests.guest.batch import MARK, ROOT, Finished, batch, keep
 from tests.guest.conftest import Boot
 
 HASH = (
@@ -152,25 +152,48 @@ def test_guest_rebooted_meanwhile(boot: Boot, arch: str) -> None:
     assert guest.problems() == []
 
 
-def test_detour_memory_exhausted(each_linux: Guest) -> None:
+def small_arena(guest: Guest) -> tuple[int, str]:
+    """Where memory for detours begins, and a line that sets 64 bytes of it for code and 32 for data."""
     # A hole in the kernel's filler would do too; this is a page that nobody reads: the arena's own end.
-    script = ["optprobe add vfs_read", "optprobe show 1", "optprobe delete", "optprobe list"]
-    finished = batch(each_linux, script)
+    finished = batch(guest, ["optprobe add vfs_read", keep("probes", "optprobe list"), "optprobe delete"])
     assert finished.status == 0
-    start = int(finished.output.split("detour:")[1].split("\n    0x")[1].split()[0], 16)
-    arena = f"set optprobe arena code={start:#x}-{start + 64:#x} data={start + 0x1000:#x}-{start + 0x1020:#x}"
+    start = int(finished.json("probes")[0]["detour"]["address"], 16)
+    return start, f"set optprobe arena code={start:#x}-{start + 64:#x} data={start + 0x1000:#x}-{start + 0x1020:#x}"
+
+
+def test_detour_memory_exhausted(each_linux: Guest) -> None:
+    _, arena = small_arena(each_linux)
     finished = batch(
         each_linux,
         [
+            "set optprobe exit-on-error off",
             arena,
             "optprobe explain vfs_read",
             *[f"optprobe add {name}" for name in ("vfs_read", "vfs_write", "ksys_read", "ksys_write", "vfs_open")],
-            "optprobe list",
+            attempt("optprobe add vfs_llseek -tier optimized"),
+            keep("probes", "optprobe list"),
             "optprobe delete",
         ],
     )
     assert finished.status == 0, finished.output
     assert "ARENA_FULL" in finished.output
+    assert "<vfs_llseek> cannot be optimized" in finished.output
+    assert len(finished.json("probes")) == 5
+
+
+def test_arena_moves_once_it_is_empty(each_linux: Guest) -> None:
+    start, arena = small_arena(each_linux)
+    other = arena.replace(f"{start:#x}-{start + 64:#x}", f"{start + 0x800:#x}-{start + 0x840:#x}")
+    script = [arena, "optprobe add vfs_read", other, "optprobe delete", "optprobe commit", other]
+    script += ["optprobe add vfs_read", keep("probes", "optprobe list")]
+    finished = batch(each_linux, script)
+    assert finished.status == 0, finished.output
+    told = errors(finished.output)
+    assert len(told) == 1, finished.output
+    (line,) = told
+    assert "the arena stays where it is" in line
+    (probe,) = finished.json("probes")
+    assert int(probe["detour"]["address"], 16) == start + 0x800
 
 
 @pytest.mark.parametrize("package", ["capstone", "keystone"])
