@@ -177,7 +177,7 @@ def test_detour_memory_exhausted(each_linux: Guest) -> None:
     )
     assert finished.status == 0, finished.output
     assert "ARENA_FULL" in finished.output
-    assert "<vfs_llseek> cannot be optimized" in finished.output
+    assert "> cannot be optimized: the memory for detours is full" in finished.output
     assert len(finished.json("probes")) == 5
 
 
