@@ -27,9 +27,9 @@ from gdb_optprobe.detours.survey import sweep
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import default_cache
+from gdb_optprobe.guest.linux import ports
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.port import LinuxText
-from gdb_optprobe.guest.linux.port import of as port_of
 from gdb_optprobe.guest.linux.ppc64le.text import PowerText
 from gdb_optprobe.guest.linux.recover import recover
 from gdb_optprobe.guest.linux.structures import CachedStructures
@@ -141,7 +141,7 @@ def subject_of(guest: Guest) -> Subject:
 
 
 def _kernel(frozen: Frozen, isa: Isa) -> tuple[Kernel, SymbolTable, LinuxText]:
-    cache, port = default_cache(), port_of(isa.name)
+    cache, port = default_cache(), ports.of(isa.name)
     recovered = recover(frozen, port, cache, say)
     if recovered is None:
         raise GuestError("the guest runs no Linux")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,13 @@ def test_layers_of_one_height_do_not_import_each_other_both_ways() -> None:
     pairs = {(layer(path), used) for path in LAYERED for used in layers_used(path) if used != layer(path)}
     both = {(one, other) for one, other in pairs if (other, one) in pairs}
     assert not both
+
+
+def test_files_do_not_import_each_other_in_circles() -> None:
+    """Inside a function, or for a type's sake, neither. A package's own file only gives out what its files hold."""
+    by_name = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in LAYERED}
+    own = {name: path for name, path in by_name.items() if path.name != "__init__.py"}
+    TopologicalSorter({name: {*imported(path)} & own.keys() for name, path in own.items()}).prepare()
 
 
 @pytest.mark.parametrize("path", LAYERED, ids=named)

@@ -20,7 +20,7 @@ from gdb_optprobe.debugger.stops import GdbStops, addresses_of_users
 from gdb_optprobe.debugger.unwinder import Kernel as UnwindKernel
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.cache import default_cache
-from gdb_optprobe.guest.linux import port as linux_port
+from gdb_optprobe.guest.linux import ports
 from gdb_optprobe.guest.linux.recover import Recovered, recover
 from gdb_optprobe.guest.memory import KernelMemory
 from gdb_optprobe.isa.base import Isa
@@ -157,7 +157,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
     machine.leave_physical_mode()
     cache = default_cache()
     other = gdb_symbols.of_another_program()
-    port = linux_port.of(isa.name)
+    port = ports.of(isa.name)
     recovered = None if other else recover(machine, port, cache, _progress)
     if recovered is None and not other:
         raise OptprobeError(

@@ -28,11 +28,10 @@ class OriginalDisassembler(gdb.disassembler.Disassembler):
             return None
         result = gdb.disassembler.builtin_disassemble(_Original(info, session))
         numbers = [
-            str(probe.number)
+            str(number)
             for branch in session.registry.branches()
             if branch.patch.address <= address < branch.patch.end
-            for site in branch.sites
-            for probe in site.enabled
+            for number in branch.serves
         ]
         if not numbers:
             return None

@@ -29,7 +29,8 @@ from gdb_optprobe.detours.planner import Site as Place
 from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.probes.branch import Branch, serves
+from gdb_optprobe.probes import branching
+from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.links import Links
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
@@ -226,7 +227,7 @@ class Optimizer:
         while more:
             sites = [site for site in self._sharing(more) if site.address not in found]
             found |= {site.address: site for site in sites}
-            shared = {other.address for site in sites if site.branch is not None for other in site.branch.sites}
+            shared = {at for site in sites if site.branch is not None for at in site.branch.addresses}
             more = shared - found.keys()
         return [found[address] for address in sorted(found)]
 
@@ -256,14 +257,17 @@ class Optimizer:
             if head in stay:
                 continue
             assert self._arena is not None
+            served = [site for site in sites if site.branch is branch]
             self.registry.falls(branch)
             try:
                 self.links.remove(branch)
-                branch.take_away(self.target, self._arena)
+                branching.take_away(branch, served, self.target, self._arena)
             except OptprobeError as error:
                 lost.append(error)
                 self._lost.append(branch.patch)
-                branch.abandon()
+                # Somebody else has changed our bytes: they are left alone, and so is the detour they may lead to.
+                for site in served:
+                    site.abandon()
             else:
                 self._let_tracer_in(branch.plan)
         return lost
@@ -280,7 +284,7 @@ class Optimizer:
             # The tracer is kept off before the branch is written, and let in again when it cannot be written.
             if wanted.ftrace is not None:
                 self.target.tracer.hold(wanted.ftrace)
-            branch = self._with_room(lambda: Branch.write(group, self.target, arena), arena)
+            branch = self._with_room(lambda: branching.write(group, self.target, arena), arena)
         except Refused as refused:
             self._let_tracer_in(wanted)
             for site in group:
@@ -377,7 +381,7 @@ def _missing(error: OptprobeError) -> Reason:
 def _standing(group: Sequence[Site]) -> Branch | None:
     """The branch of `group`, where it stands in the guest as it is wanted."""
     branch = group[0].branch
-    wanted = serves(group), group[0].plan.displaced
+    wanted = branching.serves(group), group[0].plan.displaced
     return branch if branch is not None and (branch.serves, branch.plan.displaced) == wanted else None
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from gdb_optprobe.detours import layout
 from gdb_optprobe.detours.arena import Arena
@@ -18,14 +17,12 @@ from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.isa.base import Effects, ReadMemory
+from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.placed import Placed
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.stops import Hit, Move, StopPoint
 from gdb_optprobe.probes.target import Target
-
-if TYPE_CHECKING:
-    from gdb_optprobe.probes.branch import Branch
 
 
 @dataclass

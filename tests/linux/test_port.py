@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux import port
+from gdb_optprobe.guest.linux import ports
 from gdb_optprobe.guest.linux.ppc64le.text import PowerText
 from tests.detours.fakes import START, FakeText
 from tests.linux.fakes import Pages, kernel
@@ -15,7 +15,7 @@ NAMES = {"_stext": TEXT, "function": TEXT + 0x10, "other": TEXT + 0x40, "d__etex
 
 
 def test_a_function_s_entry_on_x86_is_behind_a_landing_pad() -> None:
-    x86 = port.of("i386:x86-64")
+    x86 = ports.of("i386:x86-64")
     assert x86.entry(START, FakeText("f3 0f 1e fa  endbr64\n90  nop")) == START + 4
     assert x86.entry(START, FakeText("90  nop")) == START
 
@@ -24,7 +24,7 @@ def test_a_function_s_entry_on_ppc64le_is_the_local_one() -> None:
     memory = Pages()
     memory.put(TEXT + 0x10, bytes.fromhex("c2004c3c c0d54238 a602087c"))  # addis r2,r12; addi r2,r2; mflr r0
     memory.put(TEXT + 0x40, bytes.fromhex("a602087c"))
-    power = port.of("powerpc:common64")
+    power = ports.of("powerpc:common64")
     text = PowerText(kernel(memory, NAMES))
     assert power.entry(TEXT + 0x10, text) == TEXT + 0x18
     assert power.entry(TEXT + 0x40, text) == TEXT + 0x40
@@ -32,4 +32,4 @@ def test_a_function_s_entry_on_ppc64le_is_the_local_one() -> None:
 
 def test_no_other_architecture() -> None:
     with pytest.raises(OptprobeError):
-        port.of("aarch64")
+        ports.of("aarch64")

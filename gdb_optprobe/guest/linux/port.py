@@ -1,4 +1,4 @@
-"""What of Linux differs by architecture: one object, `Port`, chosen once by the name of the instruction set.
+"""What of Linux differs by architecture: one object, `Port`, chosen once (ports.py).
 
                            what                               x86-64                   ppc64le
     find, settle, notes    where the kernel lies              its pages' protection    the linear map's start
@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
@@ -100,17 +99,3 @@ class Port(Finder, Protocol):
         self, kernel: Kernel, text: LinuxText, bits: Bits, read: Callable[[int, int], bytes]
     ) -> Unwinder | None:
         """None where this kernel's stack cannot be unwound."""
-
-
-def of(isa: str) -> Port:
-    """The port for the instruction set `isa`, as isa/ names it. Raises OptprobeError."""
-    if isa == "i386:x86-64":
-        from gdb_optprobe.guest.linux.x86_64.port import X86
-
-        return X86
-    if isa == "powerpc:common64":
-        from gdb_optprobe.guest.linux.ppc64le.port import PPC
-
-        return PPC
-    raise OptprobeError(f"Linux on {isa} is not known")
-

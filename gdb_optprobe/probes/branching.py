@@ -1,0 +1,77 @@
+"""Write the branch of one site or of several into the guest, and take it away.
+
+Whatever happens between two of its writes, the guest runs correct code: the detour stands before the branch that leads
+to it, and the branch is one write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gdb_optprobe.detours import layout, patch
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.layout import Program
+from gdb_optprobe.detours.patch import Patch
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.objects.counter import SIZE as COUNTER_SIZE
+from gdb_optprobe.probes.branch import Branch
+from gdb_optprobe.probes.placed import Placed
+from gdb_optprobe.probes.site import Site
+from gdb_optprobe.probes.target import Target
+
+
+def write(sites: Sequence[Site], target: Target, arena: Arena) -> Branch:
+    """Serve `sites` (ascending, of one region). Raises Refused or TextChanged with the guest as it was."""
+    plan = sites[0].plan
+    programs = _programs(sites, target, arena)
+    placed = Placed.near(plan.head, lambda at: layout.build(plan, target.isa, at, programs), target, arena)
+    try:
+        # What stands there must be what was planned for: the guest may have run since.
+        change = Patch(plan.head, plan.original, target.isa.branch(plan.head, placed.detour.address))
+        patch.apply([change], target.machine)
+    except OptprobeError:
+        placed.give_up(target, arena, reached=False)
+        raise
+    branch = Branch(plan, tuple(site.address for site in sites), serves(sites), change, placed)
+    for site in sites:
+        site.begin_branch(branch, target)
+    return branch
+
+
+def take_away(branch: Branch, sites: Sequence[Site], target: Target, arena: Arena) -> None:
+    """The original instructions again for `sites`, all that `branch` serves; the counters stay.
+
+    Raises TextChanged; then all is left as it is.
+    """
+    patch.revert([branch.patch], target.machine)
+    branch.placed.give_up(target, arena, reached=True)
+    for site in sites:
+        site.end_branch()
+
+
+def serves(sites: Sequence[Site]) -> tuple[int, ...]:
+    """The numbers of the probes to be served at `sites`."""
+    return tuple(probe.number for site in sites for probe in site.enabled)
+
+
+def _programs(sites: Sequence[Site], target: Target, arena: Arena) -> Mapping[int, Program]:
+    """By address, every enabled probe's program there, one behind the other."""
+    for site in sites:
+        for probe in site.enabled:
+            if probe.counter is None:
+                probe.counter = arena.allocate_data(COUNTER_SIZE, site.address, target.isa.data_reach)
+                target.machine.write(probe.counter.address, bytes(COUNTER_SIZE))
+    return {site.address: _program(site, target) for site in sites}
+
+
+def _program(site: Site, target: Target) -> Program:
+    plan = site.plan
+    counters = [probe.counter.address for probe in site.enabled if probe.counter is not None]
+
+    def program(at: int) -> bytes:
+        code = b""
+        for counter in counters:
+            code += target.isa.count(counter, at + len(code), plan.dead, plan.base)
+        return code
+
+    return program
