@@ -52,6 +52,12 @@ def signed(value: int, bits: int = 64) -> int:
     return value - (1 << bits) if value >> (bits - 1) else value
 
 
+def rotated(value: int, by: int) -> int:
+    """64 bits, `by` to the left."""
+    value &= MASK
+    return (value << by | value >> 64 - by) & MASK
+
+
 def fits(value: int, bits: int) -> bool:
     """Whether a signed field of `bits` holds `value`."""
     return -(1 << (bits - 1)) <= value < 1 << (bits - 1)

@@ -2,17 +2,18 @@
 
     count, all it needs is dead            count, nothing is dead
     ┌───────────────────────────────┐      ┌───────────────────────────────┐
-    │ lis sldi oris ori r0, counter │      │ stdu   r1, -352(r1)           │
-    │ 1: ldarx  r12, 0, r0          │      │ std    r12, r11, r10          │
-    │    addi   r12, r12, 1         │      │ mfocrf r10, cr0               │
+    │ lis ori rotldi  r0, counter   │      │ stdu   r1, -352(r1)           │
+    │ 1: ldarx  r12, 0, r0          │      │ std    r0; stq r10 and r11    │
+    │    addi   r12, r12, 1         │      │ mfocrf r0, cr0                │
     │    stdcx. r12, 0, r0          │      │   … as on the left …          │
-    │    bne-   1b                  │      │ mtocrf cr0, r10               │
-    └───────────────────────────────┘      │ ld     r10, r11, r12          │
-                                           │ addi   r1, r1, 352            │
+    │    bne-   1b                  │      │ mtocrf cr0, r0                │
+    └───────────────────────────────┘      │ lq     r10 and r11            │
+                                           │ lq     r0 and r1              │
                                            └───────────────────────────────┘
 A register that lives is kept in CTR or LR where that is dead, CR0 in another field of CR. Otherwise there is a frame,
 below the 288 bytes that the interrupted function may use (ELFv2 ABI, 2.2.2.4): it moves r1, because an interrupt takes
-the stack from 288 bytes below r1 on, and its back chain leads every unwinder across it.
+the stack from 288 bytes below r1 on, and its back chain leads every unwinder across it. r0 is kept beside the back
+chain, so that one quadword gives r0 and r1 back.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ BRANCH_SIZE = 4
 BRANCH_REACH = (1 << 25) - 4
 FRAME = HEADER + 32 + RED_ZONE  # room for four registers; a multiple of 16
 SAVED = HEADER  # where the first of them is
+BESIDE_CHAIN = 8  # in little-endian code the even register of a pair is the quadword's second half
 
 # Where values may be held, the first choice first: those that die earliest, and r12 is what calls through pointers use.
 _CHOICE = (12, 11, 0, 10, 9, 8, 7, 6, 5, 4, 3, *range(14, 32))
+_PAIRS = ((10, 11), (8, 9), (6, 7), (4, 5))
 
 
 def branch(source: int, target: int, link: bool = False) -> bytes:
@@ -74,19 +77,23 @@ def keep(registers: Sequence[int], dead: Dead) -> Kept:
 
 
 def in_frame(registers: Sequence[int]) -> Kept:
-    """Keep general registers by number, at most four, in a frame below the red zone."""
-    places = [(register, SAVED + 8 * index) for index, register in enumerate(registers)]
-    return Kept(
-        (word("open_frame", number=-FRAME), *(word("save", register, number=place) for register, place in places)),
-        (
-            *(word("restore", register, number=place) for register, place in reversed(places)),
-            _close_frame(),
-        ),
-    )
+    """Keep general registers by number, at most four beside r0, in a frame below the red zone."""
+    others = [register for register in registers if register]
+    before, after = [word("open_frame", number=-FRAME)], [_close_frame(0 in registers)]
+    if 0 in registers:
+        before.append(word("save", 0, number=BESIDE_CHAIN))
+    if tuple(others) in _PAIRS:
+        before.append(word("save_pair", others[0], number=SAVED))
+        after.insert(0, word("restore_pair", others[0], number=SAVED))
+        return Kept(tuple(before), tuple(after))
+    for index, register in enumerate(others):
+        before.append(word("save", register, number=SAVED + 8 * index))
+        after.insert(0, word("restore", register, number=SAVED + 8 * index))
+    return Kept(tuple(before), tuple(after))
 
 
-def _close_frame() -> int:
-    return templates()["addi"] | 1 << 21 | FRAME
+def _close_frame(with_r0: bool) -> int:
+    return templates()["restore_pair"] if with_r0 else templates()["addi"] | 1 << 21 | FRAME
 
 
 def count(counter: int, to: int, dead: Dead, base: int | None = None) -> bytes:
@@ -110,11 +117,19 @@ def count(counter: int, to: int, dead: Dead, base: int | None = None) -> bytes:
 
 
 def _scratch(needed: int, dead: Dead) -> list[int]:
-    """The first is never r0, which `addi` reads as nothing."""
-    free = [register for register in _CHOICE if f"r{register}" in dead.registers]
-    chosen = (free + [register for register in _CHOICE if register not in free and register])[:needed]
+    """Dead registers, then live ones that are cheap to keep; the first is never r0, which `addi` reads as nothing."""
+    free = [register for register in _CHOICE if f"r{register}" in dead.registers][:needed]
+    chosen = free if len(free) == needed else [*free, *_cheap(needed - len(free), free)][:needed]
     first = next(register for register in chosen if register)
     return [first, *(register for register in chosen if register != first)]
+
+
+def _cheap(number: int, free: Sequence[int]) -> tuple[int, ...]:
+    """So many live registers, at most three: r0 goes with the frame, two go together."""
+    pair = next(pair for pair in _PAIRS if not {*pair} & {*free})
+    if 0 in free:
+        return pair
+    return (0,) if number == 1 else pair if number == 2 else (0, *pair)
 
 
 def _dead_field(dead: Dead) -> int | None:
@@ -144,4 +159,4 @@ def pushed(insn: Insn) -> int:
     """By how many bytes `insn`, one of a program of ours, moves the stack pointer down; negative for up."""
     if insn.data == to_bytes(word("open_frame", number=-FRAME)):
         return FRAME
-    return -FRAME if insn.data == to_bytes(_close_frame()) else 0
+    return -FRAME if insn.data in (to_bytes(_close_frame(False)), to_bytes(_close_frame(True))) else 0

@@ -8,9 +8,10 @@ import pytest
 
 from gdb_optprobe.isa.base import Dead, OutOfReach
 from gdb_optprobe.isa.ppc64le import PPC64LE, abi
-from gdb_optprobe.isa.ppc64le.templates import SOURCES, templates
+from gdb_optprobe.isa.ppc64le.templates import SOURCES, WORDS, templates, word
 from gdb_optprobe.isa.ppc64le.words import to_bytes
 
+from .binutils import disassembled, needs_binutils, words
 from .differential import Trial, differences, random_dead
 from .oracle import ABOVE, BELOW, COUNTER, DATA, HERE, NEAR, Case, needs_oracle, random_state, run
 
@@ -26,17 +27,20 @@ def dead(*registers: str, flags: bool = False) -> Dead:
 @pytest.mark.parametrize(
     "at, instructions, with_toc",
     [
-        (ENTRY, 8, 6),
-        (dead("r9", "r10", flags=True), 8, 6),
-        (dead("r9", "r10", "cr7"), 10, 8),  # CR0 in another field
-        (dead("r8", "r9", "r10"), 10, 8),  # CR0 in a register
-        (dead("r9", "ctr", flags=True), 10, 8),  # a register in CTR
-        (dead("ctr", "lr", flags=True), 12, 10),
-        (dead("ctr", "lr", "cr5"), 14, 12),
-        (dead("r9", flags=True), 12, 10),  # a frame
-        (dead(flags=True), 14, 12),
-        (dead("ctr"), 18, 16),
-        (dead(), 18, 16),
+        (ENTRY, 7, 6),
+        (dead("r9", "r10", flags=True), 7, 6),
+        (dead("r9", "r10", "cr7"), 9, 8),  # CR0 in another field
+        (dead("r8", "r9", "r10"), 9, 8),  # CR0 in a register
+        (dead("r9", "ctr", flags=True), 9, 8),  # a register in CTR
+        (dead("ctr", "lr", flags=True), 11, 10),
+        (dead("ctr", "lr", "cr5"), 13, 12),
+        (dead("r9", flags=True), 10, 9),  # a frame
+        (dead("r0", flags=True), 11, 10),
+        (dead(flags=True), 11, 10),
+        (dead("r9"), 13, 12),
+        (dead("r0", "r11"), 13, 12),
+        (dead("ctr"), 14, 13),
+        (dead(), 14, 13),
     ],
 )
 def test_instructions_of_a_count(at: Dead, instructions: int, with_toc: int) -> None:
@@ -44,16 +48,17 @@ def test_instructions_of_a_count(at: Dead, instructions: int, with_toc: int) -> 
     assert len(PPC64LE.count(IN_LINEAR_MAP, NEAR, at, TOC)) == 4 * with_toc
 
 
-def test_a_hit_at_a_function_entry_takes_16_instructions_at_most() -> None:
-    """The branch, the program, the branch back: the displaced nop of the tracer is left out."""
-    assert 1 + len(PPC64LE.count(IN_LINEAR_MAP, NEAR, ENTRY)) // 4 + 1 <= 16
+@pytest.mark.parametrize("at", [ENTRY, dead()])
+def test_a_hit_at_a_function_entry_takes_16_instructions_at_most(at: Dead) -> None:
+    """The branch, the program, the branch back: also where there is no tracer's site and nothing is dead."""
+    assert 1 + len(PPC64LE.count(IN_LINEAR_MAP, NEAR, at)) // 4 + 1 <= 16
 
 
 def test_a_hit_anywhere_takes_30_instructions_at_most() -> None:
-    """Also on a call, which is the longest to displace."""
+    """Also on a call, which is the longest to displace, and with a counter anywhere in memory."""
     [call] = PPC64LE.decode(to_bytes(0x48000101), 0xC000_0000_0123_4564)
     displaced = PPC64LE.relocate([call], 0xC000_0000_0100_0000)
-    program = PPC64LE.count(IN_LINEAR_MAP, NEAR, dead())
+    program = PPC64LE.count(0xC001_2345_6789_ABC8, NEAR, dead())
     assert 1 + (len(program) + len(displaced.data)) // 4 <= 30
 
 
@@ -91,8 +96,21 @@ def test_registers_with_a_role_are_never_used() -> None:
 
 
 def test_templates_are_what_capstone_reads_back() -> None:
-    assert len(templates()) == len(SOURCES)
+    assert len(templates()) == len(SOURCES) + len(WORDS)
     assert templates()["load_reserved"] == 0x7C0000A8 and templates()["store_conditional"] == 0x7C0001AD
+
+
+@needs_binutils
+def test_what_keystone_does_not_know_is_what_binutils_reads() -> None:
+    found = disassembled(words([word("save_pair", 10, number=32), word("restore_pair", 0)]))
+    assert [text for _, text in found.values()] == ["stq     r10,32(r1)", "lq      r0,0(r1)"]
+
+
+@pytest.mark.parametrize("at", [dead(), dead(flags=True), dead("r9"), dead("r9", flags=True), dead("r0"), ENTRY])
+def test_a_frame_is_closed_by_the_last_instruction(at: Dead) -> None:
+    moves = [PPC64LE.pushed(insn) for insn in PPC64LE.decode(PPC64LE.count(IN_LINEAR_MAP, NEAR, at), NEAR)]
+    assert sum(moves) == 0 and not any(moves[1:-1])
+    assert bool(moves[0]) == (at != ENTRY)
 
 
 def test_breakpoint_is_a_trap() -> None:
@@ -100,9 +118,9 @@ def test_breakpoint_is_a_trap() -> None:
     assert insn.text == "trap"
 
 
-@pytest.mark.parametrize("word", [0x48000100, 0x48000101, 0x41820100, 0x42000101])
-def test_redirect_changes_the_target_and_nothing_else(word: int) -> None:
-    [insn] = PPC64LE.decode(to_bytes(word), NEAR)
+@pytest.mark.parametrize("number", [0x48000100, 0x48000101, 0x41820100, 0x42000101])
+def test_redirect_changes_the_target_and_nothing_else(number: int) -> None:
+    [insn] = PPC64LE.decode(to_bytes(number), NEAR)
     [other] = PPC64LE.decode(PPC64LE.redirect(insn, NEAR - 0x40), NEAR)
     assert (other.flow, other.target, other.text.split()[0]) == (insn.flow, NEAR - 0x40, insn.text.split()[0])
     assert PPC64LE.redirect(other, NEAR + 0x100) == insn.data

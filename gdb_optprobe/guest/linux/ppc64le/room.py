@@ -32,7 +32,7 @@ from gdb_optprobe.guest.linux.ppc64le.data_page import DataPage
 from gdb_optprobe.guest.linux.ppc64le.find import LINEAR_MAP
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.isa.ppc64le import PPC64LE
-from gdb_optprobe.isa.ppc64le.words import opcode, ra, rb, rt, simm, xo
+from gdb_optprobe.isa.ppc64le.words import opcode, ra, rb, rotated, rt, simm, xo
 
 FILL = 0
 CODE_SIZE = 1 << 21
@@ -46,6 +46,7 @@ LINE = 128  # counters share no cache line with the guest's data
 LARGEST_POINTER = 1 << 44
 LEAST = 1 << 14
 LDARX = 84
+RLDICR = 4  # the bit in which sldi differs from rotldi
 MASK = (1 << 64) - 1
 ADVICE = "set optprobe arena code=START-END data=START-END"
 
@@ -109,8 +110,8 @@ def counters(code: bytes, toc: int | None = None) -> Iterator[int]:
                 known[rt(word)] = simm(word) << (16 if opcode(word) == 15 else 0)
             case 24 | 25 if ra(word) == rt(word) in known:  # ori, oris
                 known[rt(word)] |= (word & 0xFFFF) << (16 if opcode(word) == 25 else 0)
-            case 30 if ra(word) == rt(word) in known:  # sldi by 32
-                known[rt(word)] <<= 32
+            case 30 if ra(word) == rt(word) in known:  # sldi by 32, rotldi by 62
+                known[rt(word)] = known[rt(word)] << 32 if word & RLDICR else rotated(known[rt(word)], 62)
             case 31 if xo(word) == LDARX and rb(word) in known and not ra(word):
                 yield known[rb(word)] & MASK
             case 31 if xo(word) == LDARX and rb(word) in known and ra(word) == TOC and toc is not None:
