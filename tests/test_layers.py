@@ -24,6 +24,7 @@ HEIGHT = {
     "objects": 0,
     "isa": 0,
     "errors": -1,
+    "interrupts": -1,
 }
 KNOWS_GDB = ("commands", "debugger")
 LONGEST = 500

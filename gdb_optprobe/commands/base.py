@@ -15,6 +15,7 @@ from gdb_optprobe.debugger.output import Json, Output, Text
 from gdb_optprobe.debugger.parameters import current_settings
 from gdb_optprobe.debugger.terminal import colour
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.interrupts import held
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.views import ExplainView, ProbeView, ShowView
 
@@ -86,7 +87,8 @@ class Subcommand(gdb.Command, Generic[_Args]):
 
     def invoke(self, argument: str, from_tty: bool) -> None:
         self.dont_repeat()
-        guarded(lambda: self._invoke(argument))
+        with held():
+            guarded(lambda: self._invoke(argument))
 
     def _invoke(self, argument: str) -> None:
         args = self.parse(argument)

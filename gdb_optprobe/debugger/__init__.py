@@ -9,9 +9,11 @@ def load() -> None:
     from gdb_optprobe.debugger.attach import attachments, session_or_none, unwind_kernel
     from gdb_optprobe.debugger.lifecycle import Lifecycle
     from gdb_optprobe.debugger.stepping import Stepping
+    from gdb_optprobe.interrupts import spare_events
 
     if attachments.installed:
         return
+    spare_events()
     attachments.installed = [Lifecycle(attachments), Stepping(session_or_none)]
     disassembler.install(session_or_none)
     unwinder.install(session_or_none, unwind_kernel)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gdb_optprobe.debugger.attach import current_session
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.interrupts import held
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.spec import Handler, Kind, Spec
 from gdb_optprobe.probes.views import ProbeView
@@ -39,16 +40,20 @@ class Handle:
     def address(self) -> int:
         return self.view.address
 
+    @held()
     def enable(self) -> None:
         self._session.enable([self.number])
 
+    @held()
     def disable(self) -> None:
         self._session.disable([self.number])
 
+    @held()
     def delete(self) -> None:
         self._session.delete([self.number])
 
 
+@held()
 def kprobe(
     location: str,
     *,

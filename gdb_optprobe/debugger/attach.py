@@ -23,6 +23,7 @@ from gdb_optprobe.guest.cache import default_cache
 from gdb_optprobe.guest.linux import ports
 from gdb_optprobe.guest.linux.recover import Recovered, recover
 from gdb_optprobe.guest.memory import KernelMemory
+from gdb_optprobe.interrupts import held, interruptible
 from gdb_optprobe.isa.base import Isa
 from gdb_optprobe.probes.linux import Linux, given_arena
 from gdb_optprobe.probes.original import overlaid
@@ -92,6 +93,7 @@ class Attachments:
             self.forget()
             gdb.write(f"optprobe: {error.message}\n")
 
+    @held()
     def _setting_changed(self, name: str) -> None:
         if self.current is None:
             return
@@ -158,7 +160,8 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
     cache = default_cache()
     other = gdb_symbols.of_another_program()
     port = ports.of(isa.name)
-    recovered = None if other else recover(machine, port, cache, _progress)
+    with interruptible():
+        recovered = None if other else recover(machine, port, cache, _progress)
     if recovered is None and not other:
         raise OptprobeError(
             "no Linux kernel is mapped in the guest, and GDB has no symbols of another program",

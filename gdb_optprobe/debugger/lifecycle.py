@@ -19,6 +19,7 @@ from gdb_optprobe.debugger.parameters import current_settings, machine_interface
 from gdb_optprobe.debugger.running import is_stopped
 from gdb_optprobe.debugger.stops import Hidden, define_hook
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.interrupts import held, unbroken
 
 LEAVING = ("detach", "disconnect")
 
@@ -30,14 +31,14 @@ class Lifecycle:
         self._attachments = attachments
         self._last: frozenset[int] = frozenset()
         self._mi = machine_interface()
-        gdb.events.stop.connect(self._stopped)
-        gdb.events.cont.connect(self._resumed)
-        gdb.events.inferior_call.connect(self._resumed)
-        gdb.events.register_changed.connect(self._resumed)
+        gdb.events.stop.connect(unbroken(self._stopped))
+        gdb.events.cont.connect(unbroken(self._resumed))
+        gdb.events.inferior_call.connect(unbroken(self._resumed))
+        gdb.events.register_changed.connect(unbroken(self._resumed))
         gdb.events.gdb_exiting.connect(lambda _: self.leave())
-        gdb.events.breakpoint_created.connect(self._breakpoints_changed)
-        gdb.events.breakpoint_modified.connect(self._breakpoints_changed)
-        gdb.events.breakpoint_deleted.connect(lambda breakpoint: self._breakpoints_changed(breakpoint, gone=True))
+        gdb.events.breakpoint_created.connect(unbroken(self._breakpoints_changed))
+        gdb.events.breakpoint_modified.connect(unbroken(self._breakpoints_changed))
+        gdb.events.breakpoint_deleted.connect(unbroken(lambda each: self._breakpoints_changed(each, gone=True)))
         for command in LEAVING:
             Hidden(f"optprobe-before-{command}", self.leave)
             define_hook(command, f"optprobe-before-{command}")
@@ -89,11 +90,12 @@ class Lifecycle:
             return
         if self._mi:
             # Else the answer to -break-insert would tell of a breakpoint of ours.
-            gdb.post_event(self._make_way)
+            gdb.post_event(unbroken(self._make_way))
         else:
             # At this event a deleted breakpoint is still among GDB's.
             self._make_way(breakpoint if gone else None)
 
+    @held()
     def _make_way(self, leaving: gdb.Breakpoint | None = None) -> None:
         attachment = self._attachments.current
         if attachment is None or not is_stopped():
@@ -110,7 +112,8 @@ class Lifecycle:
     def _quietly(self, action: Callable[[], object]) -> None:
         """In an event nobody waits for an answer: what goes wrong is told and the guest is as it was."""
         try:
-            action()
+            with held():
+                action()
         except (OptprobeError, gdb.error) as error:
             _tell(str(error))
 

@@ -15,6 +15,7 @@ import gdb
 from gdb_optprobe.debugger.running import run_for
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.machine import Memory, Vcpu
+from gdb_optprobe.interrupts import held
 
 # A packet of QEMU 7.2 holds 4096 bytes: two hex digits a byte, less its header.
 PHYSICAL_CHUNK = 1984
@@ -76,14 +77,15 @@ class GdbMachine:
     @contextmanager
     def _physical_mode(self) -> Iterator[None]:
         """The stub's mode is global: whatever happens, it goes back to virtual addresses."""
-        if self._packet("Qqemu.PhyMemMode:1") != b"OK":
-            raise OptprobeError(
-                "the target has no access to physical memory (Qqemu.PhyMemMode)", "connect to QEMU's own gdbstub"
-            )
-        try:
-            yield
-        finally:
-            self._packet("Qqemu.PhyMemMode:0")
+        with held():
+            if self._packet("Qqemu.PhyMemMode:1") != b"OK":
+                raise OptprobeError(
+                    "the target has no access to physical memory (Qqemu.PhyMemMode)", "connect to QEMU's own gdbstub"
+                )
+            try:
+                yield
+            finally:
+                self._packet("Qqemu.PhyMemMode:0")
 
     def leave_physical_mode(self) -> None:
         """The stub keeps its mode over connections: a GDB that was killed may have left it in the other one."""
@@ -127,7 +129,8 @@ class GdbMachine:
         try:
             for stop in stops:
                 stop.silent = True
-            reached = run_for(timeout)
+            # Half a call cannot be left: a Ctrl-C waits.
+            reached = run_for(timeout, heeds=False)
             hit = isinstance(reached, gdb.BreakpointEvent) and any(stop in reached.breakpoints for stop in stops)
             return self.selected() if hit else None
         finally:

@@ -18,6 +18,7 @@ from gdb_optprobe.debugger.running import is_stopped
 from gdb_optprobe.debugger.stops import Hidden, define_hook
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.interrupts import held, unbroken
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.site import Site
 
@@ -38,8 +39,9 @@ class Stepping:
             Hidden(f"optprobe-after-{command}", self.raise_again)
             define_hook(command, f"optprobe-before-{command}")
             define_hook(command, f"optprobe-after-{command}", post=True)
-        gdb.events.before_prompt.connect(lambda *_: self.raise_again())
+        gdb.events.before_prompt.connect(unbroken(lambda *_: self.raise_again()))
 
+    @held()
     def raise_again(self) -> None:
         """The step is over: optimize what was lowered for it."""
         session = self._session()
@@ -53,6 +55,7 @@ class Stepping:
             gdb.write(f"optprobe: {error}\n", gdb.STDERR)
 
     def _before(self, command: str) -> Callable[[], None]:
+        @held()
         def before() -> None:
             session = self._session()
             if self._busy or session is None or not is_stopped() or not len(session.registry):

@@ -23,12 +23,15 @@ from typing import Any
 import gdb
 
 from gdb_optprobe.debugger.machine import GdbMachine, read_register, write_selected_registers
-from gdb_optprobe.debugger.running import never
+from gdb_optprobe.debugger.running import is_stopped, never
+from gdb_optprobe.debugger.watch import Watch
+from gdb_optprobe.interrupts import held, is_held, unbroken
 from gdb_optprobe.probes.stops import Hit, Move, OnHit, StopPoint
 
 MOVE_COMMAND = "optprobe-move"
 CONTINUING_COMMAND = "optprobe-continuing"
-LATE = "optprobe: the time is up"
+HAND_OVER = "hand over"
+HANDED_OVER = "optprobe: interrupted at a hit"
 
 
 class GdbStops:
@@ -46,15 +49,20 @@ class GdbStops:
         # The thread that stands at an address with its hit there run, and the address.
         self._standing: tuple[int | None, int] | None = None
         self._move: Move | str | None = None
-        self.busy = False
-        self.is_late: Callable[[], bool] = never
-        self._was_late = False
+        # A run of the user's own command; `run_for` watches its own.
+        self._watch: Watch | None = None
+        self.asked: Callable[[], bool] = never
+        self._handed_over = False
+        self._events: tuple[tuple[Any, Callable[[Any], None]], ...] = (
+            (gdb.events.stop, unbroken(self._note_stop)),
+            (gdb.events.before_prompt, unbroken(self._note_prompt)),
+            (gdb.events.cont, unbroken(self._note_resume)),
+        )
         Hidden(MOVE_COMMAND, self._carry_out_move)
         Hidden(CONTINUING_COMMAND, self._note_continue)
         define_hook("continue", CONTINUING_COMMAND)
-        gdb.events.stop.connect(self._note_stop)
-        gdb.events.before_prompt.connect(self._note_prompt)
-        gdb.events.cont.connect(self._note_resume)
+        for event, handler in self._events:
+            event.connect(handler)
 
     def set(self, address: int, on_hit: OnHit, restarts: bool = False) -> StopPoint:
         if address not in self._points:
@@ -68,9 +76,9 @@ class GdbStops:
 
     def close(self) -> None:
         """Forget everything; the connection is gone or ends."""
-        gdb.events.stop.disconnect(self._note_stop)
-        gdb.events.before_prompt.disconnect(self._note_prompt)
-        gdb.events.cont.disconnect(self._note_resume)
+        for event, handler in self._events:
+            event.disconnect(handler)
+        self._end_watch()
         for breakpoint in list(self._points.values()):
             self.retire(breakpoint)
         self._bury()
@@ -79,16 +87,12 @@ class GdbStops:
 
     def hit(self, breakpoint: _Breakpoint) -> bool:
         """Run the callbacks; whether GDB is to stop and run the commands (else it steps the instruction itself)."""
-        self.busy = True
-        try:
-            stops = self._run(breakpoint)
-        finally:
-            self.busy = False
-        if not self.is_late() or isinstance(self._move, str):
+        stops = self._run(breakpoint)
+        if not self.asked() or isinstance(self._move, str):
             return stops
-        self._was_late = True
+        self._handed_over = True
         if self._move is None:
-            self._move = "late"
+            self._move = HAND_OVER
         return True
 
     def _run(self, breakpoint: _Breakpoint) -> bool:
@@ -119,10 +123,10 @@ class GdbStops:
             self._stepping = None
         return one_stop
 
-    def was_late(self) -> bool:
-        """Whether a hit ended a run whose time was up, since this was last asked."""
-        late, self._was_late = self._was_late, False
-        return late
+    def handed_over(self) -> bool:
+        """Whether a hit ended a run that was to end, since this was last asked."""
+        handed_over, self._handed_over = self._handed_over, False
+        return handed_over
 
     def _reported_again(self, breakpoint: _Breakpoint, state: tuple[int, ...]) -> bool:
         """Whether this is the hit that was run last, with nothing executed since.
@@ -137,7 +141,7 @@ class GdbStops:
     def arrived(self, address: int) -> None:
         """The selected vCPU may stand at a stop point that was set under its feet: this is its hit."""
         if address in self._points and _pc() == address and not self._stands(address):
-            self.hit(self._points[address])
+            self._run(self._points[address])
             self._move = None
 
     def take_back(self, address: int) -> int:
@@ -174,21 +178,32 @@ class GdbStops:
     def _carry_out_move(self) -> None:
         move, self._move = self._move, None
         if isinstance(move, str):
-            self._continuing = False
-            if move == "late":
-                raise gdb.GdbError(LATE)
+            self._stay()
+            if move == HAND_OVER:
+                raise gdb.GdbError(HANDED_OVER)
             if move != "stop":
                 raise gdb.GdbError(f"optprobe: {move}")
             gdb.execute("frame")
             raise gdb.GdbError("optprobe: stopped by a handler")
         if move is None:
             return
-        for address, data in move.writes:
-            self.machine.write(address, data)
-        write_selected_registers(move.registers)
-        if self._was_late:
-            self._continuing = False
-            raise gdb.GdbError(LATE)
+        with held():
+            for address, data in move.writes:
+                self.machine.write(address, data)
+            write_selected_registers(move.registers)
+        if self._handed_over:
+            self._stay()
+            raise gdb.GdbError(HANDED_OVER)
+
+    def _stay(self) -> None:
+        """The guest stays where it stopped."""
+        self._continuing = False
+        self._end_watch()
+
+    def _end_watch(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.end()
 
     def _note_continue(self) -> None:
         self._continuing = True
@@ -197,18 +212,25 @@ class GdbStops:
         self._last_thread = _selected_thread()
         if isinstance(event, gdb.BreakpointEvent) and all(isinstance(each, _Breakpoint) for each in event.breakpoints):
             return
-        self._continuing = False
         if isinstance(event, gdb.SignalEvent):
             # A Ctrl-C that finds the vCPU just before a probed instruction.
             self._standing = None
-            self.arrived(_pc())
+            with held():
+                self.arrived(_pc())
+        self._stay()
 
     def _note_resume(self, _: gdb.ContinueEvent) -> None:
         self._standing = None
+        if not is_held():
+            self._watch = Watch()
 
     def _note_prompt(self, *_: object) -> None:
-        self._bury()
+        with held():
+            self._bury()
         self._last_thread = _selected_thread()
+        # The guest may be gone, or run in the background.
+        if gdb.selected_thread() is None or is_stopped():
+            self._end_watch()
 
 
 class _Point:

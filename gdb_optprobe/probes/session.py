@@ -16,6 +16,7 @@ from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.supported import check_text
+from gdb_optprobe.interrupts import checkpoint
 from gdb_optprobe.probes import present
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
@@ -97,6 +98,7 @@ class Session:
         created: list[Probe] = []
         try:
             for first in range(0, len(addresses), AT_ONCE):
+                checkpoint()
                 wanted = [self._standing(address, spec) for address in addresses[first : first + AT_ONCE]]
                 new = [self._place(spec, plan) for plan in wanted if plan is not None]
                 created += new

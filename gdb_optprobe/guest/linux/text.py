@@ -30,6 +30,7 @@ from gdb_optprobe.guest.linux.landings import Landings, is_foreign
 from gdb_optprobe.guest.linux.smp_locks import SmpLocks
 from gdb_optprobe.guest.linux.static_calls import StaticCalls
 from gdb_optprobe.guest.text import Area, Fact, Function, Jump, Mark, Overlay, Whole
+from gdb_optprobe.interrupts import interruptible
 from gdb_optprobe.isa.base import Flow, Insn, Isa
 
 _THUNKS = ("__x86_indirect_",)
@@ -156,7 +157,8 @@ class KernelText(CoreText):
         """What leads into functions from elsewhere. Raises OptprobeError where it cannot be found out now."""
         if self._landings is None:
             decode = self._isa.decode
-            self._landings = landings.of_kernel(self._kernel, decode, self._overlay, self._shelf, self._say)
+            with interruptible():
+                self._landings = landings.of_kernel(self._kernel, decode, self._overlay, self._shelf, self._say)
         return self._landings
 
     def _landings_within(self, start: int, end: int) -> list[Jump] | None:

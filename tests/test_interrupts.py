@@ -1,0 +1,67 @@
+"""A Ctrl-C waits for the end of what must not be broken, is not lost there, and ends what may be ended."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from gdb_optprobe.interrupts import checkpoint, held, interruptible, is_held, spare_events, unbroken
+
+
+def ctrl_c() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_it_is_raised_behind_the_work() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), held():
+        ctrl_c()
+        with held():
+            done.append("inner")
+        done.append("outer")
+    assert done == ["inner", "outer"] and not is_held()
+
+
+def test_why_the_work_failed_is_told_instead() -> None:
+    with pytest.raises(ValueError, match="why"), held():
+        ctrl_c()
+        raise ValueError("why")
+    assert not is_held()
+    checkpoint()
+
+
+def test_work_ends_at_a_checkpoint_and_in_an_interruptible_part() -> None:
+    def long() -> None:
+        with interruptible():
+            ctrl_c()
+            pytest.fail("it went on")
+
+    for act in (checkpoint, long):
+        with held():
+            if act is checkpoint:
+                ctrl_c()
+            with pytest.raises(KeyboardInterrupt):
+                act()
+            assert is_held()
+    assert not is_held()
+
+
+def test_an_event_gets_no_exception_and_the_next_code_does() -> None:
+    done = []
+
+    def handler() -> None:
+        ctrl_c()
+        done.append("handled")
+
+    before = signal.getsignal(signal.SIGINT)
+    spare_events()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            unbroken(handler)()
+            done.append("back")
+            time.sleep(5)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done == ["handled", "back"]
