@@ -6,6 +6,7 @@ A script is a list of lines of GDB's; a `Workload` among them lets the guest run
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -21,6 +22,8 @@ from qemu.guest import Guest
 
 ROOT = Path(__file__).parents[2]
 MARK = "@@"
+AGAIN = 15.0
+"""Seconds after which a GDB that has not ended its run is interrupted once more."""
 
 
 @dataclass(frozen=True)
@@ -106,18 +109,29 @@ class _Runner:
     def line(self, step: Workload) -> str:
         number = len(self._steps)
         self._steps.append(step)
-        return f"shell touch {self._folder}/{number}\noptprobe run"
+        return f"shell touch {self._begun(number)}\noptprobe run\nshell touch {self._ended(number)}"
+
+    def _begun(self, number: int) -> Path:
+        return self._folder / f"{number}.begun"
+
+    def _ended(self, number: int) -> Path:
+        return self._folder / f"{number}.ended"
 
     def serve(self, process: subprocess.Popen[str]) -> None:
         for number, step in enumerate(self._steps):
-            while not (self._folder / str(number)).exists():
-                if self.stopped:
-                    return
-                time.sleep(0.02)
+            self._wait_for(self._begun(number))
+            if self.stopped:
+                return
             try:
                 self.outputs.append(self._guest.run(step.command, step.timeout)[1])
             except Exception as error:
                 self.outputs.append(f"workload failed: {error}")
-            # GDB must be back from `shell` and in its run before it is interrupted.
-            time.sleep(0.2)
-            process.send_signal(signal.SIGINT)
+            # The guest ran, so GDB is in its run, or something else has ended that.
+            while not self._ended(number).exists() and not self.stopped:
+                process.send_signal(signal.SIGINT)
+                self._wait_for(self._ended(number), AGAIN)
+
+    def _wait_for(self, file: Path, seconds: float = math.inf) -> None:
+        deadline = time.monotonic() + seconds
+        while not file.exists() and not self.stopped and time.monotonic() < deadline:
+            time.sleep(0.02)

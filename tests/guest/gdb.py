@@ -134,9 +134,13 @@ class Console(Gdb):
         self.send(line)
         return self._answer(line, timeout)
 
+    def ctrl_c(self) -> None:
+        """Whatever GDB is at."""
+        os.write(self._into, CTRL_C)
+
     def interrupt(self, timeout: float = 12.0) -> str:
         """Ctrl-C; what GDB prints until its next prompt."""
-        os.write(self._into, CTRL_C)
+        self.ctrl_c()
         return self._answer("", timeout)
 
     def run_for(self, seconds: float, line: str = "continue") -> str:
