@@ -4,13 +4,13 @@
     near-own NAME…          for each function an instruction that Linux optimizes a kprobe on, as "name+offset", and the
                             address of one on the same straight line that a probe of ours would be optimized at; JSON
     near-fill SEED NAME…    probe at addresses drawn by SEED until a detour no longer fits; JSON
-    near-detours            how many probes are optimized, and what is wrong with the branch, detour or counter of any of
-                            them, as the guest has them now; JSON
+    near-detours            how many probes are optimized, and what is wrong with the branch, detour or counter of any,
+                            as the guest has them now; JSON
     near-lines              the hits of probes on the same straight line, a list for each line that has several; JSON
     near-text FILE          where the text differs from what `keep-text` wrote, but for Linux's own detours, which it
                             never clears; JSON
 
-Drawn is by instructions of core text, each as likely as any other: in turns one of all functions, and one of those that
+Drawn is by instructions of core text, each as likely as any other: in turns two of all functions, and one of those that
 are named, with its next neighbour on the same straight line.
 """
 
@@ -133,7 +133,7 @@ def drawn(seed: int, names: Sequence[str]) -> Iterator[int]:
     dice, (everywhere, hot) = random.Random(seed), pools(names)
     seen = {probe.address for probe in session().registry.probes()}
     while True:
-        for at in (everywhere.draw(dice), *with_neighbour(hot.draw(dice))):
+        for at in (everywhere.draw(dice), everywhere.draw(dice), *with_neighbour(hot.draw(dice))):
             if at not in seen:
                 seen.add(at)
                 yield at
