@@ -1,7 +1,7 @@
 """What a count costs at most, over functions from all of a stock kernel's text: 16 instructions at an entry, else 30.
 
-Counted is the code that a probe would have in the arena of this guest: the branch, the program, the branch back, and the
-copy of the displaced instruction as far as it is longer. A hit runs all of it, or less where the copy branches away.
+Counted is the code that a probe would have in the arena: the branch, the program, the branch back, and the copy
+of the displaced instruction as far as it is longer. A hit runs all of it, or less where the copy branches away.
 """
 
 from __future__ import annotations

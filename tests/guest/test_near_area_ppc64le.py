@@ -1,9 +1,9 @@
 """At least 1,500 optimized probes at arbitrary addresses at once from 64 KiB, beside eight kprobes of the guest's own.
 
 Half of the addresses are drawn from all core text, the others from functions that the work below runs through, so that
-many are hit; the latter with their next neighbours, which must agree (see near_area.py). The eight are in functions that
-nothing calls but the work: their counts and ours agree to the last hit. That each of the others counts too is told by
-its code as the guest has it: it adds one to this probe's counter.
+many are hit; the latter with their next neighbours, which must agree (see near_area.py). The eight are in functions
+that nothing calls but the work: their counts and ours agree to the last hit. That each of the others counts too is told
+by its code as the guest has it: it adds one to this probe's counter.
 """
 
 from __future__ import annotations
