@@ -13,9 +13,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import ParamSpec
+from typing import ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 CTRL_C = frozenset({signal.SIGINT})
 MOMENT = 0.01
@@ -60,11 +61,11 @@ def checkpoint() -> None:
         pass
 
 
-def unbroken(handler: Callable[_P, object]) -> Callable[_P, None]:
+def unbroken(handler: Callable[_P, _R]) -> Callable[_P, _R]:
     """`handler` of an event, where GDB has no use for exceptions: a Ctrl-C that Python sees in it comes again later."""
 
-    def handle(*args: _P.args, **kwargs: _P.kwargs) -> None:
-        handler(*args, **kwargs)
+    def handle(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        return handler(*args, **kwargs)
 
     return handle
 

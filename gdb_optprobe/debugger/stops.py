@@ -23,7 +23,7 @@ from typing import Any
 import gdb
 
 from gdb_optprobe.debugger.machine import GdbMachine, read_register, write_selected_registers
-from gdb_optprobe.debugger.running import is_stopped, never
+from gdb_optprobe.debugger.running import never
 from gdb_optprobe.debugger.watch import Watch
 from gdb_optprobe.interrupts import held, is_held, unbroken
 from gdb_optprobe.probes.stops import Hit, Move, OnHit, StopPoint
@@ -87,7 +87,8 @@ class GdbStops:
 
     def hit(self, breakpoint: _Breakpoint) -> bool:
         """Run the callbacks; whether GDB is to stop and run the commands (else it steps the instruction itself)."""
-        stops = self._run(breakpoint)
+        with held():
+            stops = self._run(breakpoint)
         if not self.asked() or isinstance(self._move, str):
             return stops
         self._handed_over = True
@@ -228,9 +229,8 @@ class GdbStops:
         with held():
             self._bury()
         self._last_thread = _selected_thread()
-        # The guest may be gone, or run in the background.
-        if gdb.selected_thread() is None or is_stopped():
-            self._end_watch()
+        # The guest may be gone, or run in the background: then a Ctrl-C is about the line that is typed.
+        self._end_watch()
 
 
 class _Point:
@@ -261,7 +261,7 @@ class _Breakpoint(gdb.Breakpoint):
         self._stops = stops
 
     def stop(self) -> bool:
-        return self._stops.hit(self)
+        return unbroken(self._stops.hit)(self)
 
     def drop(self) -> None:
         self._stops.retire(self)

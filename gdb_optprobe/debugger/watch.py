@@ -32,6 +32,12 @@ def is_stopped() -> bool:
     return thread is not None and thread.is_valid() and not thread.is_running()
 
 
+def is_running() -> bool:
+    """Whether there is a guest and it runs."""
+    thread = gdb.selected_thread()
+    return thread is not None and thread.is_valid() and thread.is_running()
+
+
 class Watch:
     """From its making until `end`, in GDB's thread, the guest is stopped at a Ctrl-C or after `seconds` (None: never).
 
@@ -88,7 +94,7 @@ class Watch:
     # in GDB's event loop -------------------------------------------------------------------------------------------
 
     def _interrupt(self) -> None:
-        if not self._ending and not is_stopped():
+        if not self._ending and is_running():
             gdb.execute("interrupt", to_string=True)
 
     def _give_up(self) -> None:

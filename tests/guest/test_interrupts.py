@@ -7,6 +7,7 @@ costs no hit, leaves no half a branch and prints no Python.
 from __future__ import annotations
 
 import re
+import signal
 import time
 from pathlib import Path
 from random import Random
@@ -18,7 +19,7 @@ from tests.guest.gdb import PROMPT, Console
 from tests.guest.test_hot_functions import HELPERS, left
 
 ROUNDS = 400 if FULL else 50
-BYTES = 6000 if FULL else 300
+BYTES = 6 * ROUNDS
 SEED = 20261
 SHORT, LONG = 0.03, 0.25
 """Seconds from a command to its Ctrl-C: within the command, or within what the guest does then."""
@@ -46,6 +47,13 @@ OTHERS = (
 PYTHON = re.compile(r"Traceback|KeyboardInterrupt|Python Exception|rror occurred in Python|internal error")
 
 
+def blocks_ctrl_c(gdb: Console) -> bool:
+    """Whether GDB is closed to a Ctrl-C."""
+    status = Path(f"/proc/{gdb.process.pid}/status").read_text()
+    (mask,) = re.findall(r"(?m)^SigBlk:\s*(\w+)", status)
+    return bool(int(mask, 16) >> (signal.SIGINT - 1) & 1)
+
+
 class Storm:
     """One GDB that is interrupted all the time."""
 
@@ -64,6 +72,7 @@ class Storm:
             gdb.ctrl_c()
         said = gdb.until(re.escape(PROMPT) + "$", 20) + self._settle()
         assert not PYTHON.search(said), f"{line}: {said}"
+        assert not blocks_ctrl_c(gdb), line
 
     def _settle(self) -> str:
         """What GDB says until it surely waits for a command: a late Ctrl-C may take away one."""
