@@ -31,6 +31,7 @@ from gdb_optprobe.probes.views import ExplainView, ProbeView, ShowView
 Run = Callable[[float | None], str | None]
 
 # Addresses of one location that are worked on together: the code around them is decoded once.
+NO_MEMORY = {Refusal.ARENA_MISSING.code, Refusal.ARENA_FULL.code, Refusal.ARENA_OUT_OF_REACH.code}
 AT_ONCE = 256
 
 SLICE = 0.1
@@ -110,7 +111,7 @@ class Session:
         return created
 
     def _kept(self, created: list[Probe], new: Sequence[Probe]) -> list[Probe]:
-        """Of `created`, all but those of `new` that got another tier than `-tier` asks for: no memory in reach, say.
+        """Of `created`, all but those of `new` that there is no memory for in the tier that `-tier` asks for.
 
         Raises Refused where that leaves out what is no glob's.
         """
@@ -118,7 +119,10 @@ class Session:
         for probe in new:
             try:
                 self._as_wanted(self.registry.site_of(probe).plan, probe.spec)
-            except Refused:
+            except Refused as refused:
+                # A probe that shares the site may ask for a lower tier, which is that of both meanwhile.
+                if refused.reason.code not in NO_MEMORY:
+                    continue
                 if not probe.spec.glob:
                     raise
                 missed.append(probe)
