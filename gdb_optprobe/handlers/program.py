@@ -1,0 +1,356 @@
+"""What a hit does, typed and complete: all that a lowering to native code, or the interpreter, needs to know.
+
+    Program ── condition ── Expr                    a word; the actions are carried out where it is not 0
+            └─ actions ──── Update(cell, value, by)   into a counter, a sum, a histogram, …, or a table of them by key
+                            Emit(records, fields)     into the ring
+                            Stop                      the guest stops there, for GDB
+
+**Words.** Every `Expr` is a word of 64 bits that already stands for its value: the value of an integer type of fewer
+bits is sign-extended where the type is signed, zero-extended where it is not. In these files a word is an int from 0
+to 2**64 - 1. Nothing an expression does can be observed but its value and its fault: operands may be evaluated in any
+order, once, twice or (where the value is not needed and `And`, `Or`, `Choose` do not ask for it) not at all.
+
+**Operations** (`Unary`, `Binary`) have a width, 32 or 64, and a sign; these are C's after its promotions. Operands are
+words of that width and sign (but for a shift's count), and the result is again one: wrapped round to the width, two's
+complement, then extended. Comparisons have the sign and width of what they compare, and give 0 or 1.
+
+- DIV rounds towards zero, MOD has the dividend's sign. A divisor of 0 is a fault. The smallest number divided by -1
+  is itself, its remainder 0.
+- SHL and SHR take the count as an unsigned word, whatever its type. A count of the width or more, so also a negative
+  one, shifts every bit out: 0, or -1 where SHR is signed and the number negative. GDB does the same; C leaves it open.
+  SHR is arithmetic where it is signed.
+
+**Memory.** A `Load` or `Text` that is not `mapped` may meet an address of the kernel's or of the user's, mapped or not,
+and must neither trap nor sleep: it is a fault when it cannot be read. One that is `mapped` may be a plain load.
+Memory is little-endian; addresses need not be aligned.
+
+**Faults.** A fault ends the condition or the action that it happens in: no part of that is carried out, and one is
+added to the probe's faults. Where it was the condition, no action is carried out. Where it was an action, the others
+are. All that an action needs is evaluated before any of it is carried out. What may fault: `may_fault`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from gdb_optprobe.objects.aggregate import Aggregate
+
+WORD = 8
+MASK = (1 << 64) - 1
+
+
+class UnaryOp(Enum):
+    NEGATE = "-"
+    INVERT = "~"
+
+
+class Op(Enum):
+    ADD = "+"
+    SUB = "-"
+    MUL = "*"
+    DIV = "/"
+    MOD = "%"
+    SHL = "<<"
+    SHR = ">>"
+    AND = "&"
+    OR = "|"
+    XOR = "^"
+    EQ = "=="
+    NE = "!="
+    LT = "<"
+    LE = "<="
+    GT = ">"
+    GE = ">="
+
+    @property
+    def compares(self) -> bool:
+        return self in (Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE)
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """value: 0 to 2**64 - 1."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """A register, by its name in the ISA's `registers`, as it is before the instruction at the probed address.
+
+    One of fewer than 64 bits is zero-extended.
+    """
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class PerCpuBase:
+    """What is added to the address of a per-CPU variable to find this CPU's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The time stamp counter, or the time base."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """size bytes (1, 2, 4 or 8) at `address`, extended to a word. mapped: known to be readable, in any context."""
+
+    address: Expr
+    size: int
+    signed: bool
+    mapped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    op: UnaryOp
+    value: Expr
+    bits: int
+    signed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """bits: 32 or 64. A constant operand, if one is, stands on the right but for SUB, DIV, MOD and shifts."""
+
+    op: Op
+    left: Expr
+    right: Expr
+    bits: int
+    signed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Convert:
+    """The lowest `bits` (1 to 63, any number: bit fields) of a word, sign- or zero-extended."""
+
+    value: Expr
+    bits: int
+    signed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class And:
+    """1 where both are not 0, else 0. Where left is 0, right is not evaluated: its fault is none."""
+
+    left: Expr
+    right: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Or:
+    """0 where both are 0, else 1. Where left is not 0, right is not evaluated."""
+
+    left: Expr
+    right: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Choose:
+    """`yes` where condition is not 0, else `no`; the other one is not evaluated."""
+
+    condition: Expr
+    yes: Expr
+    no: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """The bytes at `address` up to the first 0, at most `size` of them: no word, but a part of a key or of a record.
+
+    There it takes `size` bytes, rounded up to words; what is behind its end is 0.
+    size:  of an array, its own; else the setting for strings.
+    whole: an array: all of its bytes may be read, beyond the first 0 too.
+    """
+
+    address: Expr
+    size: int
+    mapped: bool
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TextEquals:
+    """1 where the text at `address` is `literal`, else 0.
+
+    literal ends in a 0 byte, its only one. Bytes are compared in order, and none behind the first that differs is read.
+    """
+
+    address: Expr
+    literal: bytes
+    mapped: bool
+
+
+Expr = (
+    Constant | Register | PerCpuBase | Clock | Load | Unary | Binary | Convert | And | Or | Choose | TextEquals
+)  # fmt: skip
+Operand = Expr | Text
+
+
+class Form(Enum):
+    """How the report shows a word."""
+
+    SIGNED = "signed"
+    UNSIGNED = "unsigned"
+    POINTER = "pointer"
+    TEXT = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A part of a key or of a record. label: as typed; size: its bytes, a multiple of 8."""
+
+    label: str
+    form: Form
+    size: int = WORD
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A symbolic object: an aggregate of its own, somewhere in guest memory. name: the action, as typed."""
+
+    name: str
+    aggregate: Aggregate
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A symbolic object: aggregates by key. A key is its columns, one after the other."""
+
+    name: str
+    columns: tuple[Column, ...]
+    aggregate: Aggregate
+
+    @property
+    def key_size(self) -> int:
+        return sum(column.size for column in self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """A symbolic object: one kind of record in the ring.
+
+    format: of `print`, C's; empty for the others. stack: the record ends in return addresses.
+    """
+
+    name: str
+    columns: tuple[Column, ...]
+    format: str = ""
+    stack: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes of the columns, without what every record has."""
+        return sum(column.size for column in self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Add one value to an aggregate. value: None for a count. by: as the table's columns; empty for a cell."""
+
+    target: Cell | Table
+    value: Expr | None = None
+    by: tuple[Operand, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Write a record. fields: as its columns."""
+
+    target: Records
+    fields: tuple[Operand, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The guest stops at the probed address; the last thing that a hit does, whatever the order of actions."""
+
+
+Action = Update | Emit | Stop
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """condition: None for always."""
+
+    condition: Expr | None = None
+    actions: tuple[Action, ...] = ()
+
+    @property
+    def objects(self) -> tuple[Cell | Table | Records, ...]:
+        """What the program writes to, in the order of its actions: each has its own."""
+        return tuple(action.target for action in self.actions if not isinstance(action, Stop))
+
+    @property
+    def registers(self) -> frozenset[str]:
+        """What must be as it was at the probed address when the program reads it."""
+        return frozenset(node.name for node in self.nodes() if isinstance(node, Register))
+
+    @property
+    def dereferences(self) -> bool:
+        """Whether memory is read that may not be there: such a program may call the guest, and needs a guard."""
+        return any(isinstance(node, Load | Text | TextEquals) and not node.mapped for node in self.nodes())
+
+    def nodes(self) -> Iterator[Operand]:
+        """Every node of every expression, a shared one as often as it is used."""
+        for operand in self.operands():
+            yield from nodes(operand)
+
+    def operands(self) -> Iterator[Operand]:
+        """The condition and what the actions evaluate, in order."""
+        if self.condition is not None:
+            yield self.condition
+        for action in self.actions:
+            yield from operands(action)
+
+
+def operands(action: Action) -> tuple[Operand, ...]:
+    """What an action evaluates before it does anything."""
+    match action:
+        case Update(_, value, by):
+            return by if value is None else (value, *by)
+        case Emit(_, fields):
+            return fields
+        case Stop():
+            return ()
+
+
+def children(node: Operand) -> tuple[Expr, ...]:
+    match node:
+        case Load(address=address) | Text(address=address) | TextEquals(address=address):
+            return (address,)
+        case Unary(_, value) | Convert(value):
+            return (value,)
+        case Binary(_, left, right) | And(left, right) | Or(left, right):
+            return (left, right)
+        case Choose(condition, yes, no):
+            return (condition, yes, no)
+        case Constant() | Register() | PerCpuBase() | Clock():
+            return ()
+
+
+def nodes(node: Operand) -> Iterator[Operand]:
+    """A node and all below it."""
+    waiting: list[Operand] = [node]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting.extend(reversed(children(node)))
+
+
+def may_fault(node: Operand) -> bool:
+    """Whether evaluating it may be a fault: it reads what may not be mapped, or divides by what may be 0."""
+    return any(
+        (isinstance(each, Load | Text | TextEquals) and not each.mapped)
+        or (
+            isinstance(each, Binary)
+            and each.op in (Op.DIV, Op.MOD)
+            and not (isinstance(each.right, Constant) and each.right.value)
+        )
+        for each in nodes(node)
+    )

@@ -1,0 +1,150 @@
+"""What a probe makes of many values: words in guest memory, 8 bytes each, little endian, aligned to 8.
+
+    Count        count                        Sum       sum, of 64 bits, wraps round
+    Least        value, seen (0 or 1)         Greatest  value, seen
+    Average      count, sum
+    Powers       below 0 │ 0 │ 1 │ 2-3 │ 4-7 │ … │ 2**62 … │ 2**63 …              66 words
+    Linear       below low │ low … │ low + step … │ … │ high and above             (high - low) / step + 2 words
+
+`update` says what one value does to them; the native code does the same, word by word, each atomically. For `Least` and
+`Greatest` that is a compare-and-swap of value, which begins at the worst there is; seen is stored behind it, so that
+what has been seen is a value.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ALIGNMENT = 8
+MASK = (1 << 64) - 1
+SIGN = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    @property
+    def words(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    signed: bool
+
+    @property
+    def words(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True, slots=True)
+class Least:
+    signed: bool
+
+    @property
+    def words(self) -> int:
+        return 2
+
+
+@dataclass(frozen=True, slots=True)
+class Greatest:
+    signed: bool
+
+    @property
+    def words(self) -> int:
+        return 2
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    signed: bool
+
+    @property
+    def words(self) -> int:
+        return 2
+
+
+@dataclass(frozen=True, slots=True)
+class Powers:
+    """Buckets of powers of two; those of negative numbers are one."""
+
+    signed: bool
+
+    @property
+    def words(self) -> int:
+        return 66
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """Buckets of `step` from `low` up to `high`, which is `step` times some number above it."""
+
+    low: int
+    high: int
+    step: int
+    signed: bool
+
+    @property
+    def words(self) -> int:
+        return (self.high - self.low) // self.step + 2
+
+
+Aggregate = Count | Sum | Least | Greatest | Average | Powers | Linear
+
+
+def size(aggregate: Aggregate) -> int:
+    """Bytes in guest memory."""
+    return 8 * aggregate.words
+
+
+def initial(aggregate: Aggregate) -> tuple[int, ...]:
+    """The words before the first value."""
+    match aggregate:
+        case Least(signed):
+            return (SIGN - 1 if signed else MASK, 0)
+        case Greatest(signed):
+            return (SIGN if signed else 0, 0)
+        case _:
+            return (0,) * aggregate.words
+
+
+def number(word: int, signed: bool) -> int:
+    """What a word stands for."""
+    return word - (1 << 64) if signed and word & SIGN else word
+
+
+def bucket(histogram: Powers | Linear, word: int) -> int:
+    """The word of a histogram that counts a value."""
+    value = number(word, histogram.signed)
+    if isinstance(histogram, Powers):
+        return 0 if value < 0 else 1 + value.bit_length()
+    if value < histogram.low:
+        return 0
+    return min((value - histogram.low) // histogram.step, histogram.words - 2) + 1
+
+
+def update(aggregate: Aggregate, words: Sequence[int], value: int) -> tuple[int, ...]:
+    """The words after one more value (itself a word; of a count, any)."""
+    match aggregate:
+        case Count():
+            return (words[0] + 1 & MASK,)
+        case Sum():
+            return (words[0] + value & MASK,)
+        case Least(signed):
+            return (value if number(value, signed) < number(words[0], signed) else words[0], 1)
+        case Greatest(signed):
+            return (value if number(value, signed) > number(words[0], signed) else words[0], 1)
+        case Average():
+            return (words[0] + 1 & MASK, words[1] + value & MASK)
+        case Powers() | Linear():
+            at = bucket(aggregate, value)
+            return (*words[:at], words[at] + 1 & MASK, *words[at + 1 :])
+
+
+def encode(words: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(words)}Q", *words)
+
+
+def decode(data: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"<{len(data) // 8}Q", data)
