@@ -1,0 +1,118 @@
+"""One action's text to a tree: `hist(e) by (KEY, …)`, `print("format", e, …)`, `stop`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gdb_optprobe.handlers.lexer import Kind
+from gdb_optprobe.handlers.parser import IsType, Parser
+from gdb_optprobe.handlers.source import Fragment, fault
+from gdb_optprobe.handlers.syntax import Action, Expression, String
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """How an action is written. least, most: arguments; most None for any number. keyed: takes `by`."""
+
+    text: str
+    least: int = 0
+    most: int | None = 0
+    keyed: bool = False
+
+
+ACTIONS: Mapping[str, Usage] = {
+    "count": Usage("count by KEY", keyed=True),
+    "sum": Usage("sum(e) by KEY", 1, 1, keyed=True),
+    "min": Usage("min(e) by KEY", 1, 1, keyed=True),
+    "max": Usage("max(e) by KEY", 1, 1, keyed=True),
+    "avg": Usage("avg(e) by KEY", 1, 1, keyed=True),
+    "hist": Usage("hist(e) by KEY", 1, 1, keyed=True),
+    "lhist": Usage("lhist(e, min, max, step) by KEY", 4, 4, keyed=True),
+    "record": Usage("record(e, …)", 1, None),
+    "print": Usage('print("format", e, …)', 1, None),
+    "stack": Usage("stack"),
+    "stop": Usage("stop"),
+}
+
+
+def parse_action(part: Fragment, is_type: IsType) -> Action:
+    """All of `part`. Raises OptprobeError, pointing."""
+    parser = Parser(part, is_type)
+    name = parser.next.where
+    usage = _usage(parser)
+    parser.take()
+    arguments: tuple[Expression, ...] = ()
+    if parser.sees("("):
+        opened = parser.take().where
+        if not parser.sees(")"):
+            arguments = _several(parser)
+        closed = parser.expect(")", opened)
+        _check_number(arguments, usage, name, Fragment(part.line, opened.start, closed.end))
+        if usage.most == 0:
+            raise fault(f"{name.text} takes no parentheses", Fragment(part.line, opened.start, closed.end), usage.text)
+    elif usage.least:
+        raise fault(f"{name.text} needs what stands in parentheses", name, usage.text)
+    if name.text == "print" and not isinstance(arguments[0], String):
+        raise fault("a format in double quotes is missing", arguments[0].where, usage.text)
+    keys = _keys(parser, name, usage)
+    if parser.next.kind is not Kind.END:
+        raise parser.unexpected(f"{parser.next} is not expected here", usage.text)
+    return Action(part, name, arguments, keys)
+
+
+def _usage(parser: Parser) -> Usage:
+    token = parser.next
+    if token.kind is Kind.NAME and token.text in ACTIONS:
+        return ACTIONS[token.text]
+    if token.kind is Kind.END:
+        raise fault("an action is missing", token.where, f"the actions are {', '.join(ACTIONS)}")
+    close = difflib.get_close_matches(token.text, ACTIONS, 1)
+    hint = f"did you mean '{close[0]}'?" if close else f"the actions are {', '.join(ACTIONS)}"
+    raise fault(f"no action named '{token.text}'", token.where, hint)
+
+
+def _several(parser: Parser) -> tuple[Expression, ...]:
+    found = [parser.expression()]
+    while parser.sees(","):
+        parser.take()
+        found.append(parser.expression())
+    return tuple(found)
+
+
+def _check_number(arguments: tuple[Expression, ...], usage: Usage, name: Fragment, where: Fragment) -> None:
+    if len(arguments) < usage.least:
+        raise fault(f"{name.text} needs more than that", where, usage.text)
+    if usage.most is not None and len(arguments) > usage.most:
+        takes = f"{usage.most} only" if usage.most else "nothing"
+        raise fault(f"{name.text} takes {takes}", arguments[usage.most].where, usage.text)
+
+
+def _keys(parser: Parser, name: Fragment, usage: Usage) -> tuple[Expression, ...]:
+    """`by KEY` or `by (KEY, …)`."""
+    if not parser.sees("by"):
+        return ()
+    by = parser.take().where
+    if not usage.keyed:
+        raise fault(f"{name.text} takes no key", by, usage.text)
+    if not _several_follow(parser):
+        return (parser.expression(),)
+    opened = parser.take().where
+    keys = _several(parser)
+    parser.expect(")", opened)
+    return keys
+
+
+def _several_follow(parser: Parser) -> bool:
+    """Whether a parenthesis comes next that reaches to the end, or holds commas: `(a) + b` is one key, `(int)a` too."""
+    depth = 0
+    for at in range(parser.at, len(parser.tokens)):
+        token = parser.tokens[at]
+        if token.kind is Kind.PUNCTUATOR:
+            depth += (token.text in "([") - (token.text in ")]")
+        if depth == 1 and token.text == ",":
+            return True
+        if depth <= 0:
+            return at > parser.at and at == len(parser.tokens) - 2
+    return False
