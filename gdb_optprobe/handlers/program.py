@@ -7,8 +7,8 @@
 
 **Words.** Every `Expr` is a word of 64 bits that already stands for its value: the value of an integer type of fewer
 bits is sign-extended where the type is signed, zero-extended where it is not. In these files a word is an int from 0
-to 2**64 - 1. Nothing an expression does can be observed but its value and its fault: operands may be evaluated in any
-order, once, twice or (where the value is not needed and `And`, `Or`, `Choose` do not ask for it) not at all.
+to 2**64 - 1. Nothing an expression does can be observed but its value and its fault. Operands may be evaluated in any
+order, equal ones once for all; but all are, faults included, that `And`, `Or` and `Choose` do not leave out.
 
 **Operations** (`Unary`, `Binary`) have a width, 32 or 64, and a sign; these are C's after its promotions. Operands are
 words of that width and sign (but for a shift's count), and the result is again one: wrapped round to the width, two's

@@ -1,0 +1,68 @@
+"""What the operations of program.py do to words: the rule that lowerings, interpreter and constant folding share."""
+
+from __future__ import annotations
+
+from gdb_optprobe.handlers.program import MASK, Op, UnaryOp
+
+
+class Fault(Exception):
+    """A division by zero, or memory that cannot be read."""
+
+
+def extend(value: int, bits: int, signed: bool) -> int:
+    """The word of the lowest `bits` of a number."""
+    value &= (1 << bits) - 1
+    return value | (MASK ^ ((1 << bits) - 1)) if signed and value >> (bits - 1) else value
+
+
+def number(word: int, signed: bool) -> int:
+    """What a word stands for."""
+    return word - (1 << 64) if signed and word >> 63 else word
+
+
+def unary(op: UnaryOp, value: int, bits: int, signed: bool) -> int:
+    return extend(-value if op is UnaryOp.NEGATE else ~value, bits, signed)
+
+
+def binary(op: Op, left: int, right: int, bits: int, signed: bool) -> int:
+    """Raises Fault where `right` divides and is 0."""
+    if op is Op.SHL:
+        return extend(left << right, bits, signed) if right < bits else 0
+    if op is Op.SHR:
+        return extend(number(left, signed) >> min(right, bits), bits, signed)
+    return extend(_exact(op, number(left, signed), number(right, signed)), bits, signed)
+
+
+def _exact(op: Op, left: int, right: int) -> int:
+    """On numbers without bounds."""
+    match op:
+        case Op.ADD:
+            return left + right
+        case Op.SUB:
+            return left - right
+        case Op.MUL:
+            return left * right
+        case Op.DIV | Op.MOD:
+            if not right:
+                raise Fault("division by zero")
+            quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
+            return quotient if op is Op.DIV else left - quotient * right
+        case Op.AND:
+            return left & right
+        case Op.OR:
+            return left | right
+        case Op.XOR:
+            return left ^ right
+        case Op.EQ:
+            return int(left == right)
+        case Op.NE:
+            return int(left != right)
+        case Op.LT:
+            return int(left < right)
+        case Op.LE:
+            return int(left <= right)
+        case Op.GT:
+            return int(left > right)
+        case Op.GE:
+            return int(left >= right)
+    raise AssertionError(op)
