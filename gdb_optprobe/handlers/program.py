@@ -165,7 +165,7 @@ class Text:
 
     There it takes `size` bytes, rounded up to words; what is behind its end is 0.
     size:  of an array, its own; else the setting for strings.
-    whole: an array: all of its bytes may be read, beyond the first 0 too.
+    whole: an array: all of its bytes are read, those behind the first 0 too. Else none behind it is.
     """
 
     address: Expr

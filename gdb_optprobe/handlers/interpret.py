@@ -1,0 +1,155 @@
+"""What a program does at one hit, computed here: for the tiers that stop the guest, and to judge the native code by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from gdb_optprobe.errors import Unreadable
+from gdb_optprobe.handlers import arithmetic
+from gdb_optprobe.handlers.arithmetic import Fault
+from gdb_optprobe.handlers.program import (
+    MASK,
+    WORD,
+    Action,
+    And,
+    Binary,
+    Choose,
+    Clock,
+    Constant,
+    Convert,
+    Expr,
+    Load,
+    Operand,
+    Or,
+    PerCpuBase,
+    Program,
+    Register,
+    Stop,
+    Text,
+    TextEquals,
+    Unary,
+    Update,
+    operands,
+)
+
+ReadMemory = Callable[[int, int], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """What a vCPU is like at the probed address, before the instruction there.
+
+    read:     memory by address and size; raises Unreadable.
+    per_cpu:  what PerCpuBase is on this CPU.
+    clock:    what Clock is.
+    """
+
+    registers: Mapping[str, int]
+    read: ReadMemory
+    per_cpu: int = 0
+    clock: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """An action that was carried out. value: what an aggregate is given. data: its key, or the record's fields."""
+
+    action: Action
+    value: int = 0
+    data: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """held: the condition. faults: how many of condition and actions were not carried out for one."""
+
+    held: bool
+    done: tuple[Done, ...] = ()
+    faults: int = 0
+
+    @property
+    def stops(self) -> bool:
+        return any(isinstance(done.action, Stop) for done in self.done)
+
+
+def run(program: Program, hit: Hit) -> Outcome:
+    """What one hit does. Nothing is written."""
+    try:
+        held = program.condition is None or bool(evaluate(program.condition, hit))
+    except Fault:
+        return Outcome(held=False, faults=1)
+    if not held:
+        return Outcome(held=False)
+    done: list[Done] = []
+    for action in program.actions:
+        try:
+            done.append(_carried_out(action, hit))
+        except Fault:
+            continue
+    return Outcome(True, tuple(done), len(program.actions) - len(done))
+
+
+def evaluate(node: Expr, hit: Hit) -> int:
+    """The word of an expression. Raises Fault."""
+    match node:
+        case Constant(value):
+            return value
+        case Register(name):
+            return hit.registers[name] & MASK
+        case PerCpuBase():
+            return hit.per_cpu & MASK
+        case Clock():
+            return hit.clock & MASK
+        case Load(address, size, signed):
+            data = _read(hit, evaluate(address, hit), size)
+            return arithmetic.extend(int.from_bytes(data, "little"), 8 * size, signed)
+        case Unary(op, value, bits, signed):
+            return arithmetic.unary(op, evaluate(value, hit), bits, signed)
+        case Binary(op, left, right, bits, signed):
+            return arithmetic.binary(op, evaluate(left, hit), evaluate(right, hit), bits, signed)
+        case Convert(value, bits, signed):
+            return arithmetic.extend(evaluate(value, hit), bits, signed)
+        case And(left, right):
+            return int(bool(evaluate(left, hit)) and bool(evaluate(right, hit)))
+        case Or(left, right):
+            return int(bool(evaluate(left, hit)) or bool(evaluate(right, hit)))
+        case Choose(condition, yes, no):
+            return evaluate(yes if evaluate(condition, hit) else no, hit)
+        case TextEquals(address, literal):
+            start = evaluate(address, hit)
+            return int(all(_read(hit, start + at & MASK, 1)[0] == byte for at, byte in enumerate(literal)))
+
+
+def _carried_out(action: Action, hit: Hit) -> Done:
+    evaluated = [(operand, _data(operand, hit)) for operand in operands(action)]
+    value = 0
+    if isinstance(action, Update) and action.value is not None:
+        value = int.from_bytes(evaluated.pop(0)[1], "little")
+    return Done(action, value, b"".join(data for _, data in evaluated))
+
+
+def _data(operand: Operand, hit: Hit) -> bytes:
+    """The bytes of a part of a key or a record."""
+    if not isinstance(operand, Text):
+        return evaluate(operand, hit).to_bytes(WORD, "little")
+    start = evaluate(operand.address, hit)
+    text = _read(hit, start, operand.size) if operand.whole else _up_to_zero(hit, start, operand.size)
+    return text.partition(b"\0")[0].ljust(-(-operand.size // WORD) * WORD, b"\0")
+
+
+def _up_to_zero(hit: Hit, start: int, size: int) -> bytes:
+    """Byte by byte: what is behind the 0 may not be there."""
+    text = b""
+    while len(text) < size and not text.endswith(b"\0"):
+        text += _read(hit, start + len(text) & MASK, 1)
+    return text
+
+
+def _read(hit: Hit, address: int, size: int) -> bytes:
+    if address + size > MASK + 1:
+        raise Fault("memory ends")
+    try:
+        return hit.read(address, size)
+    except Unreadable as error:
+        raise Fault(error.message) from error

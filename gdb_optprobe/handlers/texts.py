@@ -1,0 +1,74 @@
+"""Strings in memory: which expressions are one, and their comparison with a literal.
+
+Of an array all bytes may be read, so it is compared by words: `$comm == "dd"` is one load, one mask, one comparison.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gdb_optprobe.handlers import fold
+from gdb_optprobe.handlers.ctype import Array, Pointer
+from gdb_optprobe.handlers.operators import is_text
+from gdb_optprobe.handlers.program import Constant, Expr, Load, Op, Text, TextEquals
+from gdb_optprobe.handlers.scope import Meaning, Place, Value
+from gdb_optprobe.handlers.source import Fragment, fault
+
+
+@dataclass(frozen=True, slots=True)
+class Characters:
+    """A string at `address`. size: of an array that holds it, all its bytes; None where only its 0 byte ends it."""
+
+    address: Expr
+    size: int | None
+    mapped: bool
+
+    def operand(self, longest: int) -> Text:
+        """It as a part of a key or a record. longest: bytes taken of one whose size is not known."""
+        size = longest if self.size is None else self.size
+        return Text(self.address, size, self.mapped, whole=self.size is not None)
+
+
+def characters(meaning: Meaning) -> Characters | None:
+    """What an array of characters or a pointer to them holds; None for anything else."""
+    match meaning:
+        case Place(address, Array(element, count), mapped, per_cpu=False) if is_text(element):
+            return Characters(address, count, mapped) if count else Characters(address, None, False)
+        case Value(expr, Pointer(target)) if is_text(target):
+            return Characters(expr, None, False)
+    return None
+
+
+def equals(text: Characters, literal: bytes, where: Fragment) -> Expr:
+    """1 where the text is the literal, else 0."""
+    if b"\0" in literal:
+        raise fault("the string holds a 0 byte", where, "a 0 byte ends a string")
+    if text.size is None:
+        return TextEquals(text.address, literal + b"\0", text.mapped)
+    if len(literal) > text.size:
+        message = f"the string has {len(literal)} bytes and what it is compared with holds {text.size}"
+        raise fault(message, where, "it can never be equal")
+    wanted = (literal + b"\0")[: text.size]
+    found: Expr = Constant(1)
+    at = 0
+    while at < len(wanted):
+        size, part = _next_load(text.size, at, wanted)
+        mask = (1 << 8 * len(part)) - 1
+        address = fold.binary(Op.ADD, text.address, fold.constant(at), 64, False)
+        word = fold.binary(Op.AND, Load(address, size, False, text.mapped), fold.constant(mask), 64, False)
+        if len(part) == size:
+            word = Load(address, size, False, text.mapped)
+        wanted_word = fold.constant(int.from_bytes(part, "little"))
+        found = fold.both(found, fold.binary(Op.EQ, word, wanted_word, 64, False))
+        at += len(part)
+    return found
+
+
+def _next_load(size: int, at: int, wanted: bytes) -> tuple[int, bytes]:
+    """How many bytes to load at `at`, and which of `wanted` they hold: all that is left, if the array allows it."""
+    left = len(wanted) - at
+    for load in (1, 2, 4, 8):
+        if load >= left and at + load <= size:
+            return load, wanted[at:]
+    load = next(load for load in (8, 4, 2, 1) if load <= left and at + load <= size)
+    return load, wanted[at : at + load]

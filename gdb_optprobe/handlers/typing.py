@@ -1,0 +1,341 @@
+"""A tree, and what its names mean, to typed nodes of a program. Every refusal points, and says what is missing.
+
+A node means either a value or an object in memory (`Place`); an object becomes a value where one is needed, by a load.
+"""
+
+from __future__ import annotations
+
+import difflib
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.handlers import fold, operators
+from gdb_optprobe.handlers.ctype import (
+    INT,
+    UNSIGNED_LONG,
+    Array,
+    CType,
+    Enum,
+    Float,
+    Function,
+    Incomplete,
+    Integer,
+    Pointer,
+    Scalar,
+    Struct,
+    Void,
+    describe,
+    number_type,
+    size_of,
+)
+from gdb_optprobe.handlers.ctype import Member as StructMember
+from gdb_optprobe.handlers.program import Constant, Expr, Load, Op, PerCpuBase
+from gdb_optprobe.handlers.scope import Meaning, Missing, Place, Scope, Value
+from gdb_optprobe.handlers.source import Fragment, fault
+from gdb_optprobe.handlers.syntax import (
+    Binary,
+    Cast,
+    Character,
+    Conditional,
+    Dollar,
+    Expression,
+    Index,
+    Member,
+    Name,
+    Number,
+    PerCpu,
+    SizeOf,
+    Str,
+    String,
+    TypeName,
+    Unary,
+)
+from gdb_optprobe.handlers.texts import Characters, characters, equals
+
+_SIZES = (1, 2, 4, 8)
+
+
+class Typer:
+    """Types the expressions of one probe. Every method raises OptprobeError, pointing."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+
+    def value(self, node: Expression) -> Value:
+        """A number or a pointer; of an array, that to its first element."""
+        meaning = self.meaning(node)
+        return meaning if isinstance(meaning, Value) else self._load(meaning, node.where)
+
+    def text(self, node: Expression) -> Characters | None:
+        """A string in memory: `str(p)`, an array of characters. None for anything else, a pointer among it."""
+        if isinstance(node, Str):
+            return self._pointed(node)
+        meaning = self.meaning(node) if not isinstance(node, String) else None
+        return characters(meaning) if isinstance(meaning, Place) else None
+
+    def meaning(self, node: Expression) -> Meaning:
+        match node:
+            case Number(_, value, suffix, decimal):
+                return Value(fold.constant(value), number_type(value, suffix, decimal))
+            case Character(where, value):
+                char = self._type(TypeName(where, "", "char"))
+                assert isinstance(char, Integer)
+                return Value(fold.convert(fold.constant(value), char.width, char.signed), INT)
+            case String(where):
+                raise fault("a string can only be compared", where, '$comm == "dd", str(p) != "x"')
+            case Str(where):
+                raise fault("str(p) is a text, not a number", where, 'str(p) == "x", by str(p), record(str(p))')
+            case Name(where, name):
+                return _found(self._scope.name(name), where)
+            case Dollar(where, name):
+                return _found(self._scope.dollar(name), where)
+            case PerCpu():
+                return self._per_cpu(node)
+            case Unary(where, "&", value):
+                return self._address_of(self.meaning(value), value.where)
+            case Unary(_, "*", value):
+                return self._pointed_to(self.meaning(value), value.where)
+            case Unary(where, op, value):
+                return operators.unary(op, self.value(value), where)
+            case Binary(_, op, left, right) if op in ("==", "!=") and (
+                isinstance(left, String | Str) or isinstance(right, String | Str)
+            ):
+                return self._compared(node)
+            case Binary(_, op, left, right) if op in ("&&", "||"):
+                return operators.logical(op, self.value(left), self.value(right))
+            case Binary(_, op, left, right, sign):
+                return operators.binary(op, self.value(left), self.value(right), sign)
+            case Conditional(where, condition, yes, no):
+                return operators.conditional(self.value(condition), self.value(yes), self.value(no), where)
+            case Member():
+                return self._member(node)
+            case Index():
+                return self._element(node)
+            case Cast():
+                return self._cast(node)
+            case SizeOf(where, thing):
+                return Value(fold.constant(self._size(thing, where)), UNSIGNED_LONG)
+
+    def _type(self, name: TypeName) -> CType:
+        found = self._scope.type(name.keyword, name.name)
+        if isinstance(found, Missing):
+            raise fault(found.message, name.where, found.hint)
+        for _ in range(name.pointers):
+            found = Pointer(found)
+        return found
+
+    def _load(self, place: Place, where: Fragment) -> Value:
+        """What an object holds, as a value."""
+        if place.type is None:
+            raise fault(f"the type of '{where.text}' is not known", where, f"cast it: (unsigned long){where.text}")
+        if isinstance(place.type, Array):
+            return Value(place.address, Pointer(place.type.element), place.mapped and place.type.count > 0)
+        if isinstance(place.type, Function):
+            return Value(place.address, Pointer(place.type))
+        if place.per_cpu:
+            raise fault(f"every CPU has its own '{where.text}'", where, f"$percpu({where.text})")
+        type_ = _scalar(place.type, where)
+        if place.unit is not None:
+            size, shift = place.unit
+            raw = fold.binary(Op.SHR, self._word(place, size, signed=False), fold.constant(shift), 64, False)
+            assert isinstance(type_, Integer)
+            return Value(fold.convert(raw, type_.width, type_.signed), type_)
+        size = size_of(type_) or 0
+        if size not in _SIZES:
+            raise fault(f"'{describe(type_)}' of {size} bytes is not supported", where, "cast its address: *(long *)&x")
+        signed = not isinstance(type_, Pointer) and type_.signed
+        return Value(self._word(place, size, signed), type_)
+
+    def _word(self, place: Place, size: int, signed: bool) -> Expr:
+        known = isinstance(place.address, Constant) and self._scope.is_mapped(place.address.value, size)
+        return Load(place.address, size, signed, place.mapped or known)
+
+    def _address_of(self, meaning: Meaning, where: Fragment) -> Value:
+        if isinstance(meaning, Value):
+            raise fault(f"'{where.text}' has no address", where, "it is a value, not an object in memory")
+        if meaning.unit is not None:
+            raise fault("a bit field has no address", where)
+        return Value(meaning.address, Pointer(meaning.type or Void()), meaning.mapped)
+
+    def _pointed_to(self, meaning: Meaning, where: Fragment) -> Place:
+        pointer = meaning if isinstance(meaning, Value) else self._load(meaning, where)
+        if not isinstance(pointer.type, Pointer):
+            hint = f"cast it: *({describe(pointer.type)} *){where.text}"
+            raise fault(f"'{where.text}' is a number, not a pointer", where, hint)
+        if isinstance(pointer.type.target, Void):
+            raise fault(f"'{where.text}' points to nothing of a known type", where, f"cast it: *(long *){where.text}")
+        return Place(pointer.expr, pointer.type.target, pointer.mapped)
+
+    def _element(self, node: Index) -> Place:
+        array, index = self.meaning(node.array), self.value(node.index)
+        inside = (
+            isinstance(array, Place)
+            and isinstance(array.type, Array)
+            and isinstance(index.expr, Constant)
+            and index.expr.value < array.type.count
+        )
+        pointer = array if isinstance(array, Value) else self._load(array, node.array.where)
+        if not isinstance(pointer.type, Pointer):
+            raise fault(f"'{node.array.where.text}' is no array", node.array.where, "nor a pointer")
+        moved = operators.moved(pointer, index, 1, node.where)
+        place = self._pointed_to(moved, node.array.where)
+        return Place(place.address, place.type, inside and pointer.mapped, isinstance(array, Place) and array.per_cpu)
+
+    def _member(self, node: Member) -> Place:
+        thing = node.thing
+        if node.arrow:
+            meaning = self.meaning(thing)
+            if isinstance(meaning, Place) and isinstance(meaning.type, Struct):
+                raise fault(f"'{thing.where.text}' is no pointer", thing.where, f"{thing.where.text}.{node.name.text}")
+            if isinstance(meaning, Place) and meaning.type is None:
+                raise _untyped(thing.where, node.name.text)
+            place = self._struct_behind(meaning, node)
+        else:
+            found = self.meaning(thing)
+            if isinstance(found, Value) or isinstance(found.type, Pointer):
+                hint = f"{thing.where.text}->{node.name.text}" if isinstance(found.type, Pointer) else ""
+                raise fault(f"'{thing.where.text}' is no struct", thing.where, hint)
+            if found.type is None:
+                raise _untyped(thing.where, node.name.text)
+            place = found
+        if not isinstance(place.type, Struct):
+            raise _no_struct(place.type, thing.where)
+        member = place.type.lookup(node.name.text)
+        if member is None:
+            raise _no_member(place.type, node.name)
+        return _member_of(place, place.type, member, node.name)
+
+    def _struct_behind(self, meaning: Meaning, node: Member) -> Place:
+        """What `p` of `p->m` points to."""
+        where = node.thing.where
+        pointer = meaning if isinstance(meaning, Value) else self._load(meaning, where)
+        if not isinstance(pointer.type, Pointer) or isinstance(pointer.type.target, Void):
+            what = f"'{where.text}' is no pointer to a struct but '{describe(pointer.type)}'"
+            raise fault(what, where, f"cast it: ((struct TYPE *){where.text})->{node.name.text}")
+        return self._pointed_to(pointer, where)
+
+    def _per_cpu(self, node: PerCpu) -> Place:
+        meaning = self.meaning(node.thing)
+        if isinstance(meaning, Value):
+            hint = "of a pointer: $percpu(*p)" if isinstance(meaning.type, Pointer) else "$percpu(VARIABLE)"
+            raise fault("$percpu takes a variable", node.thing.where, hint)
+        address = fold.binary(Op.ADD, PerCpuBase(), meaning.address, 64, False)
+        return Place(address, meaning.type, meaning.per_cpu, unit=meaning.unit)
+
+    def _cast(self, node: Cast) -> Value:
+        target = self._type(node.type)
+        meaning = self.meaning(node.value)
+        if isinstance(meaning, Place) and meaning.type is None:
+            # As in GDB: a symbol without a type is an object of that to which it is cast.
+            return self._load(Place(meaning.address, target, meaning.mapped, meaning.per_cpu), node.value.where)
+        if isinstance(target, Void | Struct | Array | Function | Incomplete):
+            raise fault(f"nothing can be cast to '{describe(target)}'", node.type.where, "cast to a pointer to it")
+        value = meaning if isinstance(meaning, Value) else self._load(meaning, node.value.where)
+        type_ = _scalar(target, node.type.where)
+        if size_of(type_) not in _SIZES:
+            raise fault(f"'{describe(type_)}' is not supported", node.type.where, "the largest type is unsigned long")
+        return operators.converted(value, type_)
+
+    def _size(self, thing: Expression | TypeName, where: Fragment) -> int:
+        if isinstance(thing, TypeName):
+            type_: CType | None = self._type(thing)
+        else:
+            meaning = self.meaning(thing)
+            if isinstance(meaning, Place) and meaning.unit is not None:
+                raise fault("a bit field has no size", where)
+            type_ = meaning.type
+        if type_ is None:
+            raise fault(f"the type of '{thing.where.text}' is not known", thing.where, "sizeof(TYPE)")
+        size = size_of(type_)
+        if size is None:
+            raise fault(f"the size of '{describe(type_)}' is not known", where)
+        return size
+
+    def _compared(self, node: Binary) -> Value:
+        """A string in memory with a literal."""
+        literal, other = (node.right, node.left) if isinstance(node.right, String) else (node.left, node.right)
+        if not isinstance(literal, String):
+            raise fault("str(p) can be compared with a literal only", node.sign, 'str(p) == "x"')
+        if isinstance(other, String):
+            raise fault("two literals are compared", node.sign)
+        text = self.text(other) or characters(self.value(other))
+        if text is None:
+            raise fault(f"'{other.where.text}' is no string", other.where, "compare an array of characters, or str(p)")
+        found = equals(text, literal.data, literal.where)
+        return Value(fold.negation(found) if node.op == "!=" else found, INT)
+
+    def _pointed(self, node: Str) -> Characters:
+        """`str(p)`: of an array, the array; of any pointer and any number of 64 bits, what it leads to."""
+        meaning = self.meaning(node.pointer)
+        found = characters(meaning)
+        if found is not None:
+            return found
+        value = meaning if isinstance(meaning, Value) else self._load(meaning, node.pointer.where)
+        if size_of(value.type) != 8:
+            what = f"'{node.pointer.where.text}' is no pointer but '{describe(value.type)}'"
+            raise fault(what, node.pointer.where, "str takes an address")
+        return characters(meaning) or Characters(value.expr, None, False)
+
+
+def _found(meaning: Meaning | Missing, where: Fragment) -> Meaning:
+    if isinstance(meaning, Missing):
+        raise fault(meaning.message, where, meaning.hint)
+    return meaning
+
+
+def _scalar(type_: CType, where: Fragment) -> Scalar:
+    """The type of what an expression can compute with."""
+    match type_:
+        case Integer() | Enum() | Pointer():
+            return type_
+        case Float():
+            raise fault("floating point is not supported", where, "cast its address: *(long *)&x")
+        case Struct(names=names):
+            hint = f"one of its members is: {', '.join(names()[:6])}" if names() else ""
+            raise fault(f"'{describe(type_)}' is no number", where, hint)
+    raise fault(f"'{describe(type_)}' is no number", where, "cast its address: *(long *)&x")
+
+
+def _untyped(where: Fragment, member: str) -> OptprobeError:
+    message = f"the type of '{where.text}' is not known"
+    return fault(message, where, f"cast its address: ((struct TYPE *)&{where.text})->{member}")
+
+
+def _no_struct(type_: CType | None, where: Fragment) -> OptprobeError:
+    if isinstance(type_, Incomplete):
+        return fault(f"the members of '{describe(type_)}' are not known", where, "the type information has none")
+    return fault(f"'{where.text}' is no struct" + (f" but '{describe(type_)}'" if type_ else ""), where)
+
+
+def _no_member(struct: Struct, name: Fragment) -> OptprobeError:
+    names = struct.names()
+    close = difflib.get_close_matches(name.text, names, 1)
+    shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+    hint = f"did you mean '{close[0]}'?" if close else f"it has: {shown}" if shown else ""
+    return fault(f"'{describe(struct)}' has no member '{name.text}'", name, hint)
+
+
+def _member_of(place: Place, struct: Struct, member: StructMember, where: Fragment) -> Place:
+    """A member of the struct that is at `place`; of a bit field, the unit that holds it."""
+    offset, type_ = member.offset, member.type
+    unit: tuple[int, int] | None = None
+    if member.bit_size:
+        found = _unit(member, struct.size)
+        if found is None or not isinstance(type_, Integer | Enum):
+            raise fault(f"the bit field '{member.name}' cannot be read by one load", where, "read its bytes by a cast")
+        offset, size = found
+        unit = size, 8 * (member.offset - offset) + member.bit_offset
+        boolean = isinstance(type_, Integer) and type_.boolean
+        type_ = Integer(describe(type_), type_.size, type_.signed, boolean, member.bit_size)
+    address = fold.binary(Op.ADD, place.address, fold.constant(offset), 64, False)
+    return Place(address, type_, place.mapped, place.per_cpu, unit)
+
+
+def _unit(member: StructMember, struct_size: int) -> tuple[int, int] | None:
+    """Where in its struct the bytes begin that hold a bit field, and how many they are; None where 8 are not enough."""
+    first, end = member.offset, member.offset + -(-(member.bit_offset + member.bit_size) // 8)
+    aligned = ((first // size * size, size) for size in _SIZES)
+    anywhere = ((max(min(first, struct_size - size), 0), size) for size in _SIZES)
+    for start, size in (*aligned, *anywhere):
+        if start + size >= end and (start + size <= struct_size or not struct_size):
+            return start, size
+    return None
