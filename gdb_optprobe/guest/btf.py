@@ -214,6 +214,11 @@ class Btf:
         }
         return next(iter(found.values())) if len(found) == 1 else None
 
+    def variable(self, name: str) -> int | None:
+        """The number of a variable's type; None where BTF has none of that name: a kernel's has the per-CPU ones."""
+        found = next((number for number in self._named(name) if self._kind(number) == VAR), None)
+        return None if found is None else self._words[self._places[found] + 2]
+
     def find(self, keyword: str, name: str) -> int | None:
         """The number of a type by what C calls it: "struct", "union", "enum", "typedef" or "int", and a name."""
         kinds = {

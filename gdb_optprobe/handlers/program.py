@@ -88,7 +88,7 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class PerCpuBase:
-    """What is added to the address of a per-CPU variable to find this CPU's."""
+    """What is added to the address of a per-CPU variable to find this CPU's, where a register holds it: gs's base."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,5 +59,8 @@ class Scope(Protocol):
     def dollar(self, name: str) -> Meaning | Missing:
         """`$name`: a register, one of ours (arg1, retval, pid, …), a convenience variable, in this order."""
 
+    def per_cpu_base(self) -> Expr | Missing:
+        """What is added to the address of a per-CPU variable to find this CPU's."""
+
     def is_mapped(self, address: int, size: int) -> bool:
         """Whether these bytes can be read in any context."""

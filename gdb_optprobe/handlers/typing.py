@@ -28,7 +28,7 @@ from gdb_optprobe.handlers.ctype import (
     size_of,
 )
 from gdb_optprobe.handlers.ctype import Member as StructMember
-from gdb_optprobe.handlers.program import Constant, Expr, Load, Op, PerCpuBase
+from gdb_optprobe.handlers.program import Constant, Expr, Load, Op
 from gdb_optprobe.handlers.scope import Meaning, Missing, Place, Scope, Value
 from gdb_optprobe.handlers.source import Fragment, fault
 from gdb_optprobe.handlers.syntax import (
@@ -218,7 +218,10 @@ class Typer:
         if isinstance(meaning, Value):
             hint = "of a pointer: $percpu(*p)" if isinstance(meaning.type, Pointer) else "$percpu(VARIABLE)"
             raise fault("$percpu takes a variable", node.thing.where, hint)
-        address = fold.binary(Op.ADD, PerCpuBase(), meaning.address, 64, False)
+        base = self._scope.per_cpu_base()
+        if isinstance(base, Missing):
+            raise fault(base.message, node.where, base.hint)
+        address = fold.binary(Op.ADD, base, meaning.address, 64, False)
         return Place(address, meaning.type, meaning.per_cpu, unit=meaning.unit)
 
     def _cast(self, node: Cast) -> Value:

@@ -22,6 +22,7 @@ CALLEE_SAVED = ("r1", *(f"r{number}" for number in range(14, 32)))
 RED_ZONE = 288  # bytes below r1 that a function without a frame of its own may use; KERNEL_REDZONE_SIZE in the kernel
 BACK_CHAIN, CR_SAVE, LR_SAVE = 0, 8, 16  # in a frame, from r1
 HEADER = 32  # the smallest frame
+STACKED_ARGUMENTS = HEADER + 64  # from r1 at the entry: the ninth and those that follow, in the caller's frame
 
 # What always means something: the stack, the TOC, the PACA (arch/powerpc/include/asm/paca.h).
 RESERVED = ("r1", "r2", "r13")

@@ -1,0 +1,96 @@
+"""What runs: the expressions of the current thread and CPU, `$task`, `$cpu`, and what `$pid`, `$tgid`, `$comm` are.
+
+x86-64     the per-CPU variables current_task and cpu_number, members of pcpu_hot in some kernels
+ppc64le    r13 points to the paca: __current and paca_index in it (arch/powerpc/include/asm/paca.h)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
+from gdb_optprobe.handlers import fold
+from gdb_optprobe.handlers.program import Expr, Load, Op, PerCpuBase, Register
+from gdb_optprobe.handlers.scope import Missing
+
+MEMBERS = ("pid", "tgid", "comm")
+NAME_SIZE = 16
+"""TASK_COMM_LEN, include/linux/sched.h."""
+
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True)
+class Current:
+    """task, cpu, per_cpu: expressions of the thread's address, the CPU's number, the base of its per-CPU variables.
+
+    members: where a thread has its pid, tgid and comm.
+    """
+
+    task: Expr | Missing
+    cpu: Expr | Missing
+    per_cpu: Expr | Missing
+    members: Mapping[str, int | Missing] = field(default_factory=dict)
+
+
+def on_x86_64(kernel: Kernel) -> Current:
+    """By per-CPU variables, whose address is told by the symbols and, within pcpu_hot, by the types."""
+
+    def variable(size: int, *places: tuple[str, str]) -> Expr:
+        missing: OptprobeError | None = None
+        for symbol, member in places:
+            try:
+                offset = kernel.address(symbol) + (kernel.offset(symbol, member) if member else 0)
+                return Load(_plus(PerCpuBase(), offset), size, signed=False, mapped=True)
+            except OptprobeError as error:
+                missing = error
+        raise missing or NoSuchKernel("no per-CPU variable asked for")
+
+    task = _or_missing(lambda: variable(8, ("current_task", ""), ("pcpu_hot", "current_task")))
+    cpu = _or_missing(lambda: variable(4, ("cpu_number", ""), ("pcpu_hot", "cpu_number")))
+    members = {name: _or_missing(partial(kernel.offset, "task_struct", name)) for name in MEMBERS}
+    return Current(task, cpu, PerCpuBase(), members)
+
+
+@dataclass(frozen=True, slots=True)
+class Paca:
+    """Offsets in the paca, current and number, in a thread, pid and comm, and where __per_cpu_offset is."""
+
+    current: int
+    number: int
+    pid: int
+    comm: int
+    per_cpu_offset: int
+
+
+def on_ppc64le(paca: Paca) -> Current:
+    """By offsets that the kernel's code told: no types are needed."""
+    number = Load(_plus(Register("r13"), paca.number), 2, signed=False, mapped=True)
+    scaled = fold.binary(Op.SHL, number, fold.constant(3), 64, False)
+    base = Load(_plus(scaled, paca.per_cpu_offset), 8, signed=False, mapped=True)
+    task = Load(_plus(Register("r13"), paca.current), 8, signed=False, mapped=True)
+    # tgid stands behind pid (include/linux/sched.h, struct task_struct).
+    members = {"pid": paca.pid, "tgid": paca.pid + 4, "comm": paca.comm}
+    return Current(task, number, base, members)
+
+
+def unknown(why: str) -> Current:
+    """Where nothing is known of the running thread, for the reason given in words."""
+    missing = Missing(why)
+    return Current(missing, missing, missing, dict.fromkeys(MEMBERS, missing))
+
+
+def _plus(expr: Expr, offset: int) -> Expr:
+    return fold.binary(Op.ADD, expr, fold.constant(offset), 64, False)
+
+
+def _or_missing(find: Callable[[], Found]) -> Found | Missing:
+    try:
+        return find()
+    except OptprobeError as error:
+        return Missing(error.message, error.hint)

@@ -1,0 +1,264 @@
+"""What names mean at a probed address of a Linux kernel: by its symbols, its own types and the ABI.
+
+`KernelScope` is a `handlers.scope.Scope`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from gdb_optprobe.guest.abi import Abi, slots
+from gdb_optprobe.guest.btf import Function as Prototype
+from gdb_optprobe.guest.linux.current import NAME_SIZE, Current
+from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.symbols import Symbol
+from gdb_optprobe.guest.types import BtfTypes, own_type
+from gdb_optprobe.handlers import fold
+from gdb_optprobe.handlers.ctype import (
+    INT,
+    LONG,
+    TYPEDEFS,
+    UNSIGNED_INT,
+    UNSIGNED_LONG,
+    Array,
+    CType,
+    Enum,
+    Function,
+    Integer,
+    Pointer,
+    Scalar,
+    Void,
+    describe,
+    number_type,
+    size_of,
+)
+from gdb_optprobe.handlers.program import Clock, Expr, Load, Op, Register
+from gdb_optprobe.handlers.scope import Meaning, Missing, Place, Value
+
+OURS = ("arg1", "retval", "pid", "tgid", "comm", "task", "cpu", "time", "pc", "sp")
+MOST_ARGUMENTS = 32
+# What stays mapped of the kernel's image: init's parts of it are freed (include/asm-generic/vmlinux.lds.h).
+_KEPT = (("_stext", "_etext"), ("__start_rodata", "__end_rodata"), ("_sdata", "_edata"), ("__bss_start", "__bss_stop"))
+
+
+class Symbols(Protocol):
+    """guest/symbols.py."""
+
+    def lookup(self, name: str) -> Sequence[int]: ...
+
+    def symbol_at(self, address: int) -> Symbol | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What is probed. function: its name; "" where none is known.
+
+    entry:   the address is the function's entry: its arguments are where the ABI has them.
+    returns: the function has just returned.
+    """
+
+    address: int
+    function: str
+    entry: bool = False
+    returns: bool = False
+
+
+@dataclass(frozen=True)
+class KernelScope:
+    """types: None where the guest has none.
+
+    mapped:      ranges (start, end) of the kernel's image that are always mapped.
+    per_cpu:     the range (start, end) of symbols that are templates of per-CPU variables.
+    convenience: of GDB's variables, the value; None where there is none of that name.
+    """
+
+    site: Site
+    symbols: Symbols
+    types: BtfTypes | None
+    abi: Abi
+    current: Current
+    mapped: Sequence[tuple[int, int]] = ()
+    per_cpu: tuple[int, int] = (0, 0)
+    convenience: Callable[[str], int | None] = lambda name: None
+
+    def is_type(self, name: str) -> bool:
+        if name in self._parameters:
+            return False
+        return name in TYPEDEFS or (self.types is not None and self.types.btf.find("typedef", name) is not None)
+
+    def type(self, keyword: str, name: str) -> CType | Missing:
+        if name == "char" and not keyword:
+            known = self.types.plain_char() if self.types is not None else None
+            return known or Integer("char", 1, self.abi.signed_char)
+        own = None if keyword else own_type(name)
+        found = self.types.named(keyword, name) if own is None and self.types is not None else own
+        if found is not None:
+            return found
+        what = f"{keyword} {name}".strip()
+        if self.types is None:
+            return Missing(f"no type information for '{what}'", "C's own types and u8 … s64 are known")
+        other = next((word for word in ("struct", "union", "enum") if self.types.btf.find(word, name) is not None), "")
+        hint = f"did you mean {other} {name}?" if other else "" if keyword else f"or is it 'struct {name}'?"
+        return Missing(f"no type named '{what}' in this kernel", hint)
+
+    def name(self, name: str) -> Meaning | Missing:
+        if name in self._parameters:
+            return self._parameter(name)
+        if (value := self._enumerator(name)) is not None:
+            return value
+        found = self.symbols.lookup(name)
+        if len(found) > 1:
+            places = ", ".join(f"{address:#x}" for address in found[:4])
+            return Missing(f"{len(found)} symbols are named '{name}'", f"use an address: {places}")
+        return self._symbol(name, found[0]) if found else self._unknown(name)
+
+    def dollar(self, name: str) -> Meaning | Missing:
+        if (register := self._register(name)) is not None:
+            return register
+        if name.startswith("arg") and name[3:].isdecimal():
+            return self._argument(name)
+        match name:
+            case "retval":
+                return self._result()
+            case "pid" | "tgid":
+                return self._of_task(name, INT)
+            case "comm":
+                char = self.type("", "char")
+                return self._of_task(name, Array(INT if isinstance(char, Missing) else char, NAME_SIZE))
+            case "task":
+                task = self.current.task
+                struct = self.types.named("struct", "task_struct") if self.types is not None else None
+                return task if isinstance(task, Missing) else Value(task, Pointer(struct or Void()), mapped=True)
+            case "cpu":
+                cpu = self.current.cpu
+                return cpu if isinstance(cpu, Missing) else Value(cpu, UNSIGNED_INT)
+            case "time":
+                return Value(Clock(), UNSIGNED_LONG)
+        value = self.convenience(name)
+        if value is not None:
+            return Value(fold.constant(value), LONG)
+        close = difflib.get_close_matches(name, (*OURS, *self.abi.registers), 1)
+        hint = f"did you mean ${close[0]}?" if close else f"ours are {', '.join('$' + ours for ours in OURS)}"
+        return Missing(f"no register or variable named '${name}'", hint)
+
+    def per_cpu_base(self) -> Expr | Missing:
+        return self.current.per_cpu
+
+    def is_mapped(self, address: int, size: int) -> bool:
+        return any(start <= address and address + size <= end for start, end in self.mapped)
+
+    @cached_property
+    def _prototype(self) -> Prototype | None:
+        return self.types.btf.function(self.site.function) if self.types is not None and self.site.function else None
+
+    @cached_property
+    def _parameters(self) -> Mapping[str, int]:
+        """The types of the function's parameters, by name."""
+        return {each.name: each.type for each in self._prototype.parameters if each.name} if self._prototype else {}
+
+    def _parameter(self, name: str) -> Meaning | Missing:
+        assert self.types is not None and self._prototype is not None
+        if not self.site.entry:
+            hint = f"parameters are known at the function's entry: {self.site.function}"
+            return Missing(f"'{name}' is not available at this address", hint)
+        slot = slots(self._prototype.parameters, self.types.btf, self.abi).get(name)
+        type_ = self.types.type(self._parameters[name])
+        if slot is None or not isinstance(type_, Integer | Enum | Pointer):
+            return Missing(f"where '{name}' is passed is not known", f"its type is '{describe(type_)}'")
+        return Value(_as_type(self._word(slot), type_), type_)
+
+    def _argument(self, name: str) -> Meaning | Missing:
+        number = int(name[3:])
+        if not 0 < number <= MOST_ARGUMENTS:
+            return Missing(f"no argument ${name}", "$arg1 is the first")
+        if not self.site.entry:
+            hint = f"arguments are known at the function's entry: {self.site.function or 'probe a function'}"
+            return Missing(f"${name} is not available at this address", hint)
+        return Value(self._word(number - 1), UNSIGNED_LONG)
+
+    def _word(self, slot: int) -> Expr:
+        """A word of a function's arguments, at its entry."""
+        registers = self.abi.arguments
+        if slot < len(registers):
+            return Register(registers[slot])
+        offset = fold.constant(self.abi.stacked + 8 * (slot - len(registers)))
+        return Load(fold.binary(Op.ADD, Register(self.abi.sp), offset, 64, False), 8, signed=False, mapped=True)
+
+    def _result(self) -> Meaning | Missing:
+        if not self.site.returns:
+            return Missing("$retval is not available at this address", "it is known where a function has returned")
+        found = self.types.type(self._prototype.result) if self.types is not None and self._prototype else LONG
+        if not isinstance(found, Integer | Enum | Pointer) or (size_of(found) or 0) > 8:
+            return Missing(f"$retval of type '{describe(found)}' is not supported")
+        return Value(_as_type(Register(self.abi.result), found), found)
+
+    def _register(self, name: str) -> Value | None:
+        if name == "pc" or name == self.abi.pc:
+            return Value(fold.constant(self.site.address), self.abi.registers[self.abi.pc])
+        name = self.abi.sp if name == "sp" else name
+        if name in self.abi.registers:
+            return Value(Register(name), self.abi.registers[name])
+        part = self.abi.parts.get(name)
+        if part is None:
+            return None
+        word = fold.binary(Op.SHR, Register(part.register), fold.constant(part.shift), 64, False)
+        type_ = Integer(f"int{part.bits}_t", part.bits // 8, signed=True)
+        return Value(_as_type(word, type_), type_)
+
+    def _of_task(self, name: str, type_: CType) -> Meaning | Missing:
+        offset, task = self.current.members[name], self.current.task
+        if isinstance(offset, Missing):
+            return offset
+        if isinstance(task, Missing):
+            return task
+        return Place(fold.binary(Op.ADD, task, fold.constant(offset), 64, False), type_, mapped=True)
+
+    def _enumerator(self, name: str) -> Value | None:
+        value = self.types.btf.constant(name) if self.types is not None else None
+        if value is None:
+            return None
+        negative = INT if value >= -(1 << 31) else LONG
+        return Value(fold.constant(value), negative if value < 0 else number_type(value, "", decimal=False))
+
+    def _symbol(self, name: str, address: int) -> Place:
+        start, end = self.per_cpu
+        at = self.symbols.symbol_at(address)
+        number = self.types.btf.variable(name) if self.types is not None else None
+        type_ = self.types.type(number) if self.types is not None and number is not None else None
+        if type_ is None and at is not None and at.is_function:
+            type_ = Function()
+        size = size_of(type_) if type_ is not None else None
+        return Place(fold.constant(address), type_, self.is_mapped(address, size or 8), start <= address < end)
+
+    def _unknown(self, name: str) -> Missing:
+        if self._parameters:
+            close = difflib.get_close_matches(name, self._parameters, 1)
+            has = f"{self.site.function} has: {', '.join(self._parameters)}"
+            return Missing(
+                f"no parameter or symbol named '{name}'", f"did you mean '{close[0]}'? {has}" if close else has
+            )
+        if self.types is None or (self.site.function and self._prototype is None):
+            hint = "parameters are $arg1, $arg2, … at a function's entry"
+            return Missing(f"no symbol named '{name}', and no type information for parameters", hint)
+        return Missing(f"no parameter or symbol named '{name}'")
+
+
+def mapped_ranges(kernel: Kernel) -> tuple[tuple[int, int], ...]:
+    """Parts of the kernel's image that can be read in any context; empty where no symbols tell."""
+    return tuple((start, end) for start, end in (kernel.range(*names) for names in _KEPT) if start < end)
+
+
+def per_cpu_range(kernel: Kernel) -> tuple[int, int]:
+    """Where symbols of per-CPU variables are: from 0 on where they are offsets."""
+    return kernel.range("__per_cpu_start", "__per_cpu_end")
+
+
+def _as_type(word: Expr, type_: Scalar) -> Expr:
+    """What a register holds of a type: the ABIs leave open what is above its bits."""
+    if isinstance(type_, Pointer):
+        return word
+    return fold.convert(word, type_.width, type_.signed)

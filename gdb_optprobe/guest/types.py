@@ -1,0 +1,88 @@
+"""The guest's own types (btf.py) as those that handlers/ computes with, each converted when it is asked for."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from gdb_optprobe.guest import btf
+from gdb_optprobe.guest.btf import Btf
+from gdb_optprobe.handlers.ctype import (
+    OWN,
+    TYPEDEFS,
+    Array,
+    CType,
+    Enum,
+    Float,
+    Function,
+    Incomplete,
+    Integer,
+    Member,
+    Pointer,
+    Struct,
+    Void,
+)
+from gdb_optprobe.handlers.typenames import one_spelling
+
+DEEPEST = 64
+
+
+class BtfTypes:
+    """Types by name or by number. Raises OptprobeError where the BTF is damaged."""
+
+    def __init__(self, btf: Btf) -> None:
+        self.btf = btf
+
+    def named(self, keyword: str, name: str) -> CType | None:
+        """keyword: "struct", "union", "enum", or "" for a typedef. None where this kernel has no such type."""
+        number = self.btf.find(keyword or "typedef", name)
+        return None if number is None else self.type(number)
+
+    def plain_char(self) -> CType | None:
+        """`char`, which is signed or not as the kernel was compiled."""
+        number = self.btf.find("int", "char")
+        return None if number is None else self.type(number)
+
+    def type(self, number: int, depth: int = 0) -> CType:
+        """The type with this number, without typedefs and qualifiers. Of one nested beyond reason, void."""
+        if depth > DEEPEST:
+            return Void()
+        inner = partial(self.type, depth=depth + 1)
+        resolved = self.btf.resolve(number)
+        match resolved:
+            case btf.Int(name, size, signed, boolean):
+                return Integer(one_spelling(name), size, signed, boolean)
+            case btf.Float(name, size):
+                return Float(name, size)
+            case btf.Pointer(target):
+                return Pointer(inner(target))
+            case btf.Array(element, count):
+                return Array(inner(element), count)
+            case btf.Enum(name, size, signed):
+                return Enum(name, size, signed)
+            case btf.Struct():
+                return self._struct(resolved, number)
+            case btf.Forward(name, union):
+                keyword = "union" if union else "struct"
+                defined = self.btf.find(keyword, name)
+                return Incomplete(f"{keyword} {name}") if defined is None else self.type(defined, depth + 1)
+            case btf.Function():
+                return Function()
+            case _:
+                return Void()
+
+    def _struct(self, struct: btf.Struct, number: int) -> Struct:
+        def lookup(name: str) -> Member | None:
+            found = struct.member(name) if name else None
+            if found is None:
+                return None
+            return Member(name, found.offset, self.type(found.type), found.bit_offset, found.bit_size)
+
+        def names() -> tuple[str, ...]:
+            return tuple(member.name for member in struct.members if member.name)
+
+        return Struct(struct.name, struct.size, struct.union, number, lookup, names)
+
+
+def own_type(name: str) -> CType | None:
+    """What needs no type information: C's own types, by their one spelling, and the usual names of some."""
+    return OWN.get(TYPEDEFS.get(name, name))
