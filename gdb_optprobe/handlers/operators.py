@@ -115,12 +115,15 @@ def _with_pointer(op: str, left: Value, right: Value, sign: Fragment) -> Value:
 
 
 def _difference(left: Expr, one: Pointer, right: Expr, other: Pointer, sign: Fragment) -> Value:
-    """In elements, rounded towards zero."""
+    """In elements. What lies between two of an array is a multiple of its size, so a shift will do for a division."""
     size, same = element_size(one, sign), element_size(other, sign)
     if size != same or not size:
         what = f"the pointers are of different types: {describe(one)}, {describe(other)}"
         raise fault(what if size != same else "the elements have no size", sign, "cast both: (char *)")
-    return Value(fold.binary(Op.DIV, fold.binary(Op.SUB, left, right, 64, True), fold.constant(size), 64, True), LONG)
+    bytes_between = fold.binary(Op.SUB, left, right, 64, True)
+    if size & (size - 1):
+        return Value(fold.binary(Op.DIV, bytes_between, fold.constant(size), 64, True), LONG)
+    return Value(fold.binary(Op.SHR, bytes_between, fold.constant(size.bit_length() - 1), 64, True), LONG)
 
 
 def _pointer_of(yes: Scalar, no: Scalar, where: Fragment) -> Pointer:
