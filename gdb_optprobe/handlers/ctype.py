@@ -177,7 +177,8 @@ def describe(type_: CType) -> str:
             text = describe(target)
             return f"{text}{'' if text.endswith('*') else ' '}*"
         case Array(element, count):
-            return f"{describe(element)} [{count or ''}]"
+            inner, _, more = describe(element).partition(" [")
+            return f"{inner} [{count or ''}]{more and f'[{more}'}"
         case Function():
             return "a function"
         case Enum(name):
