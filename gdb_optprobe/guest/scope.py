@@ -15,7 +15,6 @@ from gdb_optprobe.guest.abi import Abi, slots
 from gdb_optprobe.guest.btf import Function as Prototype
 from gdb_optprobe.guest.linux.current import NAME_SIZE, Current
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.symbols import Symbol
 from gdb_optprobe.guest.types import BtfTypes, own_type
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.ctype import (
@@ -50,7 +49,7 @@ class Symbols(Protocol):
 
     def lookup(self, name: str) -> Sequence[int]: ...
 
-    def symbol_at(self, address: int) -> Symbol | None: ...
+    def function_bounds(self, address: int) -> tuple[int, int] | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,10 +225,10 @@ class KernelScope:
 
     def _symbol(self, name: str, address: int) -> Place:
         start, end = self.per_cpu
-        at = self.symbols.symbol_at(address)
+        bounds = self.symbols.function_bounds(address)
         number = self.types.btf.variable(name) if self.types is not None else None
         type_ = self.types.type(number) if self.types is not None and number is not None else None
-        if type_ is None and at is not None and at.is_function:
+        if type_ is None and bounds is not None and bounds[0] == address:
             type_ = Function()
         size = size_of(type_) if type_ is not None else None
         return Place(fold.constant(address), type_, self.is_mapped(address, size or 8), start <= address < end)
@@ -247,14 +246,18 @@ class KernelScope:
         return Missing(f"no parameter or symbol named '{name}'")
 
 
-def mapped_ranges(kernel: Kernel) -> tuple[tuple[int, int], ...]:
-    """Parts of the kernel's image that can be read in any context; empty where no symbols tell."""
-    return tuple((start, end) for start, end in (kernel.range(*names) for names in _KEPT) if start < end)
-
-
-def per_cpu_range(kernel: Kernel) -> tuple[int, int]:
-    """Where symbols of per-CPU variables are: from 0 on where they are offsets."""
-    return kernel.range("__per_cpu_start", "__per_cpu_end")
+def kernel_scope(
+    kernel: Kernel,
+    current: Current,
+    types: BtfTypes | None,
+    abi: Abi,
+    site: Site,
+    convenience: Callable[[str], int | None] = lambda name: None,
+) -> KernelScope:
+    """The scope at a site of a running kernel."""
+    kept = tuple((start, end) for start, end in (kernel.range(*names) for names in _KEPT) if start < end)
+    templates = kernel.range("__per_cpu_start", "__per_cpu_end")
+    return KernelScope(site, kernel.symbols, types, abi, current, kept, templates, convenience)
 
 
 def _as_type(word: Expr, type_: Scalar) -> Expr:

@@ -24,7 +24,6 @@ from gdb_optprobe.guest.abi import X86_64
 from gdb_optprobe.guest.btf import Btf
 from gdb_optprobe.guest.linux.current import unknown
 from gdb_optprobe.guest.scope import KernelScope, Site
-from gdb_optprobe.guest.symbols import Symbol
 from gdb_optprobe.guest.types import BtfTypes
 
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc: install gcc")
@@ -101,7 +100,7 @@ class _NoSymbols:
     def lookup(self, name: str) -> Sequence[int]:
         return ()
 
-    def symbol_at(self, address: int) -> Symbol | None:
+    def function_bounds(self, address: int) -> tuple[int, int] | None:
         return None
 
 

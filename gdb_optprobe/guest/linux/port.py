@@ -7,6 +7,7 @@
     entry                  where a probe on a function is     behind a landing pad     the local entry
     stacks                 where saved PCs are                by types (BTF)           by the code that uses them
     room                   memory for detours                 filler of the text       gaps of the image
+    current                the running thread and CPU         per-CPU variables        the paca, by r13
     unwinder               from a frame to its caller         ORC tables               the back chain
 """
 
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gdb_optprobe.guest.cache import Shelf
+from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
 from gdb_optprobe.guest.linux.recover import Finder
@@ -94,6 +96,9 @@ class Port(Finder, Protocol):
 
     def room(self, machine: Machine, kernel: Kernel) -> Room:
         """Memory for detours, the guest unchanged. Raises OptprobeError."""
+
+    def current(self, kernel: Kernel) -> Current:
+        """The expressions of the running thread and its CPU."""
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, bits: Bits, read: Callable[[int, int], bytes]

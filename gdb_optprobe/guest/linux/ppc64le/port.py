@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
+from gdb_optprobe.guest.linux.current import Current, Paca, on_ppc64le, unknown
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
 from gdb_optprobe.guest.linux.port import Bits, LinuxText, Port, Room, Say, Stacks, Unwinder
 from gdb_optprobe.guest.linux.ppc64le import derive, room, stacks
@@ -61,6 +63,13 @@ class _PPC:
 
     def room(self, machine: Machine, kernel: Kernel) -> Room:
         return room.find(machine, kernel)
+
+    def current(self, kernel: Kernel) -> Current:
+        try:
+            found = derive.derive(kernel)
+        except OptprobeError as error:
+            return unknown(error.message)
+        return on_ppc64le(Paca(found.current, found.number, found.pid, found.comm, found.per_cpu_offset))
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, bits: Bits, read: Callable[[int, int], bytes]

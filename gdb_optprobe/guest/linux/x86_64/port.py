@@ -9,6 +9,7 @@ from functools import partial
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux import filler, physical, stacks
+from gdb_optprobe.guest.linux.current import Current, on_x86_64
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
 from gdb_optprobe.guest.linux.port import Bits, LinuxText, Port, Room, Say
 from gdb_optprobe.guest.linux.text import KernelText
@@ -56,6 +57,9 @@ class _X86:
         mapping = filler.plan_mapping(found, tables, machine.read_physical)
         take, give_back = partial(physical.apply, mapping, machine), partial(physical.undo, mapping, machine)
         return Room(found.code, found.data, filler.FILL, take, give_back)
+
+    def current(self, kernel: Kernel) -> Current:
+        return on_x86_64(kernel)
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, bits: Bits, read: Callable[[int, int], bytes]
