@@ -99,7 +99,8 @@ class KernelScope:
             return found
         what = f"{keyword} {name}".strip()
         if self.types is None:
-            return Missing(f"no type information for '{what}'", "C's own types and u8 … s64 are known")
+            hint = "read a member by its offset: *(u32 *)($arg1 + OFFSET); C's own types and u8 … s64 are known"
+            return Missing(f"no type information for '{what}'", hint)
         other = next((word for word in ("struct", "union", "enum") if self.types.btf.find(word, name) is not None), "")
         hint = f"did you mean {other} {name}?" if other else "" if keyword else f"or is it 'struct {name}'?"
         return Missing(f"no type named '{what}' in this kernel", hint)
@@ -234,12 +235,15 @@ class KernelScope:
         return Place(fold.constant(address), type_, self.is_mapped(address, size or 8), start <= address < end)
 
     def _unknown(self, name: str) -> Missing:
+        if name.isupper():
+            return Missing(
+                f"no symbol or enumerator named '{name}'", "if it is a macro of the kernel's, give its value"
+            )
         if self._parameters:
             close = difflib.get_close_matches(name, self._parameters, 1)
+            meant = f"did you mean '{close[0]}'? " if close else ""
             has = f"{self.site.function} has: {', '.join(self._parameters)}"
-            return Missing(
-                f"no parameter or symbol named '{name}'", f"did you mean '{close[0]}'? {has}" if close else has
-            )
+            return Missing(f"no parameter or symbol named '{name}'", meant + has)
         if self.types is None or (self.site.function and self._prototype is None):
             hint = "parameters are $arg1, $arg2, … at a function's entry"
             return Missing(f"no symbol named '{name}', and no type information for parameters", hint)
