@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
 from .oracle import BASE, MASK, SIZE, State, types
 
-_OPERATORS = ("+", "-", "*", "/", "%", "<<", ">>", "&", "|", "^", "==", "!=", "<", "<=", ">", ">=", "&&", "||")
+_OPERATORS = (
+    ("+", "-", "*", "/", "%"),
+    ("<<", ">>", "&", "|", "^"),
+    ("==", "!=", "<", "<=", ">", ">=", "&&", "||"),
+)
 _MACROS = {"/": "QUOTIENT", "%": "REMAINDER", "<<": "LEFT", ">>": "RIGHT"}
 _TYPES = (
     "char", "signed char", "unsigned char", "short", "unsigned short", "int", "unsigned", "long", "unsigned long",
@@ -36,6 +41,22 @@ _FAULTY = (
     "*(volatile long *)n",
 )
 _POINTERS = ("p", "p->next", "&p->in", "p->array", "p->ip", "&p->array[1]", "&p->inner[2]", "(struct s *)n", "(int *)p")
+_SHAPES = (
+    "({pointer} {op} (void *){other})",
+    "((unsigned long)({pointer} + {number}))",
+    "((long)({pointer} - {number}))",
+    "((unsigned char)({number} + {pointer}))",
+    "(!{pointer} || {number})",
+    "({pointer} && {number})",
+    "((long)({number} ? {pointer} : 0))",
+    "(&p->array[n & 3] - &p->array[u & 3])",
+    "(&p->inner[n & 3] - p->inner)",
+    "((unsigned long)&({pointer})[{number}])",
+    "((short)(unsigned long){pointer})",
+    "((_Bool){pointer})",
+    "(sizeof *({pointer}) + {number})",
+    "((long)(&p->inner[{number}].y[2]))",
+)
 _PACKED = ("a", "b", "e")
 # To GCC a bit field of more than 32 bits has a type of its own; to us, as to Clang and GDB, that of its declaration.
 _WIDE = (
@@ -67,84 +88,63 @@ class Pair:
 def _leaf() -> st.SearchStrategy[Pair]:
     numbers = st.integers(0, 1 << 33).map(str)
     constants = st.one_of(st.sampled_from(_CONSTANTS).map(lambda text: text.replace("\\\\", "\\")), numbers)
-    index = st.integers(0, 3)
-    members = st.sampled_from(_MEMBERS).map("p->{}".format)
+    packed = map("((struct packed *)p)->{}".format, _PACKED)
+    members = st.sampled_from([*map("p->{}".format, _MEMBERS), *packed, *_FAULTY])
     variables = st.sampled_from(("c", "h", "u", "n", "i"))
-    elements = st.builds(lambda text, one, other: text.format(one, other), st.sampled_from(_ARRAYS), index, index)
-    computed = st.sampled_from(_ARRAYS).map(lambda text: text.format("(n & 3)", "(u & 3)"))
-    packed = st.sampled_from(_PACKED).map("((struct packed *)p)->{}".format)
-    plain = (constants, members, variables, elements, computed, packed, st.sampled_from(_WIDE))
-    texts = st.one_of(*plain, *plain, *plain, *plain, st.sampled_from(_FAULTY))
+    indexes = st.sampled_from(("0", "1", "2", "3", "(n & 3)", "(u & 3)"))
+    elements = st.builds(lambda text, one, other: text.format(one, other), st.sampled_from(_ARRAYS), indexes, indexes)
+    texts = st.one_of(constants, members, variables, elements, st.sampled_from(_WIDE))
     return texts.map(lambda text: Pair.same(f"({text})"))
 
 
-@st.composite
-def expressions(draw: st.DrawFn, depth: int = 4) -> Pair:
-    if not depth:
-        return draw(_leaf())
-    below = expressions(depth=depth - 1)
-    kind = draw(st.integers(0, 9))
-    if kind == 0:
-        return draw(_leaf())
-    one = draw(below)
-    if kind == 1:
-        op = draw(st.sampled_from("+-~!"))
-        return Pair(f"({op}{one.ours})", f"({op}{one.theirs})")
-    if kind == 2:
-        type_ = draw(st.sampled_from(_TYPES))
-        return Pair(f"(({type_}){one.ours})", f"(({type_}){one.theirs})")
-    if kind == 3:
-        return draw(_with_pointers(one))
-    other = draw(below)
-    if kind == 4:
-        last = draw(below)
-        shape = "({} ? {} : {})"
-        return Pair(shape.format(one.ours, other.ours, last.ours), shape.format(one.theirs, other.theirs, last.theirs))
-    op = draw(st.sampled_from(_OPERATORS))
+def _unary(op: str, one: Pair) -> Pair:
+    return Pair(f"({op}{one.ours})", f"({op}{one.theirs})")
+
+
+def _binary(op: str, one: Pair, other: Pair) -> Pair:
     ours = f"({one.ours} {op} {other.ours})"
     if op in _MACROS:
         return Pair(ours, f"{_MACROS[op]}({one.theirs}, {other.theirs})")
     return Pair(ours, f"({one.theirs} {op} {other.theirs})")
 
 
-@st.composite
-def _with_pointers(draw: st.DrawFn, number: Pair) -> Pair:
-    pointer, other = draw(st.sampled_from(_POINTERS)), draw(st.sampled_from(_POINTERS))
-    op = draw(st.sampled_from(("==", "!=", "<", ">=")))
-    shape = draw(
-        st.sampled_from(
-            (
-                f"({pointer} {op} (void *){other})",
-                f"((unsigned long)({pointer} + {{}}))",
-                f"((long)({pointer} - {{}}))",
-                f"((unsigned char)({{}} + {pointer}))",
-                f"(!{pointer} || {{}})",
-                f"({pointer} && {{}})",
-                f"((long)({{}} ? {pointer} : 0))",
-                "(&p->array[n & 3] - &p->array[u & 3])",
-                "(&p->inner[n & 3] - p->inner)",
-                f"((unsigned long)&({pointer})[{{}}])",
-                f"((short)(unsigned long){pointer})",
-                f"((_Bool){pointer})",
-                f"(sizeof *({pointer}) + {{}})",
-                "((long)(&p->inner[{}].y[2]))",
-            )
-        )
-    )
-    return Pair(shape.format(number.ours), shape.format(number.theirs))
+def _choice(one: Pair, other: Pair, last: Pair) -> Pair:
+    shape = "({} ? {} : {})"
+    return Pair(shape.format(one.ours, other.ours, last.ours), shape.format(one.theirs, other.theirs, last.theirs))
 
 
-def words() -> st.SearchStrategy[int]:
-    edges = st.sampled_from((0, 1, 2, 0x7F, 0x80, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 63, MASK, MASK >> 1))
-    return st.one_of(edges, st.integers(0, MASK), st.integers(0, 70), st.integers(MASK - 70, MASK))
+def _with_pointers(shape: str, pointer: str, other: str, op: str, number: Pair) -> Pair:
+    def put(text: str) -> str:
+        return shape.format(pointer=pointer, other=other, op=op, number=text)
+
+    return Pair(put(number.ours), put(number.theirs))
+
+
+@functools.cache
+def expressions(depth: int = 4) -> st.SearchStrategy[Pair]:
+    """Each level made once: strategies are dear to make."""
+    if not depth:
+        return _leaf()
+    below = expressions(depth - 1)
+    pointers = st.sampled_from(_POINTERS)
+    comparisons = st.sampled_from(("==", "!=", "<", ">="))
+    unary = st.builds(_unary, st.sampled_from(("+", "-", "~", "!", *map("({})".format, _TYPES))), below)
+    binary = [st.builds(_binary, st.sampled_from(ops), below, below) for ops in _OPERATORS]
+    choice = st.builds(_choice, below, below, below)
+    with_pointers = st.builds(_with_pointers, st.sampled_from(_SHAPES), pointers, pointers, comparisons, below)
+    return st.one_of(unary, choice, with_pointers, *binary, *[_leaf()] * (depth < 3))
+
+
+_EDGES = (0, 1, 2, 0x7F, 0x80, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 63, MASK, MASK >> 1)
+_WORDS = st.one_of(st.sampled_from(_EDGES), st.integers(0, MASK), st.integers(0, 70), st.integers(MASK - 70, MASK))
+_SEEDS = st.lists(st.one_of(_WORDS, st.integers(BASE, BASE + SIZE // 2)), min_size=16, max_size=64)
 
 
 @st.composite
 def states(draw: st.DrawFn) -> State:
     """Memory of words like those of registers; some are pointers into it."""
-    seed = draw(st.lists(st.one_of(words(), st.integers(BASE, BASE + SIZE // 2)), min_size=16, max_size=64))
-    memory = b"".join(word.to_bytes(8, "little") for word in seed)
-    registers = {name: draw(words()) for name in ("rsi", "rdx", "rcx", "r8", "r9")}
+    memory = b"".join(word.to_bytes(8, "little") for word in draw(_SEEDS))
+    registers = {name: draw(_WORDS) for name in ("rsi", "rdx", "rcx", "r8", "r9")}
     at = draw(st.sampled_from((BASE, BASE + 8, BASE + 0x101)))
     filled = bytearray((memory * (SIZE // len(memory) + 1))[:SIZE])
     filled[at - BASE + types().btf.offset("s", "bo")] &= 1  # C leaves open what a bool of 2 is
