@@ -50,6 +50,7 @@ class Arena:
         self.code = _Pool([Slots(start, end, self._step) for start, end in ranges.code])
         self.data = _Pool([Slots(start, end, DATA_STEP) for start, end in ranges.data])
         self._left: dict[Slot, Detour] = {}
+        self._before: dict[Slot, bytes] = {}
 
     def allocate_code(self, size: int, near: int, reach: int) -> Slot:
         """Memory for `size` bytes of code that a branch at `near` reaches and that can branch back.
@@ -80,12 +81,15 @@ class Arena:
         if self.ranges.fill is not None and old != bytes([self.ranges.fill]) * slot.size:
             self.code.lose(slot)
             raise TextChanged(slot.address, bytes([self.ranges.fill]) * slot.size, old)
+        self._before[slot] = old
         return Patch(slot.address, old, new)
 
     def wipe(self, slot: Slot, memory: Memory) -> None:
-        """Make `slot`, which nobody can be inside, what free memory is: traps, so that a stray branch is seen."""
-        if self.ranges.fill is not None:
-            memory.write(slot.address, bytes([self.ranges.fill]) * slot.size)
+        """Make `slot`, which nobody can be inside, what it was: filler that traps, where that is ours to take."""
+        fill = self.ranges.fill
+        before = self._before.pop(slot, None if fill is None else bytes([fill]) * slot.size)
+        if before is not None:
+            memory.write(slot.address, before)
 
     def leave(self, slot: Slot, detour: Detour) -> None:
         """Nothing leads to `detour` in `slot` any more, but somebody may still be inside and will go on to the text."""
@@ -127,7 +131,13 @@ class _Pool:
 
     @property
     def used(self) -> int:
+        """Bytes that are not free, those lost among them."""
         return self.size - sum(slots.free_bytes for slots in self.slots)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing of ours is in it."""
+        return not any(slots.used or slots.dirty for slots in self.slots)
 
     def allocate(self, size: int, low: int, high: int, near: int) -> Slot:
         at = self.find(size, low, high, near)

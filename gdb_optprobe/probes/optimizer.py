@@ -144,7 +144,7 @@ class Optimizer:
         if self._arena is not None:
             self.collect(self._arena)
             # A branch that somebody else changed may still lead there, and its counters are written.
-            if self._arena.code.used or self._arena.data.used:
+            if not (self._arena.code.is_empty and self._arena.data.is_empty):
                 return False
             self.target.give_back_arena()
         self._arena = self._found = self._arena_missing = None

@@ -121,7 +121,9 @@ def left_behind(
         start, end = found.code
         used = kernel.read(start, end).rstrip(bytes([FILL]))
         counters = [start + at.end() + int.from_bytes(at[1], "little", signed=True) for at in COUNT.finditer(used)]
-        beyond = max((counter + 8 - DATA_AT for counter in counters), default=0)
+        # Memory of the user's own may be counted with too.
+        ours = (counter + 8 - DATA_AT for counter in counters if DATA_AT <= counter < found.data[1])
+        beyond = max(ours, default=0)
         free = found.frames[0] + beyond
         if DATA_AT <= DATA_AT + beyond < found.data[1]:
             return Filler((-(-(start + len(used)) // PAGE) * PAGE, end), found.tables, (free, found.frames[1]), beyond)
