@@ -113,10 +113,10 @@ def of(isa: str) -> Abi:
 
 
 def slots(parameters: Sequence[Parameter], btf: Btf, abi: Abi) -> Mapping[str, int]:
-    """By name: which of the words for arguments holds a parameter at the function's entry, from 0, registers first.
+    """By name: which of the words for arguments, from 0, registers first, is a parameter's first at the entry.
 
-    Numbers and pointers only. A small struct takes as many words as it fills (System V ABI AMD64, 3.2.3; ELFv2 ABI,
-    2.2.3.2). Nothing is told of what follows a parameter that may be in memory, or is of another kind.
+    A small struct takes as many words as it fills (System V ABI AMD64, 3.2.3; ELFv2 ABI, 2.2.3.2). Nothing is told of
+    one that may be in memory, or is neither a struct nor a number nor a pointer; nor of what follows it.
     """
     found: dict[str, int] = {}
     at = 0
@@ -129,6 +129,7 @@ def slots(parameters: Sequence[Parameter], btf: Btf, abi: Abi) -> Mapping[str, i
                 found[parameter.name] = at
                 at += 1
             case Struct(size=size) if size <= abi.aggregate and at + -(-size // 8) <= len(abi.arguments):
+                found[parameter.name] = at
                 at += -(-size // 8)
             case _:
                 break

@@ -167,8 +167,12 @@ class KernelScope:
             return Missing(f"'{name}' is not available at this address", hint)
         slot = slots(self._prototype.parameters, self.types.btf, self.abi).get(name)
         type_ = self.types.type(self._parameters[name])
-        if slot is None or not isinstance(type_, Integer | Enum | Pointer):
-            return Missing(f"where '{name}' is passed is not known", f"its type is '{describe(type_)}'")
+        if slot is None:
+            return Missing(f"where '{name}' is passed is not known", "it, or one before it, is not passed in registers")
+        if not isinstance(type_, Integer | Enum | Pointer):
+            return Missing(
+                f"'{name}' of type '{describe(type_)}' is not supported", f"$arg{slot + 1} is its first word"
+            )
         return Value(_as_type(self._word(slot), type_), type_)
 
     def _argument(self, name: str) -> Meaning | Missing:

@@ -21,6 +21,7 @@ from gdb_optprobe.handlers.program import (
     Unary,
     UnaryOp,
     may_fault,
+    nodes,
 )
 
 _TURNED = {Op.LT: Op.GT, Op.GT: Op.LT, Op.LE: Op.GE, Op.GE: Op.LE}
@@ -139,7 +140,7 @@ def both(left: Expr, right: Expr) -> Expr:
         return boolean(right) if left.value else left
     if isinstance(right, Constant) and (right.value or not may_fault(left)):
         return boolean(left) if right.value else right
-    return And(left, right)
+    return And(*_cheap_first(left, right))
 
 
 def either(left: Expr, right: Expr) -> Expr:
@@ -147,7 +148,19 @@ def either(left: Expr, right: Expr) -> Expr:
         return Constant(1) if left.value else boolean(right)
     if isinstance(right, Constant) and (not right.value or not may_fault(left)):
         return Constant(1) if right.value else boolean(left)
-    return Or(left, right)
+    return Or(*_cheap_first(left, right))
+
+
+def _cheap_first(left: Expr, right: Expr) -> tuple[Expr, Expr]:
+    """Two conditions, in the order that costs less where the first decides: only where neither may be a fault."""
+    if _cost(right) < _cost(left) and not may_fault(left) and not may_fault(right):
+        return right, left
+    return left, right
+
+
+def _cost(value: Expr) -> int:
+    """What counts is memory: a load depends on another as a rule."""
+    return sum(4 if isinstance(node, Load) else 1 for node in nodes(value) if not isinstance(node, Constant))
 
 
 def choose(condition: Expr, yes: Expr, no: Expr) -> Expr:

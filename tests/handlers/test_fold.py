@@ -131,6 +131,27 @@ def test_what_is_folded(made: Callable[[], Expr], expected: Expr) -> None:
     assert made() == expected
 
 
+MAPPED, UNMAPPED = Load(Y, 8, False, mapped=True), Load(Y, 8, False)
+CHEAP = Binary(Op.EQ, X, Constant(7), 64, False)
+DIVIDES = Binary(Op.DIV, X, Y, 64, False)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "swapped"),
+    [
+        (MAPPED, CHEAP, True),
+        (CHEAP, MAPPED, False),
+        (UNMAPPED, CHEAP, False),
+        (MAPPED, DIVIDES, False),
+        (X, Y, False),
+    ],
+)
+def test_what_is_cheap_comes_first_where_no_fault_is_lost(left: Expr, right: Expr, swapped: bool) -> None:
+    first, second = (right, left) if swapped else (left, right)
+    assert fold.both(left, right) == And(first, second)
+    assert fold.either(left, right) == Or(first, second)
+
+
 def test_a_constant_is_a_word() -> None:
     assert fold.constant(-1) == Constant(MASK)
     assert extend(fold.constant(-1).value, 32, True) == MASK

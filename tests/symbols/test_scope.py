@@ -169,7 +169,7 @@ def test_what_follows_a_large_struct_is_not_guessed(isa: Abi) -> None:
         ("zzz", True, TYPES, "no parameter or symbol named 'zzz'", "probed has: file, fd, mode"),
         ("O_APPEND", True, TYPES, "no symbol or enumerator named 'O_APPEND'", "macro"),
         ("fd", True, None, "no symbol named 'fd', and no type information for parameters", "$arg1"),
-        ("pair", True, TYPES, "where 'pair' is passed is not known", "struct pair"),
+        ("pair", True, TYPES, "'pair' of type 'struct pair' is not supported", "$arg4 is its first word"),
         ("twice", True, TYPES, "2 symbols are named 'twice'", f"{PROBED + 64:#x}, {PROBED + 128:#x}"),
     ],
 )
