@@ -57,6 +57,7 @@ def test_no_action_is_count() -> None:
         ("avg(mode)", Average(signed=False)),
         ("hist(count)", Powers(signed=False)),
         ("lhist(fd, -10, 90, 10)", Linear(-10, 90, 10, signed=True)),
+        ("lhist(count, 0, 1000, 1)", Linear(0, 1000, 1, signed=False)),
         ("lhist(count, 0, 1 << 12, 0x100)", Linear(0, 4096, 256, signed=False)),
     ],
 )

@@ -55,7 +55,7 @@ def grown(draw: st.DrawFn, below: st.SearchStrategy[tuple[Expr, Expr]]) -> tuple
             unary = draw(st.sampled_from(list(UnaryOp)))
             return Unary(unary, one, bits, signed), fold.unary(unary, folded, bits, signed)
         case 1:
-            bits = draw(st.integers(1, 63))
+            bits = draw(st.one_of(st.sampled_from((8, 16, 32)), st.integers(1, 63)))
             return Convert(one, bits, signed), fold.convert(folded, bits, signed)
         case 2:
             return And(one, other), fold.both(folded, folded_other)
@@ -113,6 +113,8 @@ def plus(left: Expr, right: int) -> Expr:
         (lambda: fold.convert(Load(X, 8, False), 32, True), Load(X, 4, True)),
         (lambda: fold.convert(Load(X, 1, False), 32, True), Load(X, 1, False)),
         (lambda: fold.convert(fold.convert(X, 32, True), 16, False), Convert(X, 16, False)),
+        (lambda: fold.convert(Load(X, 1, False), 8, True), Load(X, 1, True)),
+        (lambda: fold.convert(Convert(X, 16, True), 20, False), Convert(Convert(X, 16, True), 20, False)),
         (lambda: fold.negation(Binary(Op.LT, X, Y, 32, True)), Binary(Op.GE, X, Y, 32, True)),
         (lambda: fold.boolean(Binary(Op.LT, X, Y, 32, True)), Binary(Op.LT, X, Y, 32, True)),
         (lambda: fold.both(Constant(1), Binary(Op.LT, X, Y, 32, True)), Binary(Op.LT, X, Y, 32, True)),

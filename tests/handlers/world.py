@@ -62,7 +62,8 @@ FILE_TYPE = struct(
     Member("next", 112, Pointer(Void())),
     Member("rest", 120, Array(LONG, 0)),
 )
-TASK_TYPE = struct("task_struct", 64, Member("pid", 0, INT), Member("comm", 8, Array(CHAR, 16)))
+TASK_MEMBERS = (Member("pid", 0, INT), Member("comm", 8, Array(CHAR, 16)), Member("more", 64, Array(LONG, 0)))
+TASK_TYPE = struct("task_struct", 64, *TASK_MEMBERS)
 TYPES: dict[tuple[str, str], CType] = {
     ("struct", "file"): FILE_TYPE,
     ("struct", "path"): PATH,

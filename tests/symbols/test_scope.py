@@ -78,6 +78,7 @@ def written() -> BtfTypes:
     first = (("file", pointer), ("fd", int_), ("mode", u8), ("pair", pair))
     function("probed", int_, *first, ("one", long_), ("two", long_), ("three", long_))
     function("many", 0, *many)
+    function("splits", 0, *many[:5], ("pair", pair), ("behind", long_))
     function("hides", pointer, ("one", long_), ("big", large), ("lost", long_))
     writer.add("task_struct", 4, 8, writer.string("pid"), int_, 0, vlen=1)
     writer.add("level", 6, 4, writer.string("HIGH"), 7, writer.string("LOW"), -2, vlen=2)
@@ -109,6 +110,11 @@ def scope(
         per_cpu=(0, 0x2000),
         convenience={"mine": -5}.get,
     )
+
+
+def missing(found: object) -> str:
+    assert isinstance(found, Missing)
+    return found.message
 
 
 def stacked(register: str, offset: int) -> Expr:
@@ -159,6 +165,11 @@ def test_what_follows_a_large_struct_is_not_guessed(isa: Abi) -> None:
     assert isinstance(scope("hides", isa).name("one"), Value)
     for name in ("big", "lost"):
         assert isinstance(scope("hides", isa).name(name), Missing)
+
+
+def test_a_struct_that_the_registers_do_not_hold_is_not_guessed_either() -> None:
+    assert "not known" in missing(scope("splits").name("behind"))
+    assert scope("splits", PPC64LE).name("behind") == Value(Register("r10"), LONG)
 
 
 @pytest.mark.parametrize(

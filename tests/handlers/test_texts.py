@@ -1,0 +1,74 @@
+"""Strings in memory, and how they are compared."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gdb_optprobe.handlers.ctype import INT, OWN, Array, Pointer, Void
+from gdb_optprobe.handlers.interpret import Hit, evaluate
+from gdb_optprobe.handlers.program import Constant, Load, Register, Text, nodes
+from gdb_optprobe.handlers.scope import Meaning, Place, Value
+from gdb_optprobe.handlers.source import Fragment
+from gdb_optprobe.handlers.texts import Characters, characters, equals
+
+X = Register("x")
+CHAR, BYTE = OWN["char"], OWN["unsigned char"]
+
+
+@pytest.mark.parametrize(
+    ("meaning", "expected"),
+    [
+        (Place(X, Array(CHAR, 16), mapped=True), Characters(X, 16, mapped=True)),
+        (Place(X, Array(BYTE, 16)), Characters(X, 16, mapped=False)),
+        (Place(X, Array(CHAR, 0), mapped=True), Characters(X, None, mapped=False)),
+        (Place(X, Array(CHAR, 16), per_cpu=True), None),
+        (Place(X, Array(INT, 16)), None),
+        (Place(X, CHAR), None),
+        (Value(X, Pointer(CHAR), mapped=True), Characters(X, None, mapped=False)),
+        (Value(X, Pointer(Void())), None),
+        (Value(X, INT), None),
+    ],
+)
+def test_what_is_a_string(meaning: Meaning, expected: Characters | None) -> None:
+    assert characters(meaning) == expected
+
+
+def test_as_a_part_of_a_key() -> None:
+    assert Characters(X, 16, mapped=True).operand(64) == Text(X, 16, mapped=True, whole=True)
+    assert Characters(X, None, mapped=False).operand(64) == Text(X, 64, mapped=False, whole=False)
+
+
+@given(st.integers(1, 40), st.data())
+def test_an_array_equals_what_it_holds_and_nothing_beyond_it_is_read(size: int, data: st.DataObject) -> None:
+    letters = st.binary(max_size=size).map(lambda text: text.replace(b"\0", b"x"))
+    literal, held = data.draw(letters), data.draw(letters)
+    for content in (literal, held):
+        memory = content.ljust(size, b"\0") if len(content) == size else (content + b"\0").ljust(size, b"?")
+
+        def read(address: int, count: int, memory: bytes = memory) -> bytes:
+            assert 0 <= address <= address + count <= len(memory)
+            return memory[address : address + count]
+
+        found = equals(Characters(Constant(0), size, mapped=False), literal, Fragment.whole("x"))
+        assert evaluate(found, Hit({}, read)) == (content == literal)
+
+
+@pytest.mark.parametrize(
+    ("size", "literal", "loads"),
+    [
+        (16, b"dd", [4]),
+        (16, b"d", [2]),
+        (16, b"", [1]),
+        (16, b"0123456", [8]),
+        (16, b"01234567", [8, 1]),
+        (16, b"0123456789", [8, 4]),
+        (11, b"0123456789", [8, 2, 1]),
+        (3, b"dd", [2, 1]),
+        (2, b"dd", [2]),
+    ],
+)
+def test_few_loads(size: int, literal: bytes, loads: list[int]) -> None:
+    found = equals(Characters(X, size, mapped=False), literal, Fragment.whole("x"))
+    assert [node.size for node in nodes(found) if isinstance(node, Load)] == loads
