@@ -127,12 +127,12 @@ class Typer:
         """What an object holds, as a value."""
         if place.type is None:
             raise fault(f"the type of '{where.text}' is not known", where, f"cast it: (unsigned long){where.text}")
-        if isinstance(place.type, Array):
-            return Value(place.address, Pointer(place.type.element), place.mapped and place.type.count > 0)
-        if isinstance(place.type, Function):
-            return Value(place.address, Pointer(place.type))
         if place.per_cpu:
             raise fault(f"every CPU has its own '{where.text}'", where, f"$percpu({where.text})")
+        if isinstance(place.type, Array):
+            return _first(place, place.type)
+        if isinstance(place.type, Function):
+            return Value(place.address, Pointer(place.type))
         type_ = _scalar(place.type, where)
         if place.unit is not None:
             size, shift = place.unit
@@ -167,18 +167,14 @@ class Typer:
 
     def _element(self, node: Index) -> Place:
         array, index = self.meaning(node.array), self.value(node.index)
-        inside = (
-            isinstance(array, Place)
-            and isinstance(array.type, Array)
-            and isinstance(index.expr, Constant)
-            and index.expr.value < array.type.count
-        )
+        if isinstance(array, Place) and isinstance(array.type, Array):
+            inside = isinstance(index.expr, Constant) and index.expr.value < array.type.count
+            first = operators.moved(_first(array, array.type), index, 1, node.where)
+            return Place(first.expr, array.type.element, inside and array.mapped, array.per_cpu)
         pointer = array if isinstance(array, Value) else self._load(array, node.array.where)
         if not isinstance(pointer.type, Pointer):
             raise fault(f"'{node.array.where.text}' is no array", node.array.where, "nor a pointer")
-        moved = operators.moved(pointer, index, 1, node.where)
-        place = self._pointed_to(moved, node.array.where)
-        return Place(place.address, place.type, inside and pointer.mapped, isinstance(array, Place) and array.per_cpu)
+        return self._pointed_to(operators.moved(pointer, index, 1, node.where), node.array.where)
 
     def _member(self, node: Member) -> Place:
         thing = node.thing
@@ -277,6 +273,11 @@ class Typer:
             what = f"'{node.pointer.where.text}' is no pointer but '{describe(value.type)}'"
             raise fault(what, node.pointer.where, "str takes an address")
         return characters(meaning) or Characters(value.expr, None, False)
+
+
+def _first(place: Place, array: Array) -> Value:
+    """A pointer to the first element."""
+    return Value(place.address, Pointer(array.element), place.mapped and array.count > 0)
 
 
 def _found(meaning: Meaning | Missing, where: Fragment) -> Meaning:

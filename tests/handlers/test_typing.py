@@ -184,6 +184,10 @@ def test_what_cannot_be_read_is_a_fault(text: str) -> None:
         ("*(long *)((char *)&jiffies + 4096)", {False}),
         ("file->f_mode", {False}),
         ("$percpu(*pos)", {False}),
+        ("$percpu(irq_stat[1])", {True}),
+        ("$percpu(irq_stat)[1]", {True}),
+        ("*$percpu(irq_stat)", {True}),
+        ("$percpu(irq_stat)[4]", {False}),
     ],
 )
 def test_only_what_is_known_to_be_there_is_mapped(text: str, loads: set[bool]) -> None:
@@ -212,6 +216,8 @@ def test_only_what_is_known_to_be_there_is_mapped(text: str, loads: set[bool]) -
         ("sizeof jiffies", "the type of 'jiffies' is not known", "jiffies", "sizeof(TYPE)"),
         ("runqueues.pid", "every CPU has its own 'runqueues.pid'", "runqueues.pid", "$percpu(runqueues.pid)"),
         ("(int)cpu_number", "every CPU has its own 'cpu_number'", "cpu_number", "$percpu(cpu_number)"),
+        ("irq_stat[1]", "every CPU has its own 'irq_stat[1]'", "irq_stat[1]", "$percpu(irq_stat[1])"),
+        ("*irq_stat", "every CPU has its own 'irq_stat'", "irq_stat", "$percpu(irq_stat)"),
         ("$percpu(pos)", "$percpu takes a variable", "pos", "$percpu(*p)"),
         ("$percpu(1)", "$percpu takes a variable", "1", "$percpu(VARIABLE)"),
         ("file->f_path", "'struct path' is no number", "file->f_path", "one of its members is: mnt, dentry"),

@@ -108,6 +108,8 @@ class World:
                 return Place(constant(JIFFIES + 64), Function())
             case "runqueues":
                 return Place(constant(0x300), TASK_TYPE, per_cpu=True)
+            case "irq_stat":
+                return Place(constant(0x300), Array(INT, 4), per_cpu=True)
             case "cpu_number":
                 return Place(constant(0x400), None, per_cpu=True)
         return Missing(f"no parameter, register or symbol named '{name}'", "vfs_read has: file, buf, count, pos")
