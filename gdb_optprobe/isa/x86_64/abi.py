@@ -20,11 +20,12 @@ CALLEE_SAVED = ("rbx", "rbp", "rsp", "r12", "r13", "r14", "r15")
 # What ftrace's own entry leaves clobbered: arch/x86/kernel/ftrace_64.S `save_mcount_regs` keeps rax (the number of
 # vector registers of a variadic call), rcx, rdx, rsi, rdi, r8, r9 and rbp; the tracer it then calls is C, which may
 # change r10, r11 and the flags. GCC's -fipa-ra, by which a caller relies on more, is off wherever -pg is on.
-CLOBBERED_BY_TRACER = frozenset(("r10", "r11"))
+CLOBBERED_BY_TRACER = frozenset(("r10", "r11", "carry"))
 # And the function-graph tracer's `return_to_handler`, which keeps the return values and rdi in some kernels.
-CLOBBERED_AT_RETURN = frozenset(("rcx", "rsi", "r8", "r9", "r10", "r11"))
+CLOBBERED_AT_RETURN = frozenset(("rcx", "rsi", "r8", "r9", "r10", "r11", "carry"))
 
 CF, PF, AF, ZF, SF, TF, IF, DF, OF = (1 << bit for bit in (0, 2, 4, 6, 7, 8, 9, 10, 11))
 ARITHMETIC_FLAGS = CF | PF | AF | ZF | SF | OF
 COUNTER_FLAGS = ARITHMETIC_FLAGS & ~CF  # what `inc` changes
+CARRY = "carry"  # CF: a name of ours, for what is dead; GDB knows the register as a whole
 RF, VM = 1 << 16, 1 << 17

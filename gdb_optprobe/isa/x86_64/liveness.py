@@ -15,6 +15,7 @@ from ..liveness import Liveness, Uses
 from .abi import (
     AF,
     ARITHMETIC_FLAGS,
+    CARRY,
     CF,
     CLOBBERED_AT_RETURN,
     CLOBBERED_BY_TRACER,
@@ -218,7 +219,7 @@ def _uses(insn: Insn) -> Uses | None:
 
 
 dead_at = Liveness(
-    registers={name: 1 << number for number, name in enumerate(GENERAL) if name != SP},
+    registers={name: 1 << number for number, name in enumerate(GENERAL) if name != SP} | {CARRY: CF << FLAGS_AT},
     flags=COUNTER_FLAGS << FLAGS_AT,
     uses=_uses,
 ).dead_at

@@ -109,9 +109,13 @@ def spoil(dead: Dead) -> bytes:
     for number, name in enumerate(abi.GENERAL):
         if name in dead.registers:  # movabs
             out += bytes((0x48 | number >> 3, 0xB8 | number & 7)) + random.Random(name).randbytes(8)
-    if dead.flags:  # pushfq; xorq $flags, (%rsp); popfq
-        out += b"\x9c\x48\x81\x34\x24" + abi.COUNTER_FLAGS.to_bytes(4, "little") + b"\x9d"
+    if flags := dead_flags(dead):  # pushfq; xorq $flags, (%rsp); popfq
+        out += b"\x9c\x48\x81\x34\x24" + flags.to_bytes(4, "little") + b"\x9d"
     return bytes(out)
+
+
+def dead_flags(dead: Dead) -> int:
+    return (abi.COUNTER_FLAGS if dead.flags else 0) | (abi.CF if abi.CARRY in dead.registers else 0)
 
 
 @functools.lru_cache(256)
@@ -300,8 +304,8 @@ def _registers(before: Outcome, after: Outcome, probed: Probed) -> Iterator[str]
     dead = probed.still_dead(before.reached) if probed.counters else Dead()
     for name, value in before.registers.items():
         other = after.registers[name]
-        if name == "eflags" and dead.flags:
-            value, other = value & ~abi.COUNTER_FLAGS, other & ~abi.COUNTER_FLAGS
+        if name == "eflags":
+            value, other = value & ~dead_flags(dead), other & ~dead_flags(dead)
         # Unicorn tells wrong flags where a division faults right behind what set them.
         if value != other and name not in dead.registers and not (before.fault and name in ("rsp", "eflags")):
             yield f"{name} {value:#x} and {other:#x}"

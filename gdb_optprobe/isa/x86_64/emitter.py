@@ -1,0 +1,474 @@
+"""The register machine of ..emitter on x86-64.
+
+    saved registers   push each, flags by pushfq; a program that reads one finds it there
+    fixed registers   a division, a shift by a register, rdtsc: what they need is moved aside and back again
+    memory            [base + 8 * index + 32 bits], gs: where it is per CPU; farther addresses in a register
+    jumps             2 bytes, or 6 and 5 where that does not reach
+Nothing is relative to where it stands: a program is the same bytes everywhere. A pool has "eflags" among what was used
+for the flags that `inc` changes, "carry" for CF, which it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from ..emitter import Arithmetic, Before, Label, Machine, Memory, Pool, Test, Value
+from .abi import CARRY, FLAGS, GENERAL, SP
+from .encode import LOCK, NUMBERS, immediate, instruction
+from .jumps import Item, Jump, placed
+from .writer import MASK, fits
+from .writer import signed as as_number
+
+# Condition codes (SDM volume 2, appendix B.1.4.7): the lowest four bits of jcc, setcc and cmovcc.
+_UNSIGNED = {Test.EQ: 4, Test.NE: 5, Test.LT: 2, Test.GE: 3, Test.LE: 6, Test.GT: 7}
+_SIGNED = {Test.EQ: 4, Test.NE: 5, Test.LT: 12, Test.GE: 13, Test.LE: 14, Test.GT: 15}
+# Opcode of `op reg, r/m`, and the extension of `op r/m, immediate`.
+_SIMPLE = {
+    Arithmetic.ADD: (b"\x03", 0),
+    Arithmetic.OR: (b"\x0b", 1),
+    Arithmetic.AND: (b"\x23", 4),
+    Arithmetic.SUB: (b"\x2b", 5),
+    Arithmetic.XOR: (b"\x33", 6),
+}
+_BITWISE = (Arithmetic.AND, Arithmetic.OR, Arithmetic.XOR)
+_CMP = 7
+_SHL, _SHR, _SAR = 4, 5, 7
+
+
+class Emitter:
+    """See ..emitter.Emitter, whose verbs these are."""
+
+    def __init__(self, before: Before) -> None:
+        self.pool = Pool(MACHINE.order(before))
+        self._before = before
+        self._items: list[Item] = []
+        self._pushed: list[str] = []
+
+    # registers
+
+    def save(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._push(name)
+
+    def restore(self, names: Sequence[str]) -> None:
+        for name in reversed(names):
+            self._pop(name)
+
+    def register(self, name: str) -> str | None:
+        moved = name in self._pushed or (name == SP and self._pushed)
+        return None if moved or name not in GENERAL else name
+
+    def read(self, to: str, name: str) -> None:
+        if name in self._pushed:
+            slot = Memory(SP, 8 * (len(self._pushed) - 1 - self._pushed.index(name)))
+            self._extended(to, slot, 4 if name == FLAGS else 8, False)
+        elif name == SP:
+            self._move(b"\x8d", to, Memory(SP, 8 * len(self._pushed)))
+        elif name == FLAGS:
+            self._push(FLAGS)
+            self._pop(to)
+        elif name in GENERAL:
+            self.copy(to, name)
+        else:
+            raise KeyError(name)
+
+    # values
+
+    def constant(self, to: str, word: int) -> None:
+        """Leaves the flags alone."""
+        number = NUMBERS[to]
+        if word < 1 << 32:
+            self._code(bytes((0x41,)) * (number > 7) + bytes((0xB8 | number & 7,)) + immediate(word, 4))
+        elif fits(as_number(word)):
+            self._move(b"\xc7", 0, to, tail=immediate(word, 4))
+        else:
+            self._code(bytes((0x48 | number >> 3, 0xB8 | number & 7)) + immediate(word, 8))
+
+    def copy(self, to: str, source: str) -> None:
+        if to != source:
+            self._move(b"\x8b", to, source)
+
+    def load(self, to: str, value: Value) -> None:
+        with self._reached(value.memory) as memory:
+            self._extended(to, memory, value.size, value.signed)
+
+    def per_cpu_base(self, to: str) -> None:
+        if self._before.per_cpu is None:
+            raise KeyError("this_cpu_off")
+        self.load(to, Value(Memory(offset=self._before.per_cpu, per_cpu=True)))
+
+    def clock(self, to: str) -> None:
+        with self._fixed(to, "rdx", "rax"):
+            self._code(b"\x0f\x31")  # rdtsc
+            self._alter(b"\xc1", _SHL, "rdx", tail=b"\x20")
+            self._alter(b"\x0b", "rax", "rdx")
+            self.copy(to, "rax")
+
+    def address(self, to: str, memory: Memory) -> None:
+        if memory.base is None and memory.index is None:
+            self.constant(to, memory.offset & MASK)
+            return
+        with self._reached(memory) as reached:
+            self._move(b"\x8d", to, reached)
+
+    def negate(self, to: str, source: str, bits: int, signed: bool) -> None:
+        self.copy(to, source)
+        self._alter(b"\xf7", 3, to, bits // 8)
+        self._canonical(to, bits, signed)
+
+    def invert(self, to: str, source: str, bits: int, signed: bool) -> None:
+        self.copy(to, source)
+        self._move(b"\xf7", 2, to, 4 if bits == 32 and not signed else 8)
+
+    def extend(self, to: str, source: str, bits: int, signed: bool) -> None:
+        if bits in (8, 16, 32):
+            self._extended(to, source, bits // 8, signed)
+        elif not signed and bits < 32:
+            self.binary(Arithmetic.AND, to, source, (1 << bits) - 1, 64, False)
+        else:
+            self.copy(to, source)
+            self._alter(b"\xc1", _SHL, to, tail=bytes((64 - bits,)))
+            self._alter(b"\xc1", _SAR if signed else _SHR, to, tail=bytes((64 - bits,)))
+
+    def binary(self, op: Arithmetic, to: str, left: str, right: str | int, bits: int, signed: bool) -> None:
+        if op in (Arithmetic.SHL, Arithmetic.SHR):
+            self._shift(op, to, left, right, bits, signed)
+        elif op in (Arithmetic.DIV, Arithmetic.MOD):
+            self._divide(op, to, left, right, signed)
+        else:
+            size = 8 if bits == 64 or (op in _BITWISE and signed) else 4
+            if isinstance(right, int):
+                self._operate_number(op, to, left, right, size)
+            elif to != right:
+                self.copy(to, left)
+                self._operate(op, to, right, size)
+            elif op is Arithmetic.SUB:  # left - to
+                self._alter(b"\xf7", 3, to)
+                self._operate(Arithmetic.ADD, to, left, size)
+            else:
+                self._operate(op, to, left, size)
+            if op not in _BITWISE:
+                self._canonical(to, bits, signed)
+
+    def compare(self, test: Test, to: str, left: str, right: str | int, signed: bool) -> None:
+        codes = self._compare(left, right, signed)
+        self._move(bytes((0x0F, 0x90 | codes[test])), 0, to, 1)
+        self._extended(to, to, 1, False)
+
+    def logarithm(self, to: str, source: str) -> None:
+        done = Label()
+        self._alter(b"\x0f\xbd", to, source)  # bsr: leaves `to` undefined where it sets ZF
+        self._jump(_UNSIGNED[Test.NE], done)
+        self._alter(b"\x83", 1, to, tail=b"\xff")
+        self.mark(done)
+
+    # flow
+
+    def mark(self, label: Label) -> None:
+        self._items.append(label)
+
+    def jump(self, label: Label) -> None:
+        self._jump(None, label)
+
+    def branch(self, test: Test, left: str | Value, right: str | int, signed: bool, label: Label) -> None:
+        self._jump(self._compare(left, right, signed)[test], label)
+
+    def branch_bits(self, left: str | Value, mask: int, any_set: bool, label: Label) -> None:
+        if isinstance(left, str):
+            self._test(left, mask, 8)
+        else:
+            with self._reached(left.memory) as memory:
+                self._test(memory, _within(mask, left), left.size)
+        self._jump(_UNSIGNED[Test.NE if any_set else Test.EQ], label)
+
+    # memory
+
+    def store(self, memory: Memory, word: str | int, size: int = 8) -> None:
+        with self._reached(memory) as reached:
+            if isinstance(word, int) and (size < 8 or fits(as_number(word))):
+                self._move(b"\xc6" if size == 1 else b"\xc7", 0, reached, size, immediate(word, min(size, 4)))
+            else:
+                with self._in_register(word) as source:
+                    self._move(b"\x88" if size == 1 else b"\x89", source, reached, size)
+
+    def add(self, memory: Memory, word: str | int) -> None:
+        with self._reached(memory) as reached:
+            if word == 1:  # changes all flags but CF
+                self._move(b"\xff", 0, reached, prefix=LOCK)
+                self.pool.used.add(FLAGS)
+            elif isinstance(word, int) and fits(as_number(word)):
+                self._alter(b"\x81", 0, reached, tail=immediate(word, 4), prefix=LOCK)
+            else:
+                with self._in_register(word) as source:
+                    self._alter(b"\x01", source, reached, prefix=LOCK)
+
+    def keep_extreme(self, test: Test, memory: Memory, word: str, signed: bool) -> None:
+        again, done = Label(), Label()
+        with self._fixed(None, "rax") as places, self._reached(_moved(memory, places)) as reached:
+            value = places.get(word, word)
+            self._move(b"\x8b", "rax", reached)
+            self.mark(again)
+            codes = self._compare(value, "rax", signed)
+            self._jump(codes[test.opposite], done)
+            self._alter(b"\x0f\xb1", value, reached, prefix=LOCK)  # cmpxchg; where it fails, rax has what is there
+            self._jump(codes[Test.NE], again)
+            self.mark(done)
+
+    def exchange(self, memory: Memory, expected: int, word: str | int, label: Label) -> None:
+        with (
+            self._fixed(None, "rax") as places,
+            self._reached(_moved(memory, places)) as reached,
+            self._in_register(places.get(word, word) if isinstance(word, str) else word) as source,
+        ):
+            self.constant("rax", expected)
+            self._alter(b"\x0f\xb1", source, reached, prefix=LOCK)
+        self._jump(_UNSIGNED[Test.NE], label)
+
+    def finish(self, at: int) -> bytes:
+        """The code, wherever it stands."""
+        return placed(self._items)
+
+    # what the verbs are made of
+
+    def _code(self, data: bytes) -> None:
+        self._items.append(data)
+
+    def _move(
+        self,
+        opcode: bytes,
+        register: str | int,
+        operand: str | Memory,
+        size: int = 8,
+        tail: bytes = b"",
+        prefix: bytes = b"",
+    ) -> None:
+        """An instruction that changes no flags."""
+        self._code(instruction(opcode, register, operand, size, tail, prefix))
+
+    def _alter(
+        self,
+        opcode: bytes,
+        register: str | int,
+        operand: str | Memory,
+        size: int = 8,
+        tail: bytes = b"",
+        prefix: bytes = b"",
+    ) -> None:
+        """An instruction that changes flags."""
+        self.pool.used |= {FLAGS, CARRY}
+        self._move(opcode, register, operand, size, tail, prefix)
+
+    def _jump(self, condition: int | None, label: Label) -> None:
+        self._items.append(Jump(condition, label))
+
+    def _push(self, name: str) -> None:
+        number = NUMBERS.get(name, 0)
+        self._code(b"\x9c" if name == FLAGS else b"\x41" * (number > 7) + bytes((0x50 | number & 7,)))
+        self._pushed.append(name)
+
+    def _pop(self, name: str) -> None:
+        number = NUMBERS.get(name, 0)
+        self._code(b"\x9d" if name == FLAGS else b"\x41" * (number > 7) + bytes((0x58 | number & 7,)))
+        self._pushed.pop()
+
+    def _extended(self, to: str, source: str | Memory, size: int, signed: bool) -> None:
+        if size == 8 or (size == 4 and not signed):
+            self._move(b"\x8b", to, source, size)
+        elif size == 4:
+            self._move(b"\x63", to, source)
+        else:
+            self._move(bytes((0x0F, 0xB6 | 8 * signed | (size == 2))), to, source)
+
+    def _canonical(self, register: str, bits: int, signed: bool) -> None:
+        """After an operation of 32 bits, which leaves zeros above them."""
+        if bits == 32 and signed:
+            self._extended(register, register, 4, True)
+
+    def _operate(self, op: Arithmetic, to: str, other: str, size: int) -> None:
+        self._alter(b"\x0f\xaf" if op is Arithmetic.MUL else _SIMPLE[op][0], to, other, size)
+
+    def _operate_number(self, op: Arithmetic, to: str, left: str, number: int, size: int) -> None:
+        value = as_number(number)
+        if op is Arithmetic.AND and number in (0xFF, 0xFFFF, 0xFFFF_FFFF):
+            self._extended(to, left, number.bit_length() // 8, False)
+        elif op is Arithmetic.AND and number < 1 << 32:
+            self.copy(to, left)
+            self._immediate(_SIMPLE[op][1], to, number, 4)
+        elif size == 8 and not fits(value):
+            with self._in_register(number) as other:
+                self.binary(op, to, left, other, 64, False)
+        elif op is Arithmetic.MUL:
+            self._alter(b"\x69", to, left, size, immediate(number, 4))
+        elif op in (Arithmetic.ADD, Arithmetic.SUB) and to != left and fits(value, 31):
+            self._move(b"\x8d", to, Memory(left, value if op is Arithmetic.ADD else -value), size)
+        else:
+            self.copy(to, left)
+            self._immediate(_SIMPLE[op][1], to, number, size)
+
+    def _immediate(self, extension: int, operand: str | Memory, number: int, size: int) -> None:
+        """`op operand, number`, of the group with 81 (SDM volume 2, table A-6)."""
+        if size == 1:
+            self._alter(b"\x80", extension, operand, size, immediate(number, 1))
+        elif fits(as_number(number, 8 * size), 8):
+            self._alter(b"\x83", extension, operand, size, immediate(number, 1))
+        else:
+            self._alter(b"\x81", extension, operand, size, immediate(number, min(size, 4)))
+
+    def _shift(self, op: Arithmetic, to: str, left: str, right: str | int, bits: int, signed: bool) -> None:
+        extension = _SHL if op is Arithmetic.SHL else _SAR if signed else _SHR
+        size = 4 if bits == 32 and op is Arithmetic.SHL else 8
+        if isinstance(right, int):
+            if right >= bits and extension != _SAR:
+                self.constant(to, 0)
+                return
+            self.copy(to, left)
+            self._alter(b"\xc1", extension, to, size, bytes((min(right, 63),)))
+        else:
+            self._shift_by_register(extension, to, left, right, bits, size)
+        if op is Arithmetic.SHL:
+            self._canonical(to, bits, signed)
+
+    def _shift_by_register(self, extension: int, to: str, left: str, right: str, bits: int, size: int) -> None:
+        enough = Label()
+        with self._fixed(to, "rcx") as places, self._working(to, "rcx") as work:
+            self.copy("rcx", places.get(right, right))
+            self.copy(work, places.get(left, left))
+            if extension == _SAR:
+                self.branch(Test.LE, "rcx", 63, False, enough)
+                self.constant("rcx", 63)
+            else:
+                self.branch(Test.LT, "rcx", bits, False, enough)
+                self.constant(work, 0)
+            self.mark(enough)
+            self._alter(b"\xd3", extension, work, size)
+            self.copy(to, work)
+
+    def _divide(self, op: Arithmetic, to: str, left: str, right: str | int, signed: bool) -> None:
+        with self._fixed(to, "rax", "rdx") as places:
+            with self._in_register(places.get(right, right) if isinstance(right, str) else right) as divisor:
+                self.copy("rax", places.get(left, left))
+                if signed:
+                    self._code(b"\x48\x99")  # cqo
+                else:
+                    self.constant("rdx", 0)
+                self._alter(b"\xf7", 7 if signed else 6, divisor)
+            self.copy(to, "rax" if op is Arithmetic.DIV else "rdx")
+
+    def _compare(self, left: str | Value, right: str | int, signed: bool) -> Mapping[Test, int]:
+        """Sets the flags; the condition codes that read them."""
+        codes = _SIGNED if signed else _UNSIGNED
+        if isinstance(left, str):
+            if right == 0:
+                self._alter(b"\x85", left, left)
+            elif isinstance(right, int) and fits(as_number(right)):
+                self._immediate(_CMP, left, right, 8)
+            else:
+                with self._in_register(right) as other:
+                    self._alter(b"\x3b", left, other)
+            return codes
+        if isinstance(right, int) and _fits_operand(right, left):
+            with self._reached(left.memory) as memory:
+                self._immediate(_CMP, memory, right, left.size)
+            return _UNSIGNED if left.size < 8 and not left.signed else codes
+        with self.pool.borrowed() as loaded:
+            self.load(loaded, left)
+            return self._compare(loaded, right, signed)
+
+    def _test(self, operand: str | Memory, mask: int, size: int) -> None:
+        """ZF is set where no bit of mask is."""
+        if mask < 1 << 32:
+            size = min(size, 4)
+        if size == 1:
+            self._alter(b"\xf6", 0, operand, size, immediate(mask, 1))
+        elif size < 8 or fits(as_number(mask)):
+            self._alter(b"\xf7", 0, operand, size, immediate(mask, min(size, 4)))
+        else:
+            with self._in_register(mask) as other:
+                self._alter(b"\x85", other, operand)
+
+    @contextmanager
+    def _reached(self, memory: Memory) -> Iterator[Memory]:
+        """The same address with an offset of 32 bits."""
+        if fits(as_number(memory.offset)):
+            yield memory
+            return
+        with self._in_register(memory.offset & MASK) as far:
+            if memory.base is not None:
+                self._operate(Arithmetic.ADD, far, memory.base, 8)
+            yield Memory(far, 0, memory.index, memory.per_cpu)
+
+    @contextmanager
+    def _in_register(self, word: str | int) -> Iterator[str]:
+        if isinstance(word, str):
+            yield word
+            return
+        with self.pool.borrowed() as register:
+            self.constant(register, word)
+            yield register
+
+    @contextmanager
+    def _working(self, to: str, busy: str) -> Iterator[str]:
+        """A register to make what belongs into `to` in."""
+        if to != busy:
+            yield to
+            return
+        with self.pool.borrowed() as register:
+            yield register
+
+    @contextmanager
+    def _fixed(self, to: str | None, *names: str) -> Iterator[Mapping[str, str]]:
+        """These registers for use, and where that is now which some of them held; `to` gets a result meanwhile."""
+        free = [name for name in names if self.pool.take_this(name)]
+        places = {name: self.pool.take() for name in names if name not in free}
+        for name, place in places.items():
+            self.copy(place, name)
+        yield places
+        for name, place in places.items():
+            if name != to:
+                self.copy(name, place)
+            self.pool.give(place)
+        for name in free:
+            self.pool.give(name)
+
+
+def _moved(memory: Memory, places: Mapping[str, str]) -> Memory:
+    base, index = (None if name is None else places.get(name, name) for name in (memory.base, memory.index))
+    return replace(memory, base=base, index=index)
+
+
+def _within(mask: int, value: Value) -> int:
+    """The bits of what is in memory that a mask of the word tests."""
+    bits = 8 * value.size
+    beyond = mask >> bits and value.signed
+    return mask & (1 << bits) - 1 | (1 << bits - 1 if beyond else 0)
+
+
+def _fits_operand(word: int, value: Value) -> bool:
+    """Whether `word` can be compared with what is in memory as it stands there."""
+    if value.size == 8 or value.signed:
+        return fits(as_number(word), min(8 * value.size, 32))
+    return word < 1 << 8 * value.size
+
+
+class _Machine:
+    """See ..emitter.Machine."""
+
+    emitter = staticmethod(Emitter)
+
+    @staticmethod
+    def order(before: Before) -> tuple[str, ...]:
+        usable = [name for name in GENERAL if name != SP]
+        return tuple(sorted(usable, key=lambda name: (name in before.reads, name not in before.dead.registers)))
+
+    @staticmethod
+    def kept(used: Collection[str], before: Before) -> tuple[str, ...]:
+        wanted = (FLAGS in used and not before.dead.flags) or (CARRY in used and CARRY not in before.dead.registers)
+        wanted |= FLAGS in before.reads and not {FLAGS, CARRY}.isdisjoint(used)
+        lives = [n for n in GENERAL if n in used and (n in before.reads or n not in before.dead.registers)]
+        return (*((FLAGS,) if wanted else ()), *lives)
+
+
+MACHINE = _Machine()
+_: Machine = MACHINE

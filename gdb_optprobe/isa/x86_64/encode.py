@@ -1,0 +1,64 @@
+"""Instructions of ours as bytes: prefixes, REX, opcode, ModRM, SIB, displacement, immediate (SDM volume 2, chapter 2).
+
+    ┌────────┬──────┬────────┬────────────────┬───────────────────┬──────┬─────┐
+    │ prefix │ REX  │ opcode │ ModRM          │ SIB               │ disp │ imm │
+    │ f0 65  │ WRXB │ 1-2 B  │ mod│ reg │ r/m │ scale│index│ base │ 1, 4 │     │
+    └────────┴──────┴────────┴────────────────┴───────────────────┴──────┴─────┘
+None is relative to its own address, so that they stand anywhere.
+"""
+
+from __future__ import annotations
+
+from ..emitter import Memory
+from .abi import GENERAL
+from .writer import fits, signed
+
+NUMBERS = {name: number for number, name in enumerate(GENERAL)}
+LOCK, GS = b"\xf0", b"\x65"
+
+
+def immediate(value: int, size: int) -> bytes:
+    """A word's lowest bytes."""
+    return (value & (1 << 8 * size) - 1).to_bytes(size, "little")
+
+
+def instruction(
+    opcode: bytes, register: str | int, operand: str | Memory, size: int = 8, tail: bytes = b"", prefix: bytes = b""
+) -> bytes:
+    """register: of the reg field, or an opcode's extension; operand: of r/m; size: of the operands, 1 to 8 bytes."""
+    reg = NUMBERS[register] if isinstance(register, str) else register
+    # Without REX, the byte registers 4 to 7 are ah to bh.
+    named = [name for name in (register, operand) if isinstance(name, str)]
+    needed = size == 1 and any(NUMBERS[name] in range(4, 8) for name in named)
+    if isinstance(operand, str):
+        rex, rest = NUMBERS[operand] >> 3, bytes((0xC0 | (reg & 7) << 3 | NUMBERS[operand] & 7,))
+    else:
+        rex, rest = _addressed(operand, reg & 7)
+        prefix += GS if operand.per_cpu else b""
+    rex |= 8 * (size == 8) | reg >> 3 << 2
+    prefix += b"\x66" if size == 2 else b""
+    return prefix + (bytes((0x40 | rex,)) if rex or needed else b"") + opcode + rest + tail
+
+
+def _addressed(memory: Memory, reg: int) -> tuple[int, bytes]:
+    """REX bits, and ModRM with all that belongs to it; of an offset within 32 bits."""
+    base = None if memory.base is None else NUMBERS[memory.base]
+    index = None if memory.index is None else NUMBERS[memory.index]
+    offset = signed(memory.offset)
+    if not fits(offset) or index == 4:
+        raise ValueError(f"no such address: {memory}")
+    rex = (base or 0) >> 3 | (index or 0) >> 3 << 1
+    if base is None:
+        sib = 0x25 if index is None else 0xC5 | (index & 7) << 3
+        return rex, bytes((reg << 3 | 4, sib)) + immediate(offset, 4)
+    if offset == 0 and base & 7 != 5:
+        mod, displacement = 0x00, b""
+    elif fits(offset, 8):
+        mod, displacement = 0x40, immediate(offset, 1)
+    else:
+        mod, displacement = 0x80, immediate(offset, 4)
+    if index is not None:
+        return rex, bytes((mod | reg << 3 | 4, 0xC0 | (index & 7) << 3 | base & 7)) + displacement
+    if base & 7 == 4:
+        return rex, bytes((mod | reg << 3 | 4, 0x24)) + displacement
+    return rex, bytes((mod | reg << 3 | base & 7,)) + displacement

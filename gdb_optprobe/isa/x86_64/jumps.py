@@ -1,0 +1,71 @@
+"""Jumps inside a program, as short as they can be: 2 bytes, or 5 (jmp) and 6 (jcc)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..emitter import Label
+from .writer import fits
+
+SHORT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """condition: the lowest four bits of jcc; None for jmp."""
+
+    condition: int | None
+    label: Label
+
+    @property
+    def long(self) -> int:
+        return 5 if self.condition is None else 6
+
+
+Item = bytes | Label | Jump
+
+
+def placed(items: Sequence[Item]) -> bytes:
+    """The code: every jump is short but for those that must not be."""
+    long: frozenset[int] = frozenset()
+    while True:
+        places, labels = _layout(items, long)
+        far = {
+            index
+            for index, item in enumerate(items)
+            if isinstance(item, Jump) and index not in long and not fits(labels[item.label] - places[index] - SHORT, 8)
+        }
+        if not far:
+            break
+        long |= far
+    return b"".join(
+        item if isinstance(item, bytes) else _encoded(item, labels[item.label] - places[index], index in long)
+        for index, item in enumerate(items)
+        if not isinstance(item, Label)
+    )
+
+
+def _layout(items: Sequence[Item], long: frozenset[int]) -> tuple[list[int], Mapping[Label, int]]:
+    """Where every item and every label stands."""
+    at = 0
+    places: list[int] = []
+    labels: dict[Label, int] = {}
+    for index, item in enumerate(items):
+        places.append(at)
+        if isinstance(item, Label):
+            labels[item] = at
+        elif isinstance(item, Jump):
+            at += item.long if index in long else SHORT
+        else:
+            at += len(item)
+    return places, labels
+
+
+def _encoded(jump: Jump, distance: int, is_long: bool) -> bytes:
+    """distance: from its first byte."""
+    if not is_long:
+        opcode = 0xEB if jump.condition is None else 0x70 | jump.condition
+        return bytes((opcode,)) + (distance - SHORT).to_bytes(1, "little", signed=True)
+    start = b"\xe9" if jump.condition is None else bytes((0x0F, 0x80 | jump.condition))
+    return start + (distance - jump.long).to_bytes(4, "little", signed=True)
