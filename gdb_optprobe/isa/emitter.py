@@ -241,7 +241,12 @@ class Before:
 
 
 class Machine(Protocol):
-    """How an ISA makes its emitters."""
+    """How an ISA makes its emitters.
+
+    pc: the name of the PC.
+    """
+
+    pc: str
 
     def emitter(self, before: Before) -> Emitter: ...
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from ..emitter import Arithmetic, Before, Label, Machine, Memory, Pool, Test, Value
-from .abi import CARRY, FLAGS, GENERAL, SP
+from .abi import CARRY, FLAGS, GENERAL, PC, SP
 from .encode import LOCK, NUMBERS, immediate, instruction
 from .jumps import Item, Jump, placed
 from .writer import MASK, fits
@@ -455,6 +455,7 @@ def _fits_operand(word: int, value: Value) -> bool:
 class _Machine:
     """See ..emitter.Machine."""
 
+    pc = PC
     emitter = staticmethod(Emitter)
 
     @staticmethod

@@ -1,0 +1,122 @@
+"""A program lowered to native code, through the register machine of an ISA.
+
+    ┌─────────────────────────┐
+    │ save what the condition │  little, or nothing: most hits end at the condition
+    │   uses and what lives   │
+    │ condition ──────────────┼─► false ──┐
+    │ save what the actions   │           │
+    │   use beyond that       │           │
+    │ action ─────────────────┼─► fault   │   faults + 1, on with the next
+    │ …                       │           │
+    │ restore                 │           │
+    │ fault of the condition  │           │   faults + 1
+    │ restore ◄───────────────┼───────────┘
+    └─────────────────────────┘
+What is saved is what is used, so code is made until the two agree: first with nothing saved. Each time what was used
+before is saved, and a register that the program reads is read from where it was saved; this may take a register more,
+so what is used grows, and it cannot grow for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from gdb_optprobe.handlers.lowering_updates import update
+from gdb_optprobe.handlers.lowering_words import NotLowered, Words
+from gdb_optprobe.handlers.program import Action, Constant, Emit, Program, Stop, Table, Update
+from gdb_optprobe.isa.base import Dead
+from gdb_optprobe.isa.emitter import Before, Emitter, Label, Machine, Memory, Pool
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a program runs, and what it works on.
+
+    address: the probed one.
+    objects: where those of `program.objects` are, in their order.
+    faults:  where the 8 bytes are that count the probe's faults.
+    dead:    before the probed instruction.
+    per_cpu, base: see isa.emitter.Before.
+    """
+
+    address: int
+    objects: tuple[int, ...] = ()
+    faults: int = 0
+    dead: Dead = field(default_factory=Dead)
+    per_cpu: int | None = None
+    base: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """By the condition, its fault among it, and by the actions: registers, and what else a machine has to save."""
+
+    condition: frozenset[str] = frozenset()
+    actions: frozenset[str] = frozenset()
+
+    def __or__(self, other: Used) -> Used:
+        return Used(self.condition | other.condition, self.actions | other.actions)
+
+
+def lower(program: Program, site: Site, machine: Machine) -> Callable[[int], bytes]:
+    """The code of a program, by the address that it shall run at: always of the same size. Falls through at its end.
+
+    Raises NotLowered, TooManyRegisters.
+    """
+    before = Before(site.dead, program.registers, site.per_cpu, site.base)
+    used = Used()
+    while True:
+        emitter = machine.emitter(before)
+        more = used | _emit(program, site, machine, before, emitter, used)
+        if more == used:
+            return emitter.finish
+        used = more
+
+
+def _emit(program: Program, site: Site, machine: Machine, before: Before, emit: Emitter, used: Used) -> Used:
+    """Make the code with what was used saved; what is used by it."""
+    pc = (machine.pc, site.address)
+    end = Label()
+    words = Words(emit, pc)
+    saved = machine.kept(used.condition, before)
+    emit.pool = condition = Pool(machine.order(before))
+    emit.save(saved)
+    if program.condition is not None:
+        words.jump(program.condition, False, end)
+    emit.pool = actions = Pool(machine.order(_with(before, saved)))
+    more = tuple(name for name in machine.kept(used.actions, before) if name not in saved)
+    emit.save(more)
+    addresses = iter(site.objects)
+    for action in program.actions:
+        _act(emit, pc, site, action, 0 if isinstance(action, Stop) else next(addresses))
+    emit.restore(more)
+    emit.pool = condition
+    if words.faulted:
+        emit.jump(end)
+        emit.mark(words.fault)
+        emit.add(Memory(offset=site.faults), 1)
+    emit.mark(end)
+    emit.restore(saved)
+    return Used(frozenset(condition.used), frozenset(actions.used))
+
+
+def _with(before: Before, saved: Sequence[str]) -> Before:
+    """What is saved may be overwritten."""
+    return replace(before, dead=replace(before.dead, registers=before.dead.registers | {*saved}))
+
+
+def _act(emit: Emitter, pc: tuple[str, int], site: Site, action: Action, address: int) -> None:
+    words = Words(emit, pc)
+    match action:
+        case Update(Table()) | Emit() | Stop():
+            raise NotLowered(action, "not done by native code yet")
+        case Update(cell, value):
+            with words.operand(value or Constant(0)) as operand:
+                update(emit, cell.aggregate, Memory(offset=address), operand)
+    if words.faulted:
+        done = Label()
+        emit.jump(done)
+        emit.mark(words.fault)
+        emit.add(Memory(offset=site.faults), 1)
+        emit.mark(done)
