@@ -1,0 +1,145 @@
+"""Random typed programs, of the nodes of program.py; every word is one of the type that its place asks for."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from gdb_optprobe.handlers import arithmetic
+from gdb_optprobe.handlers.program import (
+    MASK,
+    And,
+    Binary,
+    Cell,
+    Choose,
+    Constant,
+    Convert,
+    Expr,
+    Load,
+    Op,
+    Or,
+    PerCpuBase,
+    Program,
+    Register,
+    TextEquals,
+    Unary,
+    UnaryOp,
+    Update,
+)
+from gdb_optprobe.objects.aggregate import Aggregate, Average, Count, Greatest, Least, Linear, Powers, Sum
+
+from .running import AREA, DATA, NUMBERS, PER_CPU, POINTERS, SP
+
+Exprs = st.SearchStrategy[Expr]
+_COMPARISONS = tuple(op for op in Op if op.compares)
+_OTHERS = tuple(op for op in Op if not op.compares)
+_WIDTHS = st.sampled_from(((64, False), (64, True), (32, False), (32, True)))
+_EDGES = (0, 1, 2, 3, 7, 8, 31, 32, 33, 63, 64, 0x7F, 0x80, 0xFF, 0xFFFF, 0x7FFF_FFFF, 0x8000_0000, 0xFFFF_FFFF)
+
+
+def words() -> st.SearchStrategy[int]:
+    edges = st.sampled_from((*_EDGES, *(-edge & MASK for edge in _EDGES), 1 << 63, MASK >> 1, 1 << 32))
+    return st.one_of(edges, edges, st.integers(0, MASK), st.integers(0, 0xFFFF))
+
+
+def _constants(bits: int, signed: bool) -> Exprs:
+    return words().map(lambda word: Constant(arithmetic.extend(word, bits, signed)))
+
+
+@st.composite
+def _addresses(draw: st.DrawFn, depth: int) -> Expr:
+    """Where memory certainly is, of AREA bytes and some."""
+    offset = Constant(draw(st.integers(0, AREA // 2)))
+    kind = draw(st.integers(0, 4))
+    if kind == 0:
+        return Binary(Op.ADD, PerCpuBase(), Constant(PER_CPU + offset.value), 64, False)
+    if kind == 1:
+        return Binary(Op.ADD, Register(SP), offset, 64, False)
+    if kind == 2 and depth:
+        index = Binary(Op.AND, draw(expressions(64, False, depth - 1)), Constant(AREA // 4), 64, False)
+        return Binary(
+            Op.ADD, Binary(Op.ADD, Register(draw(st.sampled_from(POINTERS))), index, 64, False), offset, 64, False
+        )
+    if kind == 3:
+        return Constant(DATA + offset.value)
+    return Binary(Op.ADD, Register(draw(st.sampled_from(POINTERS))), offset, 64, False)
+
+
+@st.composite
+def _leaf(draw: st.DrawFn, bits: int, signed: bool) -> Expr:
+    kind = draw(st.integers(0, 3))
+    if kind == 0:
+        return draw(_constants(bits, signed))
+    if kind == 1:
+        size = draw(st.sampled_from([size for size in (1, 2, 4, 8) if 8 * size < bits or 8 * size == bits]))
+        of = signed if 8 * size == bits else draw(st.booleans()) and signed
+        return Load(draw(_addresses(0)), size, of, mapped=True)
+    register = Register(draw(st.sampled_from((*NUMBERS, *POINTERS, SP))))
+    return register if bits == 64 else Convert(register, bits, signed)
+
+
+@st.composite
+def expressions(draw: st.DrawFn, bits: int = 64, signed: bool = False, depth: int = 3) -> Expr:
+    if not depth:
+        return draw(_leaf(bits, signed))
+    kind = draw(st.integers(0, 13))
+    below = expressions(depth=depth - 1, bits=bits, signed=signed)
+    if kind == 0:
+        return draw(_leaf(bits, signed))
+    if kind == 1:
+        return Unary(draw(st.sampled_from(UnaryOp)), draw(below), bits, signed)
+    if kind == 2:
+        most = bits if bits == 32 else 63
+        few = draw(st.integers(1, most))
+        of = signed if few == bits else draw(st.booleans()) and signed
+        return Convert(draw(expressions(*draw(_WIDTHS), depth - 1)), few, of)
+    if kind == 3:
+        return Choose(draw(expressions(*draw(_WIDTHS), depth - 1)), draw(below), draw(below))
+    if kind in (4, 5):
+        both = draw(st.sampled_from((And, Or)))
+        return both(draw(expressions(*draw(_WIDTHS), depth - 1)), draw(expressions(*draw(_WIDTHS), depth - 1)))
+    if kind in (6, 7):
+        width = draw(_WIDTHS)
+        right = st.one_of(_constants(*width), expressions(*width, depth - 1))
+        return Binary(draw(st.sampled_from(_COMPARISONS)), draw(expressions(*width, depth - 1)), draw(right), *width)
+    if kind == 8:
+        sizes = [size for size in (1, 2, 4, 8) if 8 * size <= bits]
+        size = draw(st.sampled_from(sizes))
+        of = signed if 8 * size == bits else draw(st.booleans()) and signed
+        return Load(draw(_addresses(depth)), size, of, mapped=True)
+    if kind == 9:
+        literal = draw(st.binary(max_size=3)).replace(b"\0", b"") + b"\0"
+        return TextEquals(draw(_addresses(0)), literal, mapped=True)
+    op = draw(st.sampled_from(_OTHERS))
+    if op in (Op.SHL, Op.SHR):
+        count = st.one_of(st.integers(0, 66).map(Constant), expressions(*draw(_WIDTHS), depth - 1))
+        return Binary(op, draw(below), draw(count), bits, signed)
+    return Binary(op, draw(below), draw(st.one_of(_constants(bits, signed), below)), bits, signed)
+
+
+@st.composite
+def _linear(draw: st.DrawFn) -> Linear:
+    signed = draw(st.booleans())
+    low = draw(st.integers(-100 if signed else 0, 1000))
+    step = draw(st.sampled_from((1, 2, 3, 8, 10, 1000)))
+    return Linear(low, low + step * draw(st.integers(1, 20)), step, signed)
+
+
+def aggregates() -> st.SearchStrategy[Aggregate]:
+    of_sign = st.sampled_from((Sum, Least, Greatest, Average, Powers))
+    return st.one_of(st.just(Count()), st.builds(lambda kind, signed: kind(signed), of_sign, st.booleans()), _linear())
+
+
+@st.composite
+def _updates(draw: st.DrawFn, index: int, depth: int) -> Update:
+    aggregate = draw(aggregates())
+    value = None
+    if not isinstance(aggregate, Count):
+        value = draw(expressions(64, aggregate.signed, draw(st.integers(0, depth))))
+    return Update(Cell(f"{index}", aggregate), value)
+
+
+@st.composite
+def programs(draw: st.DrawFn, depth: int = 3) -> Program:
+    condition = draw(st.one_of(st.none(), expressions(*draw(_WIDTHS), draw(st.integers(1, depth)))))
+    number = draw(st.integers(0, 3))
+    return Program(condition, tuple(draw(_updates(index, depth)) for index in range(number)))

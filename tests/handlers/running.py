@@ -1,0 +1,171 @@
+"""Run the code of a program in Unicorn, and compare all that it leaves with what the interpreter says.
+
+0xffff888001230000  data   what POINTERS point into          kept
+0xffffc90000107000  stack  the stack pointer in its middle   kept from there on
+gs: + 0x20000       per-CPU data                             kept
+0xffffffff80001000  code   and, behind it, an endless loop
+0xffffffff92000000  faults, then objects                     as the interpreter says
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import unicorn
+from unicorn import x86_const
+
+from gdb_optprobe.handlers import interpret
+from gdb_optprobe.handlers.lowering import Site, lower
+from gdb_optprobe.handlers.program import Cell, Program
+from gdb_optprobe.isa.base import Dead
+from gdb_optprobe.isa.x86_64 import abi
+from gdb_optprobe.isa.x86_64.emitter import MACHINE
+from gdb_optprobe.objects import aggregate
+
+AREA = 512
+PAGE = 4096
+DATA, STACK, CODE, FAULTS = 0xFFFF_8880_0123_0000, 0xFFFF_C900_0010_7000, 0xFFFF_FFFF_8000_1000, 0xFFFF_FFFF_9200_0000
+GS, PER_CPU, OFFSET = 0xFFFF_8880_0777_0000, 0x2_0000, 0x2_0F00  # OFFSET: of this_cpu_off
+OBJECTS = FAULTS + 8
+SP = "rsp"
+POINTERS = ("rdi", "rbp", "r12", "r13")
+NUMBERS = ("rax", "rcx", "rdx", "rsi", "r8", "r9", "eflags")
+DEAD_NAMES = tuple(name for name in (*abi.GENERAL, abi.CARRY) if name != SP)
+NOTHING_DEAD = Dead()
+LIMIT = 20_000
+_REGISTERS = {name: getattr(x86_const, f"UC_X86_REG_{name.upper()}") for name in (*abi.GENERAL, abi.FLAGS)}
+_PLACES = {DATA: 1, STACK - PAGE: 2, CODE: 4, FAULTS: 4, GS + PER_CPU: 1}  # address: pages
+
+
+@dataclass(frozen=True)
+class State:
+    """registers: all general ones and the flags. seed: of what is in memory."""
+
+    registers: Mapping[str, int]
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Left:
+    registers: Mapping[str, int]
+    memory: Mapping[int, bytes]
+    executed: int
+
+    def read(self, address: int, size: int) -> bytes:
+        return read(self.memory, address, size)
+
+
+def state(numbers: Mapping[str, int], seed: int = 0, arithmetic_flags: int = 0) -> State:
+    registers = {name: random.Random(f"{name}{seed}").getrandbits(64) for name in abi.GENERAL} | numbers
+    registers |= {name: DATA + 16 * index for index, name in enumerate(POINTERS)} | {SP: STACK}
+    return State(registers | {abi.FLAGS: 0x202 | arithmetic_flags & abi.ARITHMETIC_FLAGS}, seed)
+
+
+def memory_of(state: State, objects: Mapping[int, bytes]) -> dict[int, bytes]:
+    """By address: every place as it is before."""
+    filled = {at: bytearray(random.Random(at ^ state.seed).randbytes(pages * PAGE)) for at, pages in _PLACES.items()}
+    filled[CODE][:] = b"\xcc" * len(filled[CODE])
+    filled[FAULTS][:8] = bytes(8)
+    gs = filled[GS + PER_CPU]
+    gs[OFFSET - PER_CPU : OFFSET - PER_CPU + 8] = GS.to_bytes(8, "little")
+    for address, data in objects.items():
+        filled[FAULTS][address - FAULTS : address - FAULTS + len(data)] = data
+    return {at: bytes(data) for at, data in filled.items()}
+
+
+def read(memory: Mapping[int, bytes], address: int, size: int) -> bytes:
+    for at, data in memory.items():
+        if at <= address and address + size <= at + len(data):
+            return data[address - at : address - at + size]
+    raise AssertionError(f"{address:#x} is not there")
+
+
+def execute(code: bytes, state: State, memory: Mapping[int, bytes]) -> Left:
+    """Run code until its end. Raises UcError where it cannot."""
+    uc: Any = unicorn.Uc(unicorn.UC_ARCH_X86, unicorn.UC_MODE_64)
+    uc.ctl_set_tlb_mode(unicorn.UC_TLB_VIRTUAL)
+    frames: dict[int, int] = {}
+    physical = 0
+    for at, data in memory.items():
+        uc.mem_map(physical, len(data))
+        uc.mem_write(physical, data)
+        frames |= {at + page: physical + page for page in range(0, len(data), PAGE)}
+        physical += len(data)
+    code = b"\x90" + code  # Unicorn does not run nothing
+    uc.mem_write(frames[CODE], code + b"\xeb\xfe")
+
+    def on_missing(_: object, address: int, access: int, entry: Any, __: object) -> bool:
+        if address & -PAGE not in frames:
+            return False
+        entry.paddr, entry.perms = frames[address & -PAGE], unicorn.UC_PROT_ALL
+        return True
+
+    executed = 0
+
+    def on_code(*_: object) -> None:
+        nonlocal executed
+        executed += 1
+
+    uc.hook_add(unicorn.UC_HOOK_TLB_FILL, on_missing)
+    uc.hook_add(unicorn.UC_HOOK_CODE, on_code)
+    for name, value in state.registers.items():
+        uc.reg_write(_REGISTERS[name], value)
+    uc.reg_write(x86_const.UC_X86_REG_GS_BASE, GS)
+    uc.emu_start(CODE, CODE + len(code), count=LIMIT)
+    assert uc.reg_read(x86_const.UC_X86_REG_RIP) == CODE + len(code)
+    registers = {name: uc.reg_read(number) for name, number in _REGISTERS.items()}
+    left = {at: bytes(uc.mem_read(frames[at], len(data))) for at, data in memory.items()}
+    return Left(registers, left | {CODE: memory[CODE]}, executed - 1)
+
+
+def places(program: Program) -> tuple[int, ...]:
+    """Where its objects are."""
+    found, at = [], OBJECTS
+    for each in program.objects:
+        assert isinstance(each, Cell)
+        found.append(at)
+        at += aggregate.size(each.aggregate)
+    return tuple(found)
+
+
+def site(program: Program, dead: Dead = NOTHING_DEAD) -> Site:
+    return Site(CODE, places(program), FAULTS, dead, OFFSET)
+
+
+def differences(program: Program, state: State, dead: Dead = NOTHING_DEAD) -> Sequence[str]:
+    """What is not as the interpreter says, or not as it was."""
+    cells = dict(zip(places(program), program.objects, strict=True))
+    first = {at: aggregate.encode(aggregate.initial(cell.aggregate)) for at, cell in cells.items()}  # type: ignore[union-attr]
+    memory = memory_of(state, first)
+    left = execute(lower(program, site(program, dead), MACHINE)(CODE), state, memory)
+    hit = interpret.Hit(state.registers, lambda address, size: read(memory, address, size), GS)
+    outcome = interpret.run(program, hit)
+    expected = dict(first)
+    for done in outcome.done:
+        # Each action of a program has its own object, at its own place: equal ones too.
+        at = next(at for at, action in zip(cells, program.actions, strict=True) if action is done.action)
+        words = aggregate.update(done.action.target.aggregate, aggregate.decode(expected[at]), done.value)  # type: ignore[union-attr]
+        expected[at] = aggregate.encode(words)
+    expected[FAULTS] = outcome.faults.to_bytes(8, "little")
+    found = []
+    should = memory_of(state, expected)
+    for at, data in should.items():
+        here = slice(STACK - at, None) if at == STACK - PAGE else slice(None)
+        if left.memory[at][here] != data[here]:
+            at_byte = next(
+                i
+                for i, (a, b) in enumerate(zip(left.memory[at], data, strict=True))
+                if a != b and (at != STACK - PAGE or i >= PAGE)
+            )
+            word = at_byte & ~7
+            found.append(f"{at + word:#x}: {left.memory[at][word : word + 8].hex()} for {data[word : word + 8].hex()}")
+    lost = (abi.COUNTER_FLAGS if dead.flags else 0) | (abi.CF if abi.CARRY in dead.registers else 0)
+    for name, value in state.registers.items():
+        now = left.registers[name]
+        ignored = lost if name == abi.FLAGS else 0
+        if name not in dead.registers and now & ~ignored != value & ~ignored:
+            found.append(f"{name}: {now:#x} for {value:#x}")
+    return found
