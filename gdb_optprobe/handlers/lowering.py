@@ -22,11 +22,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from gdb_optprobe.handlers.lowering_objects import count_by, layout, record
 from gdb_optprobe.handlers.lowering_updates import update
 from gdb_optprobe.handlers.lowering_words import NotLowered, Words
-from gdb_optprobe.handlers.program import Action, Constant, Emit, Program, Stop, Table, Update
+from gdb_optprobe.handlers.program import Cell, Constant, Emit, Expr, Program, Stop, Table, Update
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.emitter import Before, Emitter, Label, Machine, Memory, Pool
+from gdb_optprobe.objects.ring import RingLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +36,13 @@ class Site:
     """Where a program runs, and what it works on.
 
     address: the probed one.
-    objects: where those of `program.objects` are, in their order.
+    objects: where those of `program.objects` are, in their order; of Records, where their ring is.
     faults:  where the 8 bytes are that count the probe's faults.
     dead:    before the probed instruction.
     per_cpu, base: see isa.emitter.Before.
+    table_bits: of TableLayout. ring: what the ring is like.
+    first_kind: of records: that of the program's first object; the next one's is one more.
+    cpu:     this CPU's number.
     """
 
     address: int
@@ -46,6 +51,10 @@ class Site:
     dead: Dead = field(default_factory=Dead)
     per_cpu: int | None = None
     base: int | None = None
+    table_bits: int = 10
+    ring: RingLayout | None = None
+    first_kind: int = 0
+    cpu: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +96,12 @@ def _emit(program: Program, site: Site, machine: Machine, before: Before, emit: 
     emit.pool = actions = Pool(machine.order(_with(before, saved)))
     more = tuple(name for name in machine.kept(used.actions, before) if name not in saved)
     emit.save(more)
-    addresses = iter(site.objects)
+    objects = iter(enumerate(site.objects))
     for action in program.actions:
-        _act(emit, pc, site, action, 0 if isinstance(action, Stop) else next(addresses))
+        if isinstance(action, Stop):
+            raise NotLowered(action, "native code does not stop yet")
+        index, address = next(objects)
+        _act(emit, pc, site, action, index, address)
     emit.restore(more)
     emit.pool = condition
     if words.faulted:
@@ -106,14 +118,18 @@ def _with(before: Before, saved: Sequence[str]) -> Before:
     return replace(before, dead=replace(before.dead, registers=before.dead.registers | {*saved}))
 
 
-def _act(emit: Emitter, pc: tuple[str, int], site: Site, action: Action, address: int) -> None:
+def _act(emit: Emitter, pc: tuple[str, int], site: Site, action: Update | Emit, index: int, address: int) -> None:
     words = Words(emit, pc)
     match action:
-        case Update(Table()) | Emit() | Stop():
-            raise NotLowered(action, "not done by native code yet")
-        case Update(cell, value):
+        case Update(Table() as table):
+            count_by(emit, words, action, layout(table, site.table_bits), address)
+        case Update(Cell(_, aggregate), value):
             with words.operand(value or Constant(0)) as operand:
-                update(emit, cell.aggregate, Memory(offset=address), operand)
+                update(emit, aggregate, Memory(offset=address), operand)
+        case Emit():
+            if site.ring is None or site.cpu is None:
+                raise NotLowered(action, "there is no ring here")
+            record(emit, words, action, site.ring, address, site.first_kind + index, site.cpu)
     if words.faulted:
         done = Label()
         emit.jump(done)

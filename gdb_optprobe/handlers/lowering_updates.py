@@ -51,7 +51,8 @@ def _linear(emit: Emitter, histogram: Linear, at: Memory, value: str) -> None:
     """Above low, the distance from it is an unsigned word, whatever the sign."""
     below, above, done = Label(), Label(), Label()
     low, span = histogram.low & MASK, histogram.high - histogram.low
-    emit.branch(Test.LT, value, low, histogram.signed, below)
+    if low or histogram.signed:
+        emit.branch(Test.LT, value, low, histogram.signed, below)
     with emit.pool.borrowed() as index:
         emit.binary(Arithmetic.SUB, index, value, low, 64, False)
         emit.branch(Test.GE, index, span, False, above)

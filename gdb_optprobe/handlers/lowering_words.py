@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 
+from gdb_optprobe.handlers import lowering_text
 from gdb_optprobe.handlers.arithmetic import number
 from gdb_optprobe.handlers.program import (
     MASK,
+    WORD,
     Action,
     And,
     Binary,
@@ -27,12 +29,15 @@ from gdb_optprobe.handlers.program import (
     Or,
     PerCpuBase,
     Register,
+    Text,
     TextEquals,
     Unary,
     UnaryOp,
     children,
 )
 from gdb_optprobe.isa.emitter import Arithmetic, Emitter, Label, Memory, Test, Value
+
+UNMAPPED = "memory that may not be mapped is not read by native code yet"
 
 
 class NotLowered(Exception):
@@ -110,6 +115,17 @@ class Words:
         with self.word(base) as register:
             yield Memory(register, number(offset, True), per_cpu=per_cpu)
 
+    def words(self, stack: ExitStack, node: Operand) -> list[str | int]:
+        """The words that a part of a key or of a record takes, for as long as `stack` lasts."""
+        if not isinstance(node, Text):
+            return [stack.enter_context(self.operand(node))]
+        if not node.mapped:
+            raise NotLowered(node, UNMAPPED)
+        made = [stack.enter_context(self._emitter.pool.borrowed()) for _ in range(-(-node.size // WORD))]
+        with self.memory(node.address) as memory:
+            (lowering_text.whole if node.whole else lowering_text.up_to_end)(self._emitter, made, memory, node.size)
+        return [*made]
+
     def into(self, to: str, node: Expr) -> None:
         """Evaluate into a register of the pool's."""
         emit = self._emitter
@@ -124,7 +140,7 @@ class Words:
                 with self.memory(address) as memory:
                     emit.load(to, Value(memory, size, signed))
             case Load() | TextEquals(mapped=False):
-                raise NotLowered(node, "memory that may not be mapped is not read by native code yet")
+                raise NotLowered(node, UNMAPPED)
             case Unary(op, value, bits, signed):
                 verb = emit.negate if op is UnaryOp.NEGATE else emit.invert
                 verb(to, self._first(to, value), bits, signed)

@@ -203,7 +203,7 @@ class Emitter(Protocol):
     def branch_bits(self, left: str | Value, mask: int, any_set: bool, label: Label) -> None:
         """To the label where some bit of mask is set in left, or where none is."""
 
-    # memory
+    # memory; nothing that is added, exchanged or published is per CPU
 
     def store(self, memory: Memory, word: str | int, size: int = 8) -> None: ...
 
@@ -213,11 +213,17 @@ class Emitter(Protocol):
     def keep_extreme(self, test: Test, memory: Memory, word: str, signed: bool) -> None:
         """Exchange 8 aligned bytes for `word` where `word test bytes` (LT, GT) holds, atomically."""
 
-    def exchange(self, memory: Memory, expected: int, word: str | int, label: Label) -> None:
-        """Exchange 8 aligned bytes that are `expected` for `word`, atomically; to the label where they are not.
+    def fetch_add(self, to: str, memory: Memory, word: int) -> None:
+        """Add to 8 aligned bytes, atomically; what was there."""
 
-        What is loaded and stored later is so after it.
-        """
+    def exchange(self, memory: Memory, expected: int, word: str | int, label: Label) -> None:
+        """Exchange 8 aligned bytes that are `expected` for `word`, atomically; to the label where they are not."""
+
+    def publish(self, memory: Memory, word: str | int) -> None:
+        """Store 8 aligned bytes, after all that was stored before."""
+
+    def acquire(self) -> None:
+        """What is loaded behind this is loaded after what a branch before it has tested."""
 
     def finish(self, at: int) -> bytes:
         """The code to run at `at`. Raises OutOfReach."""

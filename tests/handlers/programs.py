@@ -7,19 +7,27 @@ from hypothesis import strategies as st
 from gdb_optprobe.handlers import arithmetic
 from gdb_optprobe.handlers.program import (
     MASK,
+    Action,
     And,
     Binary,
     Cell,
     Choose,
+    Column,
     Constant,
     Convert,
+    Emit,
     Expr,
+    Form,
     Load,
     Op,
+    Operand,
     Or,
     PerCpuBase,
     Program,
+    Records,
     Register,
+    Table,
+    Text,
     TextEquals,
     Unary,
     UnaryOp,
@@ -130,11 +138,34 @@ def aggregates() -> st.SearchStrategy[Aggregate]:
 
 
 @st.composite
-def _updates(draw: st.DrawFn, index: int, depth: int) -> Update:
+def _parts(draw: st.DrawFn, depth: int) -> tuple[Operand, ...]:
+    """Of a key or a record: few, for all of a key are in registers at once."""
+    parts: list[Operand] = []
+    for _ in range(draw(st.integers(1, 3))):
+        if draw(st.integers(0, 3)):
+            parts.append(draw(expressions(64, False, draw(st.integers(0, depth - 1)))))
+        else:
+            parts.append(Text(draw(_addresses(0)), draw(st.integers(1, 16)), True, draw(st.booleans())))
+    return tuple(parts)
+
+
+def _columns(parts: tuple[Operand, ...]) -> tuple[Column, ...]:
+    return tuple(Column("", Form.TEXT, -(-part.size // 8) * 8 if isinstance(part, Text) else 8) for part in parts)
+
+
+@st.composite
+def _actions(draw: st.DrawFn, index: int, depth: int) -> Action:
+    kind = draw(st.integers(0, 5))
+    if kind == 0:
+        fields = draw(_parts(depth))
+        return Emit(Records(f"{index}", _columns(fields)), fields)
     aggregate = draw(aggregates())
     value = None
     if not isinstance(aggregate, Count):
         value = draw(expressions(64, aggregate.signed, draw(st.integers(0, depth))))
+    if kind == 1:
+        by = draw(_parts(depth))
+        return Update(Table(f"{index}", _columns(by), aggregate), value, by)
     return Update(Cell(f"{index}", aggregate), value)
 
 
@@ -142,4 +173,4 @@ def _updates(draw: st.DrawFn, index: int, depth: int) -> Update:
 def programs(draw: st.DrawFn, depth: int = 3) -> Program:
     condition = draw(st.one_of(st.none(), expressions(*draw(_WIDTHS), draw(st.integers(1, depth)))))
     number = draw(st.integers(0, 3))
-    return Program(condition, tuple(draw(_updates(index, depth)) for index in range(number)))
+    return Program(condition, tuple(draw(_actions(index, depth)) for index in range(number)))

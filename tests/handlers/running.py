@@ -10,8 +10,9 @@ gs: + 0x20000       per-CPU data                             kept
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import unicorn
@@ -19,15 +20,19 @@ from unicorn import x86_const
 
 from gdb_optprobe.handlers import interpret
 from gdb_optprobe.handlers.lowering import Site, lower
-from gdb_optprobe.handlers.program import Cell, Program
+from gdb_optprobe.handlers.lowering_objects import layout
+from gdb_optprobe.handlers.program import Cell, Constant, Program, Records, Stop, Table
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.x86_64 import abi
 from gdb_optprobe.isa.x86_64.emitter import MACHINE
 from gdb_optprobe.objects import aggregate
+from gdb_optprobe.objects.ring import RingLayout
 
 AREA = 512
 PAGE = 4096
 DATA, STACK, CODE, FAULTS = 0xFFFF_8880_0123_0000, 0xFFFF_C900_0010_7000, 0xFFFF_FFFF_8000_1000, 0xFFFF_FFFF_9200_0000
+RING_AT = FAULTS + 28 * PAGE
+RING, KIND, CPU, TABLE_BITS = RingLayout(6, 3), 7, Constant(3), 2
 GS, PER_CPU, OFFSET = 0xFFFF_8880_0777_0000, 0x2_0000, 0x2_0F00  # OFFSET: of this_cpu_off
 OBJECTS = FAULTS + 8
 SP = "rsp"
@@ -37,7 +42,7 @@ DEAD_NAMES = tuple(name for name in (*abi.GENERAL, abi.CARRY) if name != SP)
 NOTHING_DEAD = Dead()
 LIMIT = 20_000
 _REGISTERS = {name: getattr(x86_const, f"UC_X86_REG_{name.upper()}") for name in (*abi.GENERAL, abi.FLAGS)}
-_PLACES = {DATA: 1, STACK - PAGE: 2, CODE: 4, FAULTS: 4, GS + PER_CPU: 1}  # address: pages
+_PLACES = {DATA: 1, STACK - PAGE: 2, CODE: 4, FAULTS: 32, GS + PER_CPU: 1}  # address: pages
 
 
 @dataclass(frozen=True)
@@ -64,9 +69,14 @@ def state(numbers: Mapping[str, int], seed: int = 0, arithmetic_flags: int = 0) 
     return State(registers | {abi.FLAGS: 0x202 | arithmetic_flags & abi.ARITHMETIC_FLAGS}, seed)
 
 
+@lru_cache
+def _contents(seed: int, size: int) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
 def memory_of(state: State, objects: Mapping[int, bytes]) -> dict[int, bytes]:
     """By address: every place as it is before."""
-    filled = {at: bytearray(random.Random(at ^ state.seed).randbytes(pages * PAGE)) for at, pages in _PLACES.items()}
+    filled = {at: bytearray(_contents(at ^ state.seed, pages * PAGE)) for at, pages in _PLACES.items()}
     filled[CODE][:] = b"\xcc" * len(filled[CODE])
     filled[FAULTS][:8] = bytes(8)
     gs = filled[GS + PER_CPU]
@@ -83,8 +93,11 @@ def read(memory: Mapping[int, bytes], address: int, size: int) -> bytes:
     raise AssertionError(f"{address:#x} is not there")
 
 
-def execute(code: bytes, state: State, memory: Mapping[int, bytes]) -> Left:
-    """Run code until its end. Raises UcError where it cannot."""
+def execute(code: bytes, state: State, memory: Mapping[int, bytes], interrupted: int = 0) -> Left:
+    """Run code until its end. Raises UcError where it cannot.
+
+    interrupted: after so many instructions (if any) all of it runs in between, lower on the stack, as in an interrupt.
+    """
     uc: Any = unicorn.Uc(unicorn.UC_ARCH_X86, unicorn.UC_MODE_64)
     uc.ctl_set_tlb_mode(unicorn.UC_TLB_VIRTUAL)
     frames: dict[int, int] = {}
@@ -114,7 +127,16 @@ def execute(code: bytes, state: State, memory: Mapping[int, bytes]) -> Left:
     for name, value in state.registers.items():
         uc.reg_write(_REGISTERS[name], value)
     uc.reg_write(x86_const.UC_X86_REG_GS_BASE, GS)
-    uc.emu_start(CODE, CODE + len(code), count=LIMIT)
+    begin = CODE
+    if interrupted:
+        uc.emu_start(CODE, CODE + len(code), count=1 + interrupted)
+        context, begin = uc.context_save(), uc.reg_read(x86_const.UC_X86_REG_RIP)
+        below = uc.reg_read(x86_const.UC_X86_REG_RSP) - 256
+        for name, value in (*state.registers.items(), (SP, below)):
+            uc.reg_write(_REGISTERS[name], value)
+        uc.emu_start(CODE, CODE + len(code), count=LIMIT)
+        uc.context_restore(context)
+    uc.emu_start(begin, CODE + len(code), count=LIMIT)
     assert uc.reg_read(x86_const.UC_X86_REG_RIP) == CODE + len(code)
     registers = {name: uc.reg_read(number) for name, number in _REGISTERS.items()}
     left = {at: bytes(uc.mem_read(frames[at], len(data))) for at, data in memory.items()}
@@ -125,47 +147,81 @@ def places(program: Program) -> tuple[int, ...]:
     """Where its objects are."""
     found, at = [], OBJECTS
     for each in program.objects:
-        assert isinstance(each, Cell)
-        found.append(at)
-        at += aggregate.size(each.aggregate)
+        found.append(RING_AT if isinstance(each, Records) else at)
+        at += 0 if isinstance(each, Records) else len(initial(each))
     return tuple(found)
 
 
+def initial(target: Cell | Table | Records) -> bytes:
+    match target:
+        case Cell(_, kind):
+            return aggregate.encode(aggregate.initial(kind))
+        case Table():
+            return layout(target, TABLE_BITS).initial()
+        case Records():
+            return RING.initial()
+
+
+def objects(program: Program) -> dict[int, bytes]:
+    """By address, before the first hit."""
+    found = {at: initial(target) for at, target in zip(places(program), program.objects, strict=True)}
+    found[RING_AT] = RING.initial()
+    assert all(at == RING_AT or at + len(data) <= RING_AT for at, data in found.items())
+    return found
+
+
 def site(program: Program, dead: Dead = NOTHING_DEAD) -> Site:
-    return Site(CODE, places(program), FAULTS, dead, OFFSET)
+    return Site(CODE, places(program), FAULTS, dead, OFFSET, None, TABLE_BITS, RING, KIND, CPU)
 
 
 def differences(program: Program, state: State, dead: Dead = NOTHING_DEAD) -> Sequence[str]:
     """What is not as the interpreter says, or not as it was."""
-    cells = dict(zip(places(program), program.objects, strict=True))
-    first = {at: aggregate.encode(aggregate.initial(cell.aggregate)) for at, cell in cells.items()}  # type: ignore[union-attr]
-    memory = memory_of(state, first)
+    memory = memory_of(state, objects(program))
     left = execute(lower(program, site(program, dead), MACHINE)(CODE), state, memory)
-    hit = interpret.Hit(state.registers, lambda address, size: read(memory, address, size), GS)
-    outcome = interpret.run(program, hit)
-    expected = dict(first)
-    for done in outcome.done:
-        # Each action of a program has its own object, at its own place: equal ones too.
-        at = next(at for at, action in zip(cells, program.actions, strict=True) if action is done.action)
-        words = aggregate.update(done.action.target.aggregate, aggregate.decode(expected[at]), done.value)  # type: ignore[union-attr]
-        expected[at] = aggregate.encode(words)
-    expected[FAULTS] = outcome.faults.to_bytes(8, "little")
-    found = []
-    should = memory_of(state, expected)
-    for at, data in should.items():
-        here = slice(STACK - at, None) if at == STACK - PAGE else slice(None)
-        if left.memory[at][here] != data[here]:
-            at_byte = next(
-                i
-                for i, (a, b) in enumerate(zip(left.memory[at], data, strict=True))
-                if a != b and (at != STACK - PAGE or i >= PAGE)
-            )
-            word = at_byte & ~7
-            found.append(f"{at + word:#x}: {left.memory[at][word : word + 8].hex()} for {data[word : word + 8].hex()}")
+    outcome = interpret.run(program, interpret.Hit(state.registers, lambda at, size: read(memory, at, size), GS))
+    return (*_objects(program, left, outcome), *_kept(state, memory, left, dead))
+
+
+def _objects(program: Program, left: Left, outcome: interpret.Outcome) -> Iterator[str]:
+    faults = int.from_bytes(left.read(FAULTS, 8), "little")
+    if faults != outcome.faults:
+        yield f"{faults} faults for {outcome.faults}"
+    emitted = []
+    # Each action of a program has its own object: equal ones too.
+    given = {id(done.action): done for done in outcome.done}
+    for index, (at, action) in enumerate(zip(places(program), program.actions, strict=True)):
+        assert not isinstance(action, Stop)
+        done = given.get(id(action))
+        data = left.read(at, len(initial(action.target)))
+        match action.target:
+            case Cell(_, kind):
+                words = aggregate.initial(kind)
+                expected = aggregate.update(kind, words, done.value) if done else words
+                if aggregate.decode(data) != expected:
+                    yield f"{action.target}: {aggregate.decode(data)} for {expected}"
+            case Table(_, _, kind) as table:
+                contents = layout(table, TABLE_BITS).decode(data)
+                words = aggregate.initial(kind)
+                keys = {done.data: aggregate.update(kind, words, done.value)} if done else {}
+                if contents.by_key != keys or contents.overflow:
+                    yield f"{table}: {contents} for {keys}"
+            case Records():
+                emitted += [(len(emitted), KIND + index, CPU.value, done.data)] if done else []
+    contents = RING.decode(left.read(RING_AT, RING.size))
+    found = [(each.number, each.kind, each.cpu, each.fields) for each in contents.records]
+    emitted = [(number, kind, cpu, fields.ljust(8 * RING.words, b"\0")) for number, kind, cpu, fields in emitted]
+    if found != emitted or contents.dropped:
+        yield f"{found} for {emitted}"
+
+
+def _kept(state: State, memory: Mapping[int, bytes], left: Left, dead: Dead) -> Iterator[str]:
+    for at, before in memory.items():
+        start = PAGE if at == STACK - PAGE else 0  # below the stack pointer anything may be
+        if at != FAULTS and left.memory[at][start:] != before[start:]:
+            yield f"memory at {at:#x} changed"
     lost = (abi.COUNTER_FLAGS if dead.flags else 0) | (abi.CF if abi.CARRY in dead.registers else 0)
     for name, value in state.registers.items():
-        now = left.registers[name]
         ignored = lost if name == abi.FLAGS else 0
+        now = left.registers[name]
         if name not in dead.registers and now & ~ignored != value & ~ignored:
-            found.append(f"{name}: {now:#x} for {value:#x}")
-    return found
+            yield f"{name}: {now:#x} for {value:#x}"

@@ -216,6 +216,11 @@ class Emitter:
             self._jump(codes[Test.NE], again)
             self.mark(done)
 
+    def fetch_add(self, to: str, memory: Memory, word: int) -> None:
+        with self._reached(memory) as reached:
+            self.constant(to, word)
+            self._alter(b"\x0f\xc1", to, reached, prefix=LOCK)
+
     def exchange(self, memory: Memory, expected: int, word: str | int, label: Label) -> None:
         with (
             self._fixed(None, "rax") as places,
@@ -225,6 +230,13 @@ class Emitter:
             self.constant("rax", expected)
             self._alter(b"\x0f\xb1", source, reached, prefix=LOCK)
         self._jump(_UNSIGNED[Test.NE], label)
+
+    def publish(self, memory: Memory, word: str | int) -> None:
+        """Stores are seen in their order, as loads are made in theirs (SDM volume 3, 9.2.2)."""
+        self.store(memory, word)
+
+    def acquire(self) -> None:
+        pass
 
     def finish(self, at: int) -> bytes:
         """The code, wherever it stands."""

@@ -1,0 +1,126 @@
+"""An action's effect on a table or a ring (objects/table.py, objects/ring.py), as native code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from gdb_optprobe.handlers.arithmetic import number as as_number
+from gdb_optprobe.handlers.lowering_updates import update
+from gdb_optprobe.handlers.lowering_words import NotLowered, Words
+from gdb_optprobe.handlers.program import Constant, Emit, Expr, Operand, Table, Update, may_fault
+from gdb_optprobe.isa.emitter import Arithmetic, Emitter, Label, Memory, Test, Value
+from gdb_optprobe.objects import ring
+from gdb_optprobe.objects.ring import RingLayout
+from gdb_optprobe.objects.table import CLAIMED, FACTOR, FREE, OVERFLOW, PROBES, READY, TableLayout
+
+
+def layout(table: Table, bits: int) -> TableLayout:
+    """bits: see TableLayout."""
+    return TableLayout(table.key_size // 8, table.aggregate, bits)
+
+
+def count_by(emit: Emitter, words: Words, action: Update, table: TableLayout, at: int) -> None:
+    """Add a value to the aggregate of a key, in the table at an address."""
+    with ExitStack() as stack:
+        value = stack.enter_context(words.operand(action.value or Constant(0)))
+        key = [word for part in action.by for word in words.words(stack, part)]
+        slot = stack.enter_context(emit.pool.borrowed())
+        done, found = Label(), Label()
+        _first_slot(emit, slot, key, table, at)
+        with emit.pool.borrowed() as left:
+            _search(emit, slot, left, key, table, found)
+        emit.add(Memory(offset=at + OVERFLOW), 1)
+        emit.jump(done)
+        emit.mark(found)
+        update(emit, table.aggregate, Memory(slot, table.value_offset), value)
+        emit.mark(done)
+
+
+def _first_slot(emit: Emitter, slot: str, key: Sequence[str | int], table: TableLayout, at: int) -> None:
+    """TableLayout.place, and the address of the slot there."""
+    with emit.pool.borrowed() as factor:
+        emit.constant(factor, FACTOR)
+        if isinstance(key[0], int):
+            emit.constant(slot, key[0])
+        else:
+            emit.copy(slot, key[0])
+        for word in key[1:]:
+            emit.binary(Arithmetic.MUL, slot, slot, factor, 64, False)
+            emit.binary(Arithmetic.XOR, slot, slot, word, 64, False)
+        emit.binary(Arithmetic.MUL, slot, slot, factor, 64, False)
+    emit.binary(Arithmetic.SHR, slot, slot, 64 - table.bits, 64, False)
+    emit.binary(Arithmetic.MUL, slot, slot, table.slot_size, 64, False)
+    emit.address(slot, Memory(slot, as_number(at + 8, True)))
+
+
+def _search(emit: Emitter, slot: str, left: str, key: Sequence[str | int], table: TableLayout, found: Label) -> None:
+    """To `found` with the key's slot, or on."""
+    look, other, not_ready = Label(), Label(), Label()
+    state = Memory(slot)
+    emit.constant(left, PROBES)
+    emit.mark(look)
+    emit.branch(Test.NE, Value(state), READY, False, not_ready)
+    emit.acquire()
+    *before, last = [(Value(Memory(slot, 8 + 8 * index)), word) for index, word in enumerate(key)]
+    for there, word in before:
+        emit.branch(Test.NE, there, word, False, other)
+    emit.branch(Test.EQ, *last, False, found)
+    emit.mark(other)
+    emit.binary(Arithmetic.ADD, slot, slot, table.slot_size, 64, False)
+    emit.binary(Arithmetic.SUB, left, left, 1, 64, False)
+    emit.branch(Test.NE, left, 0, False, look)
+    full = Label()
+    emit.jump(full)
+    emit.mark(not_ready)
+    emit.branch(Test.EQ, Value(state), CLAIMED, False, other)
+    emit.exchange(state, FREE, CLAIMED, look)
+    for there, word in (*before, last):
+        emit.store(there.memory, word)
+    emit.publish(state, READY)
+    emit.jump(found)
+    emit.mark(full)
+
+
+def record(emit: Emitter, words: Words, action: Emit, layout: RingLayout, at: int, kind: int, cpu: Expr) -> None:
+    """Write a record into the ring at an address. Fields that may fault are evaluated before a place is taken."""
+    if action.target.stack:
+        raise NotLowered(action, "native code does not record the stack yet")
+    with ExitStack() as stack:
+        early = any(may_fault(field) for field in action.fields)
+        ready = [word for field in action.fields for word in words.words(stack, field)] if early else []
+        number, place = (stack.enter_context(emit.pool.borrowed()) for _ in range(2))
+        full = Label()
+        emit.fetch_add(number, Memory(offset=at + ring.NEXT), 1)
+        emit.branch(Test.LE, Value(Memory(offset=at + ring.LIMIT)), number, False, full)
+        emit.binary(Arithmetic.AND, place, number, layout.places - 1, 64, False)
+        emit.binary(Arithmetic.MUL, place, place, layout.record_size, 64, False)
+        emit.address(place, Memory(place, as_number(at + ring.HEADER, True)))
+        with emit.pool.borrowed() as now:
+            emit.clock(now)
+            emit.store(Memory(place, ring.TIME), now)
+        emit.store(Memory(place, ring.KIND), kind, 4)
+        with words.operand(cpu) as word:
+            emit.store(Memory(place, ring.CPU), word, 4)
+        if early:
+            _store(emit, place, 0, ready)
+        else:
+            _store_fields(emit, words, place, action.fields)
+        emit.binary(Arithmetic.ADD, number, number, 1, 64, False)
+        emit.publish(Memory(place, ring.NUMBER), number)
+        emit.mark(full)
+
+
+def _store_fields(emit: Emitter, words: Words, place: str, fields: Sequence[Operand]) -> None:
+    """One after the other: each needs registers for itself alone."""
+    index = 0
+    for field in fields:
+        with ExitStack() as stack:
+            made = words.words(stack, field)
+            _store(emit, place, index, made)
+            index += len(made)
+
+
+def _store(emit: Emitter, place: str, index: int, made: Sequence[str | int]) -> None:
+    for at, word in enumerate(made, index):
+        emit.store(Memory(place, ring.FIELDS + 8 * at), word)

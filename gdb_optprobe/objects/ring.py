@@ -1,0 +1,102 @@
+"""A ring of records in guest memory, filled by hits without a lock, emptied while the guest is stopped.
+
+    ┌──────┬───────┬──────────┬─────────────────────────────┐
+    │ next │ limit │ record 0 │ record 1 │ … │ 2**bits - 1  │
+    └──────┴───────┴──────────┴─────────────────────────────┘
+    record: │ number + 1 │ time │ kind, 4 B │ CPU, 4 B │ word │ word │ … │
+A hit adds one to `next`; what was there is its record's number. Where that is not below `limit` the ring is full, and
+the record is dropped: so the drops are what `next` is beyond `limit`. Else the place number modulo 2**bits is its own:
+it writes the record, at last number + 1 in front of it. A record that has another number there is pending: the stop
+interrupted the hit that writes it. When the ring is emptied, numbers go on, so they tell the order of records, and
+`limit` moves to where the first pending record's place would come round again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NEXT, LIMIT, HEADER = 0, 8, 16  # offsets
+NUMBER, TIME, KIND, CPU, FIELDS = 0, 8, 16, 20, 24  # offsets in a record
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """fields: the bytes behind the header, those of other kinds' longer records included."""
+
+    number: int
+    time: int
+    kind: int
+    cpu: int
+    fields: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """What was read before: all records below `following` but those pending."""
+
+    following: int = 0
+    pending: tuple[int, ...] = ()
+
+
+START = Position()
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What came since a position.
+
+    records: the finished ones, in order.
+    dropped: how many there was no place for.
+    header, position: to empty the ring, write the one to its start and read on from the other.
+    """
+
+    records: tuple[Record, ...]
+    dropped: int
+    header: bytes
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class RingLayout:
+    """words: of the longest record's fields. bits: the ring has 2**bits places."""
+
+    words: int
+    bits: int = 10
+
+    @property
+    def record_size(self) -> int:
+        return FIELDS + 8 * self.words
+
+    @property
+    def places(self) -> int:
+        return 1 << self.bits
+
+    @property
+    def size(self) -> int:
+        return HEADER + self.places * self.record_size
+
+    def initial(self) -> bytes:
+        return self._header(0, self.places) + bytes(self.places * self.record_size)
+
+    def decode(self, data: bytes, since: Position = START) -> Contents:
+        following, limit = (int.from_bytes(data[at : at + 8], "little") for at in (NEXT, LIMIT))
+        numbers = (*since.pending, *range(since.following, min(following, limit)))
+        found = {number: self._record(data, number) for number in numbers}
+        pending = tuple(number for number, record in found.items() if record is None)
+        return Contents(
+            records=tuple(record for record in found.values() if record is not None),
+            dropped=max(0, following - max(limit, since.following)),
+            header=self._header(following, min((*pending, following)) + self.places),
+            position=Position(following, pending),
+        )
+
+    def _record(self, data: bytes, number: int) -> Record | None:
+        at = HEADER + number % self.places * self.record_size
+        own, time = (int.from_bytes(data[at + word : at + word + 8], "little") for word in (NUMBER, TIME))
+        kind, cpu = (int.from_bytes(data[at + half : at + half + 4], "little") for half in (KIND, CPU))
+        fields = data[at + FIELDS : at + self.record_size]
+        return Record(number, time, kind, cpu, fields) if own == number + 1 else None
+
+    @staticmethod
+    def _header(following: int, limit: int) -> bytes:
+        return following.to_bytes(8, "little") + limit.to_bytes(8, "little")

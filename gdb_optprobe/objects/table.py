@@ -1,0 +1,92 @@
+"""A table: aggregates by key, in guest memory; lock-free, of fixed size, never waited for.
+
+    ┌──────────┐
+    │ overflow │  values that found no slot
+    ├──────────┴──────────────────────────────┐
+    │ state │ key word … │ value word …       │  slot 0          state: 0 free, 1 claimed, 2 ready
+    ├───────┼────────────┼────────────────────┤
+    │ …     │            │                    │  2**bits places that a hash can lead to
+    ├───────┼────────────┼────────────────────┤
+    │ …     │            │                    │  and PROBES - 1 more, so that a search needs not turn round
+    └───────┴────────────┴────────────────────┘
+A search begins at `place(key)` and looks at PROBES slots. A ready one with the key is the one; a free one is claimed by
+compare-and-swap, given the key, and made ready; one that is claimed is passed by. Whoever claimed it may have been
+interrupted by this very hit, so nobody can wait: the same key may then be in two slots, and `decode` adds them up.
+Values are aggregates (aggregate.py), which are as `initial` from the beginning, so a slot has its value when it has
+its key. What is ready stays so until the guest is stopped and the table is written anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .aggregate import MASK, Aggregate, Greatest, Least, decode, encode, initial, number
+
+FREE, CLAIMED, READY = range(3)
+PROBES = 32
+FACTOR = 0x9E37_79B9_7F4A_7C15  # 2**64 / the golden ratio, odd (Knuth, volume 3, 6.4: Fibonacci hashing)
+OVERFLOW = 0  # offset
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """by_key: aggregates' words. overflow: values that are in none."""
+
+    by_key: Mapping[bytes, tuple[int, ...]]
+    overflow: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableLayout:
+    """key_words: of 8 bytes each, at least 1. bits: the table has 2**bits places, at least 2."""
+
+    key_words: int
+    aggregate: Aggregate
+    bits: int = 10
+
+    @property
+    def slot_size(self) -> int:
+        return 8 * (1 + self.key_words + self.aggregate.words)
+
+    @property
+    def value_offset(self) -> int:
+        """In a slot."""
+        return 8 * (1 + self.key_words)
+
+    @property
+    def slots(self) -> int:
+        return (1 << self.bits) + PROBES - 1
+
+    @property
+    def size(self) -> int:
+        return 8 + self.slots * self.slot_size
+
+    def initial(self) -> bytes:
+        slot = encode((FREE, *(0,) * self.key_words, *initial(self.aggregate)))
+        return bytes(8) + slot * self.slots
+
+    def place(self, key: Sequence[int]) -> int:
+        """The slot where the search for a key begins."""
+        mixed = key[0]
+        for word in key[1:]:
+            mixed = mixed * FACTOR & MASK ^ word
+        return (mixed * FACTOR & MASK) >> 64 - self.bits
+
+    def decode(self, data: bytes) -> Contents:
+        found: dict[bytes, tuple[int, ...]] = {}
+        for at in range(8, self.size, self.slot_size):
+            slot = data[at : at + self.slot_size]
+            if slot[0] != READY:
+                continue
+            key, words = slot[8 : self.value_offset], decode(slot[self.value_offset :])
+            found[key] = merged(self.aggregate, found[key], words) if key in found else words
+        return Contents(found, int.from_bytes(data[:8], "little"))
+
+
+def merged(aggregate: Aggregate, one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
+    """The words of an aggregate of the values of two."""
+    if isinstance(aggregate, Least | Greatest):
+        best = min if isinstance(aggregate, Least) else max
+        return (best(one[0], other[0], key=lambda word: number(word, aggregate.signed)), one[1] | other[1])
+    return tuple(a + b & MASK for a, b in zip(one, other, strict=True))

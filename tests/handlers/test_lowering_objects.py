@@ -1,0 +1,157 @@
+"""Many hits of one program, and hits in the middle of hits: nothing is lost, nothing counted twice."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from gdb_optprobe.handlers.lowering import lower
+from gdb_optprobe.handlers.lowering_objects import layout
+from gdb_optprobe.handlers.program import (
+    MASK,
+    Binary,
+    Cell,
+    Column,
+    Constant,
+    Emit,
+    Form,
+    Op,
+    Program,
+    Records,
+    Register,
+    Table,
+    Update,
+)
+from gdb_optprobe.isa.x86_64 import X86_64
+from gdb_optprobe.isa.x86_64.emitter import MACHINE
+from gdb_optprobe.objects import aggregate
+from gdb_optprobe.objects.aggregate import Average, Count, Greatest, Least, Linear, Powers, Sum
+from gdb_optprobe.objects.table import CLAIMED, PROBES
+
+from .running import (
+    CODE,
+    CPU,
+    KIND,
+    NUMBERS,
+    RING,
+    RING_AT,
+    TABLE_BITS,
+    execute,
+    memory_of,
+    objects,
+    places,
+    site,
+    state,
+)
+
+COLUMNS = (Column("a", Form.UNSIGNED), Column("b", Form.UNSIGNED))
+BY = (Register("rsi"), Register("rdx"))
+COUNT_BY = Program(None, (Update(Table("t", COLUMNS, Count()), None, BY),))
+TABLE = layout(COUNT_BY.actions[0].target, TABLE_BITS)  # type: ignore[union-attr, arg-type]
+RECORD = Program(None, (Emit(Records("r", COLUMNS), BY),))
+ZEROS = dict.fromkeys((name for name in NUMBERS if name != "eflags"), 0)
+SUM = Update(Cell("s", Sum(True)), Register("rsi"))
+
+
+def code_of(program: Program) -> bytes:
+    return lower(program, site(program), MACHINE)(CODE)
+
+
+def key(*words: int) -> bytes:
+    return b"".join(word.to_bytes(8, "little") for word in words)
+
+
+def test_every_value_is_under_its_key_or_in_the_overflow() -> None:
+    code, (at,) = code_of(COUNT_BY), places(COUNT_BY)
+    chosen = random.Random(1)
+    hits = [(chosen.randrange(8), chosen.randrange(8)) for _ in range(200)]
+    before = state(ZEROS)
+    memory = memory_of(before, objects(COUNT_BY))
+    for rsi, rdx in hits:
+        memory = dict(execute(code, state(ZEROS | {"rsi": rsi, "rdx": rdx}), memory).memory)
+    contents = TABLE.decode(memory[at & -4096][at % 4096 :])
+    counts = Counter(key(*hit) for hit in hits)
+    assert len(contents.by_key) >= PROBES and contents.overflow
+    assert contents.by_key == {each: (counts[each],) for each in contents.by_key}
+    assert contents.overflow == sum(number for each, number in counts.items() if each not in contents.by_key)
+
+
+def test_a_slot_that_another_hit_has_claimed_is_passed_by() -> None:
+    (at,) = places(COUNT_BY)
+    data = bytearray(TABLE.initial())
+    data[8 + TABLE.place((5, 6)) * TABLE.slot_size] = CLAIMED
+    before = state(ZEROS | {"rsi": 5, "rdx": 6})
+    left = execute(code_of(COUNT_BY), before, memory_of(before, objects(COUNT_BY) | {at: bytes(data)}))
+    assert TABLE.decode(left.read(at, TABLE.size)).by_key == {key(5, 6): (1,)}
+
+
+def test_a_full_ring_drops_and_counts() -> None:
+    before = state(ZEROS)
+    memory = memory_of(before, objects(RECORD))
+    code = code_of(RECORD)
+    for n in range(RING.places + 3):
+        memory = dict(execute(code, state(ZEROS | {"rsi": n, "rdx": 2 * n}), memory).memory)
+    contents = RING.decode(execute(b"", before, memory).read(RING_AT, RING.size))
+    assert contents.dropped == 3 and len(contents.records) == RING.places
+    for n, record in enumerate(contents.records):
+        assert (record.number, record.kind, record.cpu) == (n, KIND, CPU.value)
+        assert record.fields.startswith(key(n, 2 * n))
+    times = [record.time for record in contents.records]
+    assert times == sorted(times)
+
+
+AGGREGATES = (Count(), Sum(True), Least(True), Greatest(False), Average(True), Powers(True), Linear(0, 100, 10, False))
+
+
+@pytest.mark.parametrize("kind", AGGREGATES, ids=str)
+def test_a_hit_inside_a_hit(kind: aggregate.Aggregate) -> None:
+    """After each instruction of the one, all of the other: of one key, and of a record."""
+    value = None if isinstance(kind, Count) else Register("rcx")
+    target = Table("t", COLUMNS, kind)
+    program = Program(
+        Binary(Op.EQ, Register("rsi"), Constant(5), 64, False),
+        (Update(target, value, BY), Emit(Records("r", COLUMNS), BY), Update(Cell("c", kind), value)),
+    )
+    code, (at, _, cell) = code_of(program), places(program)
+    before = state(ZEROS | {"rsi": 5, "rdx": 6, "rcx": 77})
+    memory = memory_of(before, objects(program))
+    words = aggregate.update(kind, aggregate.update(kind, aggregate.initial(kind), 77), 77)
+    whole = execute(code, before, memory).executed
+    assert whole > 20
+    for interrupted in range(1, whole):
+        left = execute(code, before, memory, interrupted)
+        table = layout(target, TABLE_BITS)
+        assert table.decode(left.read(at, table.size)).by_key == {key(5, 6): words}, interrupted
+        assert aggregate.decode(left.read(cell, aggregate.size(kind))) == words, interrupted
+        records = RING.decode(left.read(RING_AT, RING.size)).records
+        assert [record.fields[:16] for record in records] == [key(5, 6)] * 2, interrupted
+        assert left.registers == before.registers
+
+
+def executed(program: Program, **registers: int) -> int:
+    """Instructions of a hit at an entry, beside the jump there, the displaced ones and the jump back."""
+    before = state(ZEROS | registers)
+    code = lower(program, site(program, X86_64.dead_at_entry()), MACHINE)(CODE)
+    return execute(code, before, memory_of(before, objects(program))).executed
+
+
+COUNT = Update(Cell("c", Count()))
+LARGE = Binary(Op.GT, Register("rdx"), Constant(4096), 64, False)
+
+
+@pytest.mark.parametrize(
+    ("program", "most"),
+    [
+        (Program(LARGE, (COUNT,)), 2),
+        (Program(Binary(Op.LE, Register("rdx"), Constant(MASK), 64, False), (COUNT,)), 5),
+        (Program(None, (Update(Cell("h", Powers(False)), Register("rdx")),)), 4),
+        (Program(None, (Update(Cell("h", Powers(True)), Register("rdx")),)), 8),
+        (Program(None, (Update(Table("t", COLUMNS[:1], Count()), None, BY[:1]),)), 30),
+        (Program(None, (Emit(Records("r", COLUMNS), BY),)), 35),
+    ],
+    ids=["false", "true", "hist", "signed", "by", "record"],
+)
+def test_instructions_at_an_entry(program: Program, most: int) -> None:
+    assert executed(program, rdx=1, rsi=3) <= most

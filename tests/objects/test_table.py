@@ -1,0 +1,49 @@
+"""A table's layout, and what is read out of it."""
+
+from __future__ import annotations
+
+from gdb_optprobe.objects.aggregate import Average, Count, Greatest, Least, Powers, encode, initial
+from gdb_optprobe.objects.table import CLAIMED, PROBES, READY, TableLayout, merged
+
+LAYOUT = TableLayout(2, Average(True), 3)
+
+
+def with_slots(*slots: tuple[int, tuple[int, ...]], overflow: int = 0) -> bytes:
+    data = bytearray(LAYOUT.initial())
+    data[:8] = overflow.to_bytes(8, "little")
+    for index, words in slots:
+        at = 8 + index * LAYOUT.slot_size
+        data[at : at + LAYOUT.slot_size] = encode(words)
+    return bytes(data)
+
+
+def test_empty() -> None:
+    contents = LAYOUT.decode(LAYOUT.initial())
+    assert len(LAYOUT.initial()) == LAYOUT.size == 8 + (8 + PROBES - 1) * 40
+    assert contents.by_key == {} and contents.overflow == 0
+
+
+def test_slots_of_one_key_are_one() -> None:
+    data = with_slots((1, (READY, 5, 6, 1, 10)), (2, (READY, 5, 7, 1, 1)), (9, (READY, 5, 6, 2, 32)), overflow=4)
+    contents = LAYOUT.decode(data)
+    assert contents.by_key == {encode((5, 6)): (3, 42), encode((5, 7)): (1, 1)}
+    assert contents.overflow == 4
+
+
+def test_a_slot_that_is_only_claimed_is_none() -> None:
+    assert LAYOUT.decode(with_slots((0, (CLAIMED, 5, 6, 0, 0)))).by_key == {}
+
+
+def test_places_are_within_the_table_and_spread() -> None:
+    layout = TableLayout(1, Count(), 8)
+    places = [layout.place((pid,)) for pid in range(1000)]
+    assert {*places} == {*range(256)}
+    assert TableLayout(2, Count(), 8).place((1, 2)) != TableLayout(2, Count(), 8).place((2, 1))
+
+
+def test_extremes_are_merged_by_what_words_stand_for() -> None:
+    minus = (1 << 64) - 1
+    assert merged(Least(True), (minus, 1), (3, 1)) == (minus, 1)
+    assert merged(Least(False), (minus, 1), (3, 1)) == (3, 1)
+    assert merged(Greatest(True), (minus, 1), initial(Greatest(True))) == (minus, 1)
+    assert merged(Powers(True), (1,) * 66, (2,) * 66) == (3,) * 66
