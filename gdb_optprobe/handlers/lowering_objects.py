@@ -12,7 +12,7 @@ from gdb_optprobe.handlers.program import Constant, Emit, Expr, Operand, Table, 
 from gdb_optprobe.isa.emitter import Arithmetic, Emitter, Label, Memory, Test, Value
 from gdb_optprobe.objects import ring
 from gdb_optprobe.objects.ring import RingLayout
-from gdb_optprobe.objects.table import CLAIMED, FACTOR, FREE, OVERFLOW, PROBES, READY, TableLayout
+from gdb_optprobe.objects.table import CLAIMED, FACTOR, OVERFLOW, PROBES, READY, TableLayout
 
 
 def layout(table: Table, bits: int) -> TableLayout:
@@ -74,7 +74,7 @@ def _search(emit: Emitter, slot: str, left: str, key: Sequence[str | int], table
     emit.jump(full)
     emit.mark(not_ready)
     emit.branch(Test.EQ, Value(state), CLAIMED, False, other)
-    emit.exchange(state, FREE, CLAIMED, look)
+    emit.claim(state, look)
     for there, word in (*before, last):
         emit.store(there.memory, word)
     emit.publish(state, READY)

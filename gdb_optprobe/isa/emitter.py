@@ -203,7 +203,7 @@ class Emitter(Protocol):
     def branch_bits(self, left: str | Value, mask: int, any_set: bool, label: Label) -> None:
         """To the label where some bit of mask is set in left, or where none is."""
 
-    # memory; nothing that is added, exchanged or published is per CPU
+    # memory; what is changed atomically or published is not per CPU
 
     def store(self, memory: Memory, word: str | int, size: int = 8) -> None: ...
 
@@ -216,8 +216,8 @@ class Emitter(Protocol):
     def fetch_add(self, to: str, memory: Memory, word: int) -> None:
         """Add to 8 aligned bytes, atomically; what was there."""
 
-    def exchange(self, memory: Memory, expected: int, word: str | int, label: Label) -> None:
-        """Exchange 8 aligned bytes that are `expected` for `word`, atomically; to the label where they are not."""
+    def claim(self, memory: Memory, label: Label) -> None:
+        """Set bit 0 of 8 aligned bytes, atomically; to the label where it was set. What is stored later is so after."""
 
     def publish(self, memory: Memory, word: str | int) -> None:
         """Store 8 aligned bytes, after all that was stored before."""

@@ -3,14 +3,14 @@
     ┌──────────┐
     │ overflow │  values that found no slot
     ├──────────┴──────────────────────────────┐
-    │ state │ key word … │ value word …       │  slot 0          state: 0 free, 1 claimed, 2 ready
+    │ state │ key word … │ value word …       │  slot 0          state: 0 free, 1 claimed, 3 ready
     ├───────┼────────────┼────────────────────┤
     │ …     │            │                    │  2**bits places that a hash can lead to
     ├───────┼────────────┼────────────────────┤
     │ …     │            │                    │  and PROBES - 1 more, so that a search needs not turn round
     └───────┴────────────┴────────────────────┘
 A search begins at `place(key)` and looks at PROBES slots. A ready one with the key is the one; a free one is claimed by
-compare-and-swap, given the key, and made ready; one that is claimed is passed by. Whoever claimed it may have been
+setting bit 0, given the key, and made ready; one that is claimed is passed by. Whoever claimed it may have been
 interrupted by this very hit, so nobody can wait: the same key may then be in two slots, and `decode` adds them up.
 Values are aggregates (aggregate.py), which are as `initial` from the beginning, so a slot has its value when it has
 its key. What is ready stays so until the guest is stopped and the table is written anew.
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from .aggregate import MASK, Aggregate, Greatest, Least, decode, encode, initial, number
 
-FREE, CLAIMED, READY = range(3)
+FREE, CLAIMED, READY = 0, 1, 3
 PROBES = 32
 FACTOR = 0x9E37_79B9_7F4A_7C15  # 2**64 / the golden ratio, odd (Knuth, volume 3, 6.4: Fibonacci hashing)
 OVERFLOW = 0  # offset

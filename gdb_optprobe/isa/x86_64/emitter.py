@@ -100,7 +100,7 @@ class Emitter:
         self.load(to, Value(Memory(offset=self._before.per_cpu, per_cpu=True)))
 
     def clock(self, to: str) -> None:
-        with self._fixed(to, "rdx", "rax"):
+        with self._fixed(None, *(name for name in ("rdx", "rax") if name != to)):
             self._code(b"\x0f\x31")  # rdtsc
             self._alter(b"\xc1", _SHL, "rdx", tail=b"\x20")
             self._alter(b"\x0b", "rax", "rdx")
@@ -221,15 +221,10 @@ class Emitter:
             self.constant(to, word)
             self._alter(b"\x0f\xc1", to, reached, prefix=LOCK)
 
-    def exchange(self, memory: Memory, expected: int, word: str | int, label: Label) -> None:
-        with (
-            self._fixed(None, "rax") as places,
-            self._reached(_moved(memory, places)) as reached,
-            self._in_register(places.get(word, word) if isinstance(word, str) else word) as source,
-        ):
-            self.constant("rax", expected)
-            self._alter(b"\x0f\xb1", source, reached, prefix=LOCK)
-        self._jump(_UNSIGNED[Test.NE], label)
+    def claim(self, memory: Memory, label: Label) -> None:
+        with self._reached(memory) as reached:
+            self._alter(b"\x0f\xba", 5, reached, tail=b"\x00", prefix=LOCK)  # bts
+        self._jump(_UNSIGNED[Test.LT], label)
 
     def publish(self, memory: Memory, word: str | int) -> None:
         """Stores are seen in their order, as loads are made in theirs (SDM volume 3, 9.2.2)."""
@@ -384,6 +379,10 @@ class Emitter:
             with self._reached(left.memory) as memory:
                 self._immediate(_CMP, memory, right, left.size)
             return _UNSIGNED if left.size < 8 and not left.signed else codes
+        if isinstance(right, str) and left.size == 8:
+            with self._reached(left.memory) as memory:
+                self._alter(b"\x39", right, memory)
+            return codes
         with self.pool.borrowed() as loaded:
             self.load(loaded, left)
             return self._compare(loaded, right, signed)
