@@ -19,20 +19,21 @@ so what is used grows, and it cannot grow for ever.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from gdb_optprobe.handlers.lowering_objects import count_by, layout, record
 from gdb_optprobe.handlers.lowering_updates import update
 from gdb_optprobe.handlers.lowering_words import NotLowered, Words
-from gdb_optprobe.handlers.program import Cell, Constant, Emit, Expr, Program, Stop, Table, Update
+from gdb_optprobe.handlers.program import Action, Cell, Constant, Emit, Expr, Program, Stop, Table, Update
 from gdb_optprobe.isa.base import Dead
-from gdb_optprobe.isa.emitter import Before, Emitter, Label, Machine, Memory, Pool
+from gdb_optprobe.isa.emitter import Before, Emitter, Label, Machine, Memory, Pool, TooManyRegisters
 from gdb_optprobe.objects.ring import RingLayout
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class Surroundings:
     """Where a program runs, and what it works on.
 
     address: the probed one.
@@ -68,49 +69,59 @@ class Used:
         return Used(self.condition | other.condition, self.actions | other.actions)
 
 
-def lower(program: Program, site: Site, machine: Machine) -> Callable[[int], bytes]:
+def lower(program: Program, around: Surroundings, machine: Machine) -> Callable[[int], bytes]:
     """The code of a program, by the address that it shall run at: always of the same size. Falls through at its end.
 
-    Raises NotLowered, TooManyRegisters.
+    Raises NotLowered.
     """
-    before = Before(site.dead, program.registers, site.per_cpu, site.base)
+    before = Before(around.dead, program.registers, around.per_cpu, around.base)
     used = Used()
     while True:
         emitter = machine.emitter(before)
-        more = used | _emit(program, site, machine, before, emitter, used)
+        more = used | _emit(program, around, machine, before, emitter, used)
         if more == used:
             return emitter.finish
         used = more
 
 
-def _emit(program: Program, site: Site, machine: Machine, before: Before, emit: Emitter, used: Used) -> Used:
+def _emit(program: Program, around: Surroundings, machine: Machine, before: Before, emit: Emitter, used: Used) -> Used:
     """Make the code with what was used saved; what is used by it."""
-    pc = (machine.pc, site.address)
+    pc = (machine.pc, around.address)
     end = Label()
     words = Words(emit, pc)
     saved = machine.kept(used.condition, before)
     emit.pool = condition = Pool(machine.order(before))
     emit.save(saved)
     if program.condition is not None:
-        words.jump(program.condition, False, end)
+        with _refused(program.condition):
+            words.jump(program.condition, False, end)
     emit.pool = actions = Pool(machine.order(_with(before, saved)))
     more = tuple(name for name in machine.kept(used.actions, before) if name not in saved)
     emit.save(more)
-    objects = iter(enumerate(site.objects))
+    objects = iter(enumerate(around.objects))
     for action in program.actions:
         if isinstance(action, Stop):
             raise NotLowered(action, "native code does not stop yet")
         index, address = next(objects)
-        _act(emit, pc, site, action, index, address)
+        with _refused(action):
+            _act(emit, pc, around, action, index, address)
     emit.restore(more)
     emit.pool = condition
     if words.faulted:
         emit.jump(end)
         emit.mark(words.fault)
-        emit.add(Memory(offset=site.faults), 1)
+        emit.add(Memory(offset=around.faults), 1)
     emit.mark(end)
     emit.restore(saved)
     return Used(frozenset(condition.used), frozenset(actions.used))
+
+
+@contextmanager
+def _refused(node: Expr | Action) -> Iterator[None]:
+    try:
+        yield
+    except TooManyRegisters as error:
+        raise NotLowered(node, "more registers are needed at once than there are") from error
 
 
 def _with(before: Before, saved: Sequence[str]) -> Before:
@@ -118,21 +129,23 @@ def _with(before: Before, saved: Sequence[str]) -> Before:
     return replace(before, dead=replace(before.dead, registers=before.dead.registers | {*saved}))
 
 
-def _act(emit: Emitter, pc: tuple[str, int], site: Site, action: Update | Emit, index: int, address: int) -> None:
+def _act(
+    emit: Emitter, pc: tuple[str, int], around: Surroundings, action: Update | Emit, index: int, address: int
+) -> None:
     words = Words(emit, pc)
     match action:
         case Update(Table() as table):
-            count_by(emit, words, action, layout(table, site.table_bits), address)
+            count_by(emit, words, action, layout(table, around.table_bits), address)
         case Update(Cell(_, aggregate), value):
             with words.operand(value or Constant(0)) as operand:
                 update(emit, aggregate, Memory(offset=address), operand)
         case Emit():
-            if site.ring is None or site.cpu is None:
+            if around.ring is None or around.cpu is None:
                 raise NotLowered(action, "there is no ring here")
-            record(emit, words, action, site.ring, address, site.first_kind + index, site.cpu)
+            record(emit, words, action, around.ring, address, around.first_kind + index, around.cpu)
     if words.faulted:
         done = Label()
         emit.jump(done)
         emit.mark(words.fault)
-        emit.add(Memory(offset=site.faults), 1)
+        emit.add(Memory(offset=around.faults), 1)
         emit.mark(done)

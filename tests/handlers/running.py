@@ -19,7 +19,7 @@ import unicorn
 from unicorn import x86_const
 
 from gdb_optprobe.handlers import interpret
-from gdb_optprobe.handlers.lowering import Site, lower
+from gdb_optprobe.handlers.lowering import Surroundings, lower
 from gdb_optprobe.handlers.lowering_objects import layout
 from gdb_optprobe.handlers.program import Cell, Constant, Program, Records, Stop, Table
 from gdb_optprobe.isa.base import Dead
@@ -31,10 +31,11 @@ from gdb_optprobe.objects.ring import RingLayout
 AREA = 512
 PAGE = 4096
 DATA, STACK, CODE, FAULTS = 0xFFFF_8880_0123_0000, 0xFFFF_C900_0010_7000, 0xFFFF_FFFF_8000_1000, 0xFFFF_FFFF_9200_0000
-RING_AT = FAULTS + 28 * PAGE
+FAR = 0xFFFF_8880_5500_0000  # where faults and objects may be instead, which no instruction can name
+RING_OFFSET = 28 * PAGE
+RING_AT = FAULTS + RING_OFFSET
 RING, KIND, CPU, TABLE_BITS = RingLayout(6, 3), 7, Constant(3), 2
 GS, PER_CPU, OFFSET = 0xFFFF_8880_0777_0000, 0x2_0000, 0x2_0F00  # OFFSET: of this_cpu_off
-OBJECTS = FAULTS + 8
 SP = "rsp"
 POINTERS = ("rdi", "rbp", "r12", "r13")
 NUMBERS = ("rax", "rcx", "rdx", "rsi", "r8", "r9", "eflags")
@@ -42,7 +43,8 @@ DEAD_NAMES = tuple(name for name in (*abi.GENERAL, abi.CARRY) if name != SP)
 NOTHING_DEAD = Dead()
 LIMIT = 20_000
 _REGISTERS = {name: getattr(x86_const, f"UC_X86_REG_{name.upper()}") for name in (*abi.GENERAL, abi.FLAGS)}
-_PLACES = {DATA: 1, STACK - PAGE: 2, CODE: 4, FAULTS: 32, GS + PER_CPU: 1}  # address: pages
+_PLACES = {DATA: 1, STACK - PAGE: 2, CODE: 4, GS + PER_CPU: 1}  # address: pages
+_OBJECT_PAGES = 32
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,12 @@ class State:
 
 @dataclass(frozen=True)
 class Left:
+    """executed: instructions. depths: by offset of each, how far below its place the stack pointer was."""
+
     registers: Mapping[str, int]
     memory: Mapping[int, bytes]
     executed: int
+    depths: Mapping[int, int]
 
     def read(self, address: int, size: int) -> bytes:
         return read(self.memory, address, size)
@@ -74,15 +79,16 @@ def _contents(seed: int, size: int) -> bytes:
     return random.Random(seed).randbytes(size)
 
 
-def memory_of(state: State, objects: Mapping[int, bytes]) -> dict[int, bytes]:
+def memory_of(state: State, objects: Mapping[int, bytes], faults: int = FAULTS) -> dict[int, bytes]:
     """By address: every place as it is before."""
-    filled = {at: bytearray(_contents(at ^ state.seed, pages * PAGE)) for at, pages in _PLACES.items()}
+    pages_at = _PLACES | {faults: _OBJECT_PAGES}
+    filled = {at: bytearray(_contents(at ^ state.seed, pages * PAGE)) for at, pages in pages_at.items()}
     filled[CODE][:] = b"\xcc" * len(filled[CODE])
-    filled[FAULTS][:8] = bytes(8)
+    filled[faults][:8] = bytes(8)
     gs = filled[GS + PER_CPU]
     gs[OFFSET - PER_CPU : OFFSET - PER_CPU + 8] = GS.to_bytes(8, "little")
     for address, data in objects.items():
-        filled[FAULTS][address - FAULTS : address - FAULTS + len(data)] = data
+        filled[faults][address - faults : address - faults + len(data)] = data
     return {at: bytes(data) for at, data in filled.items()}
 
 
@@ -117,10 +123,13 @@ def execute(code: bytes, state: State, memory: Mapping[int, bytes], interrupted:
         return True
 
     executed = 0
+    depths: dict[int, int] = {}
 
-    def on_code(*_: object) -> None:
+    def on_code(_: object, address: int, __: int, ___: object) -> None:
         nonlocal executed
         executed += 1
+        if not interrupted:
+            depths[address - CODE - 1] = state.registers[SP] - uc.reg_read(x86_const.UC_X86_REG_RSP)
 
     uc.hook_add(unicorn.UC_HOOK_TLB_FILL, on_missing)
     uc.hook_add(unicorn.UC_HOOK_CODE, on_code)
@@ -140,14 +149,14 @@ def execute(code: bytes, state: State, memory: Mapping[int, bytes], interrupted:
     assert uc.reg_read(x86_const.UC_X86_REG_RIP) == CODE + len(code)
     registers = {name: uc.reg_read(number) for name, number in _REGISTERS.items()}
     left = {at: bytes(uc.mem_read(frames[at], len(data))) for at, data in memory.items()}
-    return Left(registers, left | {CODE: memory[CODE]}, executed - 1)
+    return Left(registers, left | {CODE: memory[CODE]}, executed - 1, depths)
 
 
-def places(program: Program) -> tuple[int, ...]:
+def places(program: Program, faults: int = FAULTS) -> tuple[int, ...]:
     """Where its objects are."""
-    found, at = [], OBJECTS
+    found, at, ring_at = [], faults + 8, faults + RING_OFFSET
     for each in program.objects:
-        found.append(RING_AT if isinstance(each, Records) else at)
+        found.append(ring_at if isinstance(each, Records) else at)
         at += 0 if isinstance(each, Records) else len(initial(each))
     return tuple(found)
 
@@ -162,34 +171,35 @@ def initial(target: Cell | Table | Records) -> bytes:
             return RING.initial()
 
 
-def objects(program: Program) -> dict[int, bytes]:
+def objects(program: Program, faults: int = FAULTS) -> dict[int, bytes]:
     """By address, before the first hit."""
-    found = {at: initial(target) for at, target in zip(places(program), program.objects, strict=True)}
-    found[RING_AT] = RING.initial()
-    assert all(at == RING_AT or at + len(data) <= RING_AT for at, data in found.items())
+    found = {at: initial(target) for at, target in zip(places(program, faults), program.objects, strict=True)}
+    ring_at = faults + RING_OFFSET
+    found[ring_at] = RING.initial()
+    assert all(at == ring_at or at + len(data) <= ring_at for at, data in found.items())
     return found
 
 
-def site(program: Program, dead: Dead = NOTHING_DEAD) -> Site:
-    return Site(CODE, places(program), FAULTS, dead, OFFSET, None, TABLE_BITS, RING, KIND, CPU)
+def surroundings(program: Program, dead: Dead = NOTHING_DEAD, faults: int = FAULTS) -> Surroundings:
+    return Surroundings(CODE, places(program, faults), faults, dead, OFFSET, None, TABLE_BITS, RING, KIND, CPU)
 
 
-def differences(program: Program, state: State, dead: Dead = NOTHING_DEAD) -> Sequence[str]:
+def differences(program: Program, state: State, dead: Dead = NOTHING_DEAD, faults: int = FAULTS) -> Sequence[str]:
     """What is not as the interpreter says, or not as it was."""
-    memory = memory_of(state, objects(program))
-    left = execute(lower(program, site(program, dead), MACHINE)(CODE), state, memory)
+    memory = memory_of(state, objects(program, faults), faults)
+    left = execute(lower(program, surroundings(program, dead, faults), MACHINE)(CODE), state, memory)
     outcome = interpret.run(program, interpret.Hit(state.registers, lambda at, size: read(memory, at, size), GS))
-    return (*_objects(program, left, outcome), *_kept(state, memory, left, dead))
+    return (*_objects(program, left, outcome, faults), *_kept(state, memory, left, dead, faults))
 
 
-def _objects(program: Program, left: Left, outcome: interpret.Outcome) -> Iterator[str]:
-    faults = int.from_bytes(left.read(FAULTS, 8), "little")
-    if faults != outcome.faults:
-        yield f"{faults} faults for {outcome.faults}"
+def _objects(program: Program, left: Left, outcome: interpret.Outcome, faults: int) -> Iterator[str]:
+    counted = int.from_bytes(left.read(faults, 8), "little")
+    if counted != outcome.faults:
+        yield f"{counted} faults for {outcome.faults}"
     emitted = []
     # Each action of a program has its own object: equal ones too.
     given = {id(done.action): done for done in outcome.done}
-    for index, (at, action) in enumerate(zip(places(program), program.actions, strict=True)):
+    for index, (at, action) in enumerate(zip(places(program, faults), program.actions, strict=True)):
         assert not isinstance(action, Stop)
         done = given.get(id(action))
         data = left.read(at, len(initial(action.target)))
@@ -207,17 +217,17 @@ def _objects(program: Program, left: Left, outcome: interpret.Outcome) -> Iterat
                     yield f"{table}: {contents} for {keys}"
             case Records():
                 emitted += [(len(emitted), KIND + index, CPU.value, done.data)] if done else []
-    contents = RING.decode(left.read(RING_AT, RING.size))
+    contents = RING.decode(left.read(faults + RING_OFFSET, RING.size))
     found = [(each.number, each.kind, each.cpu, each.fields) for each in contents.records]
     emitted = [(number, kind, cpu, fields.ljust(8 * RING.words, b"\0")) for number, kind, cpu, fields in emitted]
     if found != emitted or contents.dropped:
         yield f"{found} for {emitted}"
 
 
-def _kept(state: State, memory: Mapping[int, bytes], left: Left, dead: Dead) -> Iterator[str]:
+def _kept(state: State, memory: Mapping[int, bytes], left: Left, dead: Dead, faults: int) -> Iterator[str]:
     for at, before in memory.items():
         start = PAGE if at == STACK - PAGE else 0  # below the stack pointer anything may be
-        if at != FAULTS and left.memory[at][start:] != before[start:]:
+        if at != faults and left.memory[at][start:] != before[start:]:
             yield f"memory at {at:#x} changed"
     lost = (abi.COUNTER_FLAGS if dead.flags else 0) | (abi.CF if abi.CARRY in dead.registers else 0)
     for name, value in state.registers.items():

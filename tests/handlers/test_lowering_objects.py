@@ -42,8 +42,8 @@ from .running import (
     memory_of,
     objects,
     places,
-    site,
     state,
+    surroundings,
 )
 
 COLUMNS = (Column("a", Form.UNSIGNED), Column("b", Form.UNSIGNED))
@@ -56,7 +56,7 @@ SUM = Update(Cell("s", Sum(True)), Register("rsi"))
 
 
 def code_of(program: Program) -> bytes:
-    return lower(program, site(program), MACHINE)(CODE)
+    return lower(program, surroundings(program), MACHINE)(CODE)
 
 
 def key(*words: int) -> bytes:
@@ -133,7 +133,7 @@ def test_a_hit_inside_a_hit(kind: aggregate.Aggregate) -> None:
 def executed(program: Program, **registers: int) -> int:
     """Instructions of a hit at an entry, beside the jump there, the displaced ones and the jump back."""
     before = state(ZEROS | registers)
-    code = lower(program, site(program, X86_64.dead_at_entry()), MACHINE)(CODE)
+    code = lower(program, surroundings(program, X86_64.dead_at_entry()), MACHINE)(CODE)
     return execute(code, before, memory_of(before, objects(program))).executed
 
 
