@@ -170,7 +170,19 @@ def _actions(draw: st.DrawFn, index: int, depth: int) -> Action:
 
 
 @st.composite
+def _tests(draw: st.DrawFn) -> Expr:
+    """What is in memory, compared where it stands."""
+    width = draw(_WIDTHS)
+    size = draw(st.sampled_from([size for size in (1, 2, 4, 8) if 8 * size <= width[0]]))
+    signed = width[1] if 8 * size == width[0] else draw(st.booleans()) and width[1]
+    load = Load(draw(_addresses(0)), size, signed, mapped=True)
+    op = draw(st.sampled_from((*_COMPARISONS, Op.AND, Op.AND)))
+    return Binary(op, load, draw(_constants(*width)), *width)
+
+
+@st.composite
 def programs(draw: st.DrawFn, depth: int = 3) -> Program:
-    condition = draw(st.one_of(st.none(), expressions(*draw(_WIDTHS), draw(st.integers(1, depth)))))
+    conditions = (st.none(), _tests(), expressions(*draw(_WIDTHS), draw(st.integers(1, depth))))
+    condition = draw(st.one_of(*conditions, conditions[-1]))
     number = draw(st.integers(0, 3))
     return Program(condition, tuple(draw(_actions(index, depth)) for index in range(number)))

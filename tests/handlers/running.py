@@ -21,7 +21,7 @@ from unicorn import x86_const
 from gdb_optprobe.handlers import interpret
 from gdb_optprobe.handlers.lowering import Surroundings, lower
 from gdb_optprobe.handlers.lowering_objects import layout
-from gdb_optprobe.handlers.program import Cell, Constant, Program, Records, Stop, Table
+from gdb_optprobe.handlers.program import MASK, Cell, Constant, Program, Records, Stop, Table
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.x86_64 import abi
 from gdb_optprobe.isa.x86_64.emitter import MACHINE
@@ -76,7 +76,11 @@ def state(numbers: Mapping[str, int], seed: int = 0, arithmetic_flags: int = 0) 
 
 @lru_cache
 def _contents(seed: int, size: int) -> bytes:
-    return random.Random(seed).randbytes(size)
+    """Anything, and what lies at the edges of types."""
+    chosen = random.Random(seed)
+    edges = [chosen.choice((0, 1, 0x7F, 0x80, 0x7FFF_FFFF, 0x8000_0000, 1 << 63, -1, -2)) for _ in range(size // 16)]
+    data = b"".join((edge & MASK).to_bytes(8, "little") + chosen.randbytes(8) for edge in edges)
+    return data[chosen.randrange(8) :].ljust(size, b"\x80")
 
 
 def memory_of(state: State, objects: Mapping[int, bytes], faults: int = FAULTS) -> dict[int, bytes]:
