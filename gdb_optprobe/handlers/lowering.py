@@ -110,7 +110,7 @@ def _emit(program: Program, around: Surroundings, machine: Machine, before: Befo
     if words.faulted:
         emit.jump(end)
         emit.mark(words.fault)
-        emit.add(Memory(offset=around.faults), 1)
+        emit.add(Memory(offset=around.faults, near=True), 1)
     emit.mark(end)
     emit.restore(saved)
     return Used(frozenset(condition.used), frozenset(actions.used))
@@ -138,7 +138,7 @@ def _act(
             count_by(emit, words, action, layout(table, around.table_bits), address)
         case Update(Cell(_, aggregate), value):
             with words.operand(value or Constant(0)) as operand:
-                update(emit, aggregate, Memory(offset=address), operand)
+                update(emit, aggregate, Memory(offset=address, near=True), operand)
         case Emit():
             if around.ring is None or around.cpu is None:
                 raise NotLowered(action, "there is no ring here")
@@ -147,5 +147,5 @@ def _act(
         done = Label()
         emit.jump(done)
         emit.mark(words.fault)
-        emit.add(Memory(offset=around.faults), 1)
+        emit.add(Memory(offset=around.faults, near=True), 1)
         emit.mark(done)

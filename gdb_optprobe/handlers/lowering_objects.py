@@ -30,7 +30,7 @@ def count_by(emit: Emitter, words: Words, action: Update, table: TableLayout, at
         _first_slot(emit, slot, key, table, at)
         with emit.pool.borrowed() as left:
             _search(emit, slot, left, key, table, found)
-        emit.add(Memory(offset=at + OVERFLOW), 1)
+        emit.add(Memory(offset=at + OVERFLOW, near=True), 1)
         emit.jump(done)
         emit.mark(found)
         update(emit, table.aggregate, Memory(slot, table.value_offset), value)
@@ -91,8 +91,8 @@ def record(emit: Emitter, words: Words, action: Emit, layout: RingLayout, at: in
         ready = [word for field in action.fields for word in words.words(stack, field)] if early else []
         number, place = (stack.enter_context(emit.pool.borrowed()) for _ in range(2))
         full = Label()
-        emit.fetch_add(number, Memory(offset=at + ring.NEXT), 1)
-        emit.branch(Test.LE, Value(Memory(offset=at + ring.LIMIT)), number, False, full)
+        emit.fetch_add(number, Memory(offset=at + ring.NEXT, near=True), 1)
+        emit.branch(Test.LE, Value(Memory(offset=at + ring.LIMIT, near=True)), number, False, full)
         emit.binary(Arithmetic.AND, place, number, layout.places - 1, 64, False)
         emit.binary(Arithmetic.MUL, place, place, layout.record_size, 64, False)
         emit.address(place, Memory(place, as_number(at + ring.HEADER, True)))

@@ -72,12 +72,14 @@ class Memory:
     """The address base + 8 * index + offset, in this CPU's part where it is `per_cpu`.
 
     base, index: registers; an address that has neither is `offset`, of 64 bits. Otherwise offset is signed.
+    near: it is ours, within Isa.data_reach of where the code will stand.
     """
 
     base: str | None = None
     offset: int = 0
     index: str | None = None
     per_cpu: bool = False
+    near: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from gdb_optprobe.objects.ring import RingLayout
 AREA = 512
 PAGE = 4096
 DATA, STACK, CODE, FAULTS = 0xFFFF_8880_0123_0000, 0xFFFF_C900_0010_7000, 0xFFFF_FFFF_8000_1000, 0xFFFF_FFFF_9200_0000
-FAR = 0xFFFF_8880_5500_0000  # where faults and objects may be instead, which no instruction can name
+BELOW = 0xFFFF_FFFF_7FE0_0000  # where faults and objects may be instead: 32 bits do not name that
 RING_OFFSET = 28 * PAGE
 RING_AT = FAULTS + RING_OFFSET
 RING, KIND, CPU, TABLE_BITS = RingLayout(6, 3), 7, Constant(3), 2
@@ -43,6 +43,7 @@ DEAD_NAMES = tuple(name for name in (*abi.GENERAL, abi.CARRY) if name != SP)
 NOTHING_DEAD = Dead()
 LIMIT = 20_000
 _REGISTERS = {name: getattr(x86_const, f"UC_X86_REG_{name.upper()}") for name in (*abi.GENERAL, abi.FLAGS)}
+START = CODE + 1  # of programs; before it is a nop, for Unicorn does not run nothing
 _PLACES = {DATA: 1, STACK - PAGE: 2, CODE: 4, GS + PER_CPU: 1}  # address: pages
 _OBJECT_PAGES = 32
 
@@ -104,7 +105,7 @@ def read(memory: Mapping[int, bytes], address: int, size: int) -> bytes:
 
 
 def execute(code: bytes, state: State, memory: Mapping[int, bytes], interrupted: int = 0) -> Left:
-    """Run code until its end. Raises UcError where it cannot.
+    """Run code that stands at START, until its end. Raises UcError where it cannot.
 
     interrupted: after so many instructions (if any) all of it runs in between, lower on the stack, as in an interrupt.
     """
@@ -117,7 +118,7 @@ def execute(code: bytes, state: State, memory: Mapping[int, bytes], interrupted:
         uc.mem_write(physical, data)
         frames |= {at + page: physical + page for page in range(0, len(data), PAGE)}
         physical += len(data)
-    code = b"\x90" + code  # Unicorn does not run nothing
+    code = b"\x90" + code
     uc.mem_write(frames[CODE], code + b"\xeb\xfe")
 
     def on_missing(_: object, address: int, access: int, entry: Any, __: object) -> bool:
@@ -133,7 +134,7 @@ def execute(code: bytes, state: State, memory: Mapping[int, bytes], interrupted:
         nonlocal executed
         executed += 1
         if not interrupted:
-            depths[address - CODE - 1] = state.registers[SP] - uc.reg_read(x86_const.UC_X86_REG_RSP)
+            depths[address - START] = state.registers[SP] - uc.reg_read(x86_const.UC_X86_REG_RSP)
 
     uc.hook_add(unicorn.UC_HOOK_TLB_FILL, on_missing)
     uc.hook_add(unicorn.UC_HOOK_CODE, on_code)
@@ -191,7 +192,7 @@ def surroundings(program: Program, dead: Dead = NOTHING_DEAD, faults: int = FAUL
 def differences(program: Program, state: State, dead: Dead = NOTHING_DEAD, faults: int = FAULTS) -> Sequence[str]:
     """What is not as the interpreter says, or not as it was."""
     memory = memory_of(state, objects(program, faults), faults)
-    left = execute(lower(program, surroundings(program, dead, faults), MACHINE)(CODE), state, memory)
+    left = execute(lower(program, surroundings(program, dead, faults), MACHINE)(START), state, memory)
     outcome = interpret.run(program, interpret.Hit(state.registers, lambda at, size: read(memory, at, size), GS))
     return (*_objects(program, left, outcome, faults), *_kept(state, memory, left, dead, faults))
 

@@ -31,12 +31,12 @@ from gdb_optprobe.objects.aggregate import Average, Count, Greatest, Least, Line
 from gdb_optprobe.objects.table import CLAIMED, PROBES
 
 from .running import (
-    CODE,
     CPU,
     KIND,
     NUMBERS,
     RING,
     RING_AT,
+    START,
     TABLE_BITS,
     execute,
     memory_of,
@@ -56,7 +56,7 @@ SUM = Update(Cell("s", Sum(True)), Register("rsi"))
 
 
 def code_of(program: Program) -> bytes:
-    return lower(program, surroundings(program), MACHINE)(CODE)
+    return lower(program, surroundings(program), MACHINE)(START)
 
 
 def key(*words: int) -> bytes:
@@ -133,7 +133,7 @@ def test_a_hit_inside_a_hit(kind: aggregate.Aggregate) -> None:
 def executed(program: Program, **registers: int) -> int:
     """Instructions of a hit at an entry, beside the jump there, the displaced ones and the jump back."""
     before = state(ZEROS | registers)
-    code = lower(program, surroundings(program, X86_64.dead_at_entry()), MACHINE)(CODE)
+    code = lower(program, surroundings(program, X86_64.dead_at_entry()), MACHINE)(START)
     return execute(code, before, memory_of(before, objects(program))).executed
 
 

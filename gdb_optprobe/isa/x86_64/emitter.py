@@ -2,9 +2,10 @@
 
     saved registers   push each, flags by pushfq; a program that reads one finds it there
     fixed registers   a division, a shift by a register, rdtsc: what they need is moved aside and back again
-    memory            [base + 8 * index + 32 bits], gs: where it is per CPU; farther addresses in a register
+    memory            [base + 8 * index + 32 bits], gs: where it is per CPU; [rip + 32 bits] for what is near the code
+                      and in neither the upper nor the lower 2 GiB; other addresses in a register
     jumps             2 bytes, or 6 and 5 where that does not reach
-Nothing is relative to where it stands: a program is the same bytes everywhere. A pool has "eflags" among what was used
+A pool has "eflags" among what was used
 for the flags that `inc` changes, "carry" for CF, which it does not.
 """
 
@@ -16,7 +17,7 @@ from dataclasses import replace
 
 from ..emitter import Arithmetic, Before, Label, Machine, Memory, Pool, Test, Value
 from .abi import CARRY, FLAGS, GENERAL, PC, SP
-from .encode import LOCK, NUMBERS, immediate, instruction
+from .encode import LOCK, NUMBERS, immediate, instruction, is_relative, relative
 from .jumps import Item, Jump, placed
 from .writer import MASK, fits
 from .writer import signed as as_number
@@ -234,8 +235,7 @@ class Emitter:
         pass
 
     def finish(self, at: int) -> bytes:
-        """The code, wherever it stands."""
-        return placed(self._items)
+        return placed(self._items, at)
 
     # what the verbs are made of
 
@@ -252,7 +252,10 @@ class Emitter:
         prefix: bytes = b"",
     ) -> None:
         """An instruction that changes no flags."""
-        self._code(instruction(opcode, register, operand, size, tail, prefix))
+        if isinstance(operand, Memory) and is_relative(operand):
+            self._items.append(relative(opcode, register, operand, size, tail, prefix))
+        else:
+            self._code(instruction(opcode, register, operand, size, tail, prefix))
 
     def _alter(
         self,
@@ -401,8 +404,8 @@ class Emitter:
 
     @contextmanager
     def _reached(self, memory: Memory) -> Iterator[Memory]:
-        """The same address with an offset of 32 bits."""
-        if fits(as_number(memory.offset)):
+        """The same address with an offset of 32 bits, from nothing, a register or the instruction."""
+        if fits(as_number(memory.offset)) or is_relative(memory):
             yield memory
             return
         with self._in_register(memory.offset & MASK) as far:

@@ -4,22 +4,56 @@
     │ prefix │ REX  │ opcode │ ModRM          │ SIB               │ disp │ imm │
     │ f0 65  │ WRXB │ 1-2 B  │ mod│ reg │ r/m │ scale│index│ base │ 1, 4 │     │
     └────────┴──────┴────────┴────────────────┴───────────────────┴──────┴─────┘
-None is relative to its own address, so that they stand anywhere.
+Only what names an object of ours that is not in the upper or lower 2 GiB is relative to its own address: it is finished
+where it will stand.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from ..emitter import Memory
 from .abi import GENERAL
-from .writer import fits, signed
+from .writer import fits, rel32, signed
 
 NUMBERS = {name: number for number, name in enumerate(GENERAL)}
 LOCK, GS = b"\xf0", b"\x65"
 
 
+@dataclass(frozen=True, slots=True)
+class Relative:
+    """An instruction whose 32 bits at `number` are to lead from its end to `target`."""
+
+    data: bytes
+    number: int
+    target: int
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def standing(self, at: int) -> bytes:
+        """Raises OutOfReach."""
+        distance = rel32(at, at + len(self.data), self.target)
+        return self.data[: self.number] + distance + self.data[self.number + 4 :]
+
+
 def immediate(value: int, size: int) -> bytes:
     """A word's lowest bytes."""
     return (value & (1 << 8 * size) - 1).to_bytes(size, "little")
+
+
+def is_relative(memory: Memory) -> bool:
+    alone = memory.base is None and memory.index is None and not memory.per_cpu
+    return memory.near and alone and not fits(signed(memory.offset))
+
+
+def relative(
+    opcode: bytes, register: str | int, memory: Memory, size: int = 8, tail: bytes = b"", prefix: bytes = b""
+) -> Relative:
+    """As `instruction`, of an address without registers: ModRM 05 is disp32(%rip) (SDM volume 2, table 2-2)."""
+    data = instruction(opcode, register, replace(memory, base="rbp", offset=1 << 30), size, b"", prefix)
+    head = data[:-5] + bytes((data[-5] & 0x38 | 5,))
+    return Relative(head + bytes(4) + tail, len(head), memory.offset)
 
 
 def instruction(

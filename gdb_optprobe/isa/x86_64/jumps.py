@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..emitter import Label
+from .encode import Relative
 from .writer import fits
 
 SHORT = 2
@@ -23,11 +24,11 @@ class Jump:
         return 5 if self.condition is None else 6
 
 
-Item = bytes | Label | Jump
+Item = bytes | Relative | Label | Jump
 
 
-def placed(items: Sequence[Item]) -> bytes:
-    """The code: every jump is short but for those that must not be."""
+def placed(items: Sequence[Item], at: int = 0) -> bytes:
+    """The code to stand at an address: every jump is short but for those that must not be. Raises OutOfReach."""
     long: frozenset[int] = frozenset()
     while True:
         places, labels = _layout(items, long)
@@ -39,11 +40,16 @@ def placed(items: Sequence[Item]) -> bytes:
         if not far:
             break
         long |= far
-    return b"".join(
-        item if isinstance(item, bytes) else _encoded(item, labels[item.label] - places[index], index in long)
-        for index, item in enumerate(items)
-        if not isinstance(item, Label)
-    )
+    code = bytearray()
+    for index, item in enumerate(items):
+        match item:
+            case bytes():
+                code += item
+            case Relative():
+                code += item.standing(at + len(code))
+            case Jump(_, label):
+                code += _encoded(item, labels[label] - places[index], index in long)
+    return bytes(code)
 
 
 def _layout(items: Sequence[Item], long: frozenset[int]) -> tuple[list[int], Mapping[Label, int]]:
