@@ -26,7 +26,19 @@ from dataclasses import dataclass, field, replace
 from gdb_optprobe.handlers.lowering_objects import count_by, layout, record
 from gdb_optprobe.handlers.lowering_updates import update
 from gdb_optprobe.handlers.lowering_words import NotLowered, Words
-from gdb_optprobe.handlers.program import Action, Cell, Constant, Emit, Expr, Program, Stop, Table, Update
+from gdb_optprobe.handlers.program import (
+    Action,
+    Cell,
+    Constant,
+    Emit,
+    Expr,
+    Program,
+    Register,
+    Stop,
+    Table,
+    Update,
+    nodes,
+)
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.emitter import Before, Emitter, Label, Machine, Memory, Pool, TooManyRegisters
 from gdb_optprobe.objects.ring import RingLayout
@@ -74,7 +86,8 @@ def lower(program: Program, around: Surroundings, machine: Machine) -> Callable[
 
     Raises NotLowered.
     """
-    before = Before(around.dead, program.registers, around.per_cpu, around.base)
+    of_cpu = {node.name for node in nodes(around.cpu) if isinstance(node, Register)} if around.cpu else set()
+    before = Before(around.dead, program.registers | of_cpu, around.per_cpu, around.base)
     used = Used()
     while True:
         emitter = machine.emitter(before)

@@ -17,6 +17,7 @@ from gdb_optprobe.handlers.program import (
     MASK,
     Binary,
     Cell,
+    Choose,
     Clock,
     Column,
     Constant,
@@ -40,6 +41,7 @@ from .programs import programs, words
 from .running import (
     BELOW,
     CODE,
+    DATA,
     DEAD_NAMES,
     FAULTS,
     NUMBERS,
@@ -145,3 +147,18 @@ def test_numbers_at_the_edges(op: Op, bits: int, signed: bool) -> None:
         values = (Binary(op, left, divisor, bits, signed), Binary(op, left, constant, bits, signed))
         program = Program(None, tuple(Update(Cell(str(n), Sum(True)), value) for n, value in enumerate(values)))
         assert not differences(program, state({"rsi": one, "rdx": other})), (one, other)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("op", [Op.AND, *(op for op in Op if op.compares)])
+def test_memory_is_compared_where_it_stands(size: int, signed: bool, op: Op) -> None:
+    """With constants that its size holds, and that it does not hold, of either sign."""
+    edges = (0, 1, 1 << 8 * size - 1, (1 << 8 * size) - 1, 1 << 8 * size, MASK, 1 << 63, MASK << 8 * size)
+    constants = [Constant(edge & MASK) for edge in edges]
+    for at in range(0, 160, 16):
+        load = Load(Constant(DATA + at), size, signed, mapped=True)
+        tests = [Binary(op, load, constant, 64, sign) for constant in constants for sign in (False, True)]
+        chosen = [Choose(test, Constant(1), Constant(0)) for test in tests]
+        program = Program(None, tuple(Update(Cell(str(n), Sum(True)), value) for n, value in enumerate(chosen)))
+        assert not differences(program, state({}, seed=3))
