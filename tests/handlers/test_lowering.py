@@ -162,3 +162,13 @@ def test_memory_is_compared_where_it_stands(size: int, signed: bool, op: Op) -> 
         chosen = [Choose(test, Constant(1), Constant(0)) for test in tests]
         program = Program(None, tuple(Update(Cell(str(n), Sum(True)), value) for n, value in enumerate(chosen)))
         assert not differences(program, state({}, seed=3))
+
+
+@pytest.mark.parametrize("name", ["eflags", "r10", "rdx"])
+def test_what_is_dead_but_read_is_as_it_was(name: str) -> None:
+    """The condition overwrites flags, and registers with its quotient; the action reads them afterwards."""
+    quotient = Binary(Op.DIV, Register("rdi"), Constant(10), 64, False)
+    condition = Binary(Op.NE, Binary(Op.SUB, quotient, Register("rsi"), 64, False), Constant(5), 64, False)
+    program = Program(condition, (Update(Cell("a", Sum(False)), Register(name)),))
+    dead = Dead(True, frozenset({"carry", "r10", "rdx", "rax", "r11"}))
+    assert not differences(program, state({"rsi": 3}, arithmetic_flags=abi.ARITHMETIC_FLAGS), dead)
