@@ -11,6 +11,7 @@ instruction back. What neither of them knows is written as words here and counts
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 
 from ..assemble import assemble, check
@@ -53,18 +54,24 @@ WORDS = {"save_pair": (0xF801_0002, "stq r0, 0x0(r1)"), "restore_pair": (0xE001_
 @cache
 def templates() -> dict[str, int]:
     """All of them, by name. Raises OptprobeError where keystone cannot be loaded or is wrong."""
-    # Its little-endian mode is this one; with KS_MODE_BIG_ENDIAN it writes the bytes the other way round.
-    code = assemble("; ".join(source for source, _ in SOURCES.values()), "KS_ARCH_PPC", "KS_MODE_PPC64")
-    found: dict[str, int] = {}
-    for index, (name, (source, expected)) in enumerate(SOURCES.items()):
-        data = code[4 * index : 4 * index + 4]
-        _, _, mnemonic, operands = next(engine().disasm_lite(data, 0, 1), (0, 0, "nothing", ""))
-        check(source, expected, mnemonic, operands)
-        found[name] = int.from_bytes(data, "little")
+    found = assembled(SOURCES)
     for name, (number, expected) in WORDS.items():
         [insn] = decode(to_bytes(number), 0)
         check(name, expected, *insn.text.split(" ", 1))
         found[name] = number
+    return found
+
+
+def assembled(sources: Mapping[str, tuple[str, str]]) -> dict[str, int]:
+    """One word for each text. Raises OptprobeError where keystone cannot be loaded or is wrong."""
+    # Its little-endian mode is this one; with KS_MODE_BIG_ENDIAN it writes the bytes the other way round.
+    code = assemble("; ".join(source for source, _ in sources.values()), "KS_ARCH_PPC", "KS_MODE_PPC64")
+    found: dict[str, int] = {}
+    for index, (name, (source, expected)) in enumerate(sources.items()):
+        data = code[4 * index : 4 * index + 4]
+        _, _, mnemonic, operands = next(engine().disasm_lite(data, 0, 1), (0, 0, "nothing", ""))
+        check(source, expected, mnemonic, operands)
+        found[name] = int.from_bytes(data, "little")
     return found
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from ..base import Dead, Insn, OutOfReach
 from .abi import CR_FIELDS, CTR, HEADER, LR, RED_ZONE
 from .templates import load, templates, word
-from .words import B, fits, links, opcode, signed, to_bytes, word_of
+from .words import B, fits, links, opcode, signed, simm, to_bytes, word_of
 
 BRANCH_SIZE = 4
 BRANCH_REACH = (1 << 25) - 4
@@ -157,6 +157,12 @@ def _increment(counter: int, value: int, pointer: int, toc: int | None) -> list[
 
 def pushed(insn: Insn) -> int:
     """By how many bytes `insn`, one of a program of ours, moves the stack pointer down; negative for up."""
-    if insn.data == to_bytes(word("open_frame", number=-FRAME)):
-        return FRAME
-    return -FRAME if insn.data in (to_bytes(_close_frame(False)), to_bytes(_close_frame(True))) else 0
+    first = word_of(insn.data)
+    if first >> 16 == _STDU_R1 and first & 3 == 1:
+        return -(simm(first) & ~3)
+    if first >> 16 == _ADDI_R1:
+        return -simm(first)
+    return -FRAME if insn.data == to_bytes(_close_frame(True)) else 0
+
+
+_STDU_R1, _ADDI_R1 = 0xF821, 0x3821  # stdu r1,…(r1), addi r1,r1,…

@@ -37,7 +37,7 @@ TRAP = 0x7FE0_0008
 SIGILL, SIGTRAP, SIGFPE, SIGBUS, SIGSEGV = 4, 5, 8, 7, 11
 MASK = (1 << 64) - 1
 
-_PATCHES = 64
+Step = tuple[Mapping[str, int], Sequence[tuple[int, bytes]]]
 _GREGS = {abi.PC: 32, abi.CTR: 35, abi.LR: 36, abi.XER: 37, abi.FLAGS: 38} | {
     name: number for number, name in enumerate(abi.GENERAL)
 }
@@ -71,32 +71,41 @@ def workplace() -> tempfile.TemporaryDirectory[str]:
 
 
 @cache
-def program() -> Path:
+def program(room: int) -> Path:
     folder = Path(workplace().name)
     source = Path(__file__).with_name("oracle.s")
-    made, linked = folder / "oracle.o", folder / "oracle"
-    subprocess.run(["powerpc64le-linux-gnu-as", "-o", made, source], check=True)
+    made, linked = folder / f"oracle{room}.o", folder / f"oracle{room}"
+    subprocess.run(["powerpc64le-linux-gnu-as", "--defsym", f"PATCHES={room}", "-o", made, source], check=True)
     subprocess.run(["powerpc64le-linux-gnu-ld", "-Ttext=0x10000000", "-o", linked, made], check=True)
     return linked
 
 
 def run(cases: Sequence[Case]) -> list[Outcome]:
     """In order."""
+    return execute(list(_steps(cases)))
+
+
+def _steps(cases: Sequence[Case]) -> Iterable[Step]:
+    written: list[int] = []
+    for case in cases:
+        new = [(at + i, code[i : i + 4]) for at, code in case.code.items() for i in range(0, len(code), 4)]
+        now = {at for at, _ in new}
+        yield case.registers, [(at, struct.pack("<I", TRAP)) for at in written if at not in now] + new
+        written = [at for at, _ in new]
+
+
+def execute(steps: Sequence[Step], room: int = 64, cpu: str = "power10") -> list[Outcome]:
+    """Each from its registers, after its words of memory have been written; room: for so many words of each."""
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as got:
-        written: list[int] = []
-        for case in cases:
-            new = [(at + i, code[i : i + 4]) for at, code in case.code.items() for i in range(0, len(code), 4)]
-            now = {at for at, _ in new}
-            patches = [(at, struct.pack("<I", TRAP)) for at in written if at not in now] + new
-            assert len(patches) <= _PATCHES, "too much code"
-            written = [at for at, _ in new]
-            given.write(_registers(case.registers))
-            given.write(b"".join(struct.pack("<I4s", at, word) for at, word in patches).ljust(8 * _PATCHES, b"\0"))
+        for registers, patches in steps:
+            assert len(patches) <= room, "too much code"
+            given.write(_registers(registers))
+            given.write(b"".join(struct.pack("<I4s", at, word) for at, word in patches).ljust(8 * room, b"\0"))
         given.seek(0)
-        subprocess.run(["qemu-ppc64le", "-cpu", "power10", program()], stdin=given, stdout=got, check=True)
+        subprocess.run(["qemu-ppc64le", "-cpu", cpu, program(room)], stdin=given, stdout=got, check=True)
         got.seek(0)
         outcomes = list(_parse(got.read()))
-    assert len(outcomes) == len(cases) + 1, "the oracle ended early"
+    assert len(outcomes) == len(steps) + 1, "the oracle ended early"
     return outcomes[1:]
 
 

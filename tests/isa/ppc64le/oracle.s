@@ -1,11 +1,11 @@
 # A machine to run pieces of code on, under qemu-ppc64le (user mode): see oracle.py.
 #
-# Cases come on standard input, each CASE bytes: registers to begin with, words of code to write first. Each ends with
+# Cases come on standard input, each CASE bytes: registers to begin with, PATCHES words to write first. Each ends with
 # a signal; then all registers, and the words of DATA that changed, go to standard output, and DATA becomes what it was.
 
     .machine power10
     .abiversion 2
-    .set CASE, 1192 + 8 * 64
+    .set CASE, 1192 + 8 * PATCHES
     .set REGISTERS, 1192              # 48 gregs, 33 fregs, 34 vectors, as in a signal's context
     .set GREGS, 232                   # of a ucontext, arch/powerpc/include/uapi/asm/sigcontext.h
     .set FREGS, GREGS + 8 * 48
@@ -150,7 +150,7 @@ handler:
     li 5, 34 * 16
     bl copy
     addi 3, 27, REGISTERS
-    li 4, 64
+    li 4, PATCHES
     mtctr 4
 4:  lwz 5, 0(3)
     lwz 6, 4(3)

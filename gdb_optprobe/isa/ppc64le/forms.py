@@ -1,0 +1,173 @@
+"""Instructions of programs: templates as in templates.py with registers by name, and jumps to labels.
+
+    D    op RT, RA, number        number(…)   of logical ones RT is the second operand, RA the destination: logical(…)
+    X    op RT, RA, RB            plain(…)
+    MD   op RA, RS, shift, mask   rotate(…)
+    B    bc on a bit of CR        Jump
+A program is the same words wherever it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from ..base import OutOfReach
+from ..emitter import Label
+from .templates import assembled
+from .words import BC, BO_ALWAYS, B, fits, to_bytes
+
+# Name: for keystone, and as capstone writes it.
+_SOURCES = {
+    "addi": ("li 0, 0", "li r0, 0"),  # with RA 0 that is li
+    "addis": ("lis 0, 0", "lis r0, 0"),
+    "mulli": ("mulli 0, 0, 0", "mulli r0, r0, 0"),
+    "oris": ("oris 0, 0, 0", "oris r0, r0, 0"),
+    "xoris": ("xoris 0, 0, 0", "xoris r0, r0, 0"),
+    "ori": ("ori 0, 0, 0", "nop"),
+    "xori": ("xori 0, 0, 0", "xnop"),
+    "andi.": ("andi. 0, 0, 0", "andi. r0, r0, 0"),
+    "andis.": ("andis. 0, 0, 0", "andis. r0, r0, 0"),
+    "add": ("add 0, 0, 0", "add r0, r0, r0"),
+    "subf": ("subf 0, 0, 0", "subf r0, r0, r0"),
+    "mulld": ("mulld 0, 0, 0", "mulld r0, r0, r0"),
+    "divd": ("divd 0, 0, 0", "divd r0, r0, r0"),
+    "divdu": ("divdu 0, 0, 0", "divdu r0, r0, r0"),
+    "neg": ("neg 0, 0", "neg r0, r0"),
+    "and": ("and 0, 0, 0", "and r0, r0, r0"),
+    "and.": ("and. 0, 0, 0", "and. r0, r0, r0"),
+    "or": ("or 0, 0, 0", "mr r0, r0"),
+    "xor": ("xor 0, 0, 0", "xor r0, r0, r0"),
+    "nor": ("nor 0, 0, 0", "nor r0, r0, r0"),
+    "sld": ("sld 0, 0, 0", "sld r0, r0, r0"),
+    "srd": ("srd 0, 0, 0", "srd r0, r0, r0"),
+    "extsb": ("extsb 0, 0", "extsb r0, r0"),
+    "extsh": ("extsh 0, 0", "extsh r0, r0"),
+    "extsw": ("extsw 0, 0", "extsw r0, r0"),
+    "cntlzd": ("cntlzd 0, 0", "cntlzd r0, r0"),
+    "rldicl": ("rldicl 0, 0, 0, 0", "rotldi r0, r0, 0"),
+    "rldicl.": ("rldicl. 0, 0, 0, 0", "rotldi. r0, r0, 0"),
+    "rldicr": ("rldicr 0, 0, 0, 0", "rldicr r0, r0, 0, 0"),
+    "cmpd": ("cmpd 0, 0", "cmpd r0, r0"),
+    "cmpld": ("cmpld 0, 0", "cmpld r0, r0"),
+    "cmpdi": ("cmpdi 0, 0", "cmpdi r0, 0"),
+    "cmpldi": ("cmpldi 0, 0", "cmpldi r0, 0"),
+    "isel": ("isel 0, 0, 0, 0", "isel r0, 0, r0, cr0lt"),
+    "lbz": ("lbz 0, 0(0)", "lbz r0, 0(0)"),
+    "lhz": ("lhz 0, 0(0)", "lhz r0, 0(0)"),
+    "lha": ("lha 0, 0(0)", "lha r0, 0(0)"),
+    "lwz": ("lwz 0, 0(0)", "lwz r0, 0(0)"),
+    "lwa": ("lwa 0, 0(0)", "lwa r0, 0(0)"),
+    "ld": ("ld 0, 0(0)", "ld r0, 0(0)"),
+    "stb": ("stb 0, 0(0)", "stb r0, 0(0)"),
+    "sth": ("sth 0, 0(0)", "sth r0, 0(0)"),
+    "stw": ("stw 0, 0(0)", "stw r0, 0(0)"),
+    "std": ("std 0, 0(0)", "std r0, 0(0)"),
+    "ldarx": ("ldarx 0, 0, 0", "ldarx r0, 0, r0"),
+    "stdcx.": ("stdcx. 0, 0, 0", "stdcx. r0, 0, r0"),
+    "lwsync": ("lwsync", "lwsync"),
+    "mftb": ("mfspr 0, 268", "mfspr r0, 0x10c"),
+    "mfxer": ("mfxer 0", "mfxer r0"),
+    "mtctr": ("mtctr 0", "mtctr r0"),
+    "mfctr": ("mfctr 0", "mfctr r0"),
+    "mtlr": ("mtlr 0", "mtlr r0"),
+    "mflr": ("mflr 0", "mflr r0"),
+    "mfcr": ("mfcr 0", "mfcr r0"),
+    "mtcr": ("mtcrf 255, 0", "mtcrf 0xff, r0"),
+    "mfocrf": ("mfocrf 0, 128", "mfocrf r0, 0x80"),
+    "mtocrf": ("mtocrf 128, 0", "mtocrf 0x80, r0"),
+    "mcrf": ("mcrf 0, 0", "mcrf cr0, cr0"),
+}  # fmt: skip
+_FIRST_FIELD = 0x80 << 12  # FXM of mfocrf and mtocrf
+NONE = "r0"  # as RA of an address or of addi: nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """bo: of bc, with the bit of CR that it tests; BO_ALWAYS for b."""
+
+    label: Label
+    bo: int = BO_ALWAYS
+    bit: int = 0
+
+
+Item = int | Label | Jump
+
+
+@cache
+def _templates() -> Mapping[str, int]:
+    return assembled(_SOURCES)
+
+
+def _number(register: str) -> int:
+    return int(register[1:])
+
+
+def plain(name: str, first: str = "r0", second: str = "r0", third: str = "r0") -> int:
+    """Registers in the fields RT, RA and RB."""
+    return _templates()[name] | _number(first) << 21 | _number(second) << 16 | _number(third) << 11
+
+
+def number(name: str, rt: str, ra: str, value: int) -> int:
+    """value: the low half, two's complement."""
+    return plain(name, rt, ra) | value & 0xFFFF
+
+
+def logical(name: str, to: str, left: str, right: str | int = "r0") -> int:
+    """What has its destination in the field RA."""
+    return number(name, left, to, right) if isinstance(right, int) else plain(name, left, to, right)
+
+
+def rotate(name: str, to: str, source: str, shift: int, mask: int) -> int:
+    """mask: where it begins (rldicl) or ends (rldicr). Both numbers have a bit apart from the others (1.6.1)."""
+    return logical(name, to, source) | (shift & 31) << 11 | shift >> 5 << 1 | (mask & 31) << 6 | mask & 32
+
+
+def compare(name: str, field: int, left: str, right: str | int) -> int:
+    low = right & 0xFFFF if isinstance(right, int) else _number(right) << 11
+    return plain(name, "r0", left) | field << 23 | low
+
+
+def select(to: str, where_set: str, otherwise: str, bit: int) -> int:
+    """isel; where_set r0: 0."""
+    return plain("isel", to, where_set, otherwise) | bit << 6
+
+
+def get_field(to: str, field: int) -> int:
+    return plain("mfocrf", to) & ~_FIRST_FIELD | _FIRST_FIELD >> field
+
+
+def set_field(field: int, source: str) -> int:
+    return plain("mtocrf", source) & ~_FIRST_FIELD | _FIRST_FIELD >> field
+
+
+def copy_field(to: int, source: int) -> int:
+    return plain("mcrf") | to << 23 | source << 18
+
+
+def placed(items: Sequence[Item]) -> bytes:
+    """The code. Raises OutOfReach."""
+    labels: dict[Label, int] = {}
+    at = 0
+    for item in items:
+        if isinstance(item, Label):
+            labels[item] = at
+        else:
+            at += 4
+    words: list[int] = []
+    for item in items:
+        if isinstance(item, Jump):
+            words.append(_encoded(item, 4 * len(words), labels[item.label]))
+        elif isinstance(item, int):
+            words.append(item)
+    return to_bytes(*words)
+
+
+def _encoded(jump: Jump, source: int, target: int) -> int:
+    offset = target - source
+    if not fits(offset, 26 if jump.bo == BO_ALWAYS else 16):
+        raise OutOfReach(source, target)
+    if jump.bo == BO_ALWAYS:
+        return B << 26 | offset & 0x03FF_FFFC
+    return BC << 26 | jump.bo << 21 | jump.bit << 16 | offset & 0xFFFC

@@ -1,0 +1,166 @@
+"""What a program keeps of the registers it changes, and where.
+
+General registers go to CTR and LR, and a field of CR to another one, where these are dead and all of it fits. Otherwise
+there is a frame:
+
+    r1 ─►  0  back chain, to where r1 was
+           8  r0                              lq gives it and r1 back, where the frame is of writer.FRAME bytes
+          32  pairs of registers (stq), then single ones; CR or a field of it, through r0
+           …  the first frame only: the 288 bytes that the interrupted function may use (ELFv2 ABI, 2.2.2.4)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..emitter import Before
+from .abi import CR_FIELDS, CTR, FLAGS, GENERAL, HEADER, LR, RED_ZONE, SP
+from .forms import copy_field, get_field, number, plain, set_field
+from .templates import templates, word
+from .writer import BESIDE_CHAIN, FRAME
+
+R0 = "r0"
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """size: in bytes, 0 where there is none. slots: offsets from r1 by name. moved: other places by name."""
+
+    size: int
+    slots: Mapping[str, int]
+    moved: Mapping[str, str]
+
+
+class Keeping:
+    """Frames, the innermost last.
+
+    fields: dead fields of CR to keep others in.
+    """
+
+    def __init__(self, before: Before, fields: Sequence[str]) -> None:
+        self._sprs = [spr for spr in (CTR, LR) if spr in before.dead.registers and spr not in before.reads]
+        self._fields = fields
+        self._frames: list[_Frame] = []
+
+    @property
+    def depth(self) -> int:
+        """By how many bytes r1 is lower than it was."""
+        return sum(frame.size for frame in self._frames)
+
+    @property
+    def uses_scratch(self) -> bool:
+        """Whether what the innermost frame keeps goes through r0."""
+        return any(name not in GENERAL for name in self._frames[-1].slots)
+
+    def has(self, name: str) -> bool:
+        return any(name in frame.slots or name in frame.moved for frame in self._frames)
+
+    def save(self, names: Sequence[str]) -> list[int]:
+        """May change r0 where something of CR goes on the stack."""
+        frame = self._planned(names)
+        self._frames.append(frame)
+        if not frame.size:
+            return [_moved(place, name) for name, place in frame.moved.items()]
+        words = [word("open_frame", number=-frame.size)]
+        for name, at in sorted(frame.slots.items(), key=lambda slot: slot[1]):
+            if name in GENERAL:
+                words += _access("std", "save_pair", frame.slots, name, at)
+            else:
+                words += [_get(name), number("std", R0, SP, at)]
+        return words
+
+    def restore(self) -> list[int]:
+        frame = self._frames.pop()
+        if not frame.size:
+            return [_moved(name, place) for name, place in frame.moved.items()]
+        words: list[int] = []
+        for name, at in sorted(frame.slots.items(), key=lambda slot: slot[1], reverse=True):
+            if name not in GENERAL:
+                words += [number("ld", R0, SP, at), _set(name)]
+            elif name != R0:
+                words += _access("ld", "restore_pair", frame.slots, name, at)
+        if R0 in frame.slots and frame.size == FRAME:
+            return [*words, templates()["restore_pair"]]
+        words += [number("ld", R0, SP, BESIDE_CHAIN)] if R0 in frame.slots else []
+        return [*words, number("addi", SP, SP, frame.size)]
+
+    def read(self, to: str, name: str) -> int:
+        """What was kept of `name`, into a general register."""
+        above = 0
+        for frame in reversed(self._frames):
+            if name in frame.moved:
+                return _moved(to, frame.moved[name])
+            if name in frame.slots:
+                return number("ld", to, SP, above + frame.slots[name])
+            above += frame.size
+        raise KeyError(name)
+
+    def _planned(self, names: Sequence[str]) -> _Frame:
+        taken = {place for frame in self._frames for place in frame.moved.values()}
+        general = [name for name in names if name in GENERAL]
+        flags = [name for name in names if name not in GENERAL]
+        sprs = [spr for spr in self._sprs if spr not in taken]
+        fields = [field for field in self._fields if field not in taken]
+        if len(general) <= len(sprs) and len(flags) <= len(fields) and FLAGS not in flags:
+            places = zip((*flags, *general), (*fields[: len(flags)], *sprs), strict=False)
+            return _Frame(0, {}, dict(places))
+        slots = _slots(general, flags)
+        needed = max(HEADER, max(slots.values()) + 8) + 15 & ~15
+        return _Frame(needed if self.depth else max(FRAME, needed + RED_ZONE), slots, {})
+
+
+def _slots(general: Sequence[str], flags: Sequence[str]) -> dict[str, int]:
+    slots = {R0: BESIDE_CHAIN} if R0 in general else {}
+    at = HEADER
+    others = [name for name in general if name != R0]
+    paired = [name for name in others if _is_even(name) and _next(name) in others]
+    for name in paired:
+        slots |= {_next(name): at, name: at + 8}
+        at += 16
+    for name in (*(name for name in others if name not in slots), *flags):
+        slots[name] = at
+        at += 8
+    return slots
+
+
+def _is_even(name: str) -> bool:
+    return GENERAL.index(name) % 2 == 0
+
+
+def _next(name: str) -> str:
+    return f"r{GENERAL.index(name) + 1}"
+
+
+def _access(one: str, both: str, slots: Mapping[str, int], name: str, at: int) -> list[int]:
+    """Save or restore a register; with the second of a pair the first, whose half of the quadword is the higher."""
+    if _is_even(name):
+        return [] if slots.get(_next(name)) == at - 8 else [number(one, name, SP, at)]
+    first = f"r{GENERAL.index(name) - 1}"
+    if slots.get(first) == at + 8:
+        return [word(both, GENERAL.index(first), number=at)]
+    return [number(one, name, SP, at)]
+
+
+def _moved(to: str, source: str) -> int:
+    """Between a general register and CTR or LR, or between fields of CR."""
+    if to in CR_FIELDS:
+        return copy_field(CR_FIELDS.index(to), CR_FIELDS.index(source))
+    return plain(f"mt{to}", source) if to in (CTR, LR) else plain(f"mf{source}", to)
+
+
+def _get(name: str) -> int:
+    return plain("mfcr", R0) if name == FLAGS else get_field(R0, CR_FIELDS.index(name))
+
+
+def _set(name: str) -> int:
+    return plain("mtcr", R0) if name == FLAGS else set_field(CR_FIELDS.index(name), R0)
+
+
+def kept(used: Collection[str], before: Before) -> tuple[str, ...]:
+    """See ..emitter.Machine."""
+    dead = before.dead.registers | ({CR_FIELDS[0]} if before.dead.flags else frozenset())
+    general = [name for name in GENERAL if name in used and (name in before.reads or name not in dead)]
+    if FLAGS in before.reads:
+        return (*general, *((FLAGS,) if any(field in used for field in CR_FIELDS) else ()))
+    return (*general, *(field for field in CR_FIELDS if field in used and field not in dead))

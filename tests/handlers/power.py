@@ -1,0 +1,188 @@
+"""Run the code of programs for ppc64le under qemu-ppc64le, and compare all that each leaves with what the interpreter says.
+
+0x20000000            code, and behind it a trap
+0x40000000 DATA       what the oracle fills, and fills again for every program: objects begin with what is there
+         + 0x1000     what POINTERS point into                 kept
+         + 0x2000     the PACA, with where per-CPU data are    kept
+         + 0x4000     per-CPU data                             kept
+         + 0x8000     faults and objects                       as the interpreter says
+         + 0xc000     the stack, the 288 bytes below it too    kept
+Programs are those of programs.py, with other names and addresses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from gdb_optprobe.handlers import interpret
+from gdb_optprobe.handlers.lowering import Site, lower
+from gdb_optprobe.handlers.program import Cell, Constant, Program, Register
+from gdb_optprobe.isa.base import Dead
+from gdb_optprobe.isa.ppc64le import abi
+from gdb_optprobe.isa.ppc64le.emitter import MACHINE
+from gdb_optprobe.isa.ppc64le.words import rotated, to_bytes
+from gdb_optprobe.objects import aggregate
+
+from ..isa.ppc64le.oracle import DATA, DATA_SIZE, HERE, INTERESTING, MASK, SIGTRAP, STACK, TRAP, Outcome, execute
+from . import running
+
+POINTED, PACA, PER_CPU, FAULTS = DATA + 0x1000, DATA + 0x2000, DATA + 0x4000, DATA + 0x8000
+DATA_OFFSET = 0x30  # in the PACA
+TOC = FAULTS + 0x9000  # its objects are beyond 16 bits
+_USABLE = [name for name in abi.GENERAL if name not in abi.RESERVED]
+_CAN_BE_DEAD = (*_USABLE, *abi.CR_FIELDS[1:], abi.CTR, abi.LR)
+_ROOMS = (128, 512, 3900)  # the last is what oracle.s can take
+_PRISTINE = b"".join(
+    struct.pack("<Q", rotated(at * -0x61C8_864F, 29)) for at in range(DATA, DATA + DATA_SIZE, 8)
+)  # as oracle.s fills it
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A program of programs.py, and all else by chance."""
+
+    original: Program
+    seed: int
+
+    @cached_property
+    def rng(self) -> random.Random:
+        return random.Random(self.seed)
+
+    @cached_property
+    def names(self) -> Mapping[str, str]:
+        """Of x86-64's registers."""
+        usable = random.Random(self.seed).sample(_USABLE, len(_USABLE))
+        pointers = dict(zip(running.POINTERS, usable, strict=False))
+        others = [*usable[len(pointers) :][:8], "r2", "r13", abi.CTR, abi.LR, abi.XER, abi.FLAGS, abi.PC, abi.SP]
+        chosen = random.Random(self.seed + 1).sample(others, len(running.NUMBERS))
+        return pointers | dict(zip(running.NUMBERS, chosen, strict=True)) | {running.SP: abi.SP}
+
+    @cached_property
+    def per_cpu(self) -> int:
+        """Where per-CPU data are, as programs have it."""
+        return random.Random(self.seed).choice((running.PER_CPU, 0x12_3456, 0xC000_0000_0123_4568, 0x40))
+
+    @cached_property
+    def program(self) -> Program:
+        found = _translated(self.original, self)
+        assert isinstance(found, Program)
+        return found
+
+    @cached_property
+    def site(self) -> Site:
+        rng = random.Random(self.seed + 2)
+        density = rng.choice((0, 0.1, 0.5, 1))
+        registers = frozenset(name for name in _CAN_BE_DEAD if rng.random() < density)
+        dead = rng.choice((Dead(rng.random() < 0.5, registers), Dead(True, abi.CLOBBERED_BY_TRACER)))
+        found, at = [], FAULTS + 8 * rng.randrange(1, 100)
+        for each in self.program.objects:
+            assert isinstance(each, Cell)
+            found.append(at)
+            at += aggregate.size(each.aggregate)
+        return Site(HERE, tuple(found), FAULTS, dead, DATA_OFFSET, rng.choice((None, TOC, FAULTS, DATA)))
+
+    @cached_property
+    def code(self) -> bytes:
+        return lower(self.program, self.site, MACHINE)(HERE)
+
+    @cached_property
+    def registers(self) -> Mapping[str, int]:
+        rng = random.Random(self.seed + 3)
+        found = {name: _number(rng) for name in (*abi.GENERAL, abi.CTR, abi.LR)}
+        found |= {abi.FLAGS: rng.getrandbits(32), abi.XER: rng.getrandbits(32) & 0xE000_007F, abi.PC: HERE}
+        found |= {self.names[name]: POINTED + 16 * index for index, name in enumerate(running.POINTERS)}
+        return found | {abi.SP: STACK, "r13": PACA} | ({} if self.site.base is None else {"r2": self.site.base})
+
+    @cached_property
+    def base(self) -> int:
+        """What is added to per-CPU addresses."""
+        return PER_CPU - self.per_cpu & MASK
+
+    def step(self) -> tuple[Mapping[str, int], Sequence[tuple[int, bytes]]]:
+        words = [(HERE, self.code + to_bytes(TRAP)), (PACA + DATA_OFFSET, struct.pack("<Q", self.base))]
+        return self.registers, [(at + i, data[i : i + 4]) for at, data in words for i in range(0, len(data), 4)]
+
+    def differences(self, left: Outcome) -> Iterator[str]:
+        """What is not as the interpreter says, or not as it was."""
+        if (left.signal, left.pc) != (SIGTRAP, HERE + len(self.code)):
+            yield f"signal {left.signal} at {left.pc:#x}"
+        for name, value in self.registers.items():
+            lost = _dead_bits(name, self.site.dead)
+            if name != abi.PC and (value ^ left.registers[name]) & ~lost:
+                yield f"{name}: {left.registers[name]:#x} for {value:#x}"
+        should = self._memory()
+        for at in range(DATA, DATA + DATA_SIZE, 8):
+            word = int.from_bytes(should[at - DATA : at - DATA + 8], "little")
+            pristine = int.from_bytes(_PRISTINE[at - DATA : at - DATA + 8], "little")
+            if left.memory.get(at, pristine) != word and not FAULTS + 0x3000 <= at < STACK - abi.RED_ZONE:
+                yield f"{at:#x}: {left.memory.get(at, pristine):#x} for {word:#x}"
+
+    def _memory(self) -> bytes:
+        """As it should be behind the program."""
+        memory = bytearray(_PRISTINE)
+        struct.pack_into("<Q", memory, PACA + DATA_OFFSET - DATA, self.base)
+        before = bytes(memory)
+
+        def read(address: int, size: int) -> bytes:
+            assert DATA <= address <= DATA + DATA_SIZE - size, f"{address:#x} is not there"
+            return before[address - DATA : address - DATA + size]
+
+        outcome = interpret.run(self.program, interpret.Hit(self.registers, read, self.base))
+        places = list(zip(self.site.objects, self.program.actions, strict=True))
+        for done in outcome.done:
+            at, action = next((at, action) for at, action in places if action is done.action)
+            cell: Any = getattr(action, "target", None)
+            size = aggregate.size(cell.aggregate)
+            words = aggregate.update(cell.aggregate, aggregate.decode(read(at, size)), done.value)
+            memory[at - DATA : at - DATA + size] = aggregate.encode(words)
+        faults = int.from_bytes(read(FAULTS, 8), "little") + outcome.faults & MASK
+        struct.pack_into("<Q", memory, FAULTS - DATA, faults)
+        return bytes(memory)
+
+
+def differences(trials: Sequence[Trial]) -> Iterator[tuple[Trial, str]]:
+    """Of the trials whose code did anything else; one run for those of a size."""
+    smallest = 0
+    for room in _ROOMS:
+        some = [trial for trial in trials if smallest < len(trial.code) // 4 + 3 <= room]
+        outcomes = execute([trial.step() for trial in some], room, "power8") if some else []
+        for trial, outcome in zip(some, outcomes, strict=True):
+            found = "; ".join(trial.differences(outcome))
+            if found:
+                yield trial, found
+        smallest = room
+    assert all(len(trial.code) // 4 + 3 <= smallest for trial in trials)
+
+
+def _number(rng: random.Random) -> int:
+    return rng.choice((rng.choice(INTERESTING), -rng.choice(INTERESTING) & MASK, rng.getrandbits(64), rng.getrandbits(6)))
+
+
+def _dead_bits(name: str, dead: Dead) -> int:
+    if name != abi.FLAGS:
+        return MASK if name in dead.registers else 0
+    fields = [number for number, field in enumerate(abi.CR_FIELDS) if field in dead.registers]
+    return sum(0xF << 28 - 4 * number for number in (*fields, *([0] if dead.flags else [])))
+
+
+def _translated(node: object, trial: Trial) -> object:
+    """The same with ppc64le's registers, and where things are here."""
+    match node:
+        case Register(name):
+            return Register(trial.names[name])
+        case Constant(value) if running.DATA <= value < running.DATA + running.AREA:
+            return Constant(value - running.DATA + POINTED)
+        case Constant(value) if running.PER_CPU <= value < running.PER_CPU + running.AREA:
+            return Constant(value - running.PER_CPU + trial.per_cpu & MASK)
+        case tuple():
+            return tuple(_translated(each, trial) for each in node)
+    if not dataclasses.is_dataclass(node) or isinstance(node, type):
+        return node
+    fields = {field.name: _translated(getattr(node, field.name), trial) for field in dataclasses.fields(node)}
+    return dataclasses.replace(node, **fields)
