@@ -1,12 +1,12 @@
-"""Run the code of programs for ppc64le under qemu-ppc64le, and compare all that each leaves with what the interpreter says.
+"""Run the code of programs for ppc64le under qemu-ppc64le, and compare all that each leaves with the interpreter.
 
 0x20000000            code, and behind it a trap
-0x40000000 DATA       what the oracle fills, and fills again for every program: objects begin with what is there
+0x40000000 DATA       as it was again for every program
          + 0x1000     what POINTERS point into                 kept
          + 0x2000     the PACA, with where per-CPU data are    kept
          + 0x4000     per-CPU data                             kept
-         + 0x8000     faults and objects                       as the interpreter says
          + 0xc000     the stack, the 288 bytes below it too    kept
+         + 0x10000    faults and objects                       as the interpreter says
 Programs are those of programs.py, with other names and addresses.
 """
 
@@ -16,31 +16,29 @@ import dataclasses
 import random
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from gdb_optprobe.handlers import interpret
-from gdb_optprobe.handlers.lowering import Site, lower
-from gdb_optprobe.handlers.program import Cell, Constant, Program, Register
+from gdb_optprobe.handlers.lowering import Surroundings, lower
+from gdb_optprobe.handlers.program import Constant, Program, Register
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.ppc64le import abi
 from gdb_optprobe.isa.ppc64le.emitter import MACHINE
 from gdb_optprobe.isa.ppc64le.words import rotated, to_bytes
-from gdb_optprobe.objects import aggregate
 
 from ..isa.ppc64le.oracle import DATA, DATA_SIZE, HERE, INTERESTING, MASK, SIGTRAP, STACK, TRAP, Outcome, execute
 from . import running
 
-POINTED, PACA, PER_CPU, FAULTS = DATA + 0x1000, DATA + 0x2000, DATA + 0x4000, DATA + 0x8000
+POINTED, PACA, PER_CPU, FAULTS = DATA + 0x1000, DATA + 0x2000, DATA + 0x4000, DATA + DATA_SIZE
+SIZE = 0x3_0000
 DATA_OFFSET = 0x30  # in the PACA
-TOC = FAULTS + 0x9000  # its objects are beyond 16 bits
 _USABLE = [name for name in abi.GENERAL if name not in abi.RESERVED]
 _CAN_BE_DEAD = (*_USABLE, *abi.CR_FIELDS[1:], abi.CTR, abi.LR)
 _ROOMS = (128, 512, 3900)  # the last is what oracle.s can take
 _PRISTINE = b"".join(
     struct.pack("<Q", rotated(at * -0x61C8_864F, 29)) for at in range(DATA, DATA + DATA_SIZE, 8)
-)  # as oracle.s fills it
+).ljust(SIZE, b"\0")  # as oracle.s fills it
 
 
 @dataclass(frozen=True)
@@ -49,10 +47,6 @@ class Trial:
 
     original: Program
     seed: int
-
-    @cached_property
-    def rng(self) -> random.Random:
-        return random.Random(self.seed)
 
     @cached_property
     def names(self) -> Mapping[str, str]:
@@ -75,21 +69,17 @@ class Trial:
         return found
 
     @cached_property
-    def site(self) -> Site:
+    def around(self) -> Surroundings:
         rng = random.Random(self.seed + 2)
         density = rng.choice((0, 0.1, 0.5, 1))
         registers = frozenset(name for name in _CAN_BE_DEAD if rng.random() < density)
         dead = rng.choice((Dead(rng.random() < 0.5, registers), Dead(True, abi.CLOBBERED_BY_TRACER)))
-        found, at = [], FAULTS + 8 * rng.randrange(1, 100)
-        for each in self.program.objects:
-            assert isinstance(each, Cell)
-            found.append(at)
-            at += aggregate.size(each.aggregate)
-        return Site(HERE, tuple(found), FAULTS, dead, DATA_OFFSET, rng.choice((None, TOC, FAULTS, DATA)))
+        base = rng.choice((None, FAULTS - 0x9000, FAULTS, DATA - 0x1234_5678))
+        return replace(running.surroundings(self.program, dead, FAULTS), address=HERE, per_cpu=DATA_OFFSET, base=base)
 
     @cached_property
     def code(self) -> bytes:
-        return lower(self.program, self.site, MACHINE)(HERE)
+        return lower(self.program, self.around, MACHINE)(HERE)
 
     @cached_property
     def registers(self) -> Mapping[str, int]:
@@ -97,71 +87,72 @@ class Trial:
         found = {name: _number(rng) for name in (*abi.GENERAL, abi.CTR, abi.LR)}
         found |= {abi.FLAGS: rng.getrandbits(32), abi.XER: rng.getrandbits(32) & 0xE000_007F, abi.PC: HERE}
         found |= {self.names[name]: POINTED + 16 * index for index, name in enumerate(running.POINTERS)}
-        return found | {abi.SP: STACK, "r13": PACA} | ({} if self.site.base is None else {"r2": self.site.base})
+        return found | {abi.SP: STACK, "r13": PACA} | ({} if self.around.base is None else {"r2": self.around.base})
 
     @cached_property
     def base(self) -> int:
         """What is added to per-CPU addresses."""
         return PER_CPU - self.per_cpu & MASK
 
+    @cached_property
+    def memory(self) -> bytes:
+        """Before the program."""
+        memory = bytearray(_PRISTINE)
+        struct.pack_into("<Q", memory, PACA + DATA_OFFSET - DATA, self.base)
+        for at, data in running.objects(self.program, FAULTS).items():
+            memory[at - DATA : at - DATA + len(data)] = data
+        return bytes(memory)
+
     def step(self) -> tuple[Mapping[str, int], Sequence[tuple[int, bytes]]]:
-        words = [(HERE, self.code + to_bytes(TRAP)), (PACA + DATA_OFFSET, struct.pack("<Q", self.base))]
-        return self.registers, [(at + i, data[i : i + 4]) for at, data in words for i in range(0, len(data), 4)]
+        """For execute."""
+        code = self.code + to_bytes(TRAP)
+        patches = [(HERE + i, code[i : i + 4]) for i in range(0, len(code), 4)]
+        words = zip(memoryview(self.memory).cast("I"), memoryview(_PRISTINE).cast("I"), strict=True)
+        data = [(DATA + 4 * i, word.to_bytes(4, "little")) for i, (word, there) in enumerate(words) if word != there]
+        return self.registers, patches + data
 
     def differences(self, left: Outcome) -> Iterator[str]:
         """What is not as the interpreter says, or not as it was."""
         if (left.signal, left.pc) != (SIGTRAP, HERE + len(self.code)):
             yield f"signal {left.signal} at {left.pc:#x}"
         for name, value in self.registers.items():
-            lost = _dead_bits(name, self.site.dead)
+            lost = _dead_bits(name, self.around.dead)
             if name != abi.PC and (value ^ left.registers[name]) & ~lost:
                 yield f"{name}: {left.registers[name]:#x} for {value:#x}"
-        should = self._memory()
-        for at in range(DATA, DATA + DATA_SIZE, 8):
-            word = int.from_bytes(should[at - DATA : at - DATA + 8], "little")
-            pristine = int.from_bytes(_PRISTINE[at - DATA : at - DATA + 8], "little")
-            if left.memory.get(at, pristine) != word and not FAULTS + 0x3000 <= at < STACK - abi.RED_ZONE:
-                yield f"{at:#x}: {left.memory.get(at, pristine):#x} for {word:#x}"
-
-    def _memory(self) -> bytes:
-        """As it should be behind the program."""
         memory = bytearray(_PRISTINE)
-        struct.pack_into("<Q", memory, PACA + DATA_OFFSET - DATA, self.base)
-        before = bytes(memory)
+        for at, word in left.memory.items():
+            struct.pack_into("<Q", memory, at - DATA, word)
+        for kept in (slice(DATA_SIZE // 2), slice(STACK - abi.RED_ZONE - DATA, DATA_SIZE)):
+            if memory[kept] != self.memory[kept]:
+                yield f"memory at {kept} changed"
 
         def read(address: int, size: int) -> bytes:
             assert DATA <= address <= DATA + DATA_SIZE - size, f"{address:#x} is not there"
-            return before[address - DATA : address - DATA + size]
+            return self.memory[address - DATA : address - DATA + size]
 
         outcome = interpret.run(self.program, interpret.Hit(self.registers, read, self.base))
-        places = list(zip(self.site.objects, self.program.actions, strict=True))
-        for done in outcome.done:
-            at, action = next((at, action) for at, action in places if action is done.action)
-            cell: Any = getattr(action, "target", None)
-            size = aggregate.size(cell.aggregate)
-            words = aggregate.update(cell.aggregate, aggregate.decode(read(at, size)), done.value)
-            memory[at - DATA : at - DATA + size] = aggregate.encode(words)
-        faults = int.from_bytes(read(FAULTS, 8), "little") + outcome.faults & MASK
-        struct.pack_into("<Q", memory, FAULTS - DATA, faults)
-        return bytes(memory)
+        found = running.Left(left.registers, {DATA: bytes(memory)}, 0, {})
+        yield from running.wrong_objects(self.program, found, outcome, FAULTS)
 
 
 def differences(trials: Sequence[Trial]) -> Iterator[tuple[Trial, str]]:
     """Of the trials whose code did anything else; one run for those of a size."""
+    steps = [(trial, trial.step()) for trial in trials]
     smallest = 0
     for room in _ROOMS:
-        some = [trial for trial in trials if smallest < len(trial.code) // 4 + 3 <= room]
-        outcomes = execute([trial.step() for trial in some], room, "power8") if some else []
-        for trial, outcome in zip(some, outcomes, strict=True):
+        some = [(trial, step) for trial, step in steps if smallest < len(step[1]) <= room]
+        outcomes = execute([step for _, step in some], room, SIZE, "power8") if some else []
+        for (trial, _), outcome in zip(some, outcomes, strict=True):
             found = "; ".join(trial.differences(outcome))
             if found:
                 yield trial, found
         smallest = room
-    assert all(len(trial.code) // 4 + 3 <= smallest for trial in trials)
+    assert all(len(patches) <= smallest for _, (_, patches) in steps)
 
 
 def _number(rng: random.Random) -> int:
-    return rng.choice((rng.choice(INTERESTING), -rng.choice(INTERESTING) & MASK, rng.getrandbits(64), rng.getrandbits(6)))
+    edge = rng.choice(INTERESTING)
+    return rng.choice((edge, -edge & MASK, rng.getrandbits(64), rng.getrandbits(6)))
 
 
 def _dead_bits(name: str, dead: Dead) -> int:
@@ -185,4 +176,4 @@ def _translated(node: object, trial: Trial) -> object:
     if not dataclasses.is_dataclass(node) or isinstance(node, type):
         return node
     fields = {field.name: _translated(getattr(node, field.name), trial) for field in dataclasses.fields(node)}
-    return dataclasses.replace(node, **fields)
+    return replace(node, **fields)

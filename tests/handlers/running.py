@@ -194,10 +194,11 @@ def differences(program: Program, state: State, dead: Dead = NOTHING_DEAD, fault
     memory = memory_of(state, objects(program, faults), faults)
     left = execute(lower(program, surroundings(program, dead, faults), MACHINE)(START), state, memory)
     outcome = interpret.run(program, interpret.Hit(state.registers, lambda at, size: read(memory, at, size), GS))
-    return (*_objects(program, left, outcome, faults), *_kept(state, memory, left, dead, faults))
+    return (*wrong_objects(program, left, outcome, faults), *_kept(state, memory, left, dead, faults))
 
 
-def _objects(program: Program, left: Left, outcome: interpret.Outcome, faults: int) -> Iterator[str]:
+def wrong_objects(program: Program, left: Left, outcome: interpret.Outcome, faults: int) -> Iterator[str]:
+    """What is not as the interpreter says."""
     counted = int.from_bytes(left.read(faults, 8), "little")
     if counted != outcome.faults:
         yield f"{counted} faults for {outcome.faults}"

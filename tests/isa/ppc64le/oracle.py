@@ -71,11 +71,12 @@ def workplace() -> tempfile.TemporaryDirectory[str]:
 
 
 @cache
-def program(room: int) -> Path:
+def program(room: int, size: int) -> Path:
     folder = Path(workplace().name)
     source = Path(__file__).with_name("oracle.s")
-    made, linked = folder / f"oracle{room}.o", folder / f"oracle{room}"
-    subprocess.run(["powerpc64le-linux-gnu-as", "--defsym", f"PATCHES={room}", "-o", made, source], check=True)
+    made, linked = folder / f"oracle{room}-{size}.o", folder / f"oracle{room}-{size}"
+    symbols = ("--defsym", f"PATCHES={room}", "--defsym", f"DATA_SIZE={size}")
+    subprocess.run(["powerpc64le-linux-gnu-as", *symbols, "-o", made, source], check=True)
     subprocess.run(["powerpc64le-linux-gnu-ld", "-Ttext=0x10000000", "-o", linked, made], check=True)
     return linked
 
@@ -94,15 +95,18 @@ def _steps(cases: Sequence[Case]) -> Iterable[Step]:
         written = [at for at, _ in new]
 
 
-def execute(steps: Sequence[Step], room: int = 64, cpu: str = "power10") -> list[Outcome]:
-    """Each from its registers, after its words of memory have been written; room: for so many words of each."""
+def execute(steps: Sequence[Step], room: int = 64, size: int = DATA_SIZE, cpu: str = "power10") -> list[Outcome]:
+    """Each from its registers, after its words of memory have been written.
+
+    room: for so many words of each. size: of DATA; behind DATA_SIZE it begins as zeros.
+    """
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as got:
         for registers, patches in steps:
             assert len(patches) <= room, "too much code"
             given.write(_registers(registers))
             given.write(b"".join(struct.pack("<I4s", at, word) for at, word in patches).ljust(8 * room, b"\0"))
         given.seek(0)
-        subprocess.run(["qemu-ppc64le", "-cpu", cpu, program(room)], stdin=given, stdout=got, check=True)
+        subprocess.run(["qemu-ppc64le", "-cpu", cpu, program(room, size)], stdin=given, stdout=got, check=True)
         got.seek(0)
         outcomes = list(_parse(got.read()))
     assert len(outcomes) == len(steps) + 1, "the oracle ended early"

@@ -12,7 +12,7 @@
     .set VREGS, FREGS + 8 * 33
     .set DATA, 0x40000000
     .set PRISTINE, 0x48000000
-    .set DATA_SIZE, 0x10000
+    .set FILLED, 0x10000               # of DATA, with anything; the rest is zeros
     .set CODE_SIZE, 0x20000
 
     .macro constant reg, value
@@ -49,7 +49,7 @@ _start:
     code 0x1e800000
     constant 3, DATA
     constant 4, PRISTINE
-    constant 5, DATA_SIZE / 8
+    constant 5, FILLED / 8
     mtctr 5
     constant 6, 0x9e3779b1
 1:  mulld 7, 3, 6
