@@ -19,6 +19,11 @@ class AddCommand(Subcommand[Add]):
     It ends at the first option, or at a bare word if, do or entry.
     The number of the probe is kept in $optprobe.
 
+    EXPR is C, run in the guest: parameters by name at a function's entry,
+    $arg1, registers, $pid, $tgid, $comm, $task, $cpu, $percpu(x).
+    ACTION is count, sum(e), min(e), max(e), avg(e), hist(e) or
+    lhist(e,min,max,step), each with `by KEY` or `by (KEY, ...)`.
+
     OPTIONS, before or after LOCATION (-- ends them):
       -name NAME      a name that may stand for the number
       -tier TIER      this tier only: breakpoint, boosted, emulated, trapped, optimized
@@ -31,6 +36,7 @@ class AddCommand(Subcommand[Add]):
       optprobe add vfs_read+0x13 -tier boosted
       optprobe add *0xffffffff8134cc55 -name reads do count
       optprobe add vfs_*
+      optprobe add vfs_read if $comm == "dd" do hist(count), count by $pid
     """
 
     word = "add"

@@ -16,7 +16,7 @@ from gdb_optprobe.commands.options import DASHES, Line, Option, option_at, take_
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.source import Fragment, fault, outside, split
-from gdb_optprobe.handlers.supported import check
+from gdb_optprobe.handlers.supported import check_action
 from gdb_optprobe.probes.spec import Spec
 
 TIERS = tuple(tier.value for tier in Tier)
@@ -90,11 +90,14 @@ class Add:
         for name in _LATER:
             if name in self.place.options:
                 raise fault(f"{name} is not built yet", self.place.options[name].where)
-        check(self.clause.condition, self.clause.actions)
+        for action in self.clause.actions:
+            check_action(action)
         return replace(
             self.place.spec(),
             condition=self.clause.condition.text if self.clause.condition else "",
+            condition_at=self.clause.condition,
             actions=tuple(action.text for action in self.clause.actions) or ("count",),
+            actions_at=self.clause.actions,
             pending="-pending" in self.place.options,
         )
 

@@ -28,7 +28,7 @@ class ReportCommand(Subcommand[Selection]):
     def run(self, args: Selection, out: Output) -> None:
         session = self.session if args.wanted or args.clear or attach.session_or_none() else None
         numbers = resolve(session, args) if session else None
-        out.report(session.views(numbers) if session else ())
+        out.report(session.reports(numbers) if session else ())
         if session and args.clear:
             session.clear(numbers)
 

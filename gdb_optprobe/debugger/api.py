@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gdb_optprobe.debugger.attach import current_session
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.handlers.source import Fragment, split
 from gdb_optprobe.interrupts import held
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.spec import Handler, Kind, Spec
@@ -69,7 +70,7 @@ def kprobe(
     pre_handler, post_handler: called with the `Hit` while the guest stands before, or behind, the instruction.
     """
     session = current_session()
-    actions = (do,) if isinstance(do, str) else tuple(do)
+    actions = tuple(part.text for part in split(Fragment.whole(do))) if isinstance(do, str) else tuple(do)
     spec = Spec(
         location,
         condition=when,

@@ -28,7 +28,7 @@ from gdb_optprobe.isa.base import Isa
 from gdb_optprobe.probes.linux import Linux, given_arena
 from gdb_optprobe.probes.original import overlaid
 from gdb_optprobe.probes.session import Session
-from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.target import NamesAt, Target
 
 
 @dataclass
@@ -197,6 +197,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
         resolve=locations.resolve,
         breakpoints=_breakpoints,
         alive=lambda: _alive(recovered, machine, holder),
+        scope=lambda address: linux.scope(address, convenience),
     )
     session = Session(target, current_settings, _run)
     holder.append(session)
@@ -236,6 +237,7 @@ def _bare(connection: gdb.RemoteTargetConnection, isa: Isa, machine: GdbMachine,
         resolve=locations.resolve,
         breakpoints=_breakpoints,
         alive=lambda: None,
+        scope=lambda address: NamesAt(text.scope(address, convenience)),
     )
     session = Session(target, current_settings, _run)
     text.registry = session.registry
@@ -245,6 +247,15 @@ def _bare(connection: gdb.RemoteTargetConnection, isa: Isa, machine: GdbMachine,
 def _progress(text: str) -> None:
     """Not an error: only those begin with `optprobe:`."""
     gdb.write(f"{text[0].upper()}{text[1:]}…\n", gdb.STDLOG)
+
+
+def convenience(name: str) -> int | None:
+    """The value of GDB's `$name`; None where that is no number."""
+    value = gdb.convenience_variable(name)
+    try:
+        return int(value) if value is not None else None
+    except gdb.error:
+        return None
 
 
 def _breakpoints() -> frozenset[int]:

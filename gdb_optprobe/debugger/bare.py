@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import gdb
 
+from gdb_optprobe.guest import abi
+from gdb_optprobe.guest.linux import current
 from gdb_optprobe.guest.machine import Machine
+from gdb_optprobe.guest.scope import KernelScope, Site
 from gdb_optprobe.guest.text import FORBIDDEN, Area, FtraceSite, Function, Jump, Mark, Whole
 from gdb_optprobe.isa.base import Flow, Isa
 from gdb_optprobe.probes.original import overlaid
@@ -15,6 +18,16 @@ from gdb_optprobe.probes.registry import Registry
 # Longer functions are not looked for: a symbol without a size would take all memory behind it.
 LARGEST = 1 << 16
 _ANYWHERE = (Flow.INDIRECT_JUMP, Flow.BRANCH)
+
+
+class _NoSymbols:
+    """GDB's symbols are not asked for values."""
+
+    def lookup(self, name: str) -> Sequence[int]:
+        return ()
+
+    def function_bounds(self, address: int) -> tuple[int, int] | None:
+        return None
 
 
 class BareText:
@@ -32,6 +45,13 @@ class BareText:
             return Area.NOT_TEXT
         hazard = self._isa.forbidden(function.own).get(address)
         return Area.TEXT if hazard is None else FORBIDDEN[hazard]
+
+    def scope(self, address: int, convenience: Callable[[str], int | None]) -> KernelScope:
+        """Registers, and arguments where a function begins; nothing else is known by name."""
+        function = self.function(address)
+        site = Site(address, "", function is not None and function.start == address)
+        nothing = current.unknown("this guest has no operating system that is known")
+        return KernelScope(site, _NoSymbols(), None, abi.of(self._isa.name), nothing, convenience=convenience)
 
     def function(self, address: int) -> Function | None:
         found = self._symbol(address)

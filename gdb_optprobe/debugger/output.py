@@ -11,11 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from gdb_optprobe.debugger import aggregates
 from gdb_optprobe.debugger.table import indented, table
 from gdb_optprobe.probes.views import (
     CodeLine,
     DetourView,
     ExplainView,
+    ObjectView,
     ProbeView,
     ReasonView,
     ShowView,
@@ -67,6 +69,8 @@ class Json:
     def report(self, probes: Sequence[ProbeView]) -> None:
         for probe in probes:
             self._value(_report(probe))
+            for found in probe.objects:
+                self._value(_map(probe.number, found))
 
     def lines(self, lines: Sequence[str]) -> None:
         for line in lines:
@@ -114,6 +118,9 @@ class Text:
         columns = ("Num", "Hits", "Missed", "Dropped", "Faults", "Stops", "Cost of a hit", "Where")
         rows = [(_report_row(probe), ()) for probe in probes]
         self.lines(table(columns, rows, right=columns[:6]))
+        for probe in probes:
+            if probe.objects:
+                self.lines(["", f"Probe {probe.number}, {_asked(probe)}", *_gathered(probe)])
 
     def show(self, views: Sequence[ShowView]) -> None:
         for view in views:
@@ -177,7 +184,18 @@ def _cost(probe: ProbeView) -> str:
     if probe.detour is None:
         return ""
     trap = " and a trap" if probe.tier == "trapped" else ""
-    return f"; a hit costs {_counted(probe.detour.added, 'instruction')}{trap}"
+    return f"; a hit costs {_instructions(probe)}{trap}"
+
+
+def _instructions(probe: ProbeView) -> str:
+    """What a hit adds; where its program has jumps, the shortest way and the sum of all."""
+    assert probe.detour is not None
+    least, most = probe.detour.least, probe.detour.added
+    if least == most:
+        return _counted(most, "instruction")
+    if not probe.condition:
+        return f"about {_counted(most, 'instruction')}"
+    return f"{_counted(least, 'instruction')} where the condition is false, about {most} otherwise"
 
 
 def _next_steps(probe: ProbeView) -> list[str]:
@@ -238,8 +256,12 @@ def _report_row(probe: ProbeView) -> tuple[str, ...]:
     if cost:
         cost = f"{'two stops' if cost == 'twice' else 'a stop'} ({probe.tier})"
     elif probe.detour:
-        cost = _counted(probe.detour.added, "instruction")
+        cost = _instructions(probe)
     return str(probe.number), *(str(count) for count in counts), cost or "", _asked(probe)
+
+
+def _gathered(probe: ProbeView) -> list[str]:
+    return [f"    {line}" for found in probe.objects for line in aggregates.lines(found)]
 
 
 def _verdict(view: ExplainView) -> list[str]:
@@ -324,6 +346,12 @@ def _probe(probe: ProbeView) -> dict[str, object]:
 
 def _report(probe: ProbeView) -> dict[str, object]:
     return {"type": "probe", **{key: value for key, value in _probe(probe).items() if key in _REPORTED}}
+
+
+def _map(number: int, found: ObjectView) -> dict[str, object]:
+    """An action without a key has one entry, whose key is empty."""
+    entries = [{"key": list(row.key), "value": aggregates.value(found.aggregate, row.words)} for row in found.rows]
+    return {"type": "map", "number": number, "action": found.action, "entries": entries, "lost": found.lost}
 
 
 def _show(view: ShowView) -> dict[str, object]:

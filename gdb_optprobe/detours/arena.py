@@ -30,7 +30,7 @@ Range = tuple[int, int]
 class Ranges:
     """What an arena is made of, as (start, end) pairs.
 
-    fill: the byte that free code memory holds, None where it may hold anything; data memory is zero when fresh.
+    fill: the byte that free code memory holds, None where it may hold anything. Data memory holds anything too.
     """
 
     code: tuple[Range, ...]

@@ -6,14 +6,14 @@ to it, and the branch is one write.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from gdb_optprobe.detours import layout, patch
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.layout import Program
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.objects.counter import SIZE as COUNTER_SIZE
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.placed import Placed
 from gdb_optprobe.probes.site import Site
@@ -59,19 +59,26 @@ def _programs(sites: Sequence[Site], target: Target, arena: Arena) -> Mapping[in
     for site in sites:
         for probe in site.enabled:
             if probe.counter is None:
-                probe.counter = arena.allocate_data(COUNTER_SIZE, site.address, target.isa.data_reach)
-                target.machine.write(probe.counter.address, bytes(COUNTER_SIZE))
-    return {site.address: _program(site, target) for site in sites}
+                probe.counter = arena.allocate_data(probe.handler.size, site.address, target.isa.data_reach)
+                target.machine.write(probe.counter.address, probe.handler.initial())
+    read = frozenset(name for site in sites for probe in site.enabled for name in probe.handler.program.registers)
+    return {site.address: _program(site, target, read) for site in sites}
 
 
-def _program(site: Site, target: Target) -> Program:
+def _program(site: Site, target: Target, read: Collection[str]) -> Program:
+    """read: registers that programs of this detour read, so that none of them may overwrite these."""
     plan = site.plan
-    counters = [probe.counter.address for probe in site.enabled if probe.counter is not None]
+    dead = replace(plan.dead, registers=plan.dead.registers.difference(read))
+    programs = [
+        probe.handler.code(target.isa, plan, dead, probe.counter.address)
+        for probe in site.enabled
+        if probe.counter is not None
+    ]
 
     def program(at: int) -> bytes:
         code = b""
-        for counter in counters:
-            code += target.isa.count(counter, at + len(code), plan.dead, plan.base)
+        for each in programs:
+            code += each(at + len(code))
         return code
 
     return program

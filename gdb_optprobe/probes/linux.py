@@ -11,8 +11,10 @@ from gdb_optprobe.detours.arena import Arena, Ranges
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest import abi, scope
 from gdb_optprobe.guest.cache import Cache
 from gdb_optprobe.guest.linux import ftrace_sites
+from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.port import LinuxText, Port, Room, Say, Stacks, Unwinder
 from gdb_optprobe.guest.linux.recover import Recovered
@@ -21,10 +23,13 @@ from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.memory import KernelMemory
 from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.guest.text import FtraceSite, Overlay
+from gdb_optprobe.guest.types import BtfTypes
 from gdb_optprobe.isa.base import Isa
 from gdb_optprobe.probes.settings import ArenaRanges, Settings
+from gdb_optprobe.probes.target import NamesAt
 
 LARGEST_BTF = 1 << 26
+TYPES = "types.btf"
 
 
 @dataclass
@@ -67,7 +72,15 @@ class Linux:
                 raise OptprobeError("this kernel has no type information (BTF)")
             return kernel.read(start, end)
 
-        structures = CachedStructures(blob, cache, recovered.build)
+        def kept() -> bytes:
+            shelf = cache.shelf(recovered.build)
+            data = shelf.load(TYPES)
+            if data is None:
+                data = blob()
+                shelf.store(TYPES, data)
+            return data
+
+        structures = CachedStructures(kept, cache, recovered.build)
         kernel = port.kernel(memory, recovered.symbols, structures)
         text = port.text(kernel, overlay, cache.shelf(recovered.build), say)
         return cls(recovered, machine, memory, isa, kernel, structures, text, port)
@@ -98,6 +111,35 @@ class Linux:
     def stacks_missing(self) -> str:
         """Why not all stacks can be told, in words; "" when they can."""
         return self.port.stacks_missing(self.kernel)
+
+    # names -----------------------------------------------------------------------------------------------------------
+
+    def scope(self, address: int, convenience: Callable[[str], int | None]) -> NamesAt:
+        """What names mean at `address`. convenience: the values of GDB's variables."""
+        function = self.text.function(address)
+        site = scope.Site(address, function.name, self._is_entry(address)) if function else scope.Site(address, "")
+        of = abi.of(self.isa.name)
+        names = scope.kernel_scope(self.kernel, self._current, self._types, of, site, convenience)
+        return NamesAt(names, self.port.per_cpu(self.kernel))
+
+    def _is_entry(self, address: int) -> bool:
+        """Whether arguments are where the ABI has them: nothing but the tracer's site may have run."""
+        function = self.text.function(address)
+        if function is None:
+            return False
+        entry = self.entry(function.start)
+        return address == entry or any(site.end == address for site in self.text.ftrace_sites(entry, entry + 1))
+
+    @cached_property
+    def _types(self) -> BtfTypes | None:
+        try:
+            return BtfTypes(self.structures.btf)
+        except OptprobeError:
+            return None
+
+    @cached_property
+    def _current(self) -> Current:
+        return self.port.current(self.kernel)
 
     # the unwinder ----------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gdb_optprobe.detours import layout
 from gdb_optprobe.detours.layout import Detour
@@ -11,8 +11,11 @@ from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Reason, Refusal
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.tier import Tier
+from gdb_optprobe.handlers.program import Column, Form
 from gdb_optprobe.isa.base import Insn
-from gdb_optprobe.objects.counter import SIZE, Counter
+from gdb_optprobe.isa.paths import shortest
+from gdb_optprobe.probes.gathered import Gathered
+from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.target import Target
@@ -20,9 +23,11 @@ from gdb_optprobe.probes.views import (
     CodeLine,
     DetourView,
     ExplainView,
+    ObjectView,
     ProbeView,
     ReasonView,
     RefusedView,
+    RowView,
     ShowView,
 )
 
@@ -32,40 +37,48 @@ GAP = 256
 COUNTER_AWAY = 0x10000
 
 
-def counters(probes: Sequence[Probe], target: Target) -> dict[int, int]:
-    """Hits by probe number: those seen by us and those counted in the guest, read in few packets."""
-    slots = sorted(probe.counter for probe in probes if probe.counter is not None)
-    memory: dict[int, int] = {}
-    for start, end in _runs(slots):
-        data = target.machine.read(start, end - start)
-        memory.update({start + SIZE * place: count for place, count in enumerate(Counter.decode_all(data))})
-    return {
-        probe.number: probe.seen + (memory[probe.counter.address] if probe.counter is not None else 0)
+def gathered(probes: Sequence[Probe], target: Target, whole: bool = False) -> dict[int, Gathered]:
+    """By probe number, of hits seen by us and in the guest together, read in few packets. whole: with tables."""
+    slots = sorted(
+        Slot(probe.counter.address, probe.handler.size if whole else probe.handler.head_size)
         for probe in probes
-    }
+        if probe.counter is not None
+    )
+    memory: dict[int, bytes] = {}
+    for run in _runs(slots):
+        start = run[0].address
+        data = target.machine.read(start, run[-1].end - start)
+        memory |= {slot.address: data[slot.address - start : slot.end - start] for slot in run}
+    found = {}
+    for probe in probes:
+        found[probe.number] = probe.seen
+        if probe.counter is not None:
+            theirs = Gathered.read(probe.handler, memory[probe.counter.address])
+            found[probe.number] = probe.seen.merged(probe.handler, theirs)
+    return found
 
 
 def clear(probes: Iterable[Probe], target: Target) -> None:
-    """Zero these probes' counts."""
+    """As if there had been no hit."""
     for probe in probes:
-        probe.seen = 0
+        probe.clear()
         if probe.counter is not None:
-            target.machine.write(probe.counter.address, bytes(SIZE))
+            target.machine.write(probe.counter.address, probe.handler.initial())
 
 
-def _runs(slots: Sequence[Slot]) -> list[tuple[int, int]]:
-    """Ranges that hold all of `slots`, which are ascending."""
-    runs: list[tuple[int, int]] = []
+def _runs(slots: Sequence[Slot]) -> list[list[Slot]]:
+    """All of `slots`, which are ascending, in groups that are read in one piece."""
+    runs: list[list[Slot]] = []
     for slot in slots:
-        if runs and slot.address - runs[-1][1] < GAP:
-            runs[-1] = (runs[-1][0], slot.address + SIZE)
+        if runs and slot.address - runs[-1][-1].end < GAP:
+            runs[-1].append(slot)
         else:
-            runs.append((slot.address, slot.address + SIZE))
+            runs.append([slot])
     return runs
 
 
-def probe(probe: Probe, site: Site, hits: int, target: Target) -> ProbeView:
-    """One row of the listing."""
+def probe(probe: Probe, site: Site, found: Gathered, target: Target) -> ProbeView:
+    """One row of the listing, or of the report where tables were read too."""
     tier = site.tier if probe.enabled and site.tier is not None else site.plan.tier
     state = _state(probe, site)
     change = site.patch
@@ -88,13 +101,34 @@ def probe(probe: Probe, site: Site, hits: int, target: Target) -> ProbeView:
         detour=_detour(site, target),
         condition=probe.spec.condition,
         actions=probe.spec.actions,
-        hits=hits,
+        hits=found.head[0],
         missed=0,
         active=0,
         dropped=0,
-        faults=0,
+        faults=found.head[1] if len(found.head) > 1 else 0,
         stops=site.stops,
+        objects=tuple(_objects(probe.handler, found)),
     )
+
+
+def _objects(handler: Handler, found: Gathered) -> Iterator[ObjectView]:
+    for cell, place in handler.places():
+        yield ObjectView(cell.name, cell.aggregate, (RowView((), found.head[place]),))
+    for (table, _), rows, lost in zip(handler.tables, found.tables, found.lost, strict=True):
+        keyed = tuple(RowView(_key(table.columns, key), words) for key, words in rows.items())
+        yield ObjectView(table.name, table.aggregate, keyed, lost)
+
+
+def _key(columns: Sequence[Column], data: bytes) -> tuple[int | str, ...]:
+    """A key's parts as values: numbers, and texts."""
+    values: list[int | str] = []
+    for column in columns:
+        part, data = data[: column.size], data[column.size :]
+        if column.form is Form.TEXT:
+            values.append(part.partition(b"\0")[0].decode("utf-8", "backslashreplace"))
+        else:
+            values.append(int.from_bytes(part, "little", signed=column.form is Form.SIGNED))
+    return tuple(values)
 
 
 def _state(probe: Probe, site: Site) -> str:
@@ -128,7 +162,9 @@ def _detour(site: Site, target: Target) -> DetourView | None:
     if detour is None:
         return None
     count = len(target.isa.decode(detour.data, detour.address))
-    return DetourView(detour.address, detour.size, count, added(site.placed or site.plan, detour, target), detour.head)
+    plan = site.placed or site.plan
+    most = added(plan, detour, target)
+    return DetourView(detour.address, detour.size, count, most, most - _spared(plan, detour, target), detour.head)
 
 
 def added(plan: Plan, detour: Detour, target: Target) -> int:
@@ -139,6 +175,15 @@ def added(plan: Plan, detour: Detour, target: Target) -> int:
             program = detour.data[start - detour.address : end - detour.address]
             others += len(target.isa.decode(program, start))
     return 1 + len(target.isa.decode(detour.data, detour.address)) - others - len(plan.displaced)
+
+
+def _spared(plan: Plan, detour: Detour, target: Target) -> int:
+    """How many instructions of the probed instruction's program the shortest way through it leaves out."""
+    for start, end, original in detour.programs:
+        if original == plan.address:
+            insns = target.isa.decode(detour.data[start - detour.address : end - detour.address], start)
+            return len(insns) - shortest(insns)
+    return 0
 
 
 # show ----------------------------------------------------------------------------------------------------------------

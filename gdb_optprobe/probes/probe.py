@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.handlers.interpret import Outcome
+from gdb_optprobe.probes.gathered import Gathered
+from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.spec import Spec
 
 
@@ -12,16 +15,34 @@ from gdb_optprobe.probes.spec import Spec
 class Probe:
     """A probe that a user added.
 
-    seen:    hits counted by us while the guest was stopped; those counted in the guest are in `counter`.
-    counter: its 8 bytes in guest memory, once it has been optimized.
+    handler: what a hit does.
+    seen:    what hits left that we saw while the guest was stopped; what others did is in `counter`.
+    counter: its memory in the guest, once it has been optimized.
     """
 
     number: int
     spec: Spec
     address: int
+    handler: Handler = field(default_factory=Handler)
     enabled: bool = True
-    seen: int = 0
     counter: Slot | None = None
+    seen: Gathered = field(init=False)
+    _before: Gathered = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """No hit was seen."""
+        self.seen = self._before = Gathered.nothing(self.handler)
+
+    def hit(self, outcome: Outcome) -> None:
+        """A hit was seen."""
+        self._before, self.seen = self.seen, self.seen.after(self.handler, outcome)
+
+    def take_back(self) -> None:
+        """The last hit is going to be counted once more."""
+        self.seen = self._before
 
     @property
     def has_python_handler(self) -> bool:

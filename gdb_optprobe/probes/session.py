@@ -15,9 +15,13 @@ from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.handlers.supported import check_text
+from gdb_optprobe.handlers.compile import compile_handler
+from gdb_optprobe.handlers.lowering_words import NotLowered
+from gdb_optprobe.handlers.source import fault
+from gdb_optprobe.handlers.supported import check_action
 from gdb_optprobe.interrupts import checkpoint
 from gdb_optprobe.probes import present
+from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
@@ -32,6 +36,8 @@ Run = Callable[[float | None], str | None]
 
 # Addresses of one location that are worked on together: the code around them is decoded once.
 NO_MEMORY = {Refusal.ARENA_MISSING.code, Refusal.ARENA_FULL.code, Refusal.ARENA_OUT_OF_REACH.code}
+TABLE_BITS = 9
+"""Of a table: 512 keys and some more (objects/table.py)."""
 AT_ONCE = 256
 
 SLICE = 0.1
@@ -54,7 +60,8 @@ class Session:
     def add(self, spec: Spec) -> tuple[ProbeView, ...]:
         """A probe at every address of the location; none at all where one of them is refused."""
         self.target.alive()
-        check_text(spec.condition, spec.actions)
+        for action in spec.action_parts:
+            check_action(action)
         if spec.tier and spec.tier not in {tier.value for tier in Tier}:
             raise OptprobeError(f"no tier is called '{spec.tier}'", "there are: " + ", ".join(t.value for t in Tier))
         addresses = self.target.resolve(spec.location, spec.glob)
@@ -101,7 +108,9 @@ class Session:
             for first in range(0, len(addresses), AT_ONCE):
                 checkpoint()
                 wanted = [self._standing(address, spec) for address in addresses[first : first + AT_ONCE]]
-                new = [self._place(spec, plan) for plan in wanted if plan is not None]
+                plans = [plan for plan in wanted if plan is not None]
+                handlers = [self._handler(spec, plan) for plan in plans]
+                new = [self._place(spec, plan, handler) for plan, handler in zip(plans, handlers, strict=True)]
                 created += new
                 self.optimizer.settle(self._sites_of(new))
                 created = self._kept(created, new)
@@ -130,9 +139,22 @@ class Session:
             self._remove(missed)
         return [probe for probe in created if probe not in missed]
 
-    def _place(self, spec: Spec, plan: Plan) -> Probe:
+    def _handler(self, spec: Spec, plan: Plan) -> Handler:
+        """What a hit at `plan` does. Raises OptprobeError, pointing at what cannot be done."""
+        if spec.counts:
+            return Handler()
+        scope = self.target.scope(plan.address)
+        condition, actions = spec.condition_part, spec.action_parts
+        handler = Handler.of(compile_handler(condition, actions, scope.names), scope.per_cpu, TABLE_BITS)
+        try:
+            handler.code(self.target.isa, plan, plan.dead, plan.address)
+        except NotLowered as stuck:
+            raise fault(stuck.why, handler.part_of(stuck.node, condition, actions)) from None
+        return handler
+
+    def _place(self, spec: Spec, plan: Plan, handler: Handler) -> Probe:
         site = self.registry.site(plan.address) or Site(plan.address, plan)
-        probe = Probe(self.registry.next_number(), spec, plan.address)
+        probe = Probe(self.registry.next_number(), spec, plan.address, handler)
         self.registry.add(probe, site)
         return probe
 
@@ -198,10 +220,15 @@ class Session:
         self.target.alive()
         return self._views(self.registry.probes(numbers))
 
-    def _views(self, probes: Sequence[Probe]) -> tuple[ProbeView, ...]:
-        counts = present.counters(probes, self.target)
+    def reports(self, numbers: Sequence[int] | None = None) -> tuple[ProbeView, ...]:
+        """As `views`, with all that was gathered by key."""
+        self.target.alive()
+        return self._views(self.registry.probes(numbers), whole=True)
+
+    def _views(self, probes: Sequence[Probe], whole: bool = False) -> tuple[ProbeView, ...]:
+        found = present.gathered(probes, self.target, whole)
         return tuple(
-            present.probe(probe, self.registry.site_of(probe), counts[probe.number], self.target) for probe in probes
+            present.probe(probe, self.registry.site_of(probe), found[probe.number], self.target) for probe in probes
         )
 
     def show(self, number: int) -> ShowView:
@@ -225,7 +252,7 @@ class Session:
     def hits(self, number: int) -> int:
         self.target.alive()
         (probe,) = self.registry.probes([number])
-        return present.counters([probe], self.target)[number]
+        return present.gathered([probe], self.target)[number].head[0]
 
     def missed(self, number: int) -> int:
         self.registry.probes([number])

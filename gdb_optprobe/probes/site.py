@@ -93,9 +93,10 @@ class Site:
         """`branch` now leads to this site's programs."""
         self.branch = branch
         # Who stands here with its hit counted counts it again, in the detour.
-        again = target.stops.take_back(self.address)
-        for probe in self._hit_last:
-            probe.seen -= again if probe.enabled else 0
+        if target.stops.take_back(self.address):
+            for probe in self._hit_last:
+                if probe.enabled:
+                    probe.take_back()
         self._note_placed(self.plan)
 
     def end_branch(self) -> None:
@@ -150,7 +151,7 @@ class Site:
         probes = self.enabled
         self._hit_last = tuple(probes)
         for probe in probes:
-            probe.seen += 1
+            probe.hit(probe.handler.run(hit))
             if probe.spec.pre_handler is not None:
                 probe.spec.pre_handler(hit)
         if any(probe.spec.post_handler is not None for probe in probes):

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from gdb_optprobe.handlers.source import Fragment
+
 Handler = Callable[[Any], object]
 
 
@@ -29,6 +31,7 @@ class Spec:
     tier:      the name of the only tier that is wanted ("-tier"); empty for the best.
     name:      the user's name for the probe ("-name").
     pending:   keep the probe waiting for a symbol that is not there yet.
+    condition_at, actions_at: where they stand in a typed line; None and empty where they come one by one.
     """
 
     location: str
@@ -41,3 +44,22 @@ class Spec:
     pending: bool = False
     pre_handler: Handler | None = None
     post_handler: Handler | None = None
+    condition_at: Fragment | None = None
+    actions_at: tuple[Fragment, ...] = ()
+
+    @property
+    def counts(self) -> bool:
+        """Whether every hit is counted, and that is all."""
+        return not self.condition.strip() and all(action.strip() == "count" for action in self.actions)
+
+    @property
+    def condition_part(self) -> Fragment | None:
+        """Where the condition was typed, so that an error can point."""
+        if not self.condition.strip():
+            return None
+        return self.condition_at or Fragment.whole(self.condition)
+
+    @property
+    def action_parts(self) -> tuple[Fragment, ...]:
+        """Where the actions were typed."""
+        return self.actions_at or tuple(Fragment.whole(action) for action in self.actions)

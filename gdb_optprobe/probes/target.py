@@ -10,6 +10,7 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.guest.text import FtraceSite, Text
+from gdb_optprobe.handlers.scope import Scope
 from gdb_optprobe.isa.base import Isa
 from gdb_optprobe.probes.stops import Stops
 
@@ -22,6 +23,14 @@ class Tracer(Protocol):
 
     def release(self, site: FtraceSite) -> None:
         """Give the site back."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamesAt:
+    """What names mean at an address. per_cpu: see isa.emitter.Before."""
+
+    names: Scope
+    per_cpu: int | None = None
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,7 @@ class Target:
     completions:    names that begin with a prefix.
     resolve:        the addresses of a location as a user types it; raises OptprobeError.
     breakpoints:    where the user's own breakpoints stand now.
+    scope:          what names mean at an address, for compiled handlers.
     alive:          raises OptprobeError when this is no longer the guest that was attached to.
     """
 
@@ -55,3 +65,4 @@ class Target:
     resolve: Callable[[str, bool], tuple[int, ...]]
     breakpoints: Callable[[], frozenset[int]]
     alive: Callable[[], None]
+    scope: Callable[[int], NamesAt]

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gdb_optprobe.objects.aggregate import Aggregate
+
 
 @dataclass(frozen=True, slots=True)
 class ReasonView:
@@ -23,6 +25,7 @@ class DetourView:
 
     instructions: of the whole detour, neighbours' programs among them.
     added:        what a hit runs beyond the original code: this probe's site's programs, the branch and the way back.
+    least:        the same where conditions are false and every jump is taken that leads out soonest.
     head:         where the branch stands that leads there: at the probe's address or before it.
     """
 
@@ -30,7 +33,26 @@ class DetourView:
     size: int
     instructions: int
     added: int
+    least: int
     head: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowView:
+    """words: as objects/aggregate.py lays them out. key: empty where the action has none."""
+
+    key: tuple[int | str, ...]
+    words: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectView:
+    """What an action gathered. action: as typed; lost: values that found no room."""
+
+    action: str
+    aggregate: Aggregate
+    rows: tuple[RowView, ...]
+    lost: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +90,7 @@ class ProbeView:
     dropped: int
     faults: int
     stops: int
+    objects: tuple[ObjectView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ def probe(number: int = 1, **changes: object) -> ProbeView:
         patch_size=5,
         original_bytes=NOP,
         patched_bytes=JUMP,
-        detour=DetourView(VFS_READ + 0x4F33B0, 14, 3, 3, VFS_READ),
+        detour=DetourView(VFS_READ + 0x4F33B0, 14, 3, 3, 3, VFS_READ),
         condition="",
         actions=("count",),
         hits=0,
@@ -110,6 +110,9 @@ class FakeSession:
         view = probe(self.last_number, location=spec.location, name=spec.name, hits=1000)
         self.probes[view.number] = view
         return (view,)
+
+    def reports(self, numbers: Sequence[int] | None = None) -> tuple[ProbeView, ...]:
+        return self.views(numbers)
 
     def views(self, numbers: Sequence[int] | None = None) -> tuple[ProbeView, ...]:
         return tuple(self.probes[number] for number in self._check(numbers))

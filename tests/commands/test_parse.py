@@ -114,10 +114,8 @@ def test_entry_alone_belongs_to_the_entry() -> None:
         ("f entry do count", ("'entry' needs -return", "entry")),
         ("f -return", ("-return is not built yet", "-return")),
         ("f -user", ("-user is not built yet", "-user")),
-        ("f if coutn > 1", ("conditions are not compiled yet", "coutn > 1")),
         ("f do conut", ("no action named 'conut'", "conut")),
-        ("f do hist(x)", ("the action 'hist' is not compiled yet", "hist(x)")),
-        ("f do count by $comm", ("count by a key is not compiled yet", "by $comm")),
+        ("f do record(x)", ("the action 'record' is not compiled yet", "record(x)")),
         ("f\tdo\tconut", ("no action named 'conut'", "conut")),
     ],
 )
@@ -130,6 +128,14 @@ def test_spec() -> None:
     assert (spec.location, spec.tier, spec.name, spec.pending, spec.glob) == ("vfs_*", "optimized", "reads", True, True)
     assert (spec.actions, spec.condition) == (("count",), "")
     assert parse_add("vfs_read").spec().actions == ("count",)
+    assert parse_add("vfs_read").spec().counts and not parse_add("vfs_read do hist(count)").spec().counts
+
+
+def test_a_spec_knows_where_its_parts_were_typed() -> None:
+    spec = parse_add("vfs_read if count > 1 do sum(count) by $pid, max(count)").spec()
+    assert spec.condition_part is not None
+    assert (spec.condition_part.text, spec.condition_part.line[spec.condition_part.start]) == ("count > 1", "c")
+    assert [part.text for part in spec.action_parts] == ["sum(count) by $pid", "max(count)"]
 
 
 @pytest.mark.parametrize("location", ["vfs_*", "vfs_rea?", "vfs_[rw]*"])

@@ -1,29 +1,32 @@
+"""Actions that are not built are refused where they were typed."""
+
 from __future__ import annotations
 
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.handlers.supported import check_text
+from gdb_optprobe.handlers.source import Fragment
+from gdb_optprobe.handlers.supported import check_action
 
 
-@pytest.mark.parametrize("actions", [(), ("count",), ("count", " count ")])
-def test_counting_is_compiled(actions: tuple[str, ...]) -> None:
-    check_text("", actions)
+@pytest.mark.parametrize("text", ["count", "count by $comm", "sum(x)", "hist(x) by (a, b)", "lhist(x, 0, 9, 3)"])
+def test_built(text: str) -> None:
+    check_action(Fragment.whole(text))
 
 
 @pytest.mark.parametrize(
-    ("condition", "action", "message"),
+    ("text", "message"),
     [
-        ("x > 1", "count", "conditions are not compiled yet"),
-        ("", "stop", "the action 'stop' is not compiled yet"),
-        ("", "hist(x)", "the action 'hist' is not compiled yet"),
-        ("", "count by $cpu", "count by a key is not compiled yet"),
-        ("", "count(x)", "count takes nothing"),
-        ("", "conut", "no action named 'conut'"),
-        ("", "(x)", "no action named"),
+        ("conut", "no action named 'conut'"),
+        ("nonsense(1)", "no action named 'nonsense'"),
+        ("(x)", "no action named ''"),
+        ("record(x)", "the action 'record' is not compiled yet"),
+        ('print("%d", x)', "the action 'print' is not compiled yet"),
+        ("stop", "the action 'stop' is not compiled yet"),
     ],
 )
-def test_the_rest_is_refused(condition: str, action: str, message: str) -> None:
-    with pytest.raises(OptprobeError) as caught:
-        check_text(condition, [action])
-    assert caught.value.message.startswith(message)
+def test_refused(text: str, message: str) -> None:
+    with pytest.raises(OptprobeError) as refused:
+        check_action(Fragment.whole(text))
+    assert refused.value.message.startswith(message)
+    assert refused.value.hint

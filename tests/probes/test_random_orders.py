@@ -26,7 +26,7 @@ from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.stops import Hit, OnHit
-from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.target import NamesAt, Target
 from tests.detours import fakes
 
 # Sizes of 1 to 7 bytes; every instruction changes what the next ones make of it; flags live across some, not others.
@@ -136,6 +136,11 @@ class Guest:
         return pc
 
 
+
+def no_names(address: int) -> NamesAt:
+    raise AssertionError("a plain count asks for no names")
+
+
 class World:
     def __init__(self) -> None:
         with pytest.MonkeyPatch.context() as patched:
@@ -169,6 +174,7 @@ class World:
             resolve=lambda location, _: (int(location[1:], 0),),
             breakpoints=frozenset,
             alive=lambda: None,
+            scope=no_names,
         )
         self.session = Session(target, lambda: Settings(emulation=False), lambda _: None)
         self.detours: dict[Detour, frozenset[int]] = {}

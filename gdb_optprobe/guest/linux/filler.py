@@ -51,7 +51,7 @@ ENTRIES = 512
 DATA_AT = 0xFFFFFFFF7FE00000
 """Where the data appears: a whole PMD entry's worth, within 2 GiB of every address of kernel and modules."""
 CODE_PAGES = 256
-DATA_PAGES = 32
+DATA_PAGES = 192
 COUNT = re.compile(rb"\xf0\x48\xff\x05(.{4})", re.DOTALL)  # lock incq disp32(%rip), as isa/x86_64/writer.py has it
 TABLES = 3
 LA57, NXE = 1 << 12, 1 << 11
@@ -196,11 +196,12 @@ def plan_mapping(filler: Filler, tables: Tables, read_physical: ReadPhysical) ->
     physical = {page: _physical(page, tables, read_physical) for page in (*filler.tables, *frames)}
     split, middle, last = (physical[page] for page in filler.tables)
     filled = bytes([FILL]) * PAGE
-    zero = [PhysicalPatch(physical[page], filled, bytes(PAGE), changes=True) for page in frames]
+    # Whoever takes a piece of it writes what it begins with.
+    data = [PhysicalPatch(physical[page], filled, filled, changes=True) for page in frames]
     entries = [page_entry(physical[page], writable=True, executable=not never) for page in frames]
     hole = _unused(tables, read_physical)
     return (
-        *zero,
+        *data,
         PhysicalPatch(last, filled, _table(dict(enumerate(entries)))),
         PhysicalPatch(middle, filled, _table({DATA_AT >> 21 & 0x1FF: table_entry(last)})),
         *_no_execute(filler, tables, read_physical, split, never),

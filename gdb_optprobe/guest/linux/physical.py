@@ -32,6 +32,8 @@ def apply(patches: Sequence[PhysicalPatch], memory: PhysicalMemory) -> None:
         if memory.read_physical(patch.address, len(patch.old)) != patch.old:
             raise Changed(f"physical memory at {patch.address:#x} is not what it was a moment ago")
     for done, patch in enumerate(patches):
+        if patch.new == patch.old:
+            continue
         memory.write_physical(patch.address, patch.new)
         if memory.read_physical(patch.address, len(patch.new)) != patch.new:
             undo(patches[: done + 1], memory)

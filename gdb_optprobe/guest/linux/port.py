@@ -7,7 +7,7 @@
     entry                  where a probe on a function is     behind a landing pad     the local entry
     stacks                 where saved PCs are                by types (BTF)           by the code that uses them
     room                   memory for detours                 filler of the text       gaps of the image
-    current                the running thread and CPU         per-CPU variables        the paca, by r13
+    current, per_cpu       the running thread and CPU         per-CPU variables        the paca, by r13
     unwinder               from a frame to its caller         ORC tables               the back chain
 """
 
@@ -88,6 +88,9 @@ class Port(Finder, Protocol):
 
     def entry(self, function: int, text: Text) -> int:
         """Where a probe on the function whose symbol is at `function` stands."""
+
+    def per_cpu(self, kernel: Kernel) -> int | None:
+        """See isa.emitter.Before."""
 
     def stacks(self, kernel: Kernel, machine: Machine, registers: Sequence[str]) -> Stacks: ...
 

@@ -55,6 +55,9 @@ class _PPC:
         found = text.function(function)
         return PPC64LE.entry(function, found.own) if found is not None else function
 
+    def per_cpu(self, kernel: Kernel) -> int | None:
+        return None
+
     def stacks(self, kernel: Kernel, machine: Machine, registers: Sequence[str]) -> Stacks:
         return stacks.Stacks(kernel, machine, registers, derive.derive(kernel))
 

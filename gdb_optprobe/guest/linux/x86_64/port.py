@@ -41,6 +41,9 @@ class _X86:
         insn = found.own.get(function) if found is not None else None
         return insn.end if insn is not None and insn.text.startswith("endbr") else function
 
+    def per_cpu(self, kernel: Kernel) -> int | None:
+        return kernel.symbols.address("this_cpu_off")
+
     def stacks(self, kernel: Kernel, machine: Machine, registers: Sequence[str]) -> stacks.Stacks:
         return stacks.Stacks(kernel, machine, registers)
 

@@ -1,0 +1,152 @@
+"""What a probe does at a hit, compiled for its address, and where that leaves a trace in guest memory.
+
+    a plain count   │ hits │
+    others          │ hits │ faults │ words of each cell │ table │ table │
+                    └──────── head, read by every list ──┘└─ by report ──┘
+A hit is one where the condition holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from gdb_optprobe.detours.layout import Program as Code
+from gdb_optprobe.detours.planner import Plan
+from gdb_optprobe.handlers import interpret
+from gdb_optprobe.handlers.interpret import Outcome
+from gdb_optprobe.handlers.lowering import Surroundings, lower
+from gdb_optprobe.handlers.program import Cell, Clock, PerCpuBase, Program, Table, Update, nodes, operands
+from gdb_optprobe.handlers.source import Fragment
+from gdb_optprobe.isa import machines
+from gdb_optprobe.isa.base import Dead, Isa
+from gdb_optprobe.objects import aggregate
+from gdb_optprobe.objects.aggregate import Count
+from gdb_optprobe.objects.table import TableLayout
+from gdb_optprobe.probes.stops import Hit
+
+WORD = 8
+PER_CPU = "gs_base"
+"""What PerCpuBase is where it is a register: x86-64, in the kernel."""
+HITS = Cell("hits", Count())
+_BEFORE_CELLS = 2
+
+
+@dataclass(frozen=True)
+class Handler:
+    """program: counts the hit first; a `count` of the user's own is that. per_cpu: see isa.emitter.Before.
+
+    table_bits: of each table, see TableLayout.
+    """
+
+    program: Program = field(default_factory=lambda: Program(None, (Update(HITS),)))
+    per_cpu: int | None = None
+    table_bits: int = 9
+
+    @classmethod
+    def of(cls, program: Program, per_cpu: int | None, table_bits: int) -> Handler:
+        others = tuple(action for action in program.actions if not _is_count(action))
+        return cls(Program(program.condition, (Update(HITS), *others)), per_cpu, table_bits)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it counts every hit, and that is all."""
+        return self.program.condition is None and len(self.program.actions) == 1
+
+    @cached_property
+    def cells(self) -> tuple[Cell, ...]:
+        """What the user asked for beside a count and without a key, in order."""
+        return tuple(target for target in self.program.objects[1:] if isinstance(target, Cell))
+
+    @cached_property
+    def tables(self) -> tuple[tuple[Table, TableLayout], ...]:
+        """What is asked for by key, in order."""
+        found = (target for target in self.program.objects if isinstance(target, Table))
+        return tuple((one, TableLayout(one.key_size // WORD, one.aggregate, self.table_bits)) for one in found)
+
+    @property
+    def head_size(self) -> int:
+        """Bytes of guest memory, tables left out."""
+        return WORD * len(self.head())
+
+    @property
+    def size(self) -> int:
+        """Bytes of guest memory."""
+        return self.head_size + sum(layout.size for _, layout in self.tables)
+
+    def head(self) -> tuple[int, ...]:
+        """The words before the first hit."""
+        if self.is_plain:
+            return (0,)
+        return (0, 0, *(word for cell in self.cells for word in aggregate.initial(cell.aggregate)))
+
+    def initial(self) -> bytes:
+        """All of it before the first hit."""
+        return aggregate.encode(self.head()) + b"".join(layout.initial() for _, layout in self.tables)
+
+    def places(self) -> Iterator[tuple[Cell, slice]]:
+        """Where in the head each cell has its words."""
+        at = _BEFORE_CELLS
+        for cell in self.cells:
+            yield cell, slice(at, at + cell.aggregate.words)
+            at += cell.aggregate.words
+
+    def run(self, hit: Hit) -> Outcome:
+        """What a hit that stopped the guest does. The clock runs on while GDB looks, so to ask for it is a fault."""
+        if self.is_plain:
+            return Outcome(held=True)
+        kinds = {type(node) for node in self.program.nodes()}
+        if Clock in kinds:
+            return Outcome(held=False, faults=1)
+        per_cpu = hit.regs[PER_CPU] if PerCpuBase in kinds else 0
+        return interpret.run(self.program, interpret.Hit(hit.regs, hit.read, per_cpu))
+
+    def code(self, isa: Isa, plan: Plan, dead: Dead, memory: int) -> Code:
+        """What runs in a detour, with its memory at `memory`. dead: before the probed instruction.
+
+        Raises NotLowered.
+        """
+        if self.is_plain:
+            return lambda at: isa.count(memory, at, dead, plan.base)
+        machine = machines.of(isa.name)
+        around = Surroundings(
+            address=plan.address,
+            objects=tuple(self._addresses(memory)),
+            faults=memory + WORD,
+            dead=dead,
+            per_cpu=self.per_cpu,
+            base=plan.base,
+            table_bits=self.table_bits,
+        )
+        return lower(self.program, around, machine)
+
+    def part_of(self, node: object, condition: Fragment | None, actions: Sequence[Fragment]) -> Fragment:
+        """Where that was typed which `node` is in: the condition or an action."""
+        test = self.program.condition
+        if condition is not None and test is not None and any(each is node for each in nodes(test)):
+            return condition
+        others = [part for part in actions if part.text != "count"]
+        for part, action in zip(others, self.program.actions[1:], strict=True):
+            if action is node or any(each is node for operand in operands(action) for each in nodes(operand)):
+                return part
+        return condition or actions[0]
+
+    def _addresses(self, memory: int) -> Iterator[int]:
+        """Of each object of the program, in its order."""
+        cells = iter([memory, *(memory + WORD * place.start for _, place in self.places())])
+        table = memory + self.head_size
+        tables = iter(self.tables)
+        for target in self.program.objects:
+            if isinstance(target, Table):
+                yield table
+                table += next(tables)[1].size
+            elif isinstance(target, Cell):
+                yield next(cells)
+            else:
+                yield 0
+
+
+def _is_count(action: object) -> bool:
+    """A count without a key: the hits themselves."""
+    return isinstance(action, Update) and isinstance(action.target, Cell) and isinstance(action.target.aggregate, Count)

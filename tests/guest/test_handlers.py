@@ -1,0 +1,80 @@
+"""Conditions and actions run in the guest: what they gather is what the guest did, in every tier alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from qemu.guest import Guest
+from tests.guest.batch import MARK, Finished, Workload, batch, keep
+from tests.guest.conftest import FULL
+
+EACH = 20_000 if FULL else 400
+FEW = 20
+
+
+def reads(counts: Mapping[int, int]) -> Workload:
+    """Two processes at once that read some bytes some times, by number of bytes, and one more that reads others."""
+    dd = "dd if=/dev/zero of=/dev/null bs={} count={} 2>/dev/null"
+    each = "; ".join(dd.format(size, count) for size, count in counts.items())
+    return Workload(f"({each}) & ({each}) & wait; head -c 12345 /dev/zero > /dev/null")
+
+
+def report(name: str) -> str:
+    return f'python print("{MARK}{name}"); gdb.execute("optprobe report -json"); print("{MARK}end")'
+
+
+def maps(finished: Finished, name: str) -> dict[tuple[int, str], Any]:
+    """By probe and action, what was gathered: by key, or one value."""
+    text = finished.output.split(f"{MARK}{name}\n")[1].split(f"{MARK}end")[0]
+    found: dict[tuple[int, str], Any] = {}
+    for line in map(json.loads, text.splitlines()):
+        if line["type"] == "map":
+            assert line["lost"] == 0
+            by_key = {tuple(entry["key"]): entry["value"] for entry in line["entries"]}
+            found[line["number"], line["action"]] = by_key[()] if set(by_key) == {()} else by_key
+    return found
+
+
+# $arg3 is the size, $arg1 the file.
+ACTIONS = ["sum($arg3)", "min($arg3)", "max($arg3)", "avg($arg3)", "hist($arg3)", "lhist($arg3, 0, 8000, 1000)"]
+
+
+@pytest.mark.parametrize("tier", ["optimized", "emulated", "breakpoint"])
+def test_what_is_gathered(each_linux: Guest, tier: str) -> None:
+    forced = f"-tier {tier}" if tier != "optimized" else ""
+    each = EACH if tier == "optimized" else FEW
+    of_one = {100: each, 5_000: each // 2, 7_777: 3}
+    script: list[str | Workload] = [
+        f'optprobe add ksys_read {forced} if $comm == "dd" && $arg3 >= 100 do {", ".join(ACTIONS)}',
+        f'optprobe add ksys_read {forced} if $comm == "dd" do count by $arg3, max($arg3) by ($comm, $arg1)',
+        f"optprobe add ksys_read {forced} if $arg3 == 7777 && $pid > 1",
+        f"optprobe add ksys_read {forced} if $arg3 / ($arg3 == 5000 ? 0 : 1) == 7777",
+        "optprobe commit",
+    ]
+    script += [reads(of_one), keep("list", "optprobe list"), report("report"), "optprobe delete"]
+    finished = batch(each_linux, script)
+    assert finished.status == 0, finished.output
+    probes = finished.json("list")
+    assert {probe["tier"] for probe in probes} == {tier}, finished.output
+    counts = {size: 2 * count for size, count in of_one.items()}
+    number, total = sum(counts.values()), sum(size * count for size, count in counts.items())
+    assert probes[0]["hits"] == number
+    assert probes[2]["hits"] == probes[3]["hits"] == counts[7777]
+    assert [probe["faults"] for probe in probes] == [0, 0, 0, counts[5000]]
+    found = maps(finished, "report")
+    value = {action: found[probes[0]["number"], action] for action in ACTIONS}
+    assert value["sum($arg3)"] == total
+    assert (value["min($arg3)"], value["max($arg3)"]) == (100, 7777)
+    assert value["avg($arg3)"] == total // number
+    in_powers = {bucket["low"]: bucket["count"] for bucket in value["hist($arg3)"]}
+    assert in_powers == {64: counts[100], 4096: counts[5000] + counts[7777]}
+    in_thousands = {bucket["low"]: bucket["count"] for bucket in value["lhist($arg3, 0, 8000, 1000)"]}
+    assert in_thousands == {0: counts[100], 5000: counts[5000], 7000: counts[7777]}
+    by_size = found[probes[1]["number"], "count by $arg3"]
+    assert {size: by_size[(size,)] for size in counts} == counts
+    assert found[probes[1]["number"], "max($arg3) by ($comm, $arg1)"][("dd", 0)] == 7777
+    assert each_linux.problems() == []
