@@ -67,7 +67,9 @@ def kprobe(
 ) -> Handle:
     """Add a probe; its handle. A location with several addresses makes several probes; the handle is the first's.
 
-    pre_handler, post_handler: called with the `Hit` while the guest stands before, or behind, the instruction.
+    when, do: a condition in C and actions, as typed after `if` and `do`; without Python handlers they run in the guest.
+    pre_handler, post_handler: called with the `Hit` while the guest stands before, or behind, the instruction, where
+             the condition holds.
     """
     session = current_session()
     actions = tuple(part.text for part in split(Fragment.whole(do))) if isinstance(do, str) else tuple(do)

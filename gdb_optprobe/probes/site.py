@@ -47,7 +47,7 @@ class Site:
     stops_before: int = 0
     _copy: Placed | None = None
     _points: list[StopPoint] = field(default_factory=list)
-    _after: set[int] = field(default_factory=set)
+    _after: dict[int, tuple[Probe, ...]] = field(default_factory=dict)
     _served: tuple[int, ...] = ()
     _hit_last: tuple[Probe, ...] = ()
 
@@ -148,14 +148,17 @@ class Site:
     # a hit that stops the guest ------------------------------------------------------------------------------------
 
     def _hit(self, plan: Plan, target: Target, hit: Hit) -> Move | None:
-        probes = self.enabled
-        self._hit_last = tuple(probes)
-        for probe in probes:
-            probe.hit(probe.handler.run(hit))
-            if probe.spec.pre_handler is not None:
-                probe.spec.pre_handler(hit)
-        if any(probe.spec.post_handler is not None for probe in probes):
-            return self._hit_with_post_handler(plan, target, hit, probes)
+        self._hit_last = tuple(self.enabled)
+        held = []
+        for probe in self._hit_last:
+            outcome = probe.handler.run(hit)
+            probe.hit(outcome)
+            if outcome.held:
+                held.append(probe)
+                if probe.spec.pre_handler is not None:
+                    probe.spec.pre_handler(hit)
+        if any(probe.spec.post_handler is not None for probe in held):
+            return self._hit_with_post_handler(plan, target, hit, held)
         if plan.tier is Tier.EMULATED:
             return _move(_effects(plan, target, hit))
         if plan.tier is Tier.BOOSTED and self._copy is not None:
@@ -167,7 +170,7 @@ class Site:
     ) -> Move | None:
         effects = _effects(plan, target, hit)
         if effects is None:
-            self._after.add(hit.vcpu)
+            self._after[hit.vcpu] = tuple(probes)
             return None
         after = Hit(self.address, hit.vcpu, {**_known(target, hit), **effects.registers}, _reader(hit, effects))
         _run_post_handlers(probes, after)
@@ -176,9 +179,7 @@ class Site:
 
     def _after_hit(self, hit: Hit) -> Move | None:
         """The vCPU has executed the probed instruction and stands behind it."""
-        if hit.vcpu in self._after:
-            self._after.discard(hit.vcpu)
-            _run_post_handlers(self.enabled, hit)
+        _run_post_handlers(self._after.pop(hit.vcpu, ()), hit)
         return None
 
     def _needs_successor(self, plan: Plan, target: Target) -> bool:

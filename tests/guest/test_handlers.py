@@ -78,3 +78,24 @@ def test_what_is_gathered(each_linux: Guest, tier: str) -> None:
     assert {size: by_size[(size,)] for size in counts} == counts
     assert found[probes[1]["number"], "max($arg3) by ($comm, $arg1)"][("dd", 0)] == 7777
     assert each_linux.problems() == []
+
+
+def test_from_python(each_linux: Guest) -> None:
+    """A Python handler is called where the condition holds; a text of several actions is several."""
+    script: list[str | Workload] = [
+        "python from gdb_optprobe import kprobe; sizes, after = [], []",
+        "python name = ('rdx' if 'x86' in gdb.selected_inferior().architecture().name() else 'r5')",
+        "python pre = lambda hit: sizes.append(hit.regs[name])",
+        "python post = lambda hit: after.append(1)",
+        "python p = kprobe('ksys_read', when='$arg3 == 7777', pre_handler=pre, post_handler=post)",
+        "python q = kprobe('ksys_read', when='$comm == \"dd\"', do='sum($arg3), count by $arg3')",
+        Workload("dd if=/dev/zero of=/dev/null bs=7777 count=3; dd if=/dev/zero of=/dev/null bs=5 count=4"),
+        f'python print("{MARK}seen"); print([sizes, len(after), p.hits])',
+        report("report"),
+        "python p.delete(); q.delete()",
+    ]
+    finished = batch(each_linux, script)
+    assert finished.status == 0, finished.output
+    assert finished.json("seen") == [[7777] * 3, 3, 3]
+    found = {action: value for (_, action), value in maps(finished, "report").items()}
+    assert found["sum($arg3)"] > 3 * 7777 and found["count by $arg3"][(7777,)] == 3
