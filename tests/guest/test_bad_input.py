@@ -39,7 +39,6 @@ WRONG = {
     "optprobe add vfs_read if coun > 3": "'coun'",
     "optprobe add vfs_read if $arg1 >": "an expression is missing",
     "optprobe add vfs_read if *(int *)$arg1": "may not be mapped",
-    "optprobe add *vfs_read+12 if $arg1 == 3": "not available at this address",
     "optprobe add vfs_read if $arg9x": "'$arg9x'",
     "optprobe add vfs_read do sum()": "sum",
     "optprobe add vfs_read do count by ($arg1, $arg2, $arg3, $pid, $tgid)": "too many keys",
@@ -59,9 +58,11 @@ OF_ARCH = {
     "x86_64": {
         "optprobe add init_task": "not in the guest's code",
         "optprobe add entry_SYSCALL_64": "entry text",
+        "optprobe add *vfs_read+9 if count == 3": "not available at this address",
     },
     "ppc64le": {
         "optprobe add init_task": "init_task",
+        "optprobe add *vfs_read+12 if $arg1 == 3": "not available at this address",
         "optprobe add vfs_read+0x12": "in the middle of the instruction",
         "optprobe add *0xc000000000000500": "entry text",
         "optprobe add *0xc008000000000000": "in a module",
