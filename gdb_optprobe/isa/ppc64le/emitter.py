@@ -175,7 +175,7 @@ class Emitter(Values):
 
     def _named(self, memory: Memory) -> Memory:
         """A constant address from the TOC, where it is within 2 GiB."""
-        if memory.base is None and not memory.per_cpu and self._before.base is not None:
+        if memory.base is None and self._before.base is not None:
             offset = as_number(memory.offset - self._before.base)
             if fits(offset + 0x8000, 32):
                 return replace(memory, base=_TOC, offset=offset)

@@ -87,7 +87,7 @@ class Values:
             if isinstance(right, int):
                 self._shift(op, to, left, right, bits, signed)
             else:
-                self._shift_by_register(op, to, left, right, bits, signed)
+                self._shift_by_register(op, to, left, right, signed)
         elif op in (Arithmetic.DIV, Arithmetic.MOD):
             self._divide(op, to, left, right, signed)
         elif not isinstance(right, int) or not self._operated(op, to, left, right, bits):
@@ -222,15 +222,15 @@ class Values:
         else:
             self._code(rotate("rldicl", to, left, -count & 63, count))
 
-    def _shift_by_register(self, op: Arithmetic, to: str, left: str, right: str, bits: int, signed: bool) -> None:
-        """sld and srd look at seven bits of the count; what is negative is shifted right inverted."""
+    def _shift_by_register(self, op: Arithmetic, to: str, left: str, right: str, signed: bool) -> None:
+        """sld and srd look at seven bits of the count. What is negative is shifted right inverted."""
         inverts = op is Arithmetic.SHR and signed
         enough = Label()
         with self._working(to, right if inverts else None) as work:
             if inverts:
                 self._uses(SCRATCH)
                 self._code(rotate("rldicl", SCRATCH, left, 1, 63), plain("neg", SCRATCH, SCRATCH))
-            self._compare(right, 64 if inverts else bits, False)
+            self._compare(right, 64, False)
             if inverts:
                 self._code(logical("xor", work, left, SCRATCH))
                 left = work

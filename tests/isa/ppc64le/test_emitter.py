@@ -103,6 +103,8 @@ def binary(rng: random.Random, made: Attempt) -> None:
     to, left, right = registers(rng, made, 3)
     op = rng.choice(list(Arithmetic))
     one, other = value(), word(rng) if op in (Arithmetic.SHL, Arithmetic.SHR) else value()
+    if op in (Arithmetic.AND, Arithmetic.OR, Arithmetic.XOR) and rng.random() < 0.7:
+        other = arithmetic.extend(rng.choice(MASKS), bits, signed)
     if left == right:
         one = other = value()
     if op in (Arithmetic.DIV, Arithmetic.MOD) and (other == 0 or (signed and other == MASK)):
@@ -172,6 +174,28 @@ def bits(rng: random.Random, made: Attempt) -> None:
     made.said = f"{made.registers[source]:#x} & {mask:#x} {any_set}"
     result = int(bool(made.registers[source] & mask) is any_set)
     tell(made, to, result, lambda label: made.emitter.branch_bits(source, mask, any_set, label))
+
+
+def in_memory(rng: random.Random, made: Attempt) -> None:
+    """Comparisons and tests of what is there."""
+    to, *names = rng.sample(USABLE, 3)
+    for name in (to, *names):
+        made.emitter.pool.take_this(name)
+    at, size, signed_there = DATA + 8 * rng.randrange(0x200), rng.choice((1, 2, 4, 8)), rng.random() < 0.5
+    loaded = int.from_bytes(_pristine(at)[:size], "little")
+    loaded = loaded if size == 8 else arithmetic.extend(loaded, 8 * size, signed_there)
+    there = Value(_memory(rng, made, names, at), size, signed_there)
+    if rng.random() < 0.5:
+        mask, any_set = rng.choice((rng.choice(MASKS), word(rng), 1 << 40 | 1)), rng.random() < 0.5
+        made.said = f"{there} {loaded:#x} & {mask:#x} {any_set}"
+        result = int(bool(loaded & mask) is any_set)
+        tell(made, to, result, lambda label: made.emitter.branch_bits(there, mask, any_set, label))
+        return
+    test, signed = rng.choice(list(Comparison)), rng.random() < 0.5
+    other = rng.choice((loaded, loaded + 1, loaded - 1, word(rng))) & MASK
+    made.said = f"{there} {loaded:#x} {test} {other:#x} {signed}"
+    result = arithmetic.binary(Op[test.name], loaded, other, 64, signed)
+    tell(made, to, result, lambda label: made.emitter.branch(test, there, other, signed, label))
 
 
 def logarithm(rng: random.Random, made: Attempt) -> None:
@@ -303,6 +327,7 @@ KINDS = (
     compare,
     compare,
     bits,
+    in_memory,
     logarithm,
     constant,
     address,
@@ -329,13 +354,14 @@ def test_what_is_saved_is_read_and_restored() -> None:
     attempts = []
     for _ in range(CASES // 10):
         made = attempt(rng)
-        density = rng.choice((0.1, 0.4, 0.9))
+        number = rng.choice((2, 3, 4, 8, 26))
         dead = {name for name in (*abi.CR_FIELDS[1:], abi.CTR, abi.LR) if rng.random() < 0.4}
         reads = frozenset(name for name in (*abi.GENERAL, abi.FLAGS, abi.CTR, abi.LR, abi.XER) if rng.random() < 0.2)
         before = Before(Dead(False, frozenset(dead)), reads, DATA_OFFSET)
         emitter = MACHINE.emitter(before)
         assert isinstance(emitter, Emitter)
-        used = {name for name in (*USABLE, *abi.CR_FIELDS) if rng.random() < density} | {"r0"}
+        some = [name for name in abi.CR_FIELDS if rng.random() < 0.2]
+        used = {*rng.sample(USABLE, number), *some, "cr0", "r0"}
         layers = [MACHINE.kept(used, before)]
         changed = [name for name in USABLE if name in layers[0]]
         if len(changed) < 2:
@@ -348,6 +374,7 @@ def test_what_is_saved_is_read_and_restored() -> None:
         name = rng.choice([name for name in reads if name != to] or [abi.SP])
         emitter.read(to, name)
         emitter.store(Memory(offset=DATA), to)
+        emitter.add(Memory(offset=DATA + 8), 0)
         for each in changed:
             emitter.constant(each, 0x1234)
         for names in reversed(layers):
@@ -360,6 +387,7 @@ def test_what_is_saved_is_read_and_restored() -> None:
         attempts.append(made)
     outcomes = execute([each.step() for each in attempts], 300, cpu="power8")
     for each, left in zip(attempts, outcomes, strict=True):
+        assert sum(map(PPC64LE.pushed, PPC64LE.decode(each.emitter.finish(HERE), HERE))) == 0
         stack = range(STACK - 2048, STACK - abi.RED_ZONE)
         left = Outcome(left.signal, left.registers, {at: word for at, word in left.memory.items() if at not in stack})
         assert not list(each.wrong(left)), each.said
@@ -391,3 +419,44 @@ def test_too_far_to_branch() -> None:
     emitter.mark(label)
     with pytest.raises(OutOfReach):
         emitter.finish(HERE)
+
+
+def test_order_of_stores_and_loads() -> None:
+    """It cannot be seen on one CPU."""
+    where, label = Memory("r4"), Label()
+    published, acquired, claimed = (MACHINE.emitter(Before()) for _ in range(3))
+    published.publish(where, "r3")
+    acquired.acquire()
+    claimed.claim(where, label)
+    claimed.mark(label)
+
+    def names(emitter: Emitter) -> list[str]:
+        return [insn.text.split()[0] for insn in PPC64LE.decode(emitter.finish(0), 0)]
+
+    assert names(published) == ["lwsync", "std"] and names(acquired) == ["lwsync"]
+    assert names(claimed)[0] == "ldarx" and names(claimed)[-3:] == ["stdcx.", "bne-", "lwsync"]
+
+
+def test_registers() -> None:
+    """The dead ones first, what is read last; r0 is never an operand."""
+    before = Before(Dead(True, frozenset(("r5", "r9"))), frozenset(("r9", "r3")))
+    order = MACHINE.order(before)
+    assert order[0] == "r5" and order[-2:] == ("r9", "r3") and not {"r0", *abi.RESERVED} & {*order}
+    emitter = MACHINE.emitter(before)
+    assert emitter.register("r0") is None and emitter.register("r13") == "r13" and emitter.register("lr") is None
+    assert emitter.register("r1") == "r1"
+    emitter.save(("r14",))
+    assert emitter.register("r1") is None and emitter.register("r14") is None
+
+
+def test_what_is_kept_without_a_frame() -> None:
+    """Two layers, each in a register of its own; none where the program reads it."""
+    dead = Dead(False, frozenset((abi.CTR, abi.LR, "cr5", "cr6", "cr7")))
+    emitter = MACHINE.emitter(Before(dead))
+    emitter.save(("r14",))
+    emitter.save(("r15", "cr0"))
+    texts = [insn.text for insn in PPC64LE.decode(emitter.finish(0), 0)]
+    assert texts == ["mtctr r14", "mcrf cr6, cr0", "mtlr r15"]
+    reader = MACHINE.emitter(Before(dead, frozenset((abi.CTR, abi.LR))))
+    reader.save(("r14",))
+    assert reader.finish(0)[3] == 0xF8  # stdu
