@@ -39,10 +39,10 @@ class Emitter(Values):
 
     def save(self, names: Sequence[str]) -> None:
         self._code(*self._keeping.save(names))
-        self._keeps_flags()
+        if self._keeping.uses_scratch:
+            self._uses(SCRATCH)
 
     def restore(self, names: Sequence[str]) -> None:
-        self._keeps_flags()
         self._code(*self._keeping.restore())
 
     def register(self, name: str) -> str | None:
@@ -162,10 +162,6 @@ class Emitter(Values):
         """The code, wherever it stands."""
         return forms.placed(self._items)
 
-    def _keeps_flags(self) -> None:
-        if self._keeping.uses_scratch:
-            self._uses(SCRATCH)
-
     def _stored(self, value: str, base: str, index: str, again: Label) -> None:
         self._uses(CR_FIELDS[0])
         self._code(plain("stdcx.", value, base, index))
@@ -232,14 +228,11 @@ class Emitter(Values):
         """The same address as RA and RB, with r0 among them or free for nothing else."""
         memory = self._named(memory)
         offset = as_number(memory.offset)
-        if memory.per_cpu or (memory.index and (offset or memory.base is None)):
+        if memory.index is not None and (offset or memory.base is None):
             with self.pool.borrowed() as far:
-                self._sum(far, memory if memory.per_cpu else replace(memory, index=None), offset)
-                if memory.per_cpu or memory.index is None:
-                    yield NONE, far
-                else:
-                    yield far, self._eightfold(memory.index)
-        elif memory.index and memory.base:
+                self._sum(far, replace(memory, index=None), offset)
+                yield far, self._eightfold(memory.index)
+        elif memory.index is not None and memory.base is not None:
             yield memory.base, self._eightfold(memory.index)
         elif memory.base is None or (offset and not fits(offset, 16)):
             self.constant(SCRATCH, offset & MASK)

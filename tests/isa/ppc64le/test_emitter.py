@@ -27,6 +27,7 @@ USABLE = [name for name in abi.GENERAL if name not in (*abi.RESERVED, "r0")]
 EDGES = (0, 1, 2, 7, 8, 15, 16, 31, 32, 33, 47, 48, 63, 64, 65, 127, 128, 0x7F, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x1_0000)
 HIGH = tuple(1 << bit for bit in range(16, 64)) + tuple((1 << bit) - 1 for bit in range(17, 65))
 MASKS = tuple((MASK << low & MASK >> high) for low in range(0, 64, 5) for high in range(0, 64, 7))
+MASKS += tuple(MASK << low & MASK for low in range(64))
 
 
 @dataclass
@@ -372,9 +373,9 @@ def test_what_is_saved_is_read_and_restored() -> None:
         for names in layers:
             emitter.save(names)
         name = rng.choice([name for name in reads if name != to] or [abi.SP])
+        emitter.add(Memory(offset=DATA + 8), 0)  # changes CR0
         emitter.read(to, name)
         emitter.store(Memory(offset=DATA), to)
-        emitter.add(Memory(offset=DATA + 8), 0)
         for each in changed:
             emitter.constant(each, 0x1234)
         for names in reversed(layers):
