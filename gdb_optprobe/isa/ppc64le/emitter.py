@@ -108,7 +108,7 @@ class Emitter(Values):
 
     def add(self, memory: Memory, word: str | int) -> None:
         again = Label()
-        with self._held(word, 16) as more, self._pointer(memory) as (base, index), self.pool.borrowed() as value:
+        with self._held(word) as more, self._pointer(memory) as (base, index), self.pool.borrowed() as value:
             self.mark(again)
             self._code(plain("ldarx", value, base, index))
             if isinstance(more, int):
@@ -129,7 +129,7 @@ class Emitter(Values):
 
     def fetch_add(self, to: str, memory: Memory, word: int) -> None:
         again = Label()
-        with self._held(word, 16) as more, self._pointer(memory) as (base, index), self.pool.borrowed() as value:
+        with self._held(word) as more, self._pointer(memory) as (base, index), self.pool.borrowed() as value:
             with self._working(to, base if base == to else index) as was:
                 self.mark(again)
                 self._code(plain("ldarx", was, base, index))
@@ -225,7 +225,7 @@ class Emitter(Values):
 
     @contextmanager
     def _pointer(self, memory: Memory) -> Iterator[tuple[str, str]]:
-        """The same address as RA and RB, with r0 among them or free for nothing else."""
+        """The same address as RA and RB; r0, which may be one of them, is not free meanwhile."""
         memory = self._named(memory)
         offset = as_number(memory.offset)
         if memory.index is not None and (offset or memory.base is None):
@@ -256,9 +256,9 @@ class Emitter(Values):
         yield SCRATCH
 
     @contextmanager
-    def _held(self, word: str | int, bits: int) -> Iterator[str | int]:
-        """In a register other than r0, or a number of so many bits."""
-        if isinstance(word, str) or (bits and fits(as_number(word), bits)):
+    def _held(self, word: str | int) -> Iterator[str | int]:
+        """In a register other than r0, or a number of 16 bits."""
+        if isinstance(word, str) or fits(as_number(word), 16):
             yield word if isinstance(word, str) else as_number(word)
             return
         with self.pool.borrowed() as register:

@@ -165,11 +165,11 @@ class Values:
                 return self._masked(to, left, right)
             case Arithmetic.OR | Arithmetic.XOR if right < 1 << 32:
                 name = _BITWISE[op]
-                halves = [(f"{name}is", right >> 16), (f"{name}i", right & 0xFFFF)]
-                for form, half in halves:
-                    if half or (form == f"{name}i" and not right):
-                        self._code(logical(form, to, left, half))
-                        left = to
+                if right >> 16:
+                    self._code(logical(f"{name}is", to, left, right >> 16))
+                    left = to
+                if right & 0xFFFF or not right:
+                    self._code(logical(f"{name}i", to, left, right))
             case _:
                 return False
         return True
