@@ -3,16 +3,41 @@
 from __future__ import annotations
 
 import os
+import random
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from gdb_optprobe.handlers.program import Program
-from gdb_optprobe.isa.ppc64le import PPC64LE
+from gdb_optprobe.handlers.lowering import lower
+from gdb_optprobe.handlers.lowering_objects import layout
+from gdb_optprobe.handlers.program import (
+    Binary,
+    Cell,
+    Column,
+    Constant,
+    Emit,
+    Form,
+    Op,
+    Program,
+    Records,
+    Register,
+    Table,
+    Update,
+)
+from gdb_optprobe.isa.ppc64le import PPC64LE, abi
+from gdb_optprobe.isa.ppc64le.emitter import MACHINE
+from gdb_optprobe.isa.ppc64le.words import to_bytes
+from gdb_optprobe.objects import aggregate
+from gdb_optprobe.objects.aggregate import Average, Count, Greatest, Least, Linear, Powers, Sum
 
-from ..isa.ppc64le.oracle import HERE, needs_oracle
-from .power import Trial, differences
+from ..isa.ppc64le.oracle import DATA, HERE, STACK, TRAP, Outcome, Step, execute, needs_oracle
+from . import running
+from .power import FAULTS, SIZE, Trial, differences
 from .programs import programs
 
 EXAMPLES = 10_500 if os.environ.get("OPTPROBE_FULL") else 200
@@ -55,3 +80,57 @@ def test_all_of_it_is_instructions_and_the_stack_is_where_an_unwinder_reckons_it
         for insn in insns:
             if insn.target is not None:
                 assert depths[insn.target] == depths[insn.address]
+
+
+BY = (Register("r4"), Register("r31"))
+COLUMNS = (Column("a", Form.UNSIGNED), Column("b", Form.UNSIGNED))
+AGGREGATES = (Count(), Sum(True), Least(True), Greatest(False), Average(True), Powers(True), Linear(0, 100, 10, False))
+
+
+@needs_oracle
+@pytest.mark.parametrize("kind", AGGREGATES, ids=str)
+def test_a_hit_inside_a_hit(kind: aggregate.Aggregate) -> None:
+    """Before each instruction of the one, all of the other: of one key, and of a record."""
+    value = None if isinstance(kind, Count) else Register("r5")
+    target = Table("t", COLUMNS, kind)
+    program = Program(
+        Binary(Op.EQ, Register("r4"), Constant(5), 64, False),
+        (Update(target, value, BY), Emit(Records("r", COLUMNS), BY), Update(Cell("c", kind), value)),
+    )
+    around = replace(running.surroundings(program, faults=FAULTS), address=HERE)
+    code = lower(program, around, MACHINE)(HERE)
+    end = HERE + len(code)
+    memory = {
+        at + offset: int.from_bytes(data[offset : offset + 8], "little")
+        for at, data in running.objects(program, FAULTS).items()
+        for offset in range(0, len(data), 8)
+    }
+    before = {name: random.Random(name).getrandbits(64) for name in (*abi.GENERAL, abi.CTR, abi.LR)}
+    before |= {abi.FLAGS: 0x1234_5678, abi.XER: 0, abi.PC: HERE, abi.SP: STACK, "r4": 5, "r31": 6, "r5": 77}
+
+    def step(registers: Mapping[str, int], memory: Mapping[int, int], stop: int = end) -> Step:
+        """From there, with that memory, to the trap at `stop`."""
+        whole = bytearray(code + to_bytes(TRAP))
+        whole[stop - HERE : stop - HERE + 4] = to_bytes(TRAP)
+        patches = [(HERE + at, bytes(whole[at : at + 4])) for at in range(0, len(whole), 4)]
+        halves = [(at, word.to_bytes(8, "little")) for at, word in memory.items() if word]
+        return registers, [*patches, *((at + i, data[i : i + 4]) for at, data in halves for i in (0, 4))]
+
+    def run(steps: Sequence[Step]) -> list[Outcome]:
+        return execute(steps, 1000, SIZE, "power8")
+
+    begun = [left for left in run([step(before, memory, stop) for stop in range(HERE, end, 4)]) if left.pc != end]
+    assert len(begun) > 40
+    below = [before | {abi.SP: left.registers[abi.SP] - 512} for left in begun]
+    inner = run([step(registers, left.memory) for registers, left in zip(below, begun, strict=True)])
+    ends = run([step(left.registers, other.memory) for left, other in zip(begun, inner, strict=True)])
+    words = aggregate.update(kind, aggregate.update(kind, aggregate.initial(kind), 77), 77)
+    table = layout(target, running.TABLE_BITS)
+    for left in ends:
+        data = b"".join(left.memory.get(at, 0).to_bytes(8, "little") for at in range(FAULTS, DATA + SIZE, 8))
+        at, ring_at, cell = (place - FAULTS for place in around.objects)
+        assert table.decode(data[at : at + table.size]).by_key == {struct.pack("<QQ", 5, 6): words}
+        assert aggregate.decode(data[cell : cell + aggregate.size(kind)]) == words
+        records = running.RING.decode(data[ring_at : ring_at + running.RING.size]).records
+        assert [record.fields[:16] for record in records] == [struct.pack("<QQ", 5, 6)] * 2
+        assert {name: left.registers[name] for name in before} == before | {abi.PC: end}
