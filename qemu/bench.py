@@ -21,11 +21,11 @@ from qemu.channel import ChannelError
 from qemu.debian import FetchError
 from qemu.debugger import Debugger, DebuggerError
 from qemu.guest import Guest, GuestError, Options
-from qemu.linux_event import linux_event
+from qemu.linux_event import FILTER, TRIGGER, linux_event
 from qemu.processes import ending_on_signals
 from qemu.reads import Reads
 from qemu.relay import Relay
-from qemu.subject import FUNCTION, SUBJECTS, Subject
+from qemu.subject import FUNCTION, PROGRAMS, SUBJECTS, Subject
 from qemu.timediff import TimeDifference
 
 NOTES = """\
@@ -105,6 +105,7 @@ def verdict(subject: Subject, costs: list[Cost]) -> list[str]:
     targets = [("at a function's entry", took[OPTIMIZED], subject.most)]
     if subject.elsewhere is not None:
         targets.append(("behind it", took[BEHIND], subject.elsewhere))
+    targets += [(f"of {name}", took[name], most) for name, most in zip(PROGRAMS, subject.programs, strict=True)]
     return [
         f"Target, at most {most} instructions for an optimized count {where}: "
         f"{'met' if found <= most else 'MISSED'}, {found:.1f}. Linux's optimized event: {took[LINUX_OPTIMIZED]:.0f}."
@@ -144,10 +145,17 @@ class Bench:
             self._row("emulated", self._ours(self._subject.emulated, "emulated"), self._stopping),
             self.optimized,
             self._row(BEHIND, self._ours(behind, "optimized"), self._running),
+            *self._programs(),
             self._row(f"Linux's event, {self._subject.trap}", self._event(behind, False, ""), self._running),
             self._row("Linux's event, ftrace", self._event(FUNCTION, True, "FTRACE"), self._running),
             self._row(LINUX_OPTIMIZED, self._event(behind, True, "OPTIMIZED"), self._running),
+            self._row("Linux's filter, false", self._ftrace(FILTER, "size==7777"), self._running),
+            self._row("Linux's hist trigger", self._ftrace(TRIGGER, "hist:keys=size.log2"), self._running),
         ]
+
+    def _programs(self) -> Iterator[Cost]:
+        for name, clause in PROGRAMS.items():
+            yield self._row(name, self._ours(FUNCTION, "optimized", clause), self._running)
 
     def _row(self, name: str, probe: Probed, reads: int) -> Cost:
         with probe():
@@ -157,10 +165,10 @@ class Bench:
         say(f"{name}: {self._times} × {reads:,} hits")
         return self._reads.repeat(reads, self._times)
 
-    def _ours(self, location: str, tier: str) -> Probed:
+    def _ours(self, location: str, tier: str, clause: str = "") -> Probed:
         @contextmanager
         def probed() -> Iterator[None]:
-            self._debugger(f"optprobe add {location} -tier {tier}")
+            self._debugger(f"optprobe add {location} -tier {tier} {clause}")
             # A branch over several instructions waits until nobody is inside.
             self._debugger("optprobe commit")
             where = json.loads(self._debugger("optprobe list -json"))
@@ -180,6 +188,10 @@ class Bench:
 
     def _event(self, location: str, optimization: bool, tag: str) -> Probed:
         return lambda: linux_event(self._reads.guest, location, optimization, tag)
+
+    def _ftrace(self, file: str, text: str) -> Probed:
+        """Linux's event at the function's entry with the size in it, and something written to its filter or trigger."""
+        return lambda: linux_event(self._reads.guest, FUNCTION, True, "FTRACE", self._subject.field, file, text)
 
 
 Probed = Callable[[], AbstractContextManager[None]]

@@ -8,10 +8,12 @@ from contextlib import contextmanager
 
 from qemu.guest import GuestError
 
-__all__ = ["LIST", "linux_event"]
+__all__ = ["FILTER", "LIST", "TRIGGER", "linux_event"]
 
 TRACING = "/sys/kernel/tracing"
-EVENT = f"{TRACING}/events/optprobe_own/event/enable"
+FOLDER = f"{TRACING}/events/optprobe_own/event"
+EVENT = f"{FOLDER}/enable"
+FILTER, TRIGGER = "filter", "trigger"
 SWITCH = "/proc/sys/debug/kprobes-optimization"
 LIST = "cat /sys/kernel/debug/kprobes/list"
 # On ppc64le the kernel has a probe of its own there from boot.
@@ -21,20 +23,34 @@ SECONDS = 20.0
 
 
 @contextmanager
-def linux_event(guest: Callable[[str], str], location: str, optimization: bool, tag: str) -> Iterator[None]:
+def linux_event(
+    guest: Callable[[str], str],
+    location: str,
+    optimization: bool,
+    tag: str,
+    field: str = "",
+    file: str = "",
+    text: str = "",
+) -> Iterator[None]:
     """An event at `location` for the length of a `with` block; nothing else may be traced meanwhile.
 
     guest:        runs a command in it; see `Reads.guest`.
     optimization: whether Linux may optimize.
     tag:          what Linux's list is to say of it: FTRACE, OPTIMIZED, or nothing.
+    field:        what a record of it holds, if anything.
+    file, text:   what is written to a file of the event's: its filter or its trigger.
     GuestError where Linux arms it differently.
     """
     guest(f"echo {int(optimization)} > {SWITCH}")
-    guest(f"echo 'p:optprobe_own/event {location}' > {TRACING}/kprobe_events")
+    guest(f"echo 'p:optprobe_own/event {location} {field}' > {TRACING}/kprobe_events")
+    if file:
+        guest(f"echo '{text}' > {FOLDER}/{file}")
     guest(f"echo 1 > {EVENT}")
     _wait_for(guest, tag)
     yield
     guest(f"echo 0 > {EVENT}")
+    if file == TRIGGER:
+        guest(f"echo '!{text}' > {FOLDER}/{file}")
     guest(f"echo > {TRACING}/kprobe_events; echo > {TRACING}/trace; echo 1 > {SWITCH}")
 
 

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FUNCTION", "SUBJECTS", "Subject"]
+__all__ = ["FUNCTION", "PROGRAMS", "SUBJECTS", "Subject"]
 
 FUNCTION = "vfs_read"
+# A read of the bench asks for one byte.
+PROGRAMS = {
+    "a condition, false": "if $arg3 == 7777",
+    "a condition, true": "if $arg3 == 1",
+    "hist($arg3)": "do hist($arg3)",
+    "count by $pid": "do count by $pid",
+}
+"""What programs cost is measured of, at FUNCTION's entry: clauses of `optprobe add`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +28,8 @@ class Subject:
     trap:      what Linux calls the instruction that it writes for a probe that is not optimized.
     most:      instructions that a count at a function's entry may take.
     elsewhere: those that one anywhere else may take; None where no target is set.
+    programs:  those that PROGRAMS may take, in their order.
+    field:     the size, as a field of Linux's event.
     """
 
     entry: str
@@ -29,6 +39,8 @@ class Subject:
     trap: str
     most: int
     elsewhere: int | None
+    programs: tuple[int, ...]
+    field: str
 
 
 SUBJECTS = {
@@ -40,6 +52,8 @@ SUBJECTS = {
         trap="int3",
         most=6,
         elsewhere=None,
+        programs=(10, 14, 40, 70),
+        field="size=%dx",
     ),
     # A function of ppc64le begins with two instructions that set up r2; calls within the kernel pass them by.
     "ppc64le": Subject(
@@ -50,5 +64,7 @@ SUBJECTS = {
         trap="trap",
         most=16,
         elsewhere=30,
+        programs=(20, 26, 60, 100),
+        field="size=%gpr5",
     ),
 }

@@ -13,7 +13,7 @@ from qemu.debugger import Debugger
 from qemu.guest import Guest, Options
 from qemu.reads import Reads
 from qemu.relay import Relay
-from qemu.subject import FUNCTION, SUBJECTS, Subject
+from qemu.subject import FUNCTION, PROGRAMS, SUBJECTS, Subject
 
 MANY, FEW = 50_000, 20
 STDU_R1 = f"{FUNCTION}+32"
@@ -29,9 +29,9 @@ class Measured:
     reads: Reads
     unprobed: list[Reading]
 
-    def optimized(self, location: str) -> Cost:
+    def optimized(self, location: str, clause: str = "") -> Cost:
         """A hit of a probe there, which must not stop the guest."""
-        self.debugger(f"optprobe add {location} -tier optimized")
+        self.debugger(f"optprobe add {location} -tier optimized {clause}")
         self.debugger("optprobe commit")
         found = cost("optimized", self.reads.repeat(MANY, 2), self.unprobed)
         self.debugger("optprobe delete")
@@ -66,6 +66,15 @@ def test_an_optimized_count_elsewhere(measured: Measured) -> None:
         found = measured.optimized(place)
         assert found.instructions is not None
         assert 1 <= found.instructions <= measured.subject.elsewhere, place
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_at_a_functions_entry(measured: Measured, name: str) -> None:
+    most = dict(zip(PROGRAMS, measured.subject.programs, strict=True))[name]
+    found = measured.optimized(FUNCTION, PROGRAMS[name])
+    assert found.instructions is not None
+    print(f"{name}: {found.instructions:.1f}")
+    assert 1 <= found.instructions <= most
 
 
 @pytest.mark.parametrize(("tier", "stops"), [("breakpoint", 2), ("emulated", 1)])
