@@ -22,7 +22,8 @@ class AddCommand(Subcommand[Add]):
     EXPR is C, run in the guest: parameters by name at a function's entry,
     $arg1, registers, $pid, $tgid, $comm, $task, $cpu, $percpu(x).
     ACTION is count, sum(e), min(e), max(e), avg(e), hist(e) or
-    lhist(e,min,max,step), each with `by KEY` or `by (KEY, ...)`.
+    lhist(e,min,max,step), each with `by KEY` or `by (KEY, ...)`, or
+    record(e, ...) or print("format", e, ...); optprobe report prints them.
 
     OPTIONS, before or after LOCATION (-- ends them):
       -name NAME      a name that may stand for the number

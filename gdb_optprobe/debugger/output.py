@@ -20,6 +20,7 @@ from gdb_optprobe.probes.views import (
     ObjectView,
     ProbeView,
     ReasonView,
+    RecordView,
     ShowView,
 )
 
@@ -30,6 +31,7 @@ Colour = Callable[[str], str]
 _MANY = 10
 _STOPS = {"breakpoint": "twice", "boosted": "once", "emulated": "once"}
 _BEST = "optimized"
+NEWLINE = "\n"
 
 
 class Output(Protocol):
@@ -71,6 +73,8 @@ class Json:
             self._value(_report(probe))
             for found in probe.objects:
                 self._value(_map(probe.number, found))
+            for record in probe.records:
+                self._value(_record(probe.number, record))
 
     def lines(self, lines: Sequence[str]) -> None:
         for line in lines:
@@ -119,7 +123,7 @@ class Text:
         rows = [(_report_row(probe), ()) for probe in probes]
         self.lines(table(columns, rows, right=columns[:6]))
         for probe in probes:
-            if probe.objects:
+            if probe.objects or probe.records:
                 self.lines(["", f"Probe {probe.number}, {_asked(probe)}", *_gathered(probe)])
 
     def show(self, views: Sequence[ShowView]) -> None:
@@ -261,7 +265,14 @@ def _report_row(probe: ProbeView) -> tuple[str, ...]:
 
 
 def _gathered(probe: ProbeView) -> list[str]:
-    return [f"    {line}" for found in probe.objects for line in aggregates.lines(found)]
+    found = [f"    {line}" for found in probe.objects for line in aggregates.lines(found)]
+    return [*found, *(f"    {_record_line(record)}" for record in probe.records)]
+
+
+def _record_line(record: RecordView) -> str:
+    """CPU, time where there is one, and what was kept."""
+    time = "" if record.time is None else f" {record.time}"
+    return f"[{record.cpu}]{time}: {record.text.rstrip(NEWLINE)}"
 
 
 def _verdict(view: ExplainView) -> list[str]:
@@ -352,6 +363,11 @@ def _map(number: int, found: ObjectView) -> dict[str, object]:
     """An action without a key has one entry, whose key is empty."""
     entries = [{"key": list(row.key), "value": aggregates.value(found.aggregate, row.words)} for row in found.rows]
     return {"type": "map", "number": number, "action": found.action, "entries": entries, "lost": found.lost}
+
+
+def _record(number: int, record: RecordView) -> dict[str, object]:
+    kept = {"cpu": record.cpu, "time": record.time, "values": list(record.values), "text": record.text}
+    return {"type": "record", "number": number, **kept}
 
 
 def _show(view: ShowView) -> dict[str, object]:

@@ -9,9 +9,9 @@ import difflib
 
 from gdb_optprobe.handlers.source import Fragment, fault
 
-_LATER = ("record", "print", "stack", "stop", "latency")
-_ACTIONS = ("count", "sum", "min", "max", "avg", "hist", "lhist", *_LATER)
-_INSTEAD = {"stop": "GDB's own break stops there, at every hit", "print": "GDB's own dprintf prints, at every hit"}
+_LATER = ("stack", "stop", "latency")
+_ACTIONS = ("count", "sum", "min", "max", "avg", "hist", "lhist", "record", "print", *_LATER)
+_INSTEAD = {"stop": "GDB's own break stops there, at every hit"}
 
 
 def check_action(action: Fragment) -> None:

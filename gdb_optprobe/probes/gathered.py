@@ -3,25 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gdb_optprobe.handlers.interpret import Done, Outcome
-from gdb_optprobe.handlers.program import Cell, Update
+from gdb_optprobe.handlers.program import Cell, Records, Stop
 from gdb_optprobe.objects import aggregate
 from gdb_optprobe.objects.aggregate import Aggregate
+from gdb_optprobe.objects.ring import Position
 from gdb_optprobe.objects.table import merged
 from gdb_optprobe.probes.handler import HITS, Handler
 
 Rows = Mapping[bytes, tuple[int, ...]]
 
 
+MOST_RECORDS = 4096
+"""Of hits that stopped the guest, as many are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A record. kind: which object of the program it is of; time: of the guest's clock, None where that stood still."""
+
+    kind: int
+    cpu: int
+    time: int | None
+    fields: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """head: hits, faults and the cells' words. tables: words by key. lost: values that found no room in a table."""
+    """head: hits, faults and the cells' words. tables: words by key. lost: values that found no room in a table.
+
+    records: in the order of hits, those that we saw first. dropped: how many found no room in the ring.
+    """
 
     head: tuple[int, ...]
     tables: tuple[Rows, ...] = ()
     lost: tuple[int, ...] = ()
+    records: tuple[Row, ...] = ()
+    dropped: int = 0
 
     @classmethod
     def nothing(cls, handler: Handler) -> Gathered:
@@ -29,8 +49,8 @@ class Gathered:
         return cls(handler.head(), ({},) * len(handler.tables), (0,) * len(handler.tables))
 
     @classmethod
-    def read(cls, handler: Handler, data: bytes) -> Gathered:
-        """From guest memory: all of it, or the head alone."""
+    def read(cls, handler: Handler, data: bytes, since: Position) -> Gathered:
+        """From guest memory: all of it, or the head alone. since: which records were cleared away."""
         head = aggregate.decode(data[: handler.head_size])
         if len(data) <= handler.head_size:
             return cls(head, ({},) * len(handler.tables), (0,) * len(handler.tables))
@@ -38,9 +58,14 @@ class Gathered:
         for _, layout in handler.tables:
             contents.append(layout.decode(data[at : at + layout.size]))
             at += layout.size
-        return cls(head, tuple(each.by_key for each in contents), tuple(each.overflow for each in contents))
+        found = cls(head, tuple(each.by_key for each in contents), tuple(each.overflow for each in contents))
+        if handler.ring is None:
+            return found
+        ring = handler.ring.decode(data[at:], since)
+        rows = tuple(Row(one.kind, one.cpu, one.time, one.fields) for one in ring.records)
+        return replace(found, records=rows, dropped=ring.dropped)
 
-    def after(self, handler: Handler, outcome: Outcome) -> Gathered:
+    def after(self, handler: Handler, outcome: Outcome, vcpu: int) -> Gathered:
         """After one more hit."""
         if handler.is_plain:
             return Gathered((self.head[0] + 1,))
@@ -49,17 +74,23 @@ class Gathered:
         places = {id(cell): place for cell, place in handler.places()}
         tables = [dict(rows) for rows in self.tables]
         numbers = {id(table): number for number, (table, _) in enumerate(handler.tables)}
+        records = [*self.records]
+        kinds = {id(target): kind for kind, target in enumerate(handler.program.objects)}
         for done in outcome.done:
-            assert isinstance(done.action, Update)
+            assert not isinstance(done.action, Stop)
             target = done.action.target
-            if target is HITS:
+            if isinstance(target, Records):
+                records.append(Row(kinds[id(target)], vcpu, None, done.data))
+            elif target is HITS:
                 head[0] += 1
             elif isinstance(target, Cell):
                 place = places[id(target)]
                 head[place] = aggregate.update(target.aggregate, head[place], done.value)
             else:
                 _add(tables[numbers[id(target)]], target.aggregate, done)
-        return Gathered(tuple(head), tuple(tables), self.lost)
+        kept = records[-MOST_RECORDS:]
+        dropped = self.dropped + len(records) - len(kept)
+        return Gathered(tuple(head), tuple(tables), self.lost, tuple(kept), dropped)
 
     def merged(self, handler: Handler, other: Gathered) -> Gathered:
         """Both together."""
@@ -71,7 +102,8 @@ class Gathered:
             for (table, _), ours, theirs in zip(handler.tables, self.tables, other.tables, strict=True)
         )
         lost = tuple(ours + theirs for ours, theirs in zip(self.lost, other.lost, strict=True))
-        return Gathered(tuple(head), tables, lost)
+        records = self.records + other.records
+        return Gathered(tuple(head), tables, lost, records, self.dropped + other.dropped)
 
 
 def _add(rows: dict[bytes, tuple[int, ...]], kind: Aggregate, done: Done) -> None:

@@ -1,8 +1,8 @@
 """What a probe does at a hit, compiled for its address, and where that leaves a trace in guest memory.
 
     a plain count   │ hits │
-    others          │ hits │ faults │ words of each cell │ table │ table │
-                    └──────── head, read by every list ──┘└─ by report ──┘
+    others          │ hits │ faults │ words of each cell │ table │ table │ ring │
+                    └──────── head, read by every list ──┘└──── by report ──────┘
 A hit is one where the condition holds.
 """
 
@@ -17,12 +17,24 @@ from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.handlers import interpret
 from gdb_optprobe.handlers.interpret import Outcome
 from gdb_optprobe.handlers.lowering import Surroundings, lower
-from gdb_optprobe.handlers.program import Cell, Clock, PerCpuBase, Program, Table, Update, nodes, operands
+from gdb_optprobe.handlers.program import (
+    Cell,
+    Clock,
+    Expr,
+    PerCpuBase,
+    Program,
+    Records,
+    Table,
+    Update,
+    nodes,
+    operands,
+)
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.isa import machines
 from gdb_optprobe.isa.base import Dead, Isa
 from gdb_optprobe.objects import aggregate
 from gdb_optprobe.objects.aggregate import Count
+from gdb_optprobe.objects.ring import RingLayout
 from gdb_optprobe.objects.table import TableLayout
 from gdb_optprobe.probes.stops import Hit
 
@@ -37,17 +49,20 @@ _BEFORE_CELLS = 2
 class Handler:
     """program: counts the hit first; a `count` of the user's own is that. per_cpu: see isa.emitter.Before.
 
-    table_bits: of each table, see TableLayout.
+    cpu:        this CPU's number, where records can tell it.
+    table_bits: of each table, see TableLayout. ring_bits: of the ring, see RingLayout.
     """
 
     program: Program = field(default_factory=lambda: Program(None, (Update(HITS),)))
     per_cpu: int | None = None
+    cpu: Expr | None = None
     table_bits: int = 9
+    ring_bits: int = 9
 
     @classmethod
-    def of(cls, program: Program, per_cpu: int | None, table_bits: int) -> Handler:
+    def of(cls, program: Program, per_cpu: int | None, cpu: Expr | None) -> Handler:
         others = tuple(action for action in program.actions if not _is_count(action))
-        return cls(Program(program.condition, (Update(HITS), *others)), per_cpu, table_bits)
+        return cls(Program(program.condition, (Update(HITS), *others)), per_cpu, cpu)
 
     @property
     def is_plain(self) -> bool:
@@ -65,15 +80,26 @@ class Handler:
         found = (target for target in self.program.objects if isinstance(target, Table))
         return tuple((one, TableLayout(one.key_size // WORD, one.aggregate, self.table_bits)) for one in found)
 
+    @cached_property
+    def ring(self) -> RingLayout | None:
+        """Where records go, all kinds of them; None where the program makes none."""
+        sizes = [target.size for target in self.program.objects if isinstance(target, Records)]
+        return RingLayout(max(sizes) // WORD, self.ring_bits) if sizes else None
+
     @property
     def head_size(self) -> int:
-        """Bytes of guest memory, tables left out."""
+        """Bytes of guest memory, tables and the ring left out."""
         return WORD * len(self.head())
+
+    @property
+    def ring_offset(self) -> int:
+        """Where in guest memory the ring begins."""
+        return self.head_size + sum(layout.size for _, layout in self.tables)
 
     @property
     def size(self) -> int:
         """Bytes of guest memory."""
-        return self.head_size + sum(layout.size for _, layout in self.tables)
+        return self.ring_offset + (self.ring.size if self.ring is not None else 0)
 
     def head(self) -> tuple[int, ...]:
         """The words before the first hit."""
@@ -83,7 +109,8 @@ class Handler:
 
     def initial(self) -> bytes:
         """All of it before the first hit."""
-        return aggregate.encode(self.head()) + b"".join(layout.initial() for _, layout in self.tables)
+        tables = b"".join(layout.initial() for _, layout in self.tables)
+        return aggregate.encode(self.head()) + tables + (self.ring.initial() if self.ring is not None else b"")
 
     def places(self) -> Iterator[tuple[Cell, slice]]:
         """Where in the head each cell has its words."""
@@ -118,6 +145,8 @@ class Handler:
             per_cpu=self.per_cpu,
             base=plan.base,
             table_bits=self.table_bits,
+            ring=self.ring,
+            cpu=self.cpu,
         )
         return lower(self.program, around, machine)
 
@@ -144,7 +173,7 @@ class Handler:
             elif isinstance(target, Cell):
                 yield next(cells)
             else:
-                yield 0
+                yield memory + self.ring_offset
 
 
 def _is_count(action: object) -> bool:

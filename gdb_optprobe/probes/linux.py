@@ -24,6 +24,7 @@ from gdb_optprobe.guest.memory import KernelMemory
 from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.guest.text import FtraceSite, Overlay
 from gdb_optprobe.guest.types import BtfTypes
+from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Isa
 from gdb_optprobe.probes.settings import ArenaRanges, Settings
 from gdb_optprobe.probes.target import NamesAt
@@ -120,7 +121,8 @@ class Linux:
         site = scope.Site(address, function.name, self._is_entry(address)) if function else scope.Site(address, "")
         of = abi.of(self.isa.name)
         names = scope.kernel_scope(self.kernel, self._current, self._types, of, site, convenience)
-        return NamesAt(names, self.port.per_cpu(self.kernel))
+        cpu = self._current.cpu
+        return NamesAt(names, self.port.per_cpu(self.kernel), None if isinstance(cpu, Missing) else cpu)
 
     def _is_entry(self, address: int) -> bool:
         """Whether arguments are where the ABI has them: nothing but the tracer's site may have run."""

@@ -11,10 +11,11 @@ from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Reason, Refusal
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.tier import Tier
-from gdb_optprobe.handlers.program import Column, Form
+from gdb_optprobe.handlers.format import render
+from gdb_optprobe.handlers.program import Column, Form, Records
 from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.paths import shortest
-from gdb_optprobe.probes.gathered import Gathered
+from gdb_optprobe.probes.gathered import Gathered, Row
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.site import Site
@@ -26,6 +27,7 @@ from gdb_optprobe.probes.views import (
     ObjectView,
     ProbeView,
     ReasonView,
+    RecordView,
     RefusedView,
     RowView,
     ShowView,
@@ -53,7 +55,7 @@ def gathered(probes: Sequence[Probe], target: Target, whole: bool = False) -> di
     for probe in probes:
         found[probe.number] = probe.seen
         if probe.counter is not None:
-            theirs = Gathered.read(probe.handler, memory[probe.counter.address])
+            theirs = Gathered.read(probe.handler, memory[probe.counter.address], probe.since)
             found[probe.number] = probe.seen.merged(probe.handler, theirs)
     return found
 
@@ -62,8 +64,15 @@ def clear(probes: Iterable[Probe], target: Target) -> None:
     """As if there had been no hit."""
     for probe in probes:
         probe.clear()
-        if probe.counter is not None:
-            target.machine.write(probe.counter.address, probe.handler.initial())
+        if probe.counter is None:
+            continue
+        ring = probe.handler.ring
+        at = probe.handler.ring_offset
+        target.machine.write(probe.counter.address, probe.handler.initial()[:at])
+        if ring is not None:
+            found = ring.decode(target.machine.read(probe.counter.address + at, ring.size), probe.since)
+            target.machine.write(probe.counter.address + at, found.header)
+            probe.since = found.position
 
 
 def _runs(slots: Sequence[Slot]) -> list[list[Slot]]:
@@ -104,10 +113,11 @@ def probe(probe: Probe, site: Site, found: Gathered, target: Target) -> ProbeVie
         hits=found.head[0],
         missed=0,
         active=0,
-        dropped=0,
+        dropped=found.dropped,
         faults=found.head[1] if len(found.head) > 1 else 0,
         stops=site.stops,
         objects=tuple(_objects(probe.handler, found)),
+        records=tuple(_record(probe.handler, row) for row in found.records),
     )
 
 
@@ -117,6 +127,21 @@ def _objects(handler: Handler, found: Gathered) -> Iterator[ObjectView]:
     for (table, _), rows, lost in zip(handler.tables, found.tables, found.lost, strict=True):
         keyed = tuple(RowView(_key(table.columns, key), words) for key, words in rows.items())
         yield ObjectView(table.name, table.aggregate, keyed, lost)
+
+
+def _record(handler: Handler, row: Row) -> RecordView:
+    kind = handler.program.objects[row.kind]
+    assert isinstance(kind, Records)
+    values = _key(kind.columns, row.fields)
+    if not kind.format:
+        parts = zip(kind.columns, values, strict=True)
+        return RecordView(row.cpu, row.time, values, ", ".join(f"{one.label}={_spelled(one, v)}" for one, v in parts))
+    raw = tuple(value.encode() if isinstance(value, str) else value for value in values)
+    return RecordView(row.cpu, row.time, values, render(kind.format, raw))
+
+
+def _spelled(column: Column, value: int | str) -> str:
+    return f"{value:#x}" if column.form is Form.POINTER and isinstance(value, int) else str(value)
 
 
 def _key(columns: Sequence[Column], data: bytes) -> tuple[int | str, ...]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.handlers.interpret import Outcome
+from gdb_optprobe.objects.ring import START, Position
 from gdb_optprobe.probes.gathered import Gathered
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.spec import Spec
@@ -17,7 +18,7 @@ class Probe:
 
     handler: what a hit does.
     seen:    what hits left that we saw while the guest was stopped; what others did is in `counter`.
-    counter: its memory in the guest, once it has been optimized.
+    counter: its memory in the guest, once it has been optimized. since: records in it before that were cleared away.
     """
 
     number: int
@@ -26,6 +27,7 @@ class Probe:
     handler: Handler = field(default_factory=Handler)
     enabled: bool = True
     counter: Slot | None = None
+    since: Position = START
     seen: Gathered = field(init=False)
     _before: Gathered = field(init=False)
 
@@ -36,9 +38,9 @@ class Probe:
         """No hit was seen."""
         self.seen = self._before = Gathered.nothing(self.handler)
 
-    def hit(self, outcome: Outcome) -> None:
+    def hit(self, outcome: Outcome, vcpu: int) -> None:
         """A hit was seen."""
-        self._before, self.seen = self.seen, self.seen.after(self.handler, outcome)
+        self._before, self.seen = self.seen, self.seen.after(self.handler, outcome, vcpu)
 
     def take_back(self) -> None:
         """The last hit is going to be counted once more."""

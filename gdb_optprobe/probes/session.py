@@ -36,8 +36,6 @@ Run = Callable[[float | None], str | None]
 
 # Addresses of one location that are worked on together: the code around them is decoded once.
 NO_MEMORY = {Refusal.ARENA_MISSING.code, Refusal.ARENA_FULL.code, Refusal.ARENA_OUT_OF_REACH.code}
-TABLE_BITS = 9
-"""Of a table: 512 keys and some more (objects/table.py)."""
 AT_ONCE = 256
 
 SLICE = 0.1
@@ -145,7 +143,7 @@ class Session:
             return Handler()
         scope = self.target.scope(plan.address)
         condition, actions = spec.condition_part, spec.action_parts
-        handler = Handler.of(compile_handler(condition, actions, scope.names), scope.per_cpu, TABLE_BITS)
+        handler = Handler.of(compile_handler(condition, actions, scope.names), scope.per_cpu, scope.cpu)
         try:
             handler.code(self.target.isa, plan, plan.dead, plan.address)
         except NotLowered as stuck:

@@ -152,7 +152,7 @@ class Site:
         held = []
         for probe in self._hit_last:
             outcome = probe.handler.run(hit)
-            probe.hit(outcome)
+            probe.hit(outcome, hit.vcpu)
             if outcome.held:
                 held.append(probe)
                 if probe.spec.pre_handler is not None:

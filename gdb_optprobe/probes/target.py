@@ -10,6 +10,7 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.guest.text import FtraceSite, Text
+from gdb_optprobe.handlers.program import Expr
 from gdb_optprobe.handlers.scope import Scope
 from gdb_optprobe.isa.base import Isa
 from gdb_optprobe.probes.stops import Stops
@@ -27,10 +28,11 @@ class Tracer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NamesAt:
-    """What names mean at an address. per_cpu: see isa.emitter.Before."""
+    """What names mean at an address. per_cpu: see isa.emitter.Before. cpu: this CPU's number."""
 
     names: Scope
     per_cpu: int | None = None
+    cpu: Expr | None = None
 
 
 @dataclass(frozen=True)

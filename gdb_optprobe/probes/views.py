@@ -56,6 +56,19 @@ class ObjectView:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordView:
+    """What `record` or `print` kept of one hit. time: of the guest's clock; None where the hit stopped the guest.
+
+    values: its parts. text: as the format has them.
+    """
+
+    cpu: int
+    time: int | None
+    values: tuple[int | str, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeView:
     """One row of `optprobe list`.
 
@@ -91,6 +104,7 @@ class ProbeView:
     faults: int
     stops: int
     objects: tuple[ObjectView, ...] = ()
+    records: tuple[RecordView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

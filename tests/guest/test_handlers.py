@@ -27,11 +27,19 @@ def report(name: str) -> str:
     return f'python print("{MARK}{name}"); gdb.execute("optprobe report -json"); print("{MARK}end")'
 
 
+def reported(finished: Finished, name: str) -> list[dict[str, Any]]:
+    text = finished.output.split(f"{MARK}{name}\n")[1].split(f"{MARK}end")[0]
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def records(finished: Finished, name: str) -> list[dict[str, Any]]:
+    return [line for line in reported(finished, name) if line["type"] == "record"]
+
+
 def maps(finished: Finished, name: str) -> dict[tuple[int, str], Any]:
     """By probe and action, what was gathered: by key, or one value."""
-    text = finished.output.split(f"{MARK}{name}\n")[1].split(f"{MARK}end")[0]
     found: dict[tuple[int, str], Any] = {}
-    for line in map(json.loads, text.splitlines()):
+    for line in reported(finished, name):
         if line["type"] == "map":
             assert line["lost"] == 0
             by_key = {tuple(entry["key"]): entry["value"] for entry in line["entries"]}
@@ -78,6 +86,30 @@ def test_what_is_gathered(each_linux: Guest, tier: str) -> None:
     assert {size: by_size[(size,)] for size in counts} == counts
     assert found[probes[1]["number"], "max($arg3) by ($comm, $arg1)"][("dd", 0)] == 7777
     assert each_linux.problems() == []
+
+
+@pytest.mark.parametrize("tier", ["optimized", "breakpoint"])
+def test_records(each_linux: Guest, tier: str) -> None:
+    """Each read in its order, with its time; what finds no room is counted; cleared ones come no more."""
+    forced = f"-tier {tier}" if tier != "optimized" else ""
+    many = 700 if tier == "optimized" else 20
+    both = 'if $comm == "dd" && $arg3 >= 100 do print("%s reads %5ld\\n", $comm, $arg3), record($arg3 * 2, $pid)'
+    script: list[str | Workload] = [f"optprobe add ksys_read {forced} {both}", "optprobe commit"]
+    script += [Workload("dd if=/dev/zero of=/dev/null bs=100 count=2; dd if=/dev/zero of=/dev/null bs=7777 count=1")]
+    script += [report("first"), "optprobe report -clear", report("cleared")]
+    script += [Workload(f"dd if=/dev/zero of=/dev/null bs=101 count={many}"), report("many"), "optprobe delete"]
+    finished = batch(each_linux, script)
+    assert finished.status == 0, finished.output
+    first = records(finished, "first")
+    assert [one["text"] for one in first[::2]] == ["dd reads   100\n"] * 2 + ["dd reads  7777\n"], finished.output
+    assert [one["values"][0] for one in first[1::2]] == [200, 200, 15554]
+    assert len({one["values"][1] for one in first[1::2]}) == 2
+    times = [one["time"] for one in first]
+    assert times == sorted(times) if tier == "optimized" else not any(times)
+    assert records(finished, "cleared") == []
+    (probe,) = [line for line in reported(finished, "many") if line["type"] == "probe"]
+    assert len(records(finished, "many")) + probe["dropped"] == 2 * many
+    assert (probe["dropped"] > 0) is (tier == "optimized")
 
 
 def test_from_python(each_linux: Guest) -> None:
