@@ -14,6 +14,7 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.layout import Program
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.isa.base import Dead, Isa
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.placed import Placed
 from gdb_optprobe.probes.site import Site
@@ -68,7 +69,7 @@ def _programs(sites: Sequence[Site], target: Target, arena: Arena) -> Mapping[in
 def _program(site: Site, target: Target, read: Collection[str]) -> Program:
     """read: registers that programs of this detour read, so that none of them may overwrite these."""
     plan = site.plan
-    dead = replace(plan.dead, registers=plan.dead.registers.difference(read))
+    dead = _unread(plan.dead, read, target.isa)
     programs = [
         probe.handler.code(target.isa, plan, dead, probe.counter.address)
         for probe in site.enabled
@@ -82,3 +83,11 @@ def _program(site: Site, target: Target, read: Collection[str]) -> Program:
         return code
 
     return program
+
+
+def _unread(dead: Dead, read: Collection[str], isa: Isa) -> Dead:
+    """What of `dead` may be overwritten though programs read registers by these names. Parts of the flags have others."""
+    registers = dead.registers.difference(read)
+    if isa.flags not in read:
+        return replace(dead, registers=registers)
+    return Dead(False, registers.intersection(isa.registers))

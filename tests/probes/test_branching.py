@@ -1,0 +1,47 @@
+"""Programs that share a detour: what one of them reads, no other one overwrites."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from gdb_optprobe.detours.arena import Arena, Ranges
+from gdb_optprobe.handlers.program import Binary, Constant, Op, Program, Register, Update
+from gdb_optprobe.isa.base import Dead, Isa
+from gdb_optprobe.isa.ppc64le import PPC64LE
+from gdb_optprobe.isa.x86_64 import X86_64
+from gdb_optprobe.probes import branching
+from gdb_optprobe.probes.handler import HITS, Handler
+from gdb_optprobe.probes.site import Site
+from gdb_optprobe.probes.target import Target
+from tests.detours.fakes import FakeMemory
+
+AT = {X86_64: 0xFFFFFFFF81000000, PPC64LE: 0xC000000000100000}
+DATA = 0x10000
+DEAD = {X86_64: {"rax", "rcx", "carry"}, PPC64LE: {"r9", "r10", "r11", *(f"cr{n}" for n in range(8))}}
+
+
+def code_of(isa: Isa, *handlers: Handler) -> list[str]:
+    """The mnemonics of programs at one address, where flags and some registers are dead."""
+    at = AT[isa]
+    memory = FakeMemory(at + DATA, bytes(0x1000))
+    target = cast(Target, SimpleNamespace(isa=isa, machine=memory))
+    plan = SimpleNamespace(address=at, dead=Dead(True, frozenset(DEAD[isa])), base=None)
+    enabled = [SimpleNamespace(handler=handler, counter=None) for handler in handlers]
+    site = cast(Site, SimpleNamespace(address=at, plan=plan, enabled=enabled))
+    arena = Arena(Ranges((), ((at + DATA, at + DATA + 0x1000),)))
+    program = branching._programs([site], target, arena)[at]
+    return [insn.text.split()[0] for insn in isa.decode(program(at), at)]
+
+
+@pytest.mark.parametrize(("isa", "flags", "keeps"), [(X86_64, "eflags", "pushfq"), (PPC64LE, "cr", "mfocrf")])
+def test_a_count_keeps_the_flags_that_a_later_program_reads(isa: Isa, flags: str, keeps: str) -> None:
+    test = Binary(Op.AND, Register(flags), Constant(0x40), 64, False)
+    reader = Handler(Program(test, (Update(HITS),)))
+    alone, other = code_of(isa, Handler()), code_of(isa, Handler(), Handler())
+    assert keeps not in alone + other, "dead, and read by nobody"
+    both = code_of(isa, Handler(), reader)
+    changes = both.index("lock" if isa is X86_64 else "stdcx.")
+    assert keeps in both[:changes]
