@@ -86,7 +86,7 @@ def _program(site: Site, target: Target, read: Collection[str]) -> Program:
 
 
 def _unread(dead: Dead, read: Collection[str], isa: Isa) -> Dead:
-    """What of `dead` may be overwritten though programs read registers by these names. Parts of the flags have others."""
+    """What of `dead` may be overwritten though programs read these registers, of which no part of the flags is one."""
     registers = dead.registers.difference(read)
     if isa.flags not in read:
         return replace(dead, registers=registers)
