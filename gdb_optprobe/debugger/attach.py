@@ -196,7 +196,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
         completions=recovered.symbols.completions,
         resolve=locations.resolve,
         breakpoints=_breakpoints,
-        alive=lambda: _alive(recovered, machine, holder),
+        alive=lambda: _alive(linux, holder),
         scope=lambda address: linux.scope(address, convenience),
     )
     session = Session(target, current_settings, _run)
@@ -268,7 +268,7 @@ def _run(seconds: float | None) -> str | None:
     return describe(stop) if stop is not None else None
 
 
-def _alive(recovered: Recovered, machine: GdbMachine, holder: list[Session]) -> None:
+def _alive(linux: Linux, holder: list[Session]) -> None:
     """Raises OptprobeError when the guest was rebooted, or is another one: its kernel or our branches are gone."""
     session = holder[0]
     registry = session.registry
@@ -277,7 +277,7 @@ def _alive(recovered: Recovered, machine: GdbMachine, holder: list[Session]) -> 
         "add them again",
     )
     try:
-        same = recovered.still_there(machine) and session.something_left()
+        same = linux.still_there() and session.something_left()
     except Unreadable:
         same = False
     if not same:

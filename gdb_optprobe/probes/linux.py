@@ -48,6 +48,7 @@ class Linux:
     room: Room | None = None
     tracer: SiteTracer = field(init=False)
     _saved: list[Saved] | None = None
+    _took: bool = False
 
     def __post_init__(self) -> None:
         self.tracer = SiteTracer(self)
@@ -91,6 +92,12 @@ class Linux:
         self._saved = None
         self.memory.forget()
         self.text.forget()
+
+    def still_there(self) -> bool:
+        """Whether this kernel runs, with memory for detours as we made it. Raises Unreadable."""
+        if not self.recovered.still_there(self.machine):
+            return False
+        return not self._took or self.room is None or self.room.stands()
 
     # stacks --------------------------------------------------------------------------------------------------------
 
@@ -175,11 +182,12 @@ class Linux:
         """Make what `new_arena` found ready for use: page tables, say."""
         if self.room is not None:
             self.room.take()
+            self._took = True
             self.memory.forget()
 
     def give_back_arena(self) -> None:
         """Nothing of ours is left: page tables become what they were."""
-        room, self.room = self.room, None
+        room, self.room, self._took = self.room, None, False
         if room is not None:
             room.give_back()
             self.memory.forget()

@@ -40,6 +40,11 @@ def apply(patches: Sequence[PhysicalPatch], memory: PhysicalMemory) -> None:
             raise Changed(f"physical memory at {patch.address:#x} cannot be written")
 
 
+def stand(patches: Sequence[PhysicalPatch], memory: PhysicalMemory) -> bool:
+    """Whether what was written is still there: it is not once the guest was reset."""
+    return all(patch.changes or memory.read_physical(patch.address, len(patch.new)) == patch.new for patch in patches)
+
+
 def undo(patches: Sequence[PhysicalPatch], memory: PhysicalMemory) -> None:
     """Put the old bytes back, last first, where the new ones are still there."""
     for patch in reversed(patches):

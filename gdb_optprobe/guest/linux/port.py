@@ -54,6 +54,7 @@ class Room:
 
     take:      makes it ready for use.
     give_back: undoes that, once nothing is left in it.
+    stands:    whether that is still so: not once the guest was reset.
     """
 
     code: tuple[int, int]
@@ -61,6 +62,7 @@ class Room:
     fill: int
     take: Callable[[], None] = lambda: None
     give_back: Callable[[], None] = lambda: None
+    stands: Callable[[], bool] = lambda: True
 
 
 class Unwinder(Protocol):

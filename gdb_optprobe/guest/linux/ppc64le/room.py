@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import physical
@@ -70,14 +70,20 @@ def find(machine: Machine, kernel: Kernel) -> Room:
     gap = _code(machine, kernel, root)
     page = _page(machine, kernel, root, gap.start)
     data = (page.start, page.end) if page is not None else _data(kernel)
+    switch = (page.switch,) if page is not None else ()
+
+    def stands() -> bool:
+        return physical.stand(switch, machine)
+
     if not gap.left:
-        return _fresh(machine, kernel, (gap.start, gap.end), data, page)
+        return replace(_fresh(machine, kernel, (gap.start, gap.end), data, page), stands=stands)
     theirs = (counter + 8 for counter in counters(gap.left, _toc(kernel)) if data[0] <= counter < data[1])
-    used = max(theirs, default=data[0])
+    # The words of programs' memory end in one that is not 0 (probes/handler.py); a count that is still 0 may be last.
+    used = max((data[0] + -(-len(kernel.read(*data).rstrip(b"\0")) // 8) * 8, *theirs))
     free = gap.start + -(-len(gap.left) // LINE) * LINE
     if gap.end - free < LEAST or data[1] - used < LINE:
         raise NoRoom("earlier sessions have left no room for detours", ADVICE)
-    return Room((free, gap.end), (used, data[1]), FILL)
+    return Room((free, gap.end), (used, data[1]), FILL, stands=stands)
 
 
 def _fresh(
@@ -89,7 +95,7 @@ def _fresh(
     switch = (page.switch,) if page is not None else ()
 
     def take() -> None:
-        if page is not None and page.is_data:
+        if page is not None and page.is_data and physical.stand(switch, machine):
             _clear(kernel, *data)
         else:
             physical.apply(switch, machine)
