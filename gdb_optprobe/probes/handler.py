@@ -1,8 +1,9 @@
 """What a probe does at a hit, compiled for its address, and where that leaves a trace in guest memory.
 
     a plain count   │ hits │
-    others          │ hits │ faults │ words of each cell │ table │ table │ ring │
-                    └──────── head, read by every list ──┘└──── by report ──────┘
+    others          │ hits │ faults │ words of each cell │ table │ table │ ring │ END │
+                    └──────── head, read by every list ──┘└─────── by report ─────────┘
+Where it ends is seen by a session that finds it left by an earlier one (guest/linux/ppc64le/room.py): END is never 0.
 A hit is one where the condition holds.
 """
 
@@ -42,6 +43,7 @@ WORD = 8
 PER_CPU = "gs_base"
 """What PerCpuBase is where it is a register: x86-64, in the kernel."""
 HITS = Cell("hits", Count())
+END = (1).to_bytes(WORD, "little")
 _BEFORE_CELLS = 2
 
 
@@ -99,7 +101,7 @@ class Handler:
     @property
     def size(self) -> int:
         """Bytes of guest memory."""
-        return self.ring_offset + (self.ring.size if self.ring is not None else 0)
+        return self.ring_offset + (self.ring.size if self.ring is not None else 0) + len(self._end)
 
     def head(self) -> tuple[int, ...]:
         """The words before the first hit."""
@@ -110,7 +112,12 @@ class Handler:
     def initial(self) -> bytes:
         """All of it before the first hit."""
         tables = b"".join(layout.initial() for _, layout in self.tables)
-        return aggregate.encode(self.head()) + tables + (self.ring.initial() if self.ring is not None else b"")
+        ring = self.ring.initial() if self.ring is not None else b""
+        return aggregate.encode(self.head()) + tables + ring + self._end
+
+    @property
+    def _end(self) -> bytes:
+        return b"" if self.is_plain else END
 
     def places(self) -> Iterator[tuple[Cell, slice]]:
         """Where in the head each cell has its words."""

@@ -183,3 +183,37 @@ def test_isolation_maps_the_text_twice() -> None:
         assert mapping is not None and not mapping.executable
         assert at(there, IMAGE, root).executable  # type: ignore[union-attr]
     assert at(there, use.data[0], PGD + 0x1000) is None and WRITABLE
+
+
+def test_what_an_earlier_session_left_ends_behind_the_last_word_it_wrote() -> None:
+    there = guest()
+    use, tables, patches = found(there)
+    physical.apply(patches, there)
+    linux = kernel(there, TAIL)
+
+    def free() -> tuple[int, int]:
+        left = filler.left_behind(linux, tables, there.read_physical, code_pages=PAGES, data_pages=FRAMES)
+        assert left is not None
+        return left.data
+
+    assert free() == use.data
+    # A hit is counted in the first word; the table behind it is reached through a register.
+    there.put(use.code[0] - IMAGE + PHYSICAL, count_at(use.code[0], use.data[0]))
+    assert free() == (use.data[0] + 8, use.data[1])
+    there.put(use.frames[0] - IMAGE + PHYSICAL, bytes(0x1008) + b"\x01\xcc")
+    assert free() == (use.data[0] + 0x1010, use.data[1])
+
+
+def count_at(address: int, counter: int) -> bytes:
+    return b"\xf0\x48\xff\x05" + (counter - address - 8).to_bytes(4, "little", signed=True)
+
+
+def test_what_is_written_stands_until_it_is_undone() -> None:
+    there = guest()
+    _, _, patches = found(there)
+    assert not physical.stand(patches, there)
+    physical.apply(patches, there)
+    there.put(patches[0].address, b"counted")
+    assert physical.stand(patches, there), "data change"
+    physical.undo(patches, there)
+    assert not physical.stand(patches, there)

@@ -110,7 +110,7 @@ def left_behind(
 ) -> Filler | None:
     """What is free of an arena that an earlier session mapped and left, its probes in it; None where there is none.
 
-    Free are the code behind the last byte that is no filler, and the data behind the last counter of that code.
+    Free are the code behind the last byte that is no filler, and the data behind that too and behind the last counter.
     """
     mapped = translate(read_physical, tables.roots[0], DATA_AT, la57=tables.la57)
     if mapped is None or not mapped.writable or mapped.executable:
@@ -123,7 +123,9 @@ def left_behind(
         counters = [start + at.end() + int.from_bytes(at[1], "little", signed=True) for at in COUNT.finditer(used)]
         # Memory of the user's own may be counted with too.
         ours = (counter + 8 - DATA_AT for counter in counters if DATA_AT <= counter < found.data[1])
-        beyond = max(ours, default=0)
+        # Nor is every word a counter's: whoever takes a piece writes all of it.
+        written = kernel.read(*found.frames).rstrip(bytes([FILL]))
+        beyond = max((-(-len(written) // 8) * 8, *ours))
         free = found.frames[0] + beyond
         if DATA_AT <= DATA_AT + beyond < found.data[1]:
             return Filler((-(-(start + len(used)) // PAGE) * PAGE, end), found.tables, (free, found.frames[1]), beyond)
