@@ -42,13 +42,13 @@ class Hit:
 
     read:     memory by address and size; raises Unreadable.
     per_cpu:  what PerCpuBase is on this CPU.
-    clock:    what Clock is.
+    clock:    what Clock is; None where nothing can be said of it: a fault.
     """
 
     registers: Mapping[str, int]
     read: ReadMemory
     per_cpu: int = 0
-    clock: int = 0
+    clock: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,8 @@ def evaluate(node: Expr, hit: Hit) -> int:
         case PerCpuBase():
             return hit.per_cpu & MASK
         case Clock():
+            if hit.clock is None:
+                raise Fault("the clock runs on")
             return hit.clock & MASK
         case Load(address, size, signed):
             data = _read(hit, evaluate(address, hit), size)

@@ -20,7 +20,6 @@ from gdb_optprobe.handlers.interpret import Outcome
 from gdb_optprobe.handlers.lowering import Surroundings, lower
 from gdb_optprobe.handlers.program import (
     Cell,
-    Clock,
     Expr,
     PerCpuBase,
     Program,
@@ -130,10 +129,7 @@ class Handler:
         """What a hit that stopped the guest does. The clock runs on while GDB looks, so to ask for it is a fault."""
         if self.is_plain:
             return Outcome(held=True)
-        kinds = {type(node) for node in self.program.nodes()}
-        if Clock in kinds:
-            return Outcome(held=False, faults=1)
-        per_cpu = hit.regs[PER_CPU] if PerCpuBase in kinds else 0
+        per_cpu = hit.regs[PER_CPU] if PerCpuBase() in self.program.nodes() else 0
         return interpret.run(self.program, interpret.Hit(hit.regs, hit.read, per_cpu))
 
     def code(self, isa: Isa, plan: Plan, dead: Dead, memory: int) -> Code:

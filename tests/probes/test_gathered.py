@@ -99,8 +99,14 @@ def test_a_count_of_the_users_is_the_hits() -> None:
 
 
 def test_the_clock_cannot_be_asked_while_the_guest_stands() -> None:
-    timed = Handler.of(Program(None, (Update(Cell("sum", Sum(False)), Clock()),)), None, None)
-    assert timed.run(hit({})) == Outcome(held=False, faults=1)
+    timed = (Update(Cell("sum", Sum(False)), Clock()), Update(Cell("max", Greatest(False)), Register("rdi")))
+    handler = Handler.of(Program(Register("rdx"), timed), None, None)
+    some = {"rdx": 1, "rdi": 5}
+    found = Gathered.nothing(handler).after(handler, handler.run(hit(some)), 0)
+    assert found.head == (1, 1, 0, 5, 1), "the hit and the other action count"
+    assert handler.run(hit({"rdx": 0})) == Outcome(held=False), "nobody asked for it"
+    asked = Handler.of(Program(Clock(), timed), None, None)
+    assert asked.run(hit(some)) == Outcome(held=False, faults=1)
 
 
 def test_faults_are_counted_beside_hits() -> None:
