@@ -202,6 +202,8 @@ def test_what_an_earlier_session_left_ends_behind_the_last_word_it_wrote() -> No
     assert free() == (use.data[0] + 8, use.data[1])
     there.put(use.frames[0] - IMAGE + PHYSICAL, bytes(0x1008) + b"\x01\xcc")
     assert free() == (use.data[0] + 0x1010, use.data[1])
+    there.put(use.code[0] - IMAGE + PHYSICAL, b"\xcc" * 8)
+    assert free() == use.data, "nothing is left that counts"
 
 
 def count_at(address: int, counter: int) -> bytes:

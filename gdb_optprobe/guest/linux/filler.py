@@ -123,8 +123,8 @@ def left_behind(
         counters = [start + at.end() + int.from_bytes(at[1], "little", signed=True) for at in COUNT.finditer(used)]
         # Memory of the user's own may be counted with too.
         ours = (counter + 8 - DATA_AT for counter in counters if DATA_AT <= counter < found.data[1])
-        # Nor is every word a counter's: whoever takes a piece writes all of it.
-        written = kernel.read(*found.frames).rstrip(bytes([FILL]))
+        # Nor is every word a counter's: whoever takes a piece writes all of it. Without code nobody counts in any.
+        written = kernel.read(*found.frames).rstrip(bytes([FILL])) if used else b""
         beyond = max((-(-len(written) // 8) * 8, *ours))
         free = found.frames[0] + beyond
         if DATA_AT <= DATA_AT + beyond < found.data[1]:
