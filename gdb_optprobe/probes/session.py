@@ -71,7 +71,8 @@ class Session:
             )
         probes = self._create(spec, addresses)
         if not probes:
-            raise OptprobeError(f"none of the {len(addresses)} addresses of {spec.location} can be probed")
+            can_be = spec.tier or "probed"
+            raise OptprobeError(f"none of the {len(addresses)} addresses of {spec.location} can be {can_be}")
         self.last_number = probes[-1].number
         return self._views(probes)
 

@@ -18,6 +18,7 @@ from unicorn import x86_const
 
 from gdb_optprobe.detours.arena import Arena, Ranges
 from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.guest.text import Area, FtraceSite
@@ -269,3 +270,11 @@ def test_counts_are_exact_where_no_thread_is_in_a_detour(orders: list[tuple[str,
     for probe in world.session.registry.probes():
         assert world.session.hits(probe.number) == world.expected[probe.number]
     world.end()
+
+
+def test_addresses_that_can_be_probed_are_not_said_to_be_none() -> None:
+    world = World()
+    where = f"*{world.addresses[0]:#x}"
+    with pytest.raises(OptprobeError, match=r"none of the 1 addresses of .* can be emulated"):
+        world.session.add(Spec(where, glob=True, tier="emulated"))
+    assert len(world.session.add(Spec(where, glob=True))) == 1
