@@ -202,6 +202,15 @@ def _instructions(probe: ProbeView) -> str:
     return f"{_counted(least, 'instruction')} where the condition is false, about {most} otherwise"
 
 
+def _instructions_briefly(probe: ProbeView) -> str:
+    """The same for a column."""
+    assert probe.detour is not None
+    least, most = probe.detour.least, probe.detour.added
+    if least == most:
+        return _counted(most, "instruction")
+    return f"{least} or ~{most} instructions" if probe.condition else f"~{most} instructions"
+
+
 def _next_steps(probe: ProbeView) -> list[str]:
     steps = []
     if probe.state == "optimizing":
@@ -260,7 +269,7 @@ def _report_row(probe: ProbeView) -> tuple[str, ...]:
     if cost:
         cost = f"{'two stops' if cost == 'twice' else 'a stop'} ({probe.tier})"
     elif probe.detour:
-        cost = _instructions(probe)
+        cost = _instructions_briefly(probe)
     return str(probe.number), *(str(count) for count in counts), cost or "", _asked(probe)
 
 

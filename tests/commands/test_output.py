@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from gdb_optprobe.debugger.output import Json, Text
-from gdb_optprobe.probes.views import ProbeView
+from gdb_optprobe.objects.aggregate import Count
+from gdb_optprobe.probes.views import ObjectView, ProbeView, RecordView, RowView
 from tests.commands.fake_session import EXPLAINED, SHOWN, boosted, probe
 
 CONTRACT = [
@@ -51,6 +52,39 @@ def test_add_says_what_a_hit_costs() -> None:
     assert text("added", [probe()]) == [
         "Probe 1 at 0xffffffff8134cc50 <vfs_read>: optimized, 5 bytes patched; a hit costs 3 instructions"
     ]
+
+
+def test_a_condition_has_two_costs_and_a_loop_about_one() -> None:
+    plain = probe()
+    assert plain.detour is not None
+    jumps = replace(plain, detour=replace(plain.detour, least=3, added=51))
+    assert text("added", [replace(jumps, condition="x")])[0].endswith(
+        "a hit costs 3 instructions where the condition is false, about 51 otherwise"
+    )
+    assert text("added", [jumps])[0].endswith("a hit costs about 51 instructions")
+    assert "3 or ~51 instructions" in text("report", [replace(jumps, condition="x")])[1]
+    assert " 0 ~51 instructions" in text("report", [jumps])[1]
+
+
+def test_what_was_gathered_and_recorded_is_told_behind_the_table() -> None:
+    rows = (RowView(("dd", 3), (7,)),)
+    record = RecordView(1, 12345, ("dd", 5), "dd reads 5\n")
+    full = replace(probe(), objects=(ObjectView("count by ($comm, fd)", Count(), rows),), records=(record,))
+    assert [line.strip() for line in text("report", [full])][-3:] == [
+        "count by ($comm, fd):",
+        "[dd, 3]: 7",
+        "[1] 12345: dd reads 5",
+    ]
+    _, table, kept = values("report", [full])
+    assert table["entries"] == [{"key": ["dd", 3], "value": 7}] and table["lost"] == 0
+    assert kept == {
+        "type": "record",
+        "number": 1,
+        "cpu": 1,
+        "time": 12345,
+        "values": ["dd", 5],
+        "text": "dd reads 5\n",
+    }
 
 
 def test_add_says_why_not_optimized() -> None:
