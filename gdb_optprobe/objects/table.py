@@ -66,6 +66,12 @@ class TableLayout:
         slot = encode((FREE, *(0,) * self.key_words, *initial(self.aggregate)))
         return bytes(8) + slot * self.slots
 
+    def cleared(self, data: bytes) -> bytes:
+        """The table with its keys, and values as before the first: what is being written to it finds what it left."""
+        value = encode(initial(self.aggregate))
+        slots = (data[at : at + self.value_offset] + value for at in range(8, self.size, self.slot_size))
+        return bytes(8) + b"".join(slots)
+
     def place(self, key: Sequence[int]) -> int:
         """The slot where the search for a key begins."""
         mixed = key[0]

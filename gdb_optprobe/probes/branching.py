@@ -17,6 +17,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.isa.base import Dead, Isa
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.placed import Placed
+from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.target import Target
 
@@ -55,13 +56,18 @@ def serves(sites: Sequence[Site]) -> tuple[int, ...]:
     return tuple(probe.number for site in sites for probe in site.enabled)
 
 
+def reserve(probe: Probe, target: Target, arena: Arena) -> None:
+    """Memory for what the probe's program gathers, as it is before the first hit. Raises Refused."""
+    if probe.counter is None:
+        probe.counter = arena.allocate_data(probe.handler.size, probe.address, target.isa.data_reach)
+        target.machine.write(probe.counter.address, probe.handler.initial())
+
+
 def _programs(sites: Sequence[Site], target: Target, arena: Arena) -> Mapping[int, Program]:
     """By address, every enabled probe's program there, one behind the other."""
     for site in sites:
         for probe in site.enabled:
-            if probe.counter is None:
-                probe.counter = arena.allocate_data(probe.handler.size, site.address, target.isa.data_reach)
-                target.machine.write(probe.counter.address, probe.handler.initial())
+            reserve(probe, target, arena)
     read = frozenset(name for site in sites for probe in site.enabled for name in probe.handler.program.registers)
     return {site.address: _program(site, target, read) for site in sites}
 

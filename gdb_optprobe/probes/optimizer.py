@@ -180,6 +180,23 @@ class Optimizer:
         if lost:
             raise lost[0]
 
+    def reserve(self, probe: Probe, plan: Plan) -> None:
+        """Memory for what `probe` gathers, before any branch is touched, so that others keep theirs. Raises Refused."""
+        if plan.tier is Tier.OPTIMIZED and not probe.handler.is_plain:
+            arena = self.take_arena()
+            self._with_room(lambda: branching.reserve(probe, self.target, arena), arena)
+
+    def is_inside(self, site: Site) -> bool:
+        """Whether somebody may be in a program of `site`, or in a detour that was left, which may have been one's."""
+        left = self._arena.left if self._arena is not None else ()
+        detours = (*left, *((site.branch.detour,) if site.branch is not None else ()))
+        if not detours or self.target.stacks_missing:
+            return bool(detours)
+        try:
+            return bool(quiescence.busy([(one.address, one.end) for one in detours], self.target.saved()))
+        except OptprobeError:
+            return True
+
     def retry(self) -> None:
         """At a stop that occurred anyway: try the sites that wait for somebody to leave."""
         waiting = [site for site in self.registry.sites() if site.waits and site.enabled]

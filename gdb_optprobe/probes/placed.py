@@ -11,6 +11,7 @@ from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.patch import TextChanged
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.isa.base import OutOfReach, Unrelocatable
 from gdb_optprobe.probes.target import Target
 
@@ -43,7 +44,11 @@ class Placed:
             except TextChanged:
                 # Somebody left something there; the arena has struck that piece off, and the next one may be free.
                 continue
-        patch.apply([change], target.machine)
+        try:
+            patch.apply([change], target.machine)
+        except OptprobeError:
+            arena.code.lose(slot)
+            raise
         return cls(slot, detour)
 
     def give_up(self, target: Target, arena: Arena, reached: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from gdb_optprobe.detours import layout
 from gdb_optprobe.detours.layout import Detour
@@ -60,18 +60,25 @@ def gathered(probes: Sequence[Probe], target: Target, whole: bool = False) -> di
     return found
 
 
-def clear(probes: Iterable[Probe], target: Target) -> None:
-    """As if there had been no hit."""
+def clear(probes: Iterable[Probe], target: Target, is_inside: Callable[[Probe], bool]) -> None:
+    """As if there had been no hit. is_inside: whether somebody may be in the probe's program; tables keep keys then."""
     for probe in probes:
         probe.clear()
         if probe.counter is None:
             continue
-        ring = probe.handler.ring
-        at = probe.handler.ring_offset
-        target.machine.write(probe.counter.address, probe.handler.initial()[:at])
+        handler, start = probe.handler, probe.counter.address
+        ring, at = handler.ring, handler.head_size
+        if not handler.tables or not is_inside(probe):
+            target.machine.write(start, handler.initial()[: handler.ring_offset])
+        else:
+            target.machine.write(start, handler.initial()[:at])
+            for _, layout in handler.tables:
+                target.machine.write(start + at, layout.cleared(target.machine.read(start + at, layout.size)))
+                at += layout.size
         if ring is not None:
-            found = ring.decode(target.machine.read(probe.counter.address + at, ring.size), probe.since)
-            target.machine.write(probe.counter.address + at, found.header)
+            at = start + handler.ring_offset
+            found = ring.decode(target.machine.read(at, ring.size), probe.since)
+            target.machine.write(at, found.header)
             probe.since = found.position
 
 

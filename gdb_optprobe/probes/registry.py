@@ -59,6 +59,10 @@ class Registry:
     def site(self, address: int) -> Site | None:
         return self._sites.get(address)
 
+    def has(self, probe: Probe) -> bool:
+        """Whether it was not removed."""
+        return self._probes.get(probe.number) is probe
+
     def site_of(self, probe: Probe) -> Site:
         return self._sites[probe.address]
 

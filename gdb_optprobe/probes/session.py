@@ -111,10 +111,12 @@ class Session:
                 handlers = [self._handler(spec, plan) for plan in plans]
                 new = [self._place(spec, plan, handler) for plan, handler in zip(plans, handlers, strict=True)]
                 created += new
+                for probe, plan in zip(new, plans, strict=True):
+                    self.optimizer.reserve(probe, plan)
                 self.optimizer.settle(self._sites_of(new))
                 created = self._kept(created, new)
         except BaseException:
-            self._remove(created)
+            self._remove([probe for probe in created if self.registry.has(probe)])
             raise
         return created
 
@@ -259,7 +261,11 @@ class Session:
 
     def clear(self, numbers: Sequence[int] | None = None) -> None:
         """Start counting from zero."""
-        present.clear(self.registry.probes(numbers), self.target)
+
+        def is_inside(probe: Probe) -> bool:
+            return self.optimizer.is_inside(self.registry.site_of(probe))
+
+        present.clear(self.registry.probes(numbers), self.target, is_inside)
 
     def check(self) -> tuple[str, ...]:
         """Where the guest's memory does not hold what we wrote, in words."""

@@ -112,6 +112,17 @@ def test_records(each_linux: Guest, tier: str) -> None:
     assert (probe["dropped"] > 0) is (tier == "optimized")
 
 
+def test_what_finds_no_memory_leaves_others_as_they_are(each_linux: Guest) -> None:
+    fits_never = "optprobe add vfs_read do lhist($arg3, 0, 1000, 1) by $pid"
+    attempt = f"python\ntry:\n  gdb.execute({fits_never!r})\nexcept gdb.error as e: print(e)\nend"
+    script: list[str | Workload] = ["optprobe add vfs_read", "optprobe commit", attempt]
+    script += [keep("list", "optprobe list"), "optprobe check", "optprobe delete"]
+    finished = batch(each_linux, ["set optprobe exit-on-error off", *script])
+    assert finished.status == 0, finished.output
+    assert "optprobe: the memory for detours is full" in finished.output
+    assert [probe["tier"] for probe in finished.json("list")] == ["optimized"], finished.output
+
+
 def test_from_python(each_linux: Guest) -> None:
     """A Python handler is called where the condition holds; a text of several actions is several."""
     script: list[str | Workload] = [

@@ -41,6 +41,19 @@ def test_places_are_within_the_table_and_spread() -> None:
     assert TableLayout(2, Count(), 8).place((1, 2)) != TableLayout(2, Count(), 8).place((2, 1))
 
 
+def test_a_cleared_table_keeps_keys_and_what_is_being_written() -> None:
+    layout = TableLayout(1, Powers(False), bits=2)
+    data = bytearray(layout.initial())
+    data[8:24] = READY.to_bytes(8, "little") + (5).to_bytes(8, "little")
+    data[24 : 8 + layout.slot_size] = b"\x01" * (layout.slot_size - 16)
+    second = 8 + layout.slot_size
+    data[second : second + 8] = CLAIMED.to_bytes(8, "little")
+    cleared = layout.cleared(bytes(data))
+    assert len(cleared) == layout.size
+    assert cleared[8:24] == data[8:24] and cleared[second : second + 8] == data[second : second + 8]
+    assert layout.decode(cleared).by_key == {(5).to_bytes(8, "little"): initial(Powers(False))}
+
+
 def test_extremes_are_merged_by_what_words_stand_for() -> None:
     minus = (1 << 64) - 1
     assert merged(Least(True), (minus, 1), (3, 1)) == (minus, 1)
