@@ -142,6 +142,14 @@ def update(aggregate: Aggregate, words: Sequence[int], value: int) -> tuple[int,
             return (*words[:at], words[at] + 1 & MASK, *words[at + 1 :])
 
 
+def merged(aggregate: Aggregate, one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
+    """The words of an aggregate of the values of two."""
+    if isinstance(aggregate, Least | Greatest):
+        best = min if isinstance(aggregate, Least) else max
+        return (best(one[0], other[0], key=lambda word: number(word, aggregate.signed)), one[1] | other[1])
+    return tuple(a + b & MASK for a, b in zip(one, other, strict=True))
+
+
 def encode(words: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(words)}Q", *words)
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .aggregate import MASK, Aggregate, Greatest, Least, decode, encode, initial, number
+from .aggregate import MASK, Aggregate, decode, encode, initial, merged
 
 FREE, CLAIMED, READY = 0, 1, 3
 PROBES = 32
@@ -88,11 +88,3 @@ class TableLayout:
             key, words = slot[8 : self.value_offset], decode(slot[self.value_offset :])
             found[key] = merged(self.aggregate, found[key], words) if key in found else words
         return Contents(found, int.from_bytes(data[:8], "little"))
-
-
-def merged(aggregate: Aggregate, one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
-    """The words of an aggregate of the values of two."""
-    if isinstance(aggregate, Least | Greatest):
-        best = min if isinstance(aggregate, Least) else max
-        return (best(one[0], other[0], key=lambda word: number(word, aggregate.signed)), one[1] | other[1])
-    return tuple(a + b & MASK for a, b in zip(one, other, strict=True))

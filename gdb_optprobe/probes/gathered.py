@@ -10,7 +10,6 @@ from gdb_optprobe.handlers.program import Cell, Records, Stop
 from gdb_optprobe.objects import aggregate
 from gdb_optprobe.objects.aggregate import Aggregate
 from gdb_optprobe.objects.ring import Position
-from gdb_optprobe.objects.table import merged
 from gdb_optprobe.probes.handler import HITS, Handler
 
 Rows = Mapping[bytes, tuple[int, ...]]
@@ -53,7 +52,7 @@ class Gathered:
         """From guest memory: all of it, or the head alone. since: which records were cleared away."""
         head = aggregate.decode(data[: handler.head_size])
         if len(data) <= handler.head_size:
-            return cls(head, ({},) * len(handler.tables), (0,) * len(handler.tables))
+            return replace(cls.nothing(handler), head=head)
         at, contents = handler.head_size, []
         for _, layout in handler.tables:
             contents.append(layout.decode(data[at : at + layout.size]))
@@ -96,7 +95,7 @@ class Gathered:
         """Both together."""
         head = [left + right & aggregate.MASK for left, right in zip(self.head, other.head, strict=True)]
         for cell, place in handler.places():
-            head[place] = merged(cell.aggregate, self.head[place], other.head[place])
+            head[place] = aggregate.merged(cell.aggregate, self.head[place], other.head[place])
         tables = tuple(
             _together(table.aggregate, ours, theirs)
             for (table, _), ours, theirs in zip(handler.tables, self.tables, other.tables, strict=True)
@@ -113,5 +112,5 @@ def _add(rows: dict[bytes, tuple[int, ...]], kind: Aggregate, done: Done) -> Non
 def _together(kind: Aggregate, ours: Rows, theirs: Rows) -> Rows:
     found = dict(ours)
     for key, words in theirs.items():
-        found[key] = merged(kind, found[key], words) if key in found else words
+        found[key] = aggregate.merged(kind, found[key], words) if key in found else words
     return found

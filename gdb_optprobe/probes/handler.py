@@ -19,6 +19,7 @@ from gdb_optprobe.handlers import interpret
 from gdb_optprobe.handlers.interpret import Outcome
 from gdb_optprobe.handlers.lowering import Surroundings, lower
 from gdb_optprobe.handlers.program import (
+    WORD,
     Cell,
     Expr,
     PerCpuBase,
@@ -38,7 +39,6 @@ from gdb_optprobe.objects.ring import RingLayout
 from gdb_optprobe.objects.table import TableLayout
 from gdb_optprobe.probes.stops import Hit
 
-WORD = 8
 PER_CPU = "gs_base"
 """What PerCpuBase is where it is a register: x86-64, in the kernel."""
 HITS = Cell("hits", Count())

@@ -35,8 +35,9 @@ from gdb_optprobe.probes.views import ExplainView, ProbeView, ShowView
 Run = Callable[[float | None], str | None]
 
 # Addresses of one location that are worked on together: the code around them is decoded once.
-NO_MEMORY = {Refusal.ARENA_MISSING.code, Refusal.ARENA_FULL.code, Refusal.ARENA_OUT_OF_REACH.code}
 AT_ONCE = 256
+
+NO_MEMORY = {Refusal.ARENA_MISSING.code, Refusal.ARENA_FULL.code, Refusal.ARENA_OUT_OF_REACH.code}
 
 SLICE = 0.1
 LONGEST_SLICE = 1.0
