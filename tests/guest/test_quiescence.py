@@ -69,13 +69,23 @@ def threads(guest: Guest, processes: str = "$(cd /proc; echo [0-9]*)") -> set[in
 @pytest.mark.parametrize("options", GUESTS, ids=str)
 def test_every_thread_at_every_stop(boot: Boot, options: Mapping[str, str]) -> None:
     guest = boot(**options)
-    asleep = sleepers(guest)
+    failing = FAILING_PREEMPTED if "preempt=full" in options.values() else FAILING
+    every_thread(guest, sleepers(guest), STOPS, failing, "just ending", EACH_THREAD)
+
+
+def every_thread(
+    guest: Guest, asleep: Mapping[str, set[int]], count: int, failing: float, why: str, each_thread: float
+) -> None:
+    """At `count` stops under a storm of forks, `asleep` (by the function they are in) and all others are found.
+
+    failing:     the share of stops that may fail, with `why` in the words.
+    each_thread: seconds that a thread may take on a quiet machine.
+    """
     before = threads(guest)
     guest.check(f"exec >/dev/null 2>&1; {STORM}")
-    result = stops(guest, f"guest-stops {STOPS} {' '.join(asleep)}")
-    failing = FAILING_PREEMPTED if "preempt=full" in options.values() else FAILING
-    assert len(result["failures"]) <= failing * STOPS, result["failures"]
-    assert all("just ending" in failure for failure in result["failures"])
+    result = stops(guest, f"guest-stops {count} {' '.join(asleep)}")
+    assert len(result["failures"]) <= failing * count, result["failures"]
+    assert all(why in failure for failure in result["failures"]), result["failures"]
     found = set(result["threads"])
     lasting = before & threads(guest)
     assert set.union(*asleep.values()) <= lasting <= found
@@ -83,8 +93,8 @@ def test_every_thread_at_every_stop(boot: Boot, options: Mapping[str, str]) -> N
     for function, sleeping in asleep.items():
         assert sleeping <= set(result["inside"][function]), function
     median = result["seconds"][len(result["seconds"]) // 2]
-    print(f"{len(found)} threads: {1000 * median:.0f} ms; {len(result['failures'])} of {STOPS} stops failed")
-    assert median <= EACH_THREAD * SLACK * max(100, len(found))
+    print(f"{len(found)} threads: {1000 * median:.0f} ms; {len(result['failures'])} of {count} stops failed")
+    assert median <= each_thread * SLACK * max(100, len(found))
     assert guest.problems() == []
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,13 +13,13 @@ from qemu.machines import MACHINES
 from tests.guest.batch import Workload, batch, keep
 from tests.guest.conftest import FULL, Boot
 from tests.guest.test_ppc64le import two_dd
-from tests.guest.test_quiescence import IDLE, STORM, threads
+from tests.guest.test_quiescence import every_thread, threads
 
 STOPS = 200 if FULL else 40
 # QEMU 7.2 tells SRR0 of the first vCPU alone, and likes to stop a vCPU at the first instruction of an interrupt.
 UNTOLD = 0.01
 SLEEPERS = 30
-EACH_THREAD, SLACK = 0.002, 3.0  # seconds on a quiet machine
+EACH_THREAD = 0.002  # seconds on a quiet machine
 
 VARIABLES = {
     "init_task": "init_task",
@@ -69,28 +67,7 @@ def test_every_thread_at_every_stop(boot: Boot) -> None:
         guest.check("sleep 1000 >/dev/null 2>&1 &")
     asleep = {"hrtimer_nanosleep": threads(guest, "$(pidof sleep)"), "pipe_read": threads(guest, "$(pidof cat)")}
     assert [len(each) for each in asleep.values()] == [SLEEPERS + 1, 1]
-    before = threads(guest)
-    guest.check(f"exec >/dev/null 2>&1; {STORM}")
-    result = stops(guest, f"guest-stops {STOPS} {' '.join(asleep)}")
-    assert len(result["failures"]) <= UNTOLD * STOPS, result["failures"]
-    assert all("registers of vCPU" in failure for failure in result["failures"]), result["failures"]
-    found = set(result["threads"])
-    lasting = before & threads(guest)
-    assert set.union(*asleep.values()) <= lasting <= found
-    assert IDLE in found
-    for function, sleeping in asleep.items():
-        assert sleeping <= set(result["inside"][function]), function
-    median = result["seconds"][len(result["seconds"]) // 2]
-    print(f"{len(found)} threads: {1000 * median:.0f} ms; {len(result['failures'])} of {STOPS} stops failed")
-    assert median <= EACH_THREAD * SLACK * max(100, len(found))
-    assert guest.problems() == []
-
-
-def stops(guest: Guest, command: str) -> dict[str, Any]:
-    finished = batch(guest, [f"source {Path(__file__).with_name('guest_stops.py')}", command])
-    assert finished.status == 0, finished.output
-    (line,) = [line for line in finished.output.splitlines() if line.startswith('{"failures"')]
-    return dict(json.loads(line))
+    every_thread(guest, asleep, STOPS, UNTOLD, "registers of vCPU", EACH_THREAD)
 
 
 NEIGHBOURS = [f"*vfs_read+{offset}" for offset in range(8, 32, 4)]
