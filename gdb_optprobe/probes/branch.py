@@ -17,13 +17,17 @@ from gdb_optprobe.probes.placed import Placed
 
 @dataclass(frozen=True)
 class Branch:
-    """addresses: of its sites, ascending. plan: of any of them. serves: the numbers of the probes it counts for."""
+    """addresses: of its sites, ascending. plan: of any of them. serves: the numbers of the probes it counts for.
+
+    keeps: registers that it leaves as they were, dead or not.
+    """
 
     plan: Plan
     addresses: tuple[int, ...]
     serves: tuple[int, ...]
     patch: Patch
     placed: Placed
+    keeps: frozenset[str] = frozenset()
 
     @property
     def detour(self) -> Detour:

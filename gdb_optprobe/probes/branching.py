@@ -22,10 +22,13 @@ from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.target import Target
 
 
-def write(sites: Sequence[Site], target: Target, arena: Arena) -> Branch:
-    """Serve `sites` (ascending, of one region). Raises Refused or TextChanged with the guest as it was."""
+def write(sites: Sequence[Site], target: Target, arena: Arena, keeps: frozenset[str] = frozenset()) -> Branch:
+    """Serve `sites` (ascending, of one region). Raises Refused or TextChanged with the guest as it was.
+
+    keeps: registers that programs of the same function read, so that none of these may overwrite them.
+    """
     plan = sites[0].plan
-    programs = _programs(sites, target, arena)
+    programs = _programs(sites, target, arena, keeps)
     placed = Placed.near(plan.head, lambda at: layout.build(plan, target.isa, at, programs), target, arena)
     try:
         # What stands there must be what was planned for: the guest may have run since.
@@ -34,7 +37,7 @@ def write(sites: Sequence[Site], target: Target, arena: Arena) -> Branch:
     except OptprobeError:
         placed.give_up(target, arena, reached=False)
         raise
-    branch = Branch(plan, tuple(site.address for site in sites), serves(sites), change, placed)
+    branch = Branch(plan, tuple(site.address for site in sites), serves(sites), change, placed, keeps)
     for site in sites:
         site.begin_branch(branch, target)
     return branch
@@ -63,19 +66,24 @@ def reserve(probe: Probe, target: Target, arena: Arena) -> None:
         target.machine.write(probe.counter.address, probe.handler.initial())
 
 
-def _programs(sites: Sequence[Site], target: Target, arena: Arena) -> Mapping[int, Program]:
+def overwrites(site: Site, target: Target, keeps: Collection[str], read: Collection[str]) -> bool:
+    """Whether the programs of `site`, made to keep `keeps`, overwrite any of `read`: they would be others for it."""
+    less, more = (_unread(site.plan.dead, names, target.isa) for names in (keeps, {*keeps, *read}))
+    at = site.address
+    return less != more and _program(site, target, keeps)(at) != _program(site, target, {*keeps, *read})(at)
+
+
+def _programs(sites: Sequence[Site], target: Target, arena: Arena, keeps: Collection[str]) -> Mapping[int, Program]:
     """By address, every enabled probe's program there, one behind the other."""
     for site in sites:
         for probe in site.enabled:
             reserve(probe, target, arena)
-    read = frozenset(name for site in sites for probe in site.enabled for name in probe.handler.program.registers)
-    return {site.address: _program(site, target, read) for site in sites}
+    return {site.address: _program(site, target, keeps) for site in sites}
 
 
-def _program(site: Site, target: Target, read: Collection[str]) -> Program:
-    """read: registers that programs of this detour read, so that none of them may overwrite these."""
+def _program(site: Site, target: Target, keeps: Collection[str]) -> Program:
     plan = site.plan
-    dead = _unread(plan.dead, read, target.isa)
+    dead = _unread(plan.dead, keeps, target.isa)
     programs = [
         probe.handler.code(target.isa, plan, dead, probe.counter.address)
         for probe in site.enabled

@@ -71,6 +71,11 @@ class Handler:
         return self.program.condition is None and len(self.program.actions) == 1
 
     @cached_property
+    def reads(self) -> frozenset[str]:
+        """The registers that the program reads."""
+        return self.program.registers
+
+    @cached_property
     def cells(self) -> tuple[Cell, ...]:
         """What the user asked for beside a count and without a key, in order."""
         return tuple(target for target in self.program.objects[1:] if isinstance(target, Cell))

@@ -33,6 +33,7 @@ from gdb_optprobe.probes import branching
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.links import Links
 from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.reading import Reading
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.site import Site
@@ -53,6 +54,7 @@ class Optimizer:
     registry: Registry
     settings: Callable[[], Settings]
     links: Links = field(init=False)
+    reading: Reading = field(init=False)
     _grounds: Grounds = field(init=False)
     _lost: list[Patch] = field(default_factory=list)
     _found: Arena | None = None
@@ -62,6 +64,7 @@ class Optimizer:
     def __post_init__(self) -> None:
         self.links = Links(self.target, self.registry)
         self._grounds = Grounds(self.target.isa, self.target.text)
+        self.reading = Reading(self.target, self.registry, self._grounds)
 
     @property
     def arena(self) -> Arena | None:
@@ -162,12 +165,12 @@ class Optimizer:
 
     def settle_around(self, addresses: Iterable[int]) -> None:
         """The same for whatever shares a stretch with `addresses`: a probe or a breakpoint came or went there."""
-        sites = self._concerned(addresses)
+        sites = self._concerned(tuple(addresses))
         neighbours = self._neighbours()
         for site in sites:
             self._replan(site, neighbours)
         groups = _groups(sites)
-        new = [group for group in groups if group[0].plan.waits and not _standing(group)]
+        new = [group for group in groups if group[0].plan.waits and not self._standing(group)]
         blocked = self._who_is_inside(new, [site.detour for site in sites if site.detour is not None])
         lost = self._take_away(sites, groups)
         for site in sites:
@@ -234,13 +237,14 @@ class Optimizer:
             # Somebody put a breakpoint of his own there, say: what is known of the code is what it was.
             site.plan = replace(_meanwhile(site.plan), reason=refused.reason)
 
-    def _concerned(self, addresses: Iterable[int]) -> list[Site]:
+    def _concerned(self, addresses: Sequence[int]) -> list[Site]:
         """The sites on the stretches of `addresses`, and those that share a branch with one of them, ascending.
 
+        And the same of branches that overwrite what probes there read.
         What was one stretch when a branch was written may be several now: the guest put a kprobe into the function.
         """
         found: dict[int, Site] = {}
-        more = set(addresses)
+        more = {*addresses, *self.reading.overwritten(addresses)}
         while more:
             sites = [site for site in self._sharing(more) if site.address not in found]
             found |= {site.address: site for site in sites}
@@ -268,8 +272,8 @@ class Optimizer:
     def _take_away(self, sites: Sequence[Site], groups: Sequence[Sequence[Site]]) -> list[OptprobeError]:
         """Branches that are not what `groups` want; what went wrong with those that had to be left."""
         lost: list[OptprobeError] = []
-        wanted = [standing for group in groups if (standing := _standing(group)) and not any(s.pinned for s in group)]
-        stay = {branch.plan.head for branch in wanted}
+        standing = (self._standing(group) for group in groups if not any(site.pinned for site in group))
+        stay = {branch.plan.head for branch in standing if branch is not None}
         for head, branch in {site.branch.plan.head: site.branch for site in sites if site.branch is not None}.items():
             if head in stay:
                 continue
@@ -289,6 +293,14 @@ class Optimizer:
                 self._let_tracer_in(branch.plan)
         return lost
 
+    def _standing(self, group: Sequence[Site]) -> Branch | None:
+        """The branch of `group`, where it stands in the guest as it is wanted."""
+        branch = group[0].branch
+        wanted = branching.serves(group), group[0].plan.displaced
+        if branch is None or (branch.serves, branch.plan.displaced) != wanted:
+            return None
+        return branch if self.reading.is_kept(branch) else None
+
     def _optimize(self, group: Sequence[Site]) -> None:
         """Write the branch of `group`, if it does not stand and nobody is in the way."""
         if not group or group[0].branch is not None or any(site.waits or site.pinned for site in group):
@@ -296,12 +308,13 @@ class Optimizer:
         for site in group:
             site.stop_no_more(self.target, self._arena)
         wanted = group[0].plan
+        keeps = self.reading.around(wanted.head)
         try:
             arena = self.take_arena()
             # The tracer is kept off before the branch is written, and let in again when it cannot be written.
             if wanted.ftrace is not None:
                 self.target.tracer.hold(wanted.ftrace)
-            branch = self._with_room(lambda: branching.write(group, self.target, arena), arena)
+            branch = self._with_room(lambda: branching.write(group, self.target, arena, keeps), arena)
         except Refused as refused:
             self._let_tracer_in(wanted)
             for site in group:
@@ -393,13 +406,6 @@ class Optimizer:
 def _missing(error: OptprobeError) -> Reason:
     """Why there is no arena."""
     return error.reason if isinstance(error, Refused) else Refusal.ARENA_MISSING.because(why=error.message)
-
-
-def _standing(group: Sequence[Site]) -> Branch | None:
-    """The branch of `group`, where it stands in the guest as it is wanted."""
-    branch = group[0].branch
-    wanted = branching.serves(group), group[0].plan.displaced
-    return branch if branch is not None and (branch.serves, branch.plan.displaced) == wanted else None
 
 
 def _groups(sites: Sequence[Site]) -> list[list[Site]]:

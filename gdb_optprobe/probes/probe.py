@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.handlers.interpret import Outcome
+from gdb_optprobe.handlers.program import Stop
 from gdb_optprobe.objects.ring import START, Position
 from gdb_optprobe.probes.gathered import Gathered
 from gdb_optprobe.probes.handler import Handler
@@ -45,6 +46,13 @@ class Probe:
     def take_back(self) -> None:
         """The last hit is going to be counted once more."""
         self.seen = self._before
+
+    @property
+    def reads(self) -> frozenset[str] | None:
+        """The registers that a hit reads, as GDB names them; None for all: a Python handler, a stop shows them."""
+        program = self.handler.program
+        stops = any(isinstance(action, Stop) for action in program.actions)
+        return None if stops or self.has_python_handler else self.handler.reads
 
     @property
     def has_python_handler(self) -> bool:

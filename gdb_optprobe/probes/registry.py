@@ -21,6 +21,7 @@ class Registry:
         self._probes: dict[int, Probe] = {}
         self._sites: dict[int, Site] = {}
         self._addresses: list[int] = []
+        self._reading: list[int] = []
         self._branches: dict[int, Branch] = {}
         self._heads: list[int] = []
         self._by_slot: dict[int, Branch] = {}
@@ -37,12 +38,16 @@ class Registry:
             insort(self._addresses, site.address)
         self._sites[site.address] = site
         site.probes.append(probe)
+        if probe.reads != frozenset():
+            insort(self._reading, probe.address)
 
     def remove(self, probe: Probe) -> None:
         """Forget a probe; its site goes with the last one there."""
         del self._probes[probe.number]
         site = self._sites[probe.address]
         site.probes.remove(probe)
+        if probe.reads != frozenset():
+            self._reading.remove(probe.address)
         if not site.probes:
             del self._sites[probe.address]
             self._addresses.remove(probe.address)
@@ -70,6 +75,17 @@ class Registry:
         """All sites, by address."""
         return iter([self._sites[address] for address in self._addresses])
 
+    @property
+    def reads(self) -> bool:
+        """Whether any probe reads registers."""
+        return bool(self._reading)
+
+    def reading(self, start: int, end: int) -> Iterator[Probe]:
+        """The enabled probes from `start` to before `end` that read registers."""
+        addresses = self._reading[bisect_left(self._reading, start) : bisect_left(self._reading, end)]
+        probes = (probe for at in dict.fromkeys(addresses) for probe in self._sites[at].enabled)
+        return (probe for probe in probes if probe.reads != frozenset())
+
     # branches ----------------------------------------------------------------------------------------------------
 
     def stands(self, branch: Branch) -> None:
@@ -91,6 +107,11 @@ class Registry:
     def branch(self, head: int) -> Branch | None:
         """The branch that stands at `head`."""
         return self._branches.get(head)
+
+    def branches_within(self, start: int, end: int) -> list[Branch]:
+        """Those that stand from `start` to before `end`."""
+        first, last = bisect_left(self._heads, start), bisect_left(self._heads, end)
+        return [self._branches[head] for head in self._heads[first:last]]
 
     def patches(self, start: int, end: int) -> Iterator[Patch]:
         """What our branches changed in the text between `start` and `end`."""

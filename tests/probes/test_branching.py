@@ -32,7 +32,8 @@ def code_of(isa: Isa, *handlers: Handler) -> list[str]:
     enabled = [SimpleNamespace(handler=handler, counter=None, address=at) for handler in handlers]
     site = cast(Site, SimpleNamespace(address=at, plan=plan, enabled=enabled))
     arena = Arena(Ranges((), ((at + DATA, at + DATA + 0x1000),)))
-    program = branching._programs([site], target, arena)[at]
+    keeps = frozenset(name for handler in handlers for name in handler.reads)
+    program = branching._programs([site], target, arena, keeps)[at]
     return [insn.text.split()[0] for insn in isa.decode(program(at), at)]
 
 
