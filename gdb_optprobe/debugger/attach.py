@@ -214,7 +214,7 @@ def _unwind(linux: Linux, recovered: Recovered, machine: GdbMachine) -> UnwindKe
         bounds = recovered.symbols.function_bounds(address)
         return bounds[0] if bounds is not None else None
 
-    return UnwindKernel(unwinder, linux.isa, start)
+    return UnwindKernel(unwinder, linux.isa, start, machine.read_virtual)
 
 
 def _bare(connection: gdb.RemoteTargetConnection, isa: Isa, machine: GdbMachine, stops: GdbStops) -> Attachment:

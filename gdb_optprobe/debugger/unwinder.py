@@ -1,8 +1,9 @@
 """Backtraces on a kernel without debug information, and through our detours.
 
-    frame 0   in a detour            its caller is the probed instruction, with the same stack
-    frame 1   the probed function    by the kernel's own rules: x86's ORC tables, ppc64le's back chain
-    frame 2…  its callers
+    frame 0   in a routine           what reads memory for programs (probes/resident.py)
+    frame 1   in a detour            its caller is the probed instruction, with the same stack
+    frame 2   the probed function    by the kernel's own rules: x86's ORC tables, ppc64le's back chain
+    frame 3…  its callers
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from dataclasses import dataclass
 import gdb
 import gdb.unwinder
 
+from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.port import Unwinder
-from gdb_optprobe.isa.base import Isa
+from gdb_optprobe.isa import machines
+from gdb_optprobe.isa.base import Isa, ReadMemory
 from gdb_optprobe.probes.session import Session
 
 MASK = (1 << 64) - 1
@@ -42,11 +45,15 @@ class _GdbFrameId:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """What unwinding a kernel's stack needs. function_start: of the function around an address; None outside of any."""
+    """What unwinding a kernel's stack needs. function_start: of the function around an address; None outside of any.
+
+    read: memory; raises Unreadable.
+    """
 
     unwinder: Unwinder
     isa: Isa
     function_start: Callable[[int], int | None]
+    read: ReadMemory
 
     def registers(self) -> tuple[str, ...]:
         return tuple(name for name in self.isa.registers if name not in HALVES)
@@ -90,6 +97,9 @@ class KernelUnwinder(gdb.unwinder.Unwinder):
     def _caller(self, state: State, session: Session, kernel: Kernel) -> tuple[FrameId, State] | None:
         isa = kernel.isa
         pc = state.registers[isa.pc]
+        resident = session.resident
+        if resident is not None and resident.address <= pc < resident.end:
+            return _called(resident, pc, state, kernel)
         detour = session.registry.detour_at(pc)
         if detour is not None and (original := detour.original_pc(pc)) is not None:
             sp = state.registers[isa.sp] + session.pushed_at(detour, pc) & MASK
@@ -105,11 +115,23 @@ class KernelUnwinder(gdb.unwinder.Unwinder):
         return FrameId(caller.registers[isa.sp], kernel.function_start(pc) or pc), caller
 
 
+def _called(resident: Detour, pc: int, state: State, kernel: Kernel) -> tuple[FrameId, State] | None:
+    """From within what programs call to its caller."""
+    machine = machines.of(kernel.isa.name)
+    try:
+        registers = machine.caller(resident.data, pc - resident.address, state.registers, kernel.read)
+    except OptprobeError:
+        return None
+    return FrameId(registers[kernel.isa.sp] - 2 * WORD, pc), State(registers, exact=True)
+
+
 def _innermost(pending: gdb.PendingFrame, kernel: Kernel, session: Session) -> dict[int, State]:
     """The state of frame 0; nothing where it is neither in the kernel nor in a detour."""
     pc = int(pending.read_register(kernel.isa.pc)) & MASK
     in_text = kernel.unwinder.text[0] <= pc < kernel.unwinder.text[1]
-    if not in_text and session.registry.detour_at(pc) is None:
+    resident = session.resident
+    in_resident = resident is not None and resident.address <= pc < resident.end
+    if not in_text and not in_resident and session.registry.detour_at(pc) is None:
         return {}
     registers = {name: int(pending.read_register(name)) & MASK for name in kernel.registers()}
     return {0: State(registers, exact=True)}

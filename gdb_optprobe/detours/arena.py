@@ -42,6 +42,7 @@ class Arena:
     """All memory for detours of one guest.
 
     alignment: of instructions; where they may stand anywhere, detours begin at multiples of 8 nevertheless.
+    resident:  code that detours call (probes/resident.py).
     """
 
     def __init__(self, ranges: Ranges, alignment: int = 1) -> None:
@@ -49,6 +50,7 @@ class Arena:
         self._step = alignment if alignment > 1 else CODE_STEP
         self.code = _Pool([Slots(start, end, self._step) for start, end in ranges.code])
         self.data = _Pool([Slots(start, end, DATA_STEP) for start, end in ranges.data])
+        self.resident: tuple[Slot, Detour] | None = None
         self._left: dict[Slot, Detour] = {}
         self._before: dict[Slot, bytes] = {}
 
@@ -96,6 +98,12 @@ class Arena:
         self.code.release(slot)
         self._left[slot] = detour
 
+    def dismiss(self) -> None:
+        """Nothing calls the resident any more, where nothing else of ours is in the code memory."""
+        if self.resident is not None and self.code.holds_only(self.resident[0]):
+            resident, self.resident = self.resident, None
+            self.leave(*resident)
+
     @property
     def left(self) -> tuple[Detour, ...]:
         """Detours in which somebody may still be, although nothing leads there."""
@@ -138,6 +146,10 @@ class _Pool:
     def is_empty(self) -> bool:
         """Whether nothing of ours is in it."""
         return not any(slots.used or slots.dirty for slots in self.slots)
+
+    def holds_only(self, slot: Slot) -> bool:
+        """Whether nothing of ours is in it but this."""
+        return [each for slots in self.slots for each in (*slots.used, *slots.dirty)] == [slot]
 
     def allocate(self, size: int, low: int, high: int, near: int) -> Slot:
         at = self.find(size, low, high, near)

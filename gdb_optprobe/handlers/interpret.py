@@ -41,6 +41,7 @@ class Hit:
     """What a vCPU is like at the probed address, before the instruction there.
 
     read:     memory by address and size; raises Unreadable.
+    peek:     the same of memory that may not be there.
     per_cpu:  what PerCpuBase is on this CPU.
     clock:    what Clock is; None where nothing can be said of it: a fault.
     """
@@ -49,6 +50,7 @@ class Hit:
     read: ReadMemory
     per_cpu: int = 0
     clock: int | None = None
+    peek: ReadMemory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +105,8 @@ def evaluate(node: Expr, hit: Hit) -> int:
             if hit.clock is None:
                 raise Fault("the clock runs on")
             return hit.clock & MASK
-        case Load(address, size, signed):
-            data = _read(hit, evaluate(address, hit), size)
+        case Load(address, size, signed, mapped):
+            data = _read(hit, evaluate(address, hit), size, mapped)
             return arithmetic.extend(int.from_bytes(data, "little"), 8 * size, signed)
         case Unary(op, value, bits, signed):
             return arithmetic.unary(op, evaluate(value, hit), bits, signed)
@@ -118,9 +120,9 @@ def evaluate(node: Expr, hit: Hit) -> int:
             return int(bool(evaluate(left, hit)) or bool(evaluate(right, hit)))
         case Choose(condition, yes, no):
             return evaluate(yes if evaluate(condition, hit) else no, hit)
-        case TextEquals(address, literal):
+        case TextEquals(address, literal, mapped):
             start = evaluate(address, hit)
-            return int(all(_read(hit, start + at & MASK, 1)[0] == byte for at, byte in enumerate(literal)))
+            return int(all(_read(hit, start + at, 1, mapped)[0] == byte for at, byte in enumerate(literal)))
 
 
 def _carried_out(action: Action, hit: Hit) -> Done:
@@ -136,22 +138,24 @@ def _data(operand: Operand, hit: Hit) -> bytes:
     if not isinstance(operand, Text):
         return evaluate(operand, hit).to_bytes(WORD, "little")
     start = evaluate(operand.address, hit)
-    text = _read(hit, start, operand.size) if operand.whole else _up_to_zero(hit, start, operand.size)
+    reads = _read if operand.whole else _up_to_zero
+    text = reads(hit, start, operand.size, operand.mapped)
     return text.partition(b"\0")[0].ljust(-(-operand.size // WORD) * WORD, b"\0")
 
 
-def _up_to_zero(hit: Hit, start: int, size: int) -> bytes:
+def _up_to_zero(hit: Hit, start: int, size: int, mapped: bool) -> bytes:
     """Byte by byte: what is behind the 0 may not be there."""
     text = b""
     while len(text) < size and not text.endswith(b"\0"):
-        text += _read(hit, start + len(text) & MASK, 1)
+        text += _read(hit, start + len(text), 1, mapped)
     return text
 
 
-def _read(hit: Hit, address: int, size: int) -> bytes:
+def _read(hit: Hit, address: int, size: int, mapped: bool) -> bytes:
     if address + size > MASK + 1:
         raise Fault("memory ends")
+    read = hit.read if mapped or hit.peek is None else hit.peek
     try:
-        return hit.read(address, size)
+        return read(address, size)
     except Unreadable as error:
         raise Fault(error.message) from error

@@ -40,7 +40,7 @@ from gdb_optprobe.handlers.program import (
     nodes,
 )
 from gdb_optprobe.isa.base import Dead
-from gdb_optprobe.isa.emitter import Before, Emitter, Label, Machine, Memory, Pool, TooManyRegisters
+from gdb_optprobe.isa.emitter import Before, Emitter, Label, Machine, Memory, Pool, Readers, TooManyRegisters
 from gdb_optprobe.objects.ring import RingLayout
 
 
@@ -52,7 +52,7 @@ class Surroundings:
     objects: where those of `program.objects` are, in their order; of Records, where their ring is.
     faults:  where the 8 bytes are that count the probe's faults.
     dead:    before the probed instruction.
-    per_cpu, base: see isa.emitter.Before.
+    per_cpu, base, readers: see isa.emitter.Before.
     table_bits: of TableLayout. ring: what the ring is like.
     first_kind: of records: that of the program's first object; the next one's is one more.
     cpu:     this CPU's number.
@@ -68,6 +68,7 @@ class Surroundings:
     ring: RingLayout | None = None
     first_kind: int = 0
     cpu: Expr | None = None
+    readers: Readers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def lower(program: Program, around: Surroundings, machine: Machine) -> Callable[
     Raises NotLowered.
     """
     of_cpu = {node.name for node in nodes(around.cpu) if isinstance(node, Register)} if around.cpu else set()
-    before = Before(around.dead, program.registers | of_cpu, around.per_cpu, around.base)
+    before = Before(around.dead, program.registers | of_cpu, around.per_cpu, around.base, around.readers)
     used = Used()
     while True:
         emitter = machine.emitter(before)

@@ -1,4 +1,4 @@
-"""Text that is known to be mapped, lowered to words in registers: what is behind its first 0 byte is 0."""
+"""Text lowered to words in registers: what is behind its first 0 byte is 0."""
 
 from __future__ import annotations
 
@@ -76,3 +76,63 @@ def up_to_end(emit: Emitter, to: Sequence[str], at: Memory, size: int) -> None:
                 emit.binary(Arithmetic.SHL, byte, byte, 8 * (index % 8), 64, False)
             emit.binary(Arithmetic.OR, to[index // 8], to[index // 8], byte, 64, False)
     emit.mark(done)
+
+
+def peeked(emit: Emitter, to: Sequence[str], at: str, size: int, every: bool, fault: Label) -> None:
+    """What may not be there: a word at a time, up to the first 0. every: all of `size` bytes must be there."""
+    ended = [Label() for _ in to]
+    if every:
+        emit.address(to[0], Memory(at, size - 1))
+        emit.peek(to[0], to[0], 1, fault)
+    for index, word in enumerate(to):
+        some = min(8, size - 8 * index)
+        if index:
+            emit.address(word, Memory(at, 8 * index))
+        emit.peek(word, word if index else at, some, fault, text=True)
+        if some < 8:
+            emit.extend(word, word, 8 * some, False)
+        elif word != to[-1]:
+            emit.branch_bits(word, 0xFF << 56, False, ended[index])
+    done = Label()
+    emit.jump(done)
+    for index, word in enumerate(to[1:]):
+        emit.mark(ended[index])
+        emit.constant(word, 0)
+    emit.mark(done)
+
+
+def peeked_equals(emit: Emitter, at: str, literal: bytes, when: bool, label: Label, fault: Label) -> None:
+    """To the label where text that may not be there is `literal` (when), or is not; no byte behind a difference counts.
+    """
+    differs, equal = Label(), Label()
+    with emit.pool.borrowed() as word, emit.pool.borrowed(emit.peeks) as got:
+        for index in range(0, len(literal), 8):
+            wanted = literal[index : index + 8]
+            short, on = Label(), Label()
+            if index:
+                emit.address(word, Memory(at, index))
+            emit.peek(word, word if index else at, len(wanted), short, text=True, got=got)
+            if len(wanted) < 8:
+                emit.extend(word, word, 8 * len(wanted), False)
+            emit.branch(Test.NE, word, int.from_bytes(wanted, "little"), False, differs)
+            emit.jump(on)
+            emit.mark(short)
+            _compare_some(emit, word, got, wanted, fault)
+            emit.jump(differs)
+            emit.mark(on)
+    emit.jump(label if when else equal)
+    emit.mark(differs)
+    if not when:
+        emit.jump(label)
+    emit.mark(equal)
+
+
+def _compare_some(emit: Emitter, word: str, got: str, wanted: bytes, fault: Label) -> None:
+    """Where `got` bytes are as they should be, the next one decides, and cannot be read."""
+    emit.binary(Arithmetic.SHL, got, got, 3, 64, False)
+    with emit.pool.borrowed() as count:
+        emit.constant(count, 64)
+        emit.binary(Arithmetic.SUB, got, count, got, 64, False)
+    emit.binary(Arithmetic.XOR, word, word, int.from_bytes(wanted, "little"), 64, False)
+    emit.binary(Arithmetic.SHL, word, word, got, 64, False)
+    emit.branch(Test.EQ, word, 0, False, fault)

@@ -37,7 +37,7 @@ from gdb_optprobe.handlers.program import (
 )
 from gdb_optprobe.isa.emitter import Arithmetic, Emitter, Label, Memory, Test, Value
 
-UNMAPPED = "memory that may not be mapped is not read by native code yet"
+UNMAPPED = "memory that may not be mapped is not read here"
 
 
 class NotLowered(Exception):
@@ -119,11 +119,14 @@ class Words:
         """The words that a part of a key or of a record takes, for as long as `stack` lasts."""
         if not isinstance(node, Text):
             return [stack.enter_context(self.operand(node))]
-        if not node.mapped:
-            raise NotLowered(node, UNMAPPED)
-        made = [stack.enter_context(self._emitter.pool.borrowed()) for _ in range(-(-node.size // WORD))]
-        with self.memory(node.address) as memory:
-            (lowering_text.whole if node.whole else lowering_text.up_to_end)(self._emitter, made, memory, node.size)
+        others = () if node.mapped else self._emitter.peeks
+        made = [stack.enter_context(self._emitter.pool.borrowed(others)) for _ in range(-(-node.size // WORD))]
+        if node.mapped:
+            with self.memory(node.address) as memory:
+                (lowering_text.whole if node.whole else lowering_text.up_to_end)(self._emitter, made, memory, node.size)
+        else:
+            with self._peeking(node), self.word(node.address) as at:
+                lowering_text.peeked(self._emitter, made, at, node.size, node.whole, self.fault)
         return [*made]
 
     def into(self, to: str, node: Expr) -> None:
@@ -139,8 +142,11 @@ class Words:
             case Load(address, size, signed, True):
                 with self.memory(address) as memory:
                     emit.load(to, Value(memory, size, signed))
-            case Load() | TextEquals(mapped=False):
-                raise NotLowered(node, UNMAPPED)
+            case Load(address, size, signed):
+                with self._peeking(node):
+                    emit.peek(to, self._first(to, address), size, self.fault)
+                if size < WORD:
+                    emit.extend(to, to, 8 * size, signed)
             case Unary(op, value, bits, signed):
                 verb = emit.negate if op is UnaryOp.NEGATE else emit.invert
                 verb(to, self._first(to, value), bits, signed)
@@ -191,9 +197,19 @@ class Words:
                     emit.branch_bits(word, (1 << bits) - 1, when, label)
             case TextEquals(address, literal, True):
                 self._text(address, literal, when, label)
+            case TextEquals(address, literal):
+                with self._peeking(node), self.word(address) as at:
+                    lowering_text.peeked_equals(emit, at, literal, when, label, self.fault)
             case _:
                 with self.compared(node) as word:
                     emit.branch(Test.NE if when else Test.EQ, word, 0, False, label)
+
+    @contextmanager
+    def _peeking(self, node: Operand) -> Iterator[None]:
+        try:
+            yield
+        except KeyError as error:
+            raise NotLowered(node, UNMAPPED) from error
 
     def _leaf(self, to: str, node: Register | PerCpuBase | Clock) -> None:
         try:

@@ -46,6 +46,10 @@ class Missing:
     hint: str = ""
 
 
+UNREAD = Missing("memory that may not be mapped cannot be read in this guest")
+"""Where nothing is known of its page tables."""
+
+
 class Scope(Protocol):
     def is_type(self, name: str) -> bool:
         """Whether `name` is a typedef here; not where a parameter or a variable has the same name."""

@@ -15,13 +15,13 @@ first time emits need not work: a register that a verb needs for itself may be o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from .base import Dead
+from .base import Dead, ReadMemory
 
 
 class Arithmetic(Enum):
@@ -91,6 +91,25 @@ class Value:
     signed: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Readers:
+    """Where the routines stand that read memory which may not be there: bytes, and text up to its first 0."""
+
+    bytes: int
+    text: int
+
+
+@dataclass(frozen=True, slots=True)
+class Routine:
+    """Code for both of `Readers`, wherever it stands; that for bytes is at its start. text: where the other begins."""
+
+    code: bytes
+    text: int
+
+    def at(self, address: int) -> Readers:
+        return Readers(address, address + self.text)
+
+
 class Label:
     """A place in a program, by identity."""
 
@@ -110,9 +129,9 @@ class Pool:
         self.used: set[str] = set()
         self._taken: set[str] = set()
 
-    def take(self) -> str:
-        """Raises TooManyRegisters."""
-        for register in self.order:
+    def take(self, but: Collection[str] = ()) -> str:
+        """but: rather others than these. Raises TooManyRegisters."""
+        for register in sorted(self.order, key=but.__contains__) if but else self.order:
             if register not in self._taken:
                 return self._mark(register)
         raise TooManyRegisters
@@ -128,8 +147,8 @@ class Pool:
         self._taken.discard(register)
 
     @contextmanager
-    def borrowed(self) -> Iterator[str]:
-        register = self.take()
+    def borrowed(self, but: Collection[str] = ()) -> Iterator[str]:
+        register = self.take(but)
         try:
             yield register
         finally:
@@ -144,10 +163,12 @@ class Pool:
 class Emitter(Protocol):
     """Code in the making.
 
-    pool: where destinations and what a verb needs come from; the lowering exchanges it between parts of a program.
+    pool:  where destinations and what a verb needs come from; the lowering exchanges it between parts of a program.
+    peeks: registers that `peek` moves aside where they are in use.
     """
 
     pool: Pool
+    peeks: tuple[str, ...]
 
     # registers
 
@@ -170,6 +191,14 @@ class Emitter(Protocol):
     def copy(self, to: str, source: str) -> None: ...
 
     def load(self, to: str, value: Value) -> None: ...
+
+    def peek(self, to: str, address: str, size: int, short: Label, *, text: bool = False, got: str = "") -> None:
+        """1 to 8 bytes at an address that may lead nowhere; what is above them is undefined.
+
+        To the label where not all could be read: then `got` is how many come before the first that could not, and
+        others are 0xFF. Of text, all could be read where a 0 byte was; what is behind the first is 0. Raises KeyError:
+        no readers.
+        """
 
     def per_cpu_base(self, to: str) -> None: ...
 
@@ -240,12 +269,14 @@ class Before:
     per_cpu: where the kernel keeps what is added to per-CPU addresses: x86-64: the per-CPU address of `this_cpu_off`;
              ppc64le: the offset of `data_offset` in the PACA. None where it is not known.
     base:    of Isa.bases: what r2 is, on ppc64le.
+    readers: None where this guest has none.
     """
 
     dead: Dead = field(default_factory=Dead)
     reads: frozenset[str] = frozenset()
     per_cpu: int | None = None
     base: int | None = None
+    readers: Readers | None = None
 
 
 class Machine(Protocol):
@@ -263,3 +294,6 @@ class Machine(Protocol):
 
     def kept(self, used: Collection[str], before: Before) -> tuple[str, ...]:
         """What of what a pool was used for must be saved, in an order for `save`: it lives, or is read."""
+
+    def caller(self, routine: bytes, at: int, registers: Mapping[str, int], read: ReadMemory) -> Mapping[str, int]:
+        """The registers of whoever called, `at` bytes into a routine of `Routine`: PC and stack pointer at least."""

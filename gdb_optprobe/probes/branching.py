@@ -14,10 +14,12 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.layout import Program
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Dead, Isa
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.placed import Placed
 from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.resident import readers
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.target import Target
 
@@ -64,6 +66,8 @@ def reserve(probe: Probe, target: Target, arena: Arena) -> None:
     if probe.counter is None:
         probe.counter = arena.allocate_data(probe.handler.size, probe.address, target.isa.data_reach)
         target.machine.write(probe.counter.address, probe.handler.initial())
+    if probe.handler.program.dereferences and not isinstance(probe.handler.unmapped, Missing):
+        probe.readers = readers(probe.handler.unmapped, probe.address, target, arena)
 
 
 def overwrites(site: Site, target: Target, keeps: Collection[str], read: Collection[str]) -> bool:
@@ -85,7 +89,7 @@ def _program(site: Site, target: Target, keeps: Collection[str]) -> Program:
     plan = site.plan
     dead = _unread(plan.dead, keeps, target.isa)
     programs = [
-        probe.handler.code(target.isa, plan, dead, probe.counter.address)
+        probe.handler.code(target.isa, plan, dead, probe.counter.address, probe.readers)
         for probe in site.enabled
         if probe.counter is not None
     ]

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 from gdb_optprobe.detours.layout import Program as Code
 from gdb_optprobe.detours.planner import Plan
+from gdb_optprobe.guest.linux.port import Reads
 from gdb_optprobe.handlers import interpret
 from gdb_optprobe.handlers.interpret import Outcome
 from gdb_optprobe.handlers.lowering import Surroundings, lower
@@ -30,9 +31,11 @@ from gdb_optprobe.handlers.program import (
     nodes,
     operands,
 )
+from gdb_optprobe.handlers.scope import UNREAD, Missing
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.isa import machines
 from gdb_optprobe.isa.base import Dead, Isa
+from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.objects import aggregate
 from gdb_optprobe.objects.aggregate import Count
 from gdb_optprobe.objects.ring import RingLayout
@@ -51,19 +54,23 @@ class Handler:
     """program: counts the hit first; a `count` of the user's own is that. per_cpu: see isa.emitter.Before.
 
     cpu:        this CPU's number, where records can tell it.
+    unmapped:   how memory that may not be there is read.
     table_bits: of each table, see TableLayout. ring_bits: of the ring, see RingLayout.
     """
 
     program: Program = field(default_factory=lambda: Program(None, (Update(HITS),)))
     per_cpu: int | None = None
     cpu: Expr | None = None
+    unmapped: Reads | Missing = UNREAD
     table_bits: int = 9
     ring_bits: int = 9
 
     @classmethod
-    def of(cls, program: Program, per_cpu: int | None, cpu: Expr | None) -> Handler:
+    def of(
+        cls, program: Program, per_cpu: int | None, cpu: Expr | None, unmapped: Reads | Missing = UNREAD
+    ) -> Handler:
         others = tuple(action for action in program.actions if not _is_count(action))
-        return cls(Program(program.condition, (Update(HITS), *others)), per_cpu, cpu)
+        return cls(Program(program.condition, (Update(HITS), *others)), per_cpu, cpu, unmapped)
 
     @property
     def is_plain(self) -> bool:
@@ -135,9 +142,10 @@ class Handler:
         if self.is_plain:
             return Outcome(held=True)
         per_cpu = hit.regs[PER_CPU] if PerCpuBase() in self.program.nodes() else 0
-        return interpret.run(self.program, interpret.Hit(hit.regs, hit.read, per_cpu))
+        peek = None if isinstance(self.unmapped, Missing) else partial(self.unmapped.read, hit.regs)
+        return interpret.run(self.program, interpret.Hit(hit.regs, hit.read, per_cpu, peek=peek))
 
-    def code(self, isa: Isa, plan: Plan, dead: Dead, memory: int) -> Code:
+    def code(self, isa: Isa, plan: Plan, dead: Dead, memory: int, readers: Readers | None) -> Code:
         """What runs in a detour, with its memory at `memory`. dead: before the probed instruction.
 
         Raises NotLowered.
@@ -155,6 +163,7 @@ class Handler:
             table_bits=self.table_bits,
             ring=self.ring,
             cpu=self.cpu,
+            readers=readers,
         )
         return lower(self.program, around, machine)
 

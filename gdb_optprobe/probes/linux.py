@@ -16,7 +16,7 @@ from gdb_optprobe.guest.cache import Cache
 from gdb_optprobe.guest.linux import ftrace_sites
 from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.port import LinuxText, Port, Room, Say, Stacks, Unwinder
+from gdb_optprobe.guest.linux.port import LinuxText, Port, Reads, Room, Say, Stacks, Unwinder
 from gdb_optprobe.guest.linux.recover import Recovered
 from gdb_optprobe.guest.linux.structures import CachedStructures
 from gdb_optprobe.guest.machine import Machine
@@ -129,7 +129,7 @@ class Linux:
         of = abi.of(self.isa.name)
         names = scope.kernel_scope(self.kernel, self._current, self._types, of, site, convenience)
         cpu = self._current.cpu
-        return NamesAt(names, self.port.per_cpu(self.kernel), None if isinstance(cpu, Missing) else cpu)
+        return NamesAt(names, self.port.per_cpu(self.kernel), None if isinstance(cpu, Missing) else cpu, self._reads)
 
     def _is_entry(self, address: int) -> bool:
         """Whether arguments are where the ABI has them: nothing but the tracer's site may have run."""
@@ -138,6 +138,13 @@ class Linux:
             return False
         entry = self.entry(function.start)
         return address == entry or any(site.end == address for site in self.text.ftrace_sites(entry, entry + 1))
+
+    @cached_property
+    def _reads(self) -> Reads | Missing:
+        try:
+            return self.port.reads(self.kernel, self.machine, self.memory.physical)
+        except OptprobeError as error:
+            return Missing(error.message, error.hint)
 
     @cached_property
     def _types(self) -> BtfTypes | None:

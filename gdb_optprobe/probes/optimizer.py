@@ -146,6 +146,8 @@ class Optimizer:
         """Give its memory back, and look anew when some is next needed; False while somebody may be inside."""
         if self._arena is not None:
             self.collect(self._arena)
+            self._arena.dismiss()
+            self.collect(self._arena)
             # A branch that somebody else changed may still lead there, and its counters are written.
             if not (self._arena.code.is_empty and self._arena.data.is_empty):
                 return False

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.handlers.interpret import Outcome
 from gdb_optprobe.handlers.program import Stop
+from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.objects.ring import START, Position
 from gdb_optprobe.probes.gathered import Gathered
 from gdb_optprobe.probes.handler import Handler
@@ -20,6 +21,7 @@ class Probe:
     handler: what a hit does.
     seen:    what hits left that we saw while the guest was stopped; what others did is in `counter`.
     counter: its memory in the guest, once it has been optimized. since: records in it before that were cleared away.
+    readers: what its program calls, as `counter`.
     """
 
     number: int
@@ -28,6 +30,7 @@ class Probe:
     handler: Handler = field(default_factory=Handler)
     enabled: bool = True
     counter: Slot | None = None
+    readers: Readers | None = None
     since: Position = START
     seen: Gathered = field(init=False)
     _before: Gathered = field(init=False)

@@ -16,10 +16,12 @@ from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.compile import compile_handler
-from gdb_optprobe.handlers.lowering_words import NotLowered
+from gdb_optprobe.handlers.lowering_words import UNMAPPED, NotLowered
+from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.source import fault
 from gdb_optprobe.handlers.supported import check_action
 from gdb_optprobe.interrupts import checkpoint
+from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.probes import present
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.optimizer import Optimizer
@@ -147,11 +149,14 @@ class Session:
             return Handler()
         scope = self.target.scope(plan.address)
         condition, actions = spec.condition_part, spec.action_parts
-        handler = Handler.of(compile_handler(condition, actions, scope.names), scope.per_cpu, scope.cpu)
+        program = compile_handler(condition, actions, scope.names)
+        handler = Handler.of(program, scope.per_cpu, scope.cpu, scope.reads)
+        somewhere = None if isinstance(scope.reads, Missing) else Readers(plan.address, plan.address)
         try:
-            handler.code(self.target.isa, plan, plan.dead, plan.address)
+            handler.code(self.target.isa, plan, plan.dead, plan.address, somewhere)
         except NotLowered as stuck:
-            raise fault(stuck.why, handler.part_of(stuck.node, condition, actions)) from None
+            why = scope.reads if stuck.why == UNMAPPED and isinstance(scope.reads, Missing) else Missing(stuck.why)
+            raise fault(why.message, handler.part_of(stuck.node, condition, actions), why.hint) from None
         return handler
 
     def _place(self, spec: Spec, plan: Plan, handler: Handler) -> Probe:
@@ -280,12 +285,20 @@ class Session:
                 problems += self._changed(site.detour, site.detour.data)
             if site.enabled and site.placed is None:
                 problems.append(f"nothing in the guest counts at {self.target.text.spell(site.address)} any more")
+        if (resident := self.resident) is not None and self._changed(resident, resident.data):
+            problems.append("the routine that reads memory was changed")
         return tuple(problems)
 
     def _changed(self, detour: Detour, data: bytes) -> list[str]:
         if self.target.machine.read(detour.address, detour.size) == data:
             return []
         return [f"the detour of {self.target.text.spell(detour.head)} was changed"]
+
+    @property
+    def resident(self) -> Detour | None:
+        """The code in the guest that programs call."""
+        arena = self.optimizer.arena
+        return arena.resident[1] if arena is not None and arena.resident is not None else None
 
     def pushed_at(self, detour: Detour, pc: int) -> int:
         """Bytes that `detour` has on the stack at `pc` beyond what the original code has there."""

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.guest.linux.port import Reads
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.guest.text import FtraceSite, Text
 from gdb_optprobe.handlers.program import Expr
-from gdb_optprobe.handlers.scope import Scope
+from gdb_optprobe.handlers.scope import UNREAD, Missing, Scope
 from gdb_optprobe.isa.base import Isa
 from gdb_optprobe.probes.stops import Stops
 
@@ -28,11 +29,17 @@ class Tracer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NamesAt:
-    """What names mean at an address. per_cpu: see isa.emitter.Before. cpu: this CPU's number."""
+    """What names mean at an address, and what else programs there need.
+
+    per_cpu: see isa.emitter.Before.
+    cpu:     this CPU's number.
+    reads:   how memory that may not be there is read.
+    """
 
     names: Scope
     per_cpu: int | None = None
     cpu: Expr | None = None
+    reads: Reads | Missing = UNREAD
 
 
 @dataclass(frozen=True)

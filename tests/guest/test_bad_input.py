@@ -38,7 +38,6 @@ WRONG = {
     "optprobe add vfs_read -tier fastest": "fastest",
     "optprobe add vfs_read if coun > 3": "'coun'",
     "optprobe add vfs_read if $arg1 >": "an expression is missing",
-    "optprobe add vfs_read if *(int *)$arg1": "may not be mapped",
     "optprobe add vfs_read if $arg9x": "'$arg9x'",
     "optprobe add vfs_read do sum()": "sum",
     "optprobe add vfs_read do count by ($arg1, $arg2, $arg3, $pid, $tgid)": "too many keys",

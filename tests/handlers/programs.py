@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+
 from hypothesis import strategies as st
 
 from gdb_optprobe.handlers import arithmetic
@@ -35,7 +38,7 @@ from gdb_optprobe.handlers.program import (
 )
 from gdb_optprobe.objects.aggregate import Aggregate, Average, Count, Greatest, Least, Linear, Powers, Sum
 
-from .running import AREA, DATA, NUMBERS, PER_CPU, POINTERS, SP
+from .running import AREA, DATA, NUMBERS, PAGE, PER_CPU, POINTERS, SP
 
 Exprs = st.SearchStrategy[Expr]
 _COMPARISONS = tuple(op for op in Op if op.compares)
@@ -186,3 +189,45 @@ def programs(draw: st.DrawFn, depth: int = 3) -> Program:
     condition = draw(st.one_of(*conditions, conditions[-1]))
     number = draw(st.integers(0, 3))
     return Program(condition, tuple(draw(_actions(index, depth)) for index in range(number)))
+
+
+def wild(program: Program, changes: Callable[[Operand], Operand]) -> Program:
+    """The same with `changes` of every node, from the leaves on."""
+
+    def changed(value: object) -> object:
+        if isinstance(value, tuple):
+            return tuple(changed(each) for each in value)
+        if not dataclasses.is_dataclass(value) or isinstance(value, type | Aggregate):
+            return value
+        fields = {field.name: changed(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        again = dataclasses.replace(value, **fields)
+        return changes(again) if isinstance(again, Load | Text | TextEquals) else again
+
+    found = changed(program)
+    assert isinstance(found, Program)
+    return found
+
+
+@st.composite
+def wild_programs(draw: st.DrawFn, bases: tuple[int, ...], depth: int = 2) -> Program:
+    """Memory is read through pointers that may lead nowhere: into the page at one of `bases`, behind it, anywhere."""
+
+    def change(node: Operand) -> Operand:
+        if not draw(st.integers(0, 3)):
+            return node
+        place = draw(st.sampled_from((0, 8, PAGE - 24, PAGE - 9, PAGE - 3, PAGE))) + draw(st.integers(0, 16))
+        address: Expr = Constant(draw(st.sampled_from(bases)) + place & MASK)
+        if not draw(st.integers(0, 4)):
+            address = draw(expressions(64, False, 1))
+        elif not draw(st.integers(0, 3)) and isinstance(node, Load):
+            address = node.address
+        match node:
+            case Text():
+                return Text(address, node.size, False, node.whole)
+            case TextEquals():
+                return TextEquals(address, draw(st.binary(max_size=17)).replace(b"\0", b"") + b"\0", False)
+            case Load():
+                return Load(address, node.size, node.signed)
+        return node
+
+    return wild(draw(programs(depth)), change)

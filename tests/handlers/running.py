@@ -3,7 +3,8 @@
 0xffff888001230000  data   what POINTERS point into          kept
 0xffffc90000107000  stack  the stack pointer in its middle   kept from there on
 gs: + 0x20000       per-CPU data                             kept
-0xffffffff80001000  code   and, behind it, an endless loop
+0xffff888000200000  page tables: they map data and per-CPU data, and both again at ALIAS and USER
+0xffffffff80001000  code   and, behind it, an endless loop; on the last page what reads memory that may not be there
 0xffffffff92000000  faults, then objects                     as the interpreter says
 """
 
@@ -12,12 +13,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import unicorn
 from unicorn import x86_const
 
+from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.handlers import interpret
 from gdb_optprobe.handlers.lowering import Surroundings, lower
 from gdb_optprobe.handlers.lowering_objects import layout
@@ -25,8 +27,11 @@ from gdb_optprobe.handlers.program import MASK, Cell, Constant, Program, Records
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.x86_64 import abi
 from gdb_optprobe.isa.x86_64.emitter import MACHINE
+from gdb_optprobe.isa.x86_64.peek import Direct, routine
 from gdb_optprobe.objects import aggregate
 from gdb_optprobe.objects.ring import RingLayout
+
+from ..isa.x86_64.tables import Tables
 
 AREA = 512
 PAGE = 4096
@@ -44,7 +49,12 @@ NOTHING_DEAD = Dead()
 LIMIT = 20_000
 _REGISTERS = {name: getattr(x86_const, f"UC_X86_REG_{name.upper()}") for name in (*abi.GENERAL, abi.FLAGS)}
 START = CODE + 1  # of programs; before it is a nop, for Unicorn does not run nothing
-_PLACES = {DATA: 1, STACK - PAGE: 2, CODE: 4, GS + PER_CPU: 1}  # address: pages
+DIRECT = Direct(0xFFFF_8880_0000_0000, 1 << 46)
+ROOT = 0x20_0000
+ALIAS, USER = 0xFFFF_C900_0020_0000, 0x5555_0000_0000
+ROUTINE = routine(DIRECT)
+READERS = ROUTINE.at(CODE + 4 * PAGE)
+_PLACES = {DATA: 1, STACK - PAGE: 2, CODE: 5, GS + PER_CPU: 1}  # address: pages
 _OBJECT_PAGES = 32
 
 
@@ -69,6 +79,20 @@ class Left:
         return read(self.memory, address, size)
 
 
+@lru_cache
+def tables() -> Tables:
+    """Two pages side by side at ALIAS and at USER, where the user may read the first alone."""
+    made = Tables(DIRECT, ROOT, lambda at: b"")
+    frames = [DATA - DIRECT.start, GS + PER_CPU - DIRECT.start]
+    for index, frame in enumerate(frames):
+        made.map(DIRECT.start + frame, frame, 1)
+        made.map(ALIAS + PAGE * index, frame, 1)
+        made.map(USER + PAGE * index, frame, 1, user=not index)
+    for frame in tuple(made.pages):
+        made.map(DIRECT.start + frame, frame, 1)
+    return made
+
+
 def state(numbers: Mapping[str, int], seed: int = 0, arithmetic_flags: int = 0) -> State:
     registers = {name: random.Random(f"{name}{seed}").getrandbits(64) for name in abi.GENERAL} | numbers
     registers |= {name: DATA + 16 * index for index, name in enumerate(POINTERS)} | {SP: STACK}
@@ -88,7 +112,8 @@ def memory_of(state: State, objects: Mapping[int, bytes], faults: int = FAULTS) 
     """By address: every place as it is before."""
     pages_at = _PLACES | {faults: _OBJECT_PAGES}
     filled = {at: bytearray(_contents(at ^ state.seed, pages * PAGE)) for at, pages in pages_at.items()}
-    filled[CODE][:] = b"\xcc" * len(filled[CODE])
+    filled |= {DIRECT.start + at: page for at, page in tables().pages.items()}
+    filled[CODE][:] = (b"\xcc" * (4 * PAGE) + ROUTINE.code).ljust(5 * PAGE, b"\xcc")
     filled[faults][:8] = bytes(8)
     gs = filled[GS + PER_CPU]
     gs[OFFSET - PER_CPU : OFFSET - PER_CPU + 8] = GS.to_bytes(8, "little")
@@ -102,6 +127,18 @@ def read(memory: Mapping[int, bytes], address: int, size: int) -> bytes:
         if at <= address and address + size <= at + len(data):
             return data[address - at : address - at + size]
     raise AssertionError(f"{address:#x} is not there")
+
+
+def peeked(memory: Mapping[int, bytes], address: int, size: int) -> bytes:
+    """What page tables lead to. Raises Unreadable."""
+    places = [tables().place(address + at) for at in range(size)]
+    return b"".join(read(memory, DIRECT.start + known(at, address), 1) for at in places)
+
+
+def known(place: int | None, address: int) -> int:
+    if place is None:
+        raise Unreadable(address, 1)
+    return place
 
 
 def execute(code: bytes, state: State, memory: Mapping[int, bytes], interrupted: int = 0) -> Left:
@@ -141,6 +178,7 @@ def execute(code: bytes, state: State, memory: Mapping[int, bytes], interrupted:
     for name, value in state.registers.items():
         uc.reg_write(_REGISTERS[name], value)
     uc.reg_write(x86_const.UC_X86_REG_GS_BASE, GS)
+    uc.reg_write(x86_const.UC_X86_REG_CR3, ROOT)
     begin = CODE
     if interrupted:
         uc.emu_start(CODE, CODE + len(code), count=1 + interrupted)
@@ -186,15 +224,19 @@ def objects(program: Program, faults: int = FAULTS) -> dict[int, bytes]:
 
 
 def surroundings(program: Program, dead: Dead = NOTHING_DEAD, faults: int = FAULTS) -> Surroundings:
-    return Surroundings(CODE, places(program, faults), faults, dead, OFFSET, None, TABLE_BITS, RING, KIND, CPU)
+    return Surroundings(CODE, places(program, faults), faults, dead, OFFSET, None, TABLE_BITS, RING, KIND, CPU, READERS)
 
 
 def differences(program: Program, state: State, dead: Dead = NOTHING_DEAD, faults: int = FAULTS) -> Sequence[str]:
     """What is not as the interpreter says, or not as it was."""
     memory = memory_of(state, objects(program, faults), faults)
     left = execute(lower(program, surroundings(program, dead, faults), MACHINE)(START), state, memory)
-    outcome = interpret.run(program, interpret.Hit(state.registers, lambda at, size: read(memory, at, size), GS))
+    outcome = interpret.run(program, hit(state, memory))
     return (*wrong_objects(program, left, outcome, faults), *_kept(state, memory, left, dead, faults))
+
+
+def hit(state: State, memory: Mapping[int, bytes]) -> interpret.Hit:
+    return interpret.Hit(state.registers, partial(read, memory), GS, peek=partial(peeked, memory))
 
 
 def wrong_objects(program: Program, left: Left, outcome: interpret.Outcome, faults: int) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from itertools import accumulate, product
 
 import capstone
@@ -37,8 +38,9 @@ from gdb_optprobe.isa.x86_64 import X86_64, abi
 from gdb_optprobe.isa.x86_64.emitter import MACHINE
 from gdb_optprobe.objects.aggregate import Count, Sum
 
-from .programs import programs, words
+from .programs import programs, wild_programs, words
 from .running import (
+    ALIAS,
     BELOW,
     CODE,
     DATA,
@@ -46,6 +48,7 @@ from .running import (
     FAULTS,
     NUMBERS,
     START,
+    USER,
     State,
     differences,
     execute,
@@ -84,6 +87,15 @@ def test_all_of_it_is_instructions_and_of_one_size(program: Program, before: Sta
     assert sum(pushed) == 0
 
 
+@settings(max_examples=EXAMPLES // 2, deadline=None, suppress_health_check=list(HealthCheck))
+@given(wild_programs((DATA, ALIAS, USER, 0x8000_0000_0000)), _states, _dead, st.sampled_from((FAULTS, BELOW)))
+def test_wild_pointers_are_faults(program: Program, before: State, dead: Dead, faults: int) -> None:
+    try:
+        assert not differences(program, before, dead, faults)
+    except NotLowered as refused:
+        assert "registers" in refused.why
+
+
 TEXT = Register("rdi")
 NOT_MAPPED = Load(TEXT, 8, False)
 
@@ -100,7 +112,7 @@ NOT_MAPPED = Load(TEXT, 8, False)
 )
 def test_what_native_code_does_not_do_is_named(program: Program, node: object) -> None:
     with pytest.raises(NotLowered) as refused:
-        lower(program, surroundings(program), MACHINE)
+        lower(program, replace(surroundings(program), readers=None), MACHINE)
     assert refused.value.node == node
 
 

@@ -29,7 +29,7 @@ def code_of(isa: Isa, *handlers: Handler) -> list[str]:
     memory = FakeMemory(at + DATA, bytes(0x1000))
     target = cast(Target, SimpleNamespace(isa=isa, machine=memory))
     plan = SimpleNamespace(address=at, dead=Dead(True, frozenset(DEAD[isa])), base=None)
-    enabled = [SimpleNamespace(handler=handler, counter=None, address=at) for handler in handlers]
+    enabled = [SimpleNamespace(handler=handler, counter=None, readers=None, address=at) for handler in handlers]
     site = cast(Site, SimpleNamespace(address=at, plan=plan, enabled=enabled))
     arena = Arena(Ranges((), ((at + DATA, at + DATA + 0x1000),)))
     keeps = frozenset(name for handler in handlers for name in handler.reads)

@@ -26,6 +26,7 @@ from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Overlay, Text
+from gdb_optprobe.isa.emitter import Routine
 
 Say = Callable[[str], None]
 """Tells the user of work that takes seconds."""
@@ -63,6 +64,16 @@ class Room:
     take: Callable[[], None] = lambda: None
     give_back: Callable[[], None] = lambda: None
     stands: Callable[[], bool] = lambda: True
+
+
+class Reads(Protocol):
+    """How memory that may not be there is read."""
+
+    @property
+    def routine(self) -> Routine: ...
+
+    def read(self, registers: Mapping[str, int], address: int, size: int) -> bytes:
+        """What the routine would read on a vCPU with these registers. Raises Unreadable."""
 
 
 class Unwinder(Protocol):
@@ -104,6 +115,10 @@ class Port(Finder, Protocol):
 
     def current(self, kernel: Kernel) -> Current:
         """The expressions of the running thread and its CPU."""
+
+    def reads(self, kernel: Kernel, machine: Machine, physical: Callable[[int], int | None]) -> Reads:
+        """physical: by the kernel's page tables. Raises OptprobeError where memory that may not be there is not read.
+        """
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, bits: Bits, read: Callable[[int, int], bytes]

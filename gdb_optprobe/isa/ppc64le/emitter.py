@@ -8,10 +8,11 @@ Nothing is relative to where it stands, and nothing is newer than POWER8.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from ..base import ReadMemory
 from ..emitter import Before, Label, Machine, Memory, Test, Value
 from . import forms, keeping, values
 from .abi import CR_FIELDS, CTR, FLAGS, GENERAL, LR, PC, SP, XER
@@ -30,6 +31,8 @@ _BY_WORDS = ("ld", "lwa", "std")  # their displacements are multiples of 4
 
 class Emitter(Values):
     """See ..emitter.Emitter, whose verbs these are."""
+
+    peeks: tuple[str, ...] = ()
 
     def __init__(self, before: Before) -> None:
         super().__init__(before)
@@ -68,6 +71,9 @@ class Emitter(Values):
             self._code(number(name, to, base, offset))
         if value.size == 1 and value.signed:
             self._code(logical("extsb", to, to))
+
+    def peek(self, to: str, address: str, size: int, short: Label, *, text: bool = False, got: str = "") -> None:
+        raise KeyError("readers")
 
     def per_cpu_base(self, to: str) -> None:
         if self._before.per_cpu is None:
@@ -273,6 +279,10 @@ class _Machine:
     emitter = staticmethod(Emitter)
     order = staticmethod(values.order)
     kept = staticmethod(keeping.kept)
+
+    @staticmethod
+    def caller(routine: bytes, at: int, registers: Mapping[str, int], read: ReadMemory) -> Mapping[str, int]:
+        return {**registers, PC: registers[LR], LR: registers[SCRATCH]}
 
 
 MACHINE = _Machine()

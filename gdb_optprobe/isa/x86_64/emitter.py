@@ -13,13 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
+from ..base import ReadMemory
 from ..emitter import Arithmetic, Before, Label, Machine, Memory, Pool, Test, Value
+from . import peek
 from .abi import CARRY, FLAGS, GENERAL, PC, SP
-from .encode import LOCK, NUMBERS, immediate, instruction, is_relative, relative
+from .decoder import decode
+from .encode import LOCK, NUMBERS, Relative, immediate, instruction, is_relative, relative
 from .jumps import Item, Jump, placed
-from .writer import MASK, fits
+from .operands import fits_operand, moved, within
+from .writer import MASK, fits, pushed
 from .writer import signed as as_number
 
 # Condition codes (SDM volume 2, appendix B.1.4.7): the lowest four bits of jcc, setcc and cmovcc.
@@ -40,6 +43,8 @@ _SHL, _SHR, _SAR = 4, 5, 7
 
 class Emitter:
     """See ..emitter.Emitter, whose verbs these are."""
+
+    peeks: tuple[str, ...] = (peek.WORD, peek.SIZE, peek.LOST)
 
     def __init__(self, before: Before) -> None:
         self.pool = Pool(MACHINE.order(before))
@@ -95,13 +100,30 @@ class Emitter:
         with self._reached(value.memory) as memory:
             self._extended(to, memory, value.size, value.signed)
 
+    def peek(self, to: str, address: str, size: int, short: Label, *, text: bool = False, got: str = "") -> None:
+        readers = self._before.readers
+        if readers is None:
+            raise KeyError("readers")
+        with self._fixed((to, got), *(name for name in self.peeks if name not in (to, got))) as places:
+            self.copy(peek.WORD, places.get(address, address))
+            self.constant(peek.SIZE, size)
+            self._items.append(Relative(b"\xe8" + bytes(4), 1, readers.text if text else readers.bytes))
+            self._immediate(_CMP, peek.SIZE, size, 4)
+            if to == peek.SIZE:
+                self._code(b"\x4c\x87\xd0")  # xchg rax, r10
+                self.copy(got or peek.WORD, peek.WORD)
+            else:
+                self.copy(to, peek.WORD)
+                self.copy(got or peek.SIZE, peek.SIZE)
+        self._jump(_UNSIGNED[Test.LT], short)
+
     def per_cpu_base(self, to: str) -> None:
         if self._before.per_cpu is None:
             raise KeyError("this_cpu_off")
         self.load(to, Value(Memory(offset=self._before.per_cpu, per_cpu=True)))
 
     def clock(self, to: str) -> None:
-        with self._fixed(None, *(name for name in ("rdx", "rax") if name != to)):
+        with self._fixed((), *(name for name in ("rdx", "rax") if name != to)):
             self._code(b"\x0f\x31")  # rdtsc
             self._alter(b"\xc1", _SHL, "rdx", tail=b"\x20")
             self._alter(b"\x0b", "rax", "rdx")
@@ -181,7 +203,7 @@ class Emitter:
             self._test(left, mask, 8)
         else:
             with self._reached(left.memory) as memory:
-                self._test(memory, _within(mask, left), left.size)
+                self._test(memory, within(mask, left), left.size)
         self._jump(_UNSIGNED[Test.NE if any_set else Test.EQ], label)
 
     # memory
@@ -207,7 +229,7 @@ class Emitter:
 
     def keep_extreme(self, test: Test, memory: Memory, word: str, signed: bool) -> None:
         again, done = Label(), Label()
-        with self._fixed(None, "rax") as places, self._reached(_moved(memory, places)) as reached:
+        with self._fixed((), "rax") as places, self._reached(moved(memory, places)) as reached:
             value = places.get(word, word)
             self._move(b"\x8b", "rax", reached)
             self.mark(again)
@@ -342,7 +364,7 @@ class Emitter:
 
     def _shift_by_register(self, extension: int, to: str, left: str, right: str, bits: int, size: int) -> None:
         enough = Label()
-        with self._fixed(to, "rcx") as places, self._working(to, "rcx") as work:
+        with self._fixed((to,), "rcx") as places, self._working(to, "rcx") as work:
             self.copy("rcx", places.get(right, right))
             self.copy(work, places.get(left, left))
             if extension == _SAR:
@@ -356,7 +378,7 @@ class Emitter:
             self.copy(to, work)
 
     def _divide(self, op: Arithmetic, to: str, left: str, right: str | int, signed: bool) -> None:
-        with self._fixed(to, "rax", "rdx") as places:
+        with self._fixed((to,), "rax", "rdx") as places:
             with self._in_register(places.get(right, right) if isinstance(right, str) else right) as divisor:
                 self.copy("rax", places.get(left, left))
                 if signed:
@@ -378,7 +400,7 @@ class Emitter:
                 with self._in_register(right) as other:
                     self._alter(b"\x3b", left, other)
             return codes
-        if isinstance(right, int) and _fits_operand(right, left):
+        if isinstance(right, int) and fits_operand(right, left):
             with self._reached(left.memory) as memory:
                 self._immediate(_CMP, memory, right, left.size)
             return _UNSIGNED if left.size < 8 and not left.signed else codes
@@ -432,38 +454,20 @@ class Emitter:
             yield register
 
     @contextmanager
-    def _fixed(self, to: str | None, *names: str) -> Iterator[Mapping[str, str]]:
-        """These registers for use, and where that is now which some of them held; `to` gets a result meanwhile."""
+    def _fixed(self, to: Collection[str], *names: str) -> Iterator[Mapping[str, str]]:
+        """These registers for use, and where that is now which some of them held; those of `to` get results meanwhile.
+        """
         free = [name for name in names if self.pool.take_this(name)]
         places = {name: self.pool.take() for name in names if name not in free}
         for name, place in places.items():
             self.copy(place, name)
         yield places
         for name, place in places.items():
-            if name != to:
+            if name not in to:
                 self.copy(name, place)
             self.pool.give(place)
         for name in free:
             self.pool.give(name)
-
-
-def _moved(memory: Memory, places: Mapping[str, str]) -> Memory:
-    base, index = (None if name is None else places.get(name, name) for name in (memory.base, memory.index))
-    return replace(memory, base=base, index=index)
-
-
-def _within(mask: int, value: Value) -> int:
-    """The bits of what is in memory that a mask of the word tests."""
-    bits = 8 * value.size
-    beyond = mask >> bits and value.signed
-    return mask & (1 << bits) - 1 | (1 << bits - 1 if beyond else 0)
-
-
-def _fits_operand(word: int, value: Value) -> bool:
-    """Whether `word` can be compared with what is in memory as it stands there."""
-    if value.size == 8 or value.signed:
-        return fits(as_number(word), min(8 * value.size, 32))
-    return word < 1 << 8 * value.size
 
 
 class _Machine:
@@ -483,6 +487,12 @@ class _Machine:
         wanted |= FLAGS in before.reads and not {FLAGS, CARRY}.isdisjoint(used)
         lives = [n for n in GENERAL if n in used and (n in before.reads or n not in before.dead.registers)]
         return (*((FLAGS,) if wanted else ()), *lives)
+
+    @staticmethod
+    def caller(routine: bytes, at: int, registers: Mapping[str, int], read: ReadMemory) -> Mapping[str, int]:
+        """Each of its functions takes off the stack what it has put there."""
+        sp = registers[SP] + sum(pushed(insn) for insn in decode(routine[:at], 0))
+        return {**registers, PC: int.from_bytes(read(sp, 8), "little"), SP: sp + 8}
 
 
 MACHINE = _Machine()

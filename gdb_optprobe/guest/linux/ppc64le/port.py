@@ -9,7 +9,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux.current import Current, Paca, on_ppc64le, unknown
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
-from gdb_optprobe.guest.linux.port import Bits, LinuxText, Port, Room, Say, Stacks, Unwinder
+from gdb_optprobe.guest.linux.port import Bits, LinuxText, Port, Reads, Room, Say, Stacks, Unwinder
 from gdb_optprobe.guest.linux.ppc64le import derive, room, stacks
 from gdb_optprobe.guest.linux.ppc64le import find as finding
 from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
@@ -73,6 +73,9 @@ class _PPC:
         except OptprobeError as error:
             return unknown(error.message)
         return on_ppc64le(Paca(found.current, found.number, found.pid, found.comm, found.per_cpu_offset))
+
+    def reads(self, kernel: Kernel, machine: Machine, physical: Callable[[int], int | None]) -> Reads:
+        raise OptprobeError("memory that may not be mapped is not read by native code on ppc64le yet")
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, bits: Bits, read: Callable[[int, int], bytes]

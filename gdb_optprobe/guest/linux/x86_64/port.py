@@ -11,9 +11,10 @@ from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux import filler, physical, stacks
 from gdb_optprobe.guest.linux.current import Current, on_x86_64
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
-from gdb_optprobe.guest.linux.port import Bits, LinuxText, Port, Room, Say
+from gdb_optprobe.guest.linux.port import Bits, LinuxText, Port, Reads, Room, Say
 from gdb_optprobe.guest.linux.text import KernelText
 from gdb_optprobe.guest.linux.x86_64 import find as finding
+from gdb_optprobe.guest.linux.x86_64 import reads as reading
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Overlay, Text
@@ -63,6 +64,9 @@ class _X86:
 
     def current(self, kernel: Kernel) -> Current:
         return on_x86_64(kernel)
+
+    def reads(self, kernel: Kernel, machine: Machine, physical: Callable[[int], int | None]) -> Reads:
+        return reading.reads(machine, kernel, physical)
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, bits: Bits, read: Callable[[int, int], bytes]

@@ -1,0 +1,63 @@
+"""How this kernel's memory is read where it may not be there: by its page tables and its direct map.
+
+page_offset_base, vmalloc_base   where the direct map begins and what comes behind it (arch/x86/mm/kaslr.c)
+sme_me_mask                      the bit of page-table entries that is no address, where memory is encrypted
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.x86_64.find import FIVE_LEVELS
+from gdb_optprobe.guest.machine import Machine
+from gdb_optprobe.isa.emitter import Routine
+from gdb_optprobe.isa.x86_64 import peek
+from gdb_optprobe.isa.x86_64.peek import PAGE, Direct
+
+GIGABYTE = 1 << 30
+LARGEST = 1 << 55
+HINT = "memory that is known to be mapped can be read: $task, $comm, the kernel's own variables"
+
+
+@dataclass(frozen=True)
+class Reads:
+    """See guest.linux.port.Reads. read: kernel memory by virtual address."""
+
+    direct: Direct
+    memory: Callable[[int, int], bytes]
+
+    @cached_property
+    def routine(self) -> Routine:
+        return peek.routine(self.direct)
+
+    def read(self, registers: Mapping[str, int], address: int, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            at = address + len(data)
+            place = peek.place(self._physical, registers["cr3"], at, self.direct)
+            if place is None:
+                raise Unreadable(at, size - len(data))
+            data += self._physical(place, min(size - len(data), PAGE - at % PAGE))
+        return data
+
+    def _physical(self, address: int, size: int) -> bytes:
+        return self.memory(self.direct.start + address, size)
+
+
+def reads(machine: Machine, kernel: Kernel, physical: Callable[[int], int | None]) -> Reads:
+    """physical: by the kernel's page tables. Raises OptprobeError."""
+    start, end = (kernel.word(kernel.address(name)) for name in ("page_offset_base", "vmalloc_base"))
+    encrypted = kernel.symbols.address("sme_me_mask")
+    if encrypted is not None and kernel.word(encrypted):
+        raise OptprobeError("this guest's memory is encrypted", HINT)
+    control = machine.registers(machine.vcpus()[0], ("cr4",))
+    direct = Direct(start, end - start, bool(control["cr4"] & FIVE_LEVELS))
+    text = kernel.address("_stext")
+    frame = physical(text)
+    if start % GIGABYTE or not 0 < direct.size <= LARGEST or frame is None or physical(start + frame) != frame:
+        raise OptprobeError("where this kernel's direct map is cannot be told", HINT)
+    return Reads(direct, kernel.memory.read)
