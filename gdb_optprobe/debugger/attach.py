@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import gdb
 
@@ -21,6 +23,7 @@ from gdb_optprobe.debugger.unwinder import Kernel as UnwindKernel
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.cache import default_cache
 from gdb_optprobe.guest.linux import ports
+from gdb_optprobe.guest.linux.backtrace import Copy, backtrace
 from gdb_optprobe.guest.linux.recover import Recovered, recover
 from gdb_optprobe.guest.memory import KernelMemory
 from gdb_optprobe.interrupts import held, interruptible
@@ -198,6 +201,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
         breakpoints=_breakpoints,
         alive=lambda: _alive(linux, holder),
         scope=lambda address: linux.scope(address, convenience),
+        backtrace=partial(_backtrace, unwind),
     )
     session = Session(target, current_settings, _run)
     holder.append(session)
@@ -215,6 +219,14 @@ def _unwind(linux: Linux, recovered: Recovered, machine: GdbMachine) -> UnwindKe
         return bounds[0] if bounds is not None else None
 
     return UnwindKernel(unwinder, linux.isa, start, machine.read_virtual)
+
+
+def _backtrace(
+    kernel: UnwindKernel | None, registers: Mapping[str, int], stack: bytes
+) -> Iterable[tuple[int, bool]]:
+    if kernel is None:
+        return ()
+    return backtrace(kernel.unwinder, registers, kernel.isa.pc, Copy(registers[kernel.isa.sp], stack))
 
 
 def _bare(connection: gdb.RemoteTargetConnection, isa: Isa, machine: GdbMachine, stops: GdbStops) -> Attachment:

@@ -376,7 +376,12 @@ def _map(number: int, found: ObjectView) -> dict[str, object]:
 
 def _record(number: int, record: RecordView) -> dict[str, object]:
     kept = {"cpu": record.cpu, "time": record.time, "values": list(record.values), "text": record.text}
-    return {"type": "record", "number": number, **kept}
+    return {"type": "record", "number": number, **kept, **(_stack(record) if record.stack else {})}
+
+
+def _stack(record: RecordView) -> dict[str, object]:
+    frames = [{"address": f"{frame.address:#x}", "symbol": frame.symbol} for frame in record.stack if frame.address]
+    return {"stack": frames, "cut": len(frames) < len(record.stack)}
 
 
 def _show(view: ShowView) -> dict[str, object]:

@@ -35,7 +35,7 @@ from gdb_optprobe.handlers.ctype import (
     number_type,
     size_of,
 )
-from gdb_optprobe.handlers.program import Clock, Expr, Load, Op, Register
+from gdb_optprobe.handlers.program import Clock, Expr, Frame, Load, Op, Register
 from gdb_optprobe.handlers.scope import Meaning, Missing, Place, Value
 
 OURS = ("arg1", "retval", "pid", "tgid", "comm", "task", "cpu", "time", "pc", "sp")
@@ -147,6 +147,9 @@ class KernelScope:
 
     def per_cpu_base(self) -> Expr | Missing:
         return self.current.per_cpu
+
+    def frame(self) -> Frame | Missing:
+        return self.current.frame
 
     def is_mapped(self, address: int, size: int) -> bool:
         return any(start <= address and address + size <= end for start, end in self.mapped)

@@ -23,13 +23,14 @@ from gdb_optprobe.handlers.program import (
     Operand,
     Program,
     Records,
+    Register,
     Stop,
     Table,
     Update,
     nodes,
     operands,
 )
-from gdb_optprobe.handlers.scope import Scope, Value
+from gdb_optprobe.handlers.scope import Missing, Scope, Value
 from gdb_optprobe.handlers.source import Fragment, fault
 from gdb_optprobe.handlers.syntax import Action as Typed
 from gdb_optprobe.handlers.syntax import Expression, String
@@ -47,6 +48,7 @@ class Limits:
     keys:    of one table.
     key:     bytes of one table's keys together.
     record:  bytes of one record's fields.
+    stack:   words of the stack in a record.
     buckets: of one linear histogram.
     """
 
@@ -55,6 +57,7 @@ class Limits:
     keys: int = 4
     key: int = 128
     record: int = 512
+    stack: int = 64
     buckets: int = 1000
 
 
@@ -92,7 +95,7 @@ class _Compiler:
             case "stop":
                 return Stop()
             case "stack":
-                return Emit(Records(name, (), stack=True))
+                return self._stack(action)
             case "record":
                 fields, columns = self._columns(action.arguments)
                 self._check_record(columns, action.arguments[-1].where)
@@ -109,6 +112,14 @@ class _Compiler:
         if sum(column.size for column in columns) > self._limits.key:
             raise fault("the key is too large", action.keys[-1].where, f"at most {self._limits.key} bytes")
         return Update(Table(name, columns, aggregate), value, by)
+
+    def _stack(self, action: Typed) -> Emit:
+        frame = self._scope.frame()
+        if isinstance(frame, Missing):
+            raise fault(frame.message, action.name, frame.hint)
+        columns = tuple(Column(name, Form.UNSIGNED) for name in (*frame.registers, "room"))
+        fields = (*(Register(name) for name in frame.registers), frame.room)
+        return Emit(Records(action.where.text, columns, stack=self._limits.stack), fields)
 
     def _aggregate(self, action: Typed) -> tuple[Aggregate, Expr | None]:
         if action.name.text == "count":

@@ -18,6 +18,7 @@ from gdb_optprobe.handlers.program import (
     Clock,
     Constant,
     Convert,
+    Emit,
     Expr,
     Load,
     Operand,
@@ -130,7 +131,11 @@ def _carried_out(action: Action, hit: Hit) -> Done:
     value = 0
     if isinstance(action, Update) and action.value is not None:
         value = int.from_bytes(evaluated.pop(0)[1], "little")
-    return Done(action, value, b"".join(data for _, data in evaluated))
+    data = b"".join(data for _, data in evaluated)
+    if isinstance(action, Emit) and action.target.stack:
+        sp, room = (int.from_bytes(evaluated[at][1], "little") for at in (0, -1))
+        data += _read(hit, sp, WORD * min(room // WORD, action.target.stack), mapped=True)
+    return Done(action, value, data)
 
 
 def _data(operand: Operand, hit: Hit) -> bytes:

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 
 from gdb_optprobe.handlers.arithmetic import number as as_number
 from gdb_optprobe.handlers.lowering_updates import update
-from gdb_optprobe.handlers.lowering_words import NotLowered, Words
-from gdb_optprobe.handlers.program import Constant, Emit, Expr, Operand, Table, Update, may_fault
+from gdb_optprobe.handlers.lowering_words import Words
+from gdb_optprobe.handlers.program import Constant, Emit, Expr, Operand, Table, Text, Update, may_fault
 from gdb_optprobe.isa.emitter import Arithmetic, Emitter, Label, Memory, Test, Value
 from gdb_optprobe.objects import ring
 from gdb_optprobe.objects.ring import RingLayout
@@ -84,8 +84,6 @@ def _search(emit: Emitter, slot: str, left: str, key: Sequence[str | int], table
 
 def record(emit: Emitter, words: Words, action: Emit, layout: RingLayout, at: int, kind: int, cpu: Expr) -> None:
     """Write a record into the ring at an address. Fields that may fault are evaluated before a place is taken."""
-    if action.target.stack:
-        raise NotLowered(action, "native code does not record the stack yet")
     with ExitStack() as stack:
         early = any(may_fault(field) for field in action.fields)
         ready = [word for field in action.fields for word in words.words(stack, field)] if early else []
@@ -106,9 +104,37 @@ def record(emit: Emitter, words: Words, action: Emit, layout: RingLayout, at: in
             _store(emit, place, 0, ready)
         else:
             _store_fields(emit, words, place, action.fields)
+        if action.target.stack:
+            _copy_stack(emit, words, action, place)
         emit.binary(Arithmetic.ADD, number, number, 1, 64, False)
         emit.publish(Memory(place, ring.NUMBER), number)
         emit.mark(full)
+
+
+def _copy_stack(emit: Emitter, words: Words, action: Emit, place: str) -> None:
+    """From its end down, so that one register counts and indexes."""
+    most, fields = action.target.stack, ring.FIELDS + action.target.fields
+    copy, enough, done = Label(), Label(), Label()
+    with words.word(_stack_pointer(action)) as sp, emit.pool.borrowed() as index, emit.pool.borrowed() as word:
+        emit.load(index, Value(Memory(place, fields - 8)))
+        emit.binary(Arithmetic.SHR, index, index, 3, 64, False)
+        emit.branch(Test.EQ, index, 0, False, done)
+        emit.branch(Test.LE, index, most, False, enough)
+        emit.constant(index, most)
+        emit.mark(enough)
+        emit.mark(copy)
+        emit.load(word, Value(Memory(sp, -8, index)))
+        emit.store(Memory(place, fields - 8, index), word)
+        emit.binary(Arithmetic.SUB, index, index, 1, 64, False)
+        emit.branch(Test.NE, index, 0, False, copy)
+        emit.mark(done)
+
+
+def _stack_pointer(action: Emit) -> Expr:
+    """See program.Records."""
+    found = action.fields[0]
+    assert not isinstance(found, Text)
+    return found
 
 
 def _store_fields(emit: Emitter, words: Words, place: str, fields: Sequence[Operand]) -> None:

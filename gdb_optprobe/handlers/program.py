@@ -211,6 +211,18 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
+class Frame:
+    """What the stack at a hit is unwound from.
+
+    registers: those that a copy of the stack needs beside it, the stack pointer first.
+    room:      bytes from there on, whole words of which can surely be read.
+    """
+
+    registers: tuple[str, ...]
+    room: Expr
+
+
+@dataclass(frozen=True, slots=True)
 class Cell:
     """A symbolic object: an aggregate of its own, somewhere in guest memory. name: the action, as typed."""
 
@@ -235,17 +247,23 @@ class Table:
 class Records:
     """A symbolic object: one kind of record in the ring.
 
-    format: of `print`, C's; empty for the others. stack: the record ends in return addresses.
+    format: of `print`, C's; empty for the others.
+    stack:  words of the stack behind the columns, at most. Those are Frame's then: the stack pointer first, room last.
     """
 
     name: str
     columns: tuple[Column, ...]
     format: str = ""
-    stack: bool = False
+    stack: int = 0
 
     @property
     def size(self) -> int:
-        """Bytes of the columns, without what every record has."""
+        """Bytes of the columns and the stack, without what every record has."""
+        return self.fields + WORD * self.stack
+
+    @property
+    def fields(self) -> int:
+        """Bytes of the columns."""
         return sum(column.size for column in self.columns)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gdb_optprobe.handlers.ctype import CType, Scalar
-from gdb_optprobe.handlers.program import Expr
+from gdb_optprobe.handlers.program import Expr, Frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,9 @@ class Scope(Protocol):
 
     def per_cpu_base(self) -> Expr | Missing:
         """What is added to the address of a per-CPU variable to find this CPU's."""
+
+    def frame(self) -> Frame | Missing:
+        """What the stack is unwound from."""
 
     def is_mapped(self, address: int, size: int) -> bool:
         """Whether these bytes can be read in any context."""

@@ -9,8 +9,8 @@ import difflib
 
 from gdb_optprobe.handlers.source import Fragment, fault
 
-_LATER = ("stack", "stop", "latency")
-_ACTIONS = ("count", "sum", "min", "max", "avg", "hist", "lhist", "record", "print", *_LATER)
+_LATER = ("stop", "latency")
+_ACTIONS = ("count", "sum", "min", "max", "avg", "hist", "lhist", "record", "print", "stack", *_LATER)
 _INSTEAD = {"stop": "GDB's own break stops there, at every hit"}
 
 

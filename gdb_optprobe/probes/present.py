@@ -12,7 +12,7 @@ from gdb_optprobe.detours.refusal import Reason, Refusal
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.handlers.format import render
-from gdb_optprobe.handlers.program import Column, Form, Records
+from gdb_optprobe.handlers.program import WORD, Column, Form, Records
 from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.probes.gathered import Gathered, Row
@@ -24,6 +24,7 @@ from gdb_optprobe.probes.views import (
     CodeLine,
     DetourView,
     ExplainView,
+    FrameView,
     ObjectView,
     ProbeView,
     ReasonView,
@@ -124,7 +125,7 @@ def probe(probe: Probe, site: Site, found: Gathered, target: Target) -> ProbeVie
         faults=found.head[1] if len(found.head) > 1 else 0,
         stops=site.stops,
         objects=tuple(_objects(probe.handler, found)),
-        records=tuple(_record(probe.handler, row) for row in found.records),
+        records=tuple(_record(probe, row, target) for row in found.records),
     )
 
 
@@ -136,15 +137,32 @@ def _objects(handler: Handler, found: Gathered) -> Iterator[ObjectView]:
         yield ObjectView(table.name, table.aggregate, keyed, lost)
 
 
-def _record(handler: Handler, row: Row) -> RecordView:
-    kind = handler.program.objects[row.kind]
+def _record(probe: Probe, row: Row, target: Target) -> RecordView:
+    kind = probe.handler.program.objects[row.kind]
     assert isinstance(kind, Records)
     values = _key(kind.columns, row.fields)
+    if kind.stack:
+        stack = tuple(_frames(probe, kind, row.fields, target))
+        return RecordView(row.cpu, row.time, (), " / ".join(one.symbol or f"{one.address:#x}" for one in stack), stack)
     if not kind.format:
         parts = zip(kind.columns, values, strict=True)
         return RecordView(row.cpu, row.time, values, ", ".join(f"{one.label}={_spelled(one, v)}" for one, v in parts))
     raw = tuple(value.encode() if isinstance(value, str) else value for value in values)
     return RecordView(row.cpu, row.time, values, render(kind.format, raw))
+
+
+def _frames(probe: Probe, kind: Records, data: bytes, target: Target) -> Iterator[FrameView]:
+    """Of a record's stack. A call may be the last of its function's: what is behind it is another one's."""
+    *values, room = (int.from_bytes(data[at : at + WORD], "little") for at in range(0, kind.fields, WORD))
+    names = (column.label for column in kind.columns)
+    registers = dict(zip(names, values, strict=False)) | {target.isa.pc: probe.address}
+    stack = data[kind.fields :][: min(room & -WORD, WORD * kind.stack)]
+    for address, exact in target.backtrace(registers, stack):
+        if not address:
+            yield FrameView(0, "…")
+            continue
+        symbol = target.symbol(address)
+        yield FrameView(address, symbol if exact or "+" in symbol else target.symbol(address - 1))
 
 
 def _spelled(column: Column, value: int | str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,6 +56,8 @@ class Target:
     resolve:        the addresses of a location as a user types it; raises OptprobeError.
     breakpoints:    where the user's own breakpoints stand now.
     scope:          what names mean at an address, for compiled handlers.
+    backtrace:      the PCs of a hit's frames, by its registers and the stack from its stack pointer on; see
+                    guest.linux.backtrace.
     alive:          raises OptprobeError when this is no longer the guest that was attached to.
     """
 
@@ -75,3 +77,4 @@ class Target:
     breakpoints: Callable[[], frozenset[int]]
     alive: Callable[[], None]
     scope: Callable[[int], NamesAt]
+    backtrace: Callable[[Mapping[str, int], bytes], Iterable[tuple[int, bool]]] = lambda registers, stack: ()

@@ -56,16 +56,26 @@ class ObjectView:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordView:
-    """What `record` or `print` kept of one hit. time: of the guest's clock; None where the hit stopped the guest.
+class FrameView:
+    """A frame of a stack. symbol: "vfs_read+0x13", or "" where none is known."""
 
-    values: its parts. text: as the format has them.
+    address: int
+    symbol: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordView:
+    """What `record`, `print` or `stack` kept of one hit.
+
+    time: of the guest's clock; None where the hit stopped the guest.
+    values: its parts. text: as the format has them. stack: of `stack`, the innermost frame first.
     """
 
     cpu: int
     time: int | None
     values: tuple[int | str, ...]
     text: str
+    stack: tuple[FrameView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,7 @@ def test_entry_alone_belongs_to_the_entry() -> None:
         ("f -return", ("-return is not built yet", "-return")),
         ("f -user", ("-user is not built yet", "-user")),
         ("f do conut", ("no action named 'conut'", "conut")),
-        ("f do stack", ("the action 'stack' is not compiled yet", "stack")),
+        ("f do latency", ("the action 'latency' is not compiled yet", "latency")),
         ("f\tdo\tconut", ("no action named 'conut'", "conut")),
     ],
 )

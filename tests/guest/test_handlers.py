@@ -94,20 +94,23 @@ def test_records(each_linux: Guest, tier: str) -> None:
     forced = f"-tier {tier}" if tier != "optimized" else ""
     many = 700 if tier == "optimized" else 20
     both = 'if $comm == "dd" && $arg3 >= 100 do print("%s reads %5ld\\n", $comm, $arg3), record($arg3 * 2, $pid)'
-    script: list[str | Workload] = [f"optprobe add ksys_read {forced} {both}", "optprobe commit"]
+    stack = f"optprobe add vfs_read {forced} if $comm == \"dd\" && $arg3 == 7777 do stack"
+    script: list[str | Workload] = [f"optprobe add ksys_read {forced} {both}", stack, "optprobe commit"]
     script += [Workload("dd if=/dev/zero of=/dev/null bs=100 count=2; dd if=/dev/zero of=/dev/null bs=7777 count=1")]
     script += [report("first"), "optprobe report -clear", report("cleared")]
     script += [Workload(f"dd if=/dev/zero of=/dev/null bs=101 count={many}"), report("many"), "optprobe delete"]
     finished = batch(each_linux, script)
     assert finished.status == 0, finished.output
-    first = records(finished, "first")
+    *first, taken = records(finished, "first")
     assert [one["text"] for one in first[::2]] == ["dd reads   100\n"] * 2 + ["dd reads  7777\n"], finished.output
     assert [one["values"][0] for one in first[1::2]] == [200, 200, 15554]
     assert len({one["values"][1] for one in first[1::2]}) == 2
+    inner, outer, *_ = (frame["symbol"].split("+")[0] for frame in taken["stack"])
+    assert (inner, outer) == ("vfs_read", "ksys_read"), taken
     times = [one["time"] for one in first]
     assert times == sorted(times) if tier == "optimized" else not any(times)
     assert records(finished, "cleared") == []
-    (probe,) = [line for line in reported(finished, "many") if line["type"] == "probe"]
+    probe = next(line for line in reported(finished, "many") if line["type"] == "probe")
     assert len(records(finished, "many")) + probe["dropped"] == 2 * many
     assert (probe["dropped"] > 0) is (tier == "optimized")
 

@@ -25,7 +25,7 @@ from gdb_optprobe.handlers.program import (
 from gdb_optprobe.handlers.source import Fragment, split
 from gdb_optprobe.objects.aggregate import Average, Count, Greatest, Least, Linear, Powers, Sum
 
-from .world import World, hit
+from .world import FRAME, World, hit
 
 
 def compiled(actions: str = "", condition: str = "", limits: Limits | None = None) -> Program:
@@ -94,10 +94,12 @@ def test_records() -> None:
     assert record.target.size == 24
     assert printed.target.format == "%s %d\n"
     assert printed.target.columns == (Column("file->name", Form.TEXT, 64), Column("fd", Form.SIGNED))
-    assert stack == Emit(Records("stack", (), stack=True))
+    columns = tuple(Column(name, Form.UNSIGNED) for name in (*FRAME.registers, "room"))
+    kept = Records("stack", columns, stack=64)
+    assert stack == Emit(kept, (Register("rsp"), Register("rbp"), FRAME.room)) and kept.size == 3 * 8 + 64 * 8
     assert stop == Stop()
-    assert program.objects == (record.target, printed.target, Records("stack", (), stack=True))
-    assert program.registers == {"rdi", "rdx", "r8"}
+    assert program.objects == (record.target, printed.target, kept)
+    assert program.registers == {"rdi", "rdx", "r8", "rsp", "rbp", "rcx"}
     assert program.dereferences
 
 

@@ -24,6 +24,7 @@ from gdb_optprobe.handlers.program import (
     Table,
     Update,
 )
+from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.isa.x86_64.emitter import MACHINE
 from gdb_optprobe.objects import aggregate
@@ -38,6 +39,7 @@ from .running import (
     RING_AT,
     START,
     TABLE_BITS,
+    differences,
     execute,
     memory_of,
     objects,
@@ -100,6 +102,13 @@ def test_a_full_ring_drops_and_counts() -> None:
         assert record.fields.startswith(key(n, 2 * n))
     times = [record.time for record in contents.records]
     assert times == sorted(times)
+
+
+@pytest.mark.parametrize("room", [0, 7, 8, 23, 24, 31, 32, 4096])
+def test_as_much_of_the_stack_as_there_surely_is(room: int) -> None:
+    stack = Emit(Records("stack", COLUMNS, stack=3), (Register("rsp"), Constant(room)))
+    for dead in (Dead(), X86_64.dead_at_entry()):
+        assert not differences(Program(None, (stack, SUM)), state(ZEROS | {"rsi": 3}), dead)
 
 
 AGGREGATES = (Count(), Sum(True), Least(True), Greatest(False), Average(True), Powers(True), Linear(0, 100, 10, False))

@@ -84,6 +84,13 @@ def test_all_of_it_is_instructions_and_the_stack_is_where_an_unwinder_reckons_it
 
 BY = (Register("r4"), Register("r31"))
 COLUMNS = (Column("a", Form.UNSIGNED), Column("b", Form.UNSIGNED))
+@needs_oracle
+def test_as_much_of_the_stack_as_there_surely_is() -> None:
+    rooms = (0, 7, 8, 23, 24, 31, 32, 4096)
+    stacks = [Emit(Records("stack", COLUMNS, stack=3), (Register("rdi"), Constant(room))) for room in rooms]
+    assert not [found for found, _ in differences([Trial(Program(None, (stack,)), seed=1) for stack in stacks])]
+
+
 AGGREGATES = (Count(), Sum(True), Least(True), Greatest(False), Average(True), Powers(True), Linear(0, 100, 10, False))
 
 

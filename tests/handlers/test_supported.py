@@ -20,7 +20,7 @@ def test_built(text: str) -> None:
         ("conut", "no action named 'conut'"),
         ("nonsense(1)", "no action named 'nonsense'"),
         ("(x)", "no action named '(x)'"),
-        ("stack", "the action 'stack' is not compiled yet"),
+        ("latency", "the action 'latency' is not compiled yet"),
         ("stop", "the action 'stop' is not compiled yet"),
     ],
 )

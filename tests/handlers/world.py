@@ -25,7 +25,7 @@ from gdb_optprobe.handlers.ctype import (
 )
 from gdb_optprobe.handlers.fold import constant
 from gdb_optprobe.handlers.interpret import Hit
-from gdb_optprobe.handlers.program import MASK, Clock, Expr, Load, Op, PerCpuBase, Register
+from gdb_optprobe.handlers.program import MASK, Clock, Expr, Frame, Load, Op, PerCpuBase, Register
 from gdb_optprobe.handlers.scope import Meaning, Missing, Place, Value
 
 CHAR = OWN["char"]
@@ -34,6 +34,7 @@ FILE = 0xFFFF_8880_0000_2000
 NAME = 0xFFFF_8880_0000_3000
 JIFFIES = 0xFFFF_FFFF_8200_0000
 PER_CPU = 0xFFFF_8880_1000_0000
+FRAME = Frame(("rsp", "rbp"), Register("rcx"))
 
 
 def struct(name: str, size: int, *members: Member, union: bool = False) -> Struct:
@@ -133,6 +134,9 @@ class World:
 
     def per_cpu_base(self) -> Expr | Missing:
         return PerCpuBase()
+
+    def frame(self) -> Frame | Missing:
+        return FRAME
 
     def is_mapped(self, address: int, size: int) -> bool:
         return address >= JIFFIES and address + size <= JIFFIES + 128

@@ -20,7 +20,7 @@ from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.guest.text import Area, FtraceSite
 from gdb_optprobe.handlers.ctype import UNSIGNED_LONG, CType
-from gdb_optprobe.handlers.program import Expr, Register
+from gdb_optprobe.handlers.program import Expr, Frame, Register
 from gdb_optprobe.handlers.scope import Meaning, Missing, Value
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.probes.session import Session
@@ -153,6 +153,9 @@ class Registers:
 
     def per_cpu_base(self) -> Expr | Missing:
         return Missing("no CPUs")
+
+    def frame(self) -> Frame | Missing:
+        return Missing("no stacks")
 
     def is_mapped(self, address: int, size: int) -> bool:
         return False

@@ -26,6 +26,7 @@ from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Overlay, Text
+from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.isa.emitter import Routine
 
 Say = Callable[[str], None]
@@ -88,6 +89,9 @@ class Unwinder(Protocol):
 
         exact: the same of the frame that is given.
         """
+
+    def over(self, read: ReadMemory) -> Unwinder:
+        """The same, of a stack that `read` reads."""
 
 
 class Port(Finder, Protocol):

@@ -108,6 +108,12 @@ class Tables:
     encoding: Encoding = MODERN
     _found: dict[int, Entry | None] = field(default_factory=dict, repr=False, compare=False)
 
+    def holds(self, address: int) -> bool:
+        """Whether `address` is in one of the tables."""
+        count = (self.ips[1] - self.ips[0]) // 4
+        tables = ((self.ips[0], 4 * count), (self.entries, ENTRY_SIZE * count), (self.lookup[0], 4 * self.lookup[1]))
+        return any(start <= address < start + size for start, size in tables)
+
     def find(self, address: int, read: ReadMemory) -> Entry | None:
         """The entry for the instruction at `address`; None where there is none. Read once: tables never change."""
         if address not in self._found:

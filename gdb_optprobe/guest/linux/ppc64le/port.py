@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
@@ -17,6 +17,7 @@ from gdb_optprobe.guest.linux.ppc64le.text import PowerText
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Overlay, Text
+from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.isa.ppc64le import PPC64LE, unwind
 
 
@@ -31,6 +32,9 @@ class BackChain:
     def caller(self, registers: Mapping[str, int], exact: bool) -> tuple[Mapping[str, int], bool] | None:
         found = unwind.unwind(unwind.State(registers, exact=exact), self._function, self.read)
         return (found.registers, found.exact) if found is not None else None
+
+    def over(self, read: ReadMemory) -> BackChain:
+        return replace(self, read=read)
 
     def _function(self, pc: int) -> unwind.Function | None:
         found = self.code.function(pc)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from gdb_optprobe.errors import OptprobeError
@@ -18,6 +18,7 @@ from gdb_optprobe.guest.linux.x86_64 import reads as reading
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Overlay, Text
+from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.isa.x86_64 import X86_64, unwind
 
 
@@ -100,6 +101,12 @@ class OrcUnwinder:
     def caller(self, registers: Mapping[str, int], exact: bool) -> tuple[Mapping[str, int], bool] | None:
         found = unwind.unwind(unwind.State(registers, exact=exact), self.tables, self.read)
         return (found.registers, found.exact) if found is not None else None
+
+    def over(self, read: ReadMemory) -> OrcUnwinder:
+        def either(address: int, size: int) -> bytes:
+            return self.read(address, size) if self.tables.holds(address) else read(address, size)
+
+        return replace(self, read=either)
 
 
 X86 = _X86()
