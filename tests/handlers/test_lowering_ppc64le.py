@@ -40,7 +40,7 @@ from . import running
 from .power import FAULTS, SIZE, Trial, differences
 from .programs import programs
 
-EXAMPLES = 10_500 if os.environ.get("OPTPROBE_FULL") else 200
+EXAMPLES = int(os.environ.get("OPTPROBE_PROGRAMS", "10500" if os.environ.get("OPTPROBE_FULL") else "200"))
 
 
 def trials(number: int) -> list[Trial]:
