@@ -13,7 +13,7 @@ from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.handlers.format import render
 from gdb_optprobe.handlers.program import WORD, Column, Form, Records
-from gdb_optprobe.isa.base import Insn
+from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.probes.gathered import Gathered, Row
 from gdb_optprobe.probes.handler import Handler
@@ -38,6 +38,8 @@ from gdb_optprobe.probes.views import (
 GAP = 256
 # Where a counter may be, to tell what a count would cost: anywhere near.
 COUNTER_AWAY = 0x10000
+READ = 50
+"""Instructions of what a program calls to read memory that may not be there, most often."""
 
 
 def gathered(probes: Sequence[Probe], target: Target, whole: bool = False) -> dict[int, Gathered]:
@@ -221,9 +223,11 @@ def added(plan: Plan, detour: Detour, target: Target) -> int:
     """Instructions that a hit of an optimized probe adds: the branch, its program, the way back."""
     others = 0
     for start, end, original in detour.programs:
+        program = target.isa.decode(detour.data[start - detour.address : end - detour.address], start)
         if original != plan.address:
-            program = detour.data[start - detour.address : end - detour.address]
-            others += len(target.isa.decode(program, start))
+            others += len(program)
+        else:
+            others -= READ * sum(insn.flow is Flow.CALL for insn in program)
     return 1 + len(target.isa.decode(detour.data, detour.address)) - others - len(plan.displaced)
 
 
