@@ -22,6 +22,7 @@ from gdb_optprobe.handlers.source import fault
 from gdb_optprobe.handlers.supported import check_action
 from gdb_optprobe.interrupts import checkpoint
 from gdb_optprobe.isa.emitter import Readers
+from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.probes import present
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.optimizer import Optimizer
@@ -153,7 +154,7 @@ class Session:
         handler = Handler.of(program, scope.per_cpu, scope.cpu, scope.reads)
         somewhere = None if isinstance(scope.reads, Missing) else Readers(plan.address, plan.address)
         try:
-            handler.code(self.target.isa, plan, plan.dead, plan.address, somewhere)
+            handler.code(self.target.isa, plan, plan.dead, plan.address, somewhere, plan.address)
         except NotLowered as stuck:
             why = scope.reads if stuck.why == UNMAPPED and isinstance(scope.reads, Missing) else Missing(stuck.why)
             raise fault(why.message, handler.part_of(stuck.node, condition, actions), why.hint) from None
@@ -278,7 +279,8 @@ class Session:
         self.target.alive()
         problems: list[str] = []
         for branch in self.registry.branches():
-            problems += [str(change.message) for change in patch.check([branch.patch], self.target.machine)]
+            changes = () if self.optimizer.stopping.is_lifted(branch) else (branch.patch,)
+            problems += [str(change.message) for change in patch.check(changes, self.target.machine)]
             problems += self._changed(branch.detour, self.optimizer.links.in_detour(branch))
         for site in self.registry.sites():
             if site.branch is None and site.detour is not None:
@@ -304,7 +306,7 @@ class Session:
         """Bytes that `detour` has on the stack at `pc` beyond what the original code has there."""
         begun = max((at for at, _ in detour.origins if at <= pc), default=detour.address)
         before = self.target.isa.decode(detour.data[begun - detour.address : pc - detour.address], begun)
-        return sum(self.target.isa.pushed(insn) for insn in before)
+        return depth(before, pc, self.target.isa.pushed)
 
     def something_left(self) -> bool:
         """Whether the guest still holds what we put there, if we put anything there. Raises Unreadable.

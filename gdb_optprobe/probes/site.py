@@ -85,7 +85,12 @@ class Site:
     @property
     def stops(self) -> int:
         """How often the guest was stopped here."""
-        return self.stops_before + sum(point.moved + 2 * point.stepped for point in self._points)
+        pads = [probe.point for probe in self.probes if probe.point is not None]
+        return self.stops_before + sum(point.moved + 2 * point.stepped for point in (*self._points, *pads))
+
+    def behind(self) -> int | None:
+        """Where who stands here with his hit run goes on while the text may hold a branch; None: here."""
+        return self.branch.detour.behind(self.address) if self.branch is not None else None
 
     # into the guest ----------------------------------------------------------------------------------------------
 
@@ -135,6 +140,8 @@ class Site:
         for point in self._points:
             point.remove()
         self._points.clear()
+        for probe in self.probes:
+            probe.drop_point()
         self.branch = self._copy = self.placed = None
         self.gone = True
 
@@ -151,9 +158,7 @@ class Site:
         self._hit_last = tuple(self.enabled)
         held = []
         for probe in self._hit_last:
-            outcome = probe.handler.run(hit)
-            probe.hit(outcome, hit.vcpu)
-            if outcome.held:
+            if self._run(probe, hit):
                 held.append(probe)
                 if probe.spec.pre_handler is not None:
                     probe.spec.pre_handler(hit)
@@ -165,6 +170,23 @@ class Site:
             return Move({target.isa.pc: self._copy.detour.address})
         return None
 
+    def stopped(self, by: Probe, hit: Hit) -> None:
+        """The program of `by` has stopped who stands here: what comes behind it runs now, so that this is one stop."""
+        hit.probe = by.number
+        hit.stop()
+        for probe in self.enabled:
+            if probe.number > by.number:
+                self._run(probe, hit)
+
+    def _run(self, probe: Probe, hit: Hit) -> bool:
+        """Interpret what a hit does; whether its condition held."""
+        hit.probe = probe.number
+        outcome = probe.handler.run(hit)
+        probe.hit(outcome, hit.vcpu)
+        if outcome.stops:
+            hit.stop()
+        return outcome.held
+
     def _hit_with_post_handler(
         self, plan: Plan, target: Target, hit: Hit, probes: Sequence[Probe]
     ) -> Move | None:
@@ -174,7 +196,7 @@ class Site:
             return None
         after = Hit(self.address, hit.vcpu, {**_known(target, hit), **effects.registers}, _reader(hit, effects))
         _run_post_handlers(probes, after)
-        hit.wants_stop |= after.wants_stop
+        hit.stopped_by += after.stopped_by
         return _move(effects) if plan.tier is Tier.EMULATED else None
 
     def _after_hit(self, hit: Hit) -> Move | None:
@@ -205,6 +227,7 @@ def _move(effects: Effects | None) -> Move | None:
 def _run_post_handlers(probes: Sequence[Probe], hit: Hit) -> None:
     for probe in probes:
         if probe.spec.post_handler is not None:
+            hit.probe = probe.number
             probe.spec.post_handler(hit)
 
 
