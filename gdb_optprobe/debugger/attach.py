@@ -202,6 +202,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
         alive=lambda: _alive(linux, holder),
         scope=lambda address: linux.scope(address, convenience),
         backtrace=partial(_backtrace, unwind),
+        at_return=lambda address: linux.at_return(address, convenience),
     )
     session = Session(target, current_settings, _run)
     holder.append(session)

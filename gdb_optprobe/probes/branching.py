@@ -35,6 +35,8 @@ def write(sites: Sequence[Site], target: Target, arena: Arena, keeps: frozenset[
     keeps: registers that programs of the same function read, so that none of these may overwrite them.
     """
     plan = sites[0].plan
+    for site in sites:
+        site.serve_returns(target, arena)
     codes = _codes(sites, target, arena, keeps)
     programs = {address: _joined([code for _, code in some]) for address, some in codes.items()}
     placed = Placed.near(plan.head, lambda at: layout.build(plan, target.isa, at, programs), target, arena)
@@ -110,7 +112,11 @@ def _code(site: Site, target: Target, keeps: Collection[str]) -> Sequence[tuple[
         pad = probe.pad.address if probe.pad is not None else None
         return probe.handler.code(target.isa, plan, dead, counter.address, probe.readers, pad)
 
-    return [(probe, of(probe, probe.counter)) for probe in site.enabled if probe.counter is not None]
+    counted = [probe for probe in site.enabled if not probe.returns]
+    codes = [(probe, of(probe, probe.counter)) for probe in counted if probe.counter is not None]
+    if site.point is not None and (returning := site.returning):
+        codes.append((returning[-1], site.point.entry(dead, target)))
+    return codes
 
 
 def _joined(codes: Sequence[Program]) -> Program:

@@ -35,6 +35,7 @@ from gdb_optprobe.probes.links import Links
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.reading import Reading
 from gdb_optprobe.probes.registry import Registry
+from gdb_optprobe.probes.returns import Returns
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Spec
@@ -57,6 +58,7 @@ class Optimizer:
     links: Links = field(init=False)
     reading: Reading = field(init=False)
     stopping: Stopping = field(init=False)
+    returns: Returns = field(default_factory=Returns)
     _grounds: Grounds = field(init=False)
     _lost: list[Patch] = field(default_factory=list)
     _found: Arena | None = None
@@ -190,9 +192,12 @@ class Optimizer:
 
     def reserve(self, probe: Probe, plan: Plan) -> None:
         """Memory for what `probe` gathers, before any branch is touched, so that others keep theirs. Raises Refused."""
-        if plan.tier is Tier.OPTIMIZED and not probe.handler.is_plain:
+        if probe.returns or (plan.tier is Tier.OPTIMIZED and not probe.handler.is_plain):
             arena = self.take_arena()
             self._with_room(lambda: branching.reserve(probe, self.target, arena), arena)
+            if probe.returns:
+                site = self.registry.site_of(probe)
+                self._with_room(lambda: self.returns.reserve(site, self.target, arena), arena)
 
     def is_inside(self, site: Site) -> bool:
         """Whether somebody may be in a program of `site`, or in a detour that was left, which may have been one's."""
@@ -237,6 +242,8 @@ class Optimizer:
         if probe.pad is not None:
             self._arena.pads.release(probe.pad.slot)
             probe.pad = None
+        if probe.returns:
+            self.returns.release(self.registry.site_of(probe), probe, self.target, self._arena)
 
     def _replan(self, site: Site, neighbours: Neighbours) -> None:
         if not site.enabled:
@@ -376,11 +383,12 @@ class Optimizer:
         if self.target.stacks_missing:
             return 0
         try:
-            freed = arena.reclaim(lambda slots: {one.where for one in quiescence.busy(slots, self.target.saved())})
+            freed = arena.reclaim(lambda slots: self.returns.inside(slots, self.target))
         except OptprobeError:
             return 0
         for slot in freed:
             arena.wipe(slot, self.target.machine)
+        self.returns.forget(arena)
         return len(freed)
 
     def _who_is_inside(self, groups: Sequence[Sequence[Site]], detours: Sequence[Detour]) -> Mapping[int, str]:

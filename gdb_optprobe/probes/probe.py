@@ -11,7 +11,7 @@ from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.objects.ring import START, Position
 from gdb_optprobe.probes.gathered import Gathered
 from gdb_optprobe.probes.handler import Handler
-from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.stops import StopPoint
 
 
@@ -62,8 +62,18 @@ class Probe:
 
     @property
     def reads(self) -> frozenset[str] | None:
-        """The registers that a hit reads, as GDB names them; None for all: a Python handler, a stop shows them."""
+        """The registers that a hit reads where the probe stands, as GDB names them; None for all.
+
+        A Python handler, a stop shows them.
+        """
+        if self.returns:  # registers of another moment
+            return frozenset()
         return None if self.handler.stops or self.has_python_handler else self.handler.reads
+
+    @property
+    def returns(self) -> bool:
+        """Whether it is a return probe."""
+        return self.spec.kind is Kind.KRETPROBE
 
     @property
     def has_python_handler(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.layout import Detour
@@ -23,14 +24,14 @@ from gdb_optprobe.handlers.supported import check_action
 from gdb_optprobe.interrupts import checkpoint
 from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.isa.paths import depth
-from gdb_optprobe.probes import present
+from gdb_optprobe.probes import present, returnable
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.site import Site
-from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.views import ExplainView, ProbeView, ShowView
 
@@ -88,6 +89,8 @@ class Session:
         try:
             plan = self.optimizer.plan(address, [spec])
             self._as_wanted(plan, spec)
+            if spec.kind is Kind.KRETPROBE:
+                returnable.check(plan.address, self.target)
         except Refused:
             if spec.glob:
                 return None
@@ -148,11 +151,17 @@ class Session:
         """What a hit at `plan` does. Raises OptprobeError, pointing at what cannot be done."""
         if spec.counts:
             return Handler()
-        scope = self.target.scope(plan.address)
+        returns = spec.kind is Kind.KRETPROBE
+        scope = (self.target.at_return if returns else self.target.scope)(plan.address)
+        assert scope is not None, "a return probe stands at a function's entry"
         condition, actions = spec.condition_part, spec.action_parts
         program = compile_handler(condition, actions, scope.names)
         handler = Handler.of(program, scope.per_cpu, scope.cpu, scope.reads)
         somewhere = None if isinstance(scope.reads, Missing) else Readers(plan.address, plan.address)
+        if returns and handler.stops:
+            raise fault("'stop' is not built for returns yet", actions[-1])
+        if returns:
+            plan = replace(plan, dead=self.target.isa.dead_at_return())
         try:
             handler.code(self.target.isa, plan, plan.dead, plan.address, somewhere, plan.address)
         except NotLowered as stuck:
@@ -263,8 +272,9 @@ class Session:
         return present.gathered([probe], self.target)[number].head[0]
 
     def missed(self, number: int) -> int:
-        self.registry.probes([number])
-        return 0
+        (probe,) = self.registry.probes([number])
+        calls = present.calls(self.registry.site_of(probe), probe, self.target)
+        return calls.missed if calls is not None else 0
 
     def clear(self, numbers: Sequence[int] | None = None) -> None:
         """Start counting from zero."""
@@ -282,6 +292,9 @@ class Session:
             changes = () if self.optimizer.stopping.is_lifted(branch) else (branch.patch,)
             problems += [str(change.message) for change in patch.check(changes, self.target.machine)]
             problems += self._changed(branch.detour, self.optimizer.links.in_detour(branch))
+        for point in self.optimizer.returns.points:
+            if point.trampoline is not None:
+                problems += self._changed(point.trampoline.detour, point.trampoline.detour.data)
         for site in self.registry.sites():
             if site.branch is None and site.detour is not None:
                 problems += self._changed(site.detour, site.detour.data)
@@ -359,6 +372,7 @@ class Session:
             if arena is not None:
                 self.optimizer.collect(arena)
             dirty = arena.dirty() if arena is not None and not self.target.stacks_missing else ()
+            dirty = tuple(slot for slot in dirty if slot.address not in self.optimizer.returns.left)
             if not waiting and not dirty:
                 return ("everything is settled",)
             if time.monotonic() >= deadline:
@@ -378,3 +392,4 @@ class Session:
     def abandon(self) -> None:
         """The guest is gone, or is another one now: forget what was in it, touching nothing."""
         self.registry.abandon()
+        self.optimizer.returns.abandon()

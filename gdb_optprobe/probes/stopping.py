@@ -61,7 +61,7 @@ class Stopping:
     def _arrives(self, probe: Probe, hit: Hit) -> None:
         site = self.registry.site_of(probe)
         self._lift(site)
-        site.stopped(probe, hit)
+        site.stopped(probe, hit, self.target)
 
     def _lift(self, site: Site) -> None:
         branch = site.branch

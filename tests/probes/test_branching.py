@@ -29,9 +29,9 @@ def code_of(isa: Isa, *handlers: Handler) -> list[str]:
     memory = FakeMemory(at + DATA, bytes(0x1000))
     target = cast(Target, SimpleNamespace(isa=isa, machine=memory))
     plan = SimpleNamespace(address=at, dead=Dead(True, frozenset(DEAD[isa])), base=None)
-    probes = [SimpleNamespace(handler=handler, counter=None, readers=None, pad=None) for handler in handlers]
-    enabled = [SimpleNamespace(**vars(probe), address=at) for probe in probes]
-    site = cast(Site, SimpleNamespace(address=at, plan=plan, enabled=enabled))
+    nothing = {"counter": None, "readers": None, "pad": None, "returns": False}
+    enabled = [SimpleNamespace(handler=handler, address=at, **nothing) for handler in handlers]
+    site = cast(Site, SimpleNamespace(address=at, plan=plan, enabled=enabled, point=None))
     arena = Arena(Ranges((), ((at + DATA, at + DATA + 0x1000),)))
     keeps = frozenset(name for handler in handlers for name in handler.reads)
     code = b""
