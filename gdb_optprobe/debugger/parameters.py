@@ -13,7 +13,7 @@ from pathlib import Path
 import gdb
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.probes.settings import DEFAULT_MAX_PROBES, ON_EXIT, Settings, parse_arena
+from gdb_optprobe.probes.settings import DEFAULT_MAX_PROBES, ON_EXIT, SIZES, Settings, parse_arena
 
 Observer = Callable[[str], object]
 
@@ -56,6 +56,7 @@ def current_settings() -> Settings:
         on_exit=str(value("on-exit")),
         exit_on_error=bool(value("exit-on-error")),
         max_probes=int(str(value("max-probes"))),
+        **{name.replace("-", "_"): int(str(value(name))) for name in SIZES},
     )
 
 
@@ -120,6 +121,8 @@ def register(fail: Callable[[OptprobeError], None]) -> None:
     _OnExit("remove" if batch else "ask")
     _Switch("exit-on-error", "whether the first failure of an optprobe command ends GDB with status 1", batch)
     _MaxProbes()
+    for name in SIZES:
+        _Size(name, fail)
 
 
 NAMES = (
@@ -131,6 +134,7 @@ NAMES = (
     "on-exit",
     "exit-on-error",
     "max-probes",
+    *SIZES,
 )
 
 
@@ -203,6 +207,26 @@ class _MaxProbes(_Setting):
     def __init__(self) -> None:
         what = "how many addresses one location may match"
         super().__init__("max-probes", what, gdb.PARAM_ZUINTEGER, DEFAULT_MAX_PROBES)
+
+
+class _Size(_Setting):
+    """Rounded up where it has to be; probes that are there keep theirs."""
+
+    def __init__(self, name: str, fail: Callable[[OptprobeError], None]) -> None:
+        self._size = SIZES[name]
+        self._accepted = self._size.default
+        self._fail = fail
+        super().__init__(name, self._size.what, gdb.PARAM_ZUINTEGER, self._size.default)
+
+    def get_set_string(self) -> str:
+        try:
+            self._accepted = self._size.rounded(self.name, int(self.value))
+        except OptprobeError as error:
+            self.value = self._accepted
+            self._fail(error)
+            return ""
+        self.value = self._accepted
+        return ""
 
 
 class _Arena(_Setting):

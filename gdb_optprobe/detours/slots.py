@@ -52,6 +52,11 @@ class Slots:
     def free_bytes(self) -> int:
         return sum(slot.size for slot in self._free)
 
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest free piece."""
+        return max((slot.size for slot in self._free), default=0)
+
     def find(self, size: int, low: int = 0, high: int = 1 << 64) -> int | None:
         """Where the lowest free piece of `size` bytes inside [low, high) begins; None where there is none."""
         size = self._rounded(size)

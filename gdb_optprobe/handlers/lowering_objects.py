@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from gdb_optprobe.handlers.arithmetic import number as as_number
 from gdb_optprobe.handlers.lowering_updates import update
 from gdb_optprobe.handlers.lowering_words import Words
-from gdb_optprobe.handlers.program import Constant, Emit, Expr, Operand, Table, Text, Update, may_fault
+from gdb_optprobe.handlers.program import Constant, Emit, Expr, Operand, Table, Text, Update
 from gdb_optprobe.isa.emitter import Arithmetic, Emitter, Label, Memory, Test, Value
 from gdb_optprobe.objects import ring
 from gdb_optprobe.objects.ring import RingLayout
@@ -83,10 +83,9 @@ def _search(emit: Emitter, slot: str, left: str, key: Sequence[str | int], table
 
 
 def record(emit: Emitter, words: Words, action: Emit, layout: RingLayout, at: int, kind: int, cpu: Expr) -> None:
-    """Write a record into the ring at an address. Fields that may fault are evaluated before a place is taken."""
+    """Write a record into the ring at an address; a void one where a field is a fault."""
     with ExitStack() as stack:
-        early = any(may_fault(field) for field in action.fields)
-        ready = [word for field in action.fields for word in words.words(stack, field)] if early else []
+        fields = words.another()
         number, place = (stack.enter_context(emit.pool.borrowed()) for _ in range(2))
         full = Label()
         emit.fetch_add(number, Memory(offset=at + ring.NEXT, near=True), 1)
@@ -100,15 +99,22 @@ def record(emit: Emitter, words: Words, action: Emit, layout: RingLayout, at: in
         emit.store(Memory(place, ring.KIND), kind, 4)
         with words.operand(cpu) as word:
             emit.store(Memory(place, ring.CPU), word, 4)
-        if early:
-            _store(emit, place, 0, ready)
-        else:
-            _store_fields(emit, words, place, action.fields)
+        _store_fields(emit, fields, place, action.fields)
         if action.target.stack:
-            _copy_stack(emit, words, action, place)
-        emit.binary(Arithmetic.ADD, number, number, 1, 64, False)
-        emit.publish(Memory(place, ring.NUMBER), number)
+            _copy_stack(emit, fields, action, place)
+        _finish(emit, number, place)
+        if fields.faulted:
+            emit.jump(full)
+            emit.mark(fields.fault)
+            emit.store(Memory(place, ring.KIND), ring.VOID, 4)
+            _finish(emit, number, place)
+            emit.jump(words.fault)
         emit.mark(full)
+
+
+def _finish(emit: Emitter, number: str, place: str) -> None:
+    emit.binary(Arithmetic.ADD, number, number, 1, 64, False)
+    emit.publish(Memory(place, ring.NUMBER), number)
 
 
 def _copy_stack(emit: Emitter, words: Words, action: Emit, place: str) -> None:
@@ -138,15 +144,14 @@ def _stack_pointer(action: Emit) -> Expr:
 
 
 def _store_fields(emit: Emitter, words: Words, place: str, fields: Sequence[Operand]) -> None:
-    """One after the other: each needs registers for itself alone."""
-    index = 0
+    """One after the other: each needs registers for itself alone, and of a text each word."""
+    at = ring.FIELDS
     for field in fields:
+        if isinstance(field, Text) and not field.mapped:
+            words.store_text(field, Memory(place, at))
+            at += -(-field.size // 8) * 8
+            continue
         with ExitStack() as stack:
-            made = words.words(stack, field)
-            _store(emit, place, index, made)
-            index += len(made)
-
-
-def _store(emit: Emitter, place: str, index: int, made: Sequence[str | int]) -> None:
-    for at, word in enumerate(made, index):
-        emit.store(Memory(place, ring.FIELDS + 8 * at), word)
+            for word in words.words(stack, field):
+                emit.store(Memory(place, at), word)
+                at += 8

@@ -101,6 +101,30 @@ def peeked(emit: Emitter, to: Sequence[str], at: str, size: int, every: bool, fa
     emit.mark(done)
 
 
+def store_peeked(emit: Emitter, into: Memory, at: str, size: int, every: bool, fault: Label) -> None:
+    """As `peeked`, but each word goes into memory as soon as it is there."""
+    count = -(-size // 8)
+    ended, done = [Label() for _ in range(count)], Label()
+    with emit.pool.borrowed(emit.peeks) as word:
+        if every:
+            emit.address(word, Memory(at, size - 1))
+            emit.peek(word, word, 1, fault)
+        for index in range(count):
+            some = min(8, size - 8 * index)
+            emit.address(word, Memory(at, 8 * index))
+            emit.peek(word, word, some, fault, text=True)
+            if some < 8:
+                emit.extend(word, word, 8 * some, False)
+            emit.store(replace(into, offset=into.offset + 8 * index), word)
+            if index < count - 1:
+                emit.branch_bits(word, 0xFF << 56, False, ended[index])
+        emit.jump(done)
+        for index in range(1, count):
+            emit.mark(ended[index - 1])
+            emit.store(replace(into, offset=into.offset + 8 * index), 0)
+        emit.mark(done)
+
+
 def peeked_equals(emit: Emitter, at: str, literal: bytes, when: bool, label: Label, fault: Label) -> None:
     """To the label where text that may not be there is `literal` (when), or is not; no byte behind a difference counts.
     """

@@ -67,6 +67,10 @@ class Words:
         self.faulted = True
         return self._fault
 
+    def another(self) -> Words:
+        """With a fault of its own."""
+        return Words(self._emitter, self._pc)
+
     @contextmanager
     def word(self, node: Expr) -> Iterator[str]:
         """In a register, for as long as this lasts; not to be written to."""
@@ -128,6 +132,11 @@ class Words:
             with self._peeking(node), self.word(node.address) as at:
                 lowering_text.peeked(self._emitter, made, at, node.size, node.whole, self.fault)
         return [*made]
+
+    def store_text(self, node: Text, into: Memory) -> None:
+        """The same words of text that may not be there, into memory."""
+        with self._peeking(node), self.word(node.address) as at:
+            lowering_text.store_peeked(self._emitter, into, at, node.size, node.whole, self.fault)
 
     def into(self, to: str, node: Expr) -> None:
         """Evaluate into a register of the pool's."""

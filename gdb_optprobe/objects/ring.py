@@ -7,8 +7,9 @@
 A hit adds one to `next`; what was there is its record's number. Where that is not below `limit` the ring is full, and
 the record is dropped: so the drops are what `next` is beyond `limit`. Else the place number modulo 2**bits is its own:
 it writes the record, at last number + 1 in front of it. A record that has another number there is pending: the stop
-interrupted the hit that writes it. When the ring is emptied, numbers go on, so they tell the order of records, and
-`limit` moves to where the first pending record's place would come round again.
+interrupted the hit that writes it. One of the kind VOID is none: what it needed could not be evaluated. When the ring
+is emptied, numbers go on, so they tell the order of records, and `limit` moves to where the first pending record's
+place would come round again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 NEXT, LIMIT, HEADER = 0, 8, 16  # offsets
+VOID = (1 << 32) - 1
 NUMBER, TIME, KIND, CPU, FIELDS = 0, 8, 16, 20, 24  # offsets in a record
 
 
@@ -84,7 +86,7 @@ class RingLayout:
         found = {number: self._record(data, number) for number in numbers}
         pending = tuple(number for number, record in found.items() if record is None)
         return Contents(
-            records=tuple(record for record in found.values() if record is not None),
+            records=tuple(record for record in found.values() if record is not None and record.kind != VOID),
             dropped=max(0, following - max(limit, since.following)),
             header=self._header(following, min((*pending, following)) + self.places),
             position=Position(following, pending),

@@ -76,8 +76,7 @@ class Gathered:
         records = [*self.records]
         kinds = {id(target): kind for kind, target in enumerate(handler.program.objects)}
         for done in outcome.done:
-            if isinstance(done.action, Stop):
-                continue
+            assert not isinstance(done.action, Stop)
             target = done.action.target
             if isinstance(target, Records):
                 records.append(Row(kinds[id(target)], vcpu, None, done.data))

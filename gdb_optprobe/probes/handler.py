@@ -10,7 +10,7 @@ A hit is one where the condition holds.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from gdb_optprobe.detours.layout import Program as Code
@@ -67,10 +67,25 @@ class Handler:
 
     @classmethod
     def of(
-        cls, program: Program, per_cpu: int | None, cpu: Expr | None, unmapped: Reads | Missing = UNREAD
+        cls,
+        program: Program,
+        per_cpu: int | None,
+        cpu: Expr | None,
+        unmapped: Reads | Missing = UNREAD,
+        table_bits: int = 9,
+        ring_bits: int = 9,
     ) -> Handler:
         others = tuple(action for action in program.actions if not _is_count(action))
-        return cls(Program(program.condition, (Update(HITS), *others)), per_cpu, cpu, unmapped)
+        whole = Program(program.condition, (Update(HITS), *others))
+        return cls(whole, per_cpu, cpu, unmapped, table_bits, ring_bits)
+
+    def within(self, size: int) -> Handler | None:
+        """The same with tables and a ring so small that `size` bytes are enough."""
+        for bits in reversed(range(1, max(self.table_bits, self.ring_bits))):
+            found = replace(self, table_bits=min(bits, self.table_bits), ring_bits=min(bits, self.ring_bits))
+            if found.size <= size:
+                return found
+        return None
 
     @property
     def is_plain(self) -> bool:
@@ -114,6 +129,12 @@ class Handler:
         """Bytes of guest memory."""
         return self.ring_offset + (self.ring.size if self.ring is not None else 0) + len(self._end)
 
+    @property
+    def sizes(self) -> Sequence[str]:
+        """The commands that set those of its tables and ring."""
+        tables = [f"set optprobe table-keys {1 << self.table_bits}"] if self.tables else []
+        return [*tables, f"set optprobe ring-records {1 << self.ring_bits}"] if self.ring else tables
+
     def head(self) -> tuple[int, ...]:
         """The words before the first hit."""
         if self.is_plain:
@@ -145,17 +166,10 @@ class Handler:
         peek = None if isinstance(self.unmapped, Missing) else partial(self.unmapped.read, hit.regs)
         return interpret.run(self.program, interpret.Hit(hit.regs, hit.read, per_cpu, peek=peek))
 
-    @property
-    def stops(self) -> bool:
-        """Whether a hit hands the guest to the user."""
-        return self.program.stop is not None
-
-    def code(
-        self, isa: Isa, plan: Plan, dead: Dead, memory: int, readers: Readers | None, pad: int | None = None
-    ) -> Code:
+    def code(self, isa: Isa, plan: Plan, dead: Dead, memory: int, readers: Readers | None) -> Code:
         """What runs in a detour, with its memory at `memory`. dead: before the probed instruction.
 
-        pad: where it goes to stop. Raises NotLowered.
+        Raises NotLowered.
         """
         if self.is_plain:
             return lambda at: isa.count(memory, at, dead, plan.base)
@@ -171,7 +185,6 @@ class Handler:
             ring=self.ring,
             cpu=self.cpu,
             readers=readers,
-            pad=pad,
         )
         return lower(self.program, around, machine)
 

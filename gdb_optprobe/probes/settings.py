@@ -32,6 +32,7 @@ class Settings:
     on_exit:       what becomes of the probes when GDB leaves: "keep", "remove" or "ask".
     exit_on_error: whether the first failure ends GDB with status 1.
     max_probes:    how many addresses one glob may match.
+    table_keys, ring_records, string_length, stack_size: of new probes, see SIZES.
     """
 
     optimization: bool = True
@@ -42,6 +43,35 @@ class Settings:
     on_exit: str = "ask"
     exit_on_error: bool = False
     max_probes: int = DEFAULT_MAX_PROBES
+    table_keys: int = 512
+    ring_records: int = 512
+    string_length: int = 64
+    stack_size: int = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A setting that is a number from least to most, rounded up. step: its multiples; 0 for powers of two."""
+
+    what: str
+    default: int
+    least: int
+    most: int
+    step: int = 0
+
+    def rounded(self, name: str, number: int) -> int:
+        """Raises OptprobeError."""
+        if not self.least <= number <= self.most:
+            raise OptprobeError(f"{name} cannot be {number}", f"from {self.least} to {self.most}")
+        return -(-number // self.step) * self.step if self.step else 1 << (number - 1).bit_length()
+
+
+SIZES = {
+    "table-keys": Size("how many keys a table of a new probe has room for", 512, 2, 1 << 16),
+    "ring-records": Size("how many records a new probe keeps", 512, 2, 1 << 16),
+    "string-length": Size("how many bytes of a string a new probe keeps", 64, 8, 512, step=8),
+    "stack-size": Size("how many bytes of the stack a new probe's record has", 512, 64, 8192, step=8),
+}
 
 
 def parse_arena(text: str) -> ArenaRanges | None:

@@ -42,6 +42,7 @@ ERRORS = [
     ("optprobe show", "show needs the number of a probe"),
     ("optprobe show 7", "no probe 7"),
     ("optprobe list nosuch", "no probe named 'nosuch'"),
+    ("optprobe break kfree", "the action 'stop' is not compiled yet"),
     ("optprobe expect 1 == 2", "expected 1 == 2"),
     ("optprobe expect $optprobe_hits(7) == 1", "no probe 7"),
     ("optprobe expect 1 +", "A syntax error in expression"),
@@ -179,7 +180,25 @@ def test_settings() -> None:
         "optprobe on-exit is remove.",
         "optprobe exit-on-error is on.",
         "optprobe max-probes is 4096.",
+        "optprobe table-keys is 512.",
+        "optprobe ring-records is 512.",
+        "optprobe string-length is 64.",
+        "optprobe stack-size is 512.",
     ]
+
+
+def test_sizes_are_rounded_up_and_bounded() -> None:
+    ended = gdb(
+        "set optprobe exit-on-error off",
+        "set optprobe table-keys 1000",
+        "set optprobe ring-records 70000",
+        "set optprobe string-length 20",
+        "set optprobe stack-size 1",
+        *(f"show optprobe {name}" for name in ("table-keys", "ring-records", "string-length", "stack-size")),
+    )
+    values = {"table-keys": 1024, "ring-records": 512, "string-length": 24, "stack-size": 512}
+    assert ended.out.splitlines() == [f"optprobe {name} is {value}." for name, value in values.items()]
+    assert "optprobe: ring-records cannot be 70000" in ended.err and "from 2 to 65536" in ended.err
 
 
 def test_a_refused_arena_leaves_the_old_one() -> None:

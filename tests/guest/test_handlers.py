@@ -123,6 +123,7 @@ def test_what_finds_no_memory_leaves_others_as_they_are(each_linux: Guest) -> No
     finished = batch(each_linux, ["set optprobe exit-on-error off", *script])
     assert finished.status == 0, finished.output
     assert "optprobe: the memory for detours is full" in finished.output
+    assert "this fits: set optprobe table-keys " in finished.output
     assert [probe["tier"] for probe in finished.json("list")] == ["optimized"], finished.output
 
 

@@ -28,7 +28,6 @@ from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.x86_64 import abi
 from gdb_optprobe.isa.x86_64.emitter import MACHINE
 from gdb_optprobe.isa.x86_64.peek import Direct, routine
-from gdb_optprobe.isa.x86_64.writer import branch
 from gdb_optprobe.objects import aggregate
 from gdb_optprobe.objects.ring import RingLayout
 
@@ -57,7 +56,6 @@ ROUTINE = routine(DIRECT)
 READERS = ROUTINE.at(CODE + 4 * PAGE)
 _PLACES = {DATA: 1, STACK - PAGE: 2, CODE: 5, GS + PER_CPU: 1}  # address: pages
 _OBJECT_PAGES = 32
-PAD = CODE + 4 * PAGE - 16
 
 
 @dataclass(frozen=True)
@@ -70,16 +68,12 @@ class State:
 
 @dataclass(frozen=True)
 class Left:
-    """executed: instructions. depths: by offset of each, how far below its place the stack pointer was.
-
-    stops: whether it ended at the PAD.
-    """
+    """executed: instructions. depths: by offset of each, how far below its place the stack pointer was."""
 
     registers: Mapping[str, int]
     memory: Mapping[int, bytes]
     executed: int
     depths: Mapping[int, int]
-    stops: bool = False
 
     def read(self, address: int, size: int) -> bytes:
         return read(self.memory, address, size)
@@ -163,7 +157,6 @@ def execute(code: bytes, state: State, memory: Mapping[int, bytes], interrupted:
         physical += len(data)
     code = b"\x90" + code
     uc.mem_write(frames[CODE], code + b"\xeb\xfe")
-    uc.mem_write(frames[PAD & -PAGE] + PAD % PAGE, branch(PAD, CODE + len(code)))
 
     def on_missing(_: object, address: int, access: int, entry: Any, __: object) -> bool:
         if address & -PAGE not in frames:
@@ -172,13 +165,11 @@ def execute(code: bytes, state: State, memory: Mapping[int, bytes], interrupted:
         return True
 
     executed = 0
-    stops = False
     depths: dict[int, int] = {}
 
     def on_code(_: object, address: int, __: int, ___: object) -> None:
-        nonlocal executed, stops
+        nonlocal executed
         executed += 1
-        stops |= address == PAD
         if not interrupted:
             depths[address - START] = state.registers[SP] - uc.reg_read(x86_const.UC_X86_REG_RSP)
 
@@ -201,7 +192,7 @@ def execute(code: bytes, state: State, memory: Mapping[int, bytes], interrupted:
     assert uc.reg_read(x86_const.UC_X86_REG_RIP) == CODE + len(code)
     registers = {name: uc.reg_read(number) for name, number in _REGISTERS.items()}
     left = {at: bytes(uc.mem_read(frames[at], len(data))) for at, data in memory.items()}
-    return Left(registers, left | {CODE: memory[CODE]}, executed - 1, depths, stops)
+    return Left(registers, left | {CODE: memory[CODE]}, executed - 1, depths)
 
 
 def places(program: Program, faults: int = FAULTS) -> tuple[int, ...]:
@@ -233,17 +224,15 @@ def objects(program: Program, faults: int = FAULTS) -> dict[int, bytes]:
 
 
 def surroundings(program: Program, dead: Dead = NOTHING_DEAD, faults: int = FAULTS) -> Surroundings:
-    where = places(program, faults)
-    return Surroundings(CODE, where, faults, dead, OFFSET, None, TABLE_BITS, RING, KIND, CPU, READERS, PAD)
+    return Surroundings(CODE, places(program, faults), faults, dead, OFFSET, None, TABLE_BITS, RING, KIND, CPU, READERS)
 
 
 def differences(program: Program, state: State, dead: Dead = NOTHING_DEAD, faults: int = FAULTS) -> Sequence[str]:
     """What is not as the interpreter says, or not as it was."""
     memory = memory_of(state, objects(program, faults), faults)
     left = execute(lower(program, surroundings(program, dead, faults), MACHINE)(START), state, memory)
-    seen = dead if program.stop is None else NOTHING_DEAD
     outcome = interpret.run(program, hit(state, memory))
-    return (*wrong_objects(program, left, outcome, faults), *_kept(state, memory, left, seen, faults))
+    return (*wrong_objects(program, left, outcome, faults), *_kept(state, memory, left, dead, faults))
 
 
 def hit(state: State, memory: Mapping[int, bytes]) -> interpret.Hit:
@@ -258,10 +247,8 @@ def wrong_objects(program: Program, left: Left, outcome: interpret.Outcome, faul
     emitted = []
     # Each action of a program has its own object: equal ones too.
     given = {id(done.action): done for done in outcome.done}
-    actions = [action for action in program.actions if not isinstance(action, Stop)]
-    if left.stops != outcome.stops:
-        yield f"it stops: {left.stops}"
-    for index, (at, action) in enumerate(zip(places(program, faults), actions, strict=True)):
+    for index, (at, action) in enumerate(zip(places(program, faults), program.actions, strict=True)):
+        assert not isinstance(action, Stop)
         done = given.get(id(action))
         data = left.read(at, len(initial(action.target)))
         match action.target:
@@ -277,10 +264,10 @@ def wrong_objects(program: Program, left: Left, outcome: interpret.Outcome, faul
                 if contents.by_key != keys or contents.overflow:
                     yield f"{table}: {contents} for {keys}"
             case Records():
-                emitted += [(len(emitted), KIND + index, CPU.value, done.data)] if done else []
+                emitted += [(KIND + index, CPU.value, done.data)] if done else []
     contents = RING.decode(left.read(faults + RING_OFFSET, RING.size))
-    found = [(each.number, each.kind, each.cpu, each.fields) for each in contents.records]
-    emitted = [(number, kind, cpu, fields.ljust(8 * RING.words, b"\0")) for number, kind, cpu, fields in emitted]
+    found = [(each.kind, each.cpu, each.fields) for each in contents.records]
+    emitted = [(kind, cpu, fields.ljust(8 * RING.words, b"\0")) for kind, cpu, fields in emitted]
     if found != emitted or contents.dropped:
         yield f"{found} for {emitted}"
 

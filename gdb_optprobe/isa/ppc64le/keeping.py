@@ -71,13 +71,7 @@ class Keeping:
         return words
 
     def restore(self) -> list[int]:
-        words = self.restoring()
-        self._frames.pop()
-        return words
-
-    def restoring(self) -> list[int]:
-        """What restores the innermost frame, which stays."""
-        frame = self._frames[-1]
+        frame = self._frames.pop()
         if not frame.size:
             return [_moved(name, place) for name, place in frame.moved.items()]
         words: list[int] = []
