@@ -17,7 +17,7 @@ from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.source import Fragment, fault, outside, split
 from gdb_optprobe.handlers.supported import check_action
-from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.probes.spec import Kind, Spec
 
 TIERS = tuple(tier.value for tier in Tier)
 # What each option of `add` takes; "" for nothing.
@@ -34,7 +34,7 @@ ADD_OPTIONS: Mapping[str, str] = {
     "-json": "",
 }
 EXPLAIN_OPTIONS: Mapping[str, str] = {"-tier": "TIER", "-glob": "", "-json": ""}
-_LATER = ("-return", "-maxactive", "-user", "-file", "-pid")
+_LATER = ("-maxactive", "-user", "-file", "-pid")
 
 _KEYWORD = re.compile(r"(?<!\S)(if|do|entry)(?=[\s(]|$)")
 _CLAUSE = re.compile(r"(?<![\w$])(if|do)(?!\w)")
@@ -90,16 +90,23 @@ class Add:
         for name in _LATER:
             if name in self.place.options:
                 raise fault(f"{name} is not built yet", self.place.options[name].where)
+        for part in self._entry_parts():
+            raise fault("'entry' is not built yet", part)
         for action in self.clause.actions:
             check_action(action)
         return replace(
             self.place.spec(),
+            kind=Kind.KRETPROBE if "-return" in self.place.options else Kind.KPROBE,
             condition=self.clause.condition.text if self.clause.condition else "",
             condition_at=self.clause.condition,
             actions=tuple(action.text for action in self.clause.actions) or ("count",),
             actions_at=self.clause.actions,
             pending="-pending" in self.place.options,
         )
+
+    def _entry_parts(self) -> tuple[Fragment, ...]:
+        entry = self.entry or Clause()
+        return (*((entry.condition,) if entry.condition is not None else ()), *entry.actions)
 
 
 def parse_add(text: str) -> Add:

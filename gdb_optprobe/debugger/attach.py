@@ -170,7 +170,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
             "no Linux kernel is mapped in the guest, and GDB has no symbols of another program",
             "continue until the kernel has booted, or load symbols with symbol-file",
         )
-    stops = GdbStops(machine, isa.registers)
+    stops = GdbStops(machine, isa)
     if recovered is None:
         return _bare(connection, isa, machine, stops)
     memory = KernelMemory(machine, machine, recovered.view.walk)
@@ -202,6 +202,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
         alive=lambda: _alive(linux, holder),
         scope=lambda address: linux.scope(address, convenience),
         backtrace=partial(_backtrace, unwind),
+        at_return=lambda address: linux.at_return(address, convenience),
     )
     session = Session(target, current_settings, _run)
     holder.append(session)
@@ -276,8 +277,11 @@ def _breakpoints() -> frozenset[int]:
 
 
 def _run(seconds: float | None) -> str | None:
-    stop = run_for(seconds, attachments.current.stops if attachments.current is not None else None)
-    return describe(stop) if stop is not None else None
+    stops = attachments.current.stops if attachments.current is not None else None
+    stop = run_for(seconds, stops)
+    if stop is None:
+        return None
+    return stops.told.rstrip() if stops is not None and stops.told else describe(stop)
 
 
 def _alive(linux: Linux, holder: list[Session]) -> None:

@@ -62,6 +62,7 @@ class Lifecycle:
         if self._remove(count):
             self._quietly(attachment.session.leave)
         else:
+            self._quietly(attachment.stops.go_on)
             _tell(f"{_probes(count)} in the guest; what is optimized counts on")
 
     def _remove(self, count: int) -> bool:

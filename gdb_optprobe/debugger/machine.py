@@ -22,6 +22,8 @@ PHYSICAL_CHUNK = 1984
 ADDRESS_MASK = (1 << 64) - 1
 # QEMU 7.2's stub tells special registers of the first vCPU alone; its monitor tells these of each.
 UNTOLD = ("srr0", "srr1")
+# The PC's number in the stub's packets (QEMU, gdb-xml/i386-64bit.xml, gdb-xml/power64-core.xml).
+PC_NUMBERS = {"rip": 16, "pc": 64}
 
 
 class GdbMachine:
@@ -123,6 +125,18 @@ class GdbMachine:
     def write_registers(self, vcpu: Vcpu, values: Mapping[str, int]) -> None:
         with _selected(vcpu):
             write_selected_registers(values)
+
+    def redirect(self, vcpu: Vcpu, pc: str, address: int) -> None:
+        """Set the PC past GDB, which does not bear changed registers when it is about to resume (infrun.c, proceed).
+
+        pc: its name. GDB reads registers anew at the next stop.
+        """
+        with _selected(vcpu):
+            # A read has GDB tell the stub which vCPU is meant.
+            self.read_virtual(address, 1)
+            packet = f"P{PC_NUMBERS[pc]:x}={address.to_bytes(8, 'little').hex()}"
+            if self._packet(packet) != b"OK":
+                raise OptprobeError(f"the target does not let the PC of vCPU {vcpu.number} be set")
 
     def run_until(self, addresses: Sequence[int], timeout: float) -> Vcpu | None:
         stops = [gdb.Breakpoint(f"*{address:#x}", internal=True) for address in addresses]

@@ -17,18 +17,24 @@ pending when GDB resumes the first for its step, and stops it again before it ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import gdb
 
+from gdb_optprobe.debugger.landings import Alone, Pad, announcement
 from gdb_optprobe.debugger.machine import GdbMachine, read_register, write_selected_registers
+from gdb_optprobe.debugger.parameters import machine_interface
 from gdb_optprobe.debugger.running import never
 from gdb_optprobe.debugger.watch import Watch
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.interrupts import held, is_held, unbroken
-from gdb_optprobe.probes.stops import Hit, Move, OnHit, StopPoint
+from gdb_optprobe.isa.base import Isa
+from gdb_optprobe.probes.stops import Hit, Landing, Move, OnHit, StopPoint
 
 MOVE_COMMAND = "optprobe-move"
+MOVING = f"silent\n{MOVE_COMMAND}\ncontinue"
 CONTINUING_COMMAND = "optprobe-continuing"
 HAND_OVER = "hand over"
 HANDED_OVER = "optprobe: interrupted at a hit"
@@ -37,9 +43,9 @@ HANDED_OVER = "optprobe: interrupted at a hit"
 class GdbStops:
     """All stop points of one connection, and what is known of how the guest was last resumed."""
 
-    def __init__(self, machine: GdbMachine, registers: Sequence[str]) -> None:
+    def __init__(self, machine: GdbMachine, isa: Isa) -> None:
         self.machine = machine
-        self._registers = tuple(registers)
+        self._isa = isa
         # The last hit that GDB was left to step over: its vCPU and all registers.
         self._stepping: tuple[int, ...] | None = None
         self._points: dict[int, _Breakpoint] = {}
@@ -53,6 +59,15 @@ class GdbStops:
         self._watch: Watch | None = None
         self.asked: Callable[[], bool] = never
         self._handed_over = False
+        self._alone = Alone()
+        self._dropped: list[Pad] = []
+        # Who was stopped at a probed address for the user, and stands there.
+        self._shown: dict[Vcpu, int] = {}
+        # What is to be told at the stop that is coming: the numbers of probes; and what was told at the last one.
+        self._stopped_by: list[int] = []
+        self.told = ""
+        self._behind: Callable[[int], int | None] = lambda _: None
+        self._moved: Callable[[], None] = lambda: None
         self._events: tuple[tuple[Any, Callable[[Any], None]], ...] = (
             (gdb.events.stop, unbroken(self._note_stop)),
             (gdb.events.before_prompt, unbroken(self._note_prompt)),
@@ -73,6 +88,28 @@ class GdbStops:
         self._points[address].points.append(point)
         self._points[address].restarts |= restarts
         return point
+
+    def land(self, landing: Landing) -> StopPoint:
+        return Pad(landing, self._isa.pc, self._alone, self._landed, self._dropped.append)
+
+    def on_resume(self, behind: Callable[[int], int | None], moved: Callable[[], None]) -> None:
+        self._behind, self._moved = behind, moved
+
+    def go_on(self) -> None:
+        """The guest is about to run, or is let go: who was stopped at a probed address goes on from there.
+
+        This happens in the middle of GDB's `proceed`.
+        """
+        shown, self._shown = self._shown, {}
+        try:
+            for vcpu, address in shown.items():
+                pc = self._isa.pc
+                to = self._behind(address) if self.machine.registers(vcpu, [pc])[pc] == address else None
+                if to is not None:
+                    self.machine.redirect(vcpu, pc, to)
+            self._moved()
+        except OptprobeError as error:
+            gdb.write(f"optprobe: {error}\n", gdb.STDERR)
 
     def close(self) -> None:
         """Forget everything; the connection is gone or ends."""
@@ -98,7 +135,7 @@ class GdbStops:
 
     def _run(self, breakpoint: _Breakpoint) -> bool:
         vcpu = self.machine.selected().number
-        state = (vcpu, *(read_register(name) for name in self._registers))
+        state = (vcpu, *(read_register(name) for name in self._isa.registers))
         if self._reported_again(breakpoint, state):
             return False
         self._standing = (_selected_thread(), breakpoint.at)
@@ -111,8 +148,11 @@ class GdbStops:
             except Exception as error:  # a user's handler: whatever it raises is told, and the guest is theirs
                 self._move = f"a handler of the probe at {breakpoint.at:#x} failed: {type(error).__name__}: {error}"
                 return True
-        if hit.wants_stop:
-            self._move = "stop"
+        if hit.stopped_by:
+            for point in breakpoint.points:
+                point.moved += 1
+            breakpoint.stay()
+            self._show(hit)
             return True
         move = next((move for move in moves if move is not None), None)
         one_stop = move is not None and self._may_stop(breakpoint.at)
@@ -123,6 +163,18 @@ class GdbStops:
         if one_stop:
             self._stepping = None
         return one_stop
+
+    def _landed(self, landing: Landing) -> None:
+        """Somebody who came to a pad stands at the probed address, his hit run."""
+        vcpu = self.machine.selected().number
+        hit = Hit(landing.address, vcpu, _Registers(), self.machine.read)
+        self._standing = (_selected_thread(), landing.address)
+        landing.arrives(hit)
+        self._show(hit)
+
+    def _show(self, hit: Hit) -> None:
+        self._shown[self.machine.selected()] = hit.address
+        self._stopped_by += hit.stopped_by
 
     def handed_over(self) -> bool:
         """Whether a hit ended a run that was to end, since this was last asked."""
@@ -144,11 +196,13 @@ class GdbStops:
         if address in self._points and _pc() == address and not self._stands(address):
             self._run(self._points[address])
             self._move = None
+            self._points[address].go_by()
+            self._stopped_by.clear()
 
     def take_back(self, address: int) -> int:
         """How many vCPUs stand at `address` with their hit run; it is forgotten."""
         # GDB tells nobody when it steps over a breakpoint and lets the guest go on: the PC must bear it out.
-        if not self._stands(address):
+        if not self._stands(address) or self._shown.get(self.machine.selected()) == address:
             return 0
         self._standing = self._stepping = None
         return 1
@@ -169,6 +223,9 @@ class GdbStops:
             if breakpoint.is_valid():
                 breakpoint.delete()
         self._retired.clear()
+        for pad in self._dropped:
+            pad.bury()
+        self._dropped.clear()
 
     def _may_stop(self, address: int) -> bool:
         same_vcpu = _selected_thread() == self._last_thread
@@ -182,10 +239,7 @@ class GdbStops:
             self._stay()
             if move == HAND_OVER:
                 raise gdb.GdbError(HANDED_OVER)
-            if move != "stop":
-                raise gdb.GdbError(f"optprobe: {move}")
-            gdb.execute("frame")
-            raise gdb.GdbError("optprobe: stopped by a handler")
+            raise gdb.GdbError(f"optprobe: {move}")
         if move is None:
             return
         with held():
@@ -211,7 +265,11 @@ class GdbStops:
 
     def _note_stop(self, event: gdb.StopEvent) -> None:
         self._last_thread = _selected_thread()
-        if isinstance(event, gdb.BreakpointEvent) and all(isinstance(each, _Breakpoint) for each in event.breakpoints):
+        self._alone.off()
+        self.told = ""
+        if self._stopped_by:
+            self._tell(event)
+        elif isinstance(event, gdb.BreakpointEvent) and all(isinstance(b, _Breakpoint) for b in event.breakpoints):
             return
         if isinstance(event, gdb.SignalEvent):
             # A Ctrl-C that finds the vCPU just before a probed instruction.
@@ -220,8 +278,17 @@ class GdbStops:
                 self.arrived(_pc())
         self._stay()
 
+    def _tell(self, event: gdb.StopEvent) -> None:
+        for breakpoint in self._points.values():
+            breakpoint.go_by()
+        self.told = announcement(self._stopped_by)
+        self._stopped_by.clear()
+        gdb.write(f"\n{self.told}")
+
     def _note_resume(self, _: gdb.ContinueEvent) -> None:
         self._standing = None
+        with held():
+            self.go_on()
         if not is_held():
             self._watch = Watch()
 
@@ -254,7 +321,7 @@ class _Breakpoint(gdb.Breakpoint):
     def __init__(self, address: int, stops: GdbStops) -> None:
         super().__init__(f"*{address:#x}", internal=True)
         self.silent = True
-        self.commands = f"silent\n{MOVE_COMMAND}\ncontinue"
+        self.commands = MOVING
         self.at = address
         self.points: list[_Point] = []
         self.restarts = False
@@ -262,6 +329,17 @@ class _Breakpoint(gdb.Breakpoint):
 
     def stop(self) -> bool:
         return unbroken(self._stops.hit)(self)
+
+    def stay(self) -> None:
+        """This stop, which is being asked about, is the user's: GDB looks at these only then."""
+        self.commands = ""
+        self.silent = not machine_interface()
+
+    def go_by(self) -> None:
+        """The next one is ours again."""
+        if self.commands != MOVING + "\n":
+            self.commands = MOVING
+            self.silent = True
 
     def drop(self) -> None:
         self._stops.retire(self)

@@ -6,6 +6,7 @@
     └────────┴────────┴────────┴───────────────┘          └─┴─┴─┴─┴─┴──────────────────────────┘
      steps of 8 bytes, or of the                           8-byte steps, lowest first: counters lie
      instructions' alignment                               side by side and are read in one packet
+Pads (pads.py) have pages of the code to themselves.
 Where the ranges come from is not known here: guest/linux/filler.py, or a user's `set optprobe arena`.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from gdb_optprobe.detours import pads
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.patch import Patch, TextChanged
 from gdb_optprobe.detours.refusal import Refusal, Refused
@@ -51,6 +53,8 @@ class Arena:
         self.code = _Pool([Slots(start, end, self._step) for start, end in ranges.code])
         self.data = _Pool([Slots(start, end, DATA_STEP) for start, end in ranges.data])
         self.resident: tuple[Slot, Detour] | None = None
+        self.pads = _Pool([])
+        self._pages: list[Slot] = []
         self._left: dict[Slot, Detour] = {}
         self._before: dict[Slot, bytes] = {}
 
@@ -61,6 +65,17 @@ class Arena:
         """
         low, high = _within(near, reach, size)
         return self.code.allocate(size, low, high, near)
+
+    def allocate_pad(self, near: int, reach: int) -> Slot:
+        """Memory for a pad of a probe at `near`. Raises Refused, as `allocate_code`."""
+        low, high = _within(near, reach, pads.PAGE)
+        if all(slots.find(pads.SIZE, low, high) is None for slots in self.pads.slots):
+            page = self.code.claim_page(pads.PAGE, low, high)
+            if page is None:
+                raise Refused(Refusal.ARENA_FULL.because(used=self.code.used, size=self.code.size))
+            self._pages.append(page)
+            self.pads.slots.append(Slots(page.address, page.end, pads.SIZE))
+        return self.pads.allocate(pads.SIZE, low, high, near)
 
     def free_code(self, near: int, reach: int) -> int:
         """Where free memory for code begins that a branch at `near` reaches; nothing is taken.
@@ -81,7 +96,7 @@ class Arena:
         new = data + padding * ((slot.size - len(data)) // len(padding))
         old = memory.read(slot.address, slot.size)
         if self.ranges.fill is not None and old != bytes([self.ranges.fill]) * slot.size:
-            self.code.lose(slot)
+            (self.pads if self.pads.has(slot) else self.code).lose(slot)
             raise TextChanged(slot.address, bytes([self.ranges.fill]) * slot.size, old)
         self._before[slot] = old
         return Patch(slot.address, old, new)
@@ -110,28 +125,51 @@ class Arena:
         return tuple(self._left.values())
 
     def dirty(self) -> tuple[Slot, ...]:
-        """Released code in which somebody may still be."""
-        return tuple(slot for slots in self.code.slots for slot in slots.dirty)
+        """Released code in which somebody may still be, pads too."""
+        return (*self.code.dirty, *self.pads.dirty)
 
     def reclaim(self, busy: Callable[[Sequence[Range]], Collection[Range]]) -> tuple[Slot, ...]:
         """Free every released slot of which `busy` says that nobody is inside; returns what is free now.
 
-        Data that was released is free when all released code is: what still runs may still write.
+        Data and pads that were released are free when all released code is: what still runs may write and stop. From
+        a pad it goes on anywhere.
         """
         waiting = self.dirty()
-        inside = set(busy([(slot.address, slot.end) for slot in waiting])) if waiting else set()
-        empty = tuple(slot for slot in waiting if (slot.address, slot.end) not in inside)
+        if not waiting:
+            self.data.reclaim(self.data.dirty)
+            return ()
+        inside = set(busy([(slot.address, slot.end) for slot in (*self.code.dirty, *self._pages)]))
+        if any((page.address, page.end) in inside for page in self._pages):
+            return ()
+        empty = tuple(slot for slot in self.code.dirty if (slot.address, slot.end) not in inside)
         self.code.reclaim(empty)
         for slot in empty:
             self._left.pop(slot, None)
-        if not inside:
-            self.data.reclaim([slot for slots in self.data.slots for slot in slots.dirty])
-        return empty
+        if inside:
+            return empty
+        self.data.reclaim(self.data.dirty)
+        return (*empty, *self._reclaim_pads())
+
+    @property
+    def pad_pages(self) -> tuple[Range, ...]:
+        return tuple((page.address, page.end) for page in self._pages)
+
+    def _reclaim_pads(self) -> tuple[Slot, ...]:
+        """All that were released; a page without one goes back to the code."""
+        freed = self.pads.dirty
+        self.pads.reclaim(freed)
+        empty = [slots for slots in self.pads.slots if not slots.used]
+        for slots in empty:
+            self.pads.slots.remove(slots)
+            page = next(page for page in self._pages if page.address == slots.start)
+            self._pages.remove(page)
+            self.code.give_back(page)
+        return freed
 
 
 class _Pool:
     def __init__(self, slots: Sequence[Slots]) -> None:
-        self.slots = tuple(slots)
+        self.slots = list(slots)
 
     @property
     def size(self) -> int:
@@ -155,6 +193,22 @@ class _Pool:
     def holds_only(self, slot: Slot) -> bool:
         """Whether nothing of ours is in it but this."""
         return [each for slots in self.slots for each in (*slots.used, *slots.dirty)] == [slot]
+
+    @property
+    def dirty(self) -> tuple[Slot, ...]:
+        return tuple(slot for slots in self.slots for slot in slots.dirty)
+
+    def has(self, slot: Slot) -> bool:
+        return any(slots.start <= slot.address < slots.end for slots in self.slots)
+
+    def claim_page(self, size: int, low: int, high: int) -> Slot | None:
+        """A free page inside [low, high), the highest one: detours begin at the lowest address."""
+        for slots in self.slots:
+            first, last = max(slots.start, low), min(slots.end, high)
+            for address in range((last - size) // size * size, first - 1, -size):
+                if (page := slots.claim(address, size)) is not None:
+                    return page
+        return None
 
     def allocate(self, size: int, low: int, high: int, near: int) -> Slot:
         at = self.find(size, low, high, near)

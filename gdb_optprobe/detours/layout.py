@@ -70,6 +70,11 @@ class Detour:
         originals = {original for _, original in self.origins}
         return frozenset(originals | {insn.target for insn in self.ways_on if insn.target is not None})
 
+    def behind(self, original: int) -> int | None:
+        """Where the instruction at `original` begins, behind its programs; None where it is not in the detour."""
+        behind = next((end for _, end, insn in self.programs if insn == original), None)
+        return self.address_of(original) if behind is None else behind
+
     def address_of(self, original: int) -> int | None:
         """Where execution that is at `original` stands in the detour (the branch back included); None if nowhere."""
         return next((at for at, origin in self.origins if origin == original), None)

@@ -130,6 +130,16 @@ class Refusal(Enum):
     )
     NOT_EMULATED = ("{insn} is not an instruction that is emulated", "")
 
+    # Return probes.
+    RETURN_NOT_ENTRY = ("{address} is not where a function is entered", "probe the function itself")
+    RETURN_UNTRACED = (
+        "{function} has no tracer's site: what its callers rely on when it returns is not known",
+        "probe its caller's return",
+    )
+    RETURN_NEVER = ("{function} never returns", "probe its entry: without -return")
+    RETURN_ELSEWHERE = ("{function} returns on another stack than its caller's", "probe its entry: without -return")
+    RETURN_NOT_BUILT = ("return probes are not built for this guest yet: {missing}", "")
+
     # The moment and the place.
     NOT_QUIESCENT = ("{who} is inside the bytes now, at {pc}", "let the guest run on: it is tried again at every stop")
     STACKS_UNKNOWN = (

@@ -9,6 +9,7 @@
     │ action ─────────────────┼─► fault   │   faults + 1, on with the next
     │ …                       │           │
     │ restore                 │           │
+    │ stop: restore, ─────────┼─► the pad │   where GDB has a breakpoint; from there on, behind the program
     │ fault of the condition  │           │   faults + 1
     │ restore ◄───────────────┼───────────┘
     └─────────────────────────┘
@@ -56,6 +57,7 @@ class Surroundings:
     table_bits: of TableLayout. ring: what the ring is like.
     first_kind: of records: that of the program's first object; the next one's is one more.
     cpu:     this CPU's number.
+    pad:     where a program goes that stops; None where none can.
     """
 
     address: int
@@ -69,6 +71,7 @@ class Surroundings:
     first_kind: int = 0
     cpu: Expr | None = None
     readers: Readers | None = None
+    pad: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,9 @@ def lower(program: Program, around: Surroundings, machine: Machine) -> Callable[
     Raises NotLowered.
     """
     of_cpu = {node.name for node in nodes(around.cpu) if isinstance(node, Register)} if around.cpu else set()
-    before = Before(around.dead, program.registers | of_cpu, around.per_cpu, around.base, around.readers)
+    # Who is shown the registers sees the dead ones too.
+    dead = around.dead if program.stop is None else Dead()
+    before = Before(dead, program.registers | of_cpu, around.per_cpu, around.base, around.readers)
     used = Used()
     while True:
         emitter = machine.emitter(before)
@@ -115,14 +120,19 @@ def _emit(program: Program, around: Surroundings, machine: Machine, before: Befo
     objects = iter(enumerate(around.objects))
     for action in program.actions:
         if isinstance(action, Stop):
-            raise NotLowered(action, "native code does not stop yet")
+            continue
         index, address = next(objects)
         with _refused(action):
             _act(emit, pc, around, action, index, address)
     emit.restore(more)
     emit.pool = condition
-    if words.faulted:
+    if program.stop is not None:
+        if around.pad is None:
+            raise NotLowered(program.stop, "native code cannot stop here")
+        emit.leave(saved, around.pad)
+    elif words.faulted:
         emit.jump(end)
+    if words.faulted:
         emit.mark(words.fault)
         emit.add(Memory(offset=around.faults, near=True), 1)
     emit.mark(end)

@@ -305,6 +305,11 @@ class Program:
         return tuple(action.target for action in self.actions if not isinstance(action, Stop))
 
     @property
+    def stop(self) -> Stop | None:
+        """Whether a hit stops the guest: the action that has it so."""
+        return next((action for action in self.actions if isinstance(action, Stop)), None)
+
+    @property
     def registers(self) -> frozenset[str]:
         """What must be as it was at the probed address when the program reads it."""
         return frozenset(node.name for node in self.nodes() if isinstance(node, Register))

@@ -9,9 +9,8 @@ import difflib
 
 from gdb_optprobe.handlers.source import Fragment, fault
 
-_LATER = ("stop", "latency")
-_ACTIONS = ("count", "sum", "min", "max", "avg", "hist", "lhist", "record", "print", "stack", *_LATER)
-_INSTEAD = {"stop": "GDB's own break stops there, at every hit"}
+_LATER = ("latency",)
+_ACTIONS = ("count", "sum", "min", "max", "avg", "hist", "lhist", "record", "print", "stack", "stop", *_LATER)
 
 
 def check_action(action: Fragment) -> None:
@@ -22,4 +21,4 @@ def check_action(action: Fragment) -> None:
         hint = f"did you mean '{close[0]}'?" if close else f"the actions are {', '.join(_ACTIONS)}"
         raise fault(f"no action named '{name.text}'", name, hint)
     if name.text in _LATER:
-        raise fault(f"the action '{name.text}' is not compiled yet", action, _INSTEAD.get(name.text, "do count"))
+        raise fault(f"the action '{name.text}' is not compiled yet", action, "do count")

@@ -234,6 +234,9 @@ class Emitter(Protocol):
     def branch_bits(self, left: str | Value, mask: int, any_set: bool, label: Label) -> None:
         """To the label where some bit of mask is set in left, or where none is."""
 
+    def leave(self, names: Sequence[str], address: int) -> None:
+        """Restore what the innermost `save` kept, and go to code elsewhere; behind this it is kept as before."""
+
     # memory; what is changed atomically or published is not per CPU
 
     def store(self, memory: Memory, word: str | int, size: int = 8) -> None: ...

@@ -1,8 +1,8 @@
-"""How many instructions a way through code takes."""
+"""The ways through code: how many instructions they take, and what they do to the stack."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .base import Flow, Insn
 
@@ -20,6 +20,20 @@ def shortest(code: Sequence[Insn]) -> int:
         reached = {at for at in following if (at in by_address or at == end) and at not in seen}
         steps += 1
     return steps if end in reached else len(code)
+
+
+def depth(code: Sequence[Insn], at: int, pushed: Callable[[Insn], int]) -> int:
+    """By how many bytes the ways from the first instruction to `at` move the stack pointer down: all by as many.
+
+    at:     reached by falling through or by a jump forwards.
+    pushed: by how many an instruction does.
+    """
+    depths = {code[0].address: 0} if code else {}
+    for insn in code:
+        if insn.address in depths:
+            for follower in _next(insn):
+                depths.setdefault(follower, depths[insn.address] + pushed(insn))
+    return depths.get(at, 0)
 
 
 def _next(insn: Insn) -> tuple[int, ...]:

@@ -11,17 +11,22 @@ from dataclasses import replace
 
 from gdb_optprobe.detours import layout, patch
 from gdb_optprobe.detours.arena import Arena
-from gdb_optprobe.detours.layout import Program
-from gdb_optprobe.detours.patch import Patch
+from gdb_optprobe.detours.layout import Detour, Program
+from gdb_optprobe.detours.pads import Pad
+from gdb_optprobe.detours.patch import Patch, TextChanged
+from gdb_optprobe.detours.refusal import Refusal, Refused
+from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.scope import Missing
-from gdb_optprobe.isa.base import Dead, Isa
+from gdb_optprobe.isa.base import Dead, Isa, OutOfReach
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.placed import Placed
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.resident import readers
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.target import Target
+
+Codes = Mapping[int, Sequence[tuple[Probe, Program]]]
 
 
 def write(sites: Sequence[Site], target: Target, arena: Arena, keeps: frozenset[str] = frozenset()) -> Branch:
@@ -30,27 +35,37 @@ def write(sites: Sequence[Site], target: Target, arena: Arena, keeps: frozenset[
     keeps: registers that programs of the same function read, so that none of these may overwrite them.
     """
     plan = sites[0].plan
-    programs = _programs(sites, target, arena, keeps)
+    for site in sites:
+        site.serve_returns(target, arena)
+    codes = _codes(sites, target, arena, keeps)
+    programs = {address: _joined([code for _, code in some]) for address, some in codes.items()}
     placed = Placed.near(plan.head, lambda at: layout.build(plan, target.isa, at, programs), target, arena)
+    ways: list[Patch] = []
     try:
+        ways += _lead_pads(codes, placed.detour, target)
         # What stands there must be what was planned for: the guest may have run since.
         change = Patch(plan.head, plan.original, target.isa.branch(plan.head, placed.detour.address))
         patch.apply([change], target.machine)
     except OptprobeError:
+        patch.revert(ways, target.machine)
         placed.give_up(target, arena, reached=False)
         raise
+    held = {way.address: way.new for way in ways}
+    for pad in (probe.pad for site in sites for probe in site.enabled if probe.pad is not None):
+        pad.data = held[pad.address]
     branch = Branch(plan, tuple(site.address for site in sites), serves(sites), change, placed, keeps)
     for site in sites:
         site.begin_branch(branch, target)
     return branch
 
 
-def take_away(branch: Branch, sites: Sequence[Site], target: Target, arena: Arena) -> None:
+def take_away(branch: Branch, sites: Sequence[Site], target: Target, arena: Arena, lifted: bool) -> None:
     """The original instructions again for `sites`, all that `branch` serves; the counters stay.
 
-    Raises TextChanged; then all is left as it is.
+    lifted: they are there already. Raises TextChanged; then all is left as it is.
     """
-    patch.revert([branch.patch], target.machine)
+    if not lifted:
+        patch.revert([branch.patch], target.machine)
     branch.placed.give_up(target, arena, reached=True)
     for site in sites:
         site.end_branch()
@@ -68,39 +83,80 @@ def reserve(probe: Probe, target: Target, arena: Arena) -> None:
         target.machine.write(probe.counter.address, probe.handler.initial())
     if probe.handler.program.dereferences and not isinstance(probe.handler.unmapped, Missing):
         probe.readers = readers(probe.handler.unmapped, probe.address, target, arena)
+    if probe.handler.stops and probe.pad is None:
+        probe.pad = _new_pad(probe, target, arena)
 
 
 def overwrites(site: Site, target: Target, keeps: Collection[str], read: Collection[str]) -> bool:
     """Whether the programs of `site`, made to keep `keeps`, overwrite any of `read`: they would be others for it."""
     less, more = (_unread(site.plan.dead, names, target.isa) for names in (keeps, {*keeps, *read}))
-    at = site.address
-    return less != more and _program(site, target, keeps)(at) != _program(site, target, {*keeps, *read})(at)
+    if less == more:
+        return False
+    now, then = (_joined([code for _, code in _code(site, target, names)]) for names in (keeps, {*keeps, *read}))
+    return now(site.address) != then(site.address)
 
 
-def _programs(sites: Sequence[Site], target: Target, arena: Arena, keeps: Collection[str]) -> Mapping[int, Program]:
-    """By address, every enabled probe's program there, one behind the other."""
+def _codes(sites: Sequence[Site], target: Target, arena: Arena, keeps: Collection[str]) -> Codes:
+    """By address, every enabled probe with its program, in the order in which they run."""
     for site in sites:
         for probe in site.enabled:
             reserve(probe, target, arena)
-    return {site.address: _program(site, target, keeps) for site in sites}
+    return {site.address: _code(site, target, keeps) for site in sites}
 
 
-def _program(site: Site, target: Target, keeps: Collection[str]) -> Program:
+def _code(site: Site, target: Target, keeps: Collection[str]) -> Sequence[tuple[Probe, Program]]:
     plan = site.plan
     dead = _unread(plan.dead, keeps, target.isa)
-    programs = [
-        probe.handler.code(target.isa, plan, dead, probe.counter.address, probe.readers)
-        for probe in site.enabled
-        if probe.counter is not None
-    ]
+
+    def of(probe: Probe, counter: Slot) -> Program:
+        pad = probe.pad.address if probe.pad is not None else None
+        return probe.handler.code(target.isa, plan, dead, counter.address, probe.readers, pad)
+
+    counted = [probe for probe in site.enabled if not probe.returns]
+    codes = [(probe, of(probe, probe.counter)) for probe in counted if probe.counter is not None]
+    if site.point is not None and (returning := site.returning):
+        codes.append((returning[-1], site.point.entry(dead, target)))
+    return codes
+
+
+def _joined(codes: Sequence[Program]) -> Program:
+    """One behind the other."""
 
     def program(at: int) -> bytes:
         code = b""
-        for each in programs:
+        for each in codes:
             code += each(at + len(code))
         return code
 
     return program
+
+
+def _new_pad(probe: Probe, target: Target, arena: Arena) -> Pad:
+    """That leads nowhere yet. Raises Refused."""
+    while True:
+        slot = arena.allocate_pad(probe.address, target.isa.branch_reach)
+        try:
+            change = arena.place(slot, b"", target.machine, target.isa.breakpoint)
+        except TextChanged:
+            continue
+        patch.apply([change], target.machine)
+        return Pad(slot, change.new)
+
+
+def _lead_pads(codes: Codes, detour: Detour, target: Target) -> list[Patch]:
+    """Have every pad lead behind its probe's program in `detour`. Raises TextChanged, Refused."""
+    ways: list[Patch] = []
+    for start, _, address in detour.programs:
+        behind = start
+        for probe, code in codes[address]:
+            behind += len(code(behind))
+            if (pad := probe.pad) is not None:
+                try:
+                    ways.append(Patch(pad.address, pad.data, pad.code(behind, address, target.isa)))
+                except OutOfReach as stuck:
+                    raise Refused(Refusal.ARENA_OUT_OF_REACH.because(address=target.text.spell(address))) from stuck
+    patch.apply(ways, target.machine)
+    return ways
 
 
 def _unread(dead: Dead, read: Collection[str], isa: Isa) -> Dead:

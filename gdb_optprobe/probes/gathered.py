@@ -76,7 +76,8 @@ class Gathered:
         records = [*self.records]
         kinds = {id(target): kind for kind, target in enumerate(handler.program.objects)}
         for done in outcome.done:
-            assert not isinstance(done.action, Stop)
+            if isinstance(done.action, Stop):
+                continue
             target = done.action.target
             if isinstance(target, Records):
                 records.append(Row(kinds[id(target)], vcpu, None, done.data))

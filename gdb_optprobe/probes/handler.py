@@ -166,10 +166,17 @@ class Handler:
         peek = None if isinstance(self.unmapped, Missing) else partial(self.unmapped.read, hit.regs)
         return interpret.run(self.program, interpret.Hit(hit.regs, hit.read, per_cpu, peek=peek))
 
-    def code(self, isa: Isa, plan: Plan, dead: Dead, memory: int, readers: Readers | None) -> Code:
+    @property
+    def stops(self) -> bool:
+        """Whether a hit hands the guest to the user."""
+        return self.program.stop is not None
+
+    def code(
+        self, isa: Isa, plan: Plan, dead: Dead, memory: int, readers: Readers | None, pad: int | None = None
+    ) -> Code:
         """What runs in a detour, with its memory at `memory`. dead: before the probed instruction.
 
-        Raises NotLowered.
+        pad: where it goes to stop. Raises NotLowered.
         """
         if self.is_plain:
             return lambda at: isa.count(memory, at, dead, plan.base)
@@ -185,6 +192,7 @@ class Handler:
             ring=self.ring,
             cpu=self.cpu,
             readers=readers,
+            pad=pad,
         )
         return lower(self.program, around, machine)
 

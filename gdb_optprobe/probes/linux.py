@@ -22,6 +22,7 @@ from gdb_optprobe.guest.linux.structures import CachedStructures
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.memory import KernelMemory
 from gdb_optprobe.guest.saved import Saved
+from gdb_optprobe.guest.scope import Site as Probed
 from gdb_optprobe.guest.text import FtraceSite, Overlay
 from gdb_optprobe.guest.types import BtfTypes
 from gdb_optprobe.handlers.scope import Missing
@@ -126,10 +127,19 @@ class Linux:
         """What names mean at `address`. convenience: the values of GDB's variables."""
         function = self.text.function(address)
         site = scope.Site(address, function.name, self._is_entry(address)) if function else scope.Site(address, "")
+        return self._names(site, convenience)
+
+    def _names(self, site: Probed, convenience: Callable[[str], int | None]) -> NamesAt:
         of = abi.of(self.isa.name)
         names = scope.kernel_scope(self.kernel, self._current, self._types, of, site, convenience)
         cpu = self._current.cpu
         return NamesAt(names, self.port.per_cpu(self.kernel), None if isinstance(cpu, Missing) else cpu, self._reads)
+
+    def at_return(self, address: int, convenience: Callable[[str], int | None]) -> NamesAt | None:
+        """What names mean where the function has returned that is entered at `address`; None where none is."""
+        if (function := self.text.function(address)) is None or not self._is_entry(address):
+            return None
+        return self._names(scope.Site(address, function.name, returns=True), convenience)
 
     def _is_entry(self, address: int) -> bool:
         """Whether arguments are where the ABI has them: nothing but the tracer's site may have run."""

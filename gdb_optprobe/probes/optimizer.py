@@ -35,9 +35,11 @@ from gdb_optprobe.probes.links import Links
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.reading import Reading
 from gdb_optprobe.probes.registry import Registry
+from gdb_optprobe.probes.returns import Returns
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.probes.stopping import Stopping
 from gdb_optprobe.probes.target import Target
 
 T = TypeVar("T")
@@ -55,6 +57,8 @@ class Optimizer:
     settings: Callable[[], Settings]
     links: Links = field(init=False)
     reading: Reading = field(init=False)
+    stopping: Stopping = field(init=False)
+    returns: Returns = field(default_factory=Returns)
     _grounds: Grounds = field(init=False)
     _lost: list[Patch] = field(default_factory=list)
     _found: Arena | None = None
@@ -63,6 +67,7 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         self.links = Links(self.target, self.registry)
+        self.stopping = Stopping(self.target, self.registry)
         self._grounds = Grounds(self.target.isa, self.target.text)
         self.reading = Reading(self.target, self.registry, self._grounds)
 
@@ -187,9 +192,12 @@ class Optimizer:
 
     def reserve(self, probe: Probe, plan: Plan) -> None:
         """Memory for what `probe` gathers, before any branch is touched, so that others keep theirs. Raises Refused."""
-        if plan.tier is Tier.OPTIMIZED and not probe.handler.is_plain:
+        if probe.returns or (plan.tier is Tier.OPTIMIZED and not probe.handler.is_plain):
             arena = self.take_arena()
             self._with_room(lambda: branching.reserve(probe, self.target, arena), arena)
+            if probe.returns:
+                site = self.registry.site_of(probe)
+                self._with_room(lambda: self.returns.reserve(site, self.target, arena), arena)
 
     def is_inside(self, site: Site) -> bool:
         """Whether somebody may be in a program of `site`, or in a detour that was left, which may have been one's."""
@@ -221,14 +229,21 @@ class Optimizer:
             site.pinned = False
 
     def release_counter(self, probe: Probe) -> None:
-        """A deleted probe's counter: code that still runs may write there, so it is reused only with the code.
+        """A deleted probe's counter and pad: code that still runs may come there, so they are reused only with it.
 
         A detour that somebody else's change made us leave goes on counting for ever.
         """
-        gone = self.registry.site_of(probe).gone
-        if not gone and probe.counter is not None and self._arena is not None:
+        if self.registry.site_of(probe).gone or self._arena is None:
+            return
+        probe.drop_point()
+        if probe.counter is not None:
             self._arena.data.release(probe.counter)
             probe.counter = None
+        if probe.pad is not None:
+            self._arena.pads.release(probe.pad.slot)
+            probe.pad = None
+        if probe.returns:
+            self.returns.release(self.registry.site_of(probe), probe, self.target, self._arena)
 
     def _replan(self, site: Site, neighbours: Neighbours) -> None:
         if not site.enabled:
@@ -284,7 +299,8 @@ class Optimizer:
             self.registry.falls(branch)
             try:
                 self.links.remove(branch)
-                branching.take_away(branch, served, self.target, self._arena)
+                lifted = self.stopping.forget(branch)
+                branching.take_away(branch, served, self.target, self._arena, lifted)
             except OptprobeError as error:
                 lost.append(error)
                 self._lost.append(branch.patch)
@@ -327,6 +343,8 @@ class Optimizer:
         else:
             self.registry.stands(branch)
             self.links.add(branch)
+            for site in group:
+                self.stopping.arm(site)
 
     def _let_tracer_in(self, wanted: Plan) -> None:
         if wanted.ftrace is not None:
@@ -365,11 +383,12 @@ class Optimizer:
         if self.target.stacks_missing:
             return 0
         try:
-            freed = arena.reclaim(lambda slots: {one.where for one in quiescence.busy(slots, self.target.saved())})
+            freed = arena.reclaim(lambda slots: self.returns.inside(slots, self.target))
         except OptprobeError:
             return 0
         for slot in freed:
             arena.wipe(slot, self.target.machine)
+        self.returns.forget(arena)
         return len(freed)
 
     def _who_is_inside(self, groups: Sequence[Sequence[Site]], detours: Sequence[Detour]) -> Mapping[int, str]:
@@ -403,6 +422,8 @@ class Optimizer:
         for detour in (*left, *detours):
             if any(plan.head < address < plan.end for address in detour.stands_for):
                 yield detour.address, detour.end
+                # From a pad somebody comes to a detour.
+                yield from self._arena.pad_pages if self._arena is not None else ()
 
 
 def _missing(error: OptprobeError) -> Reason:

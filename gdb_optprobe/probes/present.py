@@ -15,6 +15,7 @@ from gdb_optprobe.handlers.format import render
 from gdb_optprobe.handlers.program import WORD, Column, Form, Records
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.paths import shortest
+from gdb_optprobe.objects.instances import Instances
 from gdb_optprobe.probes.gathered import Gathered, Row
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.probe import Probe
@@ -63,6 +64,11 @@ def gathered(probes: Sequence[Probe], target: Target, whole: bool = False) -> di
     return found
 
 
+def calls(site: Site, probe: Probe, target: Target) -> Instances | None:
+    """The calls of the function that a return probe is on; None for others."""
+    return site.point.instances(target) if site.point is not None and probe.returns else None
+
+
 def clear(probes: Iterable[Probe], target: Target, is_inside: Callable[[Probe], bool]) -> None:
     """As if there had been no hit. is_inside: whether somebody may be in the probe's program; tables keep keys then."""
     for probe in probes:
@@ -101,6 +107,7 @@ def probe(probe: Probe, site: Site, found: Gathered, target: Target) -> ProbeVie
     tier = site.tier if probe.enabled and site.tier is not None else site.plan.tier
     state = _state(probe, site)
     change = site.patch
+    under_way = calls(site, probe, target)
     return ProbeView(
         number=probe.number,
         name=probe.spec.name,
@@ -112,7 +119,7 @@ def probe(probe: Probe, site: Site, found: Gathered, target: Target) -> ProbeVie
         state=state,
         tags=_tags(site, tier, state),
         enabled=probe.enabled,
-        needs_gdb=state != "disabled" and tier.stops > 0 and not site.gone,
+        needs_gdb=state != "disabled" and (tier.stops > 0 or probe.handler.stops) and not site.gone,
         reason=_why(site, state),
         patch_size=len(change.new) if change is not None else 0,
         original_bytes=change.old if change is not None else site.plan.insn.data,
@@ -121,8 +128,8 @@ def probe(probe: Probe, site: Site, found: Gathered, target: Target) -> ProbeVie
         condition=probe.spec.condition,
         actions=probe.spec.actions,
         hits=found.head[0],
-        missed=0,
-        active=0,
+        missed=under_way.missed if under_way else 0,
+        active=len(under_way.active) if under_way else 0,
         dropped=found.dropped,
         faults=found.head[1] if len(found.head) > 1 else 0,
         stops=site.stops,

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gdb_optprobe.detours.pads import Pad
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.handlers.interpret import Outcome
-from gdb_optprobe.handlers.program import Stop
 from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.objects.ring import START, Position
 from gdb_optprobe.probes.gathered import Gathered
 from gdb_optprobe.probes.handler import Handler
-from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.probes.spec import Kind, Spec
+from gdb_optprobe.probes.stops import StopPoint
 
 
 @dataclass(slots=True)
@@ -22,6 +23,7 @@ class Probe:
     seen:    what hits left that we saw while the guest was stopped; what others did is in `counter`.
     counter: its memory in the guest, once it has been optimized. since: records in it before that were cleared away.
     readers: what its program calls, as `counter`.
+    pad, point: where its program leaves to when it stops, once it has been optimized; the breakpoint there.
     """
 
     number: int
@@ -32,6 +34,8 @@ class Probe:
     counter: Slot | None = None
     readers: Readers | None = None
     since: Position = START
+    pad: Pad | None = None
+    point: StopPoint | None = None
     seen: Gathered = field(init=False)
     _before: Gathered = field(init=False)
 
@@ -50,12 +54,26 @@ class Probe:
         """The last hit is going to be counted once more."""
         self.seen = self._before
 
+    def drop_point(self) -> None:
+        """Nobody is stopped at its pad any more."""
+        if self.point is not None:
+            self.point.remove()
+            self.point = None
+
     @property
     def reads(self) -> frozenset[str] | None:
-        """The registers that a hit reads, as GDB names them; None for all: a Python handler, a stop shows them."""
-        program = self.handler.program
-        stops = any(isinstance(action, Stop) for action in program.actions)
-        return None if stops or self.has_python_handler else self.handler.reads
+        """The registers that a hit reads where the probe stands, as GDB names them; None for all.
+
+        A Python handler, a stop shows them.
+        """
+        if self.returns:  # registers of another moment
+            return frozenset()
+        return None if self.handler.stops or self.has_python_handler else self.handler.reads
+
+    @property
+    def returns(self) -> bool:
+        """Whether it is a return probe."""
+        return self.spec.kind is Kind.KRETPROBE
 
     @property
     def has_python_handler(self) -> bool:

@@ -120,10 +120,13 @@ class Registry:
         return (patch for patch in found if patch.end > start)
 
     def detour_at(self, pc: int) -> Detour | None:
-        """The detour that `pc` is in."""
+        """The detour that `pc` is in; of a pad, one that stands for the probed address."""
         place = bisect_right(self._slots, pc)
         if place and pc < (detour := self._by_slot[self._slots[place - 1]].detour).end:
             return detour
+        for probe in self._probes.values():
+            if (pad := probe.pad) is not None and pad.address <= pc < pad.slot.end:
+                return Detour(pad.address, pad.data, probe.address, ((pad.address, probe.address),))
         copies = (site.detour for site in self._sites.values() if site.branch is None)
         return next((copy for copy in copies if copy is not None and copy.address <= pc < copy.end), None)
 

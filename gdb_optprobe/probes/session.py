@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.layout import Detour
@@ -23,14 +24,15 @@ from gdb_optprobe.handlers.source import fault
 from gdb_optprobe.handlers.supported import check_action
 from gdb_optprobe.interrupts import checkpoint
 from gdb_optprobe.isa.emitter import Readers
-from gdb_optprobe.probes import present
+from gdb_optprobe.isa.paths import depth
+from gdb_optprobe.probes import present, returnable
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.site import Site
-from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.views import ExplainView, ProbeView, ShowView
 
@@ -88,6 +90,8 @@ class Session:
         try:
             plan = self.optimizer.plan(address, [spec])
             self._as_wanted(plan, spec)
+            if spec.kind is Kind.KRETPROBE:
+                returnable.check(plan.address, self.target)
         except Refused:
             if spec.glob:
                 return None
@@ -162,7 +166,9 @@ class Session:
         """What a hit at `plan` does. Raises OptprobeError, pointing at what cannot be done."""
         if spec.counts:
             return Handler()
-        scope = self.target.scope(plan.address)
+        returns = spec.kind is Kind.KRETPROBE
+        scope = (self.target.at_return if returns else self.target.scope)(plan.address)
+        assert scope is not None, "a return probe stands at a function's entry"
         condition, actions = spec.condition_part, spec.action_parts
         settings = self.settings()
         limits = Limits(text=settings.string_length, stack=settings.stack_size // WORD)
@@ -170,8 +176,12 @@ class Session:
         bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
         handler = Handler.of(program, scope.per_cpu, scope.cpu, scope.reads, *bits)
         somewhere = None if isinstance(scope.reads, Missing) else Readers(plan.address, plan.address)
+        if returns and handler.stops:
+            raise fault("'stop' is not built for returns yet", actions[-1])
+        if returns:
+            plan = replace(plan, dead=self.target.isa.dead_at_return())
         try:
-            handler.code(self.target.isa, plan, plan.dead, plan.address, somewhere)
+            handler.code(self.target.isa, plan, plan.dead, plan.address, somewhere, plan.address)
         except NotLowered as stuck:
             why = scope.reads if stuck.why == UNMAPPED and isinstance(scope.reads, Missing) else Missing(stuck.why)
             raise fault(why.message, handler.part_of(stuck.node, condition, actions), why.hint) from None
@@ -280,8 +290,9 @@ class Session:
         return present.gathered([probe], self.target)[number].head[0]
 
     def missed(self, number: int) -> int:
-        self.registry.probes([number])
-        return 0
+        (probe,) = self.registry.probes([number])
+        calls = present.calls(self.registry.site_of(probe), probe, self.target)
+        return calls.missed if calls is not None else 0
 
     def clear(self, numbers: Sequence[int] | None = None) -> None:
         """Start counting from zero."""
@@ -296,8 +307,12 @@ class Session:
         self.target.alive()
         problems: list[str] = []
         for branch in self.registry.branches():
-            problems += [str(change.message) for change in patch.check([branch.patch], self.target.machine)]
+            changes = () if self.optimizer.stopping.is_lifted(branch) else (branch.patch,)
+            problems += [str(change.message) for change in patch.check(changes, self.target.machine)]
             problems += self._changed(branch.detour, self.optimizer.links.in_detour(branch))
+        for point in self.optimizer.returns.points:
+            if point.trampoline is not None:
+                problems += self._changed(point.trampoline.detour, point.trampoline.detour.data)
         for site in self.registry.sites():
             if site.branch is None and site.detour is not None:
                 problems += self._changed(site.detour, site.detour.data)
@@ -322,7 +337,7 @@ class Session:
         """Bytes that `detour` has on the stack at `pc` beyond what the original code has there."""
         begun = max((at for at, _ in detour.origins if at <= pc), default=detour.address)
         before = self.target.isa.decode(detour.data[begun - detour.address : pc - detour.address], begun)
-        return sum(self.target.isa.pushed(insn) for insn in before)
+        return depth(before, pc, self.target.isa.pushed)
 
     def something_left(self) -> bool:
         """Whether the guest still holds what we put there, if we put anything there. Raises Unreadable.
@@ -375,6 +390,7 @@ class Session:
             if arena is not None:
                 self.optimizer.collect(arena)
             dirty = arena.dirty() if arena is not None and not self.target.stacks_missing else ()
+            dirty = tuple(slot for slot in dirty if slot.address not in self.optimizer.returns.left)
             if not waiting and not dirty:
                 return ("everything is settled",)
             if time.monotonic() >= deadline:
@@ -394,3 +410,4 @@ class Session:
     def abandon(self) -> None:
         """The guest is gone, or is another one now: forget what was in it, touching nothing."""
         self.registry.abandon()
+        self.optimizer.returns.abandon()

@@ -20,6 +20,7 @@ from gdb_optprobe.isa.base import Effects, ReadMemory
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.placed import Placed
 from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.returning import ReturnPoint
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.stops import Hit, Move, StopPoint
 from gdb_optprobe.probes.target import Target
@@ -32,6 +33,7 @@ class Site:
     plan:   how it is to be probed (the best that is safe).
     placed: the plan that is carried out in the guest now; None while nothing is there.
     branch: what leads to the programs, while optimized.
+    point:  of its return probes, once there was one.
     pinned: it stays a stop point for now, because somebody steps through it.
     waits:  who is inside the bytes that the branch would cover; "" when nobody stands in the way.
     """
@@ -41,6 +43,7 @@ class Site:
     probes: list[Probe] = field(default_factory=list)
     placed: Plan | None = None
     branch: Branch | None = None
+    point: ReturnPoint | None = None
     waits: str = ""
     pinned: bool = False
     gone: bool = False
@@ -78,6 +81,11 @@ class Site:
         return [probe for probe in self.probes if probe.enabled]
 
     @property
+    def returning(self) -> list[Probe]:
+        """The enabled return probes."""
+        return [probe for probe in self.enabled if probe.returns]
+
+    @property
     def specs(self) -> list[Spec]:
         """What the enabled probes here want."""
         return [probe.spec for probe in self.enabled]
@@ -85,7 +93,12 @@ class Site:
     @property
     def stops(self) -> int:
         """How often the guest was stopped here."""
-        return self.stops_before + sum(point.moved + 2 * point.stepped for point in self._points)
+        pads = [probe.point for probe in self.probes if probe.point is not None]
+        return self.stops_before + sum(point.moved + 2 * point.stepped for point in (*self._points, *pads))
+
+    def behind(self) -> int | None:
+        """Where who stands here with his hit run goes on while the text may hold a branch; None: here."""
+        return self.branch.detour.behind(self.address) if self.branch is not None else None
 
     # into the guest ----------------------------------------------------------------------------------------------
 
@@ -97,6 +110,8 @@ class Site:
             for probe in self._hit_last:
                 if probe.enabled:
                     probe.take_back()
+            if self.point is not None:
+                self.point.take_back(target)
         self._note_placed(self.plan)
 
     def end_branch(self) -> None:
@@ -108,11 +123,17 @@ class Site:
         if plan.tier is Tier.BOOSTED:
             assert arena is not None
             self._copy = Placed.near(self.address, lambda at: layout.boost(plan, target.isa, at), target, arena)
+        self.serve_returns(target, arena)
         self._points.append(self._stop_point(plan, target))
         if self._needs_successor(plan, target):
             self._points.append(target.stops.set(plan.insn.end, self._after_hit))
         self._note_placed(plan)
         target.stops.arrived(self.address)
+
+    def serve_returns(self, target: Target, arena: Arena | None) -> None:
+        """Have a trampoline for calls that are entered from now on, where there are return probes. Raises Refused."""
+        if self.point is not None and arena is not None and (probes := self.returning):
+            self.point.serve(probes, self.plan, target, arena)
 
     def _stop_point(self, plan: Plan, target: Target) -> StopPoint:
         restarts = target.isa.restarts(plan.insn)
@@ -135,7 +156,10 @@ class Site:
         for point in self._points:
             point.remove()
         self._points.clear()
+        for probe in self.probes:
+            probe.drop_point()
         self.branch = self._copy = self.placed = None
+        self.point = None
         self.gone = True
 
     def _serves(self) -> tuple[int, ...]:
@@ -151,12 +175,11 @@ class Site:
         self._hit_last = tuple(self.enabled)
         held = []
         for probe in self._hit_last:
-            outcome = probe.handler.run(hit)
-            probe.hit(outcome, hit.vcpu)
-            if outcome.held:
+            if not probe.returns and self._run(probe, hit):
                 held.append(probe)
                 if probe.spec.pre_handler is not None:
                     probe.spec.pre_handler(hit)
+        self._enter(hit, target)
         if any(probe.spec.post_handler is not None for probe in held):
             return self._hit_with_post_handler(plan, target, hit, held)
         if plan.tier is Tier.EMULATED:
@@ -164,6 +187,28 @@ class Site:
         if plan.tier is Tier.BOOSTED and self._copy is not None:
             return Move({target.isa.pc: self._copy.detour.address})
         return None
+
+    def _enter(self, hit: Hit, target: Target) -> None:
+        if self.point is not None and self.returning:
+            self.point.enter(hit, target)
+
+    def stopped(self, by: Probe, hit: Hit, target: Target) -> None:
+        """The program of `by` has stopped who stands here: what comes behind it runs now, so that this is one stop."""
+        hit.probe = by.number
+        hit.stop()
+        for probe in self.enabled:
+            if probe.number > by.number and not probe.returns:
+                self._run(probe, hit)
+        self._enter(hit, target)
+
+    def _run(self, probe: Probe, hit: Hit) -> bool:
+        """Interpret what a hit does; whether its condition held."""
+        hit.probe = probe.number
+        outcome = probe.handler.run(hit)
+        probe.hit(outcome, hit.vcpu)
+        if outcome.stops:
+            hit.stop()
+        return outcome.held
 
     def _hit_with_post_handler(
         self, plan: Plan, target: Target, hit: Hit, probes: Sequence[Probe]
@@ -174,7 +219,7 @@ class Site:
             return None
         after = Hit(self.address, hit.vcpu, {**_known(target, hit), **effects.registers}, _reader(hit, effects))
         _run_post_handlers(probes, after)
-        hit.wants_stop |= after.wants_stop
+        hit.stopped_by += after.stopped_by
         return _move(effects) if plan.tier is Tier.EMULATED else None
 
     def _after_hit(self, hit: Hit) -> Move | None:
@@ -205,6 +250,7 @@ def _move(effects: Effects | None) -> Move | None:
 def _run_post_handlers(probes: Sequence[Probe], hit: Hit) -> None:
     for probe in probes:
         if probe.spec.post_handler is not None:
+            hit.probe = probe.number
             probe.spec.post_handler(hit)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -22,21 +22,41 @@ class Hit:
     regs:    the registers, read when first asked for; changes are not written to the guest.
     vcpu:    the number of the vCPU, from 0.
     address: the probed address.
+    probe:   the number of the probe whose handler runs.
+    stopped_by: the numbers of the probes that want the guest stopped.
     """
 
     address: int
     vcpu: int
     regs: Mapping[str, int]
     read: Callable[[int, int], bytes]
-    wants_stop: bool = False
+    probe: int = 0
+    stopped_by: list[int] = field(default_factory=list)
 
     def stop(self) -> None:
         """Hand the guest to the user once every handler of this hit has run."""
-        self.wants_stop = True
+        if self.probe not in self.stopped_by:
+            self.stopped_by.append(self.probe)
 
 
 # What a stop point calls at a hit. None: the instruction is to be single-stepped in place.
 OnHit = Callable[[Hit], Move | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """How a vCPU that has come to a pad is brought to the probed address, there to stop.
+
+    address: the probed one. pad: the pad's. via: of the pad's branch to it.
+    comes:   called at the pad; whether the vCPU is to stop. Else it goes on from the pad.
+    arrives: called when it stands at the probed address; the hit tells who has stopped it.
+    """
+
+    address: int
+    pad: int
+    via: int
+    comes: Callable[[], bool]
+    arrives: Callable[[Hit], None]
 
 
 class StopPoint(Protocol):
@@ -54,6 +74,15 @@ class Stops(Protocol):
     def set(self, address: int, on_hit: OnHit, restarts: bool = False) -> StopPoint:
         """restarts: a single step of the instruction there may be one turn of several, which are one hit."""
 
+    def land(self, landing: Landing) -> StopPoint:
+        """Stop at the pad who comes there; each that arrives counts as two stops."""
+
+    def on_resume(self, behind: Callable[[int], int | None], moved: Callable[[], None]) -> None:
+        """Who was stopped at an address and stands there, when the guest is about to run, goes on where `behind` says.
+
+        None: right there. moved: called when all have been moved.
+        """
+
     def arrived(self, address: int) -> None:
         """Run the hit of the selected vCPU if it stands at a stop point that was set under its feet.
 
@@ -61,4 +90,7 @@ class Stops(Protocol):
         """
 
     def take_back(self, address: int) -> int:
-        """How many vCPUs stand at `address` with their hit already run; they hit again what comes there instead."""
+        """How many vCPUs stand at `address` with their hit already run; they hit again what comes there instead.
+
+        Not those that were stopped there for the user: see `on_resume`.
+        """

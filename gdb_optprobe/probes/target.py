@@ -58,6 +58,7 @@ class Target:
     scope:          what names mean at an address, for compiled handlers.
     backtrace:      the PCs of a hit's frames, by its registers and the stack from its stack pointer on; see
                     guest.linux.backtrace.
+    at_return:      what names mean where the function that is entered at an address has returned; None: no entry.
     alive:          raises OptprobeError when this is no longer the guest that was attached to.
     """
 
@@ -78,3 +79,4 @@ class Target:
     alive: Callable[[], None]
     scope: Callable[[int], NamesAt]
     backtrace: Callable[[Mapping[str, int], bytes], Iterable[tuple[int, bool]]] = lambda registers, stack: ()
+    at_return: Callable[[int], NamesAt | None] = lambda address: None

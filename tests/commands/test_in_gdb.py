@@ -42,7 +42,6 @@ ERRORS = [
     ("optprobe show", "show needs the number of a probe"),
     ("optprobe show 7", "no probe 7"),
     ("optprobe list nosuch", "no probe named 'nosuch'"),
-    ("optprobe break kfree", "the action 'stop' is not compiled yet"),
     ("optprobe expect 1 == 2", "expected 1 == 2"),
     ("optprobe expect $optprobe_hits(7) == 1", "no probe 7"),
     ("optprobe expect 1 +", "A syntax error in expression"),

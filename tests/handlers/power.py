@@ -27,6 +27,7 @@ from gdb_optprobe.isa.ppc64le import abi
 from gdb_optprobe.isa.ppc64le.emitter import MACHINE
 from gdb_optprobe.isa.ppc64le.words import rotated, to_bytes
 
+from ..isa.ppc64le.oracle import ABOVE as PAD
 from ..isa.ppc64le.oracle import DATA, DATA_SIZE, HERE, INTERESTING, MASK, SIGTRAP, STACK, TRAP, Outcome, execute
 from . import running
 
@@ -75,7 +76,8 @@ class Trial:
         registers = frozenset(name for name in _CAN_BE_DEAD if rng.random() < density)
         dead = rng.choice((Dead(rng.random() < 0.5, registers), Dead(True, abi.CLOBBERED_BY_TRACER)))
         base = rng.choice((None, FAULTS - 0x9000, FAULTS, DATA - 0x1234_5678))
-        return replace(running.surroundings(self.program, dead, FAULTS), address=HERE, per_cpu=DATA_OFFSET, base=base)
+        around = running.surroundings(self.program, dead, FAULTS)
+        return replace(around, address=HERE, per_cpu=DATA_OFFSET, base=base, pad=PAD)
 
     @cached_property
     def code(self) -> bytes:
@@ -113,10 +115,11 @@ class Trial:
 
     def differences(self, left: Outcome) -> Iterator[str]:
         """What is not as the interpreter says, or not as it was."""
-        if (left.signal, left.pc) != (SIGTRAP, HERE + len(self.code)):
+        if left.signal != SIGTRAP or left.pc not in (HERE + len(self.code), PAD):
             yield f"signal {left.signal} at {left.pc:#x}"
+        dead = self.around.dead if self.program.stop is None else Dead()
         for name, value in self.registers.items():
-            lost = _dead_bits(name, self.around.dead)
+            lost = _dead_bits(name, dead)
             if name != abi.PC and (value ^ left.registers[name]) & ~lost:
                 yield f"{name}: {left.registers[name]:#x} for {value:#x}"
         memory = bytearray(_PRISTINE)
@@ -131,7 +134,7 @@ class Trial:
             return self.memory[address - DATA : address - DATA + size]
 
         outcome = interpret.run(self.program, interpret.Hit(self.registers, read, self.base))
-        found = running.Left(left.registers, {DATA: bytes(memory)}, 0, {})
+        found = running.Left(left.registers, {DATA: bytes(memory)}, 0, {}, left.pc == PAD)
         yield from running.wrong_objects(self.program, found, outcome, FAULTS)
 
 

@@ -29,6 +29,7 @@ from gdb_optprobe.handlers.program import (
     Program,
     Records,
     Register,
+    Stop,
     Table,
     Text,
     TextEquals,
@@ -188,7 +189,10 @@ def programs(draw: st.DrawFn, depth: int = 3) -> Program:
     conditions = (st.none(), _tests(), expressions(*draw(_WIDTHS), draw(st.integers(1, depth))))
     condition = draw(st.one_of(*conditions, conditions[-1]))
     number = draw(st.integers(0, 3))
-    return Program(condition, tuple(draw(_actions(index, depth)) for index in range(number)))
+    actions = [draw(_actions(index, depth)) for index in range(number)]
+    if draw(st.booleans()):
+        actions.insert(draw(st.integers(0, number)), Stop())
+    return Program(condition, tuple(actions))
 
 
 def wild(program: Program, changes: Callable[[Operand], Operand]) -> Program:

@@ -28,6 +28,7 @@ from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.x86_64 import abi
 from gdb_optprobe.isa.x86_64.emitter import MACHINE
 from gdb_optprobe.isa.x86_64.peek import Direct, routine
+from gdb_optprobe.isa.x86_64.writer import branch
 from gdb_optprobe.objects import aggregate
 from gdb_optprobe.objects.ring import RingLayout
 
@@ -56,6 +57,7 @@ ROUTINE = routine(DIRECT)
 READERS = ROUTINE.at(CODE + 4 * PAGE)
 _PLACES = {DATA: 1, STACK - PAGE: 2, CODE: 5, GS + PER_CPU: 1}  # address: pages
 _OBJECT_PAGES = 32
+PAD = CODE + 4 * PAGE - 16
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,16 @@ class State:
 
 @dataclass(frozen=True)
 class Left:
-    """executed: instructions. depths: by offset of each, how far below its place the stack pointer was."""
+    """executed: instructions. depths: by offset of each, how far below its place the stack pointer was.
+
+    stops: whether it ended at the PAD.
+    """
 
     registers: Mapping[str, int]
     memory: Mapping[int, bytes]
     executed: int
     depths: Mapping[int, int]
+    stops: bool = False
 
     def read(self, address: int, size: int) -> bytes:
         return read(self.memory, address, size)
@@ -157,6 +163,7 @@ def execute(code: bytes, state: State, memory: Mapping[int, bytes], interrupted:
         physical += len(data)
     code = b"\x90" + code
     uc.mem_write(frames[CODE], code + b"\xeb\xfe")
+    uc.mem_write(frames[PAD & -PAGE] + PAD % PAGE, branch(PAD, CODE + len(code)))
 
     def on_missing(_: object, address: int, access: int, entry: Any, __: object) -> bool:
         if address & -PAGE not in frames:
@@ -165,11 +172,13 @@ def execute(code: bytes, state: State, memory: Mapping[int, bytes], interrupted:
         return True
 
     executed = 0
+    stops = False
     depths: dict[int, int] = {}
 
     def on_code(_: object, address: int, __: int, ___: object) -> None:
-        nonlocal executed
+        nonlocal executed, stops
         executed += 1
+        stops |= address == PAD
         if not interrupted:
             depths[address - START] = state.registers[SP] - uc.reg_read(x86_const.UC_X86_REG_RSP)
 
@@ -192,7 +201,7 @@ def execute(code: bytes, state: State, memory: Mapping[int, bytes], interrupted:
     assert uc.reg_read(x86_const.UC_X86_REG_RIP) == CODE + len(code)
     registers = {name: uc.reg_read(number) for name, number in _REGISTERS.items()}
     left = {at: bytes(uc.mem_read(frames[at], len(data))) for at, data in memory.items()}
-    return Left(registers, left | {CODE: memory[CODE]}, executed - 1, depths)
+    return Left(registers, left | {CODE: memory[CODE]}, executed - 1, depths, stops)
 
 
 def places(program: Program, faults: int = FAULTS) -> tuple[int, ...]:
@@ -224,15 +233,17 @@ def objects(program: Program, faults: int = FAULTS) -> dict[int, bytes]:
 
 
 def surroundings(program: Program, dead: Dead = NOTHING_DEAD, faults: int = FAULTS) -> Surroundings:
-    return Surroundings(CODE, places(program, faults), faults, dead, OFFSET, None, TABLE_BITS, RING, KIND, CPU, READERS)
+    where = places(program, faults)
+    return Surroundings(CODE, where, faults, dead, OFFSET, None, TABLE_BITS, RING, KIND, CPU, READERS, PAD)
 
 
 def differences(program: Program, state: State, dead: Dead = NOTHING_DEAD, faults: int = FAULTS) -> Sequence[str]:
     """What is not as the interpreter says, or not as it was."""
     memory = memory_of(state, objects(program, faults), faults)
     left = execute(lower(program, surroundings(program, dead, faults), MACHINE)(START), state, memory)
+    seen = dead if program.stop is None else NOTHING_DEAD
     outcome = interpret.run(program, hit(state, memory))
-    return (*wrong_objects(program, left, outcome, faults), *_kept(state, memory, left, dead, faults))
+    return (*wrong_objects(program, left, outcome, faults), *_kept(state, memory, left, seen, faults))
 
 
 def hit(state: State, memory: Mapping[int, bytes]) -> interpret.Hit:
@@ -247,8 +258,10 @@ def wrong_objects(program: Program, left: Left, outcome: interpret.Outcome, faul
     emitted = []
     # Each action of a program has its own object: equal ones too.
     given = {id(done.action): done for done in outcome.done}
-    for index, (at, action) in enumerate(zip(places(program, faults), program.actions, strict=True)):
-        assert not isinstance(action, Stop)
+    actions = [action for action in program.actions if not isinstance(action, Stop)]
+    if left.stops != outcome.stops:
+        yield f"it stops: {left.stops}"
+    for index, (at, action) in enumerate(zip(places(program, faults), actions, strict=True)):
         done = given.get(id(action))
         data = left.read(at, len(initial(action.target)))
         match action.target:

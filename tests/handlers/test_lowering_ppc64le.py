@@ -7,7 +7,6 @@ import random
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -29,6 +28,7 @@ from gdb_optprobe.handlers.program import (
     Table,
     Update,
 )
+from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.isa.ppc64le import PPC64LE, abi
 from gdb_optprobe.isa.ppc64le.emitter import MACHINE
 from gdb_optprobe.isa.ppc64le.words import to_bytes
@@ -73,13 +73,11 @@ def test_all_of_it_is_instructions_and_the_stack_is_where_an_unwinder_reckons_it
     for trial in trials(EXAMPLES // 3):
         insns = PPC64LE.decode(trial.code, HERE)
         assert sum(len(insn.data) for insn in insns) == len(trial.code)
-        pushed = list(map(PPC64LE.pushed, insns))
-        places = (*(insn.address for insn in insns), HERE + len(trial.code))
-        depths = dict(zip(places, accumulate(pushed, initial=0), strict=True))
-        assert depths[places[-1]] == 0
+        depths = {insn.address: depth(insns, insn.address, PPC64LE.pushed) for insn in insns}
+        assert depth(insns, HERE + len(trial.code), PPC64LE.pushed) == 0
         for insn in insns:
             if insn.target is not None:
-                assert depths[insn.target] == depths[insn.address]
+                assert depths.get(insn.target, 0) == depths[insn.address]
 
 
 BY = (Register("r4"), Register("r31"))

@@ -29,12 +29,15 @@ def code_of(isa: Isa, *handlers: Handler) -> list[str]:
     memory = FakeMemory(at + DATA, bytes(0x1000))
     target = cast(Target, SimpleNamespace(isa=isa, machine=memory))
     plan = SimpleNamespace(address=at, dead=Dead(True, frozenset(DEAD[isa])), base=None)
-    enabled = [SimpleNamespace(handler=handler, counter=None, readers=None, address=at) for handler in handlers]
-    site = cast(Site, SimpleNamespace(address=at, plan=plan, enabled=enabled))
+    nothing = {"counter": None, "readers": None, "pad": None, "returns": False}
+    enabled = [SimpleNamespace(handler=handler, address=at, **nothing) for handler in handlers]
+    site = cast(Site, SimpleNamespace(address=at, plan=plan, enabled=enabled, point=None))
     arena = Arena(Ranges((), ((at + DATA, at + DATA + 0x1000),)))
     keeps = frozenset(name for handler in handlers for name in handler.reads)
-    program = branching._programs([site], target, arena, keeps)[at]
-    return [insn.text.split()[0] for insn in isa.decode(program(at), at)]
+    code = b""
+    for _, program in branching._codes([site], target, arena, keeps)[at]:
+        code += program(at + len(code))
+    return [insn.text.split()[0] for insn in isa.decode(code, at)]
 
 
 @pytest.mark.parametrize(("isa", "flags", "keeps"), [(X86_64, "eflags", "pushfq"), (PPC64LE, "cr", "mfocrf")])

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import pytest
@@ -26,7 +26,7 @@ from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.spec import Spec
-from gdb_optprobe.probes.stops import Hit, OnHit
+from gdb_optprobe.probes.stops import Hit, Landing, OnHit
 from gdb_optprobe.probes.target import NamesAt, Target
 from tests.detours import fakes
 
@@ -109,6 +109,12 @@ class Guest:
 
     def take_back(self, address: int) -> int:
         return 0
+
+    def land(self, landing: Landing) -> Point:
+        raise AssertionError("no program stops")
+
+    def on_resume(self, behind: Callable[[int], int | None], moved: Callable[[], None]) -> None:
+        """No program stops."""
 
     # Tracer
     def hold(self, site: FtraceSite) -> None:

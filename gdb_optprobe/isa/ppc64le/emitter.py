@@ -3,7 +3,7 @@
     CTR, LR       changed only where they are dead, to keep registers in (keeping.py)
     memory        base + 16 bits; farther: addis, or the rest in r0; constants from the TOC where r2 is known
     atomically    ldarx and stdcx. at RA + RB, which change CR0
-Nothing is relative to where it stands, and nothing is newer than POWER8.
+Nothing but a way out is relative to where it stands, and nothing is newer than POWER8.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..base import ReadMemory
 from ..emitter import Before, Label, Machine, Memory, Test, Value
 from . import forms, keeping, values
 from .abi import CR_FIELDS, CTR, FLAGS, GENERAL, LR, PC, SP, XER
-from .forms import NONE, Jump, logical, number, plain, rotate
+from .forms import NONE, Jump, Way, logical, number, plain, rotate
 from .keeping import Keeping
 from .values import SCRATCH, Values
 from .words import BO_NO_CTR, MASK, fits
@@ -102,6 +102,10 @@ class Emitter(Values):
             self._test(word, mask)
         self._jump(Test.NE if any_set else Test.EQ, label)
 
+    def leave(self, names: Sequence[str], address: int) -> None:
+        self._code(*self._keeping.restoring())
+        self._items.append(Way(address))
+
     # memory
 
     def store(self, memory: Memory, word: str | int, size: int = 8) -> None:
@@ -165,8 +169,7 @@ class Emitter(Values):
         self._code(plain("lwsync"))
 
     def finish(self, at: int) -> bytes:
-        """The code, wherever it stands."""
-        return forms.placed(self._items)
+        return forms.placed(self._items, at)
 
     def _stored(self, value: str, base: str, index: str, again: Label) -> None:
         self._uses(CR_FIELDS[0])

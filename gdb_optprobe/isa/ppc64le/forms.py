@@ -4,7 +4,8 @@
     X    op RT, RA, RB            plain(…)
     MD   op RA, RS, shift, mask   rotate(…)
     B    bc on a bit of CR        Jump
-A program is the same words wherever it stands.
+    I    b to an address          Way
+A program without a way out is the same words wherever it stands.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from functools import cache
 from ..base import OutOfReach
 from ..emitter import Label
 from .templates import assembled
-from .words import BC, BO_ALWAYS, B, fits, to_bytes
+from .words import BC, BO_ALWAYS, B, fits, signed, to_bytes
 
 # Name: for keystone, and as capstone writes it.
 _SOURCES = {
@@ -92,7 +93,14 @@ class Jump:
     bit: int = 0
 
 
-Item = int | Label | Jump
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Out of the program, for good: b to an address."""
+
+    target: int
+
+
+Item = int | Label | Jump | Way
 
 
 @cache
@@ -146,28 +154,37 @@ def copy_field(to: int, source: int) -> int:
     return plain("mcrf") | to << 23 | source << 18
 
 
-def placed(items: Sequence[Item]) -> bytes:
-    """The code. Raises OutOfReach."""
+def placed(items: Sequence[Item], at: int = 0) -> bytes:
+    """The code to stand at an address. Raises OutOfReach."""
     labels: dict[Label, int] = {}
-    at = 0
+    size = 0
     for item in items:
         if isinstance(item, Label):
-            labels[item] = at
+            labels[item] = size
         else:
-            at += 4
+            size += 4
     words: list[int] = []
     for item in items:
         if isinstance(item, Jump):
             words.append(_encoded(item, 4 * len(words), labels[item.label]))
+        elif isinstance(item, Way):
+            words.append(_branch(at + 4 * len(words), item.target))
         elif isinstance(item, int):
             words.append(item)
     return to_bytes(*words)
 
 
-def _encoded(jump: Jump, source: int, target: int) -> int:
-    offset = target - source
-    if not fits(offset, 26 if jump.bo == BO_ALWAYS else 16):
+def _branch(source: int, target: int) -> int:
+    offset = signed(target - source)
+    if not fits(offset, 26):
         raise OutOfReach(source, target)
+    return B << 26 | offset & 0x03FF_FFFC
+
+
+def _encoded(jump: Jump, source: int, target: int) -> int:
     if jump.bo == BO_ALWAYS:
-        return B << 26 | offset & 0x03FF_FFFC
+        return _branch(source, target)
+    offset = target - source
+    if not fits(offset, 16):
+        raise OutOfReach(source, target)
     return BC << 26 | jump.bo << 21 | jump.bit << 16 | offset & 0xFFFC

@@ -71,7 +71,13 @@ class Keeping:
         return words
 
     def restore(self) -> list[int]:
-        frame = self._frames.pop()
+        words = self.restoring()
+        self._frames.pop()
+        return words
+
+    def restoring(self) -> list[int]:
+        """What restores the innermost frame, which stays."""
+        frame = self._frames[-1]
         if not frame.size:
             return [_moved(name, place) for name, place in frame.moved.items()]
         words: list[int] = []

@@ -5,8 +5,7 @@
     memory            [base + 8 * index + 32 bits], gs: where it is per CPU; [rip + 32 bits] for what is near the code
                       and in neither the upper nor the lower 2 GiB; other addresses in a register
     jumps             2 bytes, or 6 and 5 where that does not reach
-A pool has "eflags" among what was used
-for the flags that `inc` changes, "carry" for CF, which it does not.
+A pool has "eflags" among what was used for the flags that `inc` changes, "carry" for CF, which it does not.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ..emitter import Arithmetic, Before, Label, Machine, Memory, Pool, Test, Va
 from . import peek
 from .abi import CARRY, FLAGS, GENERAL, PC, SP
 from .decoder import decode
-from .encode import LOCK, NUMBERS, Relative, immediate, instruction, is_relative, relative
+from .encode import LOCK, NUMBERS, Relative, immediate, instruction, is_relative, pop, push, relative
 from .jumps import Item, Jump, placed
 from .operands import fits_operand, moved, within
 from .writer import MASK, fits, pushed
@@ -206,6 +205,10 @@ class Emitter:
                 self._test(memory, within(mask, left), left.size)
         self._jump(_UNSIGNED[Test.NE if any_set else Test.EQ], label)
 
+    def leave(self, names: Sequence[str], address: int) -> None:
+        self._code(b"".join(pop(name) for name in reversed(names)))
+        self._items.append(Relative(b"\xe9" + bytes(4), 1, address))
+
     # memory
 
     def store(self, memory: Memory, word: str | int, size: int = 8) -> None:
@@ -296,13 +299,11 @@ class Emitter:
         self._items.append(Jump(condition, label))
 
     def _push(self, name: str) -> None:
-        number = NUMBERS.get(name, 0)
-        self._code(b"\x9c" if name == FLAGS else b"\x41" * (number > 7) + bytes((0x50 | number & 7,)))
+        self._code(push(name))
         self._pushed.append(name)
 
     def _pop(self, name: str) -> None:
-        number = NUMBERS.get(name, 0)
-        self._code(b"\x9d" if name == FLAGS else b"\x41" * (number > 7) + bytes((0x58 | number & 7,)))
+        self._code(pop(name))
         self._pushed.pop()
 
     def _extended(self, to: str, source: str | Memory, size: int, signed: bool) -> None:

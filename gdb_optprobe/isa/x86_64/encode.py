@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..emitter import Memory
-from .abi import GENERAL
+from .abi import FLAGS, GENERAL
 from .writer import fits, rel32, signed
 
 NUMBERS = {name: number for number, name in enumerate(GENERAL)}
@@ -35,6 +35,18 @@ class Relative:
         """Raises OutOfReach."""
         distance = rel32(at, at + len(self.data), self.target)
         return self.data[: self.number] + distance + self.data[self.number + 4 :]
+
+
+def push(name: str) -> bytes:
+    """A register, or the flags."""
+    number = NUMBERS.get(name, 0)
+    return b"\x9c" if name == FLAGS else b"\x41" * (number > 7) + bytes((0x50 | number & 7,))
+
+
+def pop(name: str) -> bytes:
+    """What `push` has saved."""
+    number = NUMBERS.get(name, 0)
+    return b"\x9d" if name == FLAGS else b"\x41" * (number > 7) + bytes((0x58 | number & 7,))
 
 
 def immediate(value: int, size: int) -> bytes:

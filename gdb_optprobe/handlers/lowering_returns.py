@@ -1,0 +1,267 @@
+"""The code of return probes that does not depend on what they do: a call's entry, and the two ends of a trampoline.
+
+    entry       claim a slot, key and return address into it, return to the trampoline
+    trampoline  begin, find the slot and where the call returns │ programs, each falling through │ free the slot, return
+See objects/instances.py for the search, and for why nobody waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from gdb_optprobe.isa.base import Dead
+from gdb_optprobe.isa.emitter import Arithmetic, Before, Label, Memory, Pool, Test, Value
+from gdb_optprobe.isa.returning import ReturnEmitter, Returning
+from gdb_optprobe.objects.instances import (
+    DROPPED,
+    FACTOR,
+    KEY,
+    MISSED,
+    RETURN,
+    RETURNS,
+    SHIFT,
+    SLOTS,
+    WORD,
+    InstancesLayout,
+)
+
+Code = Callable[[int], bytes]
+"""By the address that it shall run at: always of the same size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of instances in guest memory, at `address`."""
+
+    layout: InstancesLayout
+    address: int
+
+    @property
+    def first(self) -> int:
+        return self.address + SLOTS
+
+    @property
+    def end(self) -> int:
+        """Behind the last slot."""
+        return self.address + self.layout.end
+
+    def counter(self, offset: int) -> Memory:
+        return Memory(offset=self.address + offset, near=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """By the usual way through an entry, and by the one through a slot that is taken: see lowering.Used."""
+
+    usual: frozenset[str] = frozenset()
+    other: frozenset[str] = frozenset()
+
+    def __or__(self, more: Used) -> Used:
+        return Used(self.usual | more.usual, self.other | more.other)
+
+
+def entry(table: Table, trampoline: int, ours: tuple[int, int], before: Before, isa: Returning) -> Code:
+    """What runs at the entry of a function; falls through at its end. All or nothing: without room the call is missed.
+
+    ours: the range (start, end) of our code. A return address in it is a trampoline's: the call that made it is alive.
+    """
+    used = Used()
+    while True:
+        emit = isa.emitter(before)
+        more = used | _entry(table, trampoline, ours, before, isa, emit, used)
+        if more == used:
+            return emit.finish
+        used = more
+
+
+def _entry(
+    table: Table,
+    trampoline: int,
+    ours: tuple[int, int],
+    before: Before,
+    isa: Returning,
+    emit: ReturnEmitter,
+    used: Used,
+) -> Used:
+    taken, claimed, end = Label(), Label(), Label()
+    saved = isa.kept(used.usual, before)
+    emit.pool = usual = Pool(isa.order(before))
+    emit.save(saved)
+    slot, word = usual.take(), usual.take()
+    _home(emit, table, slot, word)
+    emit.claim(Memory(slot), taken)
+    emit.mark(claimed)
+    emit.key(word)
+    emit.store(Memory(slot, KEY), word)
+    emit.return_address(word)
+    emit.store(Memory(slot, RETURN), word)
+    emit.return_to(trampoline)
+    emit.jump(end)
+    emit.mark(taken)
+    dead = replace(before.dead, registers=before.dead.registers | {*saved})
+    emit.pool = other = Pool(isa.order(replace(before, dead=dead)))
+    other.take_this(slot), other.take_this(word)
+    more = tuple(name for name in isa.kept(used.other, before) if name not in saved)
+    emit.save(more)
+    _search(emit, table, ours, slot, word)
+    emit.restore(more)
+    emit.pool = usual
+    emit.branch(Test.NE, slot, 0, False, claimed)
+    emit.mark(end)
+    emit.restore(saved)
+    return Used(frozenset(usual.used), frozenset(other.used))
+
+
+def _search(emit: ReturnEmitter, table: Table, ours: tuple[int, int], slot: str, word: str) -> None:
+    """The slot behind `slot`, the first of the search, that is now the call's; 0 where there is none."""
+    at, count, other = (emit.pool.take() for _ in range(3))
+    dead_next, dead, search, again, busy, found, done = (Label() for _ in range(7))
+    emit.key(word)
+    emit.return_address(other)
+    emit.binary(Arithmetic.SUB, other, other, ours[0], 64, False)
+    emit.branch(Test.LT, other, ours[1] - ours[0], False, search)
+    _begin(emit, table, at, count, slot)
+    emit.mark(dead)
+    emit.branch(Test.NE, Value(Memory(at, KEY)), word, False, dead_next)
+    emit.store(Memory(at, KEY), 0)
+    emit.add(table.counter(DROPPED), 1)
+    emit.mark(dead_next)
+    _next(emit, table, at)
+    _count_down(emit, count, dead)
+    emit.mark(search)
+    _begin(emit, table, at, count, slot)
+    emit.mark(again)
+    emit.claim(Memory(at, KEY), busy)
+    emit.jump(found)
+    emit.mark(busy)
+    _next(emit, table, at)
+    _count_down(emit, count, again)
+    emit.add(table.counter(MISSED), 1)
+    emit.constant(slot, 0)
+    emit.jump(done)
+    emit.mark(found)
+    _make_first(emit, table, at, count, other, slot, word)
+    emit.mark(done)
+    for register in (at, count, other):
+        emit.pool.give(register)
+
+
+def _make_first(
+    emit: ReturnEmitter, table: Table, at: str, hole: str, other: str, slot: str, word: str
+) -> None:
+    """From the claimed slot `at` back to the home, `slot`: each call with the same key moves one place further.
+
+    `slot` is then the place before them.
+    """
+    back, no_turn, moved = Label(), Label(), Label()
+    emit.copy(hole, at)
+    emit.mark(back)
+    emit.branch(Test.EQ, at, slot, False, moved)
+    emit.constant(other, table.first)
+    emit.branch(Test.NE, at, other, False, no_turn)
+    emit.constant(at, table.end)
+    emit.mark(no_turn)
+    emit.binary(Arithmetic.SUB, at, at, table.layout.slot_size, 64, False)
+    emit.branch(Test.NE, Value(Memory(at, KEY)), word, False, back)
+    for offset in range(RETURN, RETURN + WORD * (1 + table.layout.saved), WORD):
+        emit.load(other, Value(Memory(at, offset)))
+        emit.store(Memory(hole, offset), other)
+    emit.store(Memory(hole, KEY), word)
+    emit.copy(hole, at)
+    emit.jump(back)
+    emit.mark(moved)
+    emit.copy(slot, hole)
+
+
+@dataclass(frozen=True, slots=True)
+class Trampoline:
+    """slot: the register that has the address of the call's slot while programs run.
+
+    dead: what they may overwrite.
+    """
+
+    begin: Code
+    end: Code
+    slot: str
+    dead: Dead
+
+    def code(self, programs: Sequence[Code]) -> Code:
+        """All of it."""
+
+        def whole(at: int) -> bytes:
+            code = b""
+            for part in (self.begin, *programs, self.end):
+                code += part(at + len(code))
+            return code
+
+        return whole
+
+
+def trampoline(table: Table, before: Before, isa: Returning) -> Trampoline:
+    """before: what is dead where the function has returned: enough for what is done here, so that nothing is saved.
+
+    Raises TooManyRegisters.
+    """
+    usable = [name for name in isa.order(before) if name in before.dead.registers and name not in before.reads]
+    slot, *order = usable
+    begin, end = isa.emitter(before), isa.emitter(before)
+    begin.pool, end.pool = Pool(order), Pool(order)
+    _find(begin, table, slot)
+    end.publish(Memory(slot, KEY), 0)
+    end.add(table.counter(RETURNS), 1)
+    return Trampoline(
+        lambda at: isa.begin + begin.finish(at + len(isa.begin)),
+        lambda at: end.finish(at) + isa.end,
+        slot,
+        replace(before.dead, registers=before.dead.registers - {slot} - before.reads),
+    )
+
+
+def _find(emit: ReturnEmitter, table: Table, slot: str) -> None:
+    """A call whose return address is the trampoline's has a slot."""
+    again, found = Label(), Label()
+    with emit.pool.borrowed() as word:
+        _home(emit, table, slot, word)
+        emit.key(word)
+        emit.mark(again)
+        emit.branch(Test.EQ, Value(Memory(slot, KEY)), word, False, found)
+        _next(emit, table, slot)
+        emit.jump(again)
+        emit.mark(found)
+        emit.load(word, Value(Memory(slot, RETURN)))
+        emit.return_to(word)
+
+
+# the search ------------------------------------------------------------------------------------------------------
+
+
+def _home(emit: ReturnEmitter, table: Table, slot: str, word: str) -> None:
+    """The address of a key's first slot; changes `word`."""
+    size = table.layout.slot_size
+    emit.key(word)
+    emit.binary(Arithmetic.MUL, slot, word, FACTOR, 64, False)
+    emit.binary(Arithmetic.SHR, slot, slot, SHIFT - size.bit_length() + 1, 64, False)
+    emit.binary(Arithmetic.AND, slot, slot, (table.layout.homes - 1) * size, 64, False)
+    emit.address(word, Memory(offset=table.first, near=True))
+    emit.binary(Arithmetic.ADD, slot, slot, word, 64, False)
+
+
+def _begin(emit: ReturnEmitter, table: Table, at: str, count: str, slot: str) -> None:
+    emit.copy(at, slot)
+    emit.constant(count, table.layout.window)
+
+
+def _next(emit: ReturnEmitter, table: Table, at: str) -> None:
+    on = Label()
+    emit.binary(Arithmetic.ADD, at, at, table.layout.slot_size, 64, False)
+    with emit.pool.borrowed() as end:
+        emit.constant(end, table.end)
+        emit.branch(Test.NE, at, end, False, on)
+    emit.constant(at, table.first)
+    emit.mark(on)
+
+
+def _count_down(emit: ReturnEmitter, count: str, label: Label) -> None:
+    emit.binary(Arithmetic.SUB, count, count, 1, 64, False)
+    emit.branch(Test.NE, count, 0, False, label)

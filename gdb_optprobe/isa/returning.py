@@ -1,0 +1,45 @@
+"""Where a function's return address is at its entry and at its return: what return probes need of an ISA."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+from .emitter import Before, Emitter
+
+
+class ReturnEmitter(Emitter, Protocol):
+    """An emitter with these verbs more. They hold at a function's entry, and in a trampoline behind `begin`."""
+
+    def key(self, to: str) -> None:
+        """The stack address that a call is known by, + 1: the same at its entry and at its return."""
+
+    def return_address(self, to: str) -> None:
+        """Where the function returns to."""
+
+    def return_to(self, address: str | int) -> None:
+        """It returns there instead."""
+
+
+class Returning(Protocol):
+    """How an ISA makes such emitters.
+
+    begin: the first code of a trampoline; end: its last, which goes to the return address.
+    """
+
+    begin: bytes
+    end: bytes
+
+    def emitter(self, before: Before) -> ReturnEmitter: ...
+
+    def order(self, before: Before) -> tuple[str, ...]:
+        """See Machine."""
+
+    def kept(self, used: Collection[str], before: Before) -> tuple[str, ...]:
+        """See Machine."""
+
+    def key_of(self, sp: int) -> int:
+        """The key of a call, by what the stack pointer is at its entry."""
+
+    def shown_at(self, key: int) -> int:
+        """Where on the stack a call's return address is, once its function has stored it there."""

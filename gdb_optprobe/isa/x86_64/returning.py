@@ -1,0 +1,51 @@
+"""Return probes on x86-64: the return address is the word that the stack pointer shows at the entry.
+
+    entry         rsp ─► return address
+    trampoline           return address   popped by the `ret` that led here; `push` makes room for it again
+                  rsp ─► …
+`ret`, and no indirect jump, leaves the trampoline: the kernel's callers have no landing pads behind their calls.
+"""
+
+from __future__ import annotations
+
+from ..emitter import Before, Memory, Value
+from ..returning import ReturnEmitter, Returning
+from .abi import SP
+from .emitter import MACHINE, Emitter
+
+
+class _Emitter(Emitter):
+    """See ..returning.ReturnEmitter."""
+
+    @property
+    def _place(self) -> Memory:
+        return Memory(SP, 8 * len(self._pushed))
+
+    def key(self, to: str) -> None:
+        self.address(to, Memory(SP, self._place.offset + 1))
+
+    def return_address(self, to: str) -> None:
+        self.load(to, Value(self._place))
+
+    def return_to(self, address: str | int) -> None:
+        self.store(self._place, address)
+
+
+class _Returning:
+    begin = b"\x50"  # push rax
+    end = b"\xc3"
+    order = staticmethod(MACHINE.order)
+    kept = staticmethod(MACHINE.kept)
+
+    def emitter(self, before: Before) -> ReturnEmitter:
+        return _Emitter(before)
+
+    def key_of(self, sp: int) -> int:
+        return sp + 1
+
+    def shown_at(self, key: int) -> int:
+        return key - 1
+
+
+RETURNING = _Returning()
+_: Returning = RETURNING

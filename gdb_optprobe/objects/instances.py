@@ -1,0 +1,161 @@
+"""Calls of a function that have not returned yet: what a return probe keeps of each, in guest memory; lock-free.
+
+    ┌─────────┬────────┬─────────┐
+    │ returns │ missed │ dropped │
+    ├─────────┴────┬───┴─────────┴──┬─────────────┐
+    │ key, 0: free │ return address │ saved words │  slot 0, of a power of two of bytes
+    ├──────────────┼────────────────┼─────────────┤
+    │ …            │                │             │  slot `slots` - 1
+    ├──────────────┴────────────────┴─────────────┘
+    │ 1 │  where it ends is seen by a session that finds it left by an earlier one
+    └───┘
+A call's key is its stack address + 1: bit 0 claims a slot. The search begins at `home(key)`, turns round at the end,
+and looks at `window` slots. Calls with one key, by tail calls, stand in the order of the search, the newest first;
+nobody but the one context whose stack that is touches them. So a return takes the first that it meets. Calls that never
+returned lie behind it at most: to recognise them is a matter of room alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .aggregate import decode, encode
+
+WORD = 8
+RETURNS, MISSED, DROPPED, SLOTS = 0, 8, 16, 24
+"""Offsets."""
+KEY, RETURN, SAVED = 0, 8, 16
+"""Offsets in a slot."""
+FACTOR, SHIFT = 0x61C8_8647, 26  # 2**32 less that / the golden ratio; bits from 26 on depend on all where stacks differ
+WINDOW = 64
+MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A call. key: its stack address + 1. back: where it returns to. saved: what its entry kept."""
+
+    key: int
+    back: int
+    saved: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Instances:
+    """What a table holds. active: calls that are under way, those being entered just now (key 1) among them."""
+
+    returns: int
+    missed: int
+    dropped: int
+    active: tuple[Instance, ...]
+
+    @property
+    def entries(self) -> int:
+        return self.returns + self.missed + self.dropped + len(self.active)
+
+
+@dataclass(frozen=True, slots=True)
+class InstancesLayout:
+    """slots: how many calls there is room for, at least 1. saved: words kept of each."""
+
+    slots: int = 512
+    saved: int = 0
+
+    @property
+    def slot_size(self) -> int:
+        return 1 << (SAVED + WORD * self.saved - 1).bit_length()
+
+    @property
+    def homes(self) -> int:
+        """Where searches may begin: a power of two."""
+        return 1 << self.slots.bit_length() - 1
+
+    @property
+    def window(self) -> int:
+        return min(self.slots, WINDOW)
+
+    @property
+    def end(self) -> int:
+        """Offset behind the last slot."""
+        return SLOTS + self.slots * self.slot_size
+
+    @property
+    def size(self) -> int:
+        return self.end + WORD
+
+    def initial(self) -> bytes:
+        return bytes(self.end) + encode((1,))
+
+    def home(self, key: int) -> int:
+        """The slot where the search for a key begins."""
+        return (key * FACTOR & MASK) >> SHIFT & self.homes - 1
+
+    def search(self, key: int) -> Iterator[int]:
+        """Offsets of the slots that a key may be in, in order."""
+        first = self.home(key)
+        return (SLOTS + (first + step) % self.slots * self.slot_size for step in range(self.window))
+
+    def decode(self, data: bytes) -> Instances:
+        """What a table's memory holds."""
+        returns, missed, dropped = decode(data[:SLOTS])
+        slots = (self._slot(data, at) for at in range(SLOTS, self.end, self.slot_size))
+        return Instances(returns, missed, dropped, tuple(slot for slot in slots if slot.key))
+
+    def find(self, data: bytes, key: int) -> Instance | None:
+        """The newest call with this key."""
+        return next((slot for at in self.search(key) if (slot := self._slot(data, at)).key == key), None)
+
+    def entered(self, data: bytes, new: Instance, alive: bool) -> tuple[bytes, bool]:
+        """The table after a call was entered, and whether there was room; as the guest itself does it.
+
+        alive: earlier calls with the same key are under way: it returns to one of our own trampolines. Others are
+        dead, and are seen to be where the first slot of the search is taken.
+        """
+        places = list(self.search(new.key))
+        if not self._slot(data, places[0]).key:
+            return self._with(data, places[0], new), True
+        same = [at for at in places if self._slot(data, at).key == new.key]
+        if not alive:
+            for at in same:
+                data = self._with(data, at, Instance(0, 0))
+            data, same = _added(data, DROPPED, len(same)), []
+        free = next((at for at in places if not self._slot(data, at).key), None)
+        if free is None:
+            return _added(data, MISSED, 1), False
+        hole = free
+        for at in reversed(places[: places.index(free)]):
+            if at in same:
+                data, hole = self._with(data, hole, self._slot(data, at)), at
+        return self._with(data, hole, new), True
+
+    def left(self, data: bytes, key: int) -> bytes:
+        """The table without the newest call with this key, as if it had not been entered."""
+        for at in self.search(key):
+            if self._slot(data, at).key == key:
+                return self._with(data, at, Instance(0, 0))
+        return data
+
+    def not_missed(self, data: bytes) -> bytes:
+        """The table as if the call that was missed last had not been."""
+        return _added(data, MISSED, -1)
+
+    def _slot(self, data: bytes, at: int) -> Instance:
+        key, back, *saved = decode(data[at : at + SAVED + WORD * self.saved])
+        return Instance(key, back, tuple(saved))
+
+    def _with(self, data: bytes, at: int, slot: Instance) -> bytes:
+        saved = (*slot.saved, *(0,) * self.saved)[: self.saved]
+        words = encode((slot.key, slot.back, *saved))
+        return data[:at] + words + data[at + len(words) :]
+
+
+def changes(before: bytes, after: bytes) -> Sequence[tuple[int, bytes]]:
+    """(offset, bytes) of the words that differ."""
+    places = range(0, len(after), WORD)
+    return [(at, after[at : at + WORD]) for at in places if before[at : at + WORD] != after[at : at + WORD]]
+
+
+def _added(data: bytes, at: int, count: int) -> bytes:
+    (word,) = decode(data[at : at + WORD])
+    return data[:at] + encode((word + count,)) + data[at + WORD :]

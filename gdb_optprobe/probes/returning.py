@@ -1,0 +1,155 @@
+"""The return probes of one function: its calls that are under way, and the trampoline that they return to.
+
+    entry of the function ── detour: the entry's code ──► a slot of the table, return address := trampoline
+    return ── trampoline: programs of the return probes, in order of creation ──► where the call returns to
+Where the set of programs changes, calls from then on get a trampoline of their own; the old one is left like a detour,
+whose code nobody frees while a stack has an address in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.planner import Plan
+from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.handlers import lowering_returns
+from gdb_optprobe.handlers.lowering_returns import Code, Table
+from gdb_optprobe.isa import returns
+from gdb_optprobe.isa.base import Dead
+from gdb_optprobe.isa.emitter import Before
+from gdb_optprobe.isa.returning import Returning
+from gdb_optprobe.objects.instances import WORD, Instance, Instances, InstancesLayout, changes
+from gdb_optprobe.probes.placed import Placed
+from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.stops import Hit
+from gdb_optprobe.probes.target import Target
+
+
+@dataclass
+class ReturnPoint:
+    """memory: of the table. trampoline: of the calls that are entered now. serves: numbers of the probes it runs.
+
+    left: addresses of trampolines that calls from before may return to.
+    """
+
+    address: int
+    layout: InstancesLayout
+    memory: Slot
+    trampoline: Placed | None = None
+    serves: tuple[int, ...] = ()
+    left: set[int] = field(default_factory=set)
+    _ours: tuple[int, int] = (0, 0)
+    _entered: Instance | None = None
+    _had_room: bool = False
+
+    @classmethod
+    def at(cls, address: int, target: Target, arena: Arena) -> ReturnPoint:
+        """For the function that is entered at `address`. Raises Refused where there is no memory."""
+        layout = InstancesLayout()
+        memory = arena.allocate_data(layout.size, address, target.isa.data_reach)
+        target.machine.write(memory.address, layout.initial())
+        return cls(address, layout, memory)
+
+    @property
+    def table(self) -> Table:
+        return Table(self.layout, self.memory.address)
+
+    def is_ours(self, address: int) -> bool:
+        """Whether it is in our code memory: as a return address a trampoline's, of this function or of another."""
+        return self._ours[0] <= address < self._ours[1]
+
+    def instances(self, target: Target) -> Instances:
+        """What the table in the guest holds now."""
+        return self.layout.decode(self._read(target))
+
+    # code ----------------------------------------------------------------------------------------------------------
+
+    def serve(self, probes: Sequence[Probe], plan: Plan, target: Target, arena: Arena) -> None:
+        """Have a trampoline that runs the programs of `probes`, whose memory is reserved. Raises Refused."""
+        wanted = tuple(probe.number for probe in probes)
+        if self.trampoline is not None and self.serves == wanted:
+            return
+        code = self._code(probes, plan, target)
+        new = Placed.near(self.address, lambda at: Detour(at, code(at), self.address, ()), target, arena)
+        self.retire(target, arena)
+        self.trampoline, self.serves = new, wanted
+        self._ours = _within(new.detour.address, arena)
+
+    def retire(self, target: Target, arena: Arena) -> None:
+        """Nobody gets the trampoline as return address any more; calls may still return to it."""
+        if self.trampoline is not None:
+            self.trampoline.give_up(target, arena, reached=True)
+            self.left.add(self.trampoline.slot.address)
+        self.trampoline, self.serves = None, ()
+
+    def entry(self, dead: Dead, target: Target) -> Code:
+        """What runs at the function's entry. dead: before it."""
+        assert self.trampoline is not None
+        at = self.trampoline.detour.address
+        return lowering_returns.entry(self.table, at, self._ours, Before(dead), _of(target))
+
+    def _code(self, probes: Sequence[Probe], plan: Plan, target: Target) -> Code:
+        read = frozenset(name for probe in probes for name in probe.handler.program.registers)
+        before = Before(target.isa.dead_at_return(), read, base=plan.base)
+        made = lowering_returns.trampoline(self.table, before, _of(target))
+        plan = replace(plan, dead=made.dead)
+        return made.code(
+            [
+                probe.handler.code(target.isa, plan, made.dead, probe.counter.address, probe.readers)
+                for probe in probes
+                if probe.counter is not None
+            ]
+        )
+
+    # an entry that stops the guest -----------------------------------------------------------------------------------
+
+    def enter(self, hit: Hit, target: Target) -> None:
+        """A vCPU stands at the entry: what the entry's code does."""
+        assert self.trampoline is not None
+        isa, sp = _of(target), hit.regs[target.isa.sp]
+        back = int.from_bytes(hit.read(sp, WORD), "little")
+        new = Instance(isa.key_of(sp), back)
+        before = self._read(target)
+        after, room = self.layout.entered(before, new, self.is_ours(back))
+        self._write(before, after, target)
+        if room:
+            target.machine.write(sp, self.trampoline.detour.address.to_bytes(WORD, "little"))
+        self._entered, self._had_room = new, room
+
+    def take_back(self, target: Target) -> None:
+        """The last entry is going to be made once more."""
+        new, self._entered = self._entered, None
+        if new is None:
+            return
+        before = self._read(target)
+        if not self._had_room:
+            self._write(before, self.layout.not_missed(before), target)
+            return
+        self._write(before, self.layout.left(before, new.key), target)
+        target.machine.write(new.key - 1, new.back.to_bytes(WORD, "little"))
+
+    def _write(self, before: bytes, after: bytes, target: Target) -> None:
+        for offset, word in changes(before, after):
+            target.machine.write(self.memory.address + offset, word)
+
+    def _read(self, target: Target) -> bytes:
+        return target.machine.read(self.memory.address, self.layout.size)
+
+
+def shown_at(key: int, target: Target) -> int | None:
+    """Where the stack shows the return address of a call; None while its key is not known yet."""
+    return _of(target).shown_at(key) if key > 1 else None
+
+
+def _within(at: int, arena: Arena) -> tuple[int, int]:
+    """The range of code memory that `at` is in."""
+    return next((start, end) for start, end in arena.ranges.code if start <= at < end)
+
+
+def _of(target: Target) -> Returning:
+    found = returns.of(target.isa.name)
+    assert found is not None, "no return probe was added"
+    return found

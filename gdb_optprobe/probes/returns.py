@@ -1,0 +1,96 @@
+"""All return points of a session, those among them that have no probe any more but calls that are still under way.
+
+Who may still come to a trampoline that is left:
+    a stack with its address as a return address      seen by every scan (detours/quiescence.py)
+    a detour that is left, before it has written it   so trampolines wait for all detours that are left
+    a call whose return address another one hides     tail calls: in our own tables; a tracer of the guest's: our
+                                                      table has the call, and its stack does not show us
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+from gdb_optprobe.detours import quiescence
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.quiescence import Range
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.saved import Saved
+from gdb_optprobe.objects.instances import WORD, Instance
+from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.returning import ReturnPoint, shown_at
+from gdb_optprobe.probes.site import Site
+from gdb_optprobe.probes.target import Target
+
+
+@dataclass
+class Returns:
+    """points: that have a table in the guest. closed: those of them whose probes are gone."""
+
+    points: list[ReturnPoint] = field(default_factory=list)
+    closed: list[ReturnPoint] = field(default_factory=list)
+
+    @property
+    def left(self) -> frozenset[int]:
+        """Addresses of trampolines that calls may return to for as long as they please: nobody waits for them."""
+        return frozenset(at for point in self.points for at in point.left)
+
+    def abandon(self) -> None:
+        """The guest that held it all is gone."""
+        self.points, self.closed = [], []
+
+    def reserve(self, site: Site, target: Target, arena: Arena) -> None:
+        """Memory for the calls of the function that is entered at `site`. Raises Refused."""
+        if site.point is None:
+            site.point = ReturnPoint.at(site.address, target, arena)
+            self.points.append(site.point)
+
+    def release(self, site: Site, probe: Probe, target: Target, arena: Arena) -> None:
+        """`probe`, which is no longer served, goes. With the last one goes the table, once every call has returned."""
+        if site.point is None or any(other.returns for other in site.probes if other is not probe):
+            return
+        site.point.retire(target, arena)
+        arena.data.release(site.point.memory)
+        self.closed.append(site.point)
+        site.point = None
+
+    def inside(self, slots: Sequence[Range], target: Target) -> Collection[Range]:
+        """Those of `slots`, left by us, in which somebody is or may come to."""
+        found = {one.where for one in quiescence.busy(slots, chain(target.saved(), self.saved(target)))}
+        left = self.left
+        trampolines = {where for where in slots if where[0] in left}
+        return found | trampolines if found - trampolines else found
+
+    def saved(self, target: Target) -> Iterator[Saved]:
+        """Return addresses that no stack shows. Raises OptprobeError."""
+        for point in self.points:
+            active = point.instances(target).active
+            words = [call.back for call in active]
+            if any(_hidden(call, point, target) for call in active):
+                words += point.left
+            yield Saved(f"a call of {target.text.spell(point.address)}", 0, array("Q", words))
+
+    def forget(self, arena: Arena) -> None:
+        """What was reclaimed is not ours any more."""
+        dirty = {slot.address for slots in arena.code.slots for slot in slots.dirty}
+        for point in self.points:
+            point.left &= dirty
+        kept = {slot for slots in arena.data.slots for slot in slots.dirty}
+        gone = [point for point in self.closed if point.memory not in kept]
+        self.closed = [point for point in self.closed if point not in gone]
+        self.points = [point for point in self.points if point not in gone]
+
+
+def _hidden(call: Instance, point: ReturnPoint, target: Target) -> bool:
+    """Whether a call that is under way does not show on its stack that it returns to us."""
+    at = shown_at(call.key, target)
+    if at is None:
+        return True
+    try:
+        word = int.from_bytes(target.machine.read(at, WORD), "little")
+    except OptprobeError:
+        return False  # its stack is gone
+    return not point.is_ours(word)

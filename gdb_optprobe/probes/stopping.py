@@ -1,0 +1,74 @@
+"""A program stops the guest: from its pad the vCPU is brought to the probed address, and on from there when it runs.
+
+    detour    program ─► pad ~~~~ GDB ~~~~► X: the user looks ~~~~ GDB ~~~~► detour, behind the programs
+                                            text is original
+While somebody stands where a branch's bytes are, the branch is out of the text: it leads on from its head only. Whoever
+resumes the guest then finds right code; and before GDB does, he who stands there is moved, and the branch comes back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gdb_optprobe.detours import patch
+from gdb_optprobe.probes.branch import Branch
+from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.registry import Registry
+from gdb_optprobe.probes.site import Site
+from gdb_optprobe.probes.stops import Hit, Landing
+from gdb_optprobe.probes.target import Target
+
+
+@dataclass
+class Stopping:
+    """The pads of probes that stop the guest, and the branches that are out of the text meanwhile, by head."""
+
+    target: Target
+    registry: Registry
+    _lifted: dict[int, Branch] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.target.stops.on_resume(self._behind, self.put_down)
+
+    def arm(self, site: Site) -> None:
+        """A branch leads to programs of `site`: have those that come to its probes' pads stop."""
+        for probe in site.enabled:
+            if probe.pad is not None and probe.point is None:
+                probe.point = self.target.stops.land(self._landing(probe, probe.pad.address, probe.pad.via))
+
+    def is_lifted(self, branch: Branch) -> bool:
+        return branch.plan.head in self._lifted
+
+    def forget(self, branch: Branch) -> bool:
+        """`branch` is about to go: whether it is out of the text already."""
+        return self._lifted.pop(branch.plan.head, None) is not None
+
+    def put_down(self) -> None:
+        """Nobody stands in the bytes of the branches that were lifted. Raises TextChanged."""
+        while self._lifted:
+            _, branch = self._lifted.popitem()
+            patch.apply([branch.patch], self.target.machine)
+
+    def _landing(self, probe: Probe, pad: int, via: int) -> Landing:
+        return Landing(probe.address, pad, via, lambda: self._comes(probe), lambda hit: self._arrives(probe, hit))
+
+    def _comes(self, probe: Probe) -> bool:
+        if not self.registry.has(probe) or not probe.enabled:
+            return False
+        self._lift(self.registry.site_of(probe))
+        return True
+
+    def _arrives(self, probe: Probe, hit: Hit) -> None:
+        site = self.registry.site_of(probe)
+        self._lift(site)
+        site.stopped(probe, hit, self.target)
+
+    def _lift(self, site: Site) -> None:
+        branch = site.branch
+        if branch is not None and branch.plan.head != site.address and not self.is_lifted(branch):
+            patch.revert([branch.patch], self.target.machine)
+            self._lifted[branch.plan.head] = branch
+
+    def _behind(self, address: int) -> int | None:
+        site = self.registry.site(address)
+        return site.behind() if site is not None else None
