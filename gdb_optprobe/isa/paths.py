@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 
 from .base import Flow, Insn
 
 
-def shortest(code: Sequence[Insn]) -> int:
-    """Instructions of the shortest way from the first to behind the last; jumps out of `code` are none."""
+def shortest(code: Sequence[Insn], cost: Callable[[Insn], int] = lambda _: 1) -> int:
+    """What the cheapest way from the first to behind the last costs; jumps out of `code` are none.
+
+    cost: of one instruction; 1: they are counted.
+    """
     if not code:
         return 0
     end = code[-1].end
     by_address = {insn.address: insn for insn in code}
-    reached, seen, steps = {code[0].address}, set[int](), 0
-    while reached and end not in reached:
-        seen |= reached
-        following = (at for address in reached for at in _next(by_address[address]))
-        reached = {at for at in following if (at in by_address or at == end) and at not in seen}
-        steps += 1
-    return steps if end in reached else len(code)
+    cheapest, seen = [(0, code[0].address)], set[int]()
+    while cheapest:
+        so_far, at = heappop(cheapest)
+        if at == end:
+            return so_far
+        if at in by_address and at not in seen:
+            seen.add(at)
+            for follower in _next(by_address[at]):
+                heappush(cheapest, (so_far + cost(by_address[at]), follower))
+    return sum(map(cost, code))
 
 
 def depth(code: Sequence[Insn], at: int, pushed: Callable[[Insn], int]) -> int:

@@ -228,23 +228,28 @@ def _detour(site: Site, target: Target) -> DetourView | None:
 
 def added(plan: Plan, detour: Detour, target: Target) -> int:
     """Instructions that a hit of an optimized probe adds: the branch, its program, the way back."""
-    others = 0
-    for start, end, original in detour.programs:
-        program = target.isa.decode(detour.data[start - detour.address : end - detour.address], start)
-        if original != plan.address:
-            others += len(program)
-        else:
-            others -= READ * sum(insn.flow is Flow.CALL for insn in program)
-    return 1 + len(target.isa.decode(detour.data, detour.address)) - others - len(plan.displaced)
+    code = len(target.isa.decode(detour.data, detour.address))
+    for original, program in _programs(detour, target):
+        code -= len(program)
+        code += sum(map(_cost, program)) if original == plan.address else 0
+    return 1 + code - len(plan.displaced)
 
 
 def _spared(plan: Plan, detour: Detour, target: Target) -> int:
-    """How many instructions of the probed instruction's program the shortest way through it leaves out."""
+    """How many instructions the shortest way through the probed instruction's program leaves out."""
+    here = (program for original, program in _programs(detour, target) if original == plan.address)
+    return sum(sum(map(_cost, program)) - shortest(program, _cost) for program in here)
+
+
+def _programs(detour: Detour, target: Target) -> Iterator[tuple[int, Sequence[Insn]]]:
+    """Each program's original address, and its instructions."""
     for start, end, original in detour.programs:
-        if original == plan.address:
-            insns = target.isa.decode(detour.data[start - detour.address : end - detour.address], start)
-            return len(insns) - shortest(insns)
-    return 0
+        yield original, target.isa.decode(detour.data[start - detour.address : end - detour.address], start)
+
+
+def _cost(insn: Insn) -> int:
+    """Instructions that one of a program stands for: a call is that of a read."""
+    return 1 + READ * (insn.flow is Flow.CALL)
 
 
 # show ----------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gdb_optprobe.isa.base import Flow
 from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.isa.x86_64 import X86_64
 
@@ -28,3 +29,10 @@ def test_what_only_goes_round_ends_at_its_end() -> None:
 
 def test_no_way_out() -> None:
     assert ways("ebfe 90") == 2
+
+
+def test_the_cheapest_way_is_not_the_one_with_fewest_instructions() -> None:
+    """test; je +5; call; nop: what falls through costs more than what jumps over the call."""
+    code = X86_64.decode(bytes.fromhex("85c0 7405 e800000000 90"), AT)
+    assert shortest(code, lambda insn: 50 if insn.flow is Flow.CALL else 1) == 3
+    assert shortest(code[2:], lambda insn: 50 if insn.flow is Flow.CALL else 1) == 51
