@@ -1,5 +1,6 @@
 """Who has come to a pad is stopped at the probed address, as if a breakpoint of the user's stood there.
 
+    bell: rung ──► the pads have breakpoints
     pad: stop() ──► PC := the branch to the address; False: GDB steps off, this vCPU alone
     gate: at the address, enabled meanwhile ──► True: a stop like any other, `finish` and `next` ended by it as by any
 
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import gdb
 
-from gdb_optprobe.debugger.machine import write_selected_registers
+from gdb_optprobe.debugger.machine import GdbMachine, write_selected_registers
 from gdb_optprobe.debugger.parameters import machine_interface
 from gdb_optprobe.interrupts import held, unbroken
 from gdb_optprobe.probes.stops import Landing
@@ -37,25 +38,98 @@ class Alone:
             gdb.execute(f"set scheduler-locking {before}", to_string=True)
 
 
-class Pad(gdb.Breakpoint):
-    """The breakpoint at a pad.
+class Landings:
+    """The pads of one connection and their bell.
 
-    arrive: called when who has come there stands at the probed address. drop: called when it is not needed any more.
+    arrive: called when who has come to a pad stands at the probed address.
     """
 
-    def __init__(
-        self, landing: Landing, pc: str, alone: Alone, arrive: Callable[[Landing], None], drop: Callable[[Pad], None]
-    ) -> None:
-        super().__init__(f"*{landing.pad:#x}", internal=True)
+    def __init__(self, machine: GdbMachine, pc: str, arrive: Callable[[Landing], None]) -> None:
+        self.machine = machine
+        self.pc = pc
+        self.arrive = arrive
+        self.alone = Alone()
+        self._pads: list[Pad] = []
+        self._dropped: list[gdb.Breakpoint] = []
+        self._bell: Bell | None = None
+        self._rung = self._came = 0
+
+    def add(self, landing: Landing) -> Pad:
+        pad = Pad(landing, self)
+        if self._bell is None:
+            self._rung = landing.rung
+            self._bell = Bell(landing.bell, self.look)
+        if not self._pads:
+            self._came = self._count()
+        self._pads.append(pad)
+        self.look()
+        return pad
+
+    def drop(self, pad: Pad) -> None:
+        """Nobody is stopped there any more."""
+        self._pads.remove(pad)
+        pad.enabled = pad.gate.enabled = False
+        self._dropped += [pad.gate, pad]
+        if not self._pads and self._bell is not None:
+            self._bell.enabled = False
+            self._dropped.append(self._bell)
+            self._bell = None
+
+    def came(self) -> None:
+        """Somebody is at a pad."""
+        self._came += 1
+
+    def look(self) -> None:
+        """Whether anybody has rung who has not come yet: the pads have breakpoints only then."""
+        if not self._pads:
+            return
+        wanted = self._count() > self._came or self._bell is None or not self._bell.is_watched
+        for pad in self._pads:
+            if pad.enabled != wanted:
+                pad.enabled = wanted
+
+    def bury(self) -> None:
+        """Delete what was dropped: GDB crashes when one goes while it tells that another one has gone."""
+        dropped, self._dropped = self._dropped, []
+        for each in dropped:
+            if each.is_valid():
+                each.delete()
+
+    def _count(self) -> int:
+        return int.from_bytes(self.machine.read(self._rung, 8), "little")
+
+
+class Bell(gdb.Breakpoint):
+    """The watchpoint on the bell; silent, and never a stop of the user's."""
+
+    def __init__(self, address: int, rings: Callable[[], None]) -> None:
+        what = f"*(unsigned char *) {address:#x}"
+        super().__init__(what, type=gdb.BP_WATCHPOINT, wp_class=gdb.WP_ACCESS, internal=True)
         self.silent = True
-        self.landing = landing
+        self._rings = rings
+
+    @property
+    def is_watched(self) -> bool:
+        """By the stub; else GDB would single-step to notice."""
+        return self.type == gdb.BP_ACCESS_WATCHPOINT
+
+    def stop(self) -> bool:
+        unbroken(held()(self._rings))()
+        return False
+
+
+class Pad(gdb.Breakpoint):
+    """The breakpoint at a pad."""
+
+    def __init__(self, landing: Landing, landings: Landings) -> None:
+        super().__init__(f"*{landing.pad:#x}", internal=True)
+        self.enabled = False
+        self.silent = True
         self.stepped = 0
         self.moved = 0
-        self._pc = pc
-        self._alone = alone
-        self._arrive = arrive
-        self._drop = drop
-        self._gate = Gate(self)
+        self.gate = Gate(landing.address, self)
+        self._landing = landing
+        self._landings = landings
         self._coming: set[int] = set()
 
     def stop(self) -> bool:
@@ -63,11 +137,15 @@ class Pad(gdb.Breakpoint):
 
     @held()
     def _come(self) -> bool:
-        if self.landing.comes():
-            self._coming.add(_thread().num)
-            self._gate.enabled = True
-            self._alone.on()
-            write_selected_registers({self._pc: self.landing.via})
+        number = _thread().num
+        if number in self._coming:
+            return False
+        self._landings.came()
+        if self._landing.comes():
+            self._coming.add(number)
+            self.gate.enabled = True
+            self._landings.alone.on()
+            write_selected_registers({self._landings.pc: self._landing.via})
         return False
 
     @held()
@@ -77,29 +155,23 @@ class Pad(gdb.Breakpoint):
         if number not in self._coming:
             return False
         self._coming.discard(number)
-        self._gate.enabled = bool(self._coming)
-        self._alone.off()
+        self.gate.enabled = bool(self._coming)
+        self._landings.alone.off()
         self.stepped += 1
-        self._arrive(self.landing)
+        self._landings.arrive(self._landing)
         return True
 
     def remove(self) -> None:
-        self.enabled = self._gate.enabled = False
-        self._drop(self)
-
-    def bury(self) -> None:
-        for each in (self._gate, self):
-            if each.is_valid():
-                each.delete()
+        self._landings.drop(self)
 
 
 class Gate(gdb.Breakpoint):
     """The breakpoint at the probed address while somebody is on his way there."""
 
-    def __init__(self, pad: Pad) -> None:
-        super().__init__(f"*{pad.landing.address:#x}", internal=True)
-        self.silent = not machine_interface()
+    def __init__(self, address: int, pad: Pad) -> None:
+        super().__init__(f"*{address:#x}", internal=True)
         self.enabled = False
+        self.silent = not machine_interface()
         self._pad = pad
 
     def stop(self) -> bool:

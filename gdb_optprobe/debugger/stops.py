@@ -22,7 +22,7 @@ from typing import Any
 
 import gdb
 
-from gdb_optprobe.debugger.landings import Alone, Pad, announcement
+from gdb_optprobe.debugger.landings import Landings, announcement
 from gdb_optprobe.debugger.machine import GdbMachine, read_register, write_selected_registers
 from gdb_optprobe.debugger.parameters import machine_interface
 from gdb_optprobe.debugger.running import never
@@ -59,8 +59,7 @@ class GdbStops:
         self._watch: Watch | None = None
         self.asked: Callable[[], bool] = never
         self._handed_over = False
-        self._alone = Alone()
-        self._dropped: list[Pad] = []
+        self._landings = Landings(machine, isa.pc, self._landed)
         # Who was stopped at a probed address for the user, and stands there.
         self._shown: dict[Vcpu, int] = {}
         # What is to be told at the stop that is coming: the numbers of probes; and what was told at the last one.
@@ -90,7 +89,7 @@ class GdbStops:
         return point
 
     def land(self, landing: Landing) -> StopPoint:
-        return Pad(landing, self._isa.pc, self._alone, self._landed, self._dropped.append)
+        return self._landings.add(landing)
 
     def on_resume(self, behind: Callable[[int], int | None], moved: Callable[[], None]) -> None:
         self._behind, self._moved = behind, moved
@@ -134,6 +133,7 @@ class GdbStops:
         return True
 
     def _run(self, breakpoint: _Breakpoint) -> bool:
+        self._landings.look()
         vcpu = self.machine.selected().number
         state = (vcpu, *(read_register(name) for name in self._isa.registers))
         if self._reported_again(breakpoint, state):
@@ -223,9 +223,7 @@ class GdbStops:
             if breakpoint.is_valid():
                 breakpoint.delete()
         self._retired.clear()
-        for pad in self._dropped:
-            pad.bury()
-        self._dropped.clear()
+        self._landings.bury()
 
     def _may_stop(self, address: int) -> bool:
         same_vcpu = _selected_thread() == self._last_thread
@@ -265,7 +263,8 @@ class GdbStops:
 
     def _note_stop(self, event: gdb.StopEvent) -> None:
         self._last_thread = _selected_thread()
-        self._alone.off()
+        self._landings.alone.off()
+        self._landings.look()
         self.told = ""
         if self._stopped_by:
             self._tell(event)

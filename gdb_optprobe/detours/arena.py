@@ -55,6 +55,7 @@ class Arena:
         self.resident: tuple[Slot, Detour] | None = None
         self.pads = _Pool([])
         self._pages: list[Slot] = []
+        self._bell: Slot | None = None
         self._left: dict[Slot, Detour] = {}
         self._before: dict[Slot, bytes] = {}
 
@@ -76,6 +77,14 @@ class Arena:
             self._pages.append(page)
             self.pads.slots.append(Slots(page.address, page.end, pads.SIZE))
         return self.pads.allocate(pads.SIZE, low, high, near)
+
+    def take_bell(self, near: int, reach: int) -> Slot:
+        """The page of data in which the bell is that programs ring before they leave to a pad. Raises Refused."""
+        if self._bell is None:
+            self._bell = self.data.claim_page(pads.PAGE, near - reach + pads.PAGE, near + reach - pads.PAGE)
+        if self._bell is None:
+            raise Refused(Refusal.ARENA_FULL.because(used=self.data.used, size=self.data.size))
+        return self._bell
 
     def free_code(self, near: int, reach: int) -> int:
         """Where free memory for code begins that a branch at `near` reaches; nothing is taken.
@@ -164,6 +173,9 @@ class Arena:
             page = next(page for page in self._pages if page.address == slots.start)
             self._pages.remove(page)
             self.code.give_back(page)
+        if self._bell is not None and not self._pages:
+            self.data.give_back(self._bell)
+            self._bell = None
         return freed
 
 

@@ -1,9 +1,14 @@
-"""Where programs that stop the guest leave to: pages without other code, for TCG runs one with a breakpoint slowly.
+"""Where programs that stop the guest leave to, and the bell that they ring before.
 
     pad     │ branch behind the program │ branch to the probed address │
              ▲                           ▲
              GDB's breakpoint            where GDB sends who comes to it
+    bell    │ a word that GDB watches │ … │ how often it was rung │ … nothing else of ours in this page of data
 A guest without GDB runs the first branch: the hit goes on as one that does not stop.
+
+QEMU's TCG looks through its breakpoints at each jump that it does not know beforehand, and runs what shares a page with
+one by single instructions: a breakpoint that is never hit costs a third of a workload's time. A watchpoint costs those
+who touch its page. So the breakpoints at pads are there only while somebody has rung who has not come.
 """
 
 from __future__ import annotations
@@ -20,10 +25,11 @@ HALF = SIZE // 2
 
 @dataclass(slots=True)
 class Pad:
-    """slot: of `SIZE` bytes. data: what it holds."""
+    """slot: of `SIZE` bytes. data: what it holds. bell: of the arena that it is in."""
 
     slot: Slot
     data: bytes
+    bell: int
 
     @property
     def address(self) -> int:

@@ -8,6 +8,7 @@
     │   use beyond that       │           │
     │ action ─────────────────┼─► fault   │   faults + 1, on with the next
     │ …                       │           │
+    │ stop: ring the bell     │           │   GDB watches it, and sets a breakpoint at the pad
     │ restore                 │           │
     │ stop: restore, ─────────┼─► the pad │   where GDB has a breakpoint; from there on, behind the program
     │ fault of the condition  │           │   faults + 1
@@ -44,6 +45,9 @@ from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.emitter import Before, Emitter, Label, Machine, Memory, Pool, Readers, TooManyRegisters
 from gdb_optprobe.objects.ring import RingLayout
 
+RUNG = 64
+"""How far behind the bell the count is: what is watched is the bell alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
@@ -58,6 +62,7 @@ class Surroundings:
     first_kind: of records: that of the program's first object; the next one's is one more.
     cpu:     this CPU's number.
     pad:     where a program goes that stops; None where none can.
+    bell:    what it writes to before; 8 bytes that count its stops are RUNG behind that.
     """
 
     address: int
@@ -72,6 +77,7 @@ class Surroundings:
     cpu: Expr | None = None
     readers: Readers | None = None
     pad: int | None = None
+    bell: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +130,9 @@ def _emit(program: Program, around: Surroundings, machine: Machine, before: Befo
         index, address = next(objects)
         with _refused(action):
             _act(emit, pc, around, action, index, address)
+    if program.stop is not None:
+        emit.add(Memory(offset=around.bell + RUNG, near=True), 1)
+        emit.store(Memory(offset=around.bell, near=True), 1)
     emit.restore(more)
     emit.pool = condition
     if program.stop is not None:

@@ -109,8 +109,7 @@ def _code(site: Site, target: Target, keeps: Collection[str]) -> Sequence[tuple[
     dead = _unread(plan.dead, keeps, target.isa)
 
     def of(probe: Probe, counter: Slot) -> Program:
-        pad = probe.pad.address if probe.pad is not None else None
-        return probe.handler.code(target.isa, plan, dead, counter.address, probe.readers, pad)
+        return probe.handler.code(target.isa, plan, dead, counter.address, probe.readers, probe.pad)
 
     counted = [probe for probe in site.enabled if not probe.returns]
     codes = [(probe, of(probe, probe.counter)) for probe in counted if probe.counter is not None]
@@ -133,6 +132,7 @@ def _joined(codes: Sequence[Program]) -> Program:
 
 def _new_pad(probe: Probe, target: Target, arena: Arena) -> Pad:
     """That leads nowhere yet. Raises Refused."""
+    bell = arena.take_bell(probe.address, target.isa.data_reach)
     while True:
         slot = arena.allocate_pad(probe.address, target.isa.branch_reach)
         try:
@@ -140,7 +140,7 @@ def _new_pad(probe: Probe, target: Target, arena: Arena) -> Pad:
         except TextChanged:
             continue
         patch.apply([change], target.machine)
-        return Pad(slot, change.new)
+        return Pad(slot, change.new, bell.address)
 
 
 def _lead_pads(codes: Codes, detour: Detour, target: Target) -> list[Patch]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from gdb_optprobe.detours.layout import Program as Code
+from gdb_optprobe.detours.pads import Pad
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.guest.linux.port import Reads
 from gdb_optprobe.handlers import interpret
@@ -172,7 +173,7 @@ class Handler:
         return self.program.stop is not None
 
     def code(
-        self, isa: Isa, plan: Plan, dead: Dead, memory: int, readers: Readers | None, pad: int | None = None
+        self, isa: Isa, plan: Plan, dead: Dead, memory: int, readers: Readers | None, pad: Pad | None = None
     ) -> Code:
         """What runs in a detour, with its memory at `memory`. dead: before the probed instruction.
 
@@ -192,7 +193,8 @@ class Handler:
             ring=self.ring,
             cpu=self.cpu,
             readers=readers,
-            pad=pad,
+            pad=pad.address if pad is not None else None,
+            bell=pad.bell if pad is not None else 0,
         )
         return lower(self.program, around, machine)
 

@@ -12,8 +12,10 @@ from dataclasses import replace
 
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.pads import Pad
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
+from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.compile import Limits, compile_handler
@@ -175,13 +177,14 @@ class Session:
         program = compile_handler(condition, actions, scope.names, limits)
         bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
         handler = Handler.of(program, scope.per_cpu, scope.cpu, scope.reads, *bits)
+        pad = Pad(Slot(plan.address, 0), b"", plan.address)
         somewhere = None if isinstance(scope.reads, Missing) else Readers(plan.address, plan.address)
         if returns and handler.stops:
             raise fault("'stop' is not built for returns yet", actions[-1])
         if returns:
             plan = replace(plan, dead=self.target.isa.dead_at_return())
         try:
-            handler.code(self.target.isa, plan, plan.dead, plan.address, somewhere, plan.address)
+            handler.code(self.target.isa, plan, plan.dead, plan.address, somewhere, pad)
         except NotLowered as stuck:
             why = scope.reads if stuck.why == UNMAPPED and isinstance(scope.reads, Missing) else Missing(stuck.why)
             raise fault(why.message, handler.part_of(stuck.node, condition, actions), why.hint) from None

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gdb_optprobe.detours import patch
+from gdb_optprobe.detours.pads import Pad
+from gdb_optprobe.handlers.lowering import RUNG
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
@@ -34,7 +36,7 @@ class Stopping:
         """A branch leads to programs of `site`: have those that come to its probes' pads stop."""
         for probe in site.enabled:
             if probe.pad is not None and probe.point is None:
-                probe.point = self.target.stops.land(self._landing(probe, probe.pad.address, probe.pad.via))
+                probe.point = self.target.stops.land(self._landing(probe, probe.pad))
 
     def is_lifted(self, branch: Branch) -> bool:
         return branch.plan.head in self._lifted
@@ -49,8 +51,16 @@ class Stopping:
             _, branch = self._lifted.popitem()
             patch.apply([branch.patch], self.target.machine)
 
-    def _landing(self, probe: Probe, pad: int, via: int) -> Landing:
-        return Landing(probe.address, pad, via, lambda: self._comes(probe), lambda hit: self._arrives(probe, hit))
+    def _landing(self, probe: Probe, pad: Pad) -> Landing:
+        return Landing(
+            probe.address,
+            pad.address,
+            pad.via,
+            pad.bell,
+            pad.bell + RUNG,
+            lambda: self._comes(probe),
+            lambda hit: self._arrives(probe, hit),
+        )
 
     def _comes(self, probe: Probe) -> bool:
         if not self.registry.has(probe) or not probe.enabled:

@@ -48,6 +48,7 @@ class Landing:
     """How a vCPU that has come to a pad is brought to the probed address, there to stop.
 
     address: the probed one. pad: the pad's. via: of the pad's branch to it.
+    bell:    what is written to just before somebody comes to the pad. rung: where 8 bytes count that.
     comes:   called at the pad; whether the vCPU is to stop. Else it goes on from the pad.
     arrives: called when it stands at the probed address; the hit tells who has stopped it.
     """
@@ -55,6 +56,8 @@ class Landing:
     address: int
     pad: int
     via: int
+    bell: int
+    rung: int
     comes: Callable[[], bool]
     arrives: Callable[[Hit], None]
 

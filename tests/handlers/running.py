@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from unicorn import x86_const
 
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.handlers import interpret
-from gdb_optprobe.handlers.lowering import Surroundings, lower
+from gdb_optprobe.handlers.lowering import RUNG, Surroundings, lower
 from gdb_optprobe.handlers.lowering_objects import layout
 from gdb_optprobe.handlers.program import MASK, Cell, Constant, Program, Records, Stop, Table
 from gdb_optprobe.isa.base import Dead
@@ -57,6 +57,7 @@ ROUTINE = routine(DIRECT)
 READERS = ROUTINE.at(CODE + 4 * PAGE)
 _PLACES = {DATA: 1, STACK - PAGE: 2, CODE: 5, GS + PER_CPU: 1}  # address: pages
 _OBJECT_PAGES = 32
+BELL_OFFSET = 31 * PAGE
 PAD = CODE + 4 * PAGE - 16
 
 
@@ -229,12 +230,14 @@ def objects(program: Program, faults: int = FAULTS) -> dict[int, bytes]:
     ring_at = faults + RING_OFFSET
     found[ring_at] = RING.initial()
     assert all(at == ring_at or at + len(data) <= ring_at for at, data in found.items())
+    found[faults + BELL_OFFSET + RUNG] = bytes(8)
     return found
 
 
 def surroundings(program: Program, dead: Dead = NOTHING_DEAD, faults: int = FAULTS) -> Surroundings:
     where = places(program, faults)
-    return Surroundings(CODE, where, faults, dead, OFFSET, None, TABLE_BITS, RING, KIND, CPU, READERS, PAD)
+    found = Surroundings(CODE, where, faults, dead, OFFSET, None, TABLE_BITS, RING, KIND, CPU, READERS)
+    return replace(found, pad=PAD, bell=faults + BELL_OFFSET)
 
 
 def differences(program: Program, state: State, dead: Dead = NOTHING_DEAD, faults: int = FAULTS) -> Sequence[str]:
@@ -261,6 +264,9 @@ def wrong_objects(program: Program, left: Left, outcome: interpret.Outcome, faul
     actions = [action for action in program.actions if not isinstance(action, Stop)]
     if left.stops != outcome.stops:
         yield f"it stops: {left.stops}"
+    rung = int.from_bytes(left.read(faults + BELL_OFFSET + RUNG, 8), "little")
+    if rung != left.stops:
+        yield f"it has rung {rung} times"
     for index, (at, action) in enumerate(zip(places(program, faults), actions, strict=True)):
         done = given.get(id(action))
         data = left.read(at, len(initial(action.target)))
