@@ -25,7 +25,7 @@ from qemu.linux_event import FILTER, TRIGGER, linux_event
 from qemu.processes import ending_on_signals
 from qemu.reads import Reads
 from qemu.relay import Relay
-from qemu.subject import FUNCTION, PROGRAMS, SUBJECTS, Subject
+from qemu.subject import FUNCTION, PROGRAMS, RECORDS, SUBJECTS, Subject, hits
 from qemu.timediff import TimeDifference
 
 NOTES = """\
@@ -105,7 +105,7 @@ def verdict(subject: Subject, costs: list[Cost]) -> list[str]:
     targets = [("a count at a function's entry", took[OPTIMIZED], subject.most, LINUX_OPTIMIZED)]
     if subject.elsewhere is not None:
         targets.append(("a count behind it", took[BEHIND], subject.elsewhere, LINUX_OPTIMIZED))
-    beside = (LINUX_FILTER, LINUX_OPTIMIZED, LINUX_HIST, LINUX_HIST)
+    beside = (LINUX_FILTER, LINUX_OPTIMIZED, LINUX_HIST, LINUX_HIST, LINUX_RECORD)
     for name, most, other in zip(PROGRAMS, subject.programs, beside, strict=True):
         targets.append((name, took[name], most, other))
     return [
@@ -118,6 +118,7 @@ def verdict(subject: Subject, costs: list[Cost]) -> list[str]:
 OPTIMIZED, BEHIND = "optimized", "optimized, behind it"
 LINUX_OPTIMIZED = "Linux's event, optimized"
 LINUX_FILTER, LINUX_HIST = "Linux's filter, false", "Linux's hist trigger"
+LINUX_RECORD = "Linux's event, three words"
 
 
 class Bench:
@@ -154,19 +155,22 @@ class Bench:
             self._row(LINUX_OPTIMIZED, self._event(behind, True, "OPTIMIZED"), self._running),
             self._row(LINUX_FILTER, self._ftrace(FILTER, "size==7777"), self._running),
             self._row(LINUX_HIST, self._ftrace(TRIGGER, "hist:keys=size.log2"), self._running),
+            self._row(LINUX_RECORD, self._record, self._running),
         ]
 
     def _programs(self) -> Iterator[Cost]:
+        self._debugger(f"set optprobe ring-records {RECORDS}")
         for name, clause in PROGRAMS.items():
-            yield self._row(name, self._ours(FUNCTION, "optimized", clause), self._running)
+            probe = self._ours(FUNCTION, "optimized", clause)
+            yield self._row(name, probe, hits(clause, self._running), "optprobe report -clear")
 
-    def _row(self, name: str, probe: Probed, reads: int) -> Cost:
+    def _row(self, name: str, probe: Probed, reads: int, first: str = "") -> Cost:
         with probe():
-            return cost(name, self._measure(name, reads), self._unprobed)
+            return cost(name, self._measure(name, reads, first), self._unprobed)
 
-    def _measure(self, name: str, reads: int) -> list[Reading]:
+    def _measure(self, name: str, reads: int, first: str = "") -> list[Reading]:
         say(f"{name}: {self._times} × {reads:,} hits")
-        return self._reads.repeat(reads, self._times)
+        return self._reads.repeat(reads, self._times, first)
 
     def _ours(self, location: str, tier: str, clause: str = "") -> Probed:
         @contextmanager
@@ -191,6 +195,9 @@ class Bench:
 
     def _event(self, location: str, optimization: bool, tag: str) -> Probed:
         return lambda: linux_event(self._reads.guest, location, optimization, tag)
+
+    def _record(self) -> AbstractContextManager[None]:
+        return linux_event(self._reads.guest, FUNCTION, True, "FTRACE", self._subject.words)
 
     def _ftrace(self, file: str, text: str) -> Probed:
         """Linux's event at the function's entry with the size in it, and something written to its filter or trigger."""

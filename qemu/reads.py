@@ -43,9 +43,14 @@ class Reads:
         """One read of `reads`: vfs_read is called once for each."""
         return each(self._run(1), self._run(1 + reads), reads)
 
-    def repeat(self, reads: int, times: int) -> list[Reading]:
-        """Several times the same."""
-        return [self.measure(reads) for _ in range(times)]
+    def repeat(self, reads: int, times: int, first: str = "") -> list[Reading]:
+        """Several times the same. first: what the debugger does each time before it."""
+        found = []
+        for _ in range(times):
+            if first:
+                self._debugger(first)
+            found.append(self.measure(reads))
+        return found
 
     def best(self, reads: int, times: int) -> Reading:
         """The same, of the least disturbed runs: for host times on a machine that does other things too."""

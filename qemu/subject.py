@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FUNCTION", "PROGRAMS", "SUBJECTS", "Subject"]
+__all__ = ["FUNCTION", "PROGRAMS", "RECORDS", "SUBJECTS", "Subject", "hits"]
 
 FUNCTION = "vfs_read"
 # A read of the bench asks for one byte.
@@ -13,8 +13,17 @@ PROGRAMS = {
     "a condition, true": "if $arg3 == 1",
     "hist($arg3)": "do hist($arg3)",
     "count by $pid": "do count by $pid",
+    "record, three words": "do record($arg1, $arg2, $arg3)",
 }
 """What programs cost is measured of, at FUNCTION's entry: clauses of `optprobe add`."""
+RECORDS = 8192
+"""What the ring of a probe is given room for: a record that is dropped costs less."""
+
+
+def hits(clause: str, most: int) -> int:
+    """How many hits are measured, of `most`: what else the guest reads meanwhile is recorded too."""
+    return min(most, RECORDS - 1500) if "record" in clause else most
+
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +38,7 @@ class Subject:
     most:      instructions that a count at a function's entry may take.
     elsewhere: those that one anywhere else may take; None where no target is set.
     programs:  those that PROGRAMS may take, in their order.
-    field:     the size, as a field of Linux's event.
+    field:     the size, as a field of Linux's event. words: three of its arguments.
     """
 
     entry: str
@@ -41,6 +50,7 @@ class Subject:
     elsewhere: int | None
     programs: tuple[int, ...]
     field: str
+    words: str
 
 
 SUBJECTS = {
@@ -52,8 +62,9 @@ SUBJECTS = {
         trap="int3",
         most=6,
         elsewhere=None,
-        programs=(10, 14, 40, 70),
+        programs=(10, 14, 40, 70, 60),
         field="size=%dx",
+        words="file=%di buffer=%si size=%dx",
     ),
     # A function of ppc64le begins with two instructions that set up r2; calls within the kernel pass them by.
     "ppc64le": Subject(
@@ -64,7 +75,8 @@ SUBJECTS = {
         trap="trap",
         most=16,
         elsewhere=30,
-        programs=(20, 26, 60, 100),
+        programs=(20, 26, 60, 100, 90),
         field="size=%gpr5",
+        words="file=%gpr3 buffer=%gpr4 size=%gpr5",
     ),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from qemu.debugger import Debugger
 from qemu.guest import Guest, Options
 from qemu.reads import Reads
 from qemu.relay import Relay
-from qemu.subject import FUNCTION, PROGRAMS, SUBJECTS, Subject
+from qemu.subject import FUNCTION, PROGRAMS, RECORDS, SUBJECTS, Subject, hits
 
 MANY, FEW = 50_000, 20
 STDU_R1 = f"{FUNCTION}+32"
@@ -33,8 +34,10 @@ class Measured:
         """A hit of a probe there, which must not stop the guest."""
         self.debugger(f"optprobe add {location} -tier optimized {clause}")
         self.debugger("optprobe commit")
-        found = cost("optimized", self.reads.repeat(MANY, 2), self.unprobed)
+        found = cost("optimized", self.reads.repeat(hits(clause, MANY), 2, "optprobe report -clear"), self.unprobed)
+        probe, *_ = map(json.loads, self.debugger("optprobe report -json").splitlines())
         self.debugger("optprobe delete")
+        assert not probe["dropped"]
         assert found.stops == pytest.approx(0, abs=0.001)
         return found
 
@@ -48,6 +51,7 @@ def measured(request: pytest.FixtureRequest) -> Iterator[Measured]:
         Debugger(relay.path) as debugger,
     ):
         reads = Reads(guest, debugger, relay)
+        debugger(f"set optprobe ring-records {RECORDS}")
         yield Measured(SUBJECTS[request.param], debugger, reads, reads.repeat(MANY, 2))
         assert guest.problems() == []
 
