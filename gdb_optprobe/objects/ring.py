@@ -1,22 +1,24 @@
 """A ring of records in guest memory, filled by hits without a lock, emptied while the guest is stopped.
 
     ┌──────┬───────┬──────────┬─────────────────────────────┐
-    │ next │ limit │ record 0 │ record 1 │ … │ 2**bits - 1  │
+    │ next │ first │ record 0 │ record 1 │ … │ 2**bits - 1  │
     └──────┴───────┴──────────┴─────────────────────────────┘
     record: │ number + 1 │ time │ kind, 4 B │ CPU, 4 B │ word │ word │ … │
-A hit adds one to `next`; what was there is its record's number. Where that is not below `limit` the ring is full, and
-the record is dropped: so the drops are what `next` is beyond `limit`. Else the place number modulo 2**bits is its own:
-it writes the record, at last number + 1 in front of it. A record that has another number there is pending: the stop
-interrupted the hit that writes it. One of the kind VOID is none: what it needed could not be evaluated. When the ring
-is emptied, numbers go on, so they tell the order of records, and `limit` moves to where the first pending record's
-place would come round again.
+A hit adds one to `next`; what was there is its record's number. There is room for 2**bits numbers from `first` on;
+where it is another one, the record is dropped: so the drops are what `next` is beyond. Else the place number modulo
+2**bits is its own: it writes the record, at last number + 1 in front of it. A record that has another number there is
+pending: the stop interrupted the hit that writes it. One of the kind VOID is none: what it needed was a fault.
+
+When the ring is emptied, numbers go on, so they tell the order of records, and `first` moves on, to the first pending
+record if there is one: what it still writes is nobody else's. A hit that was stopped before it looked at `first` may
+have a number that was counted as dropped, so `first` never moves to before one of these.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-NEXT, LIMIT, HEADER = 0, 8, 16  # offsets
+NEXT, FIRST, HEADER = 0, 8, 16  # offsets
 VOID = (1 << 32) - 1
 NUMBER, TIME, KIND, CPU, FIELDS = 0, 8, 16, 20, 24  # offsets in a record
 
@@ -78,17 +80,18 @@ class RingLayout:
         return HEADER + self.places * self.record_size
 
     def initial(self) -> bytes:
-        return self._header(0, self.places) + bytes(self.places * self.record_size)
+        return self._header(0, 0) + bytes(self.places * self.record_size)
 
     def decode(self, data: bytes, since: Position = START) -> Contents:
-        following, limit = (int.from_bytes(data[at : at + 8], "little") for at in (NEXT, LIMIT))
+        following, first = (int.from_bytes(data[at : at + 8], "little") for at in (NEXT, FIRST))
+        limit = first + self.places
         numbers = (*since.pending, *range(since.following, min(following, limit)))
         found = {number: self._record(data, number) for number in numbers}
         pending = tuple(number for number, record in found.items() if record is None)
         return Contents(
             records=tuple(record for record in found.values() if record is not None and record.kind != VOID),
             dropped=max(0, following - max(limit, since.following)),
-            header=self._header(following, min((*pending, following)) + self.places),
+            header=self._header(following, first if pending and following > limit else min((*pending, following))),
             position=Position(following, pending),
         )
 
@@ -100,5 +103,5 @@ class RingLayout:
         return Record(number, time, kind, cpu, fields) if own == number + 1 else None
 
     @staticmethod
-    def _header(following: int, limit: int) -> bytes:
-        return following.to_bytes(8, "little") + limit.to_bytes(8, "little")
+    def _header(following: int, first: int) -> bytes:
+        return following.to_bytes(8, "little") + first.to_bytes(8, "little")

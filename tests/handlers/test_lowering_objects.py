@@ -104,6 +104,13 @@ def test_a_full_ring_drops_and_counts() -> None:
     assert times == sorted(times)
 
 
+@pytest.mark.parametrize(("first", "room"), [(0, False), (3, True), (10, True), (11, False), (MASK, False)])
+def test_a_number_that_there_is_no_place_for_writes_nothing(first: int, room: bool) -> None:
+    memory = memory_of(state(ZEROS), objects(RECORD) | {RING_AT: key(10, first) + bytes(RING.size - 16)})
+    left = execute(code_of(RECORD), state(ZEROS), memory).read(RING_AT, RING.size)
+    assert any(left[16:]) is room and left[:16] == key(11, first)
+
+
 @pytest.mark.parametrize("room", [0, 7, 8, 23, 24, 31, 32, 4096])
 def test_as_much_of_the_stack_as_there_surely_is(room: int) -> None:
     stack = Emit(Records("stack", COLUMNS, stack=3), (Register("rsp"), Constant(room)))
@@ -158,7 +165,7 @@ LARGE = Binary(Op.GT, Register("rdx"), Constant(4096), 64, False)
         (Program(None, (Update(Cell("h", Powers(False)), Register("rdx")),)), 4),
         (Program(None, (Update(Cell("h", Powers(True)), Register("rdx")),)), 8),
         (Program(None, (Update(Table("t", COLUMNS[:1], Count()), None, BY[:1]),)), 24),
-        (Program(None, (Emit(Records("r", COLUMNS), BY),)), 24),
+        (Program(None, (Emit(Records("r", COLUMNS), BY),)), 26),
     ],
     ids=["false", "true", "hist", "signed", "by", "record"],
 )

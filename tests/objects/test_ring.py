@@ -20,7 +20,7 @@ class Guest:
 
     def finish(self, number: int) -> None:
         """Where there is a place for it."""
-        if number >= int.from_bytes(self.data[8:16], "little"):
+        if not 0 <= number - int.from_bytes(self.data[8:16], "little") < LAYOUT.places:
             return
         at = HEADER + number % LAYOUT.places * LAYOUT.record_size
         words = (number + 1, 1000 + number, 7 | 2 << 32, 5 * number)
@@ -69,6 +69,37 @@ def test_a_record_that_is_being_written_comes_later_and_keeps_its_place() -> Non
     guest.finish(pending)
     second = LAYOUT.decode(bytes(guest.data), first.position)
     assert [record.number for record in second.records] == [pending, 3, 4] and second.dropped == 2
+    guest.data[:HEADER] = second.header
+    guest.hits(4)
+    assert len(LAYOUT.decode(bytes(guest.data), second.position).records) == 4
+
+
+def test_who_was_stopped_with_a_number_that_is_dropped_writes_nothing() -> None:
+    guest = Guest()
+    guest.hits(4)
+    late = guest.begin()
+    first = LAYOUT.decode(bytes(guest.data))
+    assert first.dropped == 1
+    guest.data[:HEADER] = first.header
+    guest.hits(4)
+    guest.finish(late)
+    second = LAYOUT.decode(bytes(guest.data), first.position)
+    assert [record.number for record in second.records] == [5, 6, 7, 8] and not second.dropped
+
+
+def test_nor_where_another_one_was_stopped_that_had_a_place() -> None:
+    guest = Guest()
+    pending = guest.begin()
+    guest.hits(3)
+    late = guest.begin()
+    first = LAYOUT.decode(bytes(guest.data))
+    assert (first.dropped, first.position.pending) == (1, (pending,))
+    guest.data[:HEADER] = first.header
+    guest.finish(late)
+    guest.finish(pending)
+    guest.hits(1)  # for this there is no room until the ring is emptied once more
+    second = LAYOUT.decode(bytes(guest.data), first.position)
+    assert ([record.number for record in second.records], second.dropped) == ([pending], 1)
     guest.data[:HEADER] = second.header
     guest.hits(4)
     assert len(LAYOUT.decode(bytes(guest.data), second.position).records) == 4
