@@ -24,6 +24,7 @@ from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.cache import default_cache
 from gdb_optprobe.guest.linux import ports
 from gdb_optprobe.guest.linux.backtrace import Copy, backtrace
+from gdb_optprobe.guest.linux.port import Unwinder
 from gdb_optprobe.guest.linux.recover import Recovered, recover
 from gdb_optprobe.guest.memory import KernelMemory
 from gdb_optprobe.interrupts import held, interruptible
@@ -201,7 +202,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
         breakpoints=_breakpoints,
         alive=lambda: _alive(linux, holder),
         scope=lambda address: linux.scope(address, convenience),
-        backtrace=partial(_backtrace, unwind),
+        backtrace=partial(_backtrace, linux.unwinder(memory.read), isa),
         at_return=lambda address: linux.at_return(address, convenience),
     )
     session = Session(target, current_settings, _run)
@@ -223,11 +224,11 @@ def _unwind(linux: Linux, recovered: Recovered, machine: GdbMachine) -> UnwindKe
 
 
 def _backtrace(
-    kernel: UnwindKernel | None, registers: Mapping[str, int], stack: bytes
+    unwinder: Unwinder | None, isa: Isa, registers: Mapping[str, int], stack: bytes
 ) -> Iterable[tuple[int, bool]]:
-    if kernel is None:
+    if unwinder is None:
         return ()
-    return backtrace(kernel.unwinder, registers, kernel.isa.pc, Copy(registers[kernel.isa.sp], stack))
+    return backtrace(unwinder, registers, isa.pc, Copy(registers[isa.sp], stack))
 
 
 def _bare(connection: gdb.RemoteTargetConnection, isa: Isa, machine: GdbMachine, stops: GdbStops) -> Attachment:
