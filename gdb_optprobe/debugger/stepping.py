@@ -85,6 +85,7 @@ class Stepping:
     def _leave_detour(self, session: Session) -> None:
         """A Ctrl-C may have stopped the vCPU inside a detour: finish that hit first, without a word."""
         for _ in range(MOST_STEPS):
-            if session.registry.detour_at(read_register(session.target.isa.pc)) is None:
+            pc = read_register(session.target.isa.pc)
+            if session.registry.detour_at(pc) is None and session.optimizer.returns.at(pc) is None:
                 return
             gdb.execute("stepi", to_string=True)

@@ -19,6 +19,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.port import Unwinder
 from gdb_optprobe.isa import machines
 from gdb_optprobe.isa.base import Isa, ReadMemory
+from gdb_optprobe.probes.returning import key_after
 from gdb_optprobe.probes.session import Session
 
 MASK = (1 << 64) - 1
@@ -104,6 +105,8 @@ class KernelUnwinder(gdb.unwinder.Unwinder):
         if detour is not None and (original := detour.original_pc(pc)) is not None:
             sp = state.registers[isa.sp] + session.pushed_at(detour, pc) & MASK
             return FrameId(sp - WORD, pc), State({**state.registers, isa.pc: original, isa.sp: sp}, exact=True)
+        if (trampoline := session.optimizer.returns.at(pc)) is not None:
+            return _returning(trampoline, state, session, kernel)
         try:
             found = kernel.unwinder.caller(state.registers, state.exact)
         except OptprobeError:
@@ -111,8 +114,27 @@ class KernelUnwinder(gdb.unwinder.Unwinder):
         if found is None:
             # The kernel's stack ends here. No unwinder in Python can say so to GDB; our symbol file does.
             return None
-        caller = State(*found)
+        caller = _through(State(*found), session, kernel)
         return FrameId(caller.registers[isa.sp], kernel.function_start(pc) or pc), caller
+
+
+def _through(state: State, session: Session, kernel: Kernel) -> State:
+    """Where a call returns to a trampoline of ours: to where it returns from there."""
+    isa = kernel.isa
+    pc, sp = state.registers[isa.pc], state.registers[isa.sp]
+    if state.exact or session.optimizer.returns.at(pc) is None:
+        return state
+    back = session.optimizer.returns.back(pc, key_after(sp, session.target), kernel.read)
+    return State({**state.registers, isa.pc: back}, exact=False) if back is not None else state
+
+
+def _returning(trampoline: Detour, state: State, session: Session, kernel: Kernel) -> tuple[FrameId, State]:
+    """From within a trampoline to where the call returns that has returned there."""
+    isa = kernel.isa
+    pc = state.registers[isa.pc]
+    sp = state.registers[isa.sp] + session.pushed_at(trampoline, pc) & MASK
+    caller = _through(State({**state.registers, isa.pc: trampoline.address, isa.sp: sp}, False), session, kernel)
+    return FrameId(sp - WORD, pc), caller
 
 
 def _called(resident: Detour, pc: int, state: State, kernel: Kernel) -> tuple[FrameId, State] | None:
@@ -131,10 +153,14 @@ def _innermost(pending: gdb.PendingFrame, kernel: Kernel, session: Session) -> d
     in_text = kernel.unwinder.text[0] <= pc < kernel.unwinder.text[1]
     resident = session.resident
     in_resident = resident is not None and resident.address <= pc < resident.end
-    if not in_text and not in_resident and session.registry.detour_at(pc) is None:
+    if not in_text and not in_resident and not _in_code_of_ours(pc, session):
         return {}
     registers = {name: int(pending.read_register(name)) & MASK for name in kernel.registers()}
     return {0: State(registers, exact=True)}
+
+
+def _in_code_of_ours(pc: int, session: Session) -> bool:
+    return session.registry.detour_at(pc) is not None or session.optimizer.returns.at(pc) is not None
 
 
 def _info(pending: gdb.PendingFrame, frame: FrameId, registers: Mapping[str, int]) -> gdb.UnwindInfo:

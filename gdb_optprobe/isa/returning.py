@@ -41,5 +41,8 @@ class Returning(Protocol):
     def key_of(self, sp: int) -> int:
         """The key of a call, by what the stack pointer is at its entry."""
 
+    def key_after(self, sp: int) -> int:
+        """The same by what the stack pointer is where it has returned."""
+
     def shown_at(self, key: int) -> int:
         """Where on the stack a call's return address is, once its function has stored it there."""

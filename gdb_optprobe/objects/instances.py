@@ -102,9 +102,9 @@ class InstancesLayout:
         slots = (self._slot(data, at) for at in range(SLOTS, self.end, self.slot_size))
         return Instances(returns, missed, dropped, tuple(slot for slot in slots if slot.key))
 
-    def find(self, data: bytes, key: int) -> Instance | None:
-        """The newest call with this key."""
-        return next((slot for at in self.search(key) if (slot := self._slot(data, at)).key == key), None)
+    def find(self, data: bytes, key: int) -> tuple[Instance, ...]:
+        """The calls with this key, the newest first."""
+        return tuple(slot for at in self.search(key) if (slot := self._slot(data, at)).key == key)
 
     def entered(self, data: bytes, new: Instance, alive: bool) -> tuple[bytes, bool]:
         """The table after a call was entered, and whether there was room; as the guest itself does it.

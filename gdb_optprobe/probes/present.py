@@ -223,7 +223,11 @@ def _detour(site: Site, target: Target) -> DetourView | None:
     count = len(target.isa.decode(detour.data, detour.address))
     plan = site.placed or site.plan
     most = added(plan, detour, target)
-    return DetourView(detour.address, detour.size, count, most, most - _spared(plan, detour, target), detour.head)
+    least = most - _spared(plan, detour, target)
+    if site.point is not None and site.returning:
+        costs = site.point.costs
+        most, least = most - costs.rare + costs.trampoline, least + costs.least
+    return DetourView(detour.address, detour.size, count, most, least, detour.head)
 
 
 def added(plan: Plan, detour: Detour, target: Target) -> int:

@@ -16,10 +16,11 @@ from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.handlers import lowering_returns
-from gdb_optprobe.handlers.lowering_returns import Code, Table
+from gdb_optprobe.handlers.lowering_returns import Code, Table, Trampoline
 from gdb_optprobe.isa import returns
-from gdb_optprobe.isa.base import Dead
+from gdb_optprobe.isa.base import Dead, Insn
 from gdb_optprobe.isa.emitter import Before
+from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.isa.returning import Returning
 from gdb_optprobe.objects.instances import WORD, Instance, Instances, InstancesLayout, changes
 from gdb_optprobe.probes.placed import Placed
@@ -28,11 +29,23 @@ from gdb_optprobe.probes.stops import Hit
 from gdb_optprobe.probes.target import Target
 
 
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Instructions. rare: of the entry's code, where another call has taken its slot. trampoline: without the same.
+
+    least: of the trampoline, where conditions are false.
+    """
+
+    rare: int
+    trampoline: int
+    least: int
+
+
 @dataclass
 class ReturnPoint:
     """memory: of the table. trampoline: of the calls that are entered now. serves: numbers of the probes it runs.
 
-    left: addresses of trampolines that calls from before may return to.
+    left: trampolines that calls from before may return to, by address.
     """
 
     address: int
@@ -40,13 +53,14 @@ class ReturnPoint:
     memory: Slot
     trampoline: Placed | None = None
     serves: tuple[int, ...] = ()
-    left: set[int] = field(default_factory=set)
+    left: dict[int, Detour] = field(default_factory=dict)
+    costs: Costs = field(default_factory=lambda: Costs(0, 0, 0))
     _ours: tuple[int, int] = (0, 0)
     _entered: Instance | None = None
     _had_room: bool = False
 
     @classmethod
-    def at(cls, address: int, target: Target, arena: Arena) -> ReturnPoint:
+    def made(cls, address: int, target: Target, arena: Arena) -> ReturnPoint:
         """For the function that is entered at `address`. Raises Refused where there is no memory."""
         layout = InstancesLayout()
         memory = arena.allocate_data(layout.size, address, target.isa.data_reach)
@@ -61,6 +75,15 @@ class ReturnPoint:
         """Whether it is in our code memory: as a return address a trampoline's, of this function or of another."""
         return self._ours[0] <= address < self._ours[1]
 
+    def at(self, pc: int) -> Detour | None:
+        """The trampoline that `pc` is in."""
+        now = (self.trampoline.detour,) if self.trampoline is not None else ()
+        return next((one for one in (*now, *self.left.values()) if one.address <= pc < one.end), None)
+
+    def starts(self, pc: int) -> bool:
+        """Whether a trampoline begins at `pc`: what calls have as return address."""
+        return (found := self.at(pc)) is not None and found.address == pc
+
     def instances(self, target: Target) -> Instances:
         """What the table in the guest holds now."""
         return self.layout.decode(self._read(target))
@@ -72,17 +95,19 @@ class ReturnPoint:
         wanted = tuple(probe.number for probe in probes)
         if self.trampoline is not None and self.serves == wanted:
             return
-        code = self._code(probes, plan, target)
+        made, programs = self._code(probes, plan, target)
+        code = made.code(programs)
         new = Placed.near(self.address, lambda at: Detour(at, code(at), self.address, ()), target, arena)
         self.retire(target, arena)
         self.trampoline, self.serves = new, wanted
         self._ours = _within(new.detour.address, arena)
+        self.costs = self._costs(made, new.detour, target)
 
     def retire(self, target: Target, arena: Arena) -> None:
         """Nobody gets the trampoline as return address any more; calls may still return to it."""
         if self.trampoline is not None:
             self.trampoline.give_up(target, arena, reached=True)
-            self.left.add(self.trampoline.slot.address)
+            self.left[self.trampoline.slot.address] = self.trampoline.detour
         self.trampoline, self.serves = None, ()
 
     def entry(self, dead: Dead, target: Target) -> Code:
@@ -91,18 +116,28 @@ class ReturnPoint:
         at = self.trampoline.detour.address
         return lowering_returns.entry(self.table, at, self._ours, Before(dead), _of(target))
 
-    def _code(self, probes: Sequence[Probe], plan: Plan, target: Target) -> Code:
+    def _costs(self, made: Trampoline, trampoline: Detour, target: Target) -> Costs:
+        def insns(code: bytes, at: int) -> list[Insn]:
+            return target.isa.decode(code, at)
+
+        at = trampoline.address
+        all_of, begin = insns(trampoline.data, at), insns(made.begin(at), at)
+        entry = insns(self.entry(target.isa.dead_at_entry(), target)(at), at)
+        to_return = all_of[:-1]
+        return Costs(
+            len(entry) - shortest(entry), len(all_of) - len(begin) + shortest(begin), shortest(to_return) + 1
+        )
+
+    def _code(self, probes: Sequence[Probe], plan: Plan, target: Target) -> tuple[Trampoline, Sequence[Code]]:
         read = frozenset(name for probe in probes for name in probe.handler.program.registers)
         before = Before(target.isa.dead_at_return(), read, base=plan.base)
         made = lowering_returns.trampoline(self.table, before, _of(target))
         plan = replace(plan, dead=made.dead)
-        return made.code(
-            [
-                probe.handler.code(target.isa, plan, made.dead, probe.counter.address, probe.readers)
-                for probe in probes
-                if probe.counter is not None
-            ]
-        )
+        return made, [
+            probe.handler.code(target.isa, plan, made.dead, probe.counter.address, probe.readers)
+            for probe in probes
+            if probe.counter is not None
+        ]
 
     # an entry that stops the guest -----------------------------------------------------------------------------------
 
@@ -137,6 +172,11 @@ class ReturnPoint:
 
     def _read(self, target: Target) -> bytes:
         return target.machine.read(self.memory.address, self.layout.size)
+
+
+def key_after(sp: int, target: Target) -> int:
+    """The key of a call that has returned, by what the stack pointer is then."""
+    return _of(target).key_after(sp)
 
 
 def shown_at(key: int, target: Target) -> int | None:

@@ -16,9 +16,11 @@ from itertools import chain
 
 from gdb_optprobe.detours import quiescence
 from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.quiescence import Range
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.saved import Saved
+from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.objects.instances import WORD, Instance
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.returning import ReturnPoint, shown_at
@@ -42,10 +44,29 @@ class Returns:
         """The guest that held it all is gone."""
         self.points, self.closed = [], []
 
+    def at(self, pc: int) -> Detour | None:
+        """The trampoline that `pc` is in."""
+        return next((found for point in self.points if (found := point.at(pc)) is not None), None)
+
+    def back(self, pc: int, key: int, read: ReadMemory) -> int | None:
+        """Where the call with this key really returns to, whose return address is `pc`; None where that is not known.
+
+        By tail calls it may return to another function's trampoline next, or to its own once more.
+        """
+        passed: dict[int, int] = {}
+        while (point := next((point for point in self.points if point.starts(pc)), None)) is not None:
+            calls = point.layout.find(read(point.memory.address, point.layout.size), key)
+            number = passed.get(point.address, 0)
+            if number >= len(calls):
+                return None
+            passed[point.address] = number + 1
+            pc = calls[number].back
+        return pc
+
     def reserve(self, site: Site, target: Target, arena: Arena) -> None:
         """Memory for the calls of the function that is entered at `site`. Raises Refused."""
         if site.point is None:
-            site.point = ReturnPoint.at(site.address, target, arena)
+            site.point = ReturnPoint.made(site.address, target, arena)
             self.points.append(site.point)
 
     def release(self, site: Site, probe: Probe, target: Target, arena: Arena) -> None:
@@ -77,7 +98,7 @@ class Returns:
         """What was reclaimed is not ours any more."""
         dirty = {slot.address for slots in arena.code.slots for slot in slots.dirty}
         for point in self.points:
-            point.left &= dirty
+            point.left = {at: detour for at, detour in point.left.items() if at in dirty}
         kept = {slot for slots in arena.data.slots for slot in slots.dirty}
         gone = [point for point in self.closed if point.memory not in kept]
         self.closed = [point for point in self.closed if point not in gone]

@@ -84,3 +84,89 @@ def test_eight_processes_and_tail_calls(traced: Guest) -> None:
     for number, text in enumerate(finished.workloads[-3:], 1):
         assert ours(finished, number) == summed(text)
         assert ours(finished, number)[0] >= PROCESSES * READS
+
+
+SLEEPERS = 50
+STATE = (
+    "python from gdb_optprobe.debugger.attach import current_session; "
+    "from json import dumps; _o = current_session().optimizer; _a = _o.arena; "
+    "print('@@{0}'); "
+    "print(dumps([len(_o.returns.points), len(_o.returns.left), len(_a.dirty()), _a.code.used, _a.data.used]))"
+)
+
+
+def sleepers(count: int = SLEEPERS) -> Workload:
+    return Workload(f"for n in $(seq {count}); do sleep 1000 </dev/null >/dev/null 2>&1 & done; sleep 0.3")
+
+
+def test_probes_are_removed_while_calls_are_under_way(traced: Guest) -> None:
+    """The trampoline and the table stay until the last of them has returned; a second probe does not disturb them."""
+    script: list[str | Workload] = [
+        "optprobe add hrtimer_nanosleep -return",
+        sleepers(),
+        keep("list", "optprobe list"),
+        "optprobe add hrtimer_nanosleep -return do hist($retval)",
+        "optprobe delete",
+        STATE.format("deleted"),
+        "optprobe commit",
+        Workload("dd if=/dev/zero of=/dev/null bs=1 count=300 2>/dev/null"),
+        STATE.format("waiting"),
+        Workload("killall sleep; sleep 0.2; sleep 0.01"),
+        "optprobe commit",
+        STATE.format("gone"),
+        "optprobe add vfs_read -return",
+        Workload("dd if=/dev/zero of=/dev/null bs=1 count=300 2>/dev/null"),
+    ]
+    finished = batch(traced, script)
+    assert finished.status == 0, finished.output
+    (probe,) = finished.json("list")
+    assert (probe["active"], probe["missed"]) == (SLEEPERS, 0)
+    for name in ("deleted", "waiting"):
+        points, left, dirty, code, data = finished.json(name)
+        assert points == 1 and left and dirty and code and data, finished.output
+    assert finished.json("waiting")[1:3] == [1, 1], "of two trampolines the one that calls return to"
+    assert finished.json("gone") == [0, 0, 0, 0, 0]
+
+
+def test_quit_while_calls_are_under_way(traced: Guest) -> None:
+    """A GDB leaves, another one comes and uses what is left of the memory; then the calls return."""
+    first = batch(traced, ["optprobe add hrtimer_nanosleep -return", sleepers(), "optprobe list"])
+    assert first.status == 0, first.output
+    dd = Workload("dd if=/dev/zero of=/dev/null bs=1 count=300 2>/dev/null")
+    second = batch(traced, ["optprobe add vfs_read -return", dd, "optprobe check", keep("list", "optprobe list")])
+    assert second.status == 0, second.output
+    assert second.json("list")[0]["hits"] >= 300
+    assert traced.check("killall sleep; sleep 0.2; echo fine").strip().endswith("fine")
+
+
+def test_backtraces_show_where_calls_really_return(traced: Guest) -> None:
+    dd = "dd if=/dev/zero of=/dev/null bs=1 count=20"
+    traced.check(f"(for n in $(seq 60); do {dd}; sleep 0.05; done) </dev/null >/dev/null 2>&1 &")
+    script = [f"optprobe add {function} -return" for function in FUNCTIONS]
+    script += [
+        "break read_zero",
+        "continue",
+        "python print('@@bt'); gdb.execute('bt')",
+        "finish",
+        "finish",
+        "python print('@@finished'); gdb.execute('bt')",
+        "delete",
+        "python from gdb_optprobe.debugger.attach import current_session; "
+        "gdb.execute('tbreak *%#x' % current_session().optimizer.returns.points[2].trampoline.detour.address)",
+        "continue",
+        "python print('@@trampoline'); gdb.execute('bt')",
+        "finish",
+        "python print('@@behind'); gdb.execute('bt')",
+        "optprobe check",
+    ]
+    finished = batch(traced, script, timeout=60)
+    assert finished.status == 0, finished.output
+
+    def frames(name: str) -> list[str]:
+        lines = finished.output.split(f"@@{name}\n")[1].splitlines()
+        return [found[1] for line in lines if (found := re.match(r"#\d+ .* in (\S+) \(\)", line))]
+
+    assert frames("bt")[:4] == ["read_zero", "vfs_read", "ksys_read", "do_syscall_64"]
+    assert frames("finished")[:2] == ["ksys_read", "do_syscall_64"]
+    assert frames("trampoline")[1:3] == ["ksys_read", "do_syscall_64"]
+    assert frames("behind")[:2] == ["ksys_read", "do_syscall_64"]

@@ -43,6 +43,9 @@ class _Returning:
     def key_of(self, sp: int) -> int:
         return sp + 1
 
+    def key_after(self, sp: int) -> int:
+        return sp - 8 + 1
+
     def shown_at(self, key: int) -> int:
         return key - 1
 
