@@ -16,6 +16,7 @@ from tests.guest.test_exact import TRACING, quiet
 READS = 12_500 if FULL else 1500
 PROCESSES = 8
 FUNCTIONS = ("__x64_sys_read", "ksys_read", "vfs_read")
+TRIGGER = 'hist:keys=common_pid:vals=ret if comm == "dd"'
 _ROW = re.compile(r"hitcount:\s*(\d+)\s+ret:\s*(\d+)")
 
 
@@ -23,7 +24,10 @@ _ROW = re.compile(r"hitcount:\s*(\d+)\s+ret:\s*(\d+)")
 def traced(linux: Guest) -> Iterator[Guest]:
     """The session's guest; what a test switched on in its tracer is off afterwards."""
     yield linux
+    # A trigger keeps its event from being removed.
+    linux.check(f"for f in {TRACING}/events/kprobes/*/trigger; do [ -e $f ] && echo '!{TRIGGER}' > $f; done; true")
     quiet(linux)
+    assert not linux.check(f"cat {TRACING}/kprobe_events").strip()
 
 
 def many_dd(count: int, processes: int = PROCESSES) -> Workload:
@@ -37,7 +41,7 @@ def theirs(*functions: str) -> Workload:
     for number, function in enumerate(functions):
         lines += [
             f"echo 'r:r{number} {function} ret=$retval' >> kprobe_events",
-            f"echo 'hist:keys=common_pid:vals=ret if comm == \"dd\"' > events/kprobes/r{number}/trigger",
+            f"echo '{TRIGGER}' > events/kprobes/r{number}/trigger",
             f"echo 1 > events/kprobes/r{number}/enable",
         ]
     return Workload("; ".join(lines))
