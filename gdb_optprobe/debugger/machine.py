@@ -180,7 +180,26 @@ def read_register(name: str) -> int:
     """A register of the innermost frame of the selected vCPU; "cpl" is x86's current privilege level."""
     if name == "cpl":
         return read_register("cs") & 3
+    if name == "pid":
+        return _pid()
     return int(gdb.newest_frame().read_register(name)) & ADDRESS_MASK
+
+
+def _pid() -> int:
+    """ppc64le's process identifier. QEMU 7.2's stub tells it of the first vCPU alone, its monitor of each."""
+    try:
+        return int(gdb.newest_frame().read_register("pid"))
+    except gdb.error:
+        pass
+    thread = gdb.selected_thread()
+    number = _vcpu(thread).number if thread is not None else 0
+    gdb.execute(f"monitor cpu {number}", to_string=True)
+    try:
+        return int(gdb.execute("monitor p $pid", to_string=True) or "", 0)
+    except ValueError:
+        raise OptprobeError(f"QEMU does not tell the process of vCPU {number}") from None
+    finally:
+        gdb.execute("monitor cpu 0", to_string=True)
 
 
 def write_selected_registers(values: Mapping[str, int]) -> None:

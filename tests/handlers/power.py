@@ -7,6 +7,7 @@
          + 0x4000     per-CPU data                             kept
          + 0xc000     the stack, the 288 bytes below it too    kept
          + 0x10000    faults and objects                       as the interpreter says
+0x20010000            in place of what reads memory that may not be there: of POINTED's page alone, by the same rules
 Programs are those of programs.py, with other names and addresses.
 """
 
@@ -19,12 +20,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.handlers import interpret
 from gdb_optprobe.handlers.lowering import Surroundings, lower
 from gdb_optprobe.handlers.program import Constant, Program, Register
 from gdb_optprobe.isa.base import Dead
-from gdb_optprobe.isa.ppc64le import abi
+from gdb_optprobe.isa.emitter import Label, Readers
+from gdb_optprobe.isa.ppc64le import abi, forms
 from gdb_optprobe.isa.ppc64le.emitter import MACHINE
+from gdb_optprobe.isa.ppc64le.forms import Item, Jump, compare, logical, number, plain, rotate
+from gdb_optprobe.isa.ppc64le.templates import load
 from gdb_optprobe.isa.ppc64le.words import rotated, to_bytes
 
 from ..isa.ppc64le.oracle import ABOVE as PAD
@@ -33,6 +38,7 @@ from . import running
 
 POINTED, PACA, PER_CPU, FAULTS = DATA + 0x1000, DATA + 0x2000, DATA + 0x4000, DATA + DATA_SIZE
 SIZE = 0x3_0000
+ROUTINE = HERE + 0x1_0000
 DATA_OFFSET = 0x30  # in the PACA
 _USABLE = [name for name in abi.GENERAL if name not in abi.RESERVED]
 _CAN_BE_DEAD = (*_USABLE, *abi.CR_FIELDS[1:], abi.CTR, abi.LR)
@@ -77,7 +83,8 @@ class Trial:
         dead = rng.choice((Dead(rng.random() < 0.5, registers), Dead(True, abi.CLOBBERED_BY_TRACER)))
         base = rng.choice((None, FAULTS - 0x9000, FAULTS, DATA - 0x1234_5678))
         around = running.surroundings(self.program, dead, FAULTS)
-        return replace(around, address=HERE, per_cpu=DATA_OFFSET, base=base, pad=PAD)
+        readers = Readers(ROUTINE, ROUTINE)
+        return replace(around, address=HERE, per_cpu=DATA_OFFSET, base=base, pad=PAD, readers=readers)
 
     @cached_property
     def code(self) -> bytes:
@@ -109,6 +116,9 @@ class Trial:
         """For execute."""
         code = self.code + to_bytes(TRAP)
         patches = [(HERE + i, code[i : i + 4]) for i in range(0, len(code), 4)]
+        if self.program.dereferences:
+            routine = forms.placed([*_routine()])
+            patches += [(ROUTINE + i, routine[i : i + 4]) for i in range(0, len(routine), 4)]
         words = zip(memoryview(self.memory).cast("I"), memoryview(_PRISTINE).cast("I"), strict=True)
         data = [(DATA + 4 * i, word.to_bytes(4, "little")) for i, (word, there) in enumerate(words) if word != there]
         return self.registers, patches + data
@@ -133,7 +143,12 @@ class Trial:
             assert DATA <= address <= DATA + DATA_SIZE - size, f"{address:#x} is not there"
             return self.memory[address - DATA : address - DATA + size]
 
-        outcome = interpret.run(self.program, interpret.Hit(self.registers, read, self.base))
+        def peeked(address: int, size: int) -> bytes:
+            if not POINTED <= address <= POINTED + running.PAGE - size:
+                raise Unreadable(address, size)
+            return read(address, size)
+
+        outcome = interpret.run(self.program, interpret.Hit(self.registers, read, self.base, peek=peeked))
         found = running.Left(left.registers, {DATA: bytes(memory)}, 0, {}, left.pc == PAD)
         yield from running.wrong_objects(self.program, found, outcome, FAULTS)
 
@@ -153,6 +168,23 @@ def differences(trials: Sequence[Trial]) -> Iterator[tuple[Trial, str]]:
     assert all(len(patches) <= smallest for _, (_, patches) in steps)
 
 
+def _routine() -> Iterator[Item]:
+    """As isa/ppc64le/peek.py has it, of the page at POINTED; what is lost is lost."""
+    some, fault, out = Label(), Label(), Label()
+    yield from load(9, POINTED)
+    yield from (plain("subf", "r9", "r9", "r11"), compare("cmpldi", 0, "r9", running.PAGE), Jump(fault, 4, 0))
+    yield from (plain("neg", "r10", "r9"), number("addi", "r10", "r10", running.PAGE))
+    yield from (compare("cmpldi", 0, "r10", 8), Jump(some, 12, 0), number("ld", "r11", "r11", 0))
+    yield from (number("addi", "r12", "r0", 8), Jump(out), some)
+    yield from load(9, POINTED + running.PAGE - 8)
+    yield from (number("ld", "r11", "r9", 0), rotate("rldicr", "r9", "r10", 3, 60), plain("neg", "r8", "r9"))
+    yield from (number("addi", "r8", "r8", 64), logical("srd", "r11", "r11", "r8"), number("addi", "r8", "r0", -1))
+    yield from (logical("sld", "r8", "r8", "r9"), logical("or", "r11", "r11", "r8"), logical("or", "r12", "r10", "r10"))
+    yield from (Jump(out), fault, number("addi", "r11", "r0", -1), number("addi", "r12", "r0", 0), out)
+    yield from (number("addi", name, "r0", 0x123) for name in ("r8", "r9", "r10"))
+    yield from (compare("cmpldi", 0, "r8", 0x123), plain("blr"))
+
+
 def _number(rng: random.Random) -> int:
     edge = rng.choice(INTERESTING)
     return rng.choice((edge, -edge & MASK, rng.getrandbits(64), rng.getrandbits(6)))
@@ -170,7 +202,7 @@ def _translated(node: object, trial: Trial) -> object:
     match node:
         case Register(name):
             return Register(trial.names[name])
-        case Constant(value) if running.DATA <= value < running.DATA + running.AREA:
+        case Constant(value) if running.DATA <= value < running.DATA + 2 * running.PAGE:
             return Constant(value - running.DATA + POINTED)
         case Constant(value) if running.PER_CPU <= value < running.PER_CPU + running.AREA:
             return Constant(value - running.PER_CPU + trial.per_cpu & MASK)

@@ -38,12 +38,12 @@ from gdb_optprobe.objects.aggregate import Average, Count, Greatest, Least, Line
 from ..isa.ppc64le.oracle import DATA, HERE, STACK, TRAP, Outcome, Step, execute, needs_oracle
 from . import running
 from .power import FAULTS, SIZE, Trial, differences
-from .programs import programs
+from .programs import programs, wild_programs
 
 EXAMPLES = int(os.environ.get("OPTPROBE_PROGRAMS", "10500" if os.environ.get("OPTPROBE_FULL") else "200"))
 
 
-def trials(number: int) -> list[Trial]:
+def trials(number: int, made: st.SearchStrategy[Program]) -> list[Trial]:
     """A process under QEMU takes long to start, so programs are made first and then run together."""
     found: list[Trial] = []
 
@@ -54,7 +54,7 @@ def trials(number: int) -> list[Trial]:
         phases=(Phase.generate,),
         database=None,
     )
-    @given(programs(), st.integers(0, 1 << 32))
+    @given(made, st.integers(0, 1 << 32))
     def collect(program: Program, seed: int) -> None:
         found.append(Trial(program, seed))
 
@@ -64,13 +64,20 @@ def trials(number: int) -> list[Trial]:
 
 @needs_oracle
 def test_same_as_the_interpreter() -> None:
-    wrong = [f"{found}\n{trial.program}\n{trial.around}" for trial, found in differences(trials(EXAMPLES))]
+    wrong = [f"{found}\n{trial.program}\n{trial.around}" for trial, found in differences(trials(EXAMPLES, programs()))]
+    assert not wrong, f"{len(wrong)} programs; the shortest:\n{min(wrong, key=len)}"
+
+
+@needs_oracle
+def test_wild_pointers_are_faults() -> None:
+    wild = trials(EXAMPLES, wild_programs((running.DATA, running.DATA, running.ALIAS, 1 << 63)))
+    wrong = [f"{found}\n{trial.program}\n{trial.around}" for trial, found in differences(wild)]
     assert not wrong, f"{len(wrong)} programs; the shortest:\n{min(wrong, key=len)}"
 
 
 def test_all_of_it_is_instructions_and_the_stack_is_where_an_unwinder_reckons_it() -> None:
     """On every way through the code: before an instruction r1 is as much lower as those in front of it say."""
-    for trial in trials(EXAMPLES // 3):
+    for trial in trials(EXAMPLES // 3, programs()):
         insns = PPC64LE.decode(trial.code, HERE)
         assert sum(len(insn.data) for insn in insns) == len(trial.code)
         depths = {insn.address: depth(insns, insn.address, PPC64LE.pushed) for insn in insns}

@@ -8,13 +8,12 @@ Nothing but a way out is relative to where it stands, and nothing is newer than 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from ..base import ReadMemory
 from ..emitter import Before, Label, Machine, Memory, Test, Value
-from . import forms, keeping, values
+from . import forms, keeping, peek, values
 from .abi import CR_FIELDS, CTR, FLAGS, GENERAL, LR, PC, SP, XER
 from .forms import NONE, Jump, Way, logical, number, plain, rotate
 from .keeping import Keeping
@@ -32,7 +31,7 @@ _BY_WORDS = ("ld", "lwa", "std")  # their displacements are multiples of 4
 class Emitter(Values):
     """See ..emitter.Emitter, whose verbs these are."""
 
-    peeks: tuple[str, ...] = ()
+    peeks: tuple[str, ...] = (peek.WORD, peek.SIZE, *peek.TEMPORARY)
 
     def __init__(self, before: Before) -> None:
         super().__init__(before)
@@ -73,7 +72,30 @@ class Emitter(Values):
             self._code(logical("extsb", to, to))
 
     def peek(self, to: str, address: str, size: int, short: Label, *, text: bool = False, got: str = "") -> None:
-        raise KeyError("readers")
+        if self._before.readers is None:
+            raise KeyError("readers")
+        others = [name for name in self.peeks if name not in (to, got)]
+        free = [name for name in others if self.pool.take_this(name)]
+        moved = {name: self.pool.take() for name in others if name not in free}
+        for name, place in moved.items():
+            self.copy(place, name)
+        self.copy(peek.WORD, moved.get(address, address))
+        self._code(number("addi", peek.SIZE, NONE, size), plain("mflr", self._scratch()))
+        self._items.append(Way(self._before.readers.bytes, link=True))
+        self._code(plain("mtlr", self._scratch()), *(peek.cut() if text else ()))
+        self._uses(CR_FIELDS[0])
+        self._code(forms.compare("cmpldi", 0, peek.SIZE, size))
+        if got:
+            self.copy(peek.TEMPORARY[0], peek.SIZE)
+        self.copy(to, peek.WORD)
+        if got:
+            self.copy(got, peek.TEMPORARY[0])
+        for name, place in moved.items():
+            self.copy(name, place)
+            self.pool.give(place)
+        for name in free:
+            self.pool.give(name)
+        self._jump(Test.LT, short, 0)
 
     def per_cpu_base(self, to: str) -> None:
         if self._before.per_cpu is None:
@@ -283,9 +305,7 @@ class _Machine:
     order = staticmethod(values.order)
     kept = staticmethod(keeping.kept)
 
-    @staticmethod
-    def caller(routine: bytes, at: int, registers: Mapping[str, int], read: ReadMemory) -> Mapping[str, int]:
-        return {**registers, PC: registers[LR], LR: registers[SCRATCH]}
+    caller = staticmethod(peek.caller)
 
 
 MACHINE = _Machine()

@@ -4,7 +4,7 @@
     X    op RT, RA, RB            plain(…)
     MD   op RA, RS, shift, mask   rotate(…)
     B    bc on a bit of CR        Jump
-    I    b to an address          Way
+    I    b, bl to an address      Way
 A program without a way out is the same words wherever it stands.
 """
 
@@ -55,6 +55,7 @@ _SOURCES = {
     "cmpdi": ("cmpdi 0, 0", "cmpdi r0, 0"),
     "cmpldi": ("cmpldi 0, 0", "cmpldi r0, 0"),
     "isel": ("isel 0, 0, 0, 0", "isel r0, 0, r0, cr0lt"),
+    "ldbrx": ("ldbrx 0, 0, 0", "ldbrx r0, 0, r0"),
     "lbz": ("lbz 0, 0(0)", "lbz r0, 0(0)"),
     "lhz": ("lhz 0, 0(0)", "lhz r0, 0(0)"),
     "lha": ("lha 0, 0(0)", "lha r0, 0(0)"),
@@ -65,6 +66,9 @@ _SOURCES = {
     "sth": ("sth 0, 0(0)", "sth r0, 0(0)"),
     "stw": ("stw 0, 0(0)", "stw r0, 0(0)"),
     "std": ("std 0, 0(0)", "std r0, 0(0)"),
+    "stdu": ("stdu 1, 0(1)", "stdu r1, 0(r1)"),
+    "cmpb": ("cmpb 0, 0, 0", "cmpb r0, r0, r0"),
+    "andc": ("andc 0, 0, 0", "andc r0, r0, r0"),
     "ldarx": ("ldarx 0, 0, 0", "ldarx r0, 0, r0"),
     "stdcx.": ("stdcx. 0, 0, 0", "stdcx. r0, 0, r0"),
     "lwsync": ("lwsync", "lwsync"),
@@ -78,6 +82,10 @@ _SOURCES = {
     "mtcr": ("mtcrf 255, 0", "mtcrf 0xff, r0"),
     "mfocrf": ("mfocrf 0, 128", "mfocrf r0, 0x80"),
     "mtocrf": ("mtocrf 128, 0", "mtocrf 0x80, r0"),
+    "blr": ("blr", "blr"),
+    "mfmsr": ("mfmsr 0", "mfmsr r0"),
+    "mtmsrd": ("mtmsrd 0, 1", "mtmsrd r0, 1"),
+    "mfpid": ("mfspr 0, 48", "mfpid r0"),
     "mcrf": ("mcrf 0, 0", "mcrf cr0, cr0"),
 }  # fmt: skip
 _FIRST_FIELD = 0x80 << 12  # FXM of mfocrf and mtocrf
@@ -86,18 +94,20 @@ NONE = "r0"  # as RA of an address or of addi: nothing
 
 @dataclass(frozen=True, slots=True)
 class Jump:
-    """bo: of bc, with the bit of CR that it tests; BO_ALWAYS for b."""
+    """bo: of bc, with the bit of CR that it tests; BO_ALWAYS for b. link: bl, where it is always."""
 
     label: Label
     bo: int = BO_ALWAYS
     bit: int = 0
+    link: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Out of the program, for good: b to an address."""
+    """Out of the program: b to an address. link: bl."""
 
     target: int
+    link: bool = False
 
 
 Item = int | Label | Jump | Way
@@ -168,22 +178,22 @@ def placed(items: Sequence[Item], at: int = 0) -> bytes:
         if isinstance(item, Jump):
             words.append(_encoded(item, 4 * len(words), labels[item.label]))
         elif isinstance(item, Way):
-            words.append(_branch(at + 4 * len(words), item.target))
+            words.append(_branch(at + 4 * len(words), item.target, item.link))
         elif isinstance(item, int):
             words.append(item)
     return to_bytes(*words)
 
 
-def _branch(source: int, target: int) -> int:
+def _branch(source: int, target: int, link: bool) -> int:
     offset = signed(target - source)
     if not fits(offset, 26):
         raise OutOfReach(source, target)
-    return B << 26 | offset & 0x03FF_FFFC
+    return B << 26 | offset & 0x03FF_FFFC | link
 
 
 def _encoded(jump: Jump, source: int, target: int) -> int:
     if jump.bo == BO_ALWAYS:
-        return _branch(source, target)
+        return _branch(source, target, jump.link)
     offset = target - source
     if not fits(offset, 16):
         raise OutOfReach(source, target)

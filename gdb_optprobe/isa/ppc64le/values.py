@@ -22,7 +22,7 @@ from .words import signed as as_number
 SCRATCH = "r0"
 _ORDER = (11, 12, 10, 9, 8, 7, 6, 5, 4, 3, *range(14, 32))
 # The bit of a field of CR, and whether the test holds where it is set.
-_BITS = {
+BITS = {
     Test.LT: (0, True),
     Test.GE: (0, False),
     Test.GT: (1, True),
@@ -101,7 +101,7 @@ class Values:
             self._code(logical("cntlzd", to, left), rotate("rldicl", to, to, 58, 6))
             return
         self._compare(left, right, signed)
-        bit, where_set = _BITS[test]
+        bit, where_set = BITS[test]
         self.constant(SCRATCH, 0 if where_set else 1)
         if where_set:
             self.constant(to, 1)
@@ -128,7 +128,7 @@ class Values:
         return SCRATCH
 
     def _jump(self, test: Test, label: Label, field: int | None = None) -> None:
-        bit, where_set = _BITS[test]
+        bit, where_set = BITS[test]
         bo = BO_NO_CTR | (BO_CR_TRUE if where_set else 0)
         self._items.append(Jump(label, bo, 4 * (self._field if field is None else field) + bit))
 

@@ -20,7 +20,7 @@ from .tables import PAGE, Tables
 MASK = (1 << 64) - 1
 SEEDS = int(os.environ.get("OPTPROBE_PROGRAMS", "300")) // 40
 CODE, STACK = 0xFFFF_FFFF_8100_0000, 0xFFFF_C900_0000_1000
-CODE_AT, STACK_AT, ROOT = 0x10_0000, 0x11_0000, 0x20_0000
+CODE_AT, STACK_AT, ROOT = 0xC_0000, 0xD_0000, 0x20_0000  # the first two where nothing is ever read
 RAM = 0x4000_0000
 VIDEO = 0xA_0000
 DIRECTS = (

@@ -66,7 +66,7 @@ class Gap:
 
 def find(machine: Machine, kernel: Kernel) -> Room:
     """Raises NoRoom."""
-    root = _root(machine, kernel)
+    root = kernel_tree(machine, kernel)
     gap = _code(machine, kernel, root)
     page = _page(machine, kernel, root, gap.start)
     data = (page.start, page.end) if page is not None else _data(kernel)
@@ -207,7 +207,7 @@ def _executable(machine: Machine, root: int | None, start: int, end: int) -> boo
     return root is not None
 
 
-def _root(machine: Machine, kernel: Kernel) -> int | None:
+def kernel_tree(machine: Machine, kernel: Kernel) -> int | None:
     """The physical address of the kernel's own tree: what `pgd_offset_k` reads, in a function that changes mappings.
 
     It is what maps text where text is; None where nothing does.
