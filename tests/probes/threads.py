@@ -168,7 +168,9 @@ class Registers:
 
 
 class World:
-    def __init__(self) -> None:
+    """names: what names mean, where not only registers do."""
+
+    def __init__(self, names: NamesAt | None = None) -> None:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(fakes, "START", START)
             self.text = fakes.FakeText(LISTING)
@@ -200,7 +202,7 @@ class World:
             resolve=lambda location, _: (int(location[1:], 0),),
             breakpoints=frozenset,
             alive=lambda: None,
-            scope=lambda _: NamesAt(Registers()),
+            scope=lambda _: names or NamesAt(Registers()),
         )
         self.session = Session(target, lambda: Settings(emulation=False), lambda _: None)
         self.detours: dict[Detour, frozenset[int]] = {}
