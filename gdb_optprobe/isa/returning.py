@@ -24,11 +24,13 @@ class ReturnEmitter(Emitter, Protocol):
 class Returning(Protocol):
     """How an ISA makes such emitters.
 
-    begin: the first code of a trampoline; end: its last, which goes to the return address.
+    begin:    the first code of a trampoline; end: its last, which goes to the return address.
+    on_stack: the return address is where `shown_at` says at the entry already.
     """
 
     begin: bytes
     end: bytes
+    on_stack: bool
 
     def emitter(self, before: Before) -> ReturnEmitter: ...
 

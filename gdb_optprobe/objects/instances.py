@@ -136,9 +136,9 @@ class InstancesLayout:
                 return self._with(data, at, Instance(0, 0))
         return data
 
-    def not_missed(self, data: bytes) -> bytes:
-        """The table as if the call that was missed last had not been."""
-        return _added(data, MISSED, -1)
+    def missed(self, data: bytes, calls: int = 1) -> bytes:
+        """The table after so many more calls that there was no way to see return."""
+        return _added(data, MISSED, calls)
 
     def _slot(self, data: bytes, at: int) -> Instance:
         key, back, *saved = decode(data[at : at + SAVED + WORD * self.saved])

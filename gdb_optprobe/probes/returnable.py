@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gdb_optprobe.detours.ground import FIRST_BYTES
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.guest.text import Function
 from gdb_optprobe.isa import returns
@@ -11,6 +10,9 @@ from gdb_optprobe.probes.target import Target
 
 SWITCHES = frozenset(("__switch_to", "__switch_to_asm", "_switch", "ret_from_fork", "ret_from_kernel_thread"))
 """A thread enters them and another one leaves, or they leave for where nobody called them from."""
+
+NEAR = 8
+"""Bytes behind the entry within which the tracer's site begins, if there is one."""
 
 
 def check(address: int, target: Target) -> None:
@@ -22,7 +24,7 @@ def check(address: int, target: Target) -> None:
         raise Refused(Refusal.RETURN_ELSEWHERE.because(function=function.name))
     if returns.of(target.isa.name) is None:
         raise Refused(Refusal.RETURN_NOT_BUILT.because(missing=target.isa.name))
-    if not target.text.ftrace_sites(function.start, function.start + FIRST_BYTES):
+    if not target.text.ftrace_sites(function.start, address + NEAR):
         raise Refused(Refusal.RETURN_UNTRACED.because(function=function.name))
     if not _returns(function):
         raise Refused(Refusal.RETURN_NEVER.because(function=function.name))

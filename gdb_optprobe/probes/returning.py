@@ -142,16 +142,22 @@ class ReturnPoint:
     # an entry that stops the guest -----------------------------------------------------------------------------------
 
     def enter(self, hit: Hit, target: Target) -> None:
-        """A vCPU stands at the entry: what the entry's code does."""
+        """A vCPU stands at the entry: what the entry's code does.
+
+        Where the return address is in a register, the call is missed: with registers changed, what GDB does next would
+        be another hit.
+        """
         assert self.trampoline is not None
-        isa, sp = _of(target), hit.regs[target.isa.sp]
-        back = int.from_bytes(hit.read(sp, WORD), "little")
-        new = Instance(isa.key_of(sp), back)
-        before = self._read(target)
-        after, room = self.layout.entered(before, new, self.is_ours(back))
+        isa, before = _of(target), self._read(target)
+        key = isa.key_of(hit.regs[target.isa.sp])
+        at = isa.shown_at(key)
+        back = int.from_bytes(hit.read(at, WORD), "little")
+        new, after, room = Instance(key, back), self.layout.missed(before), False
+        if isa.on_stack:
+            after, room = self.layout.entered(before, new, self.is_ours(back))
         self._write(before, after, target)
         if room:
-            target.machine.write(sp, self.trampoline.detour.address.to_bytes(WORD, "little"))
+            target.machine.write(at, self.trampoline.detour.address.to_bytes(WORD, "little"))
         self._entered, self._had_room = new, room
 
     def take_back(self, target: Target) -> None:
@@ -161,10 +167,10 @@ class ReturnPoint:
             return
         before = self._read(target)
         if not self._had_room:
-            self._write(before, self.layout.not_missed(before), target)
+            self._write(before, self.layout.missed(before, -1), target)
             return
         self._write(before, self.layout.left(before, new.key), target)
-        target.machine.write(new.key - 1, new.back.to_bytes(WORD, "little"))
+        target.machine.write(_of(target).shown_at(new.key), new.back.to_bytes(WORD, "little"))
 
     def _write(self, before: bytes, after: bytes, target: Target) -> None:
         for offset, word in changes(before, after):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -24,6 +24,10 @@ _ROW = re.compile(r"hitcount:\s*(\d+)\s+ret:\s*(\d+)")
 def traced(linux: Guest) -> Iterator[Guest]:
     """The session's guest; what a test switched on in its tracer is off afterwards."""
     yield linux
+    untrace(linux)
+
+
+def untrace(linux: Guest) -> None:
     # A trigger keeps its event from being removed.
     linux.check(f"for f in {TRACING}/events/kprobes/*/trigger; do [ -e $f ] && echo '!{TRIGGER}' > $f; done; true")
     quiet(linux)
@@ -72,22 +76,28 @@ def total_of(number: int) -> str:
     )
 
 
-def test_eight_processes_and_tail_calls(traced: Guest) -> None:
-    """`__x64_sys_read` ends in a jump to `ksys_read`, which calls `vfs_read`: all exact, the guest's own beside."""
-    script: list[str | Workload] = [theirs(*FUNCTIONS)]
-    script += [f'optprobe add {function} -return if $comm == "dd" do count, sum($retval)' for function in FUNCTIONS]
+def exact(guest: Guest, functions: Sequence[str]) -> None:
+    """Return probes on all of these, of what `dd` calls, see what the guest's own see, to the last call and value."""
+    numbers = range(1, len(functions) + 1)
+    script: list[str | Workload] = [theirs(*functions)]
+    script += [f'optprobe add {function} -return if $comm == "dd" do count, sum($retval)' for function in functions]
     script += ["optprobe commit", many_dd(READS)]
-    script += [keep("list", "optprobe list"), *(total_of(number) for number in (1, 2, 3))]
-    script += [read_theirs(number) for number in range(3)]
+    script += [keep("list", "optprobe list"), *(total_of(number) for number in numbers)]
+    script += [read_theirs(number - 1) for number in numbers]
     script += ["optprobe check", "optprobe delete", "optprobe check"]
-    finished = batch(traced, script)
+    finished = batch(guest, script)
     assert finished.status == 0, finished.output
     assert "holds what we wrote" in finished.output
     probes: list[dict[str, Any]] = finished.json("list")
     assert {probe["tier"] for probe in probes} == {"optimized"}, finished.output
-    for number, text in enumerate(finished.workloads[-3:], 1):
+    for number, text in zip(numbers, finished.workloads[-len(functions) :], strict=True):
         assert ours(finished, number) == summed(text)
         assert ours(finished, number)[0] >= PROCESSES * READS
+
+
+def test_eight_processes_and_tail_calls(traced: Guest) -> None:
+    """`__x64_sys_read` ends in a jump to `ksys_read`, which calls `vfs_read`: all exact, the guest's own beside."""
+    exact(traced, FUNCTIONS)
 
 
 SLEEPERS = 50

@@ -34,6 +34,7 @@ class _Emitter(Emitter):
 class _Returning:
     begin = b"\x50"  # push rax
     end = b"\xc3"
+    on_stack = True
     order = staticmethod(MACHINE.order)
     kept = staticmethod(MACHINE.kept)
 

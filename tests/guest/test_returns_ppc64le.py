@@ -1,0 +1,44 @@
+"""Return probes on ppc64le: as exact as on x86-64, with backtraces through trampolines, and removed under way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from qemu.guest import Guest
+from tests.guest.batch import Workload, batch, keep
+from tests.guest.test_returns import STATE, exact, sleepers, untrace
+
+SLEEPERS = 10
+
+
+@pytest.fixture
+def traced(ppc_guest: Guest) -> Iterator[Guest]:
+    """The session's guest; what a test switched on in its tracer is off afterwards."""
+    yield ppc_guest
+    untrace(ppc_guest)
+
+
+def test_eight_processes(traced: Guest) -> None:
+    exact(traced, ("ksys_read", "vfs_read"))
+
+
+def test_probes_are_removed_while_calls_are_under_way(ppc_guest: Guest) -> None:
+    script: list[str | Workload] = [
+        "optprobe add hrtimer_nanosleep -return",
+        sleepers(SLEEPERS),
+        keep("list", "optprobe list"),
+        "optprobe delete",
+        "optprobe commit",
+        STATE.format("waiting"),
+        Workload("killall sleep; sleep 0.2"),
+        "optprobe commit",
+        STATE.format("gone"),
+    ]
+    finished = batch(ppc_guest, script, timeout=120)
+    assert finished.status == 0, finished.output
+    (probe,) = finished.json("list")
+    assert (probe["active"], probe["missed"]) == (SLEEPERS, 0)
+    assert finished.json("waiting")[:3] == [1, 1, 1]
+    assert finished.json("gone") == [0, 0, 0, 0, 0]
