@@ -14,6 +14,7 @@ import gdb
 from gdb_optprobe import isa as instruction_sets
 from gdb_optprobe.debugger import symbols as gdb_symbols
 from gdb_optprobe.debugger.bare import BareText
+from gdb_optprobe.debugger.dwarf import dwarf
 from gdb_optprobe.debugger.locations import Locations
 from gdb_optprobe.debugger.machine import GdbMachine
 from gdb_optprobe.debugger.parameters import current_settings, on_change
@@ -201,7 +202,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
         resolve=locations.resolve,
         breakpoints=_breakpoints,
         alive=lambda: _alive(linux, holder),
-        scope=lambda address: linux.scope(address, convenience),
+        scope=lambda address: linux.scope(address, convenience, dwarf),
         backtrace=partial(_backtrace, linux.unwinder(memory.read), isa),
         at_return=lambda address: linux.at_return(address, convenience),
     )

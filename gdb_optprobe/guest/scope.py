@@ -1,4 +1,4 @@
-"""What names mean at a probed address of a Linux kernel: by its symbols, its own types and the ABI.
+"""What names mean at a probed address of a Linux kernel: by its symbols, its own types, debug information and the ABI.
 
 `KernelScope` is a `handlers.scope.Scope`.
 """
@@ -52,6 +52,22 @@ class Symbols(Protocol):
     def function_bounds(self, address: int) -> tuple[int, int] | None: ...
 
 
+class Debug(Protocol):
+    """What debug information tells of one address: debugger/dwarf.py."""
+
+    def names(self) -> Sequence[str]: ...
+
+    def parameters(self) -> Mapping[str, CType]: ...
+
+    def variable(self, name: str) -> Meaning | Missing | None: ...
+
+    def type(self, keyword: str, name: str) -> CType | None: ...
+
+    def symbol(self, name: str) -> CType | None: ...
+
+    def constant(self, name: str) -> int | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """What is probed. function: its name; "" where none is known.
@@ -73,6 +89,7 @@ class KernelScope:
     mapped:      ranges (start, end) of the kernel's image that are always mapped.
     per_cpu:     the range (start, end) of symbols that are templates of per-CPU variables.
     convenience: of GDB's variables, the value; None where there is none of that name.
+    debug:       what GDB's debug information tells of the address; asked before `types`.
     """
 
     site: Site
@@ -83,10 +100,13 @@ class KernelScope:
     mapped: Sequence[tuple[int, int]] = ()
     per_cpu: tuple[int, int] = (0, 0)
     convenience: Callable[[str], int | None] = lambda name: None
+    debug: Debug | None = None
 
     def is_type(self, name: str) -> bool:
-        if name in self._parameters:
+        if name in self._parameters or (self.debug is not None and name in self.debug.names()):
             return False
+        if self.debug is not None and self.debug.type("", name) is not None:
+            return True
         return name in TYPEDEFS or (self.types is not None and self.types.btf.find("typedef", name) is not None)
 
     def type(self, keyword: str, name: str) -> CType | Missing:
@@ -94,6 +114,8 @@ class KernelScope:
             known = self.types.plain_char() if self.types is not None else None
             return known or Integer("char", 1, self.abi.signed_char)
         own = None if keyword else own_type(name)
+        if own is None and self.debug is not None:
+            own = self.debug.type(keyword, name)
         found = self.types.named(keyword, name) if own is None and self.types is not None else own
         if found is not None:
             return found
@@ -106,6 +128,8 @@ class KernelScope:
         return Missing(f"no type named '{what}' in this kernel", hint)
 
     def name(self, name: str) -> Meaning | Missing:
+        if (variable := self._variable(name)) is not None:
+            return variable
         if name in self._parameters:
             return self._parameter(name)
         if (value := self._enumerator(name)) is not None:
@@ -131,8 +155,9 @@ class KernelScope:
                 return self._of_task(name, Array(INT if isinstance(char, Missing) else char, NAME_SIZE))
             case "task":
                 task = self.current.task
-                struct = self.types.named("struct", "task_struct") if self.types is not None else None
-                return task if isinstance(task, Missing) else Value(task, Pointer(struct or Void()), mapped=True)
+                struct = self.type("struct", "task_struct")
+                target = Void() if isinstance(struct, Missing) else struct
+                return task if isinstance(task, Missing) else Value(task, Pointer(target), mapped=True)
             case "cpu":
                 cpu = self.current.cpu
                 return cpu if isinstance(cpu, Missing) else Value(cpu, UNSIGNED_INT)
@@ -162,6 +187,27 @@ class KernelScope:
     def _parameters(self) -> Mapping[str, int]:
         """The types of the function's parameters, by name."""
         return {each.name: each.type for each in self._prototype.parameters if each.name} if self._prototype else {}
+
+    def _variable(self, name: str) -> Meaning | Missing | None:
+        """A local or a parameter that debug information knows; None where it has none of that name."""
+        if self.debug is None:
+            return None
+        if self.site.entry and (passed := self._passed(name)) is not None:
+            return passed
+        found = self.debug.variable(name)
+        if isinstance(found, Missing) and not found.message:
+            return Missing(f"'{name}' is not available at this address", found.hint)
+        return found
+
+    def _passed(self, name: str) -> Value | None:
+        """A parameter as the ABI passes it: code that is not optimized stores it elsewhere, but later."""
+        assert self.debug is not None
+        for slot, (each, type_) in enumerate(self.debug.parameters().items()):
+            if not isinstance(type_, Integer | Enum | Pointer) or (size_of(type_) or 0) > 8:
+                return None
+            if each == name:
+                return Value(_as_type(self._word(slot), type_), type_)
+        return None
 
     def _parameter(self, name: str) -> Meaning | Missing:
         assert self.types is not None and self._prototype is not None
@@ -226,6 +272,8 @@ class KernelScope:
 
     def _enumerator(self, name: str) -> Value | None:
         value = self.types.btf.constant(name) if self.types is not None else None
+        if value is None and self.debug is not None:
+            value = self.debug.constant(name)
         if value is None:
             return None
         negative = INT if value >= -(1 << 31) else LONG
@@ -236,6 +284,8 @@ class KernelScope:
         bounds = self.symbols.function_bounds(address)
         number = self.types.btf.variable(name) if self.types is not None else None
         type_ = self.types.type(number) if self.types is not None and number is not None else None
+        if type_ is None and self.debug is not None:
+            type_ = self.debug.symbol(name)
         if type_ is None and bounds is not None and bounds[0] == address:
             type_ = Function()
         size = size_of(type_) if type_ is not None else None
@@ -246,10 +296,11 @@ class KernelScope:
             return Missing(
                 f"no symbol or enumerator named '{name}'", "if it is a macro of the kernel's, give its value"
             )
-        if self._parameters:
-            close = difflib.get_close_matches(name, self._parameters, 1)
+        known = [*self._parameters, *(self.debug.names() if self.debug is not None else ())]
+        if known:
+            close = difflib.get_close_matches(name, known, 1)
             meant = f"did you mean '{close[0]}'? " if close else ""
-            has = f"{self.site.function} has: {', '.join(self._parameters)}"
+            has = f"{self.site.function} has: {', '.join(dict.fromkeys(known))}"
             return Missing(f"no parameter or symbol named '{name}'", meant + has)
         if self.types is None or (self.site.function and self._prototype is None):
             hint = "parameters are $arg1, $arg2, … at a function's entry"
@@ -264,11 +315,12 @@ def kernel_scope(
     abi: Abi,
     site: Site,
     convenience: Callable[[str], int | None] = lambda name: None,
+    debug: Debug | None = None,
 ) -> KernelScope:
     """The scope at a site of a running kernel."""
     kept = tuple((start, end) for start, end in (kernel.range(*names) for names in _KEPT) if start < end)
     templates = kernel.range("__per_cpu_start", "__per_cpu_end")
-    return KernelScope(site, kernel.symbols, types, abi, current, kept, templates, convenience)
+    return KernelScope(site, kernel.symbols, types, abi, current, kept, templates, convenience, debug)
 
 
 def _as_type(word: Expr, type_: Scalar) -> Expr:

@@ -13,7 +13,7 @@ from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import abi, scope
 from gdb_optprobe.guest.cache import Cache
-from gdb_optprobe.guest.linux import ftrace_sites
+from gdb_optprobe.guest.linux import frame, ftrace_sites
 from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.port import LinuxText, Port, Reads, Room, Say, Stacks, Unwinder
@@ -22,9 +22,11 @@ from gdb_optprobe.guest.linux.structures import CachedStructures
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.memory import KernelMemory
 from gdb_optprobe.guest.saved import Saved
+from gdb_optprobe.guest.scope import Debug
 from gdb_optprobe.guest.scope import Site as Probed
 from gdb_optprobe.guest.text import FtraceSite, Overlay
 from gdb_optprobe.guest.types import BtfTypes
+from gdb_optprobe.handlers.program import Expr
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Isa
 from gdb_optprobe.probes.settings import ArenaRanges, Settings
@@ -32,6 +34,8 @@ from gdb_optprobe.probes.target import NamesAt
 
 LARGEST_BTF = 1 << 26
 TYPES = "types.btf"
+DebugAt = Callable[[int, abi.Abi, Callable[[], Expr | None]], Debug | None]
+"""Of an address, what debug information tells; the last tells where the frame of the function there begins."""
 
 
 @dataclass
@@ -123,15 +127,24 @@ class Linux:
 
     # names -----------------------------------------------------------------------------------------------------------
 
-    def scope(self, address: int, convenience: Callable[[str], int | None]) -> NamesAt:
-        """What names mean at `address`. convenience: the values of GDB's variables."""
+    def scope(
+        self, address: int, convenience: Callable[[str], int | None], debug: DebugAt = lambda address, abi, frame: None
+    ) -> NamesAt:
+        """What names mean at `address`. convenience: the values of GDB's variables. debug: its debug information."""
         function = self.text.function(address)
         site = scope.Site(address, function.name, self._is_entry(address)) if function else scope.Site(address, "")
-        return self._names(site, convenience)
-
-    def _names(self, site: Probed, convenience: Callable[[str], int | None]) -> NamesAt:
         of = abi.of(self.isa.name)
-        names = scope.kernel_scope(self.kernel, self._current, self._types, of, site, convenience)
+        return self._names(site, convenience, debug(address, of, lambda: self._frame(address, of)))
+
+    def _frame(self, address: int, of: abi.Abi) -> Expr | None:
+        unwinder = self.unwinder(self.memory.read)
+        return frame.base(unwinder, address, of) if unwinder is not None else None
+
+    def _names(
+        self, site: Probed, convenience: Callable[[str], int | None], debug: Debug | None = None
+    ) -> NamesAt:
+        of = abi.of(self.isa.name)
+        names = scope.kernel_scope(self.kernel, self._current, self._types, of, site, convenience, debug)
         cpu = self._current.cpu
         return NamesAt(names, self.port.per_cpu(self.kernel), None if isinstance(cpu, Missing) else cpu, self._reads)
 

@@ -1,0 +1,27 @@
+"""Where the frame of a probed function begins: the canonical frame address (CFA) of DWARF 5, 6.4.
+
+The kernel's own unwinder is asked, with made-up registers that lie far apart: its answer tells which one it went by.
+"""
+
+from __future__ import annotations
+
+from gdb_optprobe.guest.abi import Abi
+from gdb_optprobe.guest.linux.port import Unwinder
+from gdb_optprobe.handlers import fold
+from gdb_optprobe.handlers.program import Expr, Op, Register
+
+LARGEST = 1 << 20  # no kernel stack is larger
+_APART = 1 << 32
+
+
+def base(unwinder: Unwinder, address: int, abi: Abi) -> Expr | None:
+    """The CFA before the instruction at `address`, that is the caller's stack pointer; None where nobody can tell."""
+    made_up = {name: number * _APART for number, name in enumerate(abi.registers, 1)} | {abi.pc: address}
+    found = unwinder.over(lambda at, size: bytes(size)).caller(made_up, True)
+    if found is None:
+        return None
+    sp = found[0][abi.sp]
+    for name, value in made_up.items():
+        if name != abi.pc and 0 <= sp - value < LARGEST:
+            return fold.binary(Op.ADD, Register(name), fold.constant(sp - value), 64, False)
+    return None
