@@ -24,7 +24,7 @@ from gdb_optprobe.probes.site import Site
 
 WITHIN_FUNCTION = ("stepi", "nexti", "step", "next", "until")
 TO_ADDRESS = ("until", "advance")
-MOST_STEPS = 64
+MOST_STEPS = 1024
 
 
 class Stepping:
@@ -86,6 +86,6 @@ class Stepping:
         """A Ctrl-C may have stopped the vCPU inside a detour: finish that hit first, without a word."""
         for _ in range(MOST_STEPS):
             pc = read_register(session.target.isa.pc)
-            if session.registry.detour_at(pc) is None and session.optimizer.returns.at(pc) is None:
+            if not session.is_inside(pc):
                 return
             gdb.execute("stepi", to_string=True)

@@ -98,8 +98,7 @@ class KernelUnwinder(gdb.unwinder.Unwinder):
     def _caller(self, state: State, session: Session, kernel: Kernel) -> tuple[FrameId, State] | None:
         isa = kernel.isa
         pc = state.registers[isa.pc]
-        resident = session.resident
-        if resident is not None and resident.address <= pc < resident.end:
+        if (resident := session.resident) is not None and session.in_resident(pc):
             return _called(resident, pc, state, kernel)
         detour = session.registry.detour_at(pc)
         if detour is not None and (original := detour.original_pc(pc)) is not None:
@@ -151,16 +150,10 @@ def _innermost(pending: gdb.PendingFrame, kernel: Kernel, session: Session) -> d
     """The state of frame 0; nothing where it is neither in the kernel nor in a detour."""
     pc = int(pending.read_register(kernel.isa.pc)) & MASK
     in_text = kernel.unwinder.text[0] <= pc < kernel.unwinder.text[1]
-    resident = session.resident
-    in_resident = resident is not None and resident.address <= pc < resident.end
-    if not in_text and not in_resident and not _in_code_of_ours(pc, session):
+    if not in_text and not session.is_inside(pc):
         return {}
     registers = {name: int(pending.read_register(name)) & MASK for name in kernel.registers()}
     return {0: State(registers, exact=True)}
-
-
-def _in_code_of_ours(pc: int, session: Session) -> bool:
-    return session.registry.detour_at(pc) is not None or session.optimizer.returns.at(pc) is not None
 
 
 def _info(pending: gdb.PendingFrame, frame: FrameId, registers: Mapping[str, int]) -> gdb.UnwindInfo:

@@ -336,6 +336,15 @@ class Session:
         arena = self.optimizer.arena
         return arena.resident[1] if arena is not None and arena.resident is not None else None
 
+    def in_resident(self, pc: int) -> bool:
+        resident = self.resident
+        return resident is not None and resident.address <= pc < resident.end
+
+    def is_inside(self, pc: int) -> bool:
+        """Whether `pc` is in code of ours that a hit runs through."""
+        found = self.registry.detour_at(pc) or self.optimizer.returns.at(pc)
+        return found is not None or self.in_resident(pc)
+
     def pushed_at(self, detour: Detour, pc: int) -> int:
         """Bytes that `detour` has on the stack at `pc` beyond what the original code has there."""
         begun = max((at for at, _ in detour.origins if at <= pc), default=detour.address)

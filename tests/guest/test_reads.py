@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from qemu.guest import Guest
 from tests.guest.batch import Finished, Workload, batch, keep
-from tests.guest.conftest import FULL
+from tests.guest.conftest import FULL, Boot
+from tests.guest.gdb import Console
 from tests.guest.test_exact import TRACING, quiet
 from tests.guest.test_handlers import maps, report
 
@@ -116,14 +119,25 @@ WILD = {
 
 
 def test_wild_pointers_are_faults(each_linux: Guest) -> None:
+    wild_pointers(each_linux, 130_000 if FULL else 2_000)
+
+
+@pytest.mark.skipif(not FULL, reason="boots guests of its own: OPTPROBE_FULL=1")
+@pytest.mark.parametrize("options", [{"cpu": "Nehalem"}, {"cpu": "max"}, {"mem": 6144}, {"append": "nokaslr"}], ids=str)
+def test_wild_pointers_in_other_guests(boot: Boot, options: dict[str, Any]) -> None:
+    """With page-table isolation, five levels of tables, memory on both sides of the hole below 4 GiB, no KASLR."""
+    wild_pointers(boot(**options), 20_000)
+
+
+def wild_pointers(guest: Guest, many: int) -> None:
     """Each read is one or a fault; the guest does not notice."""
-    many, wild = 130_000 if FULL else 2_000, WILD[each_linux.options.arch]
+    wild = WILD[guest.options.arch]
     actions = [f"count by (*(long *){address} & 0)" for address in wild.values()]
     actions += [f"count by str((char *){next(iter(wild.values()))})"]
     script: list[str | Workload] = [f'optprobe add vfs_read if $comm == "dd" do {action}' for action in actions]
     script += [Workload(f"dd if=/dev/zero of=/dev/null bs=1 count={many}"), keep("list", "optprobe list")]
     script += [report("report"), "optprobe check", "optprobe delete"]
-    finished = batch(each_linux, script, timeout=1200)
+    finished = batch(guest, script, timeout=1200)
     assert finished.status == 0, finished.output
     probes, found = finished.json("list"), maps(finished, "report")
     assert {probe["tier"] for probe in probes} == {"optimized"}
@@ -132,7 +146,7 @@ def test_wild_pointers_are_faults(each_linux: Guest) -> None:
         assert probe["hits"] >= many
         assert sum(done.values()) + probe["faults"] == probe["hits"], name
     assert any(0 < probe["faults"] < probe["hits"] for probe in probes)
-    assert each_linux.problems() == []
+    assert guest.problems() == []
 
 
 # What handles a fault; an event that provokes one, at a kernel's address where nothing is; programs that read.
@@ -172,4 +186,31 @@ def test_programs_that_read_run_where_the_kernel_handles_a_fault(each_linux: Gue
         assert gathered + probe["faults"] == len(reads) * probe["hits"], name
     hits = {name: probe["hits"] for name, probe in zip(names.split(), probes, strict=True)}
     assert all(hits[name] >= each for name in names.split()[:3]), hits
+    assert each_linux.problems() == []
+
+
+@pytest.mark.parametrize("place", ["cr3|mfmsr", "popfq|blr"])
+def test_who_is_stopped_within_a_read_is_in_the_probed_function(each_linux: Guest, place: str) -> None:
+    """Its backtrace says so, a step ends the hit first, and the hit is counted once."""
+    find = (
+        "python import re; from gdb_optprobe.debugger.attach import current_session; s = current_session(); "
+        "r = s.resident; code = s.target.isa.decode(r.data, r.address); "
+        f"at = next(insn.address for insn in code if re.search('{place}', insn.text)); "
+        "gdb.execute(f'tbreak *{at:#x}')"
+    )
+    with Console(each_linux) as gdb:
+        gdb("optprobe add vfs_read if $arg3 == 7 do count by (*(long *)$arg1 & 0)")
+        gdb(find)
+        gdb.work = each_linux.spawn("dd if=/dev/zero of=/dev/null bs=7 count=3")
+        assert "Temporary breakpoint" in gdb("continue")
+        frames = gdb("bt 6")
+        # GDB takes the PC of an outer frame for a return address, so it names what is before an entry.
+        entry = gdb.probe(1)["address"]
+        assert re.search(rf"#[23] +{entry}.*#[34] .* ksys_read ", frames, re.S), frames
+        gdb("stepi")
+        assert "vfs_read" in gdb("info symbol $pc")
+        gdb.finish_work()
+        (view,) = gdb.probes()
+        assert (view["hits"], view["faults"]) == (3, 0)
+        gdb("optprobe delete")
     assert each_linux.problems() == []

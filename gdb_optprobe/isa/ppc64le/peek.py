@@ -78,10 +78,10 @@ def cut() -> Sequence[int]:
 def caller(routine: bytes, at: int, registers: Mapping[str, int], read: ReadMemory) -> Mapping[str, int]:
     """See ..emitter.Machine."""
     words = [int.from_bytes(routine[i : i + 4], "little") for i in range(0, at, 4)]
-    opened, closed = (words.count(number(name, SP, SP, size)) for name, size in (("stdu", -_FRAME), ("addi", _FRAME)))
+    opened, saved, closed = (words.count(word) for word in _frame())
     start = registers[PC] - at
     if opened > closed:
-        link = int.from_bytes(read(registers[SP] + _LINK, 8), "little")
+        link = int.from_bytes(read(registers[SP] + _LINK, 8), "little") if saved else registers[LR]
         return {**registers, PC: link, SP: registers[SP] + _FRAME, LR: registers["r0"]}
     if start <= registers[LR] < start + len(routine):
         return {**registers, PC: registers[LR]}
@@ -162,7 +162,8 @@ def _loaded(fault: Label) -> Iterator[Item]:
 def _of_two_pages(one: Label) -> Iterator[Item]:
     """Of the last eight bytes of a page, those behind r10, its offset there; then what is missing of the next page."""
     done, end, joined = Label(), Label(), Label()
-    yield from (number("stdu", SP, SP, -_FRAME), plain("mflr", "r9"), number("std", "r9", SP, _LINK))
+    opened, saved, closed = _frame()
+    yield from (opened, plain("mflr", "r9"), saved)
     yield from (plain("subf", "r9", "r10", WORD), number("addi", WORD, "r9", _PAGE - 8))
     yield from (number("std", "r10", SP, _FIRST), number("std", SIZE, SP, _SECOND), number("std", WORD, SP, _THIRD))
     yield from (Jump(one, link=True), compare("cmpldi", 0, SIZE, 0), _where(Test.EQ, done))
@@ -177,7 +178,12 @@ def _of_two_pages(one: Label) -> Iterator[Item]:
     yield from (end, number("addi", WORD, "r0", -1), number("ld", "r10", SP, _SECOND))
     yield from (joined, rotate("rldicr", "r9", "r10", 3, 60), logical("sld", WORD, WORD, "r9"))
     yield from (number("ld", "r8", SP, _FIRST), logical("or", WORD, WORD, "r8"))
-    yield from (done, number("ld", "r9", SP, _LINK), plain("mtlr", "r9"), number("addi", SP, SP, _FRAME), plain("blr"))
+    yield from (done, number("ld", "r9", SP, _LINK), plain("mtlr", "r9"), closed, plain("blr"))
+
+
+def _frame() -> tuple[int, int, int]:
+    """What makes it, keeps LR in it, takes it away."""
+    return number("stdu", SP, SP, -_FRAME), number("std", "r9", SP, _LINK), number("addi", SP, SP, _FRAME)
 
 
 def _linear_map() -> Sequence[Item]:

@@ -126,6 +126,7 @@ class Engine:
         self.frames: dict[int, int] = {}
         self.written: dict[int, bytes] = {}
         self.executed = 0
+        self.unwound: list[tuple[int, int, int]] | None = None
         self._map(CODE, 0x1000, self.routine.code.ljust(PAGE, b"\0"))
         self._map(STACK - PAGE, 0x2000, bytes(PAGE))
         self._map(PACA, 0x3000, bytes(PAGE))
@@ -150,6 +151,8 @@ class Engine:
         uc.reg_write(ppc_const.UC_PPC_REG_LR, CODE + PAGE - 4)
         uc.reg_write(ppc_const.UC_PPC_REG_MSR, msr)
         self.executed = 0
+        if self.unwound is not None:
+            self.unwound.clear()
         uc.emu_start(CODE, CODE + PAGE - 4, count=2000)
         return [uc.reg_read(number) for number in GENERAL], uc.reg_read(ppc_const.UC_PPC_REG_MSR)
 
@@ -170,8 +173,21 @@ class Engine:
         entry.paddr, entry.perms = self.frames[address & -PAGE], unicorn.UC_PROT_ALL
         return True
 
-    def _count(self, *_: object) -> None:
+    def _count(self, _: object, address: int, *__: object) -> None:
         self.executed += 1
+        if self.unwound is not None:
+            self.unwound.append(self._from(address))
+
+    def _from(self, address: int) -> tuple[int, int, int]:
+        """PC, stack pointer and LR of who called the routine, as an unwinder finds them from within."""
+        numbers = {"r0": GENERAL[0], "r1": GENERAL[1], "lr": ppc_const.UC_PPC_REG_LR}
+        registers = {name: self.uc.reg_read(number) for name, number in numbers.items()} | {"pc": address}
+        while 0 <= (at := registers["pc"] - CODE) < len(self.routine.code):
+            registers = dict(peek.caller(self.routine.code, at, registers, self._on_stack))
+        return registers["pc"], registers["r1"], registers["lr"]
+
+    def _on_stack(self, address: int, size: int) -> bytes:
+        return bytes(self.uc.mem_read(0x2000 + address - (STACK - PAGE), size))
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -201,6 +217,19 @@ def expected(made: Tree, address: int, size: int) -> tuple[int, int]:
             break
         data += made.read_physical(at, 1)
     return int.from_bytes(data.ljust(size, b"\xff"), "little"), len(data)
+
+
+@pytest.mark.parametrize("offset", [0x123, PAGE - 3, PAGE - 5])
+def test_from_every_instruction_the_caller_is_found(offset: int) -> None:
+    """In a page, in two of which the second is not there, and in two."""
+    made = Tree(12)
+    made.map(LINEAR_MAP + RAM, RAM, 21, 0xE)
+    for page in (0, PAGE) if offset == PAGE - 5 else (0,):
+        made.map(0xC008_0000_0000_0000 + page, RAM + 2 * page, 12, 0xE)
+    engine = Engine(made)
+    engine.unwound = []
+    engine.run(0xC008_0000_0000_0000 + offset, 8, [77] * 32, MSR | EE, 0)
+    assert set(engine.unwound) == {(CODE + PAGE - 4, STACK - 512, 77)}
 
 
 def test_a_kernel_pointer_into_a_large_page_costs_about_sixty_instructions() -> None:

@@ -13,6 +13,7 @@ import unicorn
 from unicorn import x86_const
 
 from gdb_optprobe.isa.x86_64 import abi, peek
+from gdb_optprobe.isa.x86_64.emitter import MACHINE
 from gdb_optprobe.isa.x86_64.peek import Direct
 
 from .tables import PAGE, Tables
@@ -83,6 +84,7 @@ class Engine:
         self.frames: dict[int, int] = {}
         self.written: dict[int, bytes] = {}
         self.executed = 0
+        self.unwound: list[tuple[int, int]] | None = None
         self._map(CODE, CODE_AT, self.routine.code.ljust(PAGE, b"\xcc"))
         self._map(STACK - PAGE, STACK_AT, bytes(PAGE))
         for at, content in made.pages.items():
@@ -121,8 +123,20 @@ class Engine:
         entry.paddr, entry.perms = self.frames[address & -PAGE], unicorn.UC_PROT_ALL
         return True
 
-    def _count(self, *_: object) -> None:
+    def _count(self, _: object, address: int, *__: object) -> None:
         self.executed += 1
+        if self.unwound is not None:
+            self.unwound.append(self._from(address))
+
+    def _from(self, address: int) -> tuple[int, int]:
+        """PC and stack pointer of who called the routine, as an unwinder finds them from within."""
+        registers = {"rip": address, "rsp": self.uc.reg_read(x86_const.UC_X86_REG_RSP)}
+        while (at := registers["rip"] - CODE) < len(self.routine.code):
+            registers = dict(MACHINE.caller(self.routine.code, at, registers, self._on_stack))
+        return registers["rip"], registers["rsp"]
+
+    def _on_stack(self, address: int, size: int) -> bytes:
+        return bytes(self.uc.mem_read(STACK_AT + address - (STACK - PAGE), size))
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -166,6 +180,20 @@ def test_a_kernel_pointer_into_a_large_page_costs_about_fifty_instructions() -> 
     engine = Engine(made)
     engine.run(made.direct.start + RAM + 0x123, 4, False, {"eflags": 0x202})
     assert engine.executed <= 58
+
+
+@pytest.mark.parametrize("offset", [0x123, PAGE - 3, PAGE - 5])
+@pytest.mark.parametrize("text", [False, True])
+def test_from_every_instruction_the_caller_is_found(offset: int, text: bool) -> None:
+    """In a page, in two of which the second is not there, and in two."""
+    made = Tables(DIRECTS[0], ROOT, contents)
+    made.map(made.direct.start + RAM, RAM, 2)
+    for page in (0, PAGE) if offset == PAGE - 5 else (0,):
+        made.map(0xFFFF_C900_0000_0000 + page, RAM + 2 * page, 1)
+    engine = Engine(made)
+    engine.unwound = []
+    engine.run(0xFFFF_C900_0000_0000 + offset, 8, text, {"eflags": 0x202})
+    assert set(engine.unwound) == {(CODE + PAGE - 1, STACK - 56)}
 
 
 def test_of_the_user_only_what_the_user_may_read() -> None:
