@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -203,7 +203,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
         breakpoints=_breakpoints,
         alive=lambda: _alive(linux, holder),
         scope=lambda address: linux.scope(address, convenience, dwarf),
-        backtrace=partial(_backtrace, linux.unwinder(memory.read), isa),
+        backtrace=partial(_backtrace, linux.unwinder(memory.read), isa, holder),
         at_return=lambda address: linux.at_return(address, convenience),
     )
     session = Session(target, current_settings, _run)
@@ -225,11 +225,17 @@ def _unwind(linux: Linux, recovered: Recovered, machine: GdbMachine) -> UnwindKe
 
 
 def _backtrace(
-    unwinder: Unwinder | None, isa: Isa, registers: Mapping[str, int], stack: bytes
-) -> Iterable[tuple[int, bool]]:
-    if unwinder is None:
-        return ()
-    return backtrace(unwinder, registers, isa.pc, Copy(registers[isa.sp], stack))
+    unwinder: Unwinder | None, isa: Isa, holder: Sequence[Session], registers: Mapping[str, int], stack: bytes
+) -> Iterator[tuple[int, bool]]:
+    """See Target. (0, True) also where a return probe waited for a call: who called is not on the stack."""
+    arena = holder[0].optimizer.arena
+    detours = arena.ranges.code if arena is not None else ()
+    frames = backtrace(unwinder, registers, isa.pc, Copy(registers[isa.sp], stack)) if unwinder is not None else ()
+    for pc, exact in frames:
+        if any(start <= pc < end for start, end in detours):
+            yield 0, True
+            return
+        yield pc, exact
 
 
 def _bare(connection: gdb.RemoteTargetConnection, isa: Isa, machine: GdbMachine, stops: GdbStops) -> Attachment:

@@ -135,10 +135,10 @@ class Session:
         try:
             self.optimizer.reserve(probe, plan)
         except Refused as refused:
-            arena = self.optimizer.arena
-            if refused.reason.code != Refusal.ARENA_FULL.code or arena is None:
+            arena, needed = self.optimizer.arena, probe.handler.size
+            free = arena.data.largest if arena is not None else needed
+            if refused.reason.code != Refusal.ARENA_FULL.code or needed <= free:
                 raise
-            needed, free = probe.handler.size, arena.data.largest
             text = f"{refused.reason.text}: what the actions gather takes {needed} bytes, and {free} are free"
             smaller = probe.handler.within(free)
             hint = f"this fits: {', '.join(smaller.sizes)}" if smaller is not None else refused.reason.hint
