@@ -82,6 +82,9 @@ class Locations:
     def _similar(self, text: str) -> str:
         if self._symbols is None:
             return ""
+        first, _, rest = text.partition(" ")
+        if rest and self._symbols.lookup(first):
+            return f"did you mean {first} if {rest}?"
         near = difflib.get_close_matches(text, self._symbols.completions(text[:3]), 3)
         return f"did you mean {', '.join(near)}?" if near else ""
 

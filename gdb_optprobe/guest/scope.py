@@ -39,6 +39,7 @@ from gdb_optprobe.handlers.program import Clock, Expr, Frame, Load, Op, Register
 from gdb_optprobe.handlers.scope import Meaning, Missing, Place, Value
 
 OURS = ("arg1", "retval", "pid", "tgid", "comm", "task", "cpu", "time", "pc", "sp")
+_OURS_IN_C = {**{name: f"${name}" for name in OURS}, "current": "$task"}
 MOST_ARGUMENTS = 32
 # What stays mapped of the kernel's image: init's parts of it are freed (include/asm-generic/vmlinux.lds.h).
 _KEPT = (("_stext", "_etext"), ("__start_rodata", "__end_rodata"), ("_sdata", "_edata"), ("__bss_start", "__bss_stop"))
@@ -291,7 +292,11 @@ class KernelScope:
         size = size_of(type_) if type_ is not None else None
         return Place(fold.constant(address), type_, self.is_mapped(address, size or 8), start <= address < end)
 
-    def _unknown(self, name: str) -> Missing:
+    def _unknown(self, name: str) -> Meaning | Missing:
+        if name == "NULL":
+            return Value(fold.constant(0), Pointer(Void()))
+        if name in _OURS_IN_C:
+            return Missing(f"no parameter or symbol named '{name}'", f"did you mean {_OURS_IN_C[name]}?")
         if name.isupper():
             return Missing(
                 f"no symbol or enumerator named '{name}'", "if it is a macro of the kernel's, give its value"

@@ -6,6 +6,7 @@ A node means either a value or an object in memory (`Place`); an object becomes 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers import fold, operators
@@ -312,10 +313,18 @@ def _no_struct(type_: CType | None, where: Fragment) -> OptprobeError:
 
 def _no_member(struct: Struct, name: Fragment) -> OptprobeError:
     names = struct.names()
-    close = difflib.get_close_matches(name.text, names, 1)
+    within = {last: path for path in names for last in _names_within(struct, path)}
+    close = difflib.get_close_matches(name.text, (*names, *within), 1)
     shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-    hint = f"did you mean '{close[0]}'?" if close else f"it has: {shown}" if shown else ""
+    meant = [f"{within[each]}.{each}" if each not in names else each for each in close]
+    hint = f"did you mean '{meant[0]}'?" if meant else f"it has: {shown}" if shown else ""
     return fault(f"'{describe(struct)}' has no member '{name.text}'", name, hint)
+
+
+def _names_within(struct: Struct, name: str) -> Sequence[str]:
+    """Members of a member: kernel code calls many by macros, `sk->sk_num` for `sk->__sk_common.skc_num`."""
+    member = struct.lookup(name)
+    return member.type.names() if member is not None and isinstance(member.type, Struct) else ()
 
 
 def _member_of(place: Place, struct: Struct, member: StructMember, where: Fragment) -> Place:

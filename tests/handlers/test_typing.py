@@ -200,6 +200,7 @@ def test_only_what_is_known_to_be_there_is_mapped(text: str, loads: set[bool]) -
         ("coutn > 4096", "no parameter, register or symbol named 'coutn'", "coutn", "vfs_read has: file"),
         ("count > $foo", "no register or variable named '$foo'", "$foo", "did you mean $rdi?"),
         ("file->f_flag", "'struct file' has no member 'f_flag'", "f_flag", "did you mean 'f_flags'?"),
+        ("file->f_dentry", "'struct file' has no member 'f_dentry'", "f_dentry", "did you mean 'f_path.dentry'?"),
         ("file->zzz", "'struct file' has no member 'zzz'", "zzz", "it has: f_mode, f_flags"),
         ("file.f_mode", "'file' is no struct", "file", "file->f_mode"),
         ("file->f_path->mnt", "'file->f_path' is no pointer", "file->f_path", "file->f_path.mnt"),

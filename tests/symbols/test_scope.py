@@ -178,6 +178,8 @@ def test_a_struct_that_the_registers_do_not_hold_is_not_guessed_either() -> None
         ("fd", False, TYPES, "'fd' is not available at this address", "at the function's entry: probed"),
         ("fdd", True, TYPES, "no parameter or symbol named 'fdd'", "did you mean 'fd'? probed has: file, fd, mode"),
         ("zzz", True, TYPES, "no parameter or symbol named 'zzz'", "probed has: file, fd, mode"),
+        ("comm", True, TYPES, "no parameter or symbol named 'comm'", "did you mean $comm?"),
+        ("current", True, TYPES, "no parameter or symbol named 'current'", "did you mean $task?"),
         ("O_APPEND", True, TYPES, "no symbol or enumerator named 'O_APPEND'", "macro"),
         ("fd", True, None, "no symbol named 'fd', and no type information for parameters", "$arg1"),
         ("pair", True, TYPES, "'pair' of type 'struct pair' is not supported", "$arg4 is its first word"),
@@ -189,6 +191,10 @@ def test_names_that_mean_nothing(name: str, entry: bool, types: BtfTypes | None,
     assert isinstance(found, Missing)
     assert found.message == message
     assert hint in found.hint
+
+
+def test_null_is_a_pointer() -> None:
+    assert scope(types=None).name("NULL") == Value(Constant(0), Pointer(Void()))
 
 
 def test_symbols() -> None:
