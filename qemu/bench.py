@@ -105,7 +105,7 @@ def verdict(subject: Subject, costs: list[Cost]) -> list[str]:
     targets = [("a count at a function's entry", took[OPTIMIZED], subject.most, LINUX_OPTIMIZED)]
     if subject.elsewhere is not None:
         targets.append(("a count behind it", took[BEHIND], subject.elsewhere, LINUX_OPTIMIZED))
-    beside = (LINUX_FILTER, LINUX_OPTIMIZED, LINUX_HIST, LINUX_HIST, LINUX_RECORD)
+    beside = (LINUX_FILTER, LINUX_OPTIMIZED, LINUX_HIST, LINUX_HIST, LINUX_RECORD, LINUX_READ)
     for name, most, other in zip(PROGRAMS, subject.programs, beside, strict=True):
         targets.append((name, took[name], most, other))
     return [
@@ -118,7 +118,7 @@ def verdict(subject: Subject, costs: list[Cost]) -> list[str]:
 OPTIMIZED, BEHIND = "optimized", "optimized, behind it"
 LINUX_OPTIMIZED = "Linux's event, optimized"
 LINUX_FILTER, LINUX_HIST = "Linux's filter, false", "Linux's hist trigger"
-LINUX_RECORD = "Linux's event, three words"
+LINUX_RECORD, LINUX_READ = "Linux's event, three words", "Linux's event, f_flags"
 
 
 class Bench:
@@ -155,7 +155,8 @@ class Bench:
             self._row(LINUX_OPTIMIZED, self._event(behind, True, "OPTIMIZED"), self._running),
             self._row(LINUX_FILTER, self._ftrace(FILTER, "size==7777"), self._running),
             self._row(LINUX_HIST, self._ftrace(TRIGGER, "hist:keys=size.log2"), self._running),
-            self._row(LINUX_RECORD, self._record, self._running),
+            self._row(LINUX_RECORD, self._with(self._subject.words), self._running),
+            self._row(LINUX_READ, self._with(self._subject.flags), self._running),
         ]
 
     def _programs(self) -> Iterator[Cost]:
@@ -196,8 +197,8 @@ class Bench:
     def _event(self, location: str, optimization: bool, tag: str) -> Probed:
         return lambda: linux_event(self._reads.guest, location, optimization, tag)
 
-    def _record(self) -> AbstractContextManager[None]:
-        return linux_event(self._reads.guest, FUNCTION, True, "FTRACE", self._subject.words)
+    def _with(self, fields: str) -> Probed:
+        return lambda: linux_event(self._reads.guest, FUNCTION, True, "FTRACE", fields)
 
     def _ftrace(self, file: str, text: str) -> Probed:
         """Linux's event at the function's entry with the size in it, and something written to its filter or trigger."""

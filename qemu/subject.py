@@ -14,6 +14,7 @@ PROGRAMS = {
     "hist($arg3)": "do hist($arg3)",
     "count by $pid": "do count by $pid",
     "record, three words": "do record($arg1, $arg2, $arg3)",
+    "count by f_flags": "do count by *(unsigned *)($arg1 + 0x40)",
 }
 """What programs cost is measured of, at FUNCTION's entry: clauses of `optprobe add`."""
 RECORDS = 8192
@@ -38,7 +39,7 @@ class Subject:
     most:      instructions that a count at a function's entry may take.
     elsewhere: those that one anywhere else may take; None where no target is set.
     programs:  those that PROGRAMS may take, in their order.
-    field:     the size, as a field of Linux's event. words: three of its arguments.
+    field:     the size, as a field of Linux's event. words: three of its arguments. flags: of the file.
     """
 
     entry: str
@@ -51,6 +52,7 @@ class Subject:
     programs: tuple[int, ...]
     field: str
     words: str
+    flags: str
 
 
 SUBJECTS = {
@@ -62,9 +64,10 @@ SUBJECTS = {
         trap="int3",
         most=6,
         elsewhere=None,
-        programs=(10, 14, 40, 70, 60),
+        programs=(10, 14, 40, 70, 60, 100),
         field="size=%dx",
         words="file=%di buffer=%si size=%dx",
+        flags="flags=+0x40(%di):u32",
     ),
     # A function of ppc64le begins with two instructions that set up r2; calls within the kernel pass them by.
     "ppc64le": Subject(
@@ -75,8 +78,9 @@ SUBJECTS = {
         trap="trap",
         most=16,
         elsewhere=30,
-        programs=(20, 26, 60, 100, 90),
+        programs=(20, 26, 60, 100, 90, 140),
         field="size=%gpr5",
         words="file=%gpr3 buffer=%gpr4 size=%gpr5",
+        flags="flags=+0x40(%gpr3):u32",
     ),
 }
