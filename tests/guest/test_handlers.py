@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from qemu.guest import Guest
+from qemu.subject import SUBJECTS
 from tests.guest.batch import MARK, Finished, Workload, batch, keep
 from tests.guest.conftest import FULL
 
@@ -113,6 +114,23 @@ def test_records(each_linux: Guest, tier: str) -> None:
     probe = next(line for line in reported(finished, "many") if line["type"] == "probe")
     assert len(records(finished, "many")) + probe["dropped"] == 2 * many
     assert (probe["dropped"] > 0) is (tier == "optimized")
+
+
+def test_what_one_probe_reads_another_one_leaves_alone(each_linux: Guest) -> None:
+    """Registers that the ABI lets a program overwrite at an entry, read a few instructions on, in another detour."""
+    subject, names = SUBJECTS[each_linux.options.arch], {"x86_64": "$r10, $r11", "ppc64le": "$r11, $r12"}
+    keys = f"count by ({names[each_linux.options.arch]})"
+    some = Workload("dd if=/dev/zero of=/dev/null bs=77 count=50")
+    reader = f'optprobe add *{subject.behind} if $comm == "dd" && {subject.size} == 77 do {keys}'
+    script: list[str | Workload] = [reader, "optprobe commit", some, report("alone"), "optprobe report -clear"]
+    script += ['optprobe add vfs_read if $comm == "dd" do count by $pid, hist($arg3)', "optprobe commit"]
+    script += [some, report("both"), keep("list", "optprobe list"), "optprobe delete"]
+    finished = batch(each_linux, script)
+    assert finished.status == 0, finished.output
+    assert [probe["tier"] for probe in finished.json("list")] == ["optimized"] * 2, finished.output
+    number = finished.json("list")[0]["number"]
+    alone, both = (maps(finished, name)[number, keys] for name in ("alone", "both"))
+    assert alone == both and sum(both.values()) == 50
 
 
 def test_what_finds_no_memory_leaves_others_as_they_are(each_linux: Guest) -> None:
