@@ -71,7 +71,7 @@ def lines(view: ObjectView) -> list[str]:
     if len(view.rows) == 1 and not view.rows[0].key:
         return _one(view.action, view.aggregate, view.rows[0].words)
     rows = sorted(view.rows, key=lambda row: (_weight(view.aggregate, row.words), row.key))
-    found = [line for row in rows for line in _one(_spelled(row.key), view.aggregate, row.words)]
+    found = [line for row in rows for line in _one(row.spelled, view.aggregate, row.words)]
     return [f"{view.action}:", *(f"    {line}" for line in found), *lost]
 
 
@@ -80,10 +80,6 @@ def _one(name: str, aggregate: Aggregate, words: Sequence[int]) -> list[str]:
         return [f"{name}:", *_histogram(aggregate, words)]
     found = value(aggregate, words)
     return [f"{name}: {found if found is not None else 'nothing yet'}"]
-
-
-def _spelled(key: Sequence[int | str]) -> str:
-    return f"[{', '.join(map(str, key))}]"
 
 
 def _weight(aggregate: Aggregate, words: Sequence[int]) -> int:

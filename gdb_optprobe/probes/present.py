@@ -133,17 +133,23 @@ def probe(probe: Probe, site: Site, found: Gathered, target: Target) -> ProbeVie
         dropped=found.dropped,
         faults=found.head[1] if len(found.head) > 1 else 0,
         stops=site.stops,
-        objects=tuple(_objects(probe.handler, found)),
+        objects=tuple(_objects(probe.handler, found, target)),
         records=tuple(_record(probe, row, target) for row in found.records),
     )
 
 
-def _objects(handler: Handler, found: Gathered) -> Iterator[ObjectView]:
+def _objects(handler: Handler, found: Gathered, target: Target) -> Iterator[ObjectView]:
     for cell, place in handler.places():
         yield ObjectView(cell.name, cell.aggregate, (RowView((), found.head[place]),))
     for (table, _), rows, lost in zip(handler.tables, found.tables, found.lost, strict=True):
-        keyed = tuple(RowView(_key(table.columns, key), words) for key, words in rows.items())
+        keyed = tuple(_row(table.columns, key, words, target) for key, words in rows.items())
         yield ObjectView(table.name, table.aggregate, keyed, lost)
+
+
+def _row(columns: Sequence[Column], data: bytes, words: tuple[int, ...], target: Target) -> RowView:
+    key = _key(columns, data)
+    parts = (_spelled(column, value, target) for column, value in zip(columns, key, strict=True))
+    return RowView(key, words, f"[{', '.join(parts)}]")
 
 
 def _record(probe: Probe, row: Row, target: Target) -> RecordView:
@@ -155,7 +161,8 @@ def _record(probe: Probe, row: Row, target: Target) -> RecordView:
         return RecordView(row.cpu, row.time, (), " / ".join(one.symbol or f"{one.address:#x}" for one in stack), stack)
     if not kind.format:
         parts = zip(kind.columns, values, strict=True)
-        return RecordView(row.cpu, row.time, values, ", ".join(f"{one.label}={_spelled(one, v)}" for one, v in parts))
+        text = ", ".join(f"{one.label}={_spelled(one, value, target)}" for one, value in parts)
+        return RecordView(row.cpu, row.time, values, text)
     raw = tuple(value.encode() if isinstance(value, str) else value for value in values)
     return RecordView(row.cpu, row.time, values, render(kind.format, raw))
 
@@ -174,8 +181,12 @@ def _frames(probe: Probe, kind: Records, data: bytes, target: Target) -> Iterato
         yield FrameView(address, symbol if exact or "+" in symbol else target.symbol(address - 1))
 
 
-def _spelled(column: Column, value: int | str) -> str:
-    return f"{value:#x}" if column.form is Form.POINTER and isinstance(value, int) else str(value)
+def _spelled(column: Column, value: int | str, target: Target) -> str:
+    """A pointer with what it points to, where that has a name."""
+    if column.form is not Form.POINTER or not isinstance(value, int):
+        return str(value)
+    symbol = target.symbol(value)
+    return f"{value:#x} <{symbol}>" if symbol else f"{value:#x}"
 
 
 def _key(columns: Sequence[Column], data: bytes) -> tuple[int | str, ...]:

@@ -39,10 +39,11 @@ class DetourView:
 
 @dataclass(frozen=True, slots=True)
 class RowView:
-    """words: as objects/aggregate.py lays them out. key: empty where the action has none."""
+    """words: as objects/aggregate.py lays them out. key: empty where the action has none. spelled: it, for people."""
 
     key: tuple[int | str, ...]
     words: tuple[int, ...]
+    spelled: str = ""
 
 
 @dataclass(frozen=True, slots=True)

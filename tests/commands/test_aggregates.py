@@ -45,7 +45,7 @@ def test_a_histogram_goes_from_its_first_filled_bucket_to_its_last() -> None:
 
 
 def test_keys_are_sorted_by_their_values() -> None:
-    rows = (RowView(("dd", 2), (7,)), RowView(("cat", 1), (3,)))
+    rows = (RowView(("dd", 2), (7,), "[dd, 2]"), RowView(("cat", 1), (3,), "[cat, 1]"))
     shown = lines(ObjectView("count by ($comm, $cpu)", Count(), rows, lost=2))
     assert shown == ["count by ($comm, $cpu):", "    [cat, 1]: 3", "    [dd, 2]: 7", "    (2 values found no room)"]
     assert lines(ObjectView("count by $pid", Count(), ())) == ["count by $pid: nothing yet"]

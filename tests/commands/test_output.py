@@ -67,7 +67,7 @@ def test_a_condition_has_two_costs_and_a_loop_about_one() -> None:
 
 
 def test_what_was_gathered_and_recorded_is_told_behind_the_table() -> None:
-    rows = (RowView(("dd", 3), (7,)),)
+    rows = (RowView(("dd", 3), (7,), "[dd, 3]"),)
     record = RecordView(1, 12345, ("dd", 5), "dd reads 5\n")
     full = replace(probe(), objects=(ObjectView("count by ($comm, fd)", Count(), rows),), records=(record,))
     assert [line.strip() for line in text("report", [full])][-3:] == [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -89,18 +90,23 @@ def test_what_names_mean(request: pytest.FixtureRequest, arch: str, tier: str) -
         script += ["set optprobe exit-on-error off", "python import gdb"]
         attempt = "python\ntry: gdb.execute({!r})\nexcept gdb.error as error: print(error)\nend"
         script += [attempt.format(f"optprobe add vfs_read do record({text})") for text, _ in refused]
-    script += [Workload(WORK), report("report"), "optprobe delete"]
+    if typed:
+        script += [f"optprobe add vfs_read {forced} if {PROBED} do count by file->f_op, record(file->f_op)"]
+    script += [Workload(WORK), report("report"), "optprobe report", "optprobe delete"]
     finished = batch(guest, script)
     assert finished.status == 0, finished.output
     probes = [line for line in reported(finished, "report") if line["type"] == "probe"]
-    assert len(probes) == len(groups), finished.output
-    numbers = [probe["number"] for probe in probes]
+    assert len(probes) == len(groups) + typed, finished.output
+    numbers = [probe["number"] for probe in probes[: len(groups)]]
     found: dict[str, int] = {}
     for number, group in zip(numbers, groups, strict=True):
         found |= dict(zip(group, told(finished, number, len(group)), strict=True))
     assert {text: found[text] for text in table} == table
     assert found["$pid"] == found["$tgid"] == int(guest.check("cat /pid"))
-    last = records(finished, "report")[-1]
+    if typed:
+        assert re.search(r"^ *\[0xf{8}[0-9a-f]{8} <zero_fops>\]: 2$", finished.output, re.MULTILINE), finished.output
+        assert re.search(r": file->f_op=0xf{8}[0-9a-f]{8} <zero_fops>$", finished.output, re.MULTILINE)
+    last = next(line for line in reversed(records(finished, "report")) if line["number"] == numbers[-1])
     assert found["$cpu"] == last["cpu"] < guest.options.processors
     if not forced:
         assert 0 <= found["$time"] - last["time"] < 1 << 24, "the record's own is taken first"
