@@ -91,7 +91,7 @@ def reads(machine: Machine, kernel: Kernel) -> Reads:
         raise OptprobeError("page tables of this guest cannot be walked: they are no radix tree", HINT)
     pages = room.page_size(kernel)
     indexes = (*UPPER_INDEXES, ADDRESS_BITS - pages.bit_length() + 1 - sum(UPPER_INDEXES))
-    linear = Linear(root, _processes(machine, kernel, root), indexes, _soft_mask(kernel))
+    linear = Linear(root, _processes(machine, kernel, root), indexes, soft_mask(kernel))
     return Reads(linear, kernel.memory.read)
 
 
@@ -109,7 +109,7 @@ def _processes(machine: Machine, kernel: Kernel, root: int) -> int:
     raise OptprobeError("where this kernel keeps its processes' page tables cannot be told", HINT)
 
 
-def _soft_mask(kernel: Kernel) -> int:
+def soft_mask(kernel: Kernel) -> int:
     """The one byte of the paca that the function both reads and writes."""
     start, end = kernel.symbols.function_bounds(kernel.symbols.address(MASKS_INTERRUPTS) or 0) or (0, 0)
     code = kernel.memory.read(start, min(end - start, LARGEST_FUNCTION)) if start else b""
