@@ -85,7 +85,7 @@ COUNTS = Program(AT_7777, (Update(Cell("c", Count())),))
         (COUNTS, "", 10, 26),
         (Program(None, (HIST,)), "", 14, 60),
         (Program(None, (COUNT_BY_PID,)), "beq", 35, 100),  # that is in the slot where its search begins
-        (Program(None, (THREE_WORDS,)), "", 31, 90),
+        (Program(None, (THREE_WORDS,)), "", 32, 90),
     ],
     ids=["false", "count", "hist", "by-pid", "record"],
 )
