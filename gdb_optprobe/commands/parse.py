@@ -34,7 +34,7 @@ ADD_OPTIONS: Mapping[str, str] = {
     "-json": "",
 }
 EXPLAIN_OPTIONS: Mapping[str, str] = {"-tier": "TIER", "-glob": "", "-json": ""}
-_LATER = ("-maxactive", "-user", "-file", "-pid")
+_LATER = ("-user", "-file", "-pid")
 
 _KEYWORD = re.compile(r"(?<!\S)(if|do|entry)(?=[\s(]|$)")
 _CLAUSE = re.compile(r"(?<![\w$])(if|do)(?!\w)")
@@ -90,23 +90,25 @@ class Add:
         for name in _LATER:
             if name in self.place.options:
                 raise fault(f"{name} is not built yet", self.place.options[name].where)
-        for part in self._entry_parts():
-            raise fault("'entry' is not built yet", part)
+        returns = "-return" in self.place.options
+        if not returns and "-maxactive" in self.place.options:
+            raise fault("-maxactive needs -return", self.place.options["-maxactive"].where)
         for action in self.clause.actions:
             check_action(action)
+            if not returns and action.first_word().text == "latency":
+                raise fault("latency needs -return", action)
         return replace(
             self.place.spec(),
-            kind=Kind.KRETPROBE if "-return" in self.place.options else Kind.KPROBE,
+            kind=Kind.KRETPROBE if returns else Kind.KPROBE,
             condition=self.clause.condition.text if self.clause.condition else "",
             condition_at=self.clause.condition,
             actions=tuple(action.text for action in self.clause.actions) or ("count",),
             actions_at=self.clause.actions,
             pending="-pending" in self.place.options,
+            entry_condition=self.entry.condition if self.entry else None,
+            entry_actions=self.entry.actions if self.entry else (),
+            maxactive=int(self.place.value("-maxactive") or 0),
         )
-
-    def _entry_parts(self) -> tuple[Fragment, ...]:
-        entry = self.entry or Clause()
-        return (*((entry.condition,) if entry.condition is not None else ()), *entry.actions)
 
 
 def parse_add(text: str) -> Add:

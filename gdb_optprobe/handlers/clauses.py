@@ -30,6 +30,7 @@ ACTIONS: Mapping[str, Usage] = {
     "avg": Usage("avg(e) by KEY", 1, 1, keyed=True),
     "hist": Usage("hist(e) by KEY", 1, 1, keyed=True),
     "lhist": Usage("lhist(e, min, max, step) by KEY", 4, 4, keyed=True),
+    "latency": Usage("latency by KEY", keyed=True),
     "record": Usage("record(e, …)", 1, None),
     "print": Usage('print("format", e, …)', 1, None),
     "stack": Usage("stack"),

@@ -33,7 +33,7 @@ from gdb_optprobe.handlers.program import (
 from gdb_optprobe.handlers.scope import Missing, Scope, Value
 from gdb_optprobe.handlers.source import Fragment, fault
 from gdb_optprobe.handlers.syntax import Action as Typed
-from gdb_optprobe.handlers.syntax import Expression, String
+from gdb_optprobe.handlers.syntax import Dollar, Expression, String
 from gdb_optprobe.handlers.texts import characters
 from gdb_optprobe.handlers.typing import Typer
 from gdb_optprobe.objects.aggregate import Aggregate, Average, Count, Greatest, Least, Linear, Powers, Sum
@@ -124,6 +124,8 @@ class _Compiler:
     def _aggregate(self, action: Typed) -> tuple[Aggregate, Expr | None]:
         if action.name.text == "count":
             return Count(), None
+        if action.name.text == "latency":
+            return Powers(False), self._typer.value(Dollar(action.name, "elapsed")).expr
         value = self._typer.value(action.arguments[0])
         if isinstance(value.type, Pointer):
             what = f"'{describe(value.type)}' is no number"

@@ -118,7 +118,7 @@ def _emit(program: Program, around: Surroundings, machine: Machine, before: Befo
     emit.pool = condition = Pool(machine.order(before))
     emit.save(saved)
     if program.condition is not None:
-        with _refused(program.condition):
+        with refused(program.condition):
             words.jump(program.condition, False, end)
     emit.pool = actions = Pool(machine.order(_with(before, saved)))
     more = tuple(name for name in machine.kept(used.actions, before) if name not in saved)
@@ -128,7 +128,7 @@ def _emit(program: Program, around: Surroundings, machine: Machine, before: Befo
         if isinstance(action, Stop):
             continue
         index, address = next(objects)
-        with _refused(action):
+        with refused(action):
             _act(emit, pc, around, action, index, address)
     if program.stop is not None:
         emit.add(Memory(offset=around.bell + RUNG, near=True), 1)
@@ -150,7 +150,8 @@ def _emit(program: Program, around: Surroundings, machine: Machine, before: Befo
 
 
 @contextmanager
-def _refused(node: Expr | Action) -> Iterator[None]:
+def refused(node: Expr | Action) -> Iterator[None]:
+    """Raises NotLowered where there are too few registers."""
     try:
         yield
     except TooManyRegisters as error:

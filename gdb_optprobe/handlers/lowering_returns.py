@@ -7,9 +7,14 @@ See objects/instances.py for the search, and for why nobody waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
+from gdb_optprobe.handlers.lowering import refused
+from gdb_optprobe.handlers.lowering_words import Words
+from gdb_optprobe.handlers.program import MASK, Constant, Expr, Or
+from gdb_optprobe.handlers.saved import Entry
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.emitter import Arithmetic, Before, Label, Memory, Pool, Test, Value
 from gdb_optprobe.isa.returning import ReturnEmitter, Returning
@@ -20,6 +25,7 @@ from gdb_optprobe.objects.instances import (
     MISSED,
     RETURN,
     RETURNS,
+    SAVED,
     SHIFT,
     SLOTS,
     WORD,
@@ -51,6 +57,28 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """What one return probe does at the entry.
+
+    area:   where in a slot its words begin. faults: where its faults are counted.
+    armed:  its condition decides about its own program alone, as the word before says: others see the call too.
+    """
+
+    entry: Entry
+    area: int = SAVED
+    faults: int = 0
+    armed: bool = False
+
+    @property
+    def kept(self) -> Iterator[tuple[int, Expr]]:
+        """Offsets in a slot, and what is kept there."""
+        if self.armed:
+            yield self.area - WORD, self.entry.condition or Constant(1)
+        for index, word in enumerate(self.entry.words):
+            yield self.area + WORD * index, word
+
+
+@dataclass(frozen=True, slots=True)
 class Used:
     """By the usual way through an entry, and by the one through a slot that is taken: see lowering.Used."""
 
@@ -61,15 +89,29 @@ class Used:
         return Used(self.usual | more.usual, self.other | more.other)
 
 
-def entry(table: Table, trampoline: int, ours: tuple[int, int], before: Before, isa: Returning) -> Code:
-    """What runs at the entry of a function; falls through at its end. All or nothing: without room the call is missed.
+@dataclass(frozen=True, slots=True)
+class Way:
+    """trampoline: what the function returns to.
 
     ours: the range (start, end) of our code. A return address in it is a trampoline's: the call that made it is alive.
+    pc:   the function's entry.
     """
+
+    trampoline: int
+    ours: tuple[int, int]
+    pc: int = 0
+
+
+def entry(table: Table, way: Way, before: Before, isa: Returning, parts: Sequence[Part] = ()) -> Code:
+    """What runs at the entry of a function; falls through at its end. All or nothing: without room the call is missed.
+
+    Raises NotLowered.
+    """
+    before = replace(before, reads=before.reads.union(*(part.entry.registers for part in parts)))
     used = Used()
     while True:
         emit = isa.emitter(before)
-        more = used | _entry(table, trampoline, ours, before, isa, emit, used)
+        more = used | _entry(table, way, before, isa, emit, used, parts)
         if more == used:
             return emit.finish
         used = more
@@ -77,17 +119,19 @@ def entry(table: Table, trampoline: int, ours: tuple[int, int], before: Before, 
 
 def _entry(
     table: Table,
-    trampoline: int,
-    ours: tuple[int, int],
+    way: Way,
     before: Before,
     isa: Returning,
     emit: ReturnEmitter,
     used: Used,
+    parts: Sequence[Part],
 ) -> Used:
     taken, claimed, end = Label(), Label(), Label()
+    pc = (isa.pc, way.pc)
     saved = isa.kept(used.usual, before)
     emit.pool = usual = Pool(isa.order(before))
     emit.save(saved)
+    _unless_wanted(emit, pc, parts, end)
     slot, word = usual.take(), usual.take()
     _home(emit, table, slot, word)
     emit.claim(Memory(slot), taken)
@@ -96,7 +140,11 @@ def _entry(
     emit.store(Memory(slot, KEY), word)
     emit.return_address(word)
     emit.store(Memory(slot, RETURN), word)
-    emit.return_to(trampoline)
+    usual.give(word)
+    for part in parts:
+        _keep(emit, pc, part, slot)
+    usual.take_this(word)
+    emit.return_to(way.trampoline)
     emit.jump(end)
     emit.mark(taken)
     dead = replace(before.dead, registers=before.dead.registers | {*saved})
@@ -104,13 +152,46 @@ def _entry(
     other.take_this(slot), other.take_this(word)
     more = tuple(name for name in isa.kept(used.other, before) if name not in saved)
     emit.save(more)
-    _search(emit, table, ours, slot, word)
+    _search(emit, table, way.ours, slot, word)
     emit.restore(more)
     emit.pool = usual
     emit.branch(Test.NE, slot, 0, False, claimed)
     emit.mark(end)
     emit.restore(saved)
     return Used(frozenset(usual.used), frozenset(other.used))
+
+
+def _unless_wanted(emit: ReturnEmitter, pc: tuple[str, int], parts: Sequence[Part], end: Label) -> None:
+    """To `end` where no probe wants to see the call."""
+    tests = [part.entry.condition for part in parts]
+    if not tests or None in tests:
+        return
+    test = reduce(Or, [each for each in tests if each is not None])
+    words = Words(emit, pc)
+    with refused(test):
+        words.jump(test, False, end)
+    if words.faulted:
+        on = Label()
+        emit.jump(on)
+        emit.mark(words.fault)
+        emit.add(Memory(offset=parts[0].faults, near=True), 1)
+        emit.jump(end)
+        emit.mark(on)
+
+
+def _keep(emit: ReturnEmitter, pc: tuple[str, int], part: Part, slot: str) -> None:
+    """The words of one probe into the call's slot; 0 for what cannot be evaluated."""
+    for offset, node in part.kept:
+        at = Memory(slot, offset)
+        words, done = Words(emit, pc), Label()
+        with refused(node), words.operand(node) as word:
+            emit.store(at, word)
+        if words.faulted:
+            emit.jump(done)
+            emit.mark(words.fault)
+            emit.add(Memory(offset=part.faults, near=True), 1)
+            emit.store(at, 0)
+            emit.mark(done)
 
 
 def _search(emit: ReturnEmitter, table: Table, ours: tuple[int, int], slot: str, word: str) -> None:
@@ -176,22 +257,27 @@ def _make_first(
 
 @dataclass(frozen=True, slots=True)
 class Trampoline:
-    """slot: the register that has the address of the call's slot while programs run.
+    """dead: what programs may overwrite. They find their words where those of the first begin, by the slot's register.
 
-    dead: what they may overwrite.
+    moved: code that has it lead to the words of a program so many bytes behind.
     """
 
     begin: Code
     end: Code
-    slot: str
     dead: Dead
+    moved: Callable[[int], Code]
 
-    def code(self, programs: Sequence[Code]) -> Code:
-        """All of it."""
+    def code(self, programs: Sequence[Code], areas: Sequence[int] = ()) -> Code:
+        """All of it. areas: where in a slot the words of each program begin."""
+        parts, now = [self.begin], SAVED
+        for program, area in zip(programs, areas or (SAVED,) * len(programs), strict=True):
+            parts += [*((self.moved(area - now),) if area != now else ()), program]
+            now = area
+        parts += [*((self.moved(SAVED - now),) if now != SAVED else ()), self.end]
 
         def whole(at: int) -> bytes:
             code = b""
-            for part in (self.begin, *programs, self.end):
+            for part in parts:
                 code += part(at + len(code))
             return code
 
@@ -203,18 +289,26 @@ def trampoline(table: Table, before: Before, isa: Returning) -> Trampoline:
 
     Raises TooManyRegisters.
     """
-    usable = [name for name in isa.order(before) if name in before.dead.registers and name not in before.reads]
-    slot, *order = usable
+    slot = isa.slot
+    taken = before.reads | {slot}
+    order = [name for name in isa.order(before) if name in before.dead.registers and name not in taken]
     begin, end = isa.emitter(before), isa.emitter(before)
     begin.pool, end.pool = Pool(order), Pool(order)
     _find(begin, table, slot)
     end.publish(Memory(slot, KEY), 0)
     end.add(table.counter(RETURNS), 1)
+
+    def moved(by: int) -> Code:
+        emit = isa.emitter(before)
+        emit.pool = Pool(order)
+        emit.binary(Arithmetic.ADD, slot, slot, by & MASK, 64, False)
+        return emit.finish
+
     return Trampoline(
         lambda at: isa.begin + begin.finish(at + len(isa.begin)),
         lambda at: end.finish(at) + isa.end,
-        slot,
-        replace(before.dead, registers=before.dead.registers - {slot} - before.reads),
+        replace(before.dead, registers=before.dead.registers - taken),
+        moved,
     )
 
 

@@ -9,16 +9,13 @@ import difflib
 
 from gdb_optprobe.handlers.source import Fragment, fault
 
-_LATER = ("latency",)
-_ACTIONS = ("count", "sum", "min", "max", "avg", "hist", "lhist", "record", "print", "stack", "stop", *_LATER)
+_ACTIONS = ("count", "sum", "min", "max", "avg", "hist", "lhist", "latency", "record", "print", "stack", "stop")
 
 
 def check_action(action: Fragment) -> None:
-    """Raises OptprobeError for an action that there is not, or not yet."""
+    """Raises OptprobeError for an action that there is not."""
     name = action.first_word()
     if name.text not in _ACTIONS:
         close = difflib.get_close_matches(name.text, _ACTIONS, 1)
         hint = f"did you mean '{close[0]}'?" if close else f"the actions are {', '.join(_ACTIONS)}"
         raise fault(f"no action named '{name.text}'", name, hint)
-    if name.text in _LATER:
-        raise fault(f"the action '{name.text}' is not compiled yet", action, "do count")

@@ -25,12 +25,16 @@ class Returning(Protocol):
     """How an ISA makes such emitters.
 
     begin:    the first code of a trampoline; end: its last, which goes to the return address.
+    slot:     the register that has the address of a call's slot while the programs of a trampoline run.
+    pc:       the name of the PC.
     on_stack: the return address is where `shown_at` says at the entry already.
     """
 
     begin: bytes
     end: bytes
     on_stack: bool
+    slot: str
+    pc: str
 
     def emitter(self, before: Before) -> ReturnEmitter: ...
 

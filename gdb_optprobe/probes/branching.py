@@ -81,7 +81,7 @@ def reserve(probe: Probe, target: Target, arena: Arena) -> None:
     if probe.counter is None:
         probe.counter = arena.allocate_data(probe.handler.size, probe.address, target.isa.data_reach)
         target.machine.write(probe.counter.address, probe.handler.initial())
-    if probe.handler.program.dereferences and not isinstance(probe.handler.unmapped, Missing):
+    if probe.handler.dereferences and not isinstance(probe.handler.unmapped, Missing):
         probe.readers = readers(probe.handler.unmapped, probe.address, target, arena)
     if probe.handler.stops and probe.pad is None:
         probe.pad = _new_pad(probe, target, arena)

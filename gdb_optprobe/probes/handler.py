@@ -17,21 +17,28 @@ from gdb_optprobe.detours.layout import Program as Code
 from gdb_optprobe.detours.pads import Pad
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.guest.linux.port import Reads
-from gdb_optprobe.handlers import interpret
+from gdb_optprobe.handlers import fold, interpret
 from gdb_optprobe.handlers.interpret import Outcome
 from gdb_optprobe.handlers.lowering import Surroundings, lower
 from gdb_optprobe.handlers.program import (
     WORD,
+    And,
     Cell,
+    Emit,
     Expr,
+    Load,
+    Op,
     PerCpuBase,
     Program,
     Records,
+    Register,
     Table,
     Update,
+    may_fault,
     nodes,
     operands,
 )
+from gdb_optprobe.handlers.saved import Entry
 from gdb_optprobe.handlers.scope import UNREAD, Missing
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.isa import machines
@@ -39,6 +46,7 @@ from gdb_optprobe.isa.base import Dead, Isa
 from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.objects import aggregate
 from gdb_optprobe.objects.aggregate import Count
+from gdb_optprobe.objects.instances import SAVED
 from gdb_optprobe.objects.ring import RingLayout
 from gdb_optprobe.objects.table import TableLayout
 from gdb_optprobe.probes.stops import Hit
@@ -56,6 +64,7 @@ class Handler:
 
     cpu:        this CPU's number, where records can tell it.
     unmapped:   how memory that may not be there is read.
+    entry:      of a return probe, what it does where the function is entered.
     table_bits: of each table, see TableLayout. ring_bits: of the ring, see RingLayout.
     """
 
@@ -65,6 +74,7 @@ class Handler:
     unmapped: Reads | Missing = UNREAD
     table_bits: int = 9
     ring_bits: int = 9
+    entry: Entry = field(default_factory=Entry)
 
     @classmethod
     def of(
@@ -91,7 +101,16 @@ class Handler:
     @property
     def is_plain(self) -> bool:
         """Whether it counts every hit, and that is all."""
-        return self.program.condition is None and len(self.program.actions) == 1
+        nothing_else = self.program.condition is None and len(self.program.actions) == 1
+        return nothing_else and not any(may_fault(each) for each in self.entry.expressions)
+
+    def armed(self, slot: str) -> Handler:
+        """The same for calls that its entry's condition held for: the word before its own says so."""
+        address = fold.binary(Op.ADD, Register(slot), fold.constant(SAVED - WORD), 64, False)
+        test: Expr = Load(address, WORD, signed=False, mapped=True)
+        if self.program.condition is not None:
+            test = And(test, self.program.condition)
+        return replace(self, program=replace(self.program, condition=test))
 
     @cached_property
     def reads(self) -> frozenset[str]:
@@ -163,9 +182,20 @@ class Handler:
         """What a hit that stopped the guest does. The clock runs on while GDB looks, so to ask for it is a fault."""
         if self.is_plain:
             return Outcome(held=True)
-        per_cpu = hit.regs[PER_CPU] if PerCpuBase() in self.program.nodes() else 0
+        return interpret.run(self.program, self.seen(hit))
+
+    def seen(self, hit: Hit) -> interpret.Hit:
+        """A hit that stopped the guest, as the interpreter has it."""
+        used = (*self.program.nodes(), *(node for each in self.entry.expressions for node in nodes(each)))
+        per_cpu = hit.regs[PER_CPU] if PerCpuBase() in used else 0
         peek = None if isinstance(self.unmapped, Missing) else partial(self.unmapped.read, hit.regs)
-        return interpret.run(self.program, interpret.Hit(hit.regs, hit.read, per_cpu, peek=peek))
+        return interpret.Hit(hit.regs, hit.read, per_cpu, peek=peek)
+
+    @property
+    def dereferences(self) -> bool:
+        """Whether memory is read that may not be there."""
+        kept = Program(None, (Emit(Records("", ()), self.entry.expressions),))
+        return self.program.dereferences or kept.dereferences
 
     @property
     def stops(self) -> bool:

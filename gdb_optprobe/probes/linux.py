@@ -14,6 +14,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import abi, scope
 from gdb_optprobe.guest.cache import Cache
 from gdb_optprobe.guest.linux import frame, ftrace_sites
+from gdb_optprobe.guest.linux.clock import hertz
 from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.port import LinuxText, Port, Reads, Room, Say, Stacks, Unwinder
@@ -146,7 +147,8 @@ class Linux:
         of = abi.of(self.isa.name)
         names = scope.kernel_scope(self.kernel, self._current, self._types, of, site, convenience, debug)
         cpu = self._current.cpu
-        return NamesAt(names, self.port.per_cpu(self.kernel), None if isinstance(cpu, Missing) else cpu, self._reads)
+        number = None if isinstance(cpu, Missing) else cpu
+        return NamesAt(names, self.port.per_cpu(self.kernel), number, self._reads, hertz(self.kernel))
 
     def at_return(self, address: int, convenience: Callable[[str], int | None]) -> NamesAt | None:
         """What names mean where the function has returned that is entered at `address`; None where none is."""

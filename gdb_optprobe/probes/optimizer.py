@@ -388,7 +388,7 @@ class Optimizer:
             return 0
         for slot in freed:
             arena.wipe(slot, self.target.machine)
-        self.returns.forget(arena)
+        self.returns.forget(self.target, arena)
         return len(freed)
 
     def _who_is_inside(self, groups: Sequence[Sequence[Site]], detours: Sequence[Detour]) -> Mapping[int, str]:

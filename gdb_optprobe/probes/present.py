@@ -66,7 +66,7 @@ def gathered(probes: Sequence[Probe], target: Target, whole: bool = False) -> di
 
 def calls(site: Site, probe: Probe, target: Target) -> Instances | None:
     """The calls of the function that a return probe is on; None for others."""
-    return site.point.instances(target) if site.point is not None and probe.returns else None
+    return site.point.calls(target) if site.point is not None and probe.returns else None
 
 
 def clear(probes: Iterable[Probe], target: Target, is_inside: Callable[[Probe], bool]) -> None:

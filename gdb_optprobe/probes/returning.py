@@ -15,14 +15,17 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.slots import Slot
-from gdb_optprobe.handlers import lowering_returns
-from gdb_optprobe.handlers.lowering_returns import Code, Table, Trampoline
+from gdb_optprobe.handlers import interpret, lowering_returns
+from gdb_optprobe.handlers.arithmetic import Fault
+from gdb_optprobe.handlers.lowering_returns import Code, Part, Table, Trampoline, Way
+from gdb_optprobe.handlers.program import Expr
 from gdb_optprobe.isa import returns
 from gdb_optprobe.isa.base import Dead, Insn
-from gdb_optprobe.isa.emitter import Before
+from gdb_optprobe.isa.emitter import Before, Readers
 from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.isa.returning import Returning
-from gdb_optprobe.objects.instances import WORD, Instance, Instances, InstancesLayout, changes
+from gdb_optprobe.objects.instances import SAVED, WORD, Instance, Instances, InstancesLayout, changes
+from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.placed import Placed
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.stops import Hit
@@ -45,7 +48,10 @@ class Costs:
 class ReturnPoint:
     """memory: of the table. trampoline: of the calls that are entered now. serves: numbers of the probes it runs.
 
-    left: trampolines that calls from before may return to, by address.
+    left:   trampolines that calls from before may return to, by address.
+    closed: no call is entered here any more.
+    older:  points of the same function whose tables had no room for what is kept now: their calls count here.
+    before: what those counted that are gone: returns, missed, dropped.
     """
 
     address: int
@@ -54,15 +60,21 @@ class ReturnPoint:
     trampoline: Placed | None = None
     serves: tuple[int, ...] = ()
     left: dict[int, Detour] = field(default_factory=dict)
+    closed: bool = False
+    older: list[ReturnPoint] = field(default_factory=list)
+    before: tuple[int, int, int] = (0, 0, 0)
     costs: Costs = field(default_factory=lambda: Costs(0, 0, 0))
+    parts: tuple[Part, ...] = ()
+    _handlers: tuple[Handler, ...] = ()
+    _readers: tuple[Readers | None, ...] = ()
+    _base: int | None = None
     _ours: tuple[int, int] = (0, 0)
     _entered: Instance | None = None
     _had_room: bool = False
 
     @classmethod
-    def made(cls, address: int, target: Target, arena: Arena) -> ReturnPoint:
+    def made(cls, address: int, layout: InstancesLayout, target: Target, arena: Arena) -> ReturnPoint:
         """For the function that is entered at `address`. Raises Refused where there is no memory."""
-        layout = InstancesLayout()
         memory = arena.allocate_data(layout.size, address, target.isa.data_reach)
         target.machine.write(memory.address, layout.initial())
         return cls(address, layout, memory)
@@ -88,6 +100,19 @@ class ReturnPoint:
         """What the table in the guest holds now."""
         return self.layout.decode(self._read(target))
 
+    def calls(self, target: Target) -> Instances:
+        """All calls since the first probe of the function, those in older tables among them."""
+        tables = [self.instances(target), *(point.calls(target) for point in self.older)]
+        counts = [(each.returns, each.missed, each.dropped) for each in tables]
+        returns, missed, dropped = (sum(each) for each in zip(self.before, *counts, strict=True))
+        return Instances(returns, missed, dropped, tuple(call for each in tables for call in each.active))
+
+    def close(self, target: Target, arena: Arena) -> None:
+        """The last probe is gone, or another table serves from now on. The memory is free once all calls returned."""
+        self.retire(target, arena)
+        arena.data.release(self.memory)
+        self.closed = True
+
     # code ----------------------------------------------------------------------------------------------------------
 
     def serve(self, probes: Sequence[Probe], plan: Plan, target: Target, arena: Arena) -> None:
@@ -95,11 +120,15 @@ class ReturnPoint:
         wanted = tuple(probe.number for probe in probes)
         if self.trampoline is not None and self.serves == wanted:
             return
-        made, programs = self._code(probes, plan, target)
-        code = made.code(programs)
+        parts = parts_of(probes)
+        made, programs = self._code(probes, parts, plan, target)
+        code = made.code(programs, [part.area for part in parts])
         new = Placed.near(self.address, lambda at: Detour(at, code(at), self.address, ()), target, arena)
         self.retire(target, arena)
-        self.trampoline, self.serves = new, wanted
+        self.trampoline, self.serves, self.parts = new, wanted, parts
+        self._handlers = tuple(probe.handler for probe in probes)
+        self._readers = tuple(probe.readers for probe in probes)
+        self._base = plan.base
         self._ours = _within(new.detour.address, arena)
         self.costs = self._costs(made, new.detour, target)
 
@@ -114,7 +143,11 @@ class ReturnPoint:
         """What runs at the function's entry. dead: before it."""
         assert self.trampoline is not None
         at = self.trampoline.detour.address
-        return lowering_returns.entry(self.table, at, self._ours, Before(dead), _of(target))
+        handler = self._handlers[0]
+        readers = next((each for each in self._readers if each is not None), None)
+        before = Before(dead, per_cpu=handler.per_cpu, base=self._base, readers=readers)
+        way = Way(at, self._ours, self.address)
+        return lowering_returns.entry(self.table, way, before, _of(target), self.parts)
 
     def _costs(self, made: Trampoline, trampoline: Detour, target: Target) -> Costs:
         def insns(code: bytes, at: int) -> list[Insn]:
@@ -128,14 +161,18 @@ class ReturnPoint:
             len(entry) - shortest(entry), len(all_of) - len(begin) + shortest(begin), shortest(to_return) + 1
         )
 
-    def _code(self, probes: Sequence[Probe], plan: Plan, target: Target) -> tuple[Trampoline, Sequence[Code]]:
-        read = frozenset(name for probe in probes for name in probe.handler.program.registers)
+    def _code(
+        self, probes: Sequence[Probe], parts: Sequence[Part], plan: Plan, target: Target
+    ) -> tuple[Trampoline, Sequence[Code]]:
+        slot = _of(target).slot
+        handlers = [p.handler.armed(slot) if part.armed else p.handler for p, part in zip(probes, parts, strict=True)]
+        read = frozenset(name for handler in handlers for name in handler.program.registers)
         before = Before(target.isa.dead_at_return(), read, base=plan.base)
         made = lowering_returns.trampoline(self.table, before, _of(target))
         plan = replace(plan, dead=made.dead)
         return made, [
-            probe.handler.code(target.isa, plan, made.dead, probe.counter.address, probe.readers)
-            for probe in probes
+            handler.code(target.isa, plan, made.dead, probe.counter.address, probe.readers)
+            for probe, handler in zip(probes, handlers, strict=True)
             if probe.counter is not None
         ]
 
@@ -152,13 +189,36 @@ class ReturnPoint:
         key = isa.key_of(hit.regs[target.isa.sp])
         at = isa.shown_at(key)
         back = int.from_bytes(hit.read(at, WORD), "little")
-        new, after, room = Instance(key, back), self.layout.missed(before), False
-        if isa.on_stack:
+        self._entered = None
+        conditions = [part.entry.condition for part in self.parts]
+        if all(each is not None and not self._evaluated(each, hit) for each in conditions):
+            return
+        kept = self._kept(hit) if isa.on_stack else None
+        new, after, room = Instance(key, back, kept or ()), self.layout.missed(before), False
+        if kept is not None:
             after, room = self.layout.entered(before, new, self.is_ours(back))
         self._write(before, after, target)
         if room:
             target.machine.write(at, self.trampoline.detour.address.to_bytes(WORD, "little"))
         self._entered, self._had_room = new, room
+
+    def _kept(self, hit: Hit) -> tuple[int, ...] | None:
+        """The words of a call; None where they cannot all be told: of a clock that runs on while GDB looks, say."""
+        words = [0] * self.layout.saved
+        for part in self.parts:
+            for offset, node in part.kept:
+                word = self._evaluated(node, hit)
+                if word is None:
+                    return None
+                words[(offset - SAVED) // WORD] = word
+        return tuple(words)
+
+    def _evaluated(self, node: Expr, hit: Hit) -> int | None:
+        """None for a fault."""
+        try:
+            return interpret.evaluate(node, self._handlers[0].seen(hit))
+        except Fault:
+            return None
 
     def take_back(self, target: Target) -> None:
         """The last entry is going to be made once more."""
@@ -183,6 +243,27 @@ class ReturnPoint:
 def key_after(sp: int, target: Target) -> int:
     """The key of a call that has returned, by what the stack pointer is then."""
     return _of(target).key_after(sp)
+
+
+def parts_of(probes: Sequence[Probe]) -> tuple[Part, ...]:
+    """What these return probes of one function do at its entry, with their words one behind the other's."""
+    found: list[Part] = []
+    area = SAVED
+    for probe in probes:
+        handler = probe.handler
+        armed = len(probes) > 1 and handler.entry.condition is not None
+        area += WORD * armed
+        faults = probe.counter.address + WORD if probe.counter is not None and not handler.is_plain else 0
+        found.append(Part(handler.entry, area, faults, armed))
+        area += WORD * len(handler.entry.words)
+    return tuple(found)
+
+
+def layout_for(probes: Sequence[Probe]) -> InstancesLayout:
+    """Of a table that these return probes of one function can share, whichever of them are enabled."""
+    bounds = [probe.spec.maxactive for probe in probes]
+    saved = sum(len(probe.handler.entry.words) + (probe.handler.entry.condition is not None) for probe in probes)
+    return InstancesLayout(max(bounds), saved) if all(bounds) else InstancesLayout(saved=saved)
 
 
 def shown_at(key: int, target: Target) -> int | None:

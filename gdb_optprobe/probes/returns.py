@@ -21,19 +21,18 @@ from gdb_optprobe.detours.quiescence import Range
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.isa.base import ReadMemory
-from gdb_optprobe.objects.instances import WORD, Instance
+from gdb_optprobe.objects.instances import WORD, Instance, InstancesLayout
 from gdb_optprobe.probes.probe import Probe
-from gdb_optprobe.probes.returning import ReturnPoint, shown_at
+from gdb_optprobe.probes.returning import ReturnPoint, layout_for, shown_at
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.target import Target
 
 
 @dataclass
 class Returns:
-    """points: that have a table in the guest. closed: those of them whose probes are gone."""
+    """points: that have a table in the guest."""
 
     points: list[ReturnPoint] = field(default_factory=list)
-    closed: list[ReturnPoint] = field(default_factory=list)
 
     @property
     def left(self) -> frozenset[int]:
@@ -42,7 +41,7 @@ class Returns:
 
     def abandon(self) -> None:
         """The guest that held it all is gone."""
-        self.points, self.closed = [], []
+        self.points = []
 
     def at(self, pc: int) -> Detour | None:
         """The trampoline that `pc` is in."""
@@ -64,19 +63,25 @@ class Returns:
         return pc
 
     def reserve(self, site: Site, target: Target, arena: Arena) -> None:
-        """Memory for the calls of the function that is entered at `site`. Raises Refused."""
-        if site.point is None:
-            site.point = ReturnPoint.made(site.address, target, arena)
-            self.points.append(site.point)
+        """Memory for the calls of the function that is entered at `site`, and what its probes keep. Raises Refused."""
+        wanted = layout_for([probe for probe in site.probes if probe.returns])
+        has = site.next_point or site.point
+        if has is None or has.layout.slots != wanted.slots or has.layout.saved < wanted.saved:
+            site.next_point = self._made(site.address, wanted, target, arena)
+
+    def _made(self, address: int, layout: InstancesLayout, target: Target, arena: Arena) -> ReturnPoint:
+        point = ReturnPoint.made(address, layout, target, arena)
+        self.points.append(point)
+        return point
 
     def release(self, site: Site, probe: Probe, target: Target, arena: Arena) -> None:
         """`probe`, which is no longer served, goes. With the last one goes the table, once every call has returned."""
-        if site.point is None or any(other.returns for other in site.probes if other is not probe):
+        if any(other.returns for other in site.probes if other is not probe):
             return
-        site.point.retire(target, arena)
-        arena.data.release(site.point.memory)
-        self.closed.append(site.point)
-        site.point = None
+        for point in (site.point, site.next_point):
+            if point is not None:
+                point.close(target, arena)
+        site.point = site.next_point = None
 
     def inside(self, slots: Sequence[Range], target: Target) -> Collection[Range]:
         """Those of `slots`, left by us, in which somebody is or may come to."""
@@ -94,14 +99,20 @@ class Returns:
                 words += point.left
             yield Saved(f"a call of {target.text.spell(point.address)}", 0, array("Q", words))
 
-    def forget(self, arena: Arena) -> None:
+    def forget(self, target: Target, arena: Arena) -> None:
         """What was reclaimed is not ours any more."""
         dirty = {slot.address for slots in arena.code.slots for slot in slots.dirty}
         for point in self.points:
             point.left = {at: detour for at, detour in point.left.items() if at in dirty}
         kept = {slot for slots in arena.data.slots for slot in slots.dirty}
-        gone = [point for point in self.closed if point.memory not in kept]
-        self.closed = [point for point in self.closed if point not in gone]
+        gone = [point for point in self.points if point.closed and point.memory not in kept]
+        for newer in self.points:
+            for point in newer.older:
+                if point in gone:
+                    found = point.calls(target)
+                    returns, missed, dropped = newer.before
+                    newer.before = returns + found.returns, missed + found.missed, dropped + found.dropped
+            newer.older = [point for point in newer.older if point not in gone]
         self.points = [point for point in self.points if point not in gone]
 
 

@@ -21,6 +21,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.compile import Limits, compile_handler
 from gdb_optprobe.handlers.lowering_words import UNMAPPED, NotLowered
 from gdb_optprobe.handlers.program import WORD
+from gdb_optprobe.handlers.saved import Entry
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.source import fault
 from gdb_optprobe.handlers.supported import check_action
@@ -32,6 +33,7 @@ from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
+from gdb_optprobe.probes.return_program import compile_return, entry_part, try_entry
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Kind, Spec
@@ -169,25 +171,30 @@ class Session:
         if spec.counts:
             return Handler()
         returns = spec.kind is Kind.KRETPROBE
-        scope = (self.target.at_return if returns else self.target.scope)(plan.address)
-        assert scope is not None, "a return probe stands at a function's entry"
         condition, actions = spec.condition_part, spec.action_parts
         settings = self.settings()
         limits = Limits(text=settings.string_length, stack=settings.stack_size // WORD)
-        program = compile_handler(condition, actions, scope.names, limits)
+        entry = Entry()
+        if returns:
+            program, scope, entry = compile_return(spec, plan.address, self.target, limits)
+        else:
+            scope = self.target.scope(plan.address)
+            program = compile_handler(condition, actions, scope.names, limits)
         bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
-        handler = Handler.of(program, scope.per_cpu, scope.cpu, scope.reads, *bits)
+        handler = replace(Handler.of(program, scope.per_cpu, scope.cpu, scope.reads, *bits), entry=entry)
         pad = Pad(Slot(plan.address, 0), b"", plan.address)
         somewhere = None if isinstance(scope.reads, Missing) else Readers(plan.address, plan.address)
         if returns and handler.stops:
             raise fault("'stop' is not built for returns yet", actions[-1])
-        if returns:
-            plan = replace(plan, dead=self.target.isa.dead_at_return())
+        dead = self.target.isa.dead_at_return() if returns else plan.dead
         try:
-            handler.code(self.target.isa, plan, plan.dead, plan.address, somewhere, pad)
+            if returns:
+                try_entry(handler, plan, self.target, somewhere)
+            handler.code(self.target.isa, plan, dead, plan.address, somewhere, pad)
         except NotLowered as stuck:
             why = scope.reads if stuck.why == UNMAPPED and isinstance(scope.reads, Missing) else Missing(stuck.why)
-            raise fault(why.message, handler.part_of(stuck.node, condition, actions), why.hint) from None
+            part = entry_part(spec, stuck.node, entry) or handler.part_of(stuck.node, condition, actions)
+            raise fault(why.message, part, why.hint) from None
         return handler
 
     def _place(self, spec: Spec, plan: Plan, handler: Handler) -> Probe:

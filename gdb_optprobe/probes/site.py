@@ -33,7 +33,7 @@ class Site:
     plan:   how it is to be probed (the best that is safe).
     placed: the plan that is carried out in the guest now; None while nothing is there.
     branch: what leads to the programs, while optimized.
-    point:  of its return probes, once there was one.
+    point:  of its return probes, once there was one. next_point: what comes in its place.
     pinned: it stays a stop point for now, because somebody steps through it.
     waits:  who is inside the bytes that the branch would cover; "" when nobody stands in the way.
     """
@@ -44,6 +44,7 @@ class Site:
     placed: Plan | None = None
     branch: Branch | None = None
     point: ReturnPoint | None = None
+    next_point: ReturnPoint | None = None
     waits: str = ""
     pinned: bool = False
     gone: bool = False
@@ -132,8 +133,18 @@ class Site:
 
     def serve_returns(self, target: Target, arena: Arena | None) -> None:
         """Have a trampoline for calls that are entered from now on, where there are return probes. Raises Refused."""
-        if self.point is not None and arena is not None and (probes := self.returning):
-            self.point.serve(probes, self.plan, target, arena)
+        if arena is None or not (probes := self.returning):
+            return
+        point = self.next_point or self.point
+        assert point is not None, "it was reserved with the probe"
+        for probe in probes:
+            assert probe.counter is not None, "it was reserved with the point"
+        point.serve(probes, self.plan, target, arena)
+        if self.next_point is not None:
+            if self.point is not None:
+                self.point.close(target, arena)
+                point.older.append(self.point)
+            self.point, self.next_point = self.next_point, None
 
     def _stop_point(self, plan: Plan, target: Target) -> StopPoint:
         restarts = target.isa.restarts(plan.insn)
@@ -159,7 +170,7 @@ class Site:
         for probe in self.probes:
             probe.drop_point()
         self.branch = self._copy = self.placed = None
-        self.point = None
+        self.point = self.next_point = None
         self.gone = True
 
     def _serves(self) -> tuple[int, ...]:

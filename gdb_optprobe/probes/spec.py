@@ -31,6 +31,8 @@ class Spec:
     tier:      the name of the only tier that is wanted ("-tier"); empty for the best.
     name:      the user's name for the probe ("-name").
     pending:   keep the probe waiting for a symbol that is not there yet.
+    entry_condition, entry_actions: of a return probe, what it does where the function is entered.
+    maxactive: of a return probe, how many calls at once it sees; 0 for as many as there are.
     condition_at, actions_at: where they stand in a typed line; None and empty where they come one by one.
     """
 
@@ -46,10 +48,15 @@ class Spec:
     post_handler: Handler | None = None
     condition_at: Fragment | None = None
     actions_at: tuple[Fragment, ...] = ()
+    entry_condition: Fragment | None = None
+    entry_actions: tuple[Fragment, ...] = ()
+    maxactive: int = 0
 
     @property
     def counts(self) -> bool:
         """Whether every hit is counted, and that is all."""
+        if self.entry_condition is not None or self.entry_actions:
+            return False
         return not self.condition.strip() and all(action.strip() == "count" for action in self.actions)
 
     @property

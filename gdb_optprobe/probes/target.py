@@ -27,12 +27,16 @@ class Tracer(Protocol):
         """Give the site back."""
 
 
+UNTIMED = Missing("how fast this guest's clock runs is not known")
+
+
 @dataclass(frozen=True, slots=True)
 class NamesAt:
     """What names mean at an address, and what else programs there need.
 
     per_cpu: see isa.emitter.Before.
     cpu:     this CPU's number.
+    hertz:   ticks of Clock in a second.
     reads:   how memory that may not be there is read.
     """
 
@@ -40,6 +44,7 @@ class NamesAt:
     per_cpu: int | None = None
     cpu: Expr | None = None
     reads: Reads | Missing = UNREAD
+    hertz: int | Missing = UNTIMED
 
 
 @dataclass(frozen=True)

@@ -112,11 +112,10 @@ def test_entry_alone_belongs_to_the_entry() -> None:
         ("f if a if b", ("a second 'if'", "if")),
         ("f do count do count", ("a second 'do'", "do")),
         ("f entry do count", ("'entry' needs -return", "entry")),
-        ("f -return entry if x do count", ("'entry' is not built yet", "x")),
-        ("f -return entry do save n = x", ("'entry' is not built yet", "save n = x")),
+        ("f -maxactive 3", ("-maxactive needs -return", "-maxactive")),
         ("f -user", ("-user is not built yet", "-user")),
         ("f do conut", ("no action named 'conut'", "conut")),
-        ("f do latency", ("the action 'latency' is not compiled yet", "latency")),
+        ("f do latency", ("latency needs -return", "latency")),
         ("f\tdo\tconut", ("no action named 'conut'", "conut")),
     ],
 )

@@ -100,6 +100,66 @@ def test_eight_processes_and_tail_calls(traced: Guest) -> None:
     exact(traced, FUNCTIONS)
 
 
+def rows(number: int) -> str:
+    """A line that prints the first table of probe `number`, for `Finished.json`."""
+    return (
+        "python from gdb_optprobe.debugger.attach import current_session; from json import dumps; "
+        f"print('@@rows {number}'); "
+        f"_r = next(o for o in current_session().reports([{number}])[0].objects if o.rows and o.rows[0].key); "
+        "print(dumps({row.key[0]: row.words[0] for row in _r.rows}))"
+    )
+
+
+def keeps_of_each_call(guest: Guest) -> None:
+    """Arguments, time and what is saved are those of the same call, whoever else calls; a second probe has its own."""
+    mine = "$saved.who == $pid && $saved.size == $retval && $arg3 == $retval && $elapsed > 0 && $elapsed < 60000000000"
+    kept = "save size = $arg3, save who = $pid"
+    script: list[str | Workload] = [
+        f'optprobe add vfs_read -return entry if $comm == "dd" && $arg3 < 100 do {kept} if {mine} '
+        "do count by $saved.size, latency",
+        'optprobe add vfs_read -return if $comm == "dd" && $arg3 < 100 do count by $retval',
+        "optprobe commit",
+        Workload(
+            f"for n in $(seq {PROCESSES}); do dd if=/dev/zero of=/dev/null bs=$n count={READS} 2>/dev/null & done; wait"
+        ),
+        rows(1),
+        rows(2),
+        keep("list", "optprobe list"),
+        "optprobe check",
+    ]
+    finished = batch(guest, script, timeout=120)
+    assert finished.status == 0, finished.output
+    assert finished.json("rows 1") == finished.json("rows 2") == {str(n): READS for n in range(1, PROCESSES + 1)}
+    for probe in finished.json("list"):
+        assert (probe["tier"], probe["missed"], probe["faults"]) == ("optimized", 0, 0)
+
+
+def test_what_an_entry_keeps(traced: Guest) -> None:
+    keeps_of_each_call(traced)
+
+
+def every_call_is_accounted_for(guest: Guest) -> None:
+    """Where there is no room calls are missed, and counted; whatever they find taken, others return as they should."""
+    script: list[str | Workload] = [
+        "optprobe add ksys_read",
+        "optprobe add ksys_read -return -maxactive 2",
+        "optprobe add vfs_read -return -maxactive 1 do hist($elapsed)",
+        many_dd(READS, 4),
+        keep("list", "optprobe list"),
+        "optprobe check",
+    ]
+    finished = batch(guest, script, timeout=120)
+    assert finished.status == 0, finished.output
+    entered, bounded, one = finished.json("list")
+    assert entered["hits"] >= 4 * READS
+    assert bounded["hits"] + bounded["missed"] + bounded["active"] + bounded["dropped"] == entered["hits"]
+    assert bounded["active"] <= 2 and one["active"] <= 1 and one["missed"]
+
+
+def test_every_call_is_accounted_for(traced: Guest) -> None:
+    every_call_is_accounted_for(traced)
+
+
 SLEEPERS = 50
 STATE = (
     "python from gdb_optprobe.debugger.attach import current_session; "

@@ -8,7 +8,7 @@ import pytest
 
 from qemu.guest import Guest
 from tests.guest.batch import Workload, batch, keep
-from tests.guest.test_returns import STATE, exact, sleepers, untrace
+from tests.guest.test_returns import STATE, every_call_is_accounted_for, exact, keeps_of_each_call, sleepers, untrace
 
 SLEEPERS = 10
 
@@ -22,6 +22,14 @@ def traced(ppc_guest: Guest) -> Iterator[Guest]:
 
 def test_eight_processes(traced: Guest) -> None:
     exact(traced, ("ksys_read", "vfs_read"))
+
+
+def test_what_an_entry_keeps(ppc_guest: Guest) -> None:
+    keeps_of_each_call(ppc_guest)
+
+
+def test_every_call_is_accounted_for(ppc_guest: Guest) -> None:
+    every_call_is_accounted_for(ppc_guest)
 
 
 def test_probes_are_removed_while_calls_are_under_way(ppc_guest: Guest) -> None:

@@ -13,7 +13,7 @@ import pytest
 import unicorn
 from unicorn import x86_const
 
-from gdb_optprobe.handlers.lowering_returns import Table, entry, trampoline
+from gdb_optprobe.handlers.lowering_returns import Table, Way, entry, trampoline
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.emitter import Before
 from gdb_optprobe.isa.x86_64 import X86_64, abi
@@ -53,7 +53,7 @@ class World:
         self.machine.hook_add(unicorn.UC_HOOK_CODE, self._count)
         table = Table(self.layout, self.table)
         made = trampoline(table, Before(X86_64.dead_at_return(), frozenset(("rax",))), RETURNING)
-        code = entry(table, TRAMPOLINE, (CODE, CODE + 0x1000), Before(self.dead), RETURNING)(ENTRY)
+        code = entry(table, Way(TRAMPOLINE, (CODE, CODE + PAGE)), Before(self.dead), RETURNING)(ENTRY)
         self.end = ENTRY + len(code)
         assert self.end < LEFT
         self.write(ENTRY, code)

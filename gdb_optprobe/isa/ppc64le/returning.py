@@ -38,6 +38,8 @@ class _Returning:
     begin = b""
     end = to_bytes(_BLR)
     on_stack = False
+    slot = "r8"
+    pc = MACHINE.pc
     order = staticmethod(MACHINE.order)
     kept = staticmethod(MACHINE.kept)
 

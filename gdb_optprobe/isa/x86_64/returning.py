@@ -35,6 +35,8 @@ class _Returning:
     begin = b"\x50"  # push rax
     end = b"\xc3"
     on_stack = True
+    slot = "r9"
+    pc = MACHINE.pc
     order = staticmethod(MACHINE.order)
     kept = staticmethod(MACHINE.kept)
 

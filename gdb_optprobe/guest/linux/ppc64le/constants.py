@@ -6,6 +6,7 @@
                 addi  r10,r10,-12892 do_barrier_nospec_fixups  __start___barrier_nospec_fixup, __stop___…
                 cmpld r9,r10         ftrace_location_range     ftrace_pages_start, by a load
                                      is_ftrace_trampoline      ftrace_ops_list, by a load, and ftrace_list_end
+                                     udelay                    tb_ticks_per_usec, by a load
 
 Each is believed only where what it leads to is what it must be: a table of references to text, a list of pages.
 """
@@ -36,6 +37,7 @@ LARGEST_FUNCTION = 1 << 14
 LARGEST_EXIT_TEXT = 1 << 16
 LARGEST_TABLE = 1 << 22
 SAMPLES = 64
+TICKS_A_MICROSECOND = range(1, 10_000)
 BARRIER_ROW = Struct("<q")
 """asm/feature-fixups.h, NOSPEC_BARRIER_FIXUP_SECTION: where a barrier or its nop is, relative to itself."""
 
@@ -180,6 +182,13 @@ def _ftrace_ops(symbols: DerivedSymbols) -> Derived:
     return {"ftrace_ops_list": None, "ftrace_list_end": None}
 
 
+def _ticks(symbols: DerivedSymbols) -> Derived:
+    """The only variable that `udelay` reads, which multiplies by it."""
+    used = symbols.constants_of("udelay").used
+    plausible = len(used) == 1 and symbols.word(used[0]) in TICKS_A_MICROSECOND
+    return {"tb_ticks_per_usec": used[0] if plausible else None}
+
+
 _EX = _table("__start___ex_table", "__stop___ex_table", "search_exception_tables", EXCEPTION_ROW, 2)
 _BUG = _table("__start___bug_table", "__stop___bug_table", "find_bug", bug_table.VERBOSE, 1)
 _JUMP = _table("__start___jump_table", "__stop___jump_table", "jump_label_text_reserved", jump_labels.ROW, 2)
@@ -200,4 +209,5 @@ _SOURCES: Mapping[str, Callable[[DerivedSymbols], Derived]] = {
     "ftrace_pages_start": _ftrace_pages,
     "ftrace_ops_list": _ftrace_ops,
     "ftrace_list_end": _ftrace_ops,
+    "tb_ticks_per_usec": _ticks,
 }

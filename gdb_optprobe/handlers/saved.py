@@ -1,0 +1,146 @@
+"""What a return probe keeps of a function's entry for its return: `save n = EXPR`, parameters, the time.
+
+    entry    words, evaluated where arguments are ──► a slot of the table of calls
+    return   Load(slot register + offset) ◄── `$saved.n`, a parameter's name, `$elapsed`
+Only what the return part names is kept, but for what is asked for by `save`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gdb_optprobe.handlers import fold
+from gdb_optprobe.handlers.ctype import UNSIGNED_LONG, CType, Member, Struct
+from gdb_optprobe.handlers.parser import parse_expression
+from gdb_optprobe.handlers.program import Clock, Constant, Expr, Frame, Load, Op, Register, nodes
+from gdb_optprobe.handlers.scope import Meaning, Missing, Place, Scope, Value
+from gdb_optprobe.handlers.source import Fragment, fault
+from gdb_optprobe.handlers.typing import Typer
+from gdb_optprobe.objects.instances import SAVED, WORD
+
+NANOSECOND_SHIFT = 20
+"""Times are ticks * factor >> this: exact to a millionth, for hours."""
+_SAVE = re.compile(r"save\s+([A-Za-z_]\w*)\s*=(?!=)")
+_SAVES = "save NAME = EXPR"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is done where the function is entered. condition: None for always; else a call is seen where it is not 0.
+
+    words: kept of each call.
+    """
+
+    condition: Expr | None = None
+    words: tuple[Expr, ...] = ()
+
+    @property
+    def expressions(self) -> tuple[Expr, ...]:
+        return (*((self.condition,) if self.condition is not None else ()), *self.words)
+
+    @property
+    def registers(self) -> frozenset[str]:
+        """What it reads."""
+        return frozenset(
+            node.name for each in self.expressions for node in nodes(each) if isinstance(node, Register)
+        )
+
+
+class ReturnScope:
+    """Names where a function has returned: those of that moment first, then what can be kept of its entry.
+
+    slot:  the register that has the address of the call's slot.
+    hertz: ticks of the clock in a second.
+    """
+
+    def __init__(self, at_return: Scope, at_entry: Scope, slot: str, hertz: int | Missing) -> None:
+        self._at_return = at_return
+        self._at_entry = at_entry
+        self._slot = slot
+        self._hertz = hertz
+        self._words: list[Expr] = []
+        self._saves: dict[str, tuple[int, CType]] = {}
+
+    def entry(self, condition: Fragment | None) -> Entry:
+        """What is kept, once the return part is compiled. Raises OptprobeError."""
+        typer = Typer(self._at_entry)
+        test = None
+        if condition is not None:
+            test = typer.value(parse_expression(condition, self._at_entry.is_type)).expr
+        return Entry(None if isinstance(test, Constant) and test.value else test, tuple(self._words))
+
+    def save(self, action: Fragment) -> None:
+        """`save n = EXPR`. Raises OptprobeError."""
+        found = _SAVE.match(action.line, action.start, action.end)
+        if found is None:
+            raise fault("at the entry there is nothing but save", action, _SAVES)
+        name, part = found[1], Fragment(action.line, found.end(), action.end).stripped()
+        if name in self._saves:
+            raise fault(f"'{name}' is saved twice", Fragment(action.line, *found.span(1)))
+        value = Typer(self._at_entry).value(parse_expression(part, self._at_entry.is_type))
+        self._words.append(value.expr)  # at a place of its own, whatever else is kept
+        self._saves[name] = (SAVED + WORD * (len(self._words) - 1), value.type)
+
+    # Scope
+
+    def is_type(self, name: str) -> bool:
+        return self._at_return.is_type(name)
+
+    def type(self, keyword: str, name: str) -> CType | Missing:
+        return self._at_return.type(keyword, name)
+
+    def name(self, name: str) -> Meaning | Missing:
+        return self._either(self._at_return.name(name), self._at_entry.name(name))
+
+    def dollar(self, name: str) -> Meaning | Missing:
+        match name:
+            case "elapsed":
+                return self._elapsed()
+            case "saved":
+                if not self._saves:
+                    return Missing("nothing is saved at the entry", f"entry do {_SAVES}")
+                size = SAVED + WORD * len(self._words)
+                kept = Struct("saved", size, lookup=self._member, names=lambda: [*self._saves])
+                return Place(Register(self._slot), kept, mapped=True)
+        return self._either(self._at_return.dollar(name), self._at_entry.dollar(name))
+
+    def per_cpu_base(self) -> Expr | Missing:
+        return self._at_return.per_cpu_base()
+
+    def is_mapped(self, address: int, size: int) -> bool:
+        return self._at_return.is_mapped(address, size)
+
+    def frame(self) -> Frame | Missing:
+        return self._at_return.frame()
+
+    # what is kept
+
+    def _either(self, now: Meaning | Missing, then: Meaning | Missing) -> Meaning | Missing:
+        if isinstance(now, Missing) and isinstance(then, Value):
+            return Value(self._kept(then.expr), then.type, then.mapped)
+        return now
+
+    def _kept(self, word: Expr) -> Expr:
+        if word not in self._words:
+            self._words.append(word)
+        offset = fold.constant(SAVED + WORD * self._words.index(word))
+        return Load(fold.binary(Op.ADD, Register(self._slot), offset, 64, False), 8, signed=False, mapped=True)
+
+    def _member(self, name: str) -> Member | None:
+        return Member(name, *self._saves[name]) if name in self._saves else None
+
+    def _elapsed(self) -> Value | Missing:
+        if isinstance(self._hertz, Missing):
+            return self._hertz
+        factor = round((10**9 << NANOSECOND_SHIFT) / self._hertz)
+        ticks = fold.binary(Op.SUB, Clock(), self._kept(Clock()), 64, False)
+        product = fold.binary(Op.MUL, ticks, fold.constant(factor), 64, False)
+        return Value(fold.binary(Op.SHR, product, fold.constant(NANOSECOND_SHIFT), 64, False), UNSIGNED_LONG)
+
+
+def compile_entry(scope: ReturnScope, actions: Sequence[Fragment]) -> None:
+    """Have what `entry do …` asks for kept. Raises OptprobeError."""
+    for action in actions:
+        scope.save(action)

@@ -1,0 +1,47 @@
+"""The program of a return probe, and what it has kept at the entry, from what was typed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gdb_optprobe.detours.planner import Plan
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.handlers.compile import Limits, compile_handler
+from gdb_optprobe.handlers.lowering_returns import Part, Table, Way, entry
+from gdb_optprobe.handlers.program import Program, nodes
+from gdb_optprobe.handlers.saved import Entry, ReturnScope, compile_entry
+from gdb_optprobe.handlers.source import Fragment
+from gdb_optprobe.isa import returns
+from gdb_optprobe.isa.emitter import Before, Readers
+from gdb_optprobe.objects.instances import InstancesLayout
+from gdb_optprobe.probes.handler import Handler
+from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.probes.target import NamesAt, Target
+
+
+def compile_return(spec: Spec, address: int, target: Target, limits: Limits) -> tuple[Program, NamesAt, Entry]:
+    """For a function that is entered at `address`. Raises OptprobeError, pointing."""
+    names, isa = target.at_return(address), returns.of(target.isa.name)
+    if names is None or isa is None:
+        raise OptprobeError(f"{target.text.spell(address)} is not where a function is entered")
+    scope = ReturnScope(names.names, target.scope(address).names, isa.slot, names.hertz)
+    compile_entry(scope, spec.entry_actions)
+    program = compile_handler(spec.condition_part, spec.action_parts, scope, limits)
+    return program, replace(names, names=scope), scope.entry(spec.entry_condition)
+
+
+def try_entry(handler: Handler, plan: Plan, target: Target, readers: Readers | None) -> None:
+    """Raises NotLowered where native code cannot keep what the handler wants kept."""
+    isa = returns.of(target.isa.name)
+    assert isa is not None, "it was compiled"
+    before = Before(plan.dead, per_cpu=handler.per_cpu, base=plan.base, readers=readers)
+    table = Table(InstancesLayout(1, len(handler.entry.words)), plan.address)
+    entry(table, Way(plan.address, (plan.address, plan.end), plan.address), before, isa, [Part(handler.entry)])
+
+
+def entry_part(spec: Spec, node: object, kept: Entry) -> Fragment | None:
+    """Where that was typed which `node` of the entry is in; None where it is not of the entry."""
+    if any(each is node for expression in kept.expressions for each in nodes(expression)):
+        parts = (*spec.entry_actions, *((spec.entry_condition,) if spec.entry_condition is not None else ()))
+        return parts[0] if parts else None
+    return None
