@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import gdb
 
+from gdb_optprobe.debugger.dwarf import dwarf
 from gdb_optprobe.guest import abi
 from gdb_optprobe.guest.linux import current
 from gdb_optprobe.guest.machine import Machine
@@ -47,11 +48,13 @@ class BareText:
         return Area.TEXT if hazard is None else FORBIDDEN[hazard]
 
     def scope(self, address: int, convenience: Callable[[str], int | None]) -> KernelScope:
-        """Registers, and arguments where a function begins; nothing else is known by name."""
+        """Registers, arguments where a function begins, and what GDB's debug information has in registers."""
         function = self.function(address)
         site = Site(address, "", function is not None and function.start == address)
         nothing = current.unknown("this guest has no operating system that is known")
-        return KernelScope(site, _NoSymbols(), None, abi.of(self._isa.name), nothing, convenience=convenience)
+        of = abi.of(self._isa.name)
+        debug = dwarf(address, of, frame=lambda: None)
+        return KernelScope(site, _NoSymbols(), None, of, nothing, convenience=convenience, debug=debug)
 
     def function(self, address: int) -> Function | None:
         found = self._symbol(address)

@@ -4,7 +4,7 @@ GDB resolves DWARF, but its Python tells no locations; `info scope *ADDRESS` doe
 
     Symbol p is a variable in $rdi, length 8.
     Symbol n is multi-location:
-      Range 0x40-0x47: a variable in $rsi
+      Base address 0x40  Range 0x40-0x47: a variable in $rsi
       Range 0x47-0x60: a complex DWARF expression:
          0: DW_OP_fbreg -100
     , length 8.
@@ -26,7 +26,10 @@ from gdb_optprobe.handlers.scope import Meaning, Missing, Place, Value
 __all__ = ["located", "meaning"]
 
 _SYMBOL = re.compile(r"^Symbol (\S+) is (.*?)(?=^Symbol |\Z)", re.MULTILINE | re.DOTALL)
-_RANGE = re.compile(r"^ *Range (0x[0-9a-f]+)-(0x[0-9a-f]+): (.*?)(?=^ *Range |\Z)", re.MULTILINE | re.DOTALL)
+_NEXT = r"^ *(?:Base address 0x[0-9a-f]+ +)?Range "
+_RANGE = re.compile(
+    rf"{_NEXT}(0x[0-9a-f]+)-(0x[0-9a-f]+): (.*?)(?={_NEXT}|^ *Base address |\Z)", re.MULTILINE | re.DOTALL
+)
 _OPERATION = re.compile(r"^ *\d+: (DW_OP_\w+) ?(.*)$", re.MULTILINE)
 _ARITHMETIC = {
     "plus": Op.ADD, "minus": Op.SUB, "mul": Op.MUL, "and": Op.AND, "or": Op.OR, "xor": Op.XOR, "shl": Op.SHL,

@@ -11,8 +11,11 @@ import subprocess
 from pathlib import Path
 
 from qemu.guest import Guest
-from tests.guest.batch import Workload, batch
+from tests.guest.batch import Workload, batch, keep
+from tests.guest.conftest import Boot
+from tests.guest.micro_table import STATES
 from tests.guest.test_handlers import records, report
+from tests.guest.test_micro_probes import ONE_ROUND, ready
 from tests.handlers.oracle import needs_gcc
 
 SOURCE = """
@@ -89,3 +92,14 @@ def test_names_types_and_places(linux: Guest, tmp_path: Path) -> None:
     assert 0 < caller < 0x200, "the word above the frame is where vfs_read returns to, in ksys_read"
     assert "'late' is not available at this address" in finished.output
     assert re.search("did you mean 'bytes'. ksys_read has: .*descriptor, where, bytes", finished.output)
+
+
+@needs_gcc
+def test_in_a_guest_without_an_operating_system(boot: Boot, tmp_path: Path) -> None:
+    script: list[str | Workload] = ["set confirm off", *ready("x86_64"), "set $place = (long)&hz_add_site"]
+    script += [f'eval "add-symbol-file {compiled(tmp_path)} -s .text.early %#lx", $place']
+    script += [f"optprobe add *$place if {test}" for test in ("bytes == $rdx", "bytes != $rdx", "(bytes_t)-1 > 0")]
+    script += [*ONE_ROUND, keep("list", "optprobe list"), "optprobe delete"]
+    finished = batch(boot(micro=True), script)
+    assert finished.status == 0, finished.output
+    assert [probe["hits"] for probe in finished.json("list")] == [STATES, 0, STATES], finished.output

@@ -28,7 +28,7 @@ Symbol copy is a complex DWARF expression:
 Symbol flag is optimized out.
 Symbol p is a variable in $rsi, length 8.
 Symbol local is multi-location:
-  Range 0x47-0x4b: a variable in $rsi
+  Base address 0x47  Range 0x47-0x4b: a variable in $rsi
   Range 0x4b-0x82: a variable in $r12
 , length 8.
 Symbol global is static storage at address 0x4010, length 4.
@@ -49,6 +49,7 @@ def word(expr: Expr) -> int:
     [
         (0x2E, {"p": "a variable in $rdi", "local": ""}),
         (0x2F, {"p": "a variable in $rbx", "local": ""}),
+        (0x47, {"local": "a variable in $rsi"}),
         (0x4B, {"p": "a variable in $rbx", "local": "a variable in $r12"}),
         (0x83, {"p": "", "local": ""}),
     ],
