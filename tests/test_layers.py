@@ -25,6 +25,7 @@ HEIGHT = {
     "isa": 0,
     "errors": -1,
     "interrupts": -1,
+    "guardian": -1,
 }
 KNOWS_GDB = ("commands", "debugger")
 LONGEST = 500

@@ -15,6 +15,7 @@ from gdb_optprobe import isa as instruction_sets
 from gdb_optprobe.debugger import symbols as gdb_symbols
 from gdb_optprobe.debugger.bare import BareText
 from gdb_optprobe.debugger.dwarf import dwarf
+from gdb_optprobe.debugger.guard import Guard
 from gdb_optprobe.debugger.locations import Locations
 from gdb_optprobe.debugger.machine import GdbMachine
 from gdb_optprobe.debugger.parameters import current_settings, on_change
@@ -42,6 +43,7 @@ class Attachment:
 
     symbols: where the code begins that GDB was given symbols for; None where it had its own.
     leaving: a breakpoint of the user's that is being deleted, and that GDB still lists.
+    unguarded: the user was told that nobody frees the guest should GDB die.
     """
 
     connection: gdb.RemoteTargetConnection
@@ -52,6 +54,7 @@ class Attachment:
     unwind: UnwindKernel | None
     symbols: int | None = None
     leaving: gdb.Breakpoint | None = None
+    unguarded: bool = False
 
 
 class Attachments:
@@ -61,6 +64,7 @@ class Attachments:
         self.current: Attachment | None = None
         self._unsettled = self._moved = False
         self.installed: list[object] = []
+        self.guard = Guard()
 
     def session(self) -> Session:
         """Raises OptprobeError where there is no guest to work on."""
@@ -97,11 +101,32 @@ class Attachments:
         except OptprobeError as error:
             self.forget()
             gdb.write(f"optprobe: {error.message}\n")
+        if self.current is not None and len(self.current.session.registry):
+            self.guarded()
+
+    def guarded(self) -> None:
+        """Before the guest is changed: see that it is freed should GDB die, or say in a line why it will not be."""
+        if self.current is None or not current_settings().guardian or self.guard.on:
+            return
+        why = self.guard.start(self.current.connection.details or "")
+        if why and not self.current.unguarded:
+            self.current.unguarded = True
+            gdb.write(f"Nobody frees the guest should GDB die (set optprobe guardian): {why}.\n", gdb.STDLOG)
+
+    def parted(self, connection: gdb.TargetConnection) -> None:
+        """GDB has let go of `connection`."""
+        if self.current is not None and self.current.connection is connection:
+            self.guard.leave()
 
     @held()
     def _setting_changed(self, name: str) -> None:
         if self.current is None:
             return
+        if name == "guardian":
+            if not current_settings().guardian:
+                self.guard.leave()
+            elif len(self.current.session.registry):
+                self.guarded()
         if name in ("optimization", "boost", "emulation", "trap", "arena"):
             self._moved = self._moved or name == "arena"
             self._unsettled = True
@@ -172,7 +197,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
             "no Linux kernel is mapped in the guest, and GDB has no symbols of another program",
             "continue until the kernel has booted, or load symbols with symbol-file",
         )
-    stops = GdbStops(machine, isa)
+    stops = GdbStops(machine, isa, attachments.guard)
     if recovered is None:
         return _bare(connection, isa, machine, stops)
     memory = KernelMemory(machine, machine, recovered.view.walk)
@@ -204,6 +229,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
         alive=lambda: _alive(linux, holder),
         scope=lambda address: linux.scope(address, convenience, dwarf),
         backtrace=partial(_backtrace, linux.unwinder(memory.read), isa, holder),
+        guard=attachments.guarded,
         at_return=lambda address: linux.at_return(address, convenience),
     )
     session = Session(target, current_settings, _run)
@@ -258,6 +284,7 @@ def _bare(connection: gdb.RemoteTargetConnection, isa: Isa, machine: GdbMachine,
         resolve=locations.resolve,
         breakpoints=_breakpoints,
         alive=lambda: None,
+        guard=attachments.guarded,
         scope=lambda address: NamesAt(text.scope(address, convenience)),
     )
     session = Session(target, current_settings, _run)

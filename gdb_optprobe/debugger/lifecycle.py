@@ -5,6 +5,7 @@
     detach, quit       `set optprobe on-exit`: keep, remove or ask, while memory can still be written
     kill               the guest is gone: forget it
     a lost connection  nothing: whether the next one leads to the same guest is seen then (attach.py)
+    however it ends    the guardian may go: GDB has not died
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Lifecycle:
         gdb.events.inferior_call.connect(unbroken(self._resumed))
         gdb.events.register_changed.connect(unbroken(self._resumed))
         gdb.events.gdb_exiting.connect(lambda _: self.leave())
+        gdb.events.connection_removed.connect(unbroken(lambda gone: attachments.parted(gone.connection)))
         gdb.events.breakpoint_created.connect(unbroken(self._breakpoints_changed))
         gdb.events.breakpoint_modified.connect(unbroken(self._breakpoints_changed))
         gdb.events.breakpoint_deleted.connect(unbroken(lambda each: self._breakpoints_changed(each, gone=True)))

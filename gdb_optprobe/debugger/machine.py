@@ -7,13 +7,14 @@ stub's own (`Qqemu.PhyMemMode`), because GDB would take a physical address for a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import gdb
 
 from gdb_optprobe.debugger.running import run_for
 from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.guardian import Change
 from gdb_optprobe.guest.machine import Memory, Vcpu
 from gdb_optprobe.interrupts import held
 
@@ -22,8 +23,10 @@ PHYSICAL_CHUNK = 1984
 ADDRESS_MASK = (1 << 64) - 1
 # QEMU 7.2's stub tells special registers of the first vCPU alone; its monitor tells these of each.
 UNTOLD = ("srr0", "srr1")
-# The PC's number in the stub's packets (QEMU, gdb-xml/i386-64bit.xml, gdb-xml/power64-core.xml).
-PC_NUMBERS = {"rip": 16, "pc": 64}
+# Registers' numbers in the stub's packets (QEMU, gdb-xml/i386-64bit.xml, gdb-xml/power64-core.xml).
+_X86_64 = ("rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rbp", "rsp", *(f"r{n}" for n in range(8, 16)), "rip", "eflags")
+_POWER = {**{f"r{n}": n for n in range(32)}, "pc": 64, "cr": 66, "lr": 67, "ctr": 68, "xer": 69}
+NUMBERS = {**{name: number for number, name in enumerate(_X86_64)}, **_POWER}
 
 
 class GdbMachine:
@@ -134,9 +137,14 @@ class GdbMachine:
         with _selected(vcpu):
             # A read has GDB tell the stub which vCPU is meant.
             self.read_virtual(address, 1)
-            packet = f"P{PC_NUMBERS[pc]:x}={address.to_bytes(8, 'little').hex()}"
+            packet = f"P{NUMBERS[pc]:x}={address.to_bytes(8, 'little').hex()}"
             if self._packet(packet) != b"OK":
                 raise OptprobeError(f"the target does not let the PC of vCPU {vcpu.number} be set")
+
+    def change(self, registers: Mapping[str, int], memory: Iterable[tuple[int, bytes]]) -> Change:
+        """What the selected vCPU is about to get, as the stub has it."""
+        values = tuple((NUMBERS[name], value.to_bytes(8, "little")) for name, value in registers.items())
+        return Change(f"p1.{self.selected().number + 1:x}", values, tuple(memory))
 
     def run_until(self, addresses: Sequence[int], timeout: float) -> Vcpu | None:
         stops = [gdb.Breakpoint(f"*{address:#x}", internal=True) for address in addresses]

@@ -56,6 +56,7 @@ def current_settings() -> Settings:
         on_exit=str(value("on-exit")),
         exit_on_error=bool(value("exit-on-error")),
         max_probes=int(str(value("max-probes"))),
+        guardian=bool(value("guardian")),
         **{name.replace("-", "_"): int(str(value(name))) for name in SIZES},
     )
 
@@ -121,6 +122,7 @@ def register(fail: Callable[[OptprobeError], None]) -> None:
     _OnExit("remove" if batch else "ask")
     _Switch("exit-on-error", "whether the first failure of an optprobe command ends GDB with status 1", batch)
     _MaxProbes()
+    _Switch("guardian", "whether a process of its own frees the guest should GDB die", True)
     for name in SIZES:
         _Size(name, fail)
 
@@ -134,6 +136,7 @@ NAMES = (
     "on-exit",
     "exit-on-error",
     "max-probes",
+    "guardian",
     *SIZES,
 )
 

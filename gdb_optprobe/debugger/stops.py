@@ -22,6 +22,7 @@ from typing import Any
 
 import gdb
 
+from gdb_optprobe.debugger.guard import Guard
 from gdb_optprobe.debugger.landings import Landings, announcement
 from gdb_optprobe.debugger.machine import GdbMachine, read_register, write_selected_registers
 from gdb_optprobe.debugger.parameters import machine_interface
@@ -43,8 +44,9 @@ HANDED_OVER = "optprobe: interrupted at a hit"
 class GdbStops:
     """All stop points of one connection, and what is known of how the guest was last resumed."""
 
-    def __init__(self, machine: GdbMachine, isa: Isa) -> None:
+    def __init__(self, machine: GdbMachine, isa: Isa, guard: Guard) -> None:
         self.machine = machine
+        self._guard = guard
         self._isa = isa
         # The last hit that GDB was left to step over: its vCPU and all registers.
         self._stepping: tuple[int, ...] | None = None
@@ -240,7 +242,7 @@ class GdbStops:
             raise gdb.GdbError(f"optprobe: {move}")
         if move is None:
             return
-        with held():
+        with held(), self._guard.whole(self.machine.change(move.registers, move.writes)):
             for address, data in move.writes:
                 self.machine.write(address, data)
             write_selected_registers(move.registers)

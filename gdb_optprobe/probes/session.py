@@ -79,6 +79,7 @@ class Session:
                 f"{spec.location} has {len(addresses)} addresses and max-probes is {limit}",
                 "set optprobe max-probes N, or name fewer",
             )
+        self.target.guard()
         probes = self._create(spec, addresses)
         if not probes:
             can_be = spec.tier or "probed"

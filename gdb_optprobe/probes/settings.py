@@ -32,6 +32,7 @@ class Settings:
     on_exit:       what becomes of the probes when GDB leaves: "keep", "remove" or "ask".
     exit_on_error: whether the first failure ends GDB with status 1.
     max_probes:    how many addresses one glob may match.
+    guardian:      whether a process of its own frees the guest should the debugger die.
     table_keys, ring_records, string_length, stack_size: of new probes, see SIZES.
     """
 
@@ -43,6 +44,7 @@ class Settings:
     on_exit: str = "ask"
     exit_on_error: bool = False
     max_probes: int = DEFAULT_MAX_PROBES
+    guardian: bool = True
     table_keys: int = 512
     ring_records: int = 512
     string_length: int = 64

@@ -65,6 +65,7 @@ class Target:
                     guest.linux.backtrace.
     at_return:      what names mean where the function that is entered at an address has returned; None: no entry.
     alive:          raises OptprobeError when this is no longer the guest that was attached to.
+    guard:          called before the first probe is written: see that the guest is freed should the debugger die.
     """
 
     machine: Machine
@@ -85,3 +86,4 @@ class Target:
     scope: Callable[[int], NamesAt]
     backtrace: Callable[[Mapping[str, int], bytes], Iterable[tuple[int, bool]]] = lambda registers, stack: ()
     at_return: Callable[[int], NamesAt | None] = lambda address: None
+    guard: Callable[[], None] = lambda: None

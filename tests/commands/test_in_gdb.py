@@ -179,6 +179,7 @@ def test_settings() -> None:
         "optprobe on-exit is remove.",
         "optprobe exit-on-error is on.",
         "optprobe max-probes is 4096.",
+        "optprobe guardian is on.",
         "optprobe table-keys is 512.",
         "optprobe ring-records is 512.",
         "optprobe string-length is 64.",

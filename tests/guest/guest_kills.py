@@ -1,0 +1,75 @@
+"""Sourced into GDB by tests: `guest-kills FILE SEED` adds, runs and deletes probes of every tier until GDB is killed.
+
+FILE gets a line of JSON when all is ready to be killed, and then one for each thing that GDB is about to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import time
+from typing import TextIO
+
+import gdb
+
+from gdb_optprobe.debugger.attach import attachments, current_session
+from gdb_optprobe.probes.probe import Probe
+
+# What the workload calls all the time; at +5 a register is pushed, which takes three writes to emulate.
+STAYS = "optprobe add vfs_read"
+LINES = (
+    "optprobe add vfs_write -name a -tier breakpoint",
+    "optprobe add vfs_write+5 -name b -tier emulated",
+    "optprobe add ksys_read -name c -tier boosted",
+    "optprobe add ksys_write+5 -name d do count by $comm",
+    "optprobe add vfs_read+7 -name e",
+    "optprobe break ksys_write -name f",
+    "optprobe add rw_verify_area -name g",
+    "optprobe add fput -return -name h",
+)
+RUN, COMMIT, PROMPT = "optprobe run -for 0.15", "optprobe commit -timeout 0.3", "at the prompt"
+
+
+class GuestKills(gdb.Command):
+    """Never ends."""
+
+    def __init__(self) -> None:
+        super().__init__("guest-kills", gdb.COMMAND_DATA)
+
+    def invoke(self, argument: str, from_tty: bool) -> None:
+        name, seed = argument.split()
+        chance = random.Random(int(seed))
+        gdb.execute(STAYS, to_string=True)
+        (stays,) = probes()
+        assert stays.counter is not None and attachments.guard.process is not None
+        with open(name, "w", buffering=1) as file:
+            tell(file, {"counter": stays.counter.address, "guardian": attachments.guard.process.pid})
+            while True:
+                step(chance, file)
+
+
+def probes() -> list[Probe]:
+    return current_session().registry.probes()
+
+
+def step(chance: random.Random, file: TextIO) -> None:
+    there = {probe.spec.name for probe in probes()}
+    missing = [line for line in LINES if not there & {*line.split()}]
+    deletes = [f"optprobe delete {probe.number}" for probe in probes()[1:]]
+    (kind,) = chance.choices((missing, deletes, [RUN], [COMMIT], [PROMPT]), (5, 2, 4, 1, 1))
+    line = chance.choice(kind or [RUN])
+    tell(file, line)
+    if line == PROMPT:
+        time.sleep(0.05)
+        return
+    # To commit may take longer than that.
+    with contextlib.suppress(gdb.error):
+        gdb.execute(line, to_string=True)
+
+
+def tell(file: TextIO, what: object) -> None:
+    file.write(json.dumps(what) + "\n")
+
+
+GuestKills()
