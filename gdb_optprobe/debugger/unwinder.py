@@ -103,7 +103,8 @@ class KernelUnwinder(gdb.unwinder.Unwinder):
         detour = session.registry.detour_at(pc)
         if detour is not None and (original := detour.original_pc(pc)) is not None:
             sp = state.registers[isa.sp] + session.pushed_at(detour, pc) & MASK
-            return FrameId(sp - WORD, pc), State({**state.registers, isa.pc: original, isa.sp: sp}, exact=True)
+            registers = _before_call(state.registers, detour, isa)
+            return FrameId(sp - WORD, pc), State({**registers, isa.pc: original, isa.sp: sp}, exact=True)
         if (trampoline := session.optimizer.returns.at(pc)) is not None:
             return _returning(trampoline, state, session, kernel)
         try:
@@ -134,6 +135,12 @@ def _returning(trampoline: Detour, state: State, session: Session, kernel: Kerne
     sp = state.registers[isa.sp] + session.pushed_at(trampoline, pc) & MASK
     caller = _through(State({**state.registers, isa.pc: trampoline.address, isa.sp: sp}, False), session, kernel)
     return FrameId(sp - WORD, pc), caller
+
+
+def _before_call(registers: Mapping[str, int], detour: Detour, isa: Isa) -> Mapping[str, int]:
+    """Without what a call of a program's own has changed."""
+    in_program = any(start <= registers[isa.pc] < end for start, end, _ in detour.programs)
+    return machines.of(isa.name).resumed(registers) if in_program else registers
 
 
 def _called(resident: Detour, pc: int, state: State, kernel: Kernel) -> tuple[FrameId, State] | None:

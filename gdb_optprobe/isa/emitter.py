@@ -300,3 +300,7 @@ class Machine(Protocol):
 
     def caller(self, routine: bytes, at: int, registers: Mapping[str, int], read: ReadMemory) -> Mapping[str, int]:
         """The registers of whoever called, `at` bytes into a routine of `Routine`: PC and stack pointer at least."""
+
+    def resumed(self, registers: Mapping[str, int]) -> Mapping[str, int]:
+        """The registers of the probed code, from those within a program: but for what the program keeps on the stack.
+        """

@@ -306,6 +306,7 @@ class _Machine:
     kept = staticmethod(keeping.kept)
 
     caller = staticmethod(peek.caller)
+    resumed = staticmethod(peek.resumed)
 
 
 MACHINE = _Machine()

@@ -88,6 +88,11 @@ def caller(routine: bytes, at: int, registers: Mapping[str, int], read: ReadMemo
     return {**registers, PC: registers[LR], LR: registers["r0"]}
 
 
+def resumed(registers: Mapping[str, int]) -> Mapping[str, int]:
+    """See ..emitter.Machine: where the routine returns to, LR is not yet what it was."""
+    return {**registers, LR: registers["r0"]} if registers[PC] == registers[LR] else registers
+
+
 def _parts(linear: Linear) -> Iterator[Item]:
     slow, one, fault = Label(), Label(), Label()
     yield from (rotate("rldicl", "r10", WORD, 0, 52), compare("cmpldi", 0, "r10", _PAGE - 8), _where(Test.GT, slow))

@@ -13,15 +13,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from ..base import ReadMemory
 from ..emitter import Arithmetic, Before, Label, Machine, Memory, Pool, Test, Value
 from . import peek
 from .abi import CARRY, FLAGS, GENERAL, PC, SP
-from .decoder import decode
 from .encode import LOCK, NUMBERS, Relative, immediate, instruction, is_relative, pop, push, relative
 from .jumps import Item, Jump, placed
 from .operands import fits_operand, moved, within
-from .writer import MASK, fits, pushed
+from .writer import MASK, fits
 from .writer import signed as as_number
 
 # Condition codes (SDM volume 2, appendix B.1.4.7): the lowest four bits of jcc, setcc and cmovcc.
@@ -489,11 +487,11 @@ class _Machine:
         lives = [n for n in GENERAL if n in used and (n in before.reads or n not in before.dead.registers)]
         return (*((FLAGS,) if wanted else ()), *lives)
 
+    caller = staticmethod(peek.caller)
+
     @staticmethod
-    def caller(routine: bytes, at: int, registers: Mapping[str, int], read: ReadMemory) -> Mapping[str, int]:
-        """Each of its functions takes off the stack what it has put there."""
-        sp = registers[SP] + sum(pushed(insn) for insn in decode(routine[:at], 0))
-        return {**registers, PC: int.from_bytes(read(sp, 8), "little"), SP: sp + 8}
+    def resumed(registers: Mapping[str, int]) -> Mapping[str, int]:
+        return registers
 
 
 MACHINE = _Machine()

@@ -17,15 +17,19 @@ Of `text`, all could be read where a 0 was.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
 import capstone
 
 from ..assemble import assemble, check
+from ..base import ReadMemory
 from ..emitter import Routine
 from . import paging
+from .abi import PC, SP
+from .decoder import decode
+from .writer import pushed
 
 WORD, SIZE, LOST = "rax", "r10", "r11"
 PAGE = 4096
@@ -52,6 +56,12 @@ def routine(direct: Direct) -> Routine:
     numbers = (paging.ADDRESS, direct.start, direct.size, _LOW, _HIGH)
     code, text = _assembled(direct.la57)
     return Routine(code + b"".join(number.to_bytes(8, "little") for number in numbers), text)
+
+
+def caller(routine: bytes, at: int, registers: Mapping[str, int], read: ReadMemory) -> Mapping[str, int]:
+    """See ..emitter.Machine: each function takes off the stack what it has put there."""
+    sp = registers[SP] + sum(pushed(insn) for insn in decode(routine[:at], 0))
+    return {**registers, PC: int.from_bytes(read(sp, 8), "little"), SP: sp + 8}
 
 
 def place(read_physical: Callable[[int, int], bytes], cr3: int, address: int, direct: Direct) -> int | None:
