@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FUNCTION", "PROGRAMS", "RECORDS", "SUBJECTS", "Subject", "hits"]
+__all__ = ["BREAK", "FUNCTION", "PROGRAMS", "RECORDS", "SUBJECTS", "Subject", "hits"]
 
 FUNCTION = "vfs_read"
 # A read of the bench asks for one byte.
@@ -25,6 +25,9 @@ def hits(clause: str, most: int) -> int:
     """How many hits are measured, of `most`: what else the guest reads meanwhile is recorded too."""
     return min(most, RECORDS - 1500) if "record" in clause else most
 
+
+BREAK = 'if $comm == "dd" && $arg3 == 7777 do stop'
+"""Where no read of the bench stops."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from gdb_optprobe.commands.parse import Add, parse_break
 class BreakCommand(AddCommand):
     """Stop at LOCATION, only when EXPR is true: optprobe add LOCATION if EXPR do stop.
 
-    optprobe break LOCATION [OPTIONS] [if EXPR]
+    optprobe break LOCATION [OPTIONS] [if EXPR] [do ACTION, ...]
 
     EXPR is computed in the guest: a hit for which it is false does not stop it.
 

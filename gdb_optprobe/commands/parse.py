@@ -134,11 +134,11 @@ _ORDER = "the order is LOCATION OPTIONS if EXPR do ACTION, …"
 
 
 def parse_break(text: str) -> Add:
-    """`break` is `add … do stop`."""
-    for word in _clause_words(text):
-        if word.text == "do":
-            raise fault("'do' does not belong to break", word, "optprobe add takes actions")
-    return parse_add(f"{text.rstrip()} do stop")
+    """`break` is `add … do stop`; what is to be done before stands behind `do` there too."""
+    if not any(word.text == "do" for word in _clause_words(text)):
+        return parse_add(f"{text.rstrip()} do stop")
+    add = parse_add(text)
+    return replace(add, clause=replace(add.clause, actions=(*add.clause.actions, Fragment.whole("stop"))))
 
 
 def parse_dprintf(text: str) -> Add:

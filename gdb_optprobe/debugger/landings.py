@@ -17,25 +17,12 @@ import gdb
 from gdb_optprobe.debugger.machine import GdbMachine, write_selected_registers
 from gdb_optprobe.debugger.parameters import machine_interface
 from gdb_optprobe.interrupts import held, unbroken
+from gdb_optprobe.isa.base import Isa
 from gdb_optprobe.probes.stops import Landing
 
-
-class Alone:
-    """For as long as it is `on`, GDB resumes only the thread that it is at: others would run past a lifted branch."""
-
-    def __init__(self) -> None:
-        self._before = ""
-
-    def on(self) -> None:
-        if not self._before:
-            self._before = str(gdb.parameter("scheduler-locking"))
-            gdb.execute("set scheduler-locking on", to_string=True)
-
-    def off(self) -> None:
-        """As the user has it."""
-        before, self._before = self._before, ""
-        if before:
-            gdb.execute(f"set scheduler-locking {before}", to_string=True)
+# Where GDB takes a watchpoint for hit before the access (ppc64le), it makes a step then, and stops of two vCPUs at once
+# can get lost: there the pads always have breakpoints.
+_WITH_BELL = ("x86_64",)
 
 
 class Landings:
@@ -44,11 +31,11 @@ class Landings:
     arrive: called when who has come to a pad stands at the probed address.
     """
 
-    def __init__(self, machine: GdbMachine, pc: str, arrive: Callable[[Landing], None]) -> None:
+    def __init__(self, machine: GdbMachine, isa: Isa, arrive: Callable[[Landing], None]) -> None:
         self.machine = machine
-        self.pc = pc
+        self.pc = isa.pc
+        self._with_bell = isa.name in _WITH_BELL
         self.arrive = arrive
-        self.alone = Alone()
         self._pads: list[Pad] = []
         self._dropped: list[gdb.Breakpoint] = []
         self._bell: Bell | None = None
@@ -56,11 +43,11 @@ class Landings:
 
     def add(self, landing: Landing) -> Pad:
         pad = Pad(landing, self)
-        if self._bell is None:
+        if self._bell is None and self._with_bell:
             self._rung = landing.rung
             self._bell = Bell(landing.bell, self.look)
         if not self._pads:
-            self._came = self._count()
+            self._came = self._count() if self._bell is not None else 0
         self._pads.append(pad)
         self.look()
         return pad
@@ -68,8 +55,8 @@ class Landings:
     def drop(self, pad: Pad) -> None:
         """Nobody is stopped there any more."""
         self._pads.remove(pad)
-        pad.enabled = pad.gate.enabled = False
-        self._dropped += [pad.gate, pad]
+        pad.enabled = pad.gate.enabled = pad.via.enabled = False
+        self._dropped += [pad.gate, pad.via, pad]
         if not self._pads and self._bell is not None:
             self._bell.enabled = False
             self._dropped.append(self._bell)
@@ -83,7 +70,7 @@ class Landings:
         """Whether anybody has rung who has not come yet: the pads have breakpoints only then."""
         if not self._pads:
             return
-        wanted = self._count() > self._came or self._bell is None or not self._bell.is_watched
+        wanted = self._bell is None or not self._bell.is_watched or self._count() > self._came
         for pad in self._pads:
             if pad.enabled != wanted:
                 pad.enabled = wanted
@@ -128,6 +115,7 @@ class Pad(gdb.Breakpoint):
         self.stepped = 0
         self.moved = 0
         self.gate = Gate(landing.address, self)
+        self.via = Via(landing.via)
         self._landing = landing
         self._landings = landings
         self._coming: set[int] = set()
@@ -143,8 +131,7 @@ class Pad(gdb.Breakpoint):
         self._landings.came()
         if self._landing.comes():
             self._coming.add(number)
-            self.gate.enabled = True
-            self._landings.alone.on()
+            self.gate.enabled = self.via.enabled = True
             write_selected_registers({self._landings.pc: self._landing.via})
         return False
 
@@ -155,14 +142,28 @@ class Pad(gdb.Breakpoint):
         if number not in self._coming:
             return False
         self._coming.discard(number)
-        self.gate.enabled = bool(self._coming)
-        self._landings.alone.off()
+        self.gate.enabled = self.via.enabled = bool(self._coming)
         self.stepped += 1
         self._landings.arrive(self._landing)
         return True
 
     def remove(self) -> None:
         self._landings.drop(self)
+
+
+class Via(gdb.Breakpoint):
+    """Where GDB steps from to the gate. QEMU may stop the step before it is made: so that GDB makes it again.
+
+    A step leaves the other vCPUs and interrupts alone: nobody runs past a branch that is lifted.
+    """
+
+    def __init__(self, address: int) -> None:
+        super().__init__(f"*{address:#x}", internal=True)
+        self.enabled = False
+        self.silent = True
+
+    def stop(self) -> bool:
+        return False
 
 
 class Gate(gdb.Breakpoint):

@@ -31,6 +31,7 @@ Colour = Callable[[str], str]
 _MANY = 10
 _STOPS = {"breakpoint": "twice", "boosted": "once", "emulated": "once"}
 _BEST = "optimized"
+_STOP = "stop"
 NEWLINE = "\n"
 
 
@@ -195,6 +196,10 @@ def _instructions(probe: ProbeView) -> str:
     """What a hit adds; where its program has jumps, the shortest way and the sum of all."""
     assert probe.detour is not None
     least, most = probe.detour.least, probe.detour.added
+    if _STOP in probe.actions and probe.condition:
+        return f"{_counted(least, 'instruction')} where the condition is false, and stops the guest otherwise"
+    if _STOP in probe.actions:
+        return "a stop of the guest"
     if least == most:
         return _counted(most, "instruction")
     if not probe.condition:
@@ -206,6 +211,8 @@ def _instructions_briefly(probe: ProbeView) -> str:
     """The same for a column."""
     assert probe.detour is not None
     least, most = probe.detour.least, probe.detour.added
+    if _STOP in probe.actions:
+        return f"{_counted(least, 'instruction')} or a stop" if probe.condition else "a stop"
     if least == most:
         return _counted(most, "instruction")
     return f"{least} or ~{most} instructions" if probe.condition else f"~{most} instructions"

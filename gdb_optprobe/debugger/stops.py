@@ -61,7 +61,7 @@ class GdbStops:
         self._watch: Watch | None = None
         self.asked: Callable[[], bool] = never
         self._handed_over = False
-        self._landings = Landings(machine, isa.pc, self._landed)
+        self._landings = Landings(machine, isa, self._landed)
         # Who was stopped at a probed address for the user, and stands there.
         self._shown: dict[Vcpu, int] = {}
         # What is to be told at the stop that is coming: the numbers of probes; and what was told at the last one.
@@ -265,7 +265,6 @@ class GdbStops:
 
     def _note_stop(self, event: gdb.StopEvent) -> None:
         self._last_thread = _selected_thread()
-        self._landings.alone.off()
         self._landings.look()
         self.told = ""
         if self._stopped_by:

@@ -214,10 +214,10 @@ class _Pool:
         return any(slots.start <= slot.address < slots.end for slots in self.slots)
 
     def claim_page(self, size: int, low: int, high: int) -> Slot | None:
-        """A free page inside [low, high), the highest one: detours begin at the lowest address."""
+        """The lowest free page inside [low, high): what is left behind reaches no further than it must."""
         for slots in self.slots:
             first, last = max(slots.start, low), min(slots.end, high)
-            for address in range((last - size) // size * size, first - 1, -size):
+            for address in range(-(-first // size) * size, last - size + 1, size):
                 if (page := slots.claim(address, size)) is not None:
                     return page
         return None

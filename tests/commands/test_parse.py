@@ -157,8 +157,8 @@ def test_break_is_add_do_stop() -> None:
     assert add.clause.condition is not None
     assert (add.place.location.text, add.clause.condition.text, add.json) == ("kfree", "object == $obj", True)
     assert [action.text for action in add.clause.actions] == ["stop"]
-    with pytest.raises(OptprobeError, match="does not belong"):
-        parse_break("kfree do count")
+    done = parse_break("kfree do count, print(\"%d\", object)").clause.actions
+    assert [action.text for action in done] == ["count", 'print("%d", object)', "stop"]
 
 
 def test_dprintf_is_add_do_print() -> None:

@@ -14,7 +14,7 @@ from qemu.debugger import Debugger
 from qemu.guest import Guest, Options
 from qemu.reads import Reads
 from qemu.relay import Relay
-from qemu.subject import FUNCTION, PROGRAMS, RECORDS, SUBJECTS, Subject, hits
+from qemu.subject import BREAK, FUNCTION, PROGRAMS, RECORDS, SUBJECTS, Subject, hits
 
 MANY, FEW = 50_000, 20
 STDU_R1 = f"{FUNCTION}+32"
@@ -79,6 +79,12 @@ def test_a_program_at_a_functions_entry(measured: Measured, name: str) -> None:
     assert found.instructions is not None
     print(f"{name}: {found.instructions:.1f}")
     assert 1 <= found.instructions <= most
+
+
+def test_a_break_whose_condition_is_false(measured: Measured) -> None:
+    found = measured.optimized(FUNCTION, BREAK)
+    assert found.instructions is not None
+    assert 1 <= found.instructions <= 0.05 * measured.unprobed[0].instructions
 
 
 @pytest.mark.parametrize(("tier", "stops"), [("breakpoint", 2), ("emulated", 1)])
