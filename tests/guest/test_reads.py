@@ -189,10 +189,33 @@ def test_programs_that_read_run_where_the_kernel_handles_a_fault(each_linux: Gue
     assert each_linux.problems() == []
 
 
-@pytest.mark.parametrize("place", ["cr3|mfmsr", "popfq|blr", "behind the call"])
-def test_who_is_stopped_within_a_read_is_in_the_probed_function(each_linux: Guest, place: str) -> None:
+# Within the routine, at its end, and in the program behind its call.
+PLACES = ("cr3|mfmsr", "popfq|blr", "behind the call")
+
+
+def test_who_is_stopped_within_a_read_is_in_the_probed_function(each_linux: Guest) -> None:
     """Its backtrace says so, a step ends the hit first, and the hit is counted once."""
-    find = (
+    with Console(each_linux) as gdb:
+        gdb("optprobe add vfs_read if $arg3 == 7 do count by (*(long *)$arg1 & 0)")
+        # GDB takes the PC of an outer frame for a return address, so it names what is before an entry.
+        entry = gdb.probe(1)["address"]
+        for done, place in enumerate(PLACES):
+            gdb(stop_at(place))
+            gdb.work = each_linux.spawn("dd if=/dev/zero of=/dev/null bs=7 count=3")
+            assert "Temporary breakpoint" in gdb("continue")
+            frames = gdb("bt 6")
+            assert re.search(rf"#[123] +{entry}.*#[234] .* ksys_read ", frames, re.S), frames
+            gdb("stepi")
+            assert "vfs_read" in gdb("info symbol $pc")
+            gdb.finish_work()
+            (view,) = gdb.probes()
+            assert (view["hits"], view["faults"]) == (3 * done + 3, 0)
+        gdb("optprobe delete")
+    assert each_linux.problems() == []
+
+
+def stop_at(place: str) -> str:
+    return (
         "python import re; from gdb_optprobe.debugger.attach import current_session; s = current_session(); "
         "r = s.resident; code = s.target.isa.decode(r.data, r.address); "
         f"at = next((insn.address for insn in code if re.search('{place}', insn.text)), None); "
@@ -200,19 +223,3 @@ def test_who_is_stopped_within_a_read_is_in_the_probed_function(each_linux: Gues
         "at = at or next(insn.end for insn in code if insn.flow.name == 'CALL'); "
         "gdb.execute(f'tbreak *{at:#x}')"
     )
-    with Console(each_linux) as gdb:
-        gdb("optprobe add vfs_read if $arg3 == 7 do count by (*(long *)$arg1 & 0)")
-        gdb(find)
-        gdb.work = each_linux.spawn("dd if=/dev/zero of=/dev/null bs=7 count=3")
-        assert "Temporary breakpoint" in gdb("continue")
-        frames = gdb("bt 6")
-        # GDB takes the PC of an outer frame for a return address, so it names what is before an entry.
-        entry = gdb.probe(1)["address"]
-        assert re.search(rf"#[123] +{entry}.*#[234] .* ksys_read ", frames, re.S), frames
-        gdb("stepi")
-        assert "vfs_read" in gdb("info symbol $pc")
-        gdb.finish_work()
-        (view,) = gdb.probes()
-        assert (view["hits"], view["faults"]) == (3, 0)
-        gdb("optprobe delete")
-    assert each_linux.problems() == []
