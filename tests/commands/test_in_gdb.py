@@ -37,7 +37,7 @@ ERRORS = [
     ("optprobe add", "no location"),
     ("optprobe add *(1", "'(' is never closed"),
     ("optprobe add f if", "an expression is missing after 'if'"),
-    ("optprobe add f do latency", "the action 'latency' is not compiled yet"),
+    ("optprobe add f do latency", "latency needs -return"),
     ("optprobe add bug", "internal error: KeyError: 'bug'; set python print-stack full shows where"),
     ("optprobe show", "show needs the number of a probe"),
     ("optprobe show 7", "no probe 7"),
