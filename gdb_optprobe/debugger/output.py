@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from gdb_optprobe.debugger import aggregates
 from gdb_optprobe.debugger.table import indented, table
 from gdb_optprobe.probes.views import (
+    Address,
     CodeLine,
     DetourView,
     ExplainView,
@@ -377,12 +378,16 @@ def _report(probe: ProbeView) -> dict[str, object]:
 
 def _map(number: int, found: ObjectView) -> dict[str, object]:
     """An action without a key has one entry, whose key is empty."""
-    entries = [{"key": list(row.key), "value": aggregates.value(found.aggregate, row.words)} for row in found.rows]
+    entries = [{"key": _plain(row.key), "value": aggregates.value(found.aggregate, row.words)} for row in found.rows]
     return {"type": "map", "number": number, "action": found.action, "entries": entries, "lost": found.lost}
 
 
+def _plain(values: Iterable[int | str]) -> list[int | str]:
+    return [f"{value:#x}" if isinstance(value, Address) else value for value in values]
+
+
 def _record(number: int, record: RecordView) -> dict[str, object]:
-    kept = {"cpu": record.cpu, "time": record.time, "values": list(record.values), "text": record.text}
+    kept = {"cpu": record.cpu, "time": record.time, "values": _plain(record.values), "text": record.text}
     return {"type": "record", "number": number, **kept, **(_stack(record) if record.stack else {})}
 
 

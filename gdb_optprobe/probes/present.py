@@ -22,6 +22,7 @@ from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.views import (
+    Address,
     CodeLine,
     DetourView,
     ExplainView,
@@ -148,8 +149,7 @@ def _objects(handler: Handler, found: Gathered, target: Target) -> Iterator[Obje
 
 def _row(columns: Sequence[Column], data: bytes, words: tuple[int, ...], target: Target) -> RowView:
     key = _key(columns, data)
-    parts = (_spelled(column, value, target) for column, value in zip(columns, key, strict=True))
-    return RowView(key, words, f"[{', '.join(parts)}]")
+    return RowView(key, words, f"[{', '.join(_spelled(value, target) for value in key)}]")
 
 
 def _record(probe: Probe, row: Row, target: Target) -> RecordView:
@@ -161,7 +161,7 @@ def _record(probe: Probe, row: Row, target: Target) -> RecordView:
         return RecordView(row.cpu, row.time, (), " / ".join(one.symbol or f"{one.address:#x}" for one in stack), stack)
     if not kind.format:
         parts = zip(kind.columns, values, strict=True)
-        text = ", ".join(f"{one.label}={_spelled(one, value, target)}" for one, value in parts)
+        text = ", ".join(f"{one.label}={_spelled(value, target)}" for one, value in parts)
         return RecordView(row.cpu, row.time, values, text)
     raw = tuple(value.encode() if isinstance(value, str) else value for value in values)
     return RecordView(row.cpu, row.time, values, render(kind.format, raw))
@@ -181,9 +181,9 @@ def _frames(probe: Probe, kind: Records, data: bytes, target: Target) -> Iterato
         yield FrameView(address, symbol if exact or "+" in symbol else target.symbol(address - 1))
 
 
-def _spelled(column: Column, value: int | str, target: Target) -> str:
+def _spelled(value: int | str, target: Target) -> str:
     """A pointer with what it points to, where that has a name."""
-    if column.form is not Form.POINTER or not isinstance(value, int):
+    if not isinstance(value, Address):
         return str(value)
     symbol = target.symbol(value)
     return f"{value:#x} <{symbol}>" if symbol else f"{value:#x}"
@@ -197,7 +197,8 @@ def _key(columns: Sequence[Column], data: bytes) -> tuple[int | str, ...]:
         if column.form is Form.TEXT:
             values.append(part.partition(b"\0")[0].decode("utf-8", "backslashreplace"))
         else:
-            values.append(int.from_bytes(part, "little", signed=column.form is Form.SIGNED))
+            number = int.from_bytes(part, "little", signed=column.form is Form.SIGNED)
+            values.append(Address(number) if column.form is Form.POINTER else number)
     return tuple(values)
 
 

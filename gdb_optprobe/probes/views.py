@@ -37,6 +37,10 @@ class DetourView:
     head: int
 
 
+class Address(int):
+    """A number that is an address, and shown as one."""
+
+
 @dataclass(frozen=True, slots=True)
 class RowView:
     """words: as objects/aggregate.py lays them out. key: empty where the action has none. spelled: it, for people."""

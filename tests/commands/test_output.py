@@ -6,7 +6,7 @@ from typing import Any
 
 from gdb_optprobe.debugger.output import Json, Text
 from gdb_optprobe.objects.aggregate import Count
-from gdb_optprobe.probes.views import ObjectView, ProbeView, RecordView, RowView
+from gdb_optprobe.probes.views import Address, ObjectView, ProbeView, RecordView, RowView
 from tests.commands.fake_session import EXPLAINED, SHOWN, boosted, probe
 
 CONTRACT = [
@@ -85,6 +85,14 @@ def test_what_was_gathered_and_recorded_is_told_behind_the_table() -> None:
         "values": ["dd", 5],
         "text": "dd reads 5\n",
     }
+
+
+def test_addresses_are_strings_in_json_wherever_they_stand() -> None:
+    rows = (RowView((Address(0xFFFFFFFF81000000),), (7,), "[0xffffffff81000000]"),)
+    record = RecordView(1, 12345, (Address(0x10), 5), "p=0x10, n=5")
+    full = replace(probe(), objects=(ObjectView("count by p", Count(), rows),), records=(record,))
+    _, table, kept = values("report", [full])
+    assert table["entries"][0]["key"] == ["0xffffffff81000000"] and kept["values"] == ["0x10", 5]
 
 
 def test_add_says_why_not_optimized() -> None:
