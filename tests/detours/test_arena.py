@@ -113,3 +113,21 @@ def test_detour_that_is_left_is_known_until_nobody_is_inside() -> None:
     assert arena.left == (detour,) and arena.dirty() == (slot,)
     arena.reclaim(lambda _: ())
     assert not arena.left and not arena.dirty()
+
+
+def test_pads_have_a_page_to_themselves_and_it_comes_back() -> None:
+    start = 0xFFFFFFFF82000000
+    arena = Arena(Ranges(((start + 0x40, start + 0x4000),), ((start + 0x10000, start + 0x14000),), 0xCC))
+    detour = arena.allocate_code(40, start, REACH)
+    pads = [arena.allocate_pad(start, REACH) for _ in range(257)]
+    assert len({pad.address & -4096 for pad in pads}) == 2 and detour.address < pads[0].address
+    others = {arena.allocate_code(900, start, REACH).address & -4096 for _ in range(6)}
+    assert others.isdisjoint(page for page, _ in arena.pad_pages)
+    bell = arena.take_bell(start, REACH)
+    assert bell == arena.take_bell(start, REACH) and bell.size == 4096
+    for pad in pads:
+        arena.pads.release(pad)
+    assert arena.reclaim(lambda ranges: [ranges[-1]]) == (), "somebody is at a pad, and goes on anywhere from there"
+    assert arena.pad_pages
+    assert set(arena.reclaim(lambda _: ())) == set(pads)
+    assert not arena.pad_pages and arena.data.is_empty

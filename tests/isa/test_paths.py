@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gdb_optprobe.isa.base import Flow
-from gdb_optprobe.isa.paths import shortest
+from gdb_optprobe.isa.paths import depth, shortest
 from gdb_optprobe.isa.x86_64 import X86_64
 
 AT = 0x1000
@@ -36,3 +36,9 @@ def test_the_cheapest_way_is_not_the_one_with_fewest_instructions() -> None:
     code = X86_64.decode(bytes.fromhex("85c0 7405 e800000000 90"), AT)
     assert shortest(code, lambda insn: 50 if insn.flow is Flow.CALL else 1) == 3
     assert shortest(code[2:], lambda insn: 50 if insn.flow is Flow.CALL else 1) == 51
+
+
+def test_how_deep_the_stack_is_on_the_way_to_an_instruction() -> None:
+    """pushfq; je to the last; popfq; jmp away; popfq: what stands behind the way out is as deep as the branch was."""
+    insns = X86_64.decode(bytes.fromhex("9c 7406 9d e900000010 9d 90"), AT)
+    assert [depth(insns, insn.address, X86_64.pushed) for insn in insns] == [0, 8, 8, 0, 8, 0]
