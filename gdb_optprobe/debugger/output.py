@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from typing import Protocol
 
 from gdb_optprobe.debugger import aggregates
 from gdb_optprobe.debugger.table import indented, table
 from gdb_optprobe.probes.views import (
     Address,
+    CallsView,
     CodeLine,
     DetourView,
     ExplainView,
@@ -282,8 +284,16 @@ def _report_row(probe: ProbeView) -> tuple[str, ...]:
 
 
 def _gathered(probe: ProbeView) -> list[str]:
+    calls = [f"    {_calls(probe.calls)}"] if probe.calls is not None else []
     found = [f"    {line}" for found in probe.objects for line in aggregates.lines(found)]
-    return [*found, *(f"    {_record_line(record)}" for record in probe.records)]
+    return [*calls, *found, *(f"    {_record_line(record)}" for record in probe.records)]
+
+
+def _calls(calls: CallsView) -> str:
+    return (
+        f"calls: {calls.entries} = {calls.returns} returned + {calls.active} under way"
+        f" + {calls.missed} missed + {calls.dropped} never returned"
+    )
 
 
 def _record_line(record: RecordView) -> str:
@@ -338,7 +348,7 @@ def _counted(count: int, noun: str, nouns: str = "") -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {nouns or noun + 's'}"
 
 
-_COUNTS = ("hits", "missed", "active", "dropped", "faults", "stops")
+_COUNTS = ("hits", "missed", "active", "dropped", "faults", "stops", "calls")
 _REPORTED = ("number", "location", "address", "symbol", "tier", *_COUNTS)
 
 # JSON ---------------------------------------------------------------------------------------------------------------
@@ -369,6 +379,7 @@ def _probe(probe: ProbeView) -> dict[str, object]:
         "dropped": probe.dropped,
         "faults": probe.faults,
         "stops": probe.stops,
+        **({"calls": asdict(probe.calls)} if probe.calls is not None else {}),
     }
 
 

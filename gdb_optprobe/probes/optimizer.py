@@ -212,10 +212,19 @@ class Optimizer:
 
     def retry(self) -> None:
         """At a stop that occurred anyway: try the sites that wait for somebody to leave."""
-        waiting = [site for site in self.registry.sites() if site.waits and site.enabled]
+        waiting = [site for site in self.registry.sites() if site.enabled and (site.waits or self._grows(site))]
         if waiting:
             self.target.alive()
             self.settle(waiting)
+
+    def _grows(self, site: Site) -> bool:
+        """Whether calls at `site` get a larger table; where there is no memory for one they are missed some day."""
+        if site.point is None or self._arena is None:
+            return False
+        try:
+            return self.returns.grow(site, self.target, self._arena)
+        except OptprobeError:
+            return False
 
     def pin(self, sites: Sequence[Site]) -> None:
         """Bring these sites down to breakpoints until `unpin`: the original instructions are about to be stepped."""
@@ -316,6 +325,8 @@ class Optimizer:
         branch = group[0].branch
         wanted = branching.serves(group), group[0].plan.displaced
         if branch is None or (branch.serves, branch.plan.displaced) != wanted:
+            return None
+        if any(site.next_point is not None for site in group):
             return None
         return branch if self.reading.is_kept(branch) else None
 

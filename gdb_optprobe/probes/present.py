@@ -23,6 +23,7 @@ from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.views import (
     Address,
+    CallsView,
     CodeLine,
     DetourView,
     ExplainView,
@@ -134,9 +135,14 @@ def probe(probe: Probe, site: Site, found: Gathered, target: Target) -> ProbeVie
         dropped=found.dropped,
         faults=found.head[1] if len(found.head) > 1 else 0,
         stops=site.stops,
+        calls=_calls(under_way) if under_way is not None else None,
         objects=tuple(_objects(probe.handler, found, target)),
         records=tuple(_record(probe, row, target) for row in found.records),
     )
+
+
+def _calls(found: Instances) -> CallsView:
+    return CallsView(found.entries, found.returns, len(found.active), found.missed, found.dropped)
 
 
 def _objects(handler: Handler, found: Gathered, target: Target) -> Iterator[ObjectView]:

@@ -31,6 +31,9 @@ from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.stops import Hit
 from gdb_optprobe.probes.target import Target
 
+SLOTS = 512
+"""Of a table at first: it grows with the calls that are under way."""
+
 
 @dataclass(frozen=True, slots=True)
 class Costs:
@@ -259,11 +262,14 @@ def parts_of(probes: Sequence[Probe]) -> tuple[Part, ...]:
     return tuple(found)
 
 
-def layout_for(probes: Sequence[Probe]) -> InstancesLayout:
-    """Of a table that these return probes of one function can share, whichever of them are enabled."""
+def layout_for(probes: Sequence[Probe], least: int = SLOTS) -> InstancesLayout:
+    """Of a table that these return probes of one function can share, whichever of them are enabled.
+
+    least: how many calls there is room for, where not every probe bounds them.
+    """
     bounds = [probe.spec.maxactive for probe in probes]
     saved = sum(len(probe.handler.entry.words) + (probe.handler.entry.condition is not None) for probe in probes)
-    return InstancesLayout(max(bounds), saved) if all(bounds) else InstancesLayout(saved=saved)
+    return InstancesLayout(max(bounds) if all(bounds) else least, saved)
 
 
 def shown_at(key: int, target: Target) -> int | None:

@@ -22,10 +22,13 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.objects.instances import WORD, Instance, InstancesLayout
+from gdb_optprobe.probes import returning
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.returning import ReturnPoint, layout_for, shown_at
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.target import Target
+
+GROWTH = 4
 
 
 @dataclass
@@ -64,10 +67,23 @@ class Returns:
 
     def reserve(self, site: Site, target: Target, arena: Arena) -> None:
         """Memory for the calls of the function that is entered at `site`, and what its probes keep. Raises Refused."""
-        wanted = layout_for([probe for probe in site.probes if probe.returns])
         has = site.next_point or site.point
+        probes = [probe for probe in site.probes if probe.returns]
+        wanted = layout_for(probes, max(returning.SLOTS, has.layout.slots if has is not None else 0))
         if has is None or has.layout.slots != wanted.slots or has.layout.saved < wanted.saved:
             site.next_point = self._made(site.address, wanted, target, arena)
+
+    def grow(self, site: Site, target: Target, arena: Arena) -> bool:
+        """A larger table for calls from now on, where this one is half full; whether there is one. Raises Refused."""
+        point = site.point
+        probes = [probe for probe in site.probes if probe.returns]
+        if point is None or site.next_point is not None or all(probe.spec.maxactive for probe in probes):
+            return False
+        if 2 * len(point.instances(target).active) <= point.layout.slots:
+            return False
+        layout = layout_for(probes, GROWTH * point.layout.slots)
+        site.next_point = self._made(site.address, layout, target, arena)
+        return True
 
     def _made(self, address: int, layout: InstancesLayout, target: Target, arena: Arena) -> ReturnPoint:
         point = ReturnPoint.made(address, layout, target, arena)

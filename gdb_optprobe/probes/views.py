@@ -42,6 +42,20 @@ class Address(int):
 
 
 @dataclass(frozen=True, slots=True)
+class CallsView:
+    """Of a return probe's function, shared by all that are on it. entries: the sum of the others.
+
+    active: under way. missed: found no room. dropped: never returned.
+    """
+
+    entries: int
+    returns: int
+    active: int
+    missed: int
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
 class RowView:
     """words: as objects/aggregate.py lays them out. key: empty where the action has none. spelled: it, for people."""
 
@@ -120,6 +134,7 @@ class ProbeView:
     stops: int
     objects: tuple[ObjectView, ...] = ()
     records: tuple[RecordView, ...] = ()
+    calls: CallsView | None = None
 
 
 @dataclass(frozen=True, slots=True)

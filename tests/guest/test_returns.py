@@ -152,7 +152,10 @@ def every_call_is_accounted_for(guest: Guest) -> None:
     assert finished.status == 0, finished.output
     entered, bounded, one = finished.json("list")
     assert entered["hits"] >= 4 * READS
-    assert bounded["hits"] + bounded["missed"] + bounded["active"] + bounded["dropped"] == entered["hits"]
+    calls = bounded["calls"]
+    assert calls["entries"] == entered["hits"]
+    assert calls["entries"] == calls["returns"] + calls["active"] + calls["missed"] + calls["dropped"]
+    assert (calls["returns"], calls["missed"]) == (bounded["hits"], bounded["missed"])
     assert bounded["active"] <= 2 and one["active"] <= 1 and one["missed"]
 
 
@@ -200,6 +203,27 @@ def test_probes_are_removed_while_calls_are_under_way(traced: Guest) -> None:
         assert points == 1 and left and dirty and code and data, finished.output
     assert finished.json("waiting")[1:3] == [1, 1], "of two trampolines the one that calls return to"
     assert finished.json("gone") == [0, 0, 0, 0, 0]
+
+
+def test_the_table_grows_with_the_calls_under_way(traced: Guest) -> None:
+    """At stops that occur anyway; calls that were entered before return through the old one, and count."""
+    script: list[str | Workload] = [
+        "python from gdb_optprobe.probes import returning; returning.SLOTS = 16",
+        "optprobe add hrtimer_nanosleep -return do hist($elapsed)",
+        *(sleepers(count) for count in (14, 40, 60)),
+        keep("list", "optprobe list"),
+        Workload("killall sleep; sleep 0.3"),
+        "optprobe commit",
+        keep("gone", "optprobe list"),
+        STATE.format("state"),
+    ]
+    finished = batch(traced, script, timeout=120)
+    assert finished.status == 0, finished.output
+    (probe,), (after,) = finished.json("list"), finished.json("gone")
+    assert (probe["calls"]["active"], probe["missed"]) == (14 + 40 + 60, 0)
+    assert (after["calls"]["active"], after["calls"]["dropped"]) == (0, 0)
+    assert after["calls"]["entries"] == after["calls"]["returns"] == after["hits"] >= 14 + 40 + 60
+    assert finished.json("state")[:2] == [1, 0], "one table, and no trampoline that is left"
 
 
 def test_quit_while_calls_are_under_way(traced: Guest) -> None:
