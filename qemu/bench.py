@@ -105,7 +105,7 @@ def verdict(subject: Subject, costs: list[Cost], read: float) -> list[str]:
     targets = [("a count at a function's entry", took[OPTIMIZED], subject.most, LINUX_OPTIMIZED)]
     if subject.elsewhere is not None:
         targets.append(("a count behind it", took[BEHIND], subject.elsewhere, LINUX_OPTIMIZED))
-    beside = (LINUX_FILTER, LINUX_OPTIMIZED, LINUX_HIST, LINUX_HIST, LINUX_RECORD, LINUX_READ)
+    beside = (LINUX_FILTER, LINUX_OPTIMIZED, LINUX_HIST, LINUX_HIST, LINUX_RECORD, LINUX_READ, *[LINUX_RETURN] * 2)
     for name, most, other in zip(PROGRAMS, subject.programs, beside, strict=True):
         targets.append((name, took[name], most, other))
     share = next(cost.seconds for cost in costs if cost.name == BREAK_FALSE) / read
@@ -124,6 +124,7 @@ OPTIMIZED, BEHIND, BREAK_FALSE = "optimized", "optimized, behind it", "a break, 
 LINUX_OPTIMIZED = "Linux's event, optimized"
 LINUX_FILTER, LINUX_HIST = "Linux's filter, false", "Linux's hist trigger"
 LINUX_RECORD, LINUX_READ = "Linux's event, three words", "Linux's event, f_flags"
+LINUX_RETURN = "Linux's event, return"
 
 
 class Bench:
@@ -163,6 +164,7 @@ class Bench:
             self._row(LINUX_HIST, self._ftrace(TRIGGER, "hist:keys=size.log2"), self._running),
             self._row(LINUX_RECORD, self._with(self._subject.words), self._running),
             self._row(LINUX_READ, self._with(self._subject.flags), self._running),
+            self._row(LINUX_RETURN, self._return, self._running),
         ]
 
     def _programs(self) -> Iterator[Cost]:
@@ -202,6 +204,9 @@ class Bench:
 
     def _event(self, location: str, optimization: bool, tag: str) -> Probed:
         return lambda: linux_event(self._reads.guest, location, optimization, tag)
+
+    def _return(self) -> AbstractContextManager[None]:
+        return linux_event(self._reads.guest, FUNCTION, True, "FTRACE", sort="r")
 
     def _with(self, fields: str) -> Probed:
         return lambda: linux_event(self._reads.guest, FUNCTION, True, "FTRACE", fields)

@@ -31,6 +31,7 @@ def linux_event(
     field: str = "",
     file: str = "",
     text: str = "",
+    sort: str = "p",
 ) -> Iterator[None]:
     """An event at `location` for the length of a `with` block; nothing else may be traced meanwhile.
 
@@ -38,11 +39,12 @@ def linux_event(
     optimization: whether Linux may optimize.
     tag:          what Linux's list is to say of it: FTRACE, OPTIMIZED, or nothing.
     field:        what a record of it holds, if anything.
+    sort:         "p" for a kprobe, "r" for a kretprobe.
     file, text:   what is written to a file of the event's: its filter or its trigger.
     GuestError where Linux arms it differently.
     """
     guest(f"echo {int(optimization)} > {SWITCH}")
-    guest(f"echo 'p:optprobe_own/event {location} {field}' > {TRACING}/kprobe_events")
+    guest(f"echo '{sort}:optprobe_own/event {location} {field}' > {TRACING}/kprobe_events")
     if file:
         guest(f"echo '{text}' > {FOLDER}/{file}")
     guest(f"echo 1 > {EVENT}")

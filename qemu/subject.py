@@ -15,6 +15,8 @@ PROGRAMS = {
     "count by $pid": "do count by $pid",
     "record, three words": "do record($arg1, $arg2, $arg3)",
     "count by f_flags": "do count by *(unsigned *)($arg1 + 0x40)",
+    "a return": "-return do count",
+    "a return, latency": "-return do latency",
 }
 """What programs cost is measured of, at FUNCTION's entry: clauses of `optprobe add`."""
 RECORDS = 8192
@@ -67,7 +69,7 @@ SUBJECTS = {
         trap="int3",
         most=6,
         elsewhere=None,
-        programs=(10, 14, 40, 70, 60, 100),
+        programs=(10, 14, 40, 70, 60, 100, 60, 110),
         field="size=%dx",
         words="file=%di buffer=%si size=%dx",
         flags="flags=+0x40(%di):u32",
@@ -81,7 +83,7 @@ SUBJECTS = {
         trap="trap",
         most=16,
         elsewhere=30,
-        programs=(20, 26, 60, 100, 90, 140),
+        programs=(20, 26, 60, 100, 90, 140, 90, 150),
         field="size=%gpr5",
         words="file=%gpr3 buffer=%gpr4 size=%gpr5",
         flags="flags=+0x40(%gpr3):u32",
