@@ -17,7 +17,7 @@ from gdb_optprobe.debugger.terminal import colour
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.interrupts import held
 from gdb_optprobe.probes.spec import Spec
-from gdb_optprobe.probes.views import ExplainView, ProbeView, ShowView
+from gdb_optprobe.probes.views import ExplainView, ProbeView, Saved, ShowView
 
 
 class Session(Protocol):
@@ -51,6 +51,8 @@ class Session(Protocol):
     def commit(self, timeout: float) -> Sequence[str]: ...
 
     def check(self) -> Sequence[str]: ...
+
+    def saved(self) -> Saved: ...
 
     def run(self, seconds: float | None, until_hits: tuple[int, int] | None, timeout: float | None) -> str: ...
 

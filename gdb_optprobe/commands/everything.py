@@ -21,6 +21,7 @@ from gdb_optprobe.commands.list import InfoCommand, ListCommand
 from gdb_optprobe.commands.prefix import OptprobeCommand
 from gdb_optprobe.commands.report import ReportCommand
 from gdb_optprobe.commands.run import RunCommand
+from gdb_optprobe.commands.save import SaveCommand
 from gdb_optprobe.commands.show import ShowCommand
 from gdb_optprobe.debugger import parameters
 
@@ -37,6 +38,7 @@ SUBCOMMANDS: tuple[type[Subcommand[Any]], ...] = (
     DeleteCommand,
     CommitCommand,
     CheckCommand,
+    SaveCommand,
     RunCommand,
     ExpectCommand,
 )

@@ -28,7 +28,7 @@ from gdb_optprobe.handlers.supported import check_action
 from gdb_optprobe.interrupts import checkpoint
 from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.isa.paths import depth
-from gdb_optprobe.probes import present, returnable
+from gdb_optprobe.probes import present, returnable, saving
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
@@ -38,7 +38,7 @@ from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.target import Target
-from gdb_optprobe.probes.views import ExplainView, ProbeView, ShowView
+from gdb_optprobe.probes.views import ExplainView, ProbeView, Saved, ShowView
 
 # Runs the guest for some seconds (None: no bound); why it stopped, or None when the time was up.
 Run = Callable[[float | None], str | None]
@@ -312,6 +312,15 @@ class Session:
             return self.optimizer.is_inside(self.registry.site_of(probe))
 
         present.clear(self.registry.probes(numbers), self.target, is_inside)
+
+    def saved(self) -> Saved:
+        """The probes as commands that make them again in another boot."""
+        self.target.alive()
+
+        def takes(spec: Spec, address: int) -> bool:
+            return self._standing(address, spec) is not None
+
+        return saving.saved(self.registry.probes(), self.settings(), self.target, takes)
 
     def check(self) -> tuple[str, ...]:
         """Where the guest's memory does not hold what we wrote, in words."""

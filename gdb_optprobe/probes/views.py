@@ -188,3 +188,15 @@ class ExplainView:
     instructions: int = 0
     nearest: int | None = None
     nearest_symbol: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """`optprobe save`.
+
+    lines: of the file. count: of probes in it. left_out: the numbers of those that only Python can make again.
+    """
+
+    lines: tuple[str, ...]
+    count: int
+    left_out: tuple[int, ...]

@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes.spec import Spec
-from gdb_optprobe.probes.views import CodeLine, DetourView, ExplainView, ProbeView, ReasonView, RefusedView, ShowView
+from gdb_optprobe.probes.views import (
+    CodeLine,
+    DetourView,
+    ExplainView,
+    ProbeView,
+    ReasonView,
+    RefusedView,
+    Saved,
+    ShowView,
+)
 
 VFS_READ = 0xFFFFFFFF8134CC50
 NOP = bytes.fromhex("0f1f440000")
@@ -155,6 +164,10 @@ class FakeSession:
 
     def commit(self, timeout: float = 10.0) -> tuple[str, ...]:
         return (f"fake: commit {timeout:g}",)
+
+    def saved(self) -> Saved:
+        lines = tuple(f"optprobe add {probe.location} if count == $limit" for probe in self.probes.values())
+        return Saved(("# head", *lines), len(lines), (7,) if len(lines) > 1 else ())
 
     def check(self) -> tuple[str, ...]:
         return ("vfs_read was changed",) if self.probes else ()

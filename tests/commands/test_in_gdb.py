@@ -41,6 +41,8 @@ ERRORS = [
     ("optprobe add bug", "internal error: KeyError: 'bug'; set python print-stack full shows where"),
     ("optprobe show", "show needs the number of a probe"),
     ("optprobe show 7", "no probe 7"),
+    ("optprobe save", "no file to save to"),
+    ("optprobe save /nowhere", "there are no probes to save"),
     ("optprobe list nosuch", "no probe named 'nosuch'"),
     ("optprobe expect 1 == 2", "expected 1 == 2"),
     ("optprobe expect $optprobe_hits(7) == 1", "no probe 7"),
@@ -136,8 +138,34 @@ def test_a_count_is_kept_until_the_report_is_printed() -> None:
     assert (before["type"], before["hits"], after["hits"]) == ("probe", 1000, 0)
 
 
+def test_save_writes_over_and_says_what_it_could_not(tmp_path: Path) -> None:
+    file = tmp_path / "some probes.gdb"
+    file.write_text("old\n" * 100)
+    ended = gdb(
+        "set $limit = 7", "optprobe add a", f"optprobe save {file}", "optprobe add b", f"optprobe save {file}"
+    )
+    assert ended.out.splitlines()[1:] == [
+        f"Saved 1 probe to '{file}'.",
+        "Probe 2 at 0xffffffff8134cc50 <vfs_read>: optimized, 5 bytes patched; a hit costs 3 instructions",
+        f"Saved 2 probes to '{file}'.",
+        "Only as comments, for their handlers are Python's: 7.",
+    ]
+    assert file.read_text().splitlines() == [
+        "# head",
+        "set $limit = 7",
+        "optprobe add a if count == $limit",
+        "optprobe add b if count == $limit",
+    ]
+
+
+def test_save_where_nothing_can_be_written(tmp_path: Path) -> None:
+    ended = gdb("optprobe add a", f"optprobe save {tmp_path}/no/file")
+    assert ended.err == f"optprobe: '{tmp_path}/no/file' cannot be written: No such file or directory\n"
+
+
 def test_help_has_examples() -> None:
-    words = ("add", "break", "dprintf", "list", "show", "explain", "report", "enable", "run", "commit", "expect")
+    words = ("add", "break", "dprintf", "list", "show", "explain", "report", "enable", "run", "save", "commit")
+    words += ("expect",)
     ended = gdb(*(f"help optprobe {word}" for word in words))
     for word in words:
         assert f"\noptprobe {word}" in ended.out

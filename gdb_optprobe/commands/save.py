@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import gdb
+
+from gdb_optprobe.commands.base import Subcommand
+from gdb_optprobe.debugger.attach import convenience
+from gdb_optprobe.debugger.output import Output
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.probes.saving import with_variables
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    path: str
+    json: bool = False
+
+
+class SaveCommand(Subcommand[File]):
+    """Write the probes to FILE, as commands that `source` carries out in another boot.
+
+    optprobe save FILE
+
+    Locations are by name, so that it does not matter where the kernel is
+    loaded. Probes with Python handlers are comments. GDB's variables get
+    the values that they have now. FILE is written over.
+
+    Examples:
+      optprobe save probes.gdb
+      source probes.gdb
+    """
+
+    word = "save"
+
+    def parse(self, text: str) -> File:
+        if not text.strip():
+            raise OptprobeError("no file to save to", "optprobe save FILE")
+        return File(text.strip())
+
+    def run(self, args: File, out: Output) -> None:
+        saved = self.session.saved()
+        if not saved.count and not saved.left_out:
+            raise OptprobeError("there are no probes to save", "optprobe add LOCATION")
+        lines = with_variables(saved.lines, convenience)
+        try:
+            Path(args.path).expanduser().write_text("".join(f"{line}\n" for line in lines))
+        except OSError as error:
+            raise OptprobeError(f"'{args.path}' cannot be written: {error.strerror}") from None
+        out.lines([f"Saved {saved.count} {'probe' if saved.count == 1 else 'probes'} to '{args.path}'."])
+        if saved.left_out:
+            numbers = ", ".join(map(str, saved.left_out))
+            out.lines([f"Only as comments, for their handlers are Python's: {numbers}."])
+
+    def candidates(self, text: str) -> int:
+        return gdb.COMPLETE_FILENAME

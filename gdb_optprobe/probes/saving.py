@@ -1,0 +1,141 @@
+"""The set of probes as commands that make it again in a fresh boot of the same kernel, wherever that is loaded.
+
+A location stays as it was typed where it names what it means; addresses become symbol+offset.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from itertools import groupby
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.settings import Settings
+from gdb_optprobe.probes.spec import Kind, Spec
+from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.views import Saved
+
+HEAD = "# Probes of optprobe: `source` this file where `optprobe` is loaded and the guest has booted."
+SESSIONS = ("arena", "on_exit", "exit_on_error", "guardian")
+"""Settings that are not the probes' but the session's, or hold addresses of this boot."""
+ANCHOR = "_stext"
+_NAMED = re.compile(r"\*\s*\(?\s*[A-Za-z_][\w.]*\s*(?:[-+]\s*\w+\s*)?\)?")  # `*vfs_read+5`: no number, no `$name` alone
+
+
+Takes = Callable[[Spec, int], bool]
+"""Whether an address can have a probe of this kind."""
+
+
+def saved(probes: Sequence[Probe], settings: Settings, target: Target, takes: Takes) -> Saved:
+    """The file for `probes`, in order of their numbers."""
+    lines = [HEAD, *_settings(settings)]
+    left_out: list[int] = []
+    # Those of one `add` have one and the same spec.
+    for _, group in groupby(probes, key=lambda probe: id(probe.spec)):
+        some = list(group)
+        spec = some[0].spec
+        if spec.pre_handler is not None or spec.post_handler is not None:
+            left_out += [probe.number for probe in some]
+            lines += [f"# {add(spec, _place(probe, target))}: its handlers are Python's" for probe in some]
+        elif _is_whole(some, target, takes):
+            lines += _one(some[0], spec.location if len(some) > 1 else _as_typed(some[0], target), spec.glob)
+        else:
+            for probe in some:
+                lines += _one(probe, _place(probe, target))
+    return Saved(tuple(lines), len(probes) - len(left_out), tuple(left_out))
+
+
+def add(spec: Spec, location: str, glob: bool = False) -> str:
+    """The command for a probe of `spec` at `location`."""
+    words = ["optprobe add", location]
+    words += ["-glob"] if glob else []
+    words += ["-return"] if spec.kind is Kind.KRETPROBE else []
+    words += ["-maxactive", str(spec.maxactive)] if spec.maxactive else []
+    words += ["-pending"] if spec.pending else []
+    words += ["-name", spec.name] if spec.name else []
+    words += ["-tier", spec.tier] if spec.tier else []
+    entry = spec.entry_condition.text if spec.entry_condition is not None else ""
+    on_entry = _clause(entry, tuple(action.text for action in spec.entry_actions))
+    words += ["entry", *on_entry] if on_entry else []
+    words += _clause(spec.condition, spec.actions if spec.actions != ("count",) else ())
+    return " ".join(words)
+
+
+def _clause(condition: str, actions: Sequence[str]) -> list[str]:
+    words = ["if", _line(condition)] if condition.strip() else []
+    return [*words, "do", ", ".join(map(_line, actions))] if actions else words
+
+
+def with_variables(lines: Sequence[str], value: Callable[[str], int | None]) -> tuple[str, ...]:
+    """`lines`, and before the probes the values of the debugger's variables that they name; most names are ours."""
+    text = "\n".join(line for line in lines if line.startswith("optprobe add"))
+    names = dict.fromkeys(re.findall(r"\$([A-Za-z_]\w*)", text))
+    values = ((name, value(name)) for name in names)
+    return (lines[0], *(f"set ${name} = {number}" for name, number in values if number is not None), *lines[1:])
+
+
+def _one(probe: Probe, location: str, glob: bool = False) -> list[str]:
+    lines = [add(probe.spec, location, glob)]
+    return lines if probe.enabled else [*lines, "optprobe disable $optprobe"]
+
+
+def _settings(settings: Settings) -> Iterator[str]:
+    """Those that shape probes, where they are not what they are by default."""
+    for field in fields(Settings):
+        value = getattr(settings, field.name)
+        if field.name in SESSIONS or value == field.default:
+            continue
+        text = {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+        yield f"set optprobe {field.name.replace('_', '-')} {text}"
+    if settings.arena is not None:
+        yield f"# set optprobe arena {settings.arena}: addresses of that boot"
+
+
+def _is_whole(probes: Sequence[Probe], target: Target, takes: Takes) -> bool:
+    """Whether one `add` makes all of `probes` and no other, enabled as they are."""
+    if len(probes) == 1 and not probes[0].spec.glob:
+        return True
+    if not all(probe.enabled for probe in probes):
+        return False
+    spec = probes[0].spec
+    try:
+        found = set(target.resolve(spec.location, spec.glob))
+    except OptprobeError:
+        return False
+    there = {probe.address for probe in probes}
+    # Where one could be and is not, it was deleted.
+    return there <= found and not any(takes(spec, address) for address in found - there)
+
+
+def _as_typed(probe: Probe, target: Target) -> str:
+    """As it was typed, where that names it in another boot too."""
+    typed = probe.spec.location.strip()
+    if typed.startswith("*"):
+        return typed if _NAMED.fullmatch(typed) else _place(probe, target)
+    try:
+        single = len(target.resolve(typed, False)) == 1
+    except OptprobeError:
+        single = False
+    return typed if single else _place(probe, target)
+
+
+def _place(probe: Probe, target: Target) -> str:
+    """symbol+offset, where only this address is called so; else counted from the kernel's start."""
+    name = target.symbol(probe.address)
+    if name and _resolved(name, target) == (probe.address,):
+        return name
+    start = _resolved(f"*{ANCHOR}+0", target)
+    return f"*{ANCHOR}+{probe.address - start[0]:#x}" if start else f"*{probe.address:#x}"
+
+
+def _resolved(place: str, target: Target) -> tuple[int, ...]:
+    try:
+        return target.resolve(place, False)
+    except OptprobeError:
+        return ()
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split("\n")).strip()
