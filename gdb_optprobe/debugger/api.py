@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gdb_optprobe.debugger.attach import current_session
 from gdb_optprobe.errors import OptprobeError
@@ -85,6 +85,39 @@ def kprobe(
     return Handle(session, session.add(spec)[0].number)
 
 
-def kretprobe(location: str, **_: object) -> Handle:
-    """A probe of a function's return."""
-    raise OptprobeError(f"{location}: {Kind.KRETPROBE.value}s are not built yet", "probe the entry: kprobe(…)")
+@held()
+def kretprobe(
+    location: str,
+    handler: Handler | None = None,
+    *,
+    when: str = "",
+    do: str | Sequence[str] = "count",
+    entry_when: str = "",
+    save: Mapping[str, str] | None = None,
+    entry_handler: Handler | None = None,
+    maxactive: int = 0,
+    tier: str = "",
+    name: str = "",
+) -> Handle:
+    """Probe a function's return; the probe's handle.
+
+    when, do:   as of kprobe, where the function has returned: `$retval`, `$elapsed`, `$saved.n`.
+    entry_when: a condition at the function's entry: other calls are not looked at.
+    save:       what `$saved.n` is, by n: expressions at the entry.
+    maxactive:  how many calls at once are seen; 0 for as many as there are.
+    """
+    if handler is not None or entry_handler is not None:
+        raise OptprobeError("Python handlers of returns are not built yet", "when=, do= and save= run in the guest")
+    session = current_session()
+    spec = Spec(
+        location,
+        kind=Kind.KRETPROBE,
+        condition=when,
+        actions=tuple(part.text for part in split(Fragment.whole(do))) if isinstance(do, str) else tuple(do),
+        tier=tier,
+        name=name,
+        entry_condition=Fragment.whole(entry_when) if entry_when.strip() else None,
+        entry_actions=tuple(Fragment.whole(f"save {each} = {value}") for each, value in (save or {}).items()),
+        maxactive=maxactive,
+    )
+    return Handle(session, session.add(spec)[0].number)

@@ -203,10 +203,13 @@ class Optimizer:
         """Whether somebody may be in a program of `site`, or in a detour that was left, which may have been one's."""
         left = self._arena.left if self._arena is not None else ()
         detours = (*left, *((site.branch.detour,) if site.branch is not None else ()))
-        if not detours or self.target.stacks_missing:
-            return bool(detours)
+        inside = [(one.address, one.end) for one in detours]
+        # Whoever is yet to come to a trampoline has not begun.
+        inside += [(one.address + 1, one.end) for one in (site.point.trampolines if site.point is not None else ())]
+        if not inside or self.target.stacks_missing:
+            return bool(inside)
         try:
-            return bool(quiescence.busy([(one.address, one.end) for one in detours], self.target.saved()))
+            return bool(quiescence.busy(inside, self.target.saved()))
         except OptprobeError:
             return True
 

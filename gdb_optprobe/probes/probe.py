@@ -66,8 +66,8 @@ class Probe:
 
         A Python handler, a stop shows them.
         """
-        if self.returns:  # registers of another moment
-            return frozenset()
+        if self.returns:  # the program itself reads those of another moment
+            return self.handler.entry.registers
         return None if self.handler.stops or self.has_python_handler else self.handler.reads
 
     @property

@@ -92,8 +92,12 @@ class ReturnPoint:
 
     def at(self, pc: int) -> Detour | None:
         """The trampoline that `pc` is in."""
-        now = (self.trampoline.detour,) if self.trampoline is not None else ()
-        return next((one for one in (*now, *self.left.values()) if one.address <= pc < one.end), None)
+        return next((one for one in self.trampolines if one.address <= pc < one.end), None)
+
+    @property
+    def trampolines(self) -> tuple[Detour, ...]:
+        """All that somebody may be inside of."""
+        return (*((self.trampoline.detour,) if self.trampoline is not None else ()), *self.left.values())
 
     def starts(self, pc: int) -> bool:
         """Whether a trampoline begins at `pc`: what calls have as return address."""
