@@ -236,8 +236,9 @@ class ReturnPoint:
         if not self._had_room:
             self._write(before, self.layout.missed(before, -1), target)
             return
-        self._write(before, self.layout.left(before, new.key), target)
+        # GDB may die in between: nobody may return to the trampoline without an instance.
         target.machine.write(_of(target).shown_at(new.key), new.back.to_bytes(WORD, "little"))
+        self._write(before, self.layout.left(before, new.key), target)
 
     def _write(self, before: bytes, after: bytes, target: Target) -> None:
         for offset, word in changes(before, after):

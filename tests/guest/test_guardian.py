@@ -106,7 +106,7 @@ def killable(guest: Guest, notes: Path, seed: int) -> subprocess.Popen[bytes]:
 
 def lines(notes: Path, gdb: subprocess.Popen[bytes] | None = None) -> list[Any]:
     """What was told so far; where a GDB is given, that is waited for."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while True:
         with contextlib.suppress(FileNotFoundError):
             if (found := notes.read_text().splitlines()) or gdb is None:
