@@ -298,3 +298,42 @@ def test_backtraces_show_where_calls_really_return(traced: Guest) -> None:
     assert frames("finished")[:2] == ["ksys_read", "do_syscall_64"]
     assert frames("trampoline")[1:3] == ["ksys_read", "do_syscall_64"]
     assert frames("behind")[:2] == ["ksys_read", "do_syscall_64"]
+
+
+@pytest.mark.parametrize("tier", ["breakpoint", "emulated"])
+def test_entries_that_stop_the_guest(traced: Guest, tier: str) -> None:
+    """GDB takes the call's slot then, and keeps what is saved; it returns through the same trampoline."""
+    place = "vfs_read" if tier == "breakpoint" else "vfs_read+5"
+    mine = 'entry if $comm == "dd" && $arg3 == 77 do save size = $arg3'
+    script: list[str | Workload] = [
+        *(['optprobe add vfs_read -tier optimized if $comm == "dd" && $arg3 == 77'] if tier == "emulated" else []),
+        f"optprobe add {place} -tier {tier} -return {mine} do count by $saved.size, sum($retval)",
+        Workload("dd if=/dev/zero of=/dev/null bs=77 count=30 2>/dev/null"),
+        keep("list", "optprobe list"),
+        "optprobe check",
+    ]
+    finished = batch(traced, script, timeout=60)
+    assert finished.status == 0, finished.output
+    probe = finished.json("list")[-1]
+    assert (probe["tier"], probe["hits"], probe["missed"]) == (tier, 30, 0), finished.output
+    assert probe["stops"] >= 30
+
+
+def test_functions_that_do_not_return_to_their_caller(traced: Guest) -> None:
+    """Each is refused with a reason, and nothing is in the guest."""
+    wanted = {
+        "do_exit": "do_exit never returns",
+        "__switch_to": "__switch_to returns on another stack than its caller's",
+        "*(char *)&vfs_read+9": "is not where a function is entered",
+        "clear_page_erms": "clear_page_erms has no tracer's site",
+    }
+    script: list[str | Workload] = ["set language c", "set optprobe exit-on-error off"]
+    script += [
+        f"python\ntry:\n    gdb.execute({f'optprobe add {place} -return'!r})\nexcept gdb.error as e: print(e)\nend"
+        for place in wanted
+    ]
+    script.append(keep("list", "optprobe list"))
+    finished = batch(traced, script, timeout=60)
+    for message in wanted.values():
+        assert message in finished.output
+    assert "@@list\n[]" in finished.output, finished.output
