@@ -70,6 +70,23 @@ def test_it_comes_with_the_first_probe_and_goes_with_gdb(linux: Guest) -> None:
         assert ends(third) and running(linux)
 
 
+DIES_AT_THE_PC = (
+    "python import os; from gdb_optprobe.debugger import stops; write = stops.write_selected_registers; "
+    "stops.write_selected_registers = lambda values: (write({'rip': values['rip']}), os.kill(os.getpid(), 9))"
+)
+
+
+def test_a_push_that_was_half_emulated_is_made_whole(linux: Guest) -> None:
+    with Console(linux) as gdb:
+        assert "emulated" in gdb("optprobe add vfs_write+5 -tier emulated")
+        gdb(DIES_AT_THE_PC)
+        gdb.send("continue")
+        work = linux.spawn("dd if=/dev/zero of=/dev/null bs=1 count=100 2>/dev/null")
+        assert gdb.process.wait(20) == -9
+        assert work.wait(20)[0] == 0
+    assert running(linux)
+
+
 def one_kill(guest: Guest, notes: Path, seed: int, after: float) -> tuple[str, float]:
     """What GDB was about when it was killed, and in how many seconds the guest ran."""
     gdb = killable(guest, notes, seed)
