@@ -63,6 +63,7 @@ class Surroundings:
     cpu:     this CPU's number.
     pad:     where a program goes that stops; None where none can.
     bell:    what it writes to before; 8 bytes that count its stops are RUNG behind that.
+    passed:  what is dead where such a program does not stop.
     """
 
     address: int
@@ -78,6 +79,7 @@ class Surroundings:
     readers: Readers | None = None
     pad: int | None = None
     bell: int = 0
+    passed: Dead = field(default_factory=Dead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ def _emit(program: Program, around: Surroundings, machine: Machine, before: Befo
         emit.mark(words.fault)
         emit.add(Memory(offset=around.faults, near=True), 1)
     emit.mark(end)
-    emit.restore(saved)
+    emit.restore(saved, around.passed if program.stop is not None else Dead())
     return Used(frozenset(condition.used), frozenset(actions.used))
 
 

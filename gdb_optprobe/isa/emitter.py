@@ -160,6 +160,9 @@ class Pool:
         return register
 
 
+LIVES = Dead()
+
+
 class Emitter(Protocol):
     """Code in the making.
 
@@ -175,8 +178,8 @@ class Emitter(Protocol):
     def save(self, names: Sequence[str]) -> None:
         """Keep on the stack what `kept` named. Nests."""
 
-    def restore(self, names: Sequence[str]) -> None:
-        """What the innermost `save` kept; the same names."""
+    def restore(self, names: Sequence[str], dead: Dead = LIVES) -> None:
+        """What the innermost `save` kept; the same names. What is dead need not be what it was."""
 
     def register(self, name: str) -> str | None:
         """The general register that holds what `name` held at the probed address: itself; None where it was saved."""

@@ -16,18 +16,32 @@ from gdb_optprobe.probes.placed import Placed
 
 
 @dataclass(frozen=True)
-class Branch:
-    """addresses: of its sites, ascending. plan: of any of them. serves: the numbers of the probes it counts for.
+class Keeps:
+    """Registers that probes of one function read, so that others' programs there leave them as they are, dead or not.
 
-    keeps: registers that it leaves as they were, dead or not.
+    read: by some probe. by_others: by another one too, whichever probe is asked about that reads all of them.
     """
+
+    read: frozenset[str] = frozenset()
+    by_others: frozenset[str] = frozenset()
+
+    def __le__(self, other: Keeps) -> bool:
+        return self.read <= other.read and self.by_others <= other.by_others
+
+    def __or__(self, other: Keeps) -> Keeps:
+        return Keeps(self.read | other.read, self.by_others | other.by_others)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """addresses: of its sites, ascending. plan: of any of them. serves: the numbers of the probes it counts for."""
 
     plan: Plan
     addresses: tuple[int, ...]
     serves: tuple[int, ...]
     patch: Patch
     placed: Placed
-    keeps: frozenset[str] = frozenset()
+    keeps: Keeps = Keeps()
 
     @property
     def detour(self) -> Detour:

@@ -19,21 +19,19 @@ from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Dead, Isa, OutOfReach
-from gdb_optprobe.probes.branch import Branch
+from gdb_optprobe.probes.branch import Branch, Keeps
 from gdb_optprobe.probes.placed import Placed
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.resident import readers
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.target import Target
 
+_NOTHING = Keeps()
 Codes = Mapping[int, Sequence[tuple[Probe, Program]]]
 
 
-def write(sites: Sequence[Site], target: Target, arena: Arena, keeps: frozenset[str] = frozenset()) -> Branch:
-    """Serve `sites` (ascending, of one region). Raises Refused or TextChanged with the guest as it was.
-
-    keeps: registers that programs of the same function read, so that none of these may overwrite them.
-    """
+def write(sites: Sequence[Site], target: Target, arena: Arena, keeps: Keeps = _NOTHING) -> Branch:
+    """Serve `sites` (ascending, of one region). Raises Refused or TextChanged with the guest as it was."""
     plan = sites[0].plan
     for site in sites:
         site.serve_returns(target, arena)
@@ -87,16 +85,16 @@ def reserve(probe: Probe, target: Target, arena: Arena) -> None:
         probe.pad = _new_pad(probe, target, arena)
 
 
-def overwrites(site: Site, target: Target, keeps: Collection[str], read: Collection[str]) -> bool:
+def overwrites(site: Site, target: Target, keeps: Keeps, read: Keeps) -> bool:
     """Whether the programs of `site`, made to keep `keeps`, overwrite any of `read`: they would be others for it."""
-    less, more = (_unread(site.plan.dead, names, target.isa) for names in (keeps, {*keeps, *read}))
+    less, more = (_free(site.plan.dead, each, target.isa) for each in (keeps, keeps | read))
     if less == more:
         return False
-    now, then = (_joined([code for _, code in _code(site, target, names)]) for names in (keeps, {*keeps, *read}))
+    now, then = (_joined([code for _, code in _code(site, target, each)]) for each in (keeps, keeps | read))
     return now(site.address) != then(site.address)
 
 
-def _codes(sites: Sequence[Site], target: Target, arena: Arena, keeps: Collection[str]) -> Codes:
+def _codes(sites: Sequence[Site], target: Target, arena: Arena, keeps: Keeps) -> Codes:
     """By address, every enabled probe with its program, in the order in which they run."""
     for site in sites:
         for probe in site.enabled:
@@ -104,12 +102,12 @@ def _codes(sites: Sequence[Site], target: Target, arena: Arena, keeps: Collectio
     return {site.address: _code(site, target, keeps) for site in sites}
 
 
-def _code(site: Site, target: Target, keeps: Collection[str]) -> Sequence[tuple[Probe, Program]]:
+def _code(site: Site, target: Target, keeps: Keeps) -> Sequence[tuple[Probe, Program]]:
     plan = site.plan
-    dead = _unread(plan.dead, keeps, target.isa)
+    dead, passed = _free(plan.dead, keeps, target.isa)
 
     def of(probe: Probe, counter: Slot) -> Program:
-        return probe.handler.code(target.isa, plan, dead, counter.address, probe.readers, probe.pad)
+        return probe.handler.code(target.isa, plan, dead, counter.address, probe.readers, probe.pad, passed)
 
     counted = [probe for probe in site.enabled if not probe.returns]
     codes = [(probe, of(probe, probe.counter)) for probe in counted if probe.counter is not None]
@@ -157,6 +155,11 @@ def _lead_pads(codes: Codes, detour: Detour, target: Target) -> list[Patch]:
                     raise Refused(Refusal.ARENA_OUT_OF_REACH.because(address=target.text.spell(address))) from stuck
     patch.apply(ways, target.machine)
     return ways
+
+
+def _free(dead: Dead, keeps: Keeps, isa: Isa) -> tuple[Dead, Dead]:
+    """What programs may overwrite; what one that reads all may where it does not stop."""
+    return _unread(dead, keeps.read, isa), _unread(dead, keeps.by_others, isa)
 
 
 def _unread(dead: Dead, read: Collection[str], isa: Isa) -> Dead:

@@ -54,6 +54,7 @@ from gdb_optprobe.probes.stops import Hit
 PER_CPU = "gs_base"
 """What PerCpuBase is where it is a register: x86-64, in the kernel."""
 HITS = Cell("hits", Count())
+_NOTHING_DEAD = Dead()
 END = (1).to_bytes(WORD, "little")
 _BEFORE_CELLS = 2
 
@@ -203,11 +204,18 @@ class Handler:
         return self.program.stop is not None
 
     def code(
-        self, isa: Isa, plan: Plan, dead: Dead, memory: int, readers: Readers | None, pad: Pad | None = None
+        self,
+        isa: Isa,
+        plan: Plan,
+        dead: Dead,
+        memory: int,
+        readers: Readers | None,
+        pad: Pad | None = None,
+        passed: Dead = _NOTHING_DEAD,
     ) -> Code:
         """What runs in a detour, with its memory at `memory`. dead: before the probed instruction.
 
-        pad: where it goes to stop. Raises NotLowered.
+        pad: where it goes to stop. passed: of one that stops, what is dead where it does not. Raises NotLowered.
         """
         if self.is_plain:
             return lambda at: isa.count(memory, at, dead, plan.base)
@@ -225,6 +233,7 @@ class Handler:
             readers=readers,
             pad=pad.address if pad is not None else None,
             bell=pad.bell if pad is not None else 0,
+            passed=passed,
         )
         return lower(self.program, around, machine)
 

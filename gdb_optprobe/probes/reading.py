@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gdb_optprobe.detours.ground import Grounds
 from gdb_optprobe.probes import branching
-from gdb_optprobe.probes.branch import Branch
+from gdb_optprobe.probes.branch import Branch, Keeps
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.target import Target
 
@@ -24,12 +25,12 @@ class Reading:
     registry: Registry
     grounds: Grounds
 
-    def around(self, address: int) -> frozenset[str]:
+    def around(self, address: int) -> Keeps:
         """What those of the function around `address` read."""
-        found: set[str] = set()
+        found: Counter[str] = Counter()
         for probe in self.registry.reading(*self._function(address)) if self.registry.reads else ():
             found.update(self.target.isa.registers if probe.reads is None else probe.reads)
-        return frozenset(found)
+        return Keeps(frozenset(found), frozenset(name for name, readers in found.items() if readers > 1))
 
     def is_kept(self, branch: Branch) -> bool:
         """Whether what is read around `branch` is left alone by it."""

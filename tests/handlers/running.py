@@ -237,14 +237,14 @@ def objects(program: Program, faults: int = FAULTS) -> dict[int, bytes]:
 def surroundings(program: Program, dead: Dead = NOTHING_DEAD, faults: int = FAULTS) -> Surroundings:
     where = places(program, faults)
     found = Surroundings(CODE, where, faults, dead, OFFSET, None, TABLE_BITS, RING, KIND, CPU, READERS)
-    return replace(found, pad=PAD, bell=faults + BELL_OFFSET)
+    return replace(found, passed=dead, pad=PAD, bell=faults + BELL_OFFSET)
 
 
 def differences(program: Program, state: State, dead: Dead = NOTHING_DEAD, faults: int = FAULTS) -> Sequence[str]:
     """What is not as the interpreter says, or not as it was."""
     memory = memory_of(state, objects(program, faults), faults)
     left = execute(lower(program, surroundings(program, dead, faults), MACHINE)(START), state, memory)
-    seen = dead if program.stop is None else NOTHING_DEAD
+    seen = NOTHING_DEAD if left.stops else dead
     outcome = interpret.run(program, hit(state, memory))
     return (*wrong_objects(program, left, outcome, faults), *_kept(state, memory, left, seen, faults))
 

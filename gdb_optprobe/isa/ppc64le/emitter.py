@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from ..emitter import Before, Label, Machine, Memory, Test, Value
+from ..base import Dead
+from ..emitter import LIVES, Before, Label, Machine, Memory, Test, Value
 from . import forms, keeping, peek, values
 from .abi import CR_FIELDS, CTR, FLAGS, GENERAL, LR, PC, SP, XER
 from .forms import NONE, Jump, Way, logical, number, plain, rotate
@@ -44,7 +45,7 @@ class Emitter(Values):
         if self._keeping.uses_scratch:
             self._uses(SCRATCH)
 
-    def restore(self, names: Sequence[str]) -> None:
+    def restore(self, names: Sequence[str], dead: Dead = LIVES) -> None:
         self._code(*self._keeping.restore())
 
     def register(self, name: str) -> str | None:

@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from ..emitter import Arithmetic, Before, Label, Machine, Memory, Pool, Test, Value
+from ..base import Dead
+from ..emitter import LIVES, Arithmetic, Before, Label, Machine, Memory, Pool, Test, Value
 from . import peek
 from .abi import CARRY, FLAGS, GENERAL, PC, SP
 from .encode import LOCK, NUMBERS, Relative, immediate, instruction, is_relative, pop, push, relative
 from .jumps import Item, Jump, placed
 from .operands import fits_operand, moved, within
-from .writer import MASK, fits
+from .writer import DROP, MASK, fits
 from .writer import signed as as_number
 
 # Condition codes (SDM volume 2, appendix B.1.4.7): the lowest four bits of jcc, setcc and cmovcc.
@@ -55,9 +56,9 @@ class Emitter:
         for name in names:
             self._push(name)
 
-    def restore(self, names: Sequence[str]) -> None:
+    def restore(self, names: Sequence[str], dead: Dead = LIVES) -> None:
         for name in reversed(names):
-            self._pop(name)
+            self._pop(name, name == FLAGS and dead.flags and CARRY in dead.registers)
 
     def register(self, name: str) -> str | None:
         moved = name in self._pushed or (name == SP and self._pushed)
@@ -300,8 +301,8 @@ class Emitter:
         self._code(push(name))
         self._pushed.append(name)
 
-    def _pop(self, name: str) -> None:
-        self._code(pop(name))
+    def _pop(self, name: str, dropped: bool = False) -> None:
+        self._code(DROP if dropped else pop(name))
         self._pushed.pop()
 
     def _extended(self, to: str, source: str | Memory, size: int, signed: bool) -> None:

@@ -19,6 +19,8 @@ from .templates import templates
 
 BRANCH_SIZE = 5
 MASK = 0xFFFF_FFFF_FFFF_FFFF
+# lea 8(%rsp), %rsp: what a popfq does to the stack, which takes an emulating QEMU far longer.
+DROP = bytes.fromhex("488d642408")
 
 
 def signed(value: int, bits: int = 64) -> int:
@@ -99,4 +101,4 @@ def increment(counter: int, to: int) -> bytes:
 
 def pushed(insn: Insn) -> int:
     """By how many bytes `insn`, one of a program of ours, moves the stack pointer down; negative for up."""
-    return 8 * (insn.text.startswith("push") - insn.text.startswith("pop"))
+    return 8 * (insn.text.startswith("push") - (insn.text.startswith("pop") or insn.data == DROP))
