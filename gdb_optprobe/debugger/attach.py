@@ -230,11 +230,18 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
         scope=lambda address: linux.scope(address, convenience, dwarf),
         backtrace=partial(_backtrace, linux.unwinder(memory.read), isa, holder),
         guard=attachments.guarded,
+        step_out=lambda ranges: _step_out(machine, linux, ranges),
         at_return=lambda address: linux.at_return(address, convenience),
     )
     session = Session(target, current_settings, _run)
     holder.append(session)
     return Attachment(connection, session, machine, stops, linux, unwind, loaded)
+
+
+def _step_out(machine: GdbMachine, linux: Linux, ranges: Sequence[tuple[int, int]]) -> None:
+    """See Target."""
+    machine.step_out(linux.isa.pc, ranges)
+    linux.forget()
 
 
 def _unwind(linux: Linux, recovered: Recovered, machine: GdbMachine) -> UnwindKernel | None:

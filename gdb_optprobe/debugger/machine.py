@@ -21,6 +21,8 @@ from gdb_optprobe.interrupts import held
 # A packet of QEMU 7.2 holds 4096 bytes: two hex digits a byte, less its header.
 PHYSICAL_CHUNK = 1984
 ADDRESS_MASK = (1 << 64) - 1
+# More than any hit's way through detours, which has no loops but a search in a table.
+MOST_STEPS = 2000
 # QEMU 7.2's stub tells special registers of the first vCPU alone; its monitor tells these of each.
 UNTOLD = ("srr0", "srr1")
 # Registers' numbers in the stub's packets (QEMU, gdb-xml/i386-64bit.xml, gdb-xml/power64-core.xml).
@@ -140,6 +142,20 @@ class GdbMachine:
             packet = f"P{NUMBERS[pc]:x}={address.to_bytes(8, 'little').hex()}"
             if self._packet(packet) != b"OK":
                 raise OptprobeError(f"the target does not let the PC of vCPU {vcpu.number} be set")
+
+    def step_out(self, pc: str, ranges: Sequence[tuple[int, int]]) -> None:
+        """Step each vCPU out of `ranges` by itself, no interrupt taken meanwhile; one that does not come out is left.
+
+        pc: its name. Past GDB, for which these are no steps of the user's: for who is about to let the guest go.
+        """
+        for vcpu in self.vcpus():
+            for _ in range(MOST_STEPS):
+                at = self.registers(vcpu, [pc])[pc]
+                if not any(start <= at < end for start, end in ranges):
+                    break
+                self._packet(f"vCont;s:p1.{vcpu.number + 1:x}")
+                gdb.execute("maint flush register-cache", to_string=True)
+        gdb.execute("maint flush dcache", to_string=True)
 
     def change(self, registers: Mapping[str, int], memory: Iterable[tuple[int, bytes]]) -> Change:
         """What the selected vCPU is about to get, as the stub has it."""

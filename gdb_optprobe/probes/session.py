@@ -431,10 +431,16 @@ class Session:
     # the end -----------------------------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """Take everything out of the guest: probes, and the arena where nobody can be inside any more."""
+        """Take everything out of the guest: probes, and the arena. Raises OptprobeError where that is still in use."""
         self.target.alive()
         self.delete()
-        self.optimizer.give_back_arena()
+        arena = self.optimizer.arena
+        if self.optimizer.give_back_arena() or arena is None or self.target.stacks_missing:
+            return
+        self.target.step_out(arena.ranges.code)
+        if not self.optimizer.give_back_arena():
+            why = "somebody is in a detour, or will return to one, and goes on from there"
+            raise OptprobeError(f"the probes are removed, their memory in the guest is still in use: {why}")
 
     def abandon(self) -> None:
         """The guest is gone, or is another one now: forget what was in it, touching nothing."""

@@ -66,6 +66,7 @@ class Target:
     at_return:      what names mean where the function that is entered at an address has returned; None: no entry.
     alive:          raises OptprobeError when this is no longer the guest that was attached to.
     guard:          called before the first probe is written: see that the guest is freed should the debugger die.
+    step_out:       single-step every vCPU that is in one of these ranges until it is not.
     """
 
     machine: Machine
@@ -87,3 +88,4 @@ class Target:
     backtrace: Callable[[Mapping[str, int], bytes], Iterable[tuple[int, bool]]] = lambda registers, stack: ()
     at_return: Callable[[int], NamesAt | None] = lambda address: None
     guard: Callable[[], None] = lambda: None
+    step_out: Callable[[Sequence[tuple[int, int]]], None] = lambda ranges: None
