@@ -66,6 +66,10 @@ class Landings:
         """Somebody is at a pad."""
         self._came += 1
 
+    def is_coming(self, address: int) -> bool:
+        """Whether the selected thread is on its way from a pad to `address`."""
+        return any(pad.is_awaited(address) for pad in self._pads)
+
     def look(self) -> None:
         """Whether anybody has rung who has not come yet: the pads have breakpoints only then."""
         if not self._pads:
@@ -146,6 +150,10 @@ class Pad(gdb.Breakpoint):
         self.stepped += 1
         self._landings.arrive(self._landing)
         return True
+
+    def is_awaited(self, address: int) -> bool:
+        """Whether the selected thread is to come to the gate there."""
+        return self._landing.address == address and _thread().num in self._coming
 
     def remove(self) -> None:
         self._landings.drop(self)

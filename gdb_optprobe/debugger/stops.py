@@ -64,6 +64,8 @@ class GdbStops:
         self._landings = Landings(machine, isa, self._landed)
         # Who was stopped at a probed address for the user, and stands there.
         self._shown: dict[Vcpu, int] = {}
+        # Who was reported again at an address where his hit is run: a breakpoint of GDB's own may stop him there.
+        self._again: tuple[Vcpu, int] | None = None
         # What is to be told at the stop that is coming: the numbers of probes; and what was told at the last one.
         self._stopped_by: list[int] = []
         self.told = ""
@@ -125,6 +127,9 @@ class GdbStops:
 
     def hit(self, breakpoint: _Breakpoint) -> bool:
         """Run the callbacks; whether GDB is to stop and run the commands (else it steps the instruction itself)."""
+        if self._lands(breakpoint.at):
+            breakpoint.stay()
+            return True
         with held():
             stops = self._run(breakpoint)
         if not self.asked() or isinstance(self._move, str):
@@ -134,11 +139,17 @@ class GdbStops:
             self._move = HAND_OVER
         return True
 
+    def _lands(self, address: int) -> bool:
+        """Whether the selected vCPU has come by a pad, from a detour that is left: its hit is the gate's."""
+        return self._shown.get(self.machine.selected()) == address or self._landings.is_coming(address)
+
     def _run(self, breakpoint: _Breakpoint) -> bool:
         self._landings.look()
         vcpu = self.machine.selected().number
-        state = (vcpu, *(read_register(name) for name in self._isa.registers))
-        if self._reported_again(breakpoint, state):
+        state = self._state(vcpu)
+        again = self._reported_again(breakpoint, state)
+        self._again = (self.machine.selected(), breakpoint.at) if again else None
+        if again:
             return False
         self._standing = (_selected_thread(), breakpoint.at)
         self._stepping = state
@@ -166,11 +177,16 @@ class GdbStops:
             self._stepping = None
         return one_stop
 
+    def _state(self, vcpu: int) -> tuple[int, ...]:
+        """The selected vCPU, whose number this is, and all its registers."""
+        return (vcpu, *(read_register(name) for name in self._isa.registers))
+
     def _landed(self, landing: Landing) -> None:
         """Somebody who came to a pad stands at the probed address, his hit run."""
         vcpu = self.machine.selected().number
         hit = Hit(landing.address, vcpu, _Registers(), self.machine.read)
         self._standing = (_selected_thread(), landing.address)
+        self._stepping = self._state(vcpu)
         landing.arrives(hit)
         self._show(hit)
 
@@ -265,6 +281,9 @@ class GdbStops:
 
     def _note_stop(self, event: gdb.StopEvent) -> None:
         self._last_thread = _selected_thread()
+        again, self._again = self._again, None
+        if again is not None and again == (self.machine.selected(), _pc()):
+            self._shown[again[0]] = again[1]
         self._landings.look()
         self.told = ""
         if self._stopped_by:

@@ -145,6 +145,22 @@ def test_several_at_once(each_linux: Guest) -> None:
         assert told == gdb.hits(1) == gdb.hits(3) == 3 * each
 
 
+def test_several_at_once_and_steps(linux: Guest) -> None:
+    """Nor does a step from there count or tell a hit again that QEMU reports twice, as it may where two CPUs stop."""
+    each = 200 if FULL else 8
+    linux.check(f"printf 'for i in 1 2 3; do {dd(SIZE, each)} & done; wait\\n' > /s")
+    with Console(linux) as gdb:
+        gdb(f"optprobe break vfs_read if $arg3 == {SIZE}")
+        gdb(f"optprobe add ksys_read if $arg3 == {SIZE}")
+        gdb.work = linux.spawn("sh /s")
+        told = turn = 0
+        while told < 3 * each:
+            told += gdb(("continue", "nexti", "continue", "advance vfs_read")[turn % 4]).count("optprobe 1, ")
+            turn += 1
+        gdb.finish_work()
+        assert told == gdb.hits(1) == gdb.hits(2) == 3 * each
+
+
 def test_leaving_and_making_way(each_linux: Guest) -> None:
     """A breakpoint of the user's there too; what is switched off or deleted leaves the guest where it stands."""
     place, size = ENTRY[each_linux.options.arch]
