@@ -19,6 +19,7 @@ from gdb_optprobe.commands.explain import ExplainCommand
 from gdb_optprobe.commands.functions import Hits, Missed
 from gdb_optprobe.commands.list import InfoCommand, ListCommand
 from gdb_optprobe.commands.prefix import OptprobeCommand
+from gdb_optprobe.commands.recover import RecoverCommand
 from gdb_optprobe.commands.report import ReportCommand
 from gdb_optprobe.commands.run import RunCommand
 from gdb_optprobe.commands.save import SaveCommand
@@ -39,6 +40,7 @@ SUBCOMMANDS: tuple[type[Subcommand[Any]], ...] = (
     CommitCommand,
     CheckCommand,
     SaveCommand,
+    RecoverCommand,
     RunCommand,
     ExpectCommand,
 )

@@ -15,6 +15,7 @@ LIST_OPTIONS: Mapping[str, str] = {"-json": ""}
 REPORT_OPTIONS: Mapping[str, str] = {"-clear": "", "-json": ""}
 RUN_OPTIONS: Mapping[str, str] = {"-for": "SECONDS", "-until-hits": "N:COUNT", "-timeout": "SECONDS"}
 COMMIT_OPTIONS: Mapping[str, str] = {"-timeout": "SECONDS"}
+RECOVER_OPTIONS: Mapping[str, str] = {"-remove": "", "-timeout": "SECONDS"}
 
 _LARGEST_RANGE = 1 << 16
 _NUMBER = re.compile(r"\d+")
@@ -53,6 +54,13 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
+    timeout: float = 10.0
+    json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Recover:
+    remove: bool = False
     timeout: float = 10.0
     json: bool = False
 
@@ -139,6 +147,11 @@ def parse_commit(text: str) -> Commit:
     return Commit() if timeout is None else Commit(timeout)
 
 
+def parse_recover(text: str) -> Recover:
+    options = _only_options(text, RECOVER_OPTIONS)
+    return Recover("-remove" in options, _seconds(options.get("-timeout")) or Recover().timeout)
+
+
 def parse_nothing(text: str) -> Nothing:
     _only_options(text, {})
     return Nothing()
@@ -170,7 +183,7 @@ def _only_options(text: str, known: Mapping[str, str]) -> dict[str, Option]:
         word = option_at(line, at)
         if word is None:
             word = line.word(at)
-            takes = " ".join(f"[{name} {value}]" for name, value in known.items())
+            takes = " ".join(f"[{f'{name} {value}'.strip()}]" for name, value in known.items())
             raise fault(f"'{word.text}' is not expected here", word, takes or "this command takes no arguments")
         at = line.skip(take_option(line, word, known, options))
     return options

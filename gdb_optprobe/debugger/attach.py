@@ -33,7 +33,7 @@ from gdb_optprobe.interrupts import held, interruptible
 from gdb_optprobe.isa.base import Isa
 from gdb_optprobe.probes.linux import Linux, given_arena
 from gdb_optprobe.probes.original import overlaid
-from gdb_optprobe.probes.session import Session
+from gdb_optprobe.probes.session import LEFT, RECOVER, Session
 from gdb_optprobe.probes.target import NamesAt, Target
 
 
@@ -232,9 +232,11 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
         guard=attachments.guarded,
         step_out=lambda ranges: _step_out(machine, linux, ranges),
         at_return=lambda address: linux.at_return(address, convenience),
+        left=linux.left,
     )
     session = Session(target, current_settings, _run)
     holder.append(session)
+    _tell_of_earlier(linux)
     return Attachment(connection, session, machine, stops, linux, unwind, loaded)
 
 
@@ -297,6 +299,14 @@ def _bare(connection: gdb.RemoteTargetConnection, isa: Isa, machine: GdbMachine,
     session = Session(target, current_settings, _run)
     text.registry = session.registry
     return Attachment(connection, session, machine, stops, None, None)
+
+
+def _tell_of_earlier(linux: Linux) -> None:
+    try:
+        if linux.left() is not None:
+            gdb.write(f"{LEFT[0].upper()}{LEFT[1:]}: {RECOVER}\n", gdb.STDLOG)
+    except OptprobeError as error:
+        gdb.write(f"optprobe: {error}\n", gdb.STDERR)
 
 
 def _progress(text: str) -> None:

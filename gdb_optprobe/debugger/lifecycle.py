@@ -59,7 +59,7 @@ class Lifecycle:
             self._quietly(attachment.session.leave)
             return
         if not is_stopped():
-            _tell(f"the guest is running: {_probes(count)} in it ('optprobe list' in a new GDB does not know them)")
+            _tell(f"the guest is running: {_probes(count)} in it ('optprobe recover' in a new GDB takes them over)")
             return
         if self._remove(count):
             self._quietly(attachment.session.leave)

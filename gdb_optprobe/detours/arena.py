@@ -16,7 +16,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.detours import pads
+from gdb_optprobe.detours.journal import Journal
 from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.left import Left
 from gdb_optprobe.detours.patch import Patch, TextChanged
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.detours.slots import Slot, Slots
@@ -45,10 +47,13 @@ class Arena:
 
     alignment: of instructions; where they may stand anywhere, detours begin at multiples of 8 nevertheless.
     resident:  code that detours call (probes/resident.py).
+    journal:   what another GDB will know of it. left_before: what it knew of an earlier one's.
     """
 
-    def __init__(self, ranges: Ranges, alignment: int = 1) -> None:
+    def __init__(self, ranges: Ranges, alignment: int = 1, journal: Journal | None = None) -> None:
         self.ranges = ranges
+        self.journal = journal or Journal()
+        self.left_before: Left | None = None
         self._step = alignment if alignment > 1 else CODE_STEP
         self.code = _Pool([Slots(start, end, self._step) for start, end in ranges.code])
         self.data = _Pool([Slots(start, end, DATA_STEP) for start, end in ranges.data])
@@ -74,14 +79,15 @@ class Arena:
             page = self.code.claim_page(pads.PAGE, low, high)
             if page is None:
                 raise Refused(Refusal.ARENA_FULL.because(used=self.code.used, size=self.code.size))
-            self._pages.append(page)
-            self.pads.slots.append(Slots(page.address, page.end, pads.SIZE))
+            self._has_pads(page)
         return self.pads.allocate(pads.SIZE, low, high, near)
 
     def take_bell(self, near: int, reach: int) -> Slot:
         """The page of data in which the bell is that programs ring before they leave to a pad. Raises Refused."""
         if self._bell is None:
             self._bell = self.data.claim_page(pads.PAGE, near - reach + pads.PAGE, near + reach - pads.PAGE)
+            if self._bell is not None:
+                self.journal.put("data", self._bell.address, self._bell.size)
         if self._bell is None:
             raise Refused(Refusal.ARENA_FULL.because(used=self.data.used, size=self.data.size))
         return self._bell
@@ -97,8 +103,11 @@ class Arena:
     def allocate_data(self, size: int, near: int | None = None, reach: int = 1 << 64) -> Slot:
         """Memory for `size` bytes of data; `near` and `reach` where code addresses it by distance. Raises Refused."""
         if near is None:
-            return self.data.allocate(size, 0, 1 << 64, 0)
-        return self.data.allocate(size, near - reach + size + 4096, near + reach - size - 4096, near)
+            slot = self.data.allocate(size, 0, 1 << 64, 0)
+        else:
+            slot = self.data.allocate(size, near - reach + size + 4096, near + reach - size - 4096, near)
+        self.journal.put("data", slot.address, slot.size)
+        return slot
 
     def place(self, slot: Slot, data: bytes, memory: Memory, padding: bytes) -> Patch:
         """The patch that fills `slot` with `data` and `padding`. Raises TextChanged; foreign bytes lose the slot."""
@@ -112,6 +121,7 @@ class Arena:
 
     def wipe(self, slot: Slot, memory: Memory) -> None:
         """Make `slot`, which nobody can be inside, what it was: filler that traps, where that is ours to take."""
+        self.journal.drop("code", slot.address)
         fill = self.ranges.fill
         before = self._before.pop(slot, None if fill is None else bytes([fill]) * slot.size)
         if before is not None:
@@ -145,7 +155,7 @@ class Arena:
         """
         waiting = self.dirty()
         if not waiting:
-            self.data.reclaim(self.data.dirty)
+            self._reclaim_data()
             return ()
         inside = set(busy([(slot.address, slot.end) for slot in (*self.code.dirty, *self._pages)]))
         if any((page.address, page.end) in inside for page in self._pages):
@@ -156,12 +166,48 @@ class Arena:
             self._left.pop(slot, None)
         if inside:
             return empty
-        self.data.reclaim(self.data.dirty)
+        self._reclaim_data()
         return (*empty, *self._reclaim_pads())
 
     @property
     def pad_pages(self) -> tuple[Range, ...]:
         return tuple((page.address, page.end) for page in self._pages)
+
+    def adopt(self, left: Left, memory: Memory) -> None:
+        """What an earlier session's journal tells of, in which somebody may be; the data are still in use."""
+        self.left_before = left
+        for slot, detour in left.detours.items():
+            if self.code.claim(slot.address, slot.size) is not None:
+                self.leave(slot, detour)
+        for page in left.pads:
+            if self.code.claim(page.address, page.size) is not None:
+                self._has_pads(page)
+                held = memory.read(page.address, page.size)
+                for at in range(0, page.size, pads.SIZE):
+                    pad = self.pads.claim(page.address + at, pads.SIZE)
+                    if pad is not None and held[at : at + pads.SIZE] == bytes([self.ranges.fill or 0]) * pads.SIZE:
+                        self.pads.give_back(pad)
+                    elif pad is not None:
+                        self.pads.release(pad)
+        for slot in left.data:
+            self.data.claim(slot.address, slot.size)
+
+    def release_data(self, kept: Collection[Slot] = ()) -> None:
+        """What is in use of the data, but for `kept`, goes with the code that may still write there."""
+        for slots in self.data.slots:
+            for slot in slots.used:
+                if slot not in kept:
+                    slots.release(slot)
+
+    def _has_pads(self, page: Slot) -> None:
+        self._pages.append(page)
+        self.pads.slots.append(Slots(page.address, page.end, pads.SIZE))
+        self.journal.put("pads", page.address, page.size)
+
+    def _reclaim_data(self) -> None:
+        for slot in self.data.dirty:
+            self.journal.drop("data", slot.address)
+        self.data.reclaim(self.data.dirty)
 
     def _reclaim_pads(self) -> tuple[Slot, ...]:
         """All that were released; a page without one goes back to the code."""
@@ -173,8 +219,10 @@ class Arena:
             page = next(page for page in self._pages if page.address == slots.start)
             self._pages.remove(page)
             self.code.give_back(page)
+            self.journal.drop("pads", page.address)
         if self._bell is not None and not self._pages:
             self.data.give_back(self._bell)
+            self.journal.drop("data", self._bell.address)
             self._bell = None
         return freed
 

@@ -20,6 +20,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Dead, Isa, OutOfReach
 from gdb_optprobe.probes.branch import Branch, Keeps
+from gdb_optprobe.probes.noting import note
 from gdb_optprobe.probes.placed import Placed
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.resident import readers
@@ -37,6 +38,9 @@ def write(sites: Sequence[Site], target: Target, arena: Arena, keeps: Keeps = _N
         site.serve_returns(target, arena)
     codes = _codes(sites, target, arena, keeps)
     programs = {address: _joined([code for _, code in some]) for address, some in codes.items()}
+    for probe in (probe for site in sites for probe in site.enabled):
+        note(probe, arena.journal)
+    arena.journal.put("text", plan.head, [plan.original.hex(), plan.ftrace is not None])
     placed = Placed.near(plan.head, lambda at: layout.build(plan, target.isa, at, programs), target, arena)
     ways: list[Patch] = []
     try:
@@ -64,6 +68,7 @@ def take_away(branch: Branch, sites: Sequence[Site], target: Target, arena: Aren
     """
     if not lifted:
         patch.revert([branch.patch], target.machine)
+    arena.journal.drop("text", branch.plan.head)
     branch.placed.give_up(target, arena, reached=True)
     for site in sites:
         site.end_branch()

@@ -8,6 +8,8 @@ from functools import cached_property
 
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena, Ranges
+from gdb_optprobe.detours.journal import Journal
+from gdb_optprobe.detours.left import Left, undoing
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
@@ -30,6 +32,7 @@ from gdb_optprobe.guest.types import BtfTypes
 from gdb_optprobe.handlers.program import Expr
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Isa
+from gdb_optprobe.probes.earlier import ROOM, Earlier, facts, look
 from gdb_optprobe.probes.settings import ArenaRanges, Settings
 from gdb_optprobe.probes.target import NamesAt
 
@@ -53,8 +56,11 @@ class Linux:
     port: Port
     room: Room | None = None
     tracer: SiteTracer = field(init=False)
+    _journal: Journal = field(default_factory=Journal)
     _saved: list[Saved] | None = None
     _took: bool = False
+    _earlier: Earlier | None = None
+    _asked: bool = False
 
     def __post_init__(self) -> None:
         self.tracer = SiteTracer(self)
@@ -199,8 +205,47 @@ class Linux:
         if settings.arena is not None:
             self._check_given(settings.arena)
             return given_arena(settings, self.isa)
-        self.room = self.port.room(self.machine, self.kernel)
-        return Arena(Ranges(code=(self.room.code,), data=(self.room.data,), fill=self.room.fill), self.isa.alignment)
+        earlier = self._look_back()
+        if earlier is not None and earlier.is_empty:
+            earlier.finish(self.machine, self.memory)
+            self.memory.forget()
+            self._earlier = earlier = None
+        if earlier is not None:
+            return self._adopted(earlier)
+        self.room = room = self.port.room(self.machine, self.kernel)
+        start, end = room.journal
+        self._journal = Journal()
+        if start < end:
+            self._journal = Journal(self.memory, start, end - start, room.fill)
+            self._journal.put(ROOM, 0, facts(room, self.recovered))
+        return self._arena(room)
+
+    def _adopted(self, earlier: Earlier) -> Arena:
+        self.room = earlier.room(self.machine, self.memory)
+        self._journal = earlier.journal(self.memory)
+        arena = self._arena(self.room)
+        arena.adopt(earlier.left, self.memory)
+        if self.left() is None:
+            arena.release_data()
+        return arena
+
+    def _arena(self, room: Room) -> Arena:
+        return Arena(Ranges(code=(room.code,), data=(room.data,), fill=room.fill), self.isa.alignment, self._journal)
+
+    def left(self) -> Left | None:
+        """Probes of an earlier GDB; None where there are none, or not any more. Raises OptprobeError."""
+        earlier = self._look_back()
+        if earlier is None or self._took:
+            return None
+        left = earlier.left
+        texts, _ = undoing(left, self.memory, self.isa)
+        return left if left.probes or texts else None
+
+    def _look_back(self) -> Earlier | None:
+        if not self._asked:
+            self._earlier = look(self.machine, self.memory, self.kernel, self.port, self.recovered, self.isa)
+            self._asked = True
+        return self._earlier
 
     def _check_given(self, arena: ArenaRanges) -> None:
         """Raises Refused where the user's ranges hold functions of the kernel's."""
@@ -211,17 +256,24 @@ class Linux:
                 raise Refused(Refusal.ARENA_MISSING.because(why=why))
 
     def take_arena(self) -> None:
-        """Make what `new_arena` found ready for use: page tables, say."""
-        if self.room is not None:
+        """Make what `new_arena` found ready for use: page tables, say. Another GDB knows of it before."""
+        if self.room is None:
+            return
+        self._journal.begin()
+        try:
             self.room.take()
-            self._took = True
-            self.memory.forget()
+        except OptprobeError:
+            self._journal.clear()
+            raise
+        self._took = True
+        self.memory.forget()
 
     def give_back_arena(self) -> None:
         """Nothing of ours is left: page tables become what they were."""
-        room, self.room, self._took = self.room, None, False
+        room, self.room, self._took, self._earlier = self.room, None, False, None
         if room is not None:
             room.give_back()
+            self._journal.clear()
             self.memory.forget()
 
 

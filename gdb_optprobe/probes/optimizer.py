@@ -32,6 +32,8 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes import branching
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.links import Links
+from gdb_optprobe.probes.noting import PROBE, note
+from gdb_optprobe.probes.old_points import points_of
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.reading import Reading
 from gdb_optprobe.probes.registry import Registry
@@ -140,6 +142,10 @@ class Optimizer:
             try:
                 self.target.take_arena()
                 self._arena = found
+                if found.left_before is not None:
+                    self.returns.points += points_of(found.left_before, found)
+                for probe in self.registry.probes():
+                    note(probe, found.journal)
             except OptprobeError as error:
                 self._arena_missing = _missing(error)
         if self._arena is None:
@@ -159,6 +165,15 @@ class Optimizer:
             self.target.give_back_arena()
         self._arena = self._found = self._arena_missing = None
         return True
+
+    def note(self, probes: Iterable[Probe] = (), gone: Iterable[Probe] = ()) -> None:
+        """Have another GDB know what has changed, these probes among it."""
+        if self._arena is not None:
+            for probe in probes:
+                note(probe, self._arena.journal)
+            for probe in gone:
+                self._arena.journal.drop(PROBE, probe.number)
+            self._arena.journal.flush()
 
     # carrying it out ---------------------------------------------------------------------------------------------
 

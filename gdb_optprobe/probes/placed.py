@@ -44,7 +44,9 @@ class Placed:
             except TextChanged:
                 # Somebody left something there; the arena has struck that piece off, and the next one may be free.
                 continue
+        arena.journal.code(slot, detour)
         try:
+            arena.journal.flush()
             patch.apply([change], target.machine)
         except OptprobeError:
             arena.code.lose(slot)

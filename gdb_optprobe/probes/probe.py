@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gdb_optprobe.detours.pads import Pad
@@ -19,7 +20,7 @@ from gdb_optprobe.probes.stops import StopPoint
 class Probe:
     """A probe that a user added.
 
-    handler: what a hit does.
+    handler: what a hit does. sizes: the settings that it was made with.
     seen:    what hits left that we saw while the guest was stopped; what others did is in `counter`.
     counter: its memory in the guest, once it has been optimized. since: records in it before that were cleared away.
     readers: what its program calls, as `counter`.
@@ -30,6 +31,7 @@ class Probe:
     spec: Spec
     address: int
     handler: Handler = field(default_factory=Handler)
+    sizes: Mapping[str, int] = field(default_factory=dict)
     enabled: bool = True
     counter: Slot | None = None
     readers: Readers | None = None

@@ -32,6 +32,10 @@ class Registry:
         number, self._next = self._next, self._next + 1
         return number
 
+    def reserve_number(self, number: int) -> None:
+        """New probes come behind it."""
+        self._next = max(self._next, number + 1)
+
     def add(self, probe: Probe, site: Site) -> None:
         self._probes[probe.number] = probe
         if site.address not in self._sites:

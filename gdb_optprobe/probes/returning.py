@@ -86,6 +86,14 @@ class ReturnPoint:
     def table(self) -> Table:
         return Table(self.layout, self.memory.address)
 
+    @classmethod
+    def found(
+        cls, address: int, layout: InstancesLayout, memory: Slot, left: dict[int, Detour], arena: Arena
+    ) -> ReturnPoint:
+        """Of an earlier session, with the trampolines that calls may return to: no call is entered here any more."""
+        ours = next((_within(at, arena) for at in left), (0, 0))
+        return cls(address, layout, memory, left=left, closed=True, _ours=ours)
+
     def is_ours(self, address: int) -> bool:
         """Whether it is in our code memory: as a return address a trampoline's, of this function or of another."""
         return self._ours[0] <= address < self._ours[1]

@@ -34,7 +34,7 @@ from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.return_program import compile_return, entry_part, try_entry
-from gdb_optprobe.probes.settings import Settings
+from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.target import Target
@@ -47,6 +47,9 @@ Run = Callable[[float | None], str | None]
 AT_ONCE = 256
 
 NO_MEMORY = {Refusal.ARENA_MISSING.code, Refusal.ARENA_FULL.code, Refusal.ARENA_OUT_OF_REACH.code}
+
+LEFT = "probes of an earlier GDB are in this guest"
+RECOVER = "optprobe recover, or optprobe recover -remove"
 
 SLICE = 0.1
 LONGEST_SLICE = 1.0
@@ -68,6 +71,8 @@ class Session:
     def add(self, spec: Spec) -> tuple[ProbeView, ...]:
         """A probe at every address of the location; none at all where one of them is refused."""
         self.target.alive()
+        if self.target.left() is not None:
+            raise OptprobeError(LEFT, RECOVER)
         for action in spec.action_parts:
             check_action(action)
         if spec.tier and spec.tier not in {tier.value for tier in Tier}:
@@ -121,13 +126,14 @@ class Session:
                 checkpoint()
                 wanted = [self._standing(address, spec) for address in addresses[first : first + AT_ONCE]]
                 plans = [plan for plan in wanted if plan is not None]
-                handlers = [self._handler(spec, plan) for plan in plans]
+                handlers = [self.handler(spec, plan, self.settings()) for plan in plans]
                 new = [self._place(spec, plan, handler) for plan, handler in zip(plans, handlers, strict=True)]
                 created += new
                 for probe, plan in zip(new, plans, strict=True):
                     self._reserve(probe, plan)
                 self.optimizer.settle(self._sites_of(new))
                 created = self._kept(created, new)
+                self.optimizer.note([probe for probe in new if self.registry.has(probe)])
         except BaseException:
             self._remove([probe for probe in created if self.registry.has(probe)])
             raise
@@ -167,13 +173,12 @@ class Session:
             self._remove(missed)
         return [probe for probe in created if probe not in missed]
 
-    def _handler(self, spec: Spec, plan: Plan) -> Handler:
+    def handler(self, spec: Spec, plan: Plan, settings: Settings) -> Handler:
         """What a hit at `plan` does. Raises OptprobeError, pointing at what cannot be done."""
         if spec.counts:
             return Handler()
         returns = spec.kind is Kind.KRETPROBE
         condition, actions = spec.condition_part, spec.action_parts
-        settings = self.settings()
         limits = Limits(text=settings.string_length, stack=settings.stack_size // WORD)
         entry = Entry()
         if returns:
@@ -200,7 +205,7 @@ class Session:
 
     def _place(self, spec: Spec, plan: Plan, handler: Handler) -> Probe:
         site = self.registry.site(plan.address) or Site(plan.address, plan)
-        probe = Probe(self.registry.next_number(), spec, plan.address, handler)
+        probe = Probe(self.registry.next_number(), spec, plan.address, handler, sizes_of(self.settings()))
         self.registry.add(probe, site)
         return probe
 
@@ -222,6 +227,7 @@ class Session:
         for probe in probes:
             self.optimizer.release_counter(probe)
             self.registry.remove(probe)
+        self.optimizer.note(gone=probes)
         if failure is not None:
             raise OptprobeError(f"{left} of {len(probes)} probes are left in the guest: {failure.message}")
 
@@ -237,6 +243,7 @@ class Session:
         for probe in probes:
             probe.enabled = on
         self.optimizer.settle(self._sites_of(probes))
+        self.optimizer.note(probes)
         return tuple(probe.number for probe in probes)
 
     def resettle(self) -> None:
@@ -311,7 +318,9 @@ class Session:
         def is_inside(probe: Probe) -> bool:
             return self.optimizer.is_inside(self.registry.site_of(probe))
 
-        present.clear(self.registry.probes(numbers), self.target, is_inside)
+        probes = self.registry.probes(numbers)
+        present.clear(probes, self.target, is_inside)
+        self.optimizer.note(probes)
 
     def saved(self) -> Saved:
         """The probes as commands that make them again in another boot."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
@@ -74,6 +75,11 @@ SIZES = {
     "string-length": Size("how many bytes of a string a new probe keeps", 64, 8, 512, step=8),
     "stack-size": Size("how many bytes of the stack a new probe's record has", 512, 64, 8192, step=8),
 }
+
+
+def sizes_of(settings: Settings) -> Mapping[str, int]:
+    """Those of new probes, by the names of their fields."""
+    return {field: getattr(settings, field) for field in (name.replace("-", "_") for name in SIZES)}
 
 
 def parse_arena(text: str) -> ArenaRanges | None:

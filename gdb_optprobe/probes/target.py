@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.left import Left
 from gdb_optprobe.guest.linux.port import Reads
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.saved import Saved
@@ -64,6 +65,7 @@ class Target:
     backtrace:      the PCs of a hit's frames, by its registers and the stack from its stack pointer on; see
                     guest.linux.backtrace.
     at_return:      what names mean where the function that is entered at an address has returned; None: no entry.
+    left:           probes of an earlier GDB that are in the guest; None where none are. Raises OptprobeError.
     alive:          raises OptprobeError when this is no longer the guest that was attached to.
     guard:          called before the first probe is written: see that the guest is freed should the debugger die.
     step_out:       single-step every vCPU that is in one of these ranges until it is not.
@@ -89,3 +91,4 @@ class Target:
     at_return: Callable[[int], NamesAt | None] = lambda address: None
     guard: Callable[[], None] = lambda: None
     step_out: Callable[[Sequence[tuple[int, int]]], None] = lambda ranges: None
+    left: Callable[[], Left | None] = lambda: None

@@ -280,7 +280,7 @@ def test_backtraces_show_where_calls_really_return(traced: Guest) -> None:
         "python print('@@finished'); gdb.execute('bt')",
         "delete",
         "python from gdb_optprobe.debugger.attach import current_session; "
-        "gdb.execute('tbreak *%#x' % current_session().optimizer.returns.points[2].trampoline.detour.address)",
+        "gdb.execute('tbreak *%#x' % current_session().optimizer.returns.points[-1].trampoline.detour.address)",
         "continue",
         "python print('@@trampoline'); gdb.execute('bt')",
         "finish",

@@ -51,6 +51,8 @@ ENTRIES = 512
 DATA_AT = 0xFFFFFFFF7FE00000
 """Where the data appears: a whole PMD entry's worth, within 2 GiB of every address of kernel and modules."""
 CODE_PAGES = 256
+JOURNAL = 64 * PAGE
+"""Bytes behind the code, where it has at least as many; see detours/journal.py."""
 DATA_PAGES = 192
 COUNT = re.compile(rb"\xf0\x48\xff\x05(.{4})", re.DOTALL)  # lock incq disp32(%rip), as isa/x86_64/writer.py has it
 TABLES = 3
@@ -77,13 +79,14 @@ class Tables:
 class Filler:
     """What is used for what: virtual ranges (start, end); `tables` are page addresses within the text.
 
-    data_used: bytes at the start of the data that belong to an earlier session.
+    data_used: bytes at the start of the data that belong to an earlier session. journal: behind the code.
     """
 
     code: tuple[int, int]
     tables: tuple[int, ...]
     frames: tuple[int, int]
     data_used: int = 0
+    journal: tuple[int, int] = (0, 0)
 
     @property
     def data(self) -> tuple[int, int]:
@@ -128,8 +131,14 @@ def left_behind(
         beyond = max((-(-len(written) // 8) * 8, *ours))
         free = found.frames[0] + beyond
         if DATA_AT <= DATA_AT + beyond < found.data[1]:
-            return Filler((-(-(start + len(used)) // PAGE) * PAGE, end), found.tables, (free, found.frames[1]), beyond)
+            code = -(-(start + len(used)) // PAGE) * PAGE, end
+            return Filler(code, found.tables, (free, found.frames[1]), beyond, found.journal)
     return None
+
+
+def places(kernel: Kernel, code_pages: int = CODE_PAGES, data_pages: int = DATA_PAGES) -> Iterator[Filler]:
+    """Where an arena may be, in the order in which they are tried."""
+    yield from _candidates(kernel, code_pages, data_pages)
 
 
 def _candidates(kernel: Kernel, code_pages: int, data_pages: int) -> Iterator[Filler]:
@@ -139,10 +148,13 @@ def _candidates(kernel: Kernel, code_pages: int, data_pages: int) -> Iterator[Fi
         pages = (end - start) // PAGE
         if pages < TABLES + 2 * data_pages:
             continue
-        start = max(start, end - (code_pages + TABLES + data_pages) * PAGE)
         frames = end - data_pages * PAGE
         tables = tuple(frames - (n + 1) * PAGE for n in range(TABLES))
-        yield Filler((start, tables[-1]), tables, (frames, end))
+        journal = tables[-1]
+        if code_pages * PAGE > JOURNAL and journal - start >= 2 * JOURNAL:
+            journal -= JOURNAL
+        code = max(start, journal - code_pages * PAGE), journal
+        yield Filler(code, tables, (frames, end), journal=(journal, tables[-1]))
 
 
 def _gaps(kernel: Kernel) -> Iterator[tuple[int, int]]:

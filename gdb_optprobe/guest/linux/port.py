@@ -21,6 +21,7 @@ from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
+from gdb_optprobe.guest.linux.physical import PhysicalPatch
 from gdb_optprobe.guest.linux.recover import Finder
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.saved import Saved
@@ -57,6 +58,8 @@ class Room:
     take:      makes it ready for use.
     give_back: undoes that, once nothing is left in it.
     stands:    whether that is still so: not once the guest was reset.
+    mapping:   what `take` changes, and `give_back` undoes.
+    journal:   memory like the code's, see detours/journal.py; empty where there is too little.
     """
 
     code: tuple[int, int]
@@ -65,6 +68,8 @@ class Room:
     take: Callable[[], None] = lambda: None
     give_back: Callable[[], None] = lambda: None
     stands: Callable[[], bool] = lambda: True
+    mapping: tuple[PhysicalPatch, ...] = ()
+    journal: tuple[int, int] = (0, 0)
 
 
 class Reads(Protocol):
@@ -116,6 +121,9 @@ class Port(Finder, Protocol):
 
     def room(self, machine: Machine, kernel: Kernel) -> Room:
         """Memory for detours, the guest unchanged. Raises OptprobeError."""
+
+    def places(self, machine: Machine, kernel: Kernel) -> Iterable[Room]:
+        """Where `room` may have found memory before: the same ranges, whatever they hold now. Raises OptprobeError."""
 
     def current(self, kernel: Kernel) -> Current:
         """The expressions of the running thread and its CPU."""

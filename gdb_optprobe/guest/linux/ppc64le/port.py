@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gdb_optprobe.errors import OptprobeError
@@ -71,6 +71,9 @@ class _PPC:
 
     def room(self, machine: Machine, kernel: Kernel) -> Room:
         return room.find(machine, kernel)
+
+    def places(self, machine: Machine, kernel: Kernel) -> Iterable[Room]:
+        return room.places(machine, kernel)
 
     def current(self, kernel: Kernel) -> Current:
         try:

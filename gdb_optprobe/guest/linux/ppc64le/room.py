@@ -45,6 +45,8 @@ MAKES_TOC = ("schedule", "panic")
 LINE = 128  # counters share no cache line with the guest's data
 LARGEST_POINTER = 1 << 44
 LEAST = 1 << 14
+JOURNAL = 1 << 18
+"""Bytes at the end of the code, in the image's gap; see detours/journal.py."""
 LDARX = 84
 RLDICR = 4  # the bit in which sldi differs from rotldi
 MASK = (1 << 64) - 1
@@ -76,7 +78,9 @@ def find(machine: Machine, kernel: Kernel) -> Room:
         return physical.stand(switch, machine)
 
     if not gap.left:
-        return replace(_fresh(machine, kernel, (gap.start, gap.end), data, page), stands=stands)
+        end = gap.end - (JOURNAL if page is not None else 0)
+        fresh = _fresh(machine, kernel, (gap.start, end), data, page)
+        return replace(fresh, stands=stands, mapping=switch, journal=(end, gap.end))
     theirs = (counter + 8 for counter in counters(gap.left, _toc(kernel)) if data[0] <= counter < data[1])
     # The words of programs' memory end in one that is not 0 (probes/handler.py); a count that is still 0 may be last.
     used = max((data[0] + -(-len(kernel.read(*data).rstrip(b"\0")) // 8) * 8, *theirs))
@@ -84,6 +88,22 @@ def find(machine: Machine, kernel: Kernel) -> Room:
     if gap.end - free < LEAST or data[1] - used < LINE:
         raise NoRoom("earlier sessions have left no room for detours", ADVICE)
     return Room((free, gap.end), (used, data[1]), FILL, stands=stands)
+
+
+def places(machine: Machine, kernel: Kernel) -> Iterator[Room]:
+    """Where `find` may have found room with a journal before, whatever it holds now."""
+    root = kernel_tree(machine, kernel)
+    start, end = _image_gap(kernel)
+    if not _executable(machine, root, start, end) or root is None:
+        return
+    page = data_page.below(start, kernel.address("_etext"), machine.read_physical, root)
+    if page is not None:
+        yield Room((start, end - JOURNAL), (page.start, page.end), FILL, journal=(end - JOURNAL, end))
+
+
+def _image_gap(kernel: Kernel) -> tuple[int, int]:
+    end = kernel.address("__init_begin") - BEHIND
+    return (end - 1) & -CODE_SIZE, end
 
 
 def _fresh(
@@ -148,8 +168,7 @@ def _page(machine: Machine, kernel: Kernel, root: int | None, code: int) -> Data
 
 def _code(machine: Machine, kernel: Kernel, root: int | None) -> Gap:
     """What is zero there, or begins with code of an earlier session's."""
-    end = kernel.address("__init_begin") - BEHIND
-    start = (end - 1) & -CODE_SIZE
+    start, end = _image_gap(kernel)
     if kernel.address("_etext") < start - LEAST and _executable(machine, root, start, end):
         gap = _gap(kernel, start, end)
         if gap is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -61,7 +61,13 @@ class _X86:
         found = filler.find(kernel)
         mapping = filler.plan_mapping(found, tables, machine.read_physical)
         take, give_back = partial(physical.apply, mapping, machine), partial(physical.undo, mapping, machine)
-        return Room(found.code, found.data, filler.FILL, take, give_back)
+        return Room(
+            found.code, found.data, filler.FILL, take, give_back, mapping=mapping, journal=found.journal
+        )
+
+    def places(self, machine: Machine, kernel: Kernel) -> Iterable[Room]:
+        found = (place for place in filler.places(kernel) if place.journal[0] < place.journal[1])
+        return (Room(place.code, place.data, filler.FILL, journal=place.journal) for place in found)
 
     def current(self, kernel: Kernel) -> Current:
         return on_x86_64(kernel)

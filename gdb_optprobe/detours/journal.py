@@ -1,0 +1,176 @@
+"""Keep the journal (objects/journal.py) of an arena up to date, so that another GDB finds what is in the guest.
+
+    kind   key       value
+    text   address   original bytes of a branch, whether the tracer was kept off     before the branch is written
+    code   address   size, head, origins, ways on of a detour                        before its first byte is written
+    pads   address   -                                                               a page of them
+    data   address   size
+    probe  number    probes/recovery.py
+    point  address   of return probes, the same
+    room   -         the arena itself, by its maker                                  first of all
+What is gone is noted with the next change: until then what it tells of is in nobody's way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.machine import Memory
+from gdb_optprobe.objects import journal as form
+from gdb_optprobe.objects.journal import Found, State
+
+FULL = "full"
+_LAST = 64  # bytes that the record takes which says that it is full
+_PIECE = 1 << 13
+
+
+@dataclass
+class Journal:
+    """memory, start, size: where it is kept; without, nothing is. fill: what that holds before and after.
+
+    found: what it holds already.
+    """
+
+    memory: Memory | None = None
+    start: int = 0
+    size: int = 0
+    fill: int = 0
+    found: Found = field(default_factory=Found)
+    state: State = field(init=False)
+    _changes: State = field(default_factory=dict)
+    _generation: int = field(init=False)
+    _half: int = field(init=False)
+    _tail: int = 0
+    _seen: int = field(init=False)
+    _open: bool = False
+
+    def __post_init__(self) -> None:
+        self.state = dict(self.found.state)
+        self._generation, self._half = self.found.generation, self.found.half
+        self._seen = self.size if self._generation else 0
+
+    def begin(self) -> None:
+        """Write down what is known so far. Raises OptprobeError, the guest unchanged."""
+        if self.memory is None:
+            return
+        if self._generation:
+            other = self._at(1 - self._half)
+            self._wipe(other, other + self.size // 2)
+        elif form.header(0) in (self._read(at, form.HEADER) for at in (0, self.size // 2)):
+            self._clear_all()
+        if not self._generation:
+            self._half = 1
+            self._write(0, form.header(0))
+        self._open = True
+        self._rewrite()
+
+    def clear(self) -> None:
+        """Nothing is left in the guest but this: it goes, its memory is as it was."""
+        self._open, self._changes = False, {}
+        if self.memory is None:
+            return
+        if self._generation:
+            other = self._at(1 - self._half)
+            self._write(other, form.header(0))
+            self._fill(self._half, self._tail)
+            self._fill(1 - self._half, form.HEADER if self._tail else 0)
+        else:
+            self._clear_all()
+        self._generation = self._tail = 0
+
+    # what is kept ------------------------------------------------------------------------------------------------
+
+    def put(self, kind: str, at: int, value: Any) -> None:
+        key = f"{kind} {at:x}"
+        if self.state.get(key) != value:
+            self.state[key] = self._changes[key] = value
+
+    def drop(self, kind: str, at: int) -> None:
+        key = f"{kind} {at:x}"
+        if self.state.pop(key, None) is not None:
+            self._changes[key] = None
+
+    def code(self, slot: Slot, detour: Detour) -> None:
+        """`detour` is about to be written into `slot`."""
+        origins = [[at - slot.address, original - detour.head] for at, original in detour.origins]
+        ways = [[insn.address - slot.address, insn.data.hex()] for insn in detour.ways_on]
+        self.put("code", slot.address, [slot.size, detour.size, detour.head, origins, ways])
+
+    def flush(self) -> None:
+        """Write down what has changed."""
+        if not self._open or not self._changes:
+            return
+        data = form.record(self._changes, self._generation)
+        if self._tail + len(data) + _LAST > self.size // 2:
+            self._rewrite()
+            return
+        self._changes.clear()
+        self._append(data)
+
+    # its memory --------------------------------------------------------------------------------------------------
+
+    def _rewrite(self) -> None:
+        """All of it into the other half. Where that has too little room, it says so and is kept no more."""
+        generation, half = self._generation + 1, 1 - self._half
+        data = form.record(self.state, generation)
+        if form.HEADER + len(data) + _LAST > self.size // 2:
+            self._append(form.record({FULL: True}, self._generation))
+            self._open = False
+            return
+        at = self._at(half)
+        self._write(at + form.HEADER, data)
+        self._write(at, form.header(generation))
+        if self._generation:
+            self._fill(self._half, self._tail)
+        self._generation, self._half, self._tail = generation, half, form.HEADER + len(data)
+        self._changes.clear()
+
+    def _append(self, data: bytes) -> None:
+        for offset, part in form.in_order(self._at(self._half) + self._tail, data):
+            self._write(offset, part)
+        self._tail += len(data)
+
+    def _at(self, half: int) -> int:
+        return half * (self.size // 2)
+
+    def _read(self, offset: int, size: int) -> bytes:
+        assert self.memory is not None
+        return self.memory.read(self.start + offset, size)
+
+    def _write(self, offset: int, data: bytes) -> None:
+        """Raises OptprobeError where it and what is behind are not what they must be."""
+        assert self.memory is not None
+        while self._seen < min(offset + len(data) + _LAST, self.size):
+            piece = self._read(self._seen, min(_PIECE, self.size - self._seen))
+            if piece.strip(bytes([self.fill])):
+                at = self.start + self._seen
+                raise OptprobeError(f"what should be unused memory of the kernel's at {at:#x} holds something")
+            self._seen += len(piece)
+        self.memory.write(self.start + offset, data)
+
+    def _fill(self, half: int, used: int) -> None:
+        """used: bytes that are written there; 0 where that is not known."""
+        at = self._at(half)
+        if used:
+            self._write(at, bytes([self.fill]) * used)
+        else:
+            self._wipe(at, at + self.size // 2)
+
+    def _clear_all(self) -> None:
+        """What tells that something was begun goes last."""
+        half = self.size // 2
+        for start, end in ((form.HEADER, half), (half + form.HEADER, self.size)):
+            self._wipe(start, end)
+        for start in (0, half):
+            self._wipe(start, start + form.HEADER)
+        self._seen = self.size
+
+    def _wipe(self, start: int, end: int) -> None:
+        """What is no fill there, a header first."""
+        assert self.memory is not None
+        used = self._read(start, end - start).rstrip(bytes([self.fill]))
+        self.memory.write(self.start + start, bytes([self.fill]) * len(used))

@@ -1,0 +1,182 @@
+"""What a journal tells of an earlier GDB's arena, believed only where it is possible and the guest agrees.
+
+    journal ──read──► Left ──undoing──► patches that make text and detours what they were before the branches came
+            Damaged         TextChanged
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from gdb_optprobe.detours import pads
+from gdb_optprobe.detours.journal import FULL
+from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.patch import Patch, TextChanged
+from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.machine import Memory
+from gdb_optprobe.isa.base import Insn, Isa, OutOfReach
+from gdb_optprobe.objects.journal import Damaged, State
+
+Range = tuple[int, int]
+Heads = Mapping[int, Sequence[int]]
+"""Where detours begin, by the address of their branch."""
+LONGEST = 16
+"""Bytes that a branch changes, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Where things can be: of the kernel's text, of the arena's code and data. fill: of free code memory."""
+
+    text: Range
+    code: Range
+    data: Range
+    fill: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Where a branch stands, or was about to. traced: whether the guest's tracer is kept off its site."""
+
+    address: int
+    original: bytes
+    traced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """code: detours, left ones too, by their slots: those not written yet, or wiped again, hold `fill`.
+
+    probes, points: as they were noted.
+    """
+
+    texts: tuple[Text, ...] = ()
+    code: Mapping[Slot, Detour] | None = None
+    pads: tuple[Slot, ...] = ()
+    data: tuple[Slot, ...] = ()
+    probes: Mapping[int, Any] | None = None
+    points: Mapping[int, Any] | None = None
+    fill: int = 0
+
+    @property
+    def detours(self) -> Mapping[Slot, Detour]:
+        return self.code or {}
+
+    def at(self, address: int) -> Slot | None:
+        """The piece of data that begins there."""
+        return next((slot for slot in self.data if slot.address == address), None)
+
+
+def read(state: State, bounds: Bounds, memory: Memory, isa: Isa) -> Left:
+    """Raises Damaged where `state` cannot be, OptprobeError where it does not tell all."""
+    if FULL in state:
+        raise OptprobeError(
+            "an earlier GDB had more probes in this guest than its journal has room for", "reboot the guest"
+        )
+    kinds: dict[str, dict[int, Any]] = {}
+    try:
+        for key, value in state.items():
+            kind, _, at = key.partition(" ")
+            kinds.setdefault(kind, {})[int(at or "0", 16)] = value
+        texts = tuple(_text(at, value, bounds) for at, value in sorted(kinds.get("text", {}).items()))
+        code = dict(_code(at, value, bounds, memory, isa) for at, value in sorted(kinds.get("code", {}).items()))
+        pages = tuple(_within(Slot(at, pads.PAGE), bounds.code) for at in sorted(kinds.get("pads", {})))
+        sizes = sorted(kinds.get("data", {}).items())
+        data = tuple(_within(Slot(at, _natural(size)), bounds.data) for at, size in sizes)
+        _apart([*code, *pages])
+        _apart(data)
+    except (ValueError, TypeError, KeyError, IndexError, OverflowError) as wrong:
+        raise Damaged(f"{wrong}") from None
+    return Left(texts, code, pages, data, kinds.get("probe", {}), kinds.get("point", {}), bounds.fill)
+
+
+def undoing(left: Left, memory: Memory, isa: Isa) -> tuple[list[Patch], list[Patch]]:
+    """What is to be written so that no branch leads into a detour: in the text, and in the detours' ways on.
+
+    Raises TextChanged where the guest holds neither what was there before nor a branch of ours.
+    """
+    heads: dict[int, list[int]] = {}
+    for detour in left.detours.values():
+        heads.setdefault(detour.head, []).append(detour.address)
+    texts = [
+        Patch(one.address, found, one.original)
+        for one in left.texts
+        for found in _ours(one.address, one.original, _branches(one.address, heads, isa), memory)
+    ]
+    ways = [
+        Patch(way.address, found, way.data)
+        for detour in left.detours.values()
+        for way in detour.ways_on
+        if memory.read(way.address, way.size) != bytes([left.fill]) * way.size
+        for found in _ours(way.address, way.data, _redirected(way, heads, isa), memory)
+    ]
+    return texts, ways
+
+
+def _ours(address: int, original: bytes, branches: Iterator[bytes], memory: Memory) -> Sequence[bytes]:
+    """What stands there instead of `original`. Raises TextChanged."""
+    found = memory.read(address, len(original))
+    if found == original:
+        return ()
+    if found not in tuple(branches):
+        raise TextChanged(address, original, found)
+    return (found,)
+
+
+def _branches(address: int, heads: Heads, isa: Isa) -> Iterator[bytes]:
+    for target in heads.get(address, ()):
+        try:
+            yield isa.branch(address, target)
+        except OutOfReach:
+            continue
+
+
+def _redirected(way: Insn, heads: Heads, isa: Isa) -> Iterator[bytes]:
+    for target in heads.get(way.target or 0, ()):
+        try:
+            yield isa.redirect(way, target)
+        except OutOfReach:
+            continue
+
+
+def _text(at: int, value: Any, bounds: Bounds) -> Text:
+    original, traced = bytes.fromhex(value[0]), bool(value[1])
+    if not 0 < len(original) <= LONGEST:
+        raise ValueError(f"a branch of {len(original)} bytes at {at:#x}")
+    _within(Slot(at, len(original)), bounds.text)
+    return Text(at, original, traced)
+
+
+def _code(at: int, value: Any, bounds: Bounds, memory: Memory, isa: Isa) -> tuple[Slot, Detour]:
+    size, used, head, origins, ways = value
+    slot = _within(Slot(at, _natural(size)), bounds.code)
+    if not 0 < _natural(used) <= slot.size:
+        raise ValueError(f"{used} bytes of code in {slot.size} at {at:#x}")
+    on = [insn for offset, data in ways for insn in isa.decode(bytes.fromhex(data), at + _natural(offset))]
+    if any(not at <= insn.address < insn.end <= at + used for insn in on):
+        raise ValueError(f"a way on outside of the detour at {at:#x}")
+    places = tuple((at + _natural(offset), _natural(head) + int(original)) for offset, original in origins)
+    return slot, Detour(at, memory.read(at, used), _natural(head), places, ways_on=tuple(on))
+
+
+def _natural(value: Any) -> int:
+    if not isinstance(value, int) or not 0 <= value < 1 << 64:
+        raise ValueError(f"{value!r} is no number there")
+    return value
+
+
+def _within(slot: Slot, bounds: Range) -> Slot:
+    if not (slot.size and bounds[0] <= slot.address and slot.end <= bounds[1]):
+        raise ValueError(f"{slot.size} bytes at {slot.address:#x} lie outside of {bounds[0]:#x}-{bounds[1]:#x}")
+    return slot
+
+
+def _apart(slots: Sequence[Slot]) -> None:
+    ordered = sorted(slots)
+    for one, other in pairwise(ordered):
+        if one.end > other.address:
+            raise ValueError(f"pieces at {one.address:#x} and {other.address:#x} overlap")

@@ -1,0 +1,129 @@
+"""A journal: values by key, kept in guest memory so that a kill at any instant leaves it as it was before or after.
+
+    region   │ half 0                                      │ half 1                                      │
+    half     │ header │ snapshot │ changes │ changes │ fill …
+    header   │ magic, 8 B │ version │ generation │ CRC-32 of these │
+    record   │ length │ CRC-32, begun with the generation │ a JSON object, or zlib's form of one │
+A record is appended head last, and behind the last one there is fill. Where there is no room for one, a snapshot of
+all goes into the other half, whose header is written last; the half with the greater generation counts. Generation 0:
+one was begun, or is being taken away.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gdb_optprobe.errors import OptprobeError
+
+MAGIC = b"optprobe"
+VERSION = 1
+_HEADER = struct.Struct("<8sIII")
+HEADER = _HEADER.size
+_RECORD = struct.Struct("<II")
+AT_ONCE = 1024
+"""Bytes that are surely written by one packet."""
+_COMPRESSED = 256
+_LARGEST = 1 << 24
+
+State = dict[str, Any]
+Writes = tuple[tuple[int, bytes], ...]
+"""(offset in the region, bytes), in order."""
+
+
+class Damaged(OptprobeError):
+    """What should be a journal is none that can be believed."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"the journal of an earlier GDB's probes is damaged: {what}", "nothing was changed")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a region holds. generation: 0 where nothing of anybody's is in the guest. half: where."""
+
+    state: State = field(default_factory=dict)
+    generation: int = 0
+    half: int = 0
+
+
+def header(generation: int) -> bytes:
+    body = _HEADER.pack(MAGIC, VERSION, generation, 0)[:-4]
+    return body + zlib.crc32(body).to_bytes(4, "little")
+
+
+def record(changes: Mapping[str, Any], generation: int) -> bytes:
+    """Values by key, None for those that are gone."""
+    data = json.dumps(changes, separators=(",", ":")).encode()
+    if len(data) > _COMPRESSED:
+        data = zlib.compress(data)
+    return _RECORD.pack(len(data), zlib.crc32(data, generation)) + data
+
+
+def in_order(offset: int, data: bytes) -> Writes:
+    """How a record is written: what begins it last."""
+    tail = ((offset + AT_ONCE, data[AT_ONCE:]),) if len(data) > AT_ONCE else ()
+    return (*tail, (offset, data[:AT_ONCE]))
+
+
+def decode(region: bytes, fill: int) -> Found | None:
+    """What a region tells; None where nothing was ever written. fill: of unused bytes. Raises Damaged."""
+    size = len(region) // 2
+    halves = [(_generation(region[at : at + HEADER]), number, at) for number, at in enumerate((0, size))]
+    known = [(generation, number, at) for generation, number, at in halves if generation is not None]
+    if not known:
+        if MAGIC in (region[:8], region[size : size + 8]):
+            raise Damaged("its header")
+        return None
+    generation, number, at = max(known)
+    if not generation:
+        return Found()
+    return Found(_replayed(region[at + HEADER : at + size], generation, fill), generation, number)
+
+
+def _generation(data: bytes) -> int | None:
+    if len(data) < HEADER or data[:8] != MAGIC:
+        return None
+    _, version, generation, _ = _HEADER.unpack(data)
+    assert isinstance(generation, int)
+    if data != _HEADER.pack(MAGIC, version, generation, zlib.crc32(data[:-4])):
+        return None
+    if version != VERSION:
+        raise OptprobeError(f"the journal of an earlier GDB's probes has version {version}, not {VERSION}")
+    return generation
+
+
+def _replayed(data: bytes, generation: int, fill: int) -> State:
+    state: State = {}
+    at = 0
+    while data[at : at + _RECORD.size] != bytes([fill]) * _RECORD.size:
+        if at + _RECORD.size > len(data):
+            raise Damaged("it is cut short")
+        length, check = _RECORD.unpack_from(data, at)
+        body = data[at + _RECORD.size : at + _RECORD.size + length]
+        if len(body) != length or zlib.crc32(body, generation) != check:
+            raise Damaged(f"its record at {at:#x}")
+        for key, value in _changes(body, at).items():
+            if value is None:
+                state.pop(key, None)
+            else:
+                state[key] = value
+        at += _RECORD.size + length
+    return state
+
+
+def _changes(body: bytes, at: int) -> State:
+    try:
+        if body[:1] != b"{":
+            unpacker = zlib.decompressobj()
+            body = unpacker.decompress(body, _LARGEST)
+        found = json.loads(body)
+    except (ValueError, RecursionError, zlib.error):
+        raise Damaged(f"its record at {at:#x}") from None
+    if not isinstance(found, dict):
+        raise Damaged(f"its record at {at:#x}")
+    return found

@@ -1,0 +1,136 @@
+"""The arena that an earlier GDB left in the guest, by its journal.
+
+    Port.places ──► a journal there? ──► Earlier ──► empty: what was begun to be given back is given back
+                                            └──────► a Room, as it was
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gdb_optprobe.detours.journal import Journal
+from gdb_optprobe.detours.left import Bounds, Left, read, undoing
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux import physical
+from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.physical import PhysicalPatch
+from gdb_optprobe.guest.linux.port import Port, Room
+from gdb_optprobe.guest.linux.recover import Recovered
+from gdb_optprobe.guest.machine import Machine, Memory
+from gdb_optprobe.isa.base import Isa
+from gdb_optprobe.objects import journal as form
+from gdb_optprobe.objects.journal import MAGIC, Damaged, Found, State
+
+ROOM = "room"
+NOTHING = Left()
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """place: where it is. mapping: what was changed for it."""
+
+    place: Room
+    found: Found
+    left: Left
+    mapping: tuple[PhysicalPatch, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody can be in any of it, and no text leads there."""
+        left = self.left
+        return not (left.detours or left.pads or left.data or left.probes or left.points)
+
+    def finish(self, machine: Machine, memory: Memory) -> None:
+        """Give it back."""
+        _give_back(self.place, self.mapping, machine, memory)
+        _journal(self.place, memory, self.found).clear()
+
+    def room(self, machine: Machine, memory: Memory) -> Room:
+        """Raises OptprobeError where the guest does not map it any more as it was."""
+        if not physical.stand(self.mapping, machine):
+            raise Damaged("the memory for detours is not mapped as it tells")
+        return replace(
+            self.place,
+            take=lambda: None,
+            give_back=lambda: _give_back(self.place, self.mapping, machine, memory),
+            stands=lambda: physical.stand(self.mapping, machine),
+            mapping=self.mapping,
+        )
+
+    def journal(self, memory: Memory) -> Journal:
+        return _journal(self.place, memory, self.found)
+
+
+def look(
+    machine: Machine, memory: Memory, kernel: Kernel, port: Port, recovered: Recovered, isa: Isa
+) -> Earlier | None:
+    """None where no journal is. Raises OptprobeError where it cannot be believed."""
+    try:
+        places = list(port.places(machine, kernel))
+    except OptprobeError:
+        return None
+    for place in places:
+        start, end = place.journal
+        if MAGIC not in (memory.read(start, len(MAGIC)), memory.read((start + end) // 2, len(MAGIC))):
+            continue
+        found = form.decode(memory.read(start, end - start), place.fill)
+        if found is not None and not found.generation:
+            return Earlier(place, found, NOTHING, ())
+        if found is not None:
+            mapping = _room(found.state, place, recovered)
+            left = read(found.state, Bounds(recovered.text, place.code, place.data, place.fill), memory, isa)
+            undoing(left, memory, isa)
+            return Earlier(place, found, left, mapping)
+    return None
+
+
+def facts(room: Room, recovered: Recovered) -> list[Any]:
+    """What the journal keeps of the room itself."""
+    mapping = [[one.address, _short(one.old), _short(one.new), one.changes] for one in room.mapping]
+    return [recovered.build, recovered.text[0], [*room.code], [*room.data], mapping]
+
+
+def _room(state: State, place: Room, recovered: Recovered) -> tuple[PhysicalPatch, ...]:
+    """The mapping. Raises Damaged where the rest is of another guest."""
+    try:
+        build, text, code, data, mapping = state[f"{ROOM} 0"]
+        patches = tuple(
+            PhysicalPatch(int(at), _long(old), _long(new), bool(changes)) for at, old, new, changes in mapping
+        )
+    except (ValueError, TypeError, KeyError, IndexError, OverflowError) as wrong:
+        raise Damaged(f"{wrong}") from None
+    if (build, text) != (recovered.build, recovered.text[0]):
+        raise Damaged("it is of another kernel, or of this one at another address")
+    if (code, data) != ([*place.code], [*place.data]):
+        raise Damaged("it tells of other memory than it stands in")
+    if any(len(one.old) != len(one.new) for one in patches):
+        raise Damaged("what it tells of page tables")
+    return patches
+
+
+def _short(data: bytes) -> str | list[int]:
+    return [data[0], len(data)] if len(set(data)) == 1 else data.hex()
+
+
+def _long(value: Any) -> bytes:
+    if isinstance(value, str):
+        return bytes.fromhex(value)
+    byte, count = (int(number) for number in value)
+    if not 0 < count <= 1 << 16:
+        raise ValueError(f"{count} bytes of a page table")
+    return bytes([byte]) * count
+
+
+def _journal(place: Room, memory: Memory, found: Found) -> Journal:
+    start, end = place.journal
+    return Journal(memory, start, end - start, place.fill, found)
+
+
+def _give_back(place: Room, mapping: Sequence[PhysicalPatch], machine: Machine, memory: Memory) -> None:
+    if physical.stand(mapping, machine):
+        start, end = place.data
+        used = memory.read(start, end - start).rstrip(bytes([place.fill]))
+        memory.write(start, bytes([place.fill]) * len(used))
+    physical.undo(mapping, machine)

@@ -1,0 +1,105 @@
+"""A probe as the journal keeps it: what brings it back in another GDB, and where its memory is."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gdb_optprobe.detours.journal import Journal
+from gdb_optprobe.handlers.source import Fragment
+from gdb_optprobe.objects.journal import Damaged
+from gdb_optprobe.objects.ring import Position
+from gdb_optprobe.probes.handler import Handler
+from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.spec import Kind, Spec
+
+PROBE, POINT = "probe", "point"
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """python: whether it had a handler of Python's. data: address of its memory. program: see `fingerprint`.
+
+    sizes: settings it was made with, by name. seen: the head of what hits left that stopped the guest.
+    """
+
+    number: int
+    address: int
+    spec: Spec
+    enabled: bool
+    python: bool
+    data: int | None
+    program: int
+    sizes: Mapping[str, int]
+    since: Position
+    seen: tuple[int, ...]
+
+
+def note(probe: Probe, journal: Journal) -> None:
+    """Have the journal know `probe` as it is now."""
+    spec = probe.spec
+    value: dict[str, Any] = {"at": probe.address, "location": spec.location}
+    optional = {
+        "kind": spec.kind.value if spec.kind is not Kind.KPROBE else "",
+        "if": spec.condition,
+        "do": [*spec.actions] if spec.actions != ("count",) else [],
+        "tier": spec.tier,
+        "name": spec.name,
+        "glob": spec.glob,
+        "entry if": spec.entry_condition.text if spec.entry_condition is not None else "",
+        "entry do": [action.text for action in spec.entry_actions],
+        "maxactive": spec.maxactive,
+        "off": not probe.enabled,
+        "python": probe.has_python_handler,
+        "data": probe.counter.address if probe.counter is not None else 0,
+        "program": fingerprint(probe.handler) if not probe.handler.is_plain else 0,
+        "sizes": dict(probe.sizes) if not probe.handler.is_plain else {},
+        "since": [probe.since.following, *probe.since.pending] if probe.since.following else [],
+        "seen": [*probe.seen.head] if probe.seen.head != probe.handler.head() else [],
+    }
+    journal.put(PROBE, probe.number, value | {name: given for name, given in optional.items() if given})
+
+
+def noted(number: int, value: Any) -> Noted:
+    """Raises Damaged."""
+    try:
+        following, *pending = map(int, value.get("since", [0]))
+        text = {name: value.get(name, "") for name in ("location", "if", "tier", "name")}
+        actions = tuple(value.get("do", ["count"]))
+        entry_if, entry_do = value.get("entry if", ""), value.get("entry do", [])
+        typed = (*text.values(), *actions, entry_if, *entry_do)
+        if not all(isinstance(each, str) for each in typed) or not 0 < number < 1 << 32:
+            raise ValueError(f"probe {number}")
+        spec = Spec(
+            location=text["location"],
+            kind=Kind(value.get("kind", Kind.KPROBE.value)),
+            condition=text["if"],
+            actions=actions,
+            tier=text["tier"],
+            name=text["name"],
+            glob=bool(value.get("glob")),
+            entry_condition=Fragment.whole(entry_if) if entry_if else None,
+            entry_actions=tuple(Fragment.whole(action) for action in entry_do),
+            maxactive=int(value.get("maxactive", 0)),
+        )
+        return Noted(
+            number=number,
+            address=int(value["at"]),
+            spec=spec,
+            enabled=not value.get("off"),
+            python=bool(value.get("python")),
+            data=int(value["data"]) if "data" in value else None,
+            program=int(value.get("program", 0)),
+            sizes={str(name): int(size) for name, size in value.get("sizes", {}).items()},
+            since=Position(following, tuple(pending)),
+            seen=tuple(int(word) for word in value.get("seen", [])),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as wrong:
+        raise Damaged(f"probe {number}: {wrong}") from None
+
+
+def fingerprint(handler: Handler) -> int:
+    """The same for handlers that do the same with memory that is laid out alike."""
+    return zlib.crc32(repr((handler.program, handler.entry, handler.table_bits, handler.ring_bits)).encode()) or 1

@@ -1,0 +1,138 @@
+"""Take over what an earlier GDB left in the guest, or take it out.
+
+    Left ──► everything is checked ──► branches go ──► detours are left, memory stays ──► probes are added anew
+                   an error: nothing was changed              somebody may be inside       with the memory they had
+A kill in between leaves a journal that tells as much as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gdb_optprobe.detours import patch
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.left import Left, Text, undoing
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.objects.journal import Damaged
+from gdb_optprobe.probes.gathered import Gathered
+from gdb_optprobe.probes.noting import PROBE, Noted, fingerprint, noted
+from gdb_optprobe.probes.old_points import points_of
+from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.session import Session
+from gdb_optprobe.probes.site import Site
+from gdb_optprobe.probes.views import ProbeView
+
+TEXT = "text"
+CHANGED = "it would not do here what it did there"
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """probes: that are there again. lost: what is not, and why, in words."""
+
+    probes: tuple[ProbeView, ...]
+    lost: tuple[str, ...]
+
+
+def recover(session: Session) -> Recovered:
+    """Every probe that an earlier GDB left, with what it has counted. Raises OptprobeError, nothing changed."""
+    left, found = _left(session)
+    arena = _take(session, left)
+    probes: list[Probe] = []
+    lost: list[str] = []
+    for one in found:
+        try:
+            probes.append(_again(session, one, left))
+        except OptprobeError as error:
+            lost.append(f"probe {one.number}, {one.spec.location}, is not recovered: {error.message}")
+    arena.release_data({probe.counter for probe in probes if probe.counter is not None})
+    for probe in probes:
+        _reserve(session, probe)
+    recovered = {probe.number for probe in probes}
+    for one in found:
+        if one.number not in recovered:
+            arena.journal.drop(PROBE, one.number)
+    session.optimizer.settle([session.registry.site_of(probe) for probe in probes])
+    session.optimizer.note(probes)
+    return Recovered(session.views([probe.number for probe in probes]) if probes else (), tuple(lost))
+
+
+def remove(session: Session, timeout: float) -> int:
+    """Take out what an earlier GDB left, and give its memory back; how many probes that were.
+
+    The guest runs in slices until nobody is inside. Raises OptprobeError, with nothing changed, or when somebody still
+    is inside after `timeout` seconds.
+    """
+    left, found = _left(session)
+    arena = _take(session, left)
+    arena.release_data()
+    for one in found:
+        arena.journal.drop(PROBE, one.number)
+    session.optimizer.note()
+    if not session.optimizer.give_back_arena():
+        session.commit(timeout)
+        session.optimizer.give_back_arena()
+    return len(found)
+
+
+def _left(session: Session) -> tuple[Left, Sequence[Noted]]:
+    """Checked as far as it can be before anything is changed."""
+    session.target.alive()
+    left = session.target.left()
+    if left is None:
+        raise OptprobeError("no probes of an earlier GDB are in this guest")
+    found = [noted(number, value) for number, value in sorted((left.probes or {}).items())]
+    for one in found:
+        if one.data is not None and left.at(one.data) is None:
+            raise Damaged(f"probe {one.number} has no memory at {one.data:#x}")
+    points_of(left, None)
+    undoing(left, session.target.machine, session.target.isa)
+    return left, found
+
+
+def _take(session: Session, left: Left) -> Arena:
+    """Take the arena, and the branches out of the text."""
+    target = session.target
+    texts, ways = undoing(left, target.machine, target.isa)
+    arena = session.optimizer.take_arena()
+    patch.apply([*texts, *ways], target.machine)
+    for text in left.texts:
+        _let_tracer_in(session, text)
+        arena.journal.drop(TEXT, text.address)
+    return arena
+
+
+def _let_tracer_in(session: Session, text: Text) -> None:
+    if text.traced:
+        for site in session.target.text.ftrace_sites(text.address, text.address + 1):
+            session.target.tracer.release(site)
+
+
+def _again(session: Session, one: Noted, left: Left) -> Probe:
+    """The probe, as it is to be settled. Raises OptprobeError where it would be another one."""
+    if one.python:
+        raise OptprobeError("its Python handler went with the GDB that had it")
+    settings = replace(session.settings(), **one.sizes)  # type: ignore[arg-type]
+    plan = session.optimizer.plan(one.address, [one.spec])
+    handler = session.handler(one.spec, plan, settings)
+    data = left.at(one.data) if one.data is not None else None
+    fits = data is None or handler.size <= data.size
+    if not fits or (not handler.is_plain and fingerprint(handler) != one.program):
+        raise OptprobeError(CHANGED)
+    site = session.registry.site(one.address) or Site(one.address, plan)
+    probe = Probe(one.number, one.spec, one.address, handler, one.sizes, one.enabled, data, since=one.since)
+    if len(one.seen) == len(handler.head()):
+        probe.seen = replace(Gathered.nothing(handler), head=one.seen)
+    session.registry.reserve_number(one.number)
+    session.registry.add(probe, site)
+    return probe
+
+
+def _reserve(session: Session, probe: Probe) -> None:
+    """Memory that the probe did not have; of a return probe, for calls from now on. Those under way count too."""
+    site = session.registry.site_of(probe)
+    session.optimizer.reserve(probe, site.plan)
+    if site.next_point is not None:
+        points = session.optimizer.returns.points
+        site.next_point.older = [point for point in points if point.closed and point.address == probe.address]

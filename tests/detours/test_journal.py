@@ -1,0 +1,226 @@
+"""Whenever GDB is killed, the journal is what it was before or after; what is no journal is one clear error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gdb_optprobe.detours.journal import Journal
+from gdb_optprobe.detours.left import Bounds, Left, read, undoing
+from gdb_optprobe.detours.patch import TextChanged
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.isa.x86_64 import X86_64
+from gdb_optprobe.objects import journal as form
+from gdb_optprobe.objects.journal import Found
+
+START, SIZE, FILL = 0x10000, 2048, 0xCC
+TEXT, CODE, DATA = (0x1000, 0x2000), (0x10000, 0x20000), (0x30000, 0x40000)
+BOUNDS = Bounds(TEXT, CODE, DATA, FILL)
+
+
+class Killed(Exception):
+    """GDB is no more."""
+
+
+class Memory:
+    """That takes so many bytes more."""
+
+    def __init__(self, left: int = 1 << 40) -> None:
+        self.data = bytearray([FILL]) * SIZE
+        self.left = left
+
+    def read(self, address: int, size: int) -> bytes:
+        return bytes(self.data[address - START : address - START + size])
+
+    def write(self, address: int, data: bytes) -> None:
+        done = data[: self.left] if len(data) > form.AT_ONCE else data * (self.left >= len(data))
+        self.data[address - START : address - START + len(done)] = done
+        self.left -= len(data)
+        if self.left < 0:
+            raise Killed
+
+    def found(self) -> Found | None:
+        return form.decode(bytes(self.data), FILL)
+
+
+values = st.one_of(st.integers(0, 1 << 64), st.text(max_size=40), st.lists(st.integers(0, 255), max_size=30))
+steps = st.lists(st.tuples(st.integers(0, 8), st.none() | values), max_size=40)
+
+
+@given(steps, st.integers(0, 20000))
+def test_a_kill_at_any_instant(some: list[tuple[int, Any]], left: int) -> None:
+    memory = Memory(left)
+    states: list[dict[str, Any]] = [{}]
+    try:
+        journal = Journal(memory, START, SIZE, FILL)
+        journal.begin()
+        for number, value in some:
+            if value is None:
+                journal.drop("x", number)
+            else:
+                journal.put("x", number, value)
+            states.append(dict(journal.state))
+            journal.flush()
+            states = states[-1:]
+        journal.clear()
+        states = [{}]
+    except Killed:
+        pass
+    found = memory.found()
+    now = found.state if found is not None else {}
+    assert now in states or (now == {} and states[-1] == journal.state), (now, states)
+    memory.left = 1 << 40
+    next_one = Journal(memory, START, SIZE, FILL, found or Found())
+    next_one.begin()
+    next_one.put("y", 1, [1])
+    next_one.flush()
+    again = memory.found()
+    assert again is not None and again.state == {**now, "y 1": [1]}
+    next_one.clear()
+    assert memory.data == bytes([FILL]) * SIZE
+
+
+def test_what_is_not_ours_is_not_written_over() -> None:
+    memory = Memory()
+    memory.data[100] = 0
+    before = bytes(memory.data)
+    with pytest.raises(OptprobeError, match="holds something"):
+        Journal(memory, START, SIZE, FILL).begin()
+    assert memory.data == before
+
+
+def test_one_that_was_never_taken_up_is_cleared() -> None:
+    memory = Memory()
+    memory.data[:] = kept()
+    Journal(memory, START, SIZE, FILL, memory.found() or Found()).clear()
+    assert memory.data == bytes([FILL]) * SIZE
+
+
+def kept() -> bytearray:
+    memory = Memory()
+    journal = Journal(memory, START, SIZE, FILL)
+    journal.put("text", 0x1000, ["0f1f440000", True])
+    journal.begin()
+    for number in range(9):
+        journal.put("probe", number, {"at": number})
+        journal.flush()
+    return memory.data
+
+
+@given(st.integers(0, SIZE), st.binary(min_size=1, max_size=64))
+def test_garbled(at: int, noise: bytes) -> None:
+    """It is told, or what is left of it is what was written."""
+    whole = bytes(kept())
+    garbled = (whole[:at] + noise + whole[at + len(noise) :])[:SIZE]
+    before = form.decode(whole, FILL)
+    assert before is not None
+    try:
+        found = form.decode(garbled, FILL)
+    except OptprobeError as error:
+        assert "\n" not in error.message
+    else:
+        assert found is None or found.state.items() <= before.state.items()
+
+
+@given(st.integers(0, SIZE))
+def test_cut_short(size: int) -> None:
+    whole = bytes(kept())
+    before = form.decode(whole, FILL)
+    assert before is not None
+    try:
+        found = form.decode(whole[:size], FILL)
+    except OptprobeError as error:
+        assert "\n" not in error.message
+    else:
+        assert found is None or found.state in ({}, before.state)
+
+
+def test_full_is_told() -> None:
+    memory = Memory()
+    journal = Journal(memory, START, SIZE, FILL)
+    journal.begin()
+    for number in range(500):
+        journal.put("probe", number, [number * 0x9E3779B97F4A7C15 % (1 << 64)])
+        journal.flush()
+    found = memory.found()
+    assert found is not None
+    with pytest.raises(OptprobeError, match="more probes"):
+        read(found.state, BOUNDS, memory, X86_64)
+    journal.clear()
+    assert memory.data == bytes([FILL]) * SIZE
+
+
+GOOD: dict[str, Any] = {
+    "text 1000": ["0f1f440000", True],
+    "code 10000": [16, 13, 0x1000, [[0, 0], [8, 5]], [[8, "e900000000"]]],
+    "pads 12000": 4096,
+    "data 30000": 8,
+    "probe 1": {"at": 0x1000},
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("text 2000", ["0f1f440000", False]),
+        ("text 1ffe", ["0f1f440000", False]),
+        ("text 1800", ["", False]),
+        ("text 1800", ["0f" * 32, False]),
+        ("text 1800", [5, False]),
+        ("text zz", ["0f", False]),
+        ("code f000", [16, 13, 0x1000, [], []]),
+        ("code 1fff8", [16, 13, 0x1000, [], []]),
+        ("code 10008", [16, 13, 0x1000, [], []]),
+        ("code 11000", [16, 17, 0x1000, [], []]),
+        ("code 11000", [16, 13, -1, [], []]),
+        ("code 11000", [16, 13, 0x1000, [], [[12, "e900000000"]]]),
+        ("code 11000", [16, 13]),
+        ("code 12800", [16, 13, 0x1000, [], []]),
+        ("pads 1f800", 4096),
+        ("data 30004", 8),
+        ("data 3fffc", 8),
+        ("data 31000", "many"),
+        ("data 31000", -8),
+    ],
+)
+def test_what_cannot_be(key: str, value: object) -> None:
+    memory = Memory()
+    assert isinstance(read(GOOD, BOUNDS, memory, X86_64), Left)
+    with pytest.raises(OptprobeError, match="damaged"):
+        read({**GOOD, key: value}, BOUNDS, memory, X86_64)
+
+
+anything = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6), st.lists)
+keys = st.sampled_from(["text", "code", "pads", "data", "probe", "point", "room", "other"])
+keyed = st.tuples(keys, st.integers(0, 1 << 65)).map(lambda pair: f"{pair[0]} {pair[1]:x}")
+
+
+@given(st.dictionaries(keyed, anything, max_size=4))
+def test_no_value_is_more_than_an_error(state: dict[str, Any]) -> None:
+    try:
+        read(state, BOUNDS, Memory(), X86_64)
+    except OptprobeError as error:
+        assert "\n" not in error.message
+
+
+def test_text_that_somebody_changed() -> None:
+    class Text(Memory):
+        """What stands at 0x1000 and, else, filler."""
+
+        text = bytes.fromhex("0f1f440000")
+
+        def read(self, address: int, size: int) -> bytes:
+            return self.text[:size] if address == 0x1000 else bytes([FILL]) * size
+
+    memory = Text()
+    left = read(GOOD, BOUNDS, memory, X86_64)
+    assert undoing(left, memory, X86_64) == ([], [])
+    memory.text = X86_64.branch(0x1000, 0x10000)
+    (change,), _ = undoing(left, memory, X86_64)
+    assert (change.old, change.new) == (memory.text, bytes.fromhex("0f1f440000"))
+    memory.text = X86_64.branch(0x1000, 0x10008)
+    with pytest.raises(TextChanged):
+        undoing(left, memory, X86_64)

@@ -1,0 +1,101 @@
+"""A GDB is killed, another one comes: it takes over all probes with what they have counted, or takes them out."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from pathlib import Path
+
+from qemu.guest import Guest
+from tests.guest.batch import batch, keep
+from tests.guest.conftest import FULL
+from tests.guest.gdb import TRACING, Console, release
+from tests.guest.test_guardian import BUSY, killable, lines, lives, running
+
+HOT_CODE = Path(__file__).with_name("hot_code.py")
+GONE = Path(__file__).with_name("guest_gone.py")
+KILLS = int(os.environ.get("OPTPROBE_KILLS", "100" if FULL else "2"))
+LONGEST = 3.0 if FULL else 0.6
+SOON = 5.0
+
+
+def test_counts_go_on_across_a_kill(linux: Guest) -> None:
+    """What our probes count is what the guest's own event counts, before, between and after."""
+    linux.check(f"cd {TRACING}; echo 'p:recovered vfs_read+11' > kprobe_events; echo 1 > events/kprobes/enable")
+    try:
+        with Console(linux) as gdb:
+            gdb("set optprobe guardian off")
+            for line in ("vfs_read", "vfs_read if count > 5 do count by $comm", "vfs_read -return"):
+                assert "optimized" in gdb(f"optprobe add {line}")
+            (before,) = gdb.events().values()
+            gdb.send("continue")
+            linux.check("dd if=/dev/zero of=/dev/null bs=7 count=100 2>/dev/null")
+            gdb.kill()
+        linux.check("dd if=/dev/zero of=/dev/null bs=7 count=100 2>/dev/null")
+        with Console(linux) as gdb:
+            said = gdb("optprobe add vfs_write")
+            assert "optprobe: probes of an earlier GDB are in this guest" in said, said
+            assert gdb("optprobe recover").count("optimized") == 3
+            assert gdb("optprobe check") == "The guest's memory holds what we wrote.\n"
+            (after,) = gdb.events().values()
+            assert gdb.hits(1) == after - before >= 200
+            gdb.send("continue")
+            linux.check("dd if=/dev/zero of=/dev/null bs=7 count=100 2>/dev/null")
+            gdb.interrupt()
+            (after,) = gdb.events().values()
+            views = gdb.probes()
+            assert views[0]["hits"] == after - before >= 300
+            assert [view["location"] for view in views] == ["vfs_read"] * 3
+            returning = views[2]
+            assert returning["hits"] + returning["active"] + returning["missed"] == after - before
+            report = gdb("optprobe report 2")
+            assert "[dd]: 30" in report, report
+            assert "optimized" in gdb("optprobe add vfs_write")
+            assert gdb.probes()[-1]["number"] == 4
+    finally:
+        linux.check(f"cd {TRACING}; echo 0 > events/enable; echo > kprobe_events; echo > trace")
+
+
+def test_killed_at_any_instant_and_recovered_or_removed(linux: Guest, tmp_path: Path) -> None:
+    text, chance = tmp_path / "text", random.Random(11)
+    batch(linux, [f"source {HOT_CODE}", f"keep-text {text}"])
+    work = linux.check(f"({BUSY}) > /dev/null 2>&1 & echo $!").strip()
+    try:
+        for kill in range(KILLS):
+            notes = tmp_path / str(kill)
+            gdb = killable(linux, notes, kill)
+            try:
+                ready = lines(notes, gdb)[0]
+                time.sleep(chance.uniform(0, LONGEST))
+            finally:
+                gdb.kill()
+                gdb.wait()
+            killed = time.monotonic()
+            while lives(ready["guardian"]) or not running(linux):
+                assert time.monotonic() < killed + SOON, "the guest does not run"
+                time.sleep(0.01)
+            take_out = ["optprobe recover -remove"] if kill % 2 else ["optprobe recover", keep("all", "optprobe list")]
+            script = ["set optprobe on-exit remove", f"source {HOT_CODE}", *take_out]
+            script += ["optprobe check", "optprobe run -for 0.1", f"source {GONE}", "guest-gone"]
+            done = batch(linux, [*script, f"text-diff {text}"])
+            what = f"kill {kill}, at {lines(notes)[-1]}\n{done.output}"
+            assert done.status == 0, what
+            assert "is not recovered" not in done.output, what
+            assert done.output.rstrip().endswith("[]\n[Inferior 1 (process 1) detached]"), what
+            if not kill % 2:
+                probes = done.json("all")
+                assert probes[0]["location"] == "vfs_read" and probes[0]["hits"] > 0, what
+            assert linux.problems() == [], what
+    finally:
+        linux.check(f"kill {work}")
+
+
+def test_what_is_asked_without_reason(linux: Guest) -> None:
+    with Console(linux) as gdb:
+        assert "no probes of an earlier GDB" in gdb("optprobe recover")
+        assert "optimized" in gdb("optprobe add vfs_write")
+        assert "no probes of an earlier GDB" in gdb("optprobe recover -remove")
+        assert len(json.loads(gdb("optprobe list -json"))) == 1
+    release(linux)
