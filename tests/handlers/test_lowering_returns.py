@@ -18,7 +18,7 @@ from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.emitter import Before
 from gdb_optprobe.isa.x86_64 import X86_64, abi
 from gdb_optprobe.isa.x86_64.returning import RETURNING
-from gdb_optprobe.objects.instances import Instance, Instances, InstancesLayout
+from gdb_optprobe.objects.instances import WINDOW, Instance, Instances, InstancesLayout
 
 CODE, STACKS, CALLERS = 0xFFFF_FFFF_9BA3_D000, 0xFFFF_C900_0010_0000, 0xFFFF_FFFF_8100_0000
 NEAR, FAR = 0xFFFF_FFFF_7FE0_0018, 0xFFFF_FFFF_9200_0000
@@ -28,6 +28,9 @@ COUNTER = 0xFFFF_FFFF_7FE0_9000
 NAMES = (*abi.GENERAL, abi.FLAGS)
 NUMBERS = {name: getattr(x86_const, f"UC_X86_REG_{name.upper()}") for name in NAMES}
 NOTHING = Dead()
+DEPTH, DEEPEST = 1000, STACKS + 0x8000
+GROWN = 2048
+"""Slots of a table that has grown once: these calls are less than half of it."""
 
 
 @dataclass
@@ -45,7 +48,7 @@ class World:
         self.machine: Any = unicorn.Uc(unicorn.UC_ARCH_X86, unicorn.UC_MODE_64)
         self.machine.ctl_set_tlb_mode(unicorn.UC_TLB_VIRTUAL)
         self._frames: dict[int, int] = {}
-        for start, size in ((CODE, 0x1000), (STACKS, 0x40000), (COUNTER, 0x1000), (self.table & -PAGE, 0x8000)):
+        for start, size in ((CODE, 0x1000), (STACKS, 0x40000), (COUNTER, 0x1000), (self.table & -PAGE, 0x10000)):
             base = len(self._frames) * PAGE
             self._frames |= {start + page: base + page for page in range(0, size, PAGE)}
         self.machine.mem_map(0, len(self._frames) * PAGE)
@@ -203,6 +206,32 @@ def test_interrupted_anywhere(slots: int) -> None:
     found = world.instances()
     assert found.active == () and found.dropped == 0 and bool(found.missed) is (slots == 2)
     assert found.returns + found.missed > 300
+
+
+@pytest.mark.parametrize("frame", [16, 48, 112])
+def test_a_factorial_of_depth_1000(frame: int) -> None:
+    """In a table that has grown for it no level is missed, and each finds what it was entered with."""
+    world = World(InstancesLayout(GROWN), dead=X86_64.dead_at_entry())
+    levels = [(DEEPEST + frame * (DEPTH - level), CALLERS + level) for level in range(DEPTH)]
+    assert all(world.enter(*level) for level in levels)
+    assert {(each.key - 1, each.back) for each in world.instances().active} == set(levels)
+    assert [world.leave(sp) for sp, _ in reversed(levels)] == [back for _, back in reversed(levels)]
+    found = world.instances()
+    assert (found.returns, found.missed, found.dropped, found.active) == (DEPTH, 0, 0, ())
+
+
+def test_tail_recursion() -> None:
+    """Each level's call has the same stack address; what a search has no room for runs unprobed, and is counted."""
+    world = World(InstancesLayout(GROWN), dead=X86_64.dead_at_entry())
+    depth, sp = 2 * WINDOW, DEEPEST
+    assert world.enter(sp, CALLERS)
+    assert all(world.enter(sp, TRAMPOLINE) for _ in range(depth - 1))
+    backs = [each.back for each in world.layout.find(world.read(world.table, world.layout.size), sp + 1)]
+    assert backs == [TRAMPOLINE] * (WINDOW - 1) + [CALLERS]
+    assert world.leave(sp) == CALLERS
+    found = world.instances()
+    assert (found.returns, found.missed, found.dropped, found.active) == (WINDOW, depth - WINDOW, 0, ())
+    assert world.word(COUNTER) == WINDOW
 
 
 def test_what_a_call_costs() -> None:
