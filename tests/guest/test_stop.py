@@ -221,6 +221,7 @@ def test_an_editor_sees_where(linux: Guest) -> None:
         mi.until(r"\*stopped,")
         hits = [line.split()[2] for line in mi.console("optprobe list").splitlines() if " optimized " in line]
         assert hits == ["2", "2"]
+        mi.console("optprobe delete")
     finally:
         mi.kill()
         mi.close()
