@@ -144,9 +144,12 @@ def every_call_is_accounted_for(guest: Guest) -> None:
         "optprobe add ksys_read",
         "optprobe add ksys_read -return -maxactive 2",
         "optprobe add vfs_read -return -maxactive 1 do hist($elapsed)",
+        # Its read takes the only slot for as long as it sleeps.
+        Workload("(sleep 1000 | cat) </dev/null >/dev/null 2>&1 & sleep 0.3"),
         many_dd(READS, 4),
         keep("list", "optprobe list"),
         "optprobe check",
+        Workload("killall sleep; sleep 0.1"),
     ]
     finished = batch(guest, script, timeout=120)
     assert finished.status == 0, finished.output
