@@ -22,14 +22,12 @@ displaced instruction's first byte to its last it is at that instruction.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.isa.base import Flow, Insn, Isa
-
-Program = Callable[[int], bytes]
-"""Code that runs at the address it is given and ends by falling through; always of the same size."""
+from gdb_optprobe.isa.code import Code
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,7 @@ class Detour:
         return next((at for at, origin in self.origins if origin == original), None)
 
 
-def build(plan: Plan, isa: Isa, at: int, programs: Mapping[int, Program] | None = None) -> Detour:
+def build(plan: Plan, isa: Isa, at: int, programs: Mapping[int, Code] | None = None) -> Detour:
     """The detour of `plan` at the address `at`, with programs by the address of the instruction they run before.
 
     Raises Unrelocatable or OutOfReach where `at` does not do.

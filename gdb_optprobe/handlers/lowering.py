@@ -21,7 +21,7 @@ so what is used grows, and it cannot grow for ever.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -42,6 +42,7 @@ from gdb_optprobe.handlers.program import (
     nodes,
 )
 from gdb_optprobe.isa.base import Dead
+from gdb_optprobe.isa.code import Code
 from gdb_optprobe.isa.emitter import Before, Emitter, Label, Machine, Memory, Pool, Readers, TooManyRegisters
 from gdb_optprobe.objects.ring import RingLayout
 
@@ -93,11 +94,8 @@ class Used:
         return Used(self.condition | other.condition, self.actions | other.actions)
 
 
-def lower(program: Program, around: Surroundings, machine: Machine) -> Callable[[int], bytes]:
-    """The code of a program, by the address that it shall run at: always of the same size. Falls through at its end.
-
-    Raises NotLowered.
-    """
+def lower(program: Program, around: Surroundings, machine: Machine) -> Code:
+    """The code of a program. Raises NotLowered."""
     of_cpu = {node.name for node in nodes(around.cpu) if isinstance(node, Register)} if around.cpu else set()
     # Who is shown the registers sees the dead ones too.
     dead = around.dead if program.stop is None else Dead()

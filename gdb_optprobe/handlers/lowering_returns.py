@@ -16,6 +16,7 @@ from gdb_optprobe.handlers.lowering_words import Words
 from gdb_optprobe.handlers.program import MASK, Constant, Expr, Or
 from gdb_optprobe.handlers.saved import Entry
 from gdb_optprobe.isa.base import Dead
+from gdb_optprobe.isa.code import Code, joined
 from gdb_optprobe.isa.emitter import Arithmetic, Before, Label, Memory, Pool, Test, Value
 from gdb_optprobe.isa.returning import ReturnEmitter, Returning
 from gdb_optprobe.objects.instances import (
@@ -31,9 +32,6 @@ from gdb_optprobe.objects.instances import (
     WORD,
     InstancesLayout,
 )
-
-Code = Callable[[int], bytes]
-"""By the address that it shall run at: always of the same size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,14 +272,7 @@ class Trampoline:
             parts += [*((self.moved(area - now),) if area != now else ()), program]
             now = area
         parts += [*((self.moved(SAVED - now),) if now != SAVED else ()), self.end]
-
-        def whole(at: int) -> bytes:
-            code = b""
-            for part in parts:
-                code += part(at + len(code))
-            return code
-
-        return whole
+        return joined(parts)
 
 
 def trampoline(table: Table, before: Before, isa: Returning) -> Trampoline:

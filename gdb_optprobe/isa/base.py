@@ -11,16 +11,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
+from gdb_optprobe.isa.code import Code
+
 LONGEST = 16
 """Bytes that no instruction of any ISA exceeds."""
 
 ReadMemory = Callable[[int, int], bytes]
 
-Before = Mapping[int, Callable[[int], bytes]]
-"""By the address of an instruction to relocate: code to run each time just before it, made for where it will stand.
-
-It always has the same number of bytes: the program of another probe on a displaced instruction.
-"""
+Before = Mapping[int, Code]
+"""By the address of an instruction to relocate: code to run each time just before it, of another probe on it."""
 
 
 class Flow(Enum):

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from gdb_optprobe.detours import layout, patch
 from gdb_optprobe.detours.arena import Arena
-from gdb_optprobe.detours.layout import Detour, Program
+from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.pads import Pad
 from gdb_optprobe.detours.patch import Patch, TextChanged
 from gdb_optprobe.detours.refusal import Refusal, Refused
@@ -19,6 +19,7 @@ from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Dead, Isa, OutOfReach
+from gdb_optprobe.isa.code import Code, joined
 from gdb_optprobe.probes.branch import Branch, Keeps
 from gdb_optprobe.probes.noting import note
 from gdb_optprobe.probes.placed import Placed
@@ -28,7 +29,7 @@ from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.target import Target
 
 _NOTHING = Keeps()
-Codes = Mapping[int, Sequence[tuple[Probe, Program]]]
+Codes = Mapping[int, Sequence[tuple[Probe, Code]]]
 
 
 def write(sites: Sequence[Site], target: Target, arena: Arena, keeps: Keeps = _NOTHING) -> Branch:
@@ -37,7 +38,7 @@ def write(sites: Sequence[Site], target: Target, arena: Arena, keeps: Keeps = _N
     for site in sites:
         site.serve_returns(target, arena)
     codes = _codes(sites, target, arena, keeps)
-    programs = {address: _joined([code for _, code in some]) for address, some in codes.items()}
+    programs = {address: joined([code for _, code in some]) for address, some in codes.items()}
     for probe in (probe for site in sites for probe in site.enabled):
         note(probe, arena.journal)
     arena.journal.put("text", plan.head, [plan.original.hex(), plan.ftrace is not None])
@@ -95,7 +96,7 @@ def overwrites(site: Site, target: Target, keeps: Keeps, read: Keeps) -> bool:
     less, more = (_free(site.plan.dead, each, target.isa) for each in (keeps, keeps | read))
     if less == more:
         return False
-    now, then = (_joined([code for _, code in _code(site, target, each)]) for each in (keeps, keeps | read))
+    now, then = (joined([code for _, code in _code(site, target, each)]) for each in (keeps, keeps | read))
     return now(site.address) != then(site.address)
 
 
@@ -107,11 +108,11 @@ def _codes(sites: Sequence[Site], target: Target, arena: Arena, keeps: Keeps) ->
     return {site.address: _code(site, target, keeps) for site in sites}
 
 
-def _code(site: Site, target: Target, keeps: Keeps) -> Sequence[tuple[Probe, Program]]:
+def _code(site: Site, target: Target, keeps: Keeps) -> Sequence[tuple[Probe, Code]]:
     plan = site.plan
     dead, passed = _free(plan.dead, keeps, target.isa)
 
-    def of(probe: Probe, counter: Slot) -> Program:
+    def of(probe: Probe, counter: Slot) -> Code:
         return probe.handler.code(target.isa, plan, dead, counter.address, probe.readers, probe.pad, passed)
 
     counted = [probe for probe in site.enabled if not probe.returns]
@@ -119,18 +120,6 @@ def _code(site: Site, target: Target, keeps: Keeps) -> Sequence[tuple[Probe, Pro
     if site.point is not None and (returning := site.returning):
         codes.append((returning[-1], site.point.entry(dead, target)))
     return codes
-
-
-def _joined(codes: Sequence[Program]) -> Program:
-    """One behind the other."""
-
-    def program(at: int) -> bytes:
-        code = b""
-        for each in codes:
-            code += each(at + len(code))
-        return code
-
-    return program
 
 
 def _new_pad(probe: Probe, target: Target, arena: Arena) -> Pad:

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
-from gdb_optprobe.detours.layout import Program as Code
 from gdb_optprobe.detours.pads import Pad
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.guest.linux.port import Reads
@@ -43,6 +42,7 @@ from gdb_optprobe.handlers.scope import UNREAD, Missing
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.isa import machines
 from gdb_optprobe.isa.base import Dead, Isa
+from gdb_optprobe.isa.code import Code
 from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.objects import aggregate
 from gdb_optprobe.objects.aggregate import Count

@@ -17,10 +17,11 @@ from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.handlers import interpret, lowering_returns
 from gdb_optprobe.handlers.arithmetic import Fault
-from gdb_optprobe.handlers.lowering_returns import Code, Part, Table, Trampoline, Way
+from gdb_optprobe.handlers.lowering_returns import Part, Table, Trampoline, Way
 from gdb_optprobe.handlers.program import Expr
 from gdb_optprobe.isa import returns
 from gdb_optprobe.isa.base import Dead, Insn
+from gdb_optprobe.isa.code import Code
 from gdb_optprobe.isa.emitter import Before, Readers
 from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.isa.returning import Returning
