@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.detours import pads
-from gdb_optprobe.detours.journal import Journal
+from gdb_optprobe.detours.journal import Item, Journal
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.left import Left
 from gdb_optprobe.detours.patch import Patch, TextChanged
@@ -87,7 +87,7 @@ class Arena:
         if self._bell is None:
             self._bell = self.data.claim_page(pads.PAGE, near - reach + pads.PAGE, near + reach - pads.PAGE)
             if self._bell is not None:
-                self.journal.put("data", self._bell.address, self._bell.size)
+                self.journal.put(Item.DATA, self._bell.address, self._bell.size)
         if self._bell is None:
             raise Refused(Refusal.ARENA_FULL.because(used=self.data.used, size=self.data.size))
         return self._bell
@@ -106,7 +106,7 @@ class Arena:
             slot = self.data.allocate(size, 0, 1 << 64, 0)
         else:
             slot = self.data.allocate(size, near - reach + size + 4096, near + reach - size - 4096, near)
-        self.journal.put("data", slot.address, slot.size)
+        self.journal.put(Item.DATA, slot.address, slot.size)
         return slot
 
     def place(self, slot: Slot, data: bytes, memory: Memory, padding: bytes) -> Patch:
@@ -121,7 +121,7 @@ class Arena:
 
     def wipe(self, slot: Slot, memory: Memory) -> None:
         """Make `slot`, which nobody can be inside, what it was: filler that traps, where that is ours to take."""
-        self.journal.drop("code", slot.address)
+        self.journal.drop(Item.CODE, slot.address)
         fill = self.ranges.fill
         before = self._before.pop(slot, None if fill is None else bytes([fill]) * slot.size)
         if before is not None:
@@ -202,11 +202,11 @@ class Arena:
     def _has_pads(self, page: Slot) -> None:
         self._pages.append(page)
         self.pads.slots.append(Slots(page.address, page.end, pads.SIZE))
-        self.journal.put("pads", page.address, page.size)
+        self.journal.put(Item.PADS, page.address, page.size)
 
     def _reclaim_data(self) -> None:
         for slot in self.data.dirty:
-            self.journal.drop("data", slot.address)
+            self.journal.drop(Item.DATA, slot.address)
         self.data.reclaim(self.data.dirty)
 
     def _reclaim_pads(self) -> tuple[Slot, ...]:
@@ -219,10 +219,10 @@ class Arena:
             page = next(page for page in self._pages if page.address == slots.start)
             self._pages.remove(page)
             self.code.give_back(page)
-            self.journal.drop("pads", page.address)
+            self.journal.drop(Item.PADS, page.address)
         if self._bell is not None and not self._pages:
             self.data.give_back(self._bell)
-            self.journal.drop("data", self._bell.address)
+            self.journal.drop(Item.DATA, self._bell.address)
             self._bell = None
         return freed
 

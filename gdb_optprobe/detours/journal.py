@@ -14,6 +14,7 @@ What is gone is noted with the next change: until then what it tells of is in no
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from gdb_optprobe.detours.layout import Detour
@@ -26,6 +27,18 @@ from gdb_optprobe.objects.journal import Found, State
 FULL = "full"
 _LAST = 64  # bytes that the record takes which says that it is full
 _PIECE = 1 << 13
+
+
+class Item(StrEnum):
+    """What is noted, each by a number: see above."""
+
+    TEXT = "text"
+    CODE = "code"
+    PADS = "pads"
+    DATA = "data"
+    PROBE = "probe"
+    POINT = "point"
+    ROOM = "room"
 
 
 @dataclass
@@ -84,13 +97,13 @@ class Journal:
 
     # what is kept ------------------------------------------------------------------------------------------------
 
-    def put(self, kind: str, at: int, value: Any) -> None:
-        key = f"{kind} {at:x}"
+    def put(self, item: Item, at: int, value: Any) -> None:
+        key = f"{item} {at:x}"
         if self.state.get(key) != value:
             self.state[key] = self._changes[key] = value
 
-    def drop(self, kind: str, at: int) -> None:
-        key = f"{kind} {at:x}"
+    def drop(self, item: Item, at: int) -> None:
+        key = f"{item} {at:x}"
         if self.state.pop(key, None) is not None:
             self._changes[key] = None
 
@@ -98,7 +111,7 @@ class Journal:
         """`detour` is about to be written into `slot`."""
         origins = [[at - slot.address, original - detour.head] for at, original in detour.origins]
         ways = [[insn.address - slot.address, insn.data.hex()] for insn in detour.ways_on]
-        self.put("code", slot.address, [slot.size, detour.size, detour.head, origins, ways])
+        self.put(Item.CODE, slot.address, [slot.size, detour.size, detour.head, origins, ways])
 
     def flush(self) -> None:
         """Write down what has changed."""

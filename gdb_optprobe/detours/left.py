@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from gdb_optprobe.detours import pads
-from gdb_optprobe.detours.journal import FULL
+from gdb_optprobe.detours.journal import FULL, Item
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.patch import Patch, TextChanged
 from gdb_optprobe.detours.slots import Slot
@@ -82,16 +82,16 @@ def read(state: State, bounds: Bounds, memory: Memory, isa: Isa) -> Left:
         for key, value in state.items():
             kind, _, at = key.partition(" ")
             kinds.setdefault(kind, {})[int(at or "0", 16)] = value
-        texts = tuple(_text(at, value, bounds) for at, value in sorted(kinds.get("text", {}).items()))
-        code = dict(_code(at, value, bounds, memory, isa) for at, value in sorted(kinds.get("code", {}).items()))
-        pages = tuple(_within(Slot(at, pads.PAGE), bounds.code) for at in sorted(kinds.get("pads", {})))
-        sizes = sorted(kinds.get("data", {}).items())
+        texts = tuple(_text(at, value, bounds) for at, value in sorted(kinds.get(Item.TEXT, {}).items()))
+        code = dict(_code(at, value, bounds, memory, isa) for at, value in sorted(kinds.get(Item.CODE, {}).items()))
+        pages = tuple(_within(Slot(at, pads.PAGE), bounds.code) for at in sorted(kinds.get(Item.PADS, {})))
+        sizes = sorted(kinds.get(Item.DATA, {}).items())
         data = tuple(_within(Slot(at, _natural(size)), bounds.data) for at, size in sizes)
         _apart([*code, *pages])
         _apart(data)
     except (ValueError, TypeError, KeyError, IndexError, OverflowError) as wrong:
         raise Damaged(f"{wrong}") from None
-    return Left(texts, code, pages, data, kinds.get("probe", {}), kinds.get("point", {}), bounds.fill)
+    return Left(texts, code, pages, data, kinds.get(Item.PROBE, {}), kinds.get(Item.POINT, {}), bounds.fill)
 
 
 def undoing(left: Left, memory: Memory, isa: Isa) -> tuple[list[Patch], list[Patch]]:

@@ -316,8 +316,8 @@ class Program:
 
     @property
     def dereferences(self) -> bool:
-        """Whether memory is read that may not be there: such a program may call the guest, and needs a guard."""
-        return any(isinstance(node, Load | Text | TextEquals) and not node.mapped for node in self.nodes())
+        """Whether memory is read that may not be there."""
+        return any(map(dereferences, self.operands()))
 
     def nodes(self) -> Iterator[Operand]:
         """Every node of every expression, a shared one as often as it is used."""
@@ -364,6 +364,11 @@ def nodes(node: Operand) -> Iterator[Operand]:
         node = waiting.pop()
         yield node
         waiting.extend(reversed(children(node)))
+
+
+def dereferences(node: Operand) -> bool:
+    """Whether evaluating it reads memory that may not be there."""
+    return any(isinstance(each, Load | Text | TextEquals) and not each.mapped for each in nodes(node))
 
 
 def may_fault(node: Operand) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from gdb_optprobe.detours import layout, patch
 from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.pads import Pad
 from gdb_optprobe.detours.patch import Patch, TextChanged
@@ -41,7 +42,7 @@ def write(sites: Sequence[Site], target: Target, arena: Arena, keeps: Keeps = _N
     programs = {address: joined([code for _, code in some]) for address, some in codes.items()}
     for probe in (probe for site in sites for probe in site.enabled):
         note(probe, arena.journal)
-    arena.journal.put("text", plan.head, [plan.original.hex(), plan.ftrace is not None])
+    arena.journal.put(Item.TEXT, plan.head, [plan.original.hex(), plan.ftrace is not None])
     placed = Placed.near(plan.head, lambda at: layout.build(plan, target.isa, at, programs), target, arena)
     ways: list[Patch] = []
     try:
@@ -69,7 +70,7 @@ def take_away(branch: Branch, sites: Sequence[Site], target: Target, arena: Aren
     """
     if not lifted:
         patch.revert([branch.patch], target.machine)
-    arena.journal.drop("text", branch.plan.head)
+    arena.journal.drop(Item.TEXT, branch.plan.head)
     branch.placed.give_up(target, arena, reached=True)
     for site in sites:
         site.end_branch()

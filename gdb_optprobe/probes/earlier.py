@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gdb_optprobe.detours.journal import Journal
+from gdb_optprobe.detours.journal import Item, Journal
 from gdb_optprobe.detours.left import Bounds, Left, read, undoing
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import physical
@@ -23,7 +23,6 @@ from gdb_optprobe.isa.base import Isa
 from gdb_optprobe.objects import journal as form
 from gdb_optprobe.objects.journal import MAGIC, Damaged, Found, State
 
-ROOM = "room"
 NOTHING = Left()
 
 
@@ -95,7 +94,7 @@ def facts(room: Room, recovered: Recovered) -> list[Any]:
 def _room(state: State, place: Room, recovered: Recovered) -> tuple[PhysicalPatch, ...]:
     """The mapping. Raises Damaged where the rest is of another guest."""
     try:
-        build, text, code, data, mapping = state[f"{ROOM} 0"]
+        build, text, code, data, mapping = state[f"{Item.ROOM} 0"]
         patches = tuple(
             PhysicalPatch(int(at), _long(old), _long(new), bool(changes)) for at, old, new, changes in mapping
         )

@@ -23,16 +23,17 @@ from gdb_optprobe.handlers.program import (
     WORD,
     And,
     Cell,
-    Emit,
     Expr,
     Load,
     Op,
+    Operand,
     PerCpuBase,
     Program,
     Records,
     Register,
     Table,
     Update,
+    dereferences,
     may_fault,
     nodes,
     operands,
@@ -187,16 +188,20 @@ class Handler:
 
     def seen(self, hit: Hit) -> interpret.Hit:
         """A hit that stopped the guest, as the interpreter has it."""
-        used = (*self.program.nodes(), *(node for each in self.entry.expressions for node in nodes(each)))
-        per_cpu = hit.regs[PER_CPU] if PerCpuBase() in used else 0
+        per_cpu = hit.regs[PER_CPU] if PerCpuBase() in self._nodes() else 0
         peek = None if isinstance(self.unmapped, Missing) else partial(self.unmapped.read, hit.regs)
         return interpret.Hit(hit.regs, hit.read, per_cpu, peek=peek)
 
     @property
     def dereferences(self) -> bool:
         """Whether memory is read that may not be there."""
-        kept = Program(None, (Emit(Records("", ()), self.entry.expressions),))
-        return self.program.dereferences or kept.dereferences
+        return self.program.dereferences or any(map(dereferences, self.entry.expressions))
+
+    def _nodes(self) -> Iterator[Operand]:
+        """Of the program and of what runs at a function's entry."""
+        yield from self.program.nodes()
+        for expression in self.entry.expressions:
+            yield from nodes(expression)
 
     @property
     def stops(self) -> bool:

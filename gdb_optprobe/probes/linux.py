@@ -8,7 +8,7 @@ from functools import cached_property
 
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena, Ranges
-from gdb_optprobe.detours.journal import Journal
+from gdb_optprobe.detours.journal import Item, Journal
 from gdb_optprobe.detours.left import Left, undoing
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.refusal import Refusal, Refused
@@ -32,7 +32,7 @@ from gdb_optprobe.guest.types import BtfTypes
 from gdb_optprobe.handlers.program import Expr
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Isa
-from gdb_optprobe.probes.earlier import ROOM, Earlier, facts, look
+from gdb_optprobe.probes.earlier import Earlier, facts, look
 from gdb_optprobe.probes.settings import ArenaRanges, Settings
 from gdb_optprobe.probes.target import NamesAt
 
@@ -217,7 +217,7 @@ class Linux:
         self._journal = Journal()
         if start < end:
             self._journal = Journal(self.memory, start, end - start, room.fill)
-            self._journal.put(ROOM, 0, facts(room, self.recovered))
+            self._journal.put(Item.ROOM, 0, facts(room, self.recovered))
         return self._arena(room)
 
     def _adopted(self, earlier: Earlier) -> Arena:

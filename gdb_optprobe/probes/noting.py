@@ -7,15 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gdb_optprobe.detours.journal import Journal
+from gdb_optprobe.detours.journal import Item, Journal
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.objects.journal import Damaged
 from gdb_optprobe.objects.ring import Position
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.spec import Kind, Spec
-
-PROBE, POINT = "probe", "point"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ def note(probe: Probe, journal: Journal) -> None:
         "since": [probe.since.following, *probe.since.pending] if probe.since.following else [],
         "seen": [*probe.seen.head] if probe.seen.head != probe.handler.head() else [],
     }
-    journal.put(PROBE, probe.number, value | {name: given for name, given in optional.items() if given})
+    journal.put(Item.PROBE, probe.number, value | {name: given for name, given in optional.items() if given})
 
 
 def noted(number: int, value: Any) -> Noted:

@@ -21,6 +21,7 @@ from typing import TypeVar
 from gdb_optprobe.detours import quiescence
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.ground import Grounds
+from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.place import Neighbours
@@ -32,7 +33,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes import branching
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.links import Links
-from gdb_optprobe.probes.noting import PROBE, note
+from gdb_optprobe.probes.noting import note
 from gdb_optprobe.probes.old_points import points_of
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.reading import Reading
@@ -172,7 +173,7 @@ class Optimizer:
             for probe in probes:
                 note(probe, self._arena.journal)
             for probe in gone:
-                self._arena.journal.drop(PROBE, probe.number)
+                self._arena.journal.drop(Item.PROBE, probe.number)
             self._arena.journal.flush()
 
     # carrying it out ---------------------------------------------------------------------------------------------

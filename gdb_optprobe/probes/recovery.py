@@ -12,18 +12,19 @@ from dataclasses import dataclass, replace
 
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.left import Left, Text, undoing
+from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.objects.journal import Damaged
 from gdb_optprobe.probes.gathered import Gathered
-from gdb_optprobe.probes.noting import PROBE, Noted, fingerprint, noted
+from gdb_optprobe.probes.noting import Noted, fingerprint, noted
 from gdb_optprobe.probes.old_points import points_of
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.views import ProbeView
 
-TEXT = "text"
 CHANGED = "it would not do here what it did there"
 
 
@@ -37,8 +38,8 @@ class Recovered:
 
 def recover(session: Session) -> Recovered:
     """Every probe that an earlier GDB left, with what it has counted. Raises OptprobeError, nothing changed."""
-    left, found = _left(session)
-    arena = _take(session, left)
+    left, found, undone = _left(session)
+    arena = _take(session, left, undone)
     probes: list[Probe] = []
     lost: list[str] = []
     for one in found:
@@ -52,7 +53,7 @@ def recover(session: Session) -> Recovered:
     recovered = {probe.number for probe in probes}
     for one in found:
         if one.number not in recovered:
-            arena.journal.drop(PROBE, one.number)
+            arena.journal.drop(Item.PROBE, one.number)
     session.optimizer.settle([session.registry.site_of(probe) for probe in probes])
     session.optimizer.note(probes)
     return Recovered(session.views([probe.number for probe in probes]) if probes else (), tuple(lost))
@@ -64,11 +65,11 @@ def remove(session: Session, timeout: float) -> int:
     The guest runs in slices until nobody is inside. Raises OptprobeError, with nothing changed, or when somebody still
     is inside after `timeout` seconds.
     """
-    left, found = _left(session)
-    arena = _take(session, left)
+    left, found, undone = _left(session)
+    arena = _take(session, left, undone)
     arena.release_data()
     for one in found:
-        arena.journal.drop(PROBE, one.number)
+        arena.journal.drop(Item.PROBE, one.number)
     session.optimizer.note()
     if not session.optimizer.give_back_arena():
         session.commit(timeout)
@@ -76,8 +77,8 @@ def remove(session: Session, timeout: float) -> int:
     return len(found)
 
 
-def _left(session: Session) -> tuple[Left, Sequence[Noted]]:
-    """Checked as far as it can be before anything is changed."""
+def _left(session: Session) -> tuple[Left, Sequence[Noted], Sequence[Patch]]:
+    """What is left, its probes, and how the branches go; checked as far as it can be before anything is changed."""
     session.target.alive()
     left = session.target.left()
     if left is None:
@@ -87,19 +88,17 @@ def _left(session: Session) -> tuple[Left, Sequence[Noted]]:
         if one.data is not None and left.at(one.data) is None:
             raise Damaged(f"probe {one.number} has no memory at {one.data:#x}")
     points_of(left, None)
-    undoing(left, session.target.machine, session.target.isa)
-    return left, found
+    texts, ways = undoing(left, session.target.machine, session.target.isa)
+    return left, found, (*texts, *ways)
 
 
-def _take(session: Session, left: Left) -> Arena:
+def _take(session: Session, left: Left, undone: Sequence[Patch]) -> Arena:
     """Take the arena, and the branches out of the text."""
-    target = session.target
-    texts, ways = undoing(left, target.machine, target.isa)
     arena = session.optimizer.take_arena()
-    patch.apply([*texts, *ways], target.machine)
+    patch.apply(undone, session.target.machine)
     for text in left.texts:
         _let_tracer_in(session, text)
-        arena.journal.drop(TEXT, text.address)
+        arena.journal.drop(Item.TEXT, text.address)
     return arena
 
 

@@ -16,6 +16,7 @@ from itertools import chain
 
 from gdb_optprobe.detours import quiescence
 from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.quiescence import Range
 from gdb_optprobe.errors import OptprobeError
@@ -23,7 +24,6 @@ from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.objects.instances import WORD, Instance, InstancesLayout
 from gdb_optprobe.probes import returning
-from gdb_optprobe.probes.noting import POINT
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.returning import ReturnPoint, layout_for, shown_at
 from gdb_optprobe.probes.site import Site
@@ -89,7 +89,7 @@ class Returns:
     def _made(self, address: int, layout: InstancesLayout, target: Target, arena: Arena) -> ReturnPoint:
         point = ReturnPoint.made(address, layout, target, arena)
         self.points.append(point)
-        arena.journal.put(POINT, point.memory.address, [address, layout.slots, layout.saved])
+        arena.journal.put(Item.POINT, point.memory.address, [address, layout.slots, layout.saved])
         return point
 
     def release(self, site: Site, probe: Probe, target: Target, arena: Arena) -> None:
@@ -125,7 +125,7 @@ class Returns:
         kept = {slot for slots in arena.data.slots for slot in slots.dirty}
         gone = [point for point in self.points if point.closed and point.memory not in kept]
         for point in gone:
-            arena.journal.drop(POINT, point.memory.address)
+            arena.journal.drop(Item.POINT, point.memory.address)
         for newer in self.points:
             for point in newer.older:
                 if point in gone:

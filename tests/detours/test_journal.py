@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gdb_optprobe.detours.journal import Journal
+from gdb_optprobe.detours.journal import Item, Journal
 from gdb_optprobe.detours.left import Bounds, Left, read, undoing
 from gdb_optprobe.detours.patch import TextChanged
 from gdb_optprobe.errors import OptprobeError
@@ -59,9 +59,9 @@ def test_a_kill_at_any_instant(some: list[tuple[int, Any]], left: int) -> None:
         journal.begin()
         for number, value in some:
             if value is None:
-                journal.drop("x", number)
+                journal.drop(Item.CODE, number)
             else:
-                journal.put("x", number, value)
+                journal.put(Item.CODE, number, value)
             states.append(dict(journal.state))
             journal.flush()
             states = states[-1:]
@@ -75,10 +75,10 @@ def test_a_kill_at_any_instant(some: list[tuple[int, Any]], left: int) -> None:
     memory.left = 1 << 40
     next_one = Journal(memory, START, SIZE, FILL, found or Found())
     next_one.begin()
-    next_one.put("y", 1, [1])
+    next_one.put(Item.DATA, 1, [1])
     next_one.flush()
     again = memory.found()
-    assert again is not None and again.state == {**now, "y 1": [1]}
+    assert again is not None and again.state == {**now, "data 1": [1]}
     next_one.clear()
     assert memory.data == bytes([FILL]) * SIZE
 
@@ -102,10 +102,10 @@ def test_one_that_was_never_taken_up_is_cleared() -> None:
 def kept() -> bytearray:
     memory = Memory()
     journal = Journal(memory, START, SIZE, FILL)
-    journal.put("text", 0x1000, ["0f1f440000", True])
+    journal.put(Item.TEXT, 0x1000, ["0f1f440000", True])
     journal.begin()
     for number in range(9):
-        journal.put("probe", number, {"at": number})
+        journal.put(Item.PROBE, number, {"at": number})
         journal.flush()
     return memory.data
 
@@ -143,7 +143,7 @@ def test_full_is_told() -> None:
     journal = Journal(memory, START, SIZE, FILL)
     journal.begin()
     for number in range(500):
-        journal.put("probe", number, [number * 0x9E3779B97F4A7C15 % (1 << 64)])
+        journal.put(Item.PROBE, number, [number * 0x9E3779B97F4A7C15 % (1 << 64)])
         journal.flush()
     found = memory.found()
     assert found is not None
