@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import random
 import struct
-from collections.abc import Iterator
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import pytest
 import unicorn
@@ -17,12 +15,12 @@ from gdb_optprobe.guest.linux.ppc64le import radix
 from gdb_optprobe.guest.linux.ppc64le.reads import place
 from gdb_optprobe.isa.ppc64le import peek
 from gdb_optprobe.isa.ppc64le.peek import LINEAR_MAP, Linear
+from tests.isa.mapped import MASK, PAGE, Pages, contents, expected
 
-PAGE = 4096
-MASK = (1 << 64) - 1
 SEEDS = int(os.environ.get("OPTPROBE_PROGRAMS", "300")) // 40
 PROCESSES, ROOT, TABLES, RAM, HOLE = 0x10_0000, 0x20_0000, 0x100_0000, 0x4000_0000, 0x2000_0000_0000
 CODE, STACK, PACA = 0x9000_0000, 0x9001_0000, 0x9002_0000
+CODE_AT, STACK_AT, PACA_AT = 0x1000, 0x2000, 0x3000
 PID, SOFT = 5, 0x932
 MSR, EE = 1 << 63 | 1 << 1 | 1, 1 << 15
 GENERAL = [getattr(ppc_const, f"UC_PPC_REG_{number}") for number in range(32)]
@@ -75,12 +73,6 @@ class Tree:
         return place(self.read_physical, PID, address, self.linear)
 
 
-@lru_cache
-def contents(frame: int) -> bytes:
-    """Of a page: zeros are frequent, for text."""
-    return random.Random(frame).randbytes(PAGE).translate(bytes(0 if byte % 5 == 0 else byte for byte in range(256)))
-
-
 def tree(seed: int) -> tuple[Tree, list[int]]:
     """At random, and addresses that it maps."""
     chosen = random.Random(seed)
@@ -118,31 +110,34 @@ class Engine:
     """A processor with a guest's tables, and of RAM what its linear map shows."""
 
     def __init__(self, made: Tree) -> None:
-        self.uc: Any = unicorn.Uc(unicorn.UC_ARCH_PPC, unicorn.UC_MODE_PPC64 | unicorn.UC_MODE_BIG_ENDIAN)
-        self.uc.ctl_set_tlb_mode(unicorn.UC_TLB_VIRTUAL)
-        self.uc.hook_add(unicorn.UC_HOOK_TLB_FILL, self._fill)
-        self.uc.hook_add(unicorn.UC_HOOK_CODE, self._count)
         self.made, self.routine = made, peek.routine(made.linear)
-        self.frames: dict[int, int] = {}
-        self.written: dict[int, bytes] = {}
-        self.executed = 0
-        self.unwound: list[tuple[int, int, int]] | None = None
-        self._map(CODE, 0x1000, self.routine.code.ljust(PAGE, b"\0"))
-        self._map(STACK - PAGE, 0x2000, bytes(PAGE))
-        self._map(PACA, 0x3000, bytes(PAGE))
+        self.pages = Pages(unicorn.UC_ARCH_PPC, unicorn.UC_MODE_PPC64 | unicorn.UC_MODE_BIG_ENDIAN)
+        self.uc = self.pages.uc
+        self.pages.map(CODE, CODE_AT, self.routine.code.ljust(PAGE, b"\0"))
+        self.pages.map(STACK - PAGE, STACK_AT, bytes(PAGE))
+        self.pages.map(PACA, PACA_AT, bytes(PAGE))
         for page in (PROCESSES, *range(ROOT, ROOT + 0x2_0000, PAGE), *range(TABLES, made.end, PAGE)):
-            self._map(LINEAR_MAP + page, page, made.table(page))
+            self.pages.map(LINEAR_MAP + page, page, made.table(page))
 
-    def run(self, address: int, size: int, registers: list[int], msr: int, masked: int) -> tuple[list[int], int]:
-        """Registers and MSR. Raises UcError where something is touched that is not mapped RAM."""
-        uc, made = self.uc, self.made
-        for at in {at & -PAGE for at in (made.place(address + n & MASK) for n in range(8)) if at is not None}:
-            if LINEAR_MAP + at not in self.frames:
-                self._map(LINEAR_MAP + at, at, contents(at))
-        uc.mem_write(0x3000 + SOFT, bytes([masked]))
+    def run(
+        self,
+        address: int,
+        size: int,
+        registers: list[int],
+        msr: int,
+        masked: int,
+        each: Callable[[int], None] = lambda at: None,
+    ) -> tuple[list[int], int]:
+        """Registers and MSR. each: called at every instruction of the routine.
+
+        Raises UcError where something is touched that is not mapped RAM.
+        """
+        uc = self.uc
+        self.pages.map_readable(self.made, address, LINEAR_MAP)
+        uc.mem_write(PACA_AT + SOFT, bytes([masked]))
         registers[1], registers[11], registers[12], registers[13] = STACK - 512, address, size, PACA
         # SPR 48, by an instruction: mtspr 48, r3.
-        uc.mem_write(0x1000 + PAGE - 8, struct.pack("<2I", 0x7C70_0BA6, 0x4800_0000))
+        uc.mem_write(CODE_AT + PAGE - 8, struct.pack("<2I", 0x7C70_0BA6, 0x4800_0000))
         uc.reg_write(ppc_const.UC_PPC_REG_MSR, MSR)
         uc.reg_write(GENERAL[3], PID)
         uc.emu_start(CODE + PAGE - 8, CODE + PAGE - 4, count=1)
@@ -150,35 +145,12 @@ class Engine:
             uc.reg_write(number, value)
         uc.reg_write(ppc_const.UC_PPC_REG_LR, CODE + PAGE - 4)
         uc.reg_write(ppc_const.UC_PPC_REG_MSR, msr)
-        self.executed = 0
-        if self.unwound is not None:
-            self.unwound.clear()
+        self.pages.executed = 0
+        self.pages.each = each
         uc.emu_start(CODE, CODE + PAGE - 4, count=2000)
         return [uc.reg_read(number) for number in GENERAL], uc.reg_read(ppc_const.UC_PPC_REG_MSR)
 
-    def changed(self) -> list[int]:
-        """Physical pages, but for the stack, the code and the PACA."""
-        before = {at: content for at, content in self.written.items() if at > 0x3000}
-        return [at for at, content in before.items() if self.uc.mem_read(at, PAGE) != content]
-
-    def _map(self, address: int, physical: int, content: bytes) -> None:
-        self.frames[address] = physical
-        self.written[physical] = content
-        self.uc.mem_map(physical, PAGE)
-        self.uc.mem_write(physical, content)
-
-    def _fill(self, _: object, address: int, access: int, entry: Any, __: object) -> bool:
-        if address & -PAGE not in self.frames:
-            return False
-        entry.paddr, entry.perms = self.frames[address & -PAGE], unicorn.UC_PROT_ALL
-        return True
-
-    def _count(self, _: object, address: int, *__: object) -> None:
-        self.executed += 1
-        if self.unwound is not None:
-            self.unwound.append(self._from(address))
-
-    def _from(self, address: int) -> tuple[int, int, int]:
+    def caller(self, address: int) -> tuple[int, int, int]:
         """PC, stack pointer and LR of who called the routine, as an unwinder finds them from within."""
         numbers = {"r0": GENERAL[0], "r1": GENERAL[1], "lr": ppc_const.UC_PPC_REG_LR}
         registers = {name: self.uc.reg_read(number) for name, number in numbers.items()} | {"pc": address}
@@ -187,7 +159,7 @@ class Engine:
         return registers["pc"], registers["r1"], registers["lr"]
 
     def _on_stack(self, address: int, size: int) -> bytes:
-        return bytes(self.uc.mem_read(0x2000 + address - (STACK - PAGE), size))
+        return bytes(self.uc.mem_read(STACK_AT + address - (STACK - PAGE), size))
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -205,18 +177,7 @@ def test_what_is_read_is_what_page_tables_say_and_nothing_else_is_touched(seed: 
         assert msr_after == msr
         found.add(0 if got == 0 else 1 if got < size else 2)
     assert found >= {0, 2}
-    assert not engine.changed()
-
-
-def expected(made: Tree, address: int, size: int) -> tuple[int, int]:
-    """The word's lowest `size` bytes, and how many could be read; a place above the last address is none."""
-    data = b""
-    while len(data) < size and address + len(data) <= MASK:
-        at = made.place(address + len(data))
-        if at is None:
-            break
-        data += made.read_physical(at, 1)
-    return int.from_bytes(data.ljust(size, b"\xff"), "little"), len(data)
+    assert not engine.pages.changed(frozenset((CODE_AT, STACK_AT, PACA_AT)))
 
 
 @pytest.mark.parametrize("offset", [0x123, PAGE - 3, PAGE - 5])
@@ -227,9 +188,9 @@ def test_from_every_instruction_the_caller_is_found(offset: int) -> None:
     for page in (0, PAGE) if offset == PAGE - 5 else (0,):
         made.map(0xC008_0000_0000_0000 + page, RAM + 2 * page, 12, 0xE)
     engine = Engine(made)
-    engine.unwound = []
-    engine.run(0xC008_0000_0000_0000 + offset, 8, [77] * 32, MSR | EE, 0)
-    assert set(engine.unwound) == {(CODE + PAGE - 4, STACK - 512, 77)}
+    unwound: set[tuple[int, int, int]] = set()
+    engine.run(0xC008_0000_0000_0000 + offset, 8, [77] * 32, MSR | EE, 0, lambda at: unwound.add(engine.caller(at)))
+    assert unwound == {(CODE + PAGE - 4, STACK - 512, 77)}
 
 
 def test_a_kernel_pointer_into_a_large_page_costs_about_sixty_instructions() -> None:
@@ -237,4 +198,4 @@ def test_a_kernel_pointer_into_a_large_page_costs_about_sixty_instructions() -> 
     made.map(LINEAR_MAP + RAM, RAM, 21, 0xE)
     engine = Engine(made)
     engine.run(LINEAR_MAP + RAM + 0x123, 4, [0] * 32, MSR | EE, 0)
-    assert engine.executed <= 70
+    assert engine.pages.executed <= 70

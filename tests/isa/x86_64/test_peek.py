@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
-from functools import lru_cache
-from typing import Any
 
 import pytest
 import unicorn
@@ -15,10 +13,10 @@ from unicorn import x86_const
 from gdb_optprobe.isa.x86_64 import abi, peek
 from gdb_optprobe.isa.x86_64.emitter import MACHINE
 from gdb_optprobe.isa.x86_64.peek import Direct
+from tests.isa.mapped import MASK, PAGE, Pages, contents, expected
 
-from .tables import PAGE, Tables
+from .tables import Tables
 
-MASK = (1 << 64) - 1
 SEEDS = int(os.environ.get("OPTPROBE_PROGRAMS", "300")) // 40
 CODE, STACK = 0xFFFF_FFFF_8100_0000, 0xFFFF_C900_0000_1000
 CODE_AT, STACK_AT, ROOT = 0xC_0000, 0xD_0000, 0x20_0000  # the first two where nothing is ever read
@@ -30,12 +28,6 @@ DIRECTS = (
     Direct(0xFF11_0000_0000_0000, 1 << 55, la57=True),
 )
 _REGISTERS = {name: getattr(x86_const, f"UC_X86_REG_{name.upper()}") for name in (*abi.GENERAL, abi.FLAGS)}
-
-
-@lru_cache
-def contents(frame: int) -> bytes:
-    """Of a page: zeros are frequent, for text."""
-    return random.Random(frame).randbytes(PAGE).translate(bytes(0 if byte % 5 == 0 else byte for byte in range(256)))
 
 
 def guest(seed: int) -> tuple[Tables, list[int]]:
@@ -76,59 +68,29 @@ class Engine:
     """A processor with a guest's tables, and of RAM what its direct map shows."""
 
     def __init__(self, made: Tables) -> None:
-        self.uc: Any = unicorn.Uc(unicorn.UC_ARCH_X86, unicorn.UC_MODE_64)
-        self.uc.ctl_set_tlb_mode(unicorn.UC_TLB_VIRTUAL)
-        self.uc.hook_add(unicorn.UC_HOOK_TLB_FILL, self._fill)
-        self.uc.hook_add(unicorn.UC_HOOK_CODE, self._count)
         self.made, self.routine = made, peek.routine(made.direct)
-        self.frames: dict[int, int] = {}
-        self.written: dict[int, bytes] = {}
-        self.executed = 0
-        self.unwound: list[tuple[int, int]] | None = None
-        self._map(CODE, CODE_AT, self.routine.code.ljust(PAGE, b"\xcc"))
-        self._map(STACK - PAGE, STACK_AT, bytes(PAGE))
+        self.pages = Pages(unicorn.UC_ARCH_X86, unicorn.UC_MODE_64)
+        self.uc = self.pages.uc
+        self.pages.map(CODE, CODE_AT, self.routine.code.ljust(PAGE, b"\xcc"))
+        self.pages.map(STACK - PAGE, STACK_AT, bytes(PAGE))
         for at, content in made.pages.items():
-            self._map(made.direct.start + at, at, bytes(content))
+            self.pages.map(made.direct.start + at, at, bytes(content))
 
     def run(self, address: int, size: int, text: bool, registers: dict[str, int]) -> dict[str, int]:
         """Raises UcError where something is touched that is not mapped RAM."""
-        uc, made = self.uc, self.made
-        for at in {at & -PAGE for at in (made.place(address + n & MASK) for n in range(8)) if at is not None}:
-            if made.direct.start + at not in self.frames:
-                self._map(made.direct.start + at, at, contents(at))
+        uc = self.uc
+        self.pages.map_readable(self.made, address, self.made.direct.start)
         uc.mem_write(STACK_AT + PAGE - 64, (CODE + PAGE - 1).to_bytes(8, "little"))
         registers |= {"rax": address, "r10": size, "rsp": STACK - 64}
         for name, value in registers.items():
             uc.reg_write(_REGISTERS[name], value)
         uc.reg_write(x86_const.UC_X86_REG_CR3, ROOT | 0xFFF)
-        self.executed = 0
+        self.pages.executed = 0
         readers = self.routine.at(CODE)
         uc.emu_start(readers.text if text else readers.bytes, CODE + PAGE - 1, count=2000)
         return {name: uc.reg_read(number) for name, number in _REGISTERS.items()}
 
-    def changed(self) -> list[int]:
-        """Physical pages, but for the stack."""
-        before = {at: content for at, content in self.written.items() if at != STACK_AT}
-        return [at for at, content in before.items() if self.uc.mem_read(at, PAGE) != content]
-
-    def _map(self, address: int, physical: int, content: bytes) -> None:
-        self.frames[address] = physical
-        self.written[physical] = content
-        self.uc.mem_map(physical, PAGE)
-        self.uc.mem_write(physical, content)
-
-    def _fill(self, _: object, address: int, access: int, entry: Any, __: object) -> bool:
-        if address & -PAGE not in self.frames:
-            return False
-        entry.paddr, entry.perms = self.frames[address & -PAGE], unicorn.UC_PROT_ALL
-        return True
-
-    def _count(self, _: object, address: int, *__: object) -> None:
-        self.executed += 1
-        if self.unwound is not None:
-            self.unwound.append(self._from(address))
-
-    def _from(self, address: int) -> tuple[int, int]:
+    def caller(self, address: int) -> tuple[int, int]:
         """PC and stack pointer of who called the routine, as an unwinder finds them from within."""
         registers = {"rip": address, "rsp": self.uc.reg_read(x86_const.UC_X86_REG_RSP)}
         while (at := registers["rip"] - CODE) < len(self.routine.code):
@@ -158,20 +120,7 @@ def test_what_is_read_is_what_page_tables_say_and_nothing_else_is_touched(seed: 
         assert (after["eflags"] ^ before["eflags"]) & ~abi.ARITHMETIC_FLAGS == 0
         found.add(0 if got == 0 else 1 if got < size else 2)
     assert found >= {0, 2}
-    assert not engine.changed()
-
-
-def expected(made: Tables, address: int, size: int, text: bool) -> tuple[int, int]:
-    """The word's lowest `size` bytes, and how many could be read; a place above the last address is none."""
-    data = b""
-    while len(data) < size and address + len(data) <= MASK:
-        at = made.place(address + len(data))
-        if at is None:
-            break
-        data += made.read_physical(at, 1)
-        if text and data.endswith(b"\0"):
-            data = data.ljust(size, b"\0")
-    return int.from_bytes(data.ljust(size, b"\xff"), "little"), len(data)
+    assert not engine.pages.changed(frozenset((STACK_AT,)))
 
 
 def test_a_kernel_pointer_into_a_large_page_costs_about_fifty_instructions() -> None:
@@ -179,7 +128,7 @@ def test_a_kernel_pointer_into_a_large_page_costs_about_fifty_instructions() -> 
     made.map(made.direct.start + RAM, RAM, 2)
     engine = Engine(made)
     engine.run(made.direct.start + RAM + 0x123, 4, False, {"eflags": 0x202})
-    assert engine.executed <= 58
+    assert engine.pages.executed <= 58
 
 
 @pytest.mark.parametrize("offset", [0x123, PAGE - 3, PAGE - 5])
@@ -191,9 +140,10 @@ def test_from_every_instruction_the_caller_is_found(offset: int, text: bool) -> 
     for page in (0, PAGE) if offset == PAGE - 5 else (0,):
         made.map(0xFFFF_C900_0000_0000 + page, RAM + 2 * page, 1)
     engine = Engine(made)
-    engine.unwound = []
+    unwound = set()
+    engine.pages.each = lambda at: unwound.add(engine.caller(at))
     engine.run(0xFFFF_C900_0000_0000 + offset, 8, text, {"eflags": 0x202})
-    assert set(engine.unwound) == {(CODE + PAGE - 1, STACK - 56)}
+    assert unwound == {(CODE + PAGE - 1, STACK - 56)}
 
 
 def test_of_the_user_only_what_the_user_may_read() -> None:
