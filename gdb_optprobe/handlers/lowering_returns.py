@@ -202,6 +202,7 @@ def _search(emit: ReturnEmitter, table: Table, ours: tuple[int, int], slot: str,
     emit.branch(Test.LT, other, ours[1] - ours[0], False, search)
     _begin(emit, table, at, count, slot)
     emit.mark(dead)
+    emit.branch(Test.EQ, Value(Memory(at, KEY)), 0, False, search)
     emit.branch(Test.NE, Value(Memory(at, KEY)), word, False, dead_next)
     emit.store(Memory(at, KEY), 0)
     emit.add(table.counter(DROPPED), 1)
@@ -334,7 +335,7 @@ def _home(emit: ReturnEmitter, table: Table, slot: str, word: str) -> None:
 
 def _begin(emit: ReturnEmitter, table: Table, at: str, count: str, slot: str) -> None:
     emit.copy(at, slot)
-    emit.constant(count, table.layout.window)
+    emit.constant(count, table.layout.slots)
 
 
 def _next(emit: ReturnEmitter, table: Table, at: str) -> None:

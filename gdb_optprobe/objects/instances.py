@@ -10,15 +10,16 @@
     │ 1 │  where it ends is seen by a session that finds it left by an earlier one
     └───┘
 A call's key is its stack address + 1: bit 0 claims a slot. The search begins at `home(key)`, turns round at the end,
-and looks at `window` slots. Calls with one key, by tail calls, stand in the order of the search, the newest first;
-nobody but the one context whose stack that is touches them. So a return takes the first that it meets. Calls that never
-returned lie behind it at most: to recognise them is a matter of room alone.
+and looks at every slot: a call is missed only where all are taken. Calls with one key, by tail calls, stand in the
+order of the search, the newest first; nobody but the one context whose stack that is touches them. So a return takes
+the first that it meets. Calls that never returned lie behind it at most: to recognise them is a matter of room alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from .aggregate import decode, encode
 
@@ -28,7 +29,6 @@ RETURNS, MISSED, DROPPED, SLOTS = 0, 8, 16, 24
 KEY, RETURN, SAVED = 0, 8, 16
 """Offsets in a slot."""
 FACTOR, SHIFT = 0x61C8_8647, 26  # 2**32 less that / the golden ratio; bits from 26 on depend on all where stacks differ
-WINDOW = 64
 MASK = (1 << 64) - 1
 
 
@@ -72,10 +72,6 @@ class InstancesLayout:
         return 1 << self.slots.bit_length() - 1
 
     @property
-    def window(self) -> int:
-        return min(self.slots, WINDOW)
-
-    @property
     def end(self) -> int:
         """Offset behind the last slot."""
         return SLOTS + self.slots * self.slot_size
@@ -92,9 +88,9 @@ class InstancesLayout:
         return (key * FACTOR & MASK) >> SHIFT & self.homes - 1
 
     def search(self, key: int) -> Iterator[int]:
-        """Offsets of the slots that a key may be in, in order."""
+        """Offsets of all slots, in the order in which those of a key are looked for."""
         first = self.home(key)
-        return (SLOTS + (first + step) % self.slots * self.slot_size for step in range(self.window))
+        return (SLOTS + (first + step) % self.slots * self.slot_size for step in range(self.slots))
 
     def decode(self, data: bytes) -> Instances:
         """What a table's memory holds."""
@@ -110,22 +106,19 @@ class InstancesLayout:
         """The table after a call was entered, and whether there was room; as the guest itself does it.
 
         alive: earlier calls with the same key are under way: it returns to one of our own trampolines. Others are
-        dead, and are seen to be where the first slot of the search is taken.
+        dead, and are seen to be as far as the first free slot.
         """
         places = list(self.search(new.key))
-        if not self._slot(data, places[0]).key:
-            return self._with(data, places[0], new), True
-        same = [at for at in places if self._slot(data, at).key == new.key]
         if not alive:
-            for at in same:
-                data = self._with(data, at, Instance(0, 0))
-            data, same = _added(data, DROPPED, len(same)), []
-        free = next((at for at in places if not self._slot(data, at).key), None)
-        if free is None:
+            for at in self._before_free(data, places):
+                if self._slot(data, at).key == new.key:
+                    data = _added(self._with(data, at, Instance(0, 0)), DROPPED, 1)
+        taken = self._before_free(data, places)
+        if len(taken) == len(places):
             return _added(data, MISSED, 1), False
-        hole = free
-        for at in reversed(places[: places.index(free)]):
-            if at in same:
+        hole = places[len(taken)]
+        for at in reversed(taken):
+            if self._slot(data, at).key == new.key:
                 data, hole = self._with(data, hole, self._slot(data, at)), at
         return self._with(data, hole, new), True
 
@@ -139,6 +132,9 @@ class InstancesLayout:
     def missed(self, data: bytes, calls: int = 1) -> bytes:
         """The table after so many more calls that there was no way to see return."""
         return _added(data, MISSED, calls)
+
+    def _before_free(self, data: bytes, places: Sequence[int]) -> Sequence[int]:
+        return list(takewhile(lambda at: self._slot(data, at).key, places))
 
     def _slot(self, data: bytes, at: int) -> Instance:
         key, back, *saved = decode(data[at : at + SAVED + WORD * self.saved])

@@ -18,7 +18,7 @@ from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.emitter import Before
 from gdb_optprobe.isa.x86_64 import X86_64, abi
 from gdb_optprobe.isa.x86_64.returning import RETURNING
-from gdb_optprobe.objects.instances import WINDOW, Instance, Instances, InstancesLayout
+from gdb_optprobe.objects.instances import Instance, Instances, InstancesLayout
 
 CODE, STACKS, CALLERS = 0xFFFF_FFFF_9BA3_D000, 0xFFFF_C900_0010_0000, 0xFFFF_FFFF_8100_0000
 NEAR, FAR = 0xFFFF_FFFF_7FE0_0018, 0xFFFF_FFFF_9200_0000
@@ -208,30 +208,30 @@ def test_interrupted_anywhere(slots: int) -> None:
     assert found.returns + found.missed > 300
 
 
-@pytest.mark.parametrize("frame", [16, 48, 112])
-def test_a_factorial_of_depth_1000(frame: int) -> None:
-    """In a table that has grown for it no level is missed, and each finds what it was entered with."""
-    world = World(InstancesLayout(GROWN), dead=X86_64.dead_at_entry())
-    levels = [(DEEPEST + frame * (DEPTH - level), CALLERS + level) for level in range(DEPTH)]
+@pytest.mark.parametrize(("frame", "depth", "slots"), [(16, DEPTH, GROWN), (112, DEPTH, GROWN), (48, 200, 200)])
+def test_a_factorial_of_depth_1000(frame: int, depth: int, slots: int) -> None:
+    """In a table that has grown for it no level is missed, nor in one that just has the room; each finds its own."""
+    world = World(InstancesLayout(slots), dead=X86_64.dead_at_entry())
+    levels = [(DEEPEST + frame * (depth - level), CALLERS + level) for level in range(depth)]
     assert all(world.enter(*level) for level in levels)
     assert {(each.key - 1, each.back) for each in world.instances().active} == set(levels)
     assert [world.leave(sp) for sp, _ in reversed(levels)] == [back for _, back in reversed(levels)]
     found = world.instances()
-    assert (found.returns, found.missed, found.dropped, found.active) == (DEPTH, 0, 0, ())
+    assert (found.returns, found.missed, found.dropped, found.active) == (depth, 0, 0, ())
 
 
 def test_tail_recursion() -> None:
-    """Each level's call has the same stack address; what a search has no room for runs unprobed, and is counted."""
-    world = World(InstancesLayout(GROWN), dead=X86_64.dead_at_entry())
-    depth, sp = 2 * WINDOW, DEEPEST
+    """Each level's call has the same stack address; what there is no room for runs unprobed, and is counted."""
+    room, more, sp = 96, 32, DEEPEST
+    world = World(InstancesLayout(room), dead=X86_64.dead_at_entry())
     assert world.enter(sp, CALLERS)
-    assert all(world.enter(sp, TRAMPOLINE) for _ in range(depth - 1))
+    assert all(world.enter(sp, TRAMPOLINE) for _ in range(room + more - 1))
     backs = [each.back for each in world.layout.find(world.read(world.table, world.layout.size), sp + 1)]
-    assert backs == [TRAMPOLINE] * (WINDOW - 1) + [CALLERS]
+    assert backs == [TRAMPOLINE] * (room - 1) + [CALLERS]
     assert world.leave(sp) == CALLERS
     found = world.instances()
-    assert (found.returns, found.missed, found.dropped, found.active) == (WINDOW, depth - WINDOW, 0, ())
-    assert world.word(COUNTER) == WINDOW
+    assert (found.returns, found.missed, found.dropped, found.active) == (room, more, 0, ())
+    assert world.word(COUNTER) == room
 
 
 def test_what_a_call_costs() -> None:

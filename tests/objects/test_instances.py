@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gdb_optprobe.objects.instances import WINDOW, Instance, InstancesLayout, changes
+from gdb_optprobe.objects.instances import Instance, InstancesLayout, changes
 
 STACK = 0xFFFF_C900_0010_0000
 
@@ -22,47 +24,85 @@ def test_the_end_is_marked() -> None:
     assert layout.initial().rstrip(b"\0")[-1:] == b"\1" and layout.initial().count(1) == 1
 
 
-@pytest.mark.parametrize("slots", [1, 3, 16, 512])
-def test_random_calls_return_where_they_came_from(slots: int) -> None:
-    """Against a plain stack for each key."""
-    chosen = random.Random(slots)
+Step = tuple[int, str]
+"""A stack address, by number, and what happens there."""
+ONE_KEY = st.integers(0, 2)
+STEPS = st.lists(
+    st.tuples(st.integers(0, 23) | ONE_KEY, st.sampled_from(("call", "call", "tail", "tail", "return"))), max_size=120
+)
+
+
+@given(st.integers(1, 24), STEPS)
+def test_calls_return_where_they_came_from(slots: int, steps: list[Step]) -> None:
+    """Against a plain stack for each key. A call is missed only where every slot is taken, by others' or by its own."""
     layout = InstancesLayout(slots, 1)
     data, calls = layout.initial(), dict[int, list[Instance]]()
-    entries = missed = returns = 0
-    dead: list[Instance] = []
-    for step in range(2000):
-        key = STACK + 0x4000 * chosen.randrange(24) + 8 * chosen.randrange(3) + 1
+    dead: set[Instance] = set()
+    missed = returns = dropped = 0
+    for step, (place, kind) in enumerate(steps):
+        key = STACK + 0x4000 * (place // 3) + 8 * (place % 3) + 1
         under_way = calls.setdefault(key, [])
-        if chosen.random() < 0.55:
-            alive = chosen.random() < 0.7
-            new = Instance(key, step + 1, (step,))
-            before = data
-            data, room = layout.entered(data, new, alive)
-            assert all(data[at : at + 8] == word != before[at : at + 8] for at, word in changes(before, data))
-            entries += 1
-            if not alive:
-                dead += under_way
-                under_way.clear()
-            if room:
-                under_way.append(new)
-            else:
-                missed += 1
-        elif under_way:
-            assert layout.find(data, key)[0] == under_way.pop()
-            data = layout.left(data, key)
-            returns += 1
+        before, taken = data, len(layout.decode(data).active)
+        if kind == "return":
+            if under_way:
+                assert layout.find(data, key)[0] == under_way.pop()
+                data, returns = layout.left(data, key), returns + 1
+            continue
+        new = Instance(key, step + 1, (step,))
+        data, room = layout.entered(data, new, alive=kind == "tail")
+        assert all(data[at : at + 8] == word != before[at : at + 8] for at, word in changes(before, data))
+        found = layout.decode(data)
+        if kind == "call":
+            dead |= set(under_way)
+            under_way.clear()
+        assert found.dropped >= dropped
+        assert room is (taken - (found.dropped - dropped) < slots), "missed only where all are taken"
+        dropped = found.dropped
+        if room:
+            under_way.append(new)
+        else:
+            missed += 1
+        assert layout.find(data, key)[: len(under_way)] == tuple(reversed(under_way)), "the newest first"
     found = layout.decode(data)
-    live = [call for each in calls.values() for call in each]
-    assert set(live) <= set(found.active) <= {*live, *dead}, "who is dead is seen later, or never"
+    live = {call for each in calls.values() for call in each}
+    assert live <= set(found.active) <= live | dead, "who is dead is seen later, or never"
     assert found.missed == missed
-    assert entries == found.entries + returns == returns + missed + found.dropped + len(found.active)
-    assert bool(missed) is (slots < 512) and found.dropped
+    assert sum(kind != "return" for _, kind in steps) == found.entries + returns
+
+
+@given(st.integers(1, 100), st.booleans(), st.randoms(use_true_random=False))
+def test_there_is_room_for_as_many_calls_as_there_are_slots(slots: int, same: bool, chosen: random.Random) -> None:
+    """Whether their stack addresses differ or are one; nobody finds room then, and all return."""
+    layout = InstancesLayout(slots)
+    data = layout.initial()
+    places = [0] * slots if same else chosen.sample(range(4 * slots), slots)
+    for number, place in enumerate(places):
+        data, room = layout.entered(data, Instance(STACK + 16 * place + 1, number + 1), alive=same)
+        assert room
+    data, room = layout.entered(data, Instance(STACK - 15, 1), alive=False)
+    assert not room
+    if not same:
+        chosen.shuffle(places)
+    for place in places:
+        data = layout.left(data, STACK + 16 * place + 1)
+    assert layout.decode(data).active == ()
+
+
+def test_the_dead_make_room_where_no_slot_is_free() -> None:
+    layout = InstancesLayout(8)
+    data = layout.initial()
+    for number in range(8):
+        data, room = layout.entered(data, Instance(STACK + 1, number + 1), alive=number > 0)
+        assert room
+    data, room = layout.entered(data, Instance(STACK + 1, 9), alive=False)
+    found = layout.decode(data)
+    assert room and (found.missed, found.dropped, found.active) == (0, 8, (Instance(STACK + 1, 9),))
 
 
 def test_a_search_ends() -> None:
-    layout = InstancesLayout(1024)
-    assert len(list(layout.search(STACK + 1))) == WINDOW
-    assert len(set(InstancesLayout(5).search(STACK + 1))) == 5
+    for slots in 5, 1024:
+        looked_at = list(InstancesLayout(slots).search(STACK + 1))
+        assert len(looked_at) == len(set(looked_at)) == slots
 
 
 def test_tasks_that_stand_at_the_same_depth_of_their_stacks_are_spread() -> None:
