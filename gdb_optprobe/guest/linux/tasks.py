@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from gdb_optprobe.guest.linux import preemption
 from gdb_optprobe.guest.linux.exiting import exiting
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
+from gdb_optprobe.guest.linux.members import Members
 from gdb_optprobe.guest.linux.percpu import PerCpu
 
 NAME_SIZE = 16
@@ -28,7 +29,6 @@ DEAD = 0x80  # TASK_DEAD
 EXITING = 4  # PF_EXITING
 SWITCHING = 2  # the preempt count of __schedule, once it holds the queue's lock
 FIRST_INTERRUPT = 1 << 8  # SOFTIRQ_OFFSET of a preempt count
-PACKET = 1984  # what one packet of QEMU's stub carries
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Tasks:
         self._tasks = kernel.offset(task, "tasks")
         self._thread_node = kernel.offset(task, "thread_node")
         self._thread_head = kernel.offset("signal_struct", "thread_head")
-        self._layout = _Layout.of(
+        self._layout = Members.of(
             state=(kernel.offset(task, "__state", "state"), 4),
             stack=(kernel.offset(task, "stack"), 8),
             flags=(kernel.offset(task, "flags"), 4),
@@ -89,6 +89,7 @@ class Tasks:
             exit_state=(kernel.offset(task, "exit_state"), 4),
             pid=(kernel.offset(task, "pid"), 4),
             thread_node=(self._thread_node, 8),
+            thread_node_before=(self._thread_node + 8, 8),
             comm=(kernel.offset(task, "comm"), NAME_SIZE),
             signal=(kernel.offset(task, "signal"), 8),
             sp=(kernel.offset(task, "thread.sp"), 8),
@@ -141,6 +142,8 @@ class Tasks:
 
     def _group(self, found: dict[int, Task], leader: int, values: dict[str, int]) -> None:
         head = values["signal"] + self._thread_head
+        if head == values["thread_node"] == values["thread_node_before"]:
+            return
         following = {leader: values["thread_node"]}
         at = self._kernel.word(head)
         while at != head:
@@ -181,29 +184,3 @@ def _may_move(cpu: OnCpu, count: int, threads: Mapping[int, Task]) -> bool:
     task = threads.get(cpu.current)
     ends = task is not None and task.flags & EXITING and not task.state and cpu.current == cpu.next
     return not ends or count == SWITCHING or count >= FIRST_INTERRUPT
-
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Members of a structure in as few reads as packets allow: (start, size, members) of each."""
-
-    reads: tuple[tuple[int, int, tuple[tuple[str, int, int], ...]], ...]
-
-    @staticmethod
-    def of(**members: tuple[int, int]) -> _Layout:
-        reads: list[tuple[int, int, tuple[tuple[str, int, int], ...]]] = []
-        for name, (offset, size) in sorted(members.items(), key=lambda item: item[1]):
-            if reads and offset + size - reads[-1][0] <= PACKET:
-                start, _, others = reads.pop()
-            else:
-                start, others = offset, ()
-            reads.append((start, offset + size - start, (*others, (name, offset - start, size))))
-        return _Layout(tuple(reads))
-
-    def read(self, kernel: Kernel, address: int) -> dict[str, int]:
-        """The members of the structure at `address`, as unsigned numbers."""
-        found = {}
-        for start, length, members in self.reads:
-            data = kernel.memory.read(address + start, length)
-            found.update({name: int.from_bytes(data[at : at + size], "little") for name, at, size in members})
-        return found

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel, NoSuchKernel
+from gdb_optprobe.guest.linux.members import Members
 from gdb_optprobe.guest.linux.percpu import MOST_CPUS
 from gdb_optprobe.guest.linux.ppc64le.find import LINEAR_MAP
 
@@ -70,6 +71,7 @@ class Thread:
 class _Links:
     tasks: int
     thread_node: int
+    thread_node_before: int
     signal: int
 
 
@@ -79,9 +81,16 @@ class Threads:
     def __init__(self, kernel: Kernel, layout: Layout) -> None:
         self._kernel = kernel
         self._layout = layout
-        words = (layout.tasks, layout.thread_node, layout.signal, layout.stack, layout.sp)
-        self._start = min(*words, layout.pid, layout.comm)
-        self._size = max(*words, layout.pid, layout.comm + NAME_SIZE - 8) + 8 - self._start
+        self._members = Members.of(
+            tasks=(layout.tasks, 8),
+            thread_node=(layout.thread_node, 8),
+            thread_node_before=(layout.thread_node + 8, 8),
+            signal=(layout.signal, 8),
+            stack=(layout.stack, 8),
+            sp=(layout.sp, 8),
+            pid=(layout.pid, 4),
+            comm=(layout.comm, NAME_SIZE),
+        )
 
     def all(self, others: Iterable[int]) -> dict[int, Thread]:
         """Every thread by address: those in lists, and `others`."""
@@ -100,6 +109,8 @@ class Threads:
 
     def _group(self, found: dict[int, Thread], leader: int, links: _Links) -> None:
         head = links.signal + self._layout.thread_head
+        if head == links.thread_node == links.thread_node_before:
+            return
         following = {leader: links.thread_node}
         at = self._kernel.word(head)
         while at != head:
@@ -112,18 +123,13 @@ class Threads:
                 raise NoSuchKernel(f"the list of threads of {found[leader]} is broken at {thread:#x}")
 
     def _read(self, address: int) -> tuple[Thread, _Links]:
-        data = self._kernel.memory.read(address + self._start, self._size)
-
-        def number(offset: int, size: int = 8) -> int:
-            return int.from_bytes(data[offset - self._start :][:size], "little")
-
-        layout = self._layout
-        name, end, _ = data[layout.comm - self._start :][:NAME_SIZE].partition(b"\0")
-        pid, stack = number(layout.pid, 4), number(layout.stack)
-        if not end or pid > LARGEST_PID or stack % layout.thread_size:
+        values = self._members.read(self._kernel, address)
+        name, end, _ = values["comm"].to_bytes(NAME_SIZE, "little").partition(b"\0")
+        pid, stack = values["pid"], values["stack"]
+        if not end or pid > LARGEST_PID or stack % self._layout.thread_size:
             raise NoSuchKernel(f"what lies at {address:#x} is no thread")
-        thread = Thread(address, name.decode("utf-8", "replace"), pid, stack, number(layout.sp))
-        return thread, _Links(number(layout.tasks), number(layout.thread_node), number(layout.signal))
+        links = (values[member] for member in ("tasks", "thread_node", "thread_node_before", "signal"))
+        return Thread(address, name.decode("utf-8", "replace"), pid, stack, values["sp"]), _Links(*links)
 
 
 @dataclass(frozen=True, slots=True)
