@@ -17,7 +17,7 @@ from gdb_optprobe.debugger.terminal import colour
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.interrupts import held
 from gdb_optprobe.probes.spec import Spec
-from gdb_optprobe.probes.views import ExplainView, ProbeView, Saved, ShowView
+from gdb_optprobe.probes.views import CollectorView, ExplainView, ProbeView, Saved, ShowView
 
 
 class Session(Protocol):
@@ -48,7 +48,9 @@ class Session(Protocol):
 
     def missed(self, number: int) -> int: ...
 
-    def commit(self, timeout: float) -> Sequence[str]: ...
+    def commit(self, timeout: float, tell: Callable[[str], object]) -> Sequence[str]: ...
+
+    def collector(self) -> CollectorView | None: ...
 
     def check(self) -> Sequence[str]: ...
 

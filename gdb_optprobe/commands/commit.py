@@ -12,6 +12,8 @@ class CommitCommand(Subcommand[Commit]):
 
     optprobe commit [-timeout SECONDS]
 
+    While it waits, it tells how many there are and who is in the way.
+
     Examples:
       optprobe commit
       optprobe commit -timeout 10
@@ -23,7 +25,7 @@ class CommitCommand(Subcommand[Commit]):
         return parse_commit(text)
 
     def run(self, args: Commit, out: Output) -> None:
-        out.lines(self.session.commit(args.timeout))
+        out.lines(self.session.commit(args.timeout, lambda line: out.lines([line])))
 
     def candidates(self, text: str) -> Sequence[str]:
         return tuple(COMMIT_OPTIONS)

@@ -31,6 +31,8 @@ class ListCommand(Subcommand[Selection]):
     def run(self, args: Selection, out: Output) -> None:
         session = self.session if args.wanted or attach.session_or_none() else None
         out.probes(session.views(resolve(session, args)) if session else ())
+        if session and not args.wanted and (found := session.collector()) is not None:
+            out.quarantine(found)
 
     def candidates(self, text: str) -> Sequence[str]:
         return [*probe_words(), *LIST_OPTIONS]

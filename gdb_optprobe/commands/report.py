@@ -13,6 +13,8 @@ class ReportCommand(Subcommand[Selection]):
 
     optprobe report [N...] [-clear] [-json]
 
+    Behind them stands when the slot collector ran, what it freed and how long it held the guest.
+
     -clear sets the counters to zero afterwards; -json prints a line of JSON for each probe.
 
     Examples:
@@ -29,6 +31,8 @@ class ReportCommand(Subcommand[Selection]):
         session = self.session if args.wanted or args.clear or attach.session_or_none() else None
         numbers = resolve(session, args) if session else None
         out.report(session.reports(numbers) if session else ())
+        if session and numbers is None and (found := session.collector()) is not None:
+            out.collector(found)
         if session and args.clear:
             session.clear(numbers)
 

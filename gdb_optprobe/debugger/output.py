@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Protocol
 
-from gdb_optprobe.debugger import aggregates
+from gdb_optprobe.debugger import aggregates, collected
 from gdb_optprobe.debugger.table import indented, table
 from gdb_optprobe.probes.views import (
     Address,
     CallsView,
     CodeLine,
+    CollectorView,
     DetourView,
     ExplainView,
     ObjectView,
@@ -50,6 +51,11 @@ class Output(Protocol):
 
     def report(self, probes: Sequence[ProbeView]) -> None: ...
 
+    def collector(self, found: CollectorView) -> None: ...
+
+    def quarantine(self, found: CollectorView) -> None:
+        """What is never used again, where there is such memory."""
+
     def lines(self, lines: Sequence[str]) -> None:
         """What has no JSON form in the contract."""
 
@@ -79,6 +85,12 @@ class Json:
                 self._value(_map(probe.number, found))
             for record in probe.records:
                 self._value(_record(probe.number, record))
+
+    def collector(self, found: CollectorView) -> None:
+        self._value(collected.value(found))
+
+    def quarantine(self, found: CollectorView) -> None:
+        """A listing is a list of probes: the report tells."""
 
     def lines(self, lines: Sequence[str]) -> None:
         for line in lines:
@@ -129,6 +141,12 @@ class Text:
         for probe in probes:
             if probe.objects or probe.records:
                 self.lines(["", f"Probe {probe.number}, {_asked(probe)}", *_gathered(probe)])
+
+    def collector(self, found: CollectorView) -> None:
+        self.lines(["", *collected.lines(found)])
+
+    def quarantine(self, found: CollectorView) -> None:
+        self.lines(collected.quarantine(found))
 
     def show(self, views: Sequence[ShowView]) -> None:
         for view in views:

@@ -119,13 +119,21 @@ class Arena:
         self._before[slot] = old
         return Patch(slot.address, old, new)
 
-    def wipe(self, slot: Slot, memory: Memory) -> None:
-        """Make `slot`, which nobody can be inside, what it was: filler that traps, where that is ours to take."""
-        self.journal.drop(Item.CODE, slot.address)
+    def wipe(self, slots: Iterable[Slot], memory: Memory) -> None:
+        """Make `slots`, which nobody can be inside, what they were: filler that traps, where that is ours to take."""
         fill = self.ranges.fill
-        before = self._before.pop(slot, None if fill is None else bytes([fill]) * slot.size)
-        if before is not None:
-            memory.write(slot.address, before)
+        runs: list[tuple[int, bytearray]] = []
+        for slot in sorted(slots):
+            self.journal.drop(Item.CODE, slot.address)
+            before = self._before.pop(slot, None if fill is None else bytes([fill]) * slot.size)
+            if before is None:
+                continue
+            if runs and runs[-1][0] + len(runs[-1][1]) == slot.address:
+                runs[-1][1].extend(before)
+            else:
+                runs.append((slot.address, bytearray(before)))
+        for address, data in runs:
+            memory.write(address, bytes(data))
 
     def leave(self, slot: Slot, detour: Detour) -> None:
         """Nothing leads to `detour` in `slot` any more, but somebody may still be inside and will go on to the text."""

@@ -170,6 +170,13 @@ class Refusal(Enum):
         return Reason(self.name, text, hint, tuple(facts.items()))
 
 
+PASSING = frozenset(
+    reason.name
+    for reason in (Refusal.FTRACE_IN_USE, Refusal.FTRACE_CHANGED, Refusal.FOREIGN_BREAKPOINT, Refusal.FOREIGN_JUMP)
+)
+"""Codes of what the guest does to its own text, and may undo while it runs: asked again at every stop."""
+
+
 class Refused(OptprobeError):
     """No probe of any tier is possible (or not now): `reason` says why."""
 

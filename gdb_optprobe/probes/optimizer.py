@@ -1,19 +1,22 @@
 """Bring every site to the best tier that is safe now, and down again when something demands it.
 
               plan is optimized                     nobody inside
-    breakpoint ───────────────► optimizing ───────────────────────► optimized
+    breakpoint ───────────────► optimizing ───────────────────────► optimized ──► gone: somebody changed our bytes
         ▲                         (works as a stop point)               │
         └───────────────────────────────────────────────────────────────┘
-          a handler, a user's breakpoint, a setting
+          a handler, a user's breakpoint, a setting, the guest's own probe or tracer; disabled: from and to anywhere
+There is no unoptimizing that takes time: a branch goes by one write while the guest stands, and who is in its detour
+goes on there.
 
 Sites on one stretch of code may share a branch, so they are planned together. A branch over several instructions is
-written only when no saved PC is inside them (rule 3). Waiting sites are tried again at every stop that occurs anyway;
-one scan of the stacks serves all of them.
+written only when no saved PC is inside them (rule 3). What waits, for somebody to leave, for the guest to undo what it
+does to its text (PASSING) or for memory, is tried again at every stop that occurs anyway; one scan of the stacks serves
+all of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TypeVar
@@ -22,16 +25,16 @@ from gdb_optprobe.detours import quiescence
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.ground import Grounds
 from gdb_optprobe.detours.journal import Item
-from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.place import Neighbours
 from gdb_optprobe.detours.planner import Limits, Neighbour, Plan, joins, plan
 from gdb_optprobe.detours.planner import Site as Place
-from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
+from gdb_optprobe.detours.refusal import PASSING, Reason, Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.probes import branching
+from gdb_optprobe.probes import branching, waiting
 from gdb_optprobe.probes.branch import Branch
+from gdb_optprobe.probes.collector import Collector, Why
 from gdb_optprobe.probes.links import Links
 from gdb_optprobe.probes.noting import note
 from gdb_optprobe.probes.old_points import points_of
@@ -62,15 +65,18 @@ class Optimizer:
     reading: Reading = field(init=False)
     stopping: Stopping = field(init=False)
     returns: Returns = field(default_factory=Returns)
+    collector: Collector = field(init=False)
     _grounds: Grounds = field(init=False)
     _lost: list[Patch] = field(default_factory=list)
     _found: Arena | None = None
     _arena: Arena | None = None
     _arena_missing: Reason | None = None
+    _used_when_full: int = 0
 
     def __post_init__(self) -> None:
         self.links = Links(self.target, self.registry)
         self.stopping = Stopping(self.target, self.registry)
+        self.collector = Collector(self.target, self.returns)
         self._grounds = Grounds(self.target.isa, self.target.text)
         self.reading = Reading(self.target, self.registry, self._grounds)
 
@@ -157,9 +163,9 @@ class Optimizer:
     def give_back_arena(self) -> bool:
         """Give its memory back, and look anew when some is next needed; False while somebody may be inside."""
         if self._arena is not None:
-            self.collect(self._arena)
+            self.collector.collect(self._arena, Why.COMMIT)
             self._arena.dismiss()
-            self.collect(self._arena)
+            self.collector.collect(self._arena, Why.COMMIT)
             # A branch that somebody else changed may still lead there, and its counters are written.
             if not (self._arena.code.is_empty and self._arena.data.is_empty):
                 return False
@@ -194,7 +200,10 @@ class Optimizer:
             self._replan(site, neighbours)
         groups = _groups(sites)
         new = [group for group in groups if group[0].plan.waits and not self._standing(group)]
-        blocked = self._who_is_inside(new, [site.detour for site in sites if site.detour is not None])
+        if new and self._arena is not None and self._arena.left:
+            self.collector.collect(self._arena, Why.BRANCH)
+        detours = [site.detour for site in sites if site.detour is not None]
+        blocked = waiting.who_is_inside([group[0].plan for group in new], detours, self.target, self._arena)
         lost = self._take_away(sites, groups)
         for site in sites:
             site.waits = blocked.get(site.plan.head, "") if site.enabled else ""
@@ -230,11 +239,35 @@ class Optimizer:
             return True
 
     def retry(self) -> None:
-        """At a stop that occurred anyway: try the sites that wait for somebody to leave."""
-        waiting = [site for site in self.registry.sites() if site.enabled and (site.waits or self._grows(site))]
-        if waiting:
+        """At a stop that occurred anyway: try the sites that wait, and free what piles up."""
+        some = [site for site in self.registry.sites() if site.enabled and (self._waits(site) or self._grows(site))]
+        if some:
             self.target.alive()
-            self.settle(waiting)
+            self.settle(some)
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Free what piles up."""
+        if self._arena is not None:
+            self.collector.tidy(self._arena)
+
+    def reclaim(self) -> int:
+        """Free all that nobody is inside; how many slots that is not, where it may be some day."""
+        if self._arena is None or self.target.stacks_missing:
+            return 0
+        self.collector.collect(self._arena, Why.COMMIT)
+        return len(self.collector.garbage(self._arena))
+
+    def _waits(self, site: Site) -> bool:
+        """Whether `site` may move up without any change of ours."""
+        if site.waits or site.gone or site.plan.reason is None:
+            return bool(site.waits)
+        code = site.plan.reason.code
+        return code in PASSING or (code == Refusal.ARENA_FULL.code and self._used() < self._used_when_full)
+
+    def _used(self) -> int:
+        """Bytes of the arena that are in use."""
+        return self._arena.code.used + self._arena.data.used if self._arena is not None else 0
 
     def _grows(self, site: Site) -> bool:
         """Whether calls at `site` get a larger table; where there is no memory for one they are missed some day."""
@@ -404,56 +437,13 @@ class Optimizer:
         try:
             return action()
         except Refused as refused:
-            if refused.reason.code != Refusal.ARENA_FULL.code or not self.collect(arena):
+            if refused.reason.code != Refusal.ARENA_FULL.code:
+                raise
+            freed = self.collector.collect(arena, Why.MEMORY)
+            self._used_when_full = self._used()
+            if not freed:
                 raise
             return action()
-
-    def collect(self, arena: Arena) -> int:
-        """Free the slots that nobody can be inside; how many: none where the stacks cannot be told (rule 3)."""
-        if self.target.stacks_missing:
-            return 0
-        try:
-            freed = arena.reclaim(lambda slots: self.returns.inside(slots, self.target))
-        except OptprobeError:
-            return 0
-        for slot in freed:
-            arena.wipe(slot, self.target.machine)
-        self.returns.forget(self.target, arena)
-        return len(freed)
-
-    def _who_is_inside(self, groups: Sequence[Sequence[Site]], detours: Sequence[Detour]) -> Mapping[int, str]:
-        """By the head of each of `groups`, whose branches would displace several instructions: who is inside, in words.
-
-        Inside is also who stands in a detour that is left, or may be soon (`detours`), and from there comes to the
-        middle of the new branch.
-        """
-        if not groups:
-            return {}
-        if self._arena is not None and self._arena.left:
-            self.collect(self._arena)
-        windows: dict[quiescence.Range, set[int]] = {}
-        for group in groups:
-            for window in self._windows(group[0].plan, detours):
-                windows.setdefault(window, set()).add(group[0].plan.head)
-        try:
-            inside = quiescence.busy(windows, self.target.saved())
-        except OptprobeError as error:
-            # The guest was stopped while it switched threads, say: nobody is proven to be outside.
-            return {group[0].plan.head: error.message for group in groups}
-        words = {
-            found.where: Refusal.NOT_QUIESCENT.because(who=found.who, pc=self.target.text.spell(found.pc)).text
-            for found in inside
-        }
-        return {head: text for window, text in words.items() for head in windows[window]}
-
-    def _windows(self, plan: Plan, detours: Sequence[Detour]) -> Iterator[quiescence.Range]:
-        yield quiescence.window(plan.head, plan.end - plan.head)
-        left = self._arena.left if self._arena is not None else ()
-        for detour in (*left, *detours):
-            if any(plan.head < address < plan.end for address in detour.stands_for):
-                yield detour.address, detour.end
-                # From a pad somebody comes to a detour.
-                yield from self._arena.pad_pages if self._arena is not None else ()
 
 
 def _missing(error: OptprobeError) -> Reason:

@@ -58,5 +58,5 @@ class Placed:
         if reached:
             arena.leave(self.slot, self.detour)
         else:
-            arena.wipe(self.slot, target.machine)
+            arena.wipe([self.slot], target.machine)
             arena.code.give_back(self.slot)

@@ -38,7 +38,7 @@ from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.target import Target
-from gdb_optprobe.probes.views import ExplainView, ProbeView, Saved, ShowView
+from gdb_optprobe.probes.views import CollectorView, ExplainView, ProbeView, Saved, ShowView
 
 # Runs the guest for some seconds (None: no bound); why it stopped, or None when the time was up.
 Run = Callable[[float | None], str | None]
@@ -228,6 +228,7 @@ class Session:
             self.optimizer.release_counter(probe)
             self.registry.remove(probe)
         self.optimizer.note(gone=probes)
+        self.optimizer.tidy()
         if failure is not None:
             raise OptprobeError(f"{left} of {len(probes)} probes are left in the guest: {failure.message}")
 
@@ -311,6 +312,10 @@ class Session:
         (probe,) = self.registry.probes([number])
         calls = present.calls(self.registry.site_of(probe), probe, self.target)
         return calls.missed if calls is not None else 0
+
+    def collector(self) -> CollectorView | None:
+        """What the slot collector has done; None where there was nothing to do."""
+        return self.optimizer.collector.view(self.optimizer.arena)
 
     def clear(self, numbers: Sequence[int] | None = None) -> None:
         """Start counting from zero."""
@@ -417,23 +422,25 @@ class Session:
             raise OptprobeError(f"nothing stopped the guest within {timeout:g} s")
         return f"ran for {seconds:g} s"
 
-    def commit(self, timeout: float = 10.0) -> tuple[str, ...]:
-        """Run the guest in slices until every site that waits is optimized and what was freed is reclaimed."""
+    def commit(self, timeout: float = 10.0, tell: Callable[[str], object] = str) -> tuple[str, ...]:
+        """Run the guest in slices until every site that waits is optimized and what was freed is reclaimed.
+
+        tell: is told how many there still are, and who is in the way of one, whenever that changes.
+        """
         self.target.alive()
         deadline = time.monotonic() + timeout
+        before = (0, 0)
         while True:
             self.optimizer.retry()
             waiting = [site for site in self.registry.sites() if site.waits]
-            arena = self.optimizer.arena
-            if arena is not None:
-                self.optimizer.collect(arena)
-            dirty = arena.dirty() if arena is not None and not self.target.stacks_missing else ()
-            dirty = tuple(slot for slot in dirty if slot.address not in self.optimizer.returns.left)
+            dirty = self.optimizer.reclaim()
             if not waiting and not dirty:
                 return ("everything is settled",)
+            names = (f"{self.target.text.spell(site.address)}: {site.waits}" for site in waiting)
             if time.monotonic() >= deadline:
-                names = [f"{self.target.text.spell(site.address)}: {site.waits}" for site in waiting]
-                raise OptprobeError("; ".join(names) or f"{len(dirty)} freed slots are still in use")
+                raise OptprobeError("; ".join(names) or f"{dirty} freed slots are still in use")
+            if before != (before := (len(waiting), dirty)):
+                tell(f"{len(waiting)} addresses wait, {dirty} freed slots are in use: {next(names, 'nobody waits')}")
             if (reason := self._run(SLICE)) is not None:
                 raise OptprobeError(f"the guest was stopped before all was settled: {reason}")
 

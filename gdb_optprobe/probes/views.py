@@ -5,6 +5,7 @@ The fields are the contract's JSON keys, in its order; addresses are integers he
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gdb_optprobe.objects.aggregate import Aggregate
@@ -135,6 +136,30 @@ class ProbeView:
     objects: tuple[ObjectView, ...] = ()
     records: tuple[RecordView, ...] = ()
     calls: CallsView | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorView:
+    """What the slot collector has done. Times are in seconds.
+
+    runs:        how often it ran, by why.
+    failed:      of those, when not all stacks could be told.
+    longest, total: for how long it held the guest.
+    stacks:      that the last run has looked through.
+    garbage_…:   released, and not proven to be empty.
+    quarantined: why the garbage never is; "" where it may be.
+    """
+
+    runs: Mapping[str, int]
+    failed: int
+    slots: int
+    bytes: int
+    longest: float
+    total: float
+    stacks: int
+    garbage_slots: int
+    garbage_bytes: int
+    quarantined: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.views import (
     CodeLine,
+    CollectorView,
     DetourView,
     ExplainView,
     ProbeView,
@@ -95,6 +96,20 @@ EXPLAINED = ExplainView(
 )
 
 
+COLLECTOR = CollectorView(
+    runs={"garbage": 2, "commit": 1},
+    failed=1,
+    slots=40,
+    bytes=1024,
+    longest=0.0234,
+    total=0.0512,
+    stacks=61,
+    garbage_slots=2,
+    garbage_bytes=48,
+    quarantined="",
+)
+
+
 @dataclass
 class FakeSession:
     """Keeps what it is given; every call is printed, so that a test reads what a command asked for."""
@@ -162,7 +177,11 @@ class FakeSession:
         self._check([number])
         return 0
 
-    def commit(self, timeout: float = 10.0) -> tuple[str, ...]:
+    def collector(self) -> CollectorView | None:
+        return COLLECTOR if self.probes else None
+
+    def commit(self, timeout: float, tell: Callable[[str], object]) -> tuple[str, ...]:
+        tell("fake: 2 wait")
         return (f"fake: commit {timeout:g}",)
 
     def saved(self) -> Saved:

@@ -7,7 +7,7 @@ from typing import Any
 from gdb_optprobe.debugger.output import Json, Text
 from gdb_optprobe.objects.aggregate import Count
 from gdb_optprobe.probes.views import Address, ObjectView, ProbeView, RecordView, RowView
-from tests.commands.fake_session import EXPLAINED, SHOWN, boosted, probe
+from tests.commands.fake_session import COLLECTOR, EXPLAINED, SHOWN, boosted, probe
 
 CONTRACT = [
     "number",
@@ -184,6 +184,26 @@ def test_report_is_a_line_for_each_probe() -> None:
     first, second = values("report", [probe(hits=5), boosted(stops=7)])
     assert (first["type"], first["number"], first["hits"]) == ("probe", 1, 5)
     assert second["stops"] == 7
+
+
+def test_what_the_collector_did_and_what_it_may_never_free() -> None:
+    assert text("collector", COLLECTOR) == [
+        "",
+        "Collector: 3 runs (2 for garbage, 1 for commit); 40 slots of 1,024 bytes freed",
+        "        the guest was held for 23.4 ms at most, 51.2 ms in all; the last run looked through 61",
+        "          stacks",
+        "        1 of the runs freed nothing: not all stacks could be told just then",
+        "        2 slots of 48 bytes are still to be collected",
+    ]
+    assert text("quarantine", COLLECTOR) == []
+    kept = replace(COLLECTOR, runs={}, failed=0, quarantined="no threads are known")
+    told = ["Quarantined: 2 slots of 48 bytes, which nobody can be proven to have left: no threads are known"]
+    assert text("quarantine", kept) == told
+    assert text("collector", kept) == ["", *told]
+    (line,) = values("collector", COLLECTOR)
+    assert (line["type"], line["number"]) == ("collector", None)
+    assert line["held_seconds"] == {"longest": 0.0234, "total": 0.0512} and line["runs"] == COLLECTOR.runs
+    assert values("quarantine", kept) == [], "a listing is one value"
 
 
 def test_show_has_its_three_parts() -> None:

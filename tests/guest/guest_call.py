@@ -37,7 +37,7 @@ class GuestCall(gdb.Command):
             20,
             lambda vcpu: preemption.may_sleep(machine, kernel, vcpu),
         )
-        arena.wipe(code, machine)
+        arena.wipe([code], machine)
         arena.code.give_back(code)
         arena.data.give_back(cell)
         gdb.write(f"returned {result:#x}\n")

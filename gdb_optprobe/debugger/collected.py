@@ -1,0 +1,43 @@
+"""What is printed of the slot collector."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from gdb_optprobe.debugger.table import indented
+from gdb_optprobe.probes.views import CollectorView
+
+
+def lines(found: CollectorView) -> list[str]:
+    """For people."""
+    told = list(quarantine(found))
+    if found.runs:
+        runs = ", ".join(f"{count} for {why}" for why, count in found.runs.items())
+        told.append(f"Collector: {sum(found.runs.values())} runs ({runs}); {_size(found.slots, found.bytes)} freed")
+        held = f"{1000 * found.longest:.1f} ms at most, {1000 * found.total:.1f} ms in all"
+        told += indented(f"the guest was held for {held}; the last run looked through {found.stacks} stacks")
+    if found.failed:
+        told += indented(f"{found.failed} of the runs freed nothing: not all stacks could be told just then")
+    if found.garbage_slots and not found.quarantined:
+        told += indented(f"{_size(found.garbage_slots, found.garbage_bytes)} are still to be collected")
+    return told
+
+
+def quarantine(found: CollectorView) -> Sequence[str]:
+    """What is never used again, and why; nothing where there is no such memory."""
+    if not found.quarantined:
+        return ()
+    size = _size(found.garbage_slots, found.garbage_bytes)
+    return (f"Quarantined: {size}, which nobody can be proven to have left: {found.quarantined}",)
+
+
+def value(found: CollectorView) -> dict[str, object]:
+    """For programs. It belongs to no probe."""
+    fields = asdict(found)
+    held = {"longest": fields.pop("longest"), "total": fields.pop("total")}
+    return {"type": "collector", "number": None, **fields, "held_seconds": held}
+
+
+def _size(slots: int, size: int) -> str:
+    return f"{slots} slots of {size:,} bytes"

@@ -1,0 +1,110 @@
+"""The slot collector: what was released is free once the sound scan proves that nobody is inside (rule 3).
+
+    garbage   more than a page of it, at a stop that occurs anyway
+    memory    there is none left for a new detour
+    branch    a new branch must not be come upon in its middle, by somebody in a detour that is left
+    commit    the user asks, or leaves
+The guest stands already when it runs, and stands on for as long as the scan takes. Where the stacks cannot be
+enumerated nothing is ever proven: what is released is quarantined.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum
+
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.probes.returns import Returns
+from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.views import CollectorView
+
+PAGE = 4096
+PATIENCE = 1.0
+"""Seconds until garbage that somebody was inside of is looked at again, at a stop."""
+
+
+class Why(Enum):
+    GARBAGE = "garbage"
+    MEMORY = "memory"
+    BRANCH = "branch"
+    COMMIT = "commit"
+
+
+@dataclass
+class Collector:
+    """Frees the slots of one session's arena, and keeps account of it. Times are in seconds."""
+
+    target: Target
+    returns: Returns
+    _runs: Counter[Why] = field(default_factory=Counter)
+    _failed: int = 0
+    _slots: int = 0
+    _bytes: int = 0
+    _longest: float = 0.0
+    _total: float = 0.0
+    _stacks: int = 0
+    _remained: int = 0
+    _last: float = 0.0
+
+    def collect(self, arena: Arena, why: Why) -> int:
+        """Free the slots that nobody can be inside; how many: none where the stacks cannot be told (just now)."""
+        if self.target.stacks_missing:
+            return 0
+        if not arena.dirty():
+            arena.reclaim(lambda slots: ())
+            return 0
+        begun = time.monotonic()
+        try:
+            freed = arena.reclaim(lambda slots: self.returns.inside(slots, self.target))
+            self._stacks = sum(1 for saved in self.target.saved() if saved.address)
+        except OptprobeError:
+            self._failed += 1
+            freed = ()
+        arena.wipe(freed, self.target.machine)
+        self.returns.forget(self.target, arena)
+        self._last = time.monotonic()
+        took = self._last - begun
+        self._runs[why] += 1
+        self._slots += len(freed)
+        self._bytes += sum(slot.size for slot in freed)
+        self._longest = max(self._longest, took)
+        self._total += took
+        self._remained = _size(self.garbage(arena))
+        return len(freed)
+
+    def tidy(self, arena: Arena) -> None:
+        """At a stop that occurs anyway: collect, if it is worth while."""
+        garbage = _size(self.garbage(arena))
+        patient = garbage <= self._remained and time.monotonic() - self._last < PATIENCE
+        if garbage > PAGE and not patient:
+            self.collect(arena, Why.GARBAGE)
+
+    def garbage(self, arena: Arena) -> tuple[Slot, ...]:
+        """What is to be collected: not the trampolines that calls may return to for as long as they please."""
+        return tuple(slot for slot in arena.dirty() if slot.address not in self.returns.left)
+
+    def view(self, arena: Arena | None) -> CollectorView | None:
+        """What it has done and what it waits for; None where there was nothing to do."""
+        garbage = self.garbage(arena) if arena is not None else ()
+        if not (self._runs or garbage):
+            return None
+        return CollectorView(
+            runs={why.value: self._runs[why] for why in Why if self._runs[why]},
+            failed=self._failed,
+            slots=self._slots,
+            bytes=self._bytes,
+            longest=self._longest,
+            total=self._total,
+            stacks=self._stacks,
+            garbage_slots=len(garbage),
+            garbage_bytes=_size(garbage),
+            quarantined=self.target.stacks_missing if garbage else "",
+        )
+
+
+def _size(slots: tuple[Slot, ...]) -> int:
+    return sum(slot.size for slot in slots)

@@ -1,0 +1,49 @@
+"""Who is in the way of a branch that would displace several instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from gdb_optprobe.detours import quiescence
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.planner import Plan
+from gdb_optprobe.detours.refusal import Refusal
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.probes.target import Target
+
+
+def who_is_inside(
+    plans: Sequence[Plan], detours: Sequence[Detour], target: Target, arena: Arena | None
+) -> Mapping[int, str]:
+    """By the head of each of `plans`: who is inside, in words.
+
+    Inside is also who stands in a detour that is left, or may be soon (`detours`), and from there comes to the middle
+    of the new branch.
+    """
+    if not plans:
+        return {}
+    windows: dict[quiescence.Range, set[int]] = {}
+    for plan in plans:
+        for window in _windows(plan, detours, arena):
+            windows.setdefault(window, set()).add(plan.head)
+    try:
+        inside = quiescence.busy(windows, target.saved())
+    except OptprobeError as error:
+        # The guest was stopped while it switched threads, say: nobody is proven to be outside.
+        return {plan.head: error.message for plan in plans}
+    words = {
+        found.where: Refusal.NOT_QUIESCENT.because(who=found.who, pc=target.text.spell(found.pc)).text
+        for found in inside
+    }
+    return {head: text for window, text in words.items() for head in windows[window]}
+
+
+def _windows(plan: Plan, detours: Sequence[Detour], arena: Arena | None) -> Iterator[quiescence.Range]:
+    yield quiescence.window(plan.head, plan.end - plan.head)
+    left, pads = (arena.left, arena.pad_pages) if arena is not None else ((), ())
+    for detour in (*left, *detours):
+        if any(plan.head < address < plan.end for address in detour.stands_for):
+            yield detour.address, detour.end
+            # From a pad somebody comes to a detour.
+            yield from pads

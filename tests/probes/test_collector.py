@@ -1,0 +1,114 @@
+"""What is released comes back when nobody is inside, and it is told what that took."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import pytest
+
+from gdb_optprobe.detours.arena import Arena, Ranges
+from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.saved import Saved
+from gdb_optprobe.probes import collector
+from gdb_optprobe.probes.collector import PAGE, PATIENCE, Collector, Why
+from gdb_optprobe.probes.returns import Returns
+from tests.detours.fakes import FakeMemory
+
+START, SIZE, EACH = 0xFFFFFFFF82000000, 4 * PAGE, 64
+FILL = 0xCC
+
+
+@dataclass
+class Target:
+    """One thread, whose saved PC is `pc`."""
+
+    stacks_missing: str = ""
+    pc: int = 0
+    fails: bool = False
+    machine: FakeMemory = field(default_factory=lambda: FakeMemory(START, bytes([FILL]) * SIZE))
+
+    def saved(self) -> Iterable[Saved]:
+        if self.fails:
+            raise OptprobeError("a thread is just ending")
+        return [Saved("vCPU 0", 0, array("Q", [0])), Saved("thread 7", START - 4096, array("Q", [self.pc]))]
+
+
+class World:
+    def __init__(self, stacks_missing: str = "") -> None:
+        self.arena = Arena(Ranges(((START, START + SIZE),), (), FILL))
+        self.target = Target(stacks_missing)
+        self.collector = Collector(self.target, Returns())  # type: ignore[arg-type]
+
+    def released(self, count: int) -> list[Slot]:
+        """Detours that stood, and that nothing leads to any more."""
+        slots = [self.arena.allocate_code(EACH, START, 1 << 31) for _ in range(count)]
+        for slot in slots:
+            self.target.machine.write(slot.address, b"\x90" * EACH)
+            self.arena.code.release(slot)
+        return slots
+
+    def holds(self, slot: Slot) -> set[int]:
+        return set(self.target.machine.read(slot.address, slot.size))
+
+
+def test_freed_memory_traps_and_what_somebody_is_in_stays() -> None:
+    world = World()
+    slots = world.released(5)
+    world.target.pc = slots[2].address + 1
+    assert world.collector.collect(world.arena, Why.COMMIT) == 4
+    assert [world.holds(slot) for slot in slots] == [{FILL}, {FILL}, {0x90}, {FILL}, {FILL}]
+    view = world.collector.view(world.arena)
+    assert view is not None and view.runs == {"commit": 1} and view.longest == view.total > 0
+    assert (view.slots, view.bytes, view.stacks, view.garbage_slots) == (4, 4 * EACH, 1, 1)
+
+
+def test_it_runs_by_itself_from_a_page_of_garbage_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    now = 100.0
+    monkeypatch.setattr(collector.time, "monotonic", lambda: now)
+    kept = world.released(PAGE // EACH)
+    world.collector.tidy(world.arena)
+    assert len(world.arena.dirty()) == len(kept), "a page is not beyond a page"
+    kept += world.released(1)
+    world.target.fails = True
+    world.collector.tidy(world.arena)
+    world.target.fails = False
+    world.collector.tidy(world.arena)
+    assert len(world.arena.dirty()) == len(kept), "it has just tried"
+    now += PATIENCE
+    world.collector.tidy(world.arena)
+    assert world.arena.dirty() == ()
+    view = world.collector.view(world.arena)
+    assert view is not None and view.runs == {"garbage": 2} and view.failed == 1
+
+
+def test_more_garbage_needs_no_patience() -> None:
+    world = World()
+    world.target.pc = world.released(1 + PAGE // EACH)[0].address
+    world.collector.tidy(world.arena)
+    assert len(world.arena.dirty()) == 1
+    slots = world.released(PAGE // EACH)
+    world.target.pc = 0
+    world.collector.tidy(world.arena)
+    assert world.arena.dirty() == () and world.holds(slots[0]) == {FILL}
+
+
+def test_quarantine_where_stacks_cannot_be_told() -> None:
+    world = World("nobody knows its threads")
+    assert world.collector.view(world.arena) is None
+    slots = world.released(2 * PAGE // EACH)
+    world.collector.tidy(world.arena)
+    assert world.collector.collect(world.arena, Why.MEMORY) == 0
+    assert world.holds(slots[0]) == {0x90}
+    view = world.collector.view(world.arena)
+    assert view is not None and (view.runs, view.quarantined) == ({}, "nobody knows its threads")
+    assert (view.garbage_slots, view.garbage_bytes) == (len(slots), 2 * PAGE)
+
+
+def test_nothing_released_is_no_run() -> None:
+    world = World()
+    assert world.collector.collect(world.arena, Why.COMMIT) == 0
+    assert world.collector.view(world.arena) is None
