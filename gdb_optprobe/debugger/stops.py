@@ -153,7 +153,7 @@ class GdbStops:
             return False
         self._standing = (_selected_thread(), breakpoint.at)
         self._stepping = state
-        hit = Hit(breakpoint.at, vcpu, _Registers(), self.machine.read)
+        hit = Hit(breakpoint.at, vcpu, _Registers(), self.machine.read, self._writer(vcpu))
         moves = []
         for point in list(breakpoint.points):
             try:
@@ -177,6 +177,15 @@ class GdbStops:
             self._stepping = None
         return one_stop
 
+    def _writer(self, vcpu: int) -> Callable[[Mapping[str, int]], None]:
+        """What sets registers of the selected vCPU, whose number this is, at its hit."""
+
+        def write(values: Mapping[str, int]) -> None:
+            write_selected_registers(values)
+            self._stepping = self._state(vcpu)
+
+        return write
+
     def _state(self, vcpu: int) -> tuple[int, ...]:
         """The selected vCPU, whose number this is, and all its registers."""
         return (vcpu, *(read_register(name) for name in self._isa.registers))
@@ -184,7 +193,7 @@ class GdbStops:
     def _landed(self, landing: Landing) -> None:
         """Somebody who came to a pad stands at the probed address, his hit run."""
         vcpu = self.machine.selected().number
-        hit = Hit(landing.address, vcpu, _Registers(), self.machine.read)
+        hit = Hit(landing.address, vcpu, _Registers(), self.machine.read, self._writer(vcpu))
         self._standing = (_selected_thread(), landing.address)
         self._stepping = self._state(vcpu)
         landing.arrives(hit)

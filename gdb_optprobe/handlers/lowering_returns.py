@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 
 from gdb_optprobe.handlers.lowering import refused
 from gdb_optprobe.handlers.lowering_words import Words
-from gdb_optprobe.handlers.program import MASK, Constant, Expr, Or
+from gdb_optprobe.handlers.program import MASK, Constant, Expr
 from gdb_optprobe.handlers.saved import Entry
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.code import Code, joined
@@ -161,20 +160,23 @@ def _entry(
 
 def _unless_wanted(emit: ReturnEmitter, pc: tuple[str, int], parts: Sequence[Part], end: Label) -> None:
     """To `end` where no probe wants to see the call."""
-    tests = [part.entry.condition for part in parts]
-    if not tests or None in tests:
+    tests = [(part.entry.condition, part.faults) for part in parts]
+    if any(test is None for test, _ in tests):
         return
-    test = reduce(Or, [each for each in tests if each is not None])
-    words = Words(emit, pc)
-    with refused(test):
-        words.jump(test, False, end)
-    if words.faulted:
-        on = Label()
-        emit.jump(on)
-        emit.mark(words.fault)
-        emit.add(Memory(offset=parts[0].faults, near=True), 1)
-        emit.jump(end)
-        emit.mark(on)
+    wanted = Label()
+    for number, (test, faults) in enumerate(tests, 1):
+        assert test is not None
+        words, no, is_last = Words(emit, pc), Label(), number == len(tests)
+        with refused(test):
+            words.jump(test, not is_last, end if is_last else wanted)
+        if words.faulted:
+            emit.jump(wanted if is_last else no)
+            emit.mark(words.fault)
+            emit.add(Memory(offset=faults, near=True), 1)
+            if is_last:
+                emit.jump(end)
+        emit.mark(no)
+    emit.mark(wanted)
 
 
 def _keep(emit: ReturnEmitter, pc: tuple[str, int], part: Part, slot: str) -> None:

@@ -27,12 +27,12 @@ class Returning(Protocol):
     begin:    the first code of a trampoline; end: its last, which goes to the return address.
     slot:     the register that has the address of a call's slot while the programs of a trampoline run.
     pc:       the name of the PC.
-    on_stack: the return address is where `shown_at` says at the entry already.
+    link:     the register that has the return address at the entry; None where it is where `shown_at` says already.
     """
 
     begin: bytes
     end: bytes
-    on_stack: bool
+    link: str | None
     slot: str
     pc: str
 

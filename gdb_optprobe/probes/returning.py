@@ -8,8 +8,9 @@ whose code nobody frees while a stack has an address in it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.layout import Detour
@@ -18,7 +19,7 @@ from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.handlers import interpret, lowering_returns
 from gdb_optprobe.handlers.arithmetic import Fault
 from gdb_optprobe.handlers.lowering_returns import Part, Table, Trampoline, Way
-from gdb_optprobe.handlers.program import Expr
+from gdb_optprobe.handlers.program import Clock, Expr, nodes
 from gdb_optprobe.isa import returns
 from gdb_optprobe.isa.base import Dead, Insn
 from gdb_optprobe.isa.code import Code
@@ -197,44 +198,62 @@ class ReturnPoint:
     def enter(self, hit: Hit, target: Target) -> None:
         """A vCPU stands at the entry: what the entry's code does.
 
-        Where the return address is in a register, the call is missed: with registers changed, what GDB does next would
-        be another hit.
+        A call whose time is wanted is missed: the clock runs on while GDB looks.
         """
         assert self.trampoline is not None
-        isa, before = _of(target), self._read(target)
-        key = isa.key_of(hit.regs[target.isa.sp])
-        at = isa.shown_at(key)
-        back = int.from_bytes(hit.read(at, WORD), "little")
+        isa = _of(target)
         self._entered = None
-        conditions = [part.entry.condition for part in self.parts]
-        if all(each is not None and not self._evaluated(each, hit) for each in conditions):
+        if not self._is_wanted(hit, target):
             return
-        kept = self._kept(hit) if isa.on_stack else None
-        new, after, room = Instance(key, back, kept or ()), self.layout.missed(before), False
-        if kept is not None:
+        key = isa.key_of(hit.regs[target.isa.sp])
+        back = hit.regs[isa.link] if isa.link else int.from_bytes(hit.read(isa.shown_at(key), WORD), "little")
+        before = self._read(target)
+        new, after, room = Instance(key, back), self.layout.missed(before), False
+        if not any(Clock() in nodes(node) for part in self.parts for _, node in part.kept):
+            new = replace(new, saved=self._kept(hit, target))
             after, room = self.layout.entered(before, new, self.is_ours(back))
         self._write(before, after, target)
         if room:
-            target.machine.write(at, self.trampoline.detour.address.to_bytes(WORD, "little"))
+            self._return_to(self.trampoline.detour.address, key, hit.write, target)
         self._entered, self._had_room = new, room
 
-    def _kept(self, hit: Hit) -> tuple[int, ...] | None:
-        """The words of a call; None where they cannot all be told: of a clock that runs on while GDB looks, say."""
+    def _is_wanted(self, hit: Hit, target: Target) -> bool:
+        """Whether some probe looks at the call."""
+        tests = [(part.entry.condition, part, handler) for part, handler in self._served]
+        if any(test is None for test, _, _ in tests):
+            return True
+        return any(self._evaluated(test, part, handler, hit, target) for test, part, handler in tests if test)
+
+    def _kept(self, hit: Hit, target: Target) -> tuple[int, ...]:
+        """The words of a call; 0 for what cannot be evaluated."""
         words = [0] * self.layout.saved
-        for part in self.parts:
+        for part, handler in self._served:
             for offset, node in part.kept:
-                word = self._evaluated(node, hit)
-                if word is None:
-                    return None
-                words[(offset - SAVED) // WORD] = word
+                words[(offset - SAVED) // WORD] = self._evaluated(node, part, handler, hit, target)
         return tuple(words)
 
-    def _evaluated(self, node: Expr, hit: Hit) -> int | None:
-        """None for a fault."""
+    @property
+    def _served(self) -> Iterator[tuple[Part, Handler]]:
+        return zip(self.parts, self._handlers, strict=True)
+
+    def _evaluated(self, node: Expr, part: Part, handler: Handler, hit: Hit, target: Target) -> int:
+        """0 for a fault, which is counted."""
         try:
-            return interpret.evaluate(node, self._handlers[0].seen(hit))
+            return interpret.evaluate(node, handler.seen(hit))
         except Fault:
-            return None
+            count = int.from_bytes(target.machine.read(part.faults, WORD), "little") + 1
+            target.machine.write(part.faults, count.to_bytes(WORD, "little"))
+            return 0
+
+    def _return_to(
+        self, address: int, key: int, write: Callable[[Mapping[str, int]], None], target: Target
+    ) -> None:
+        """Have the call return there that stands at the entry. write: sets registers of its vCPU."""
+        isa = _of(target)
+        if isa.link is not None:
+            write({isa.link: address})
+        else:
+            target.machine.write(isa.shown_at(key), address.to_bytes(WORD, "little"))
 
     def take_back(self, target: Target) -> None:
         """The last entry is going to be made once more."""
@@ -245,8 +264,9 @@ class ReturnPoint:
         if not self._had_room:
             self._write(before, self.layout.missed(before, -1), target)
             return
+        machine = target.machine
         # GDB may die in between: nobody may return to the trampoline without an instance.
-        target.machine.write(_of(target).shown_at(new.key), new.back.to_bytes(WORD, "little"))
+        self._return_to(new.back, new.key, partial(machine.write_registers, machine.selected()), target)
         self._write(before, self.layout.left(before, new.key), target)
 
     def _write(self, before: bytes, after: bytes, target: Target) -> None:

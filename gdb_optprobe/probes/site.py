@@ -228,7 +228,8 @@ class Site:
         if effects is None:
             self._after[hit.vcpu] = tuple(probes)
             return None
-        after = Hit(self.address, hit.vcpu, {**_known(target, hit), **effects.registers}, _reader(hit, effects))
+        registers = {**_known(target, hit), **effects.registers}
+        after = Hit(self.address, hit.vcpu, registers, _reader(hit, effects), hit.write)
         _run_post_handlers(probes, after)
         hit.stopped_by += after.stopped_by
         return _move(effects) if plan.tier is Tier.EMULATED else None

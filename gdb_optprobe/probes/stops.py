@@ -19,7 +19,8 @@ class Move:
 class Hit:
     """One hit of a probe, as a Python handler sees it, while the guest stands at the probed address.
 
-    regs:    the registers, read when first asked for; changes are not written to the guest.
+    regs:    the registers, read when they are asked for.
+    read:    memory, by address and size. write: sets registers.
     vcpu:    the number of the vCPU, from 0.
     address: the probed address.
     probe:   the number of the probe whose handler runs.
@@ -30,6 +31,7 @@ class Hit:
     vcpu: int
     regs: Mapping[str, int]
     read: Callable[[int, int], bytes]
+    write: Callable[[Mapping[str, int]], None]
     probe: int = 0
     stopped_by: list[int] = field(default_factory=list)
 

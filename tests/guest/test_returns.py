@@ -303,25 +303,6 @@ def test_backtraces_show_where_calls_really_return(traced: Guest) -> None:
     assert frames("behind")[:2] == ["ksys_read", "do_syscall_64"]
 
 
-@pytest.mark.parametrize("tier", ["breakpoint", "emulated"])
-def test_entries_that_stop_the_guest(traced: Guest, tier: str) -> None:
-    """GDB takes the call's slot then, and keeps what is saved; it returns through the same trampoline."""
-    place = "vfs_read" if tier == "breakpoint" else "vfs_read+5"
-    mine = 'entry if $comm == "dd" && $arg3 == 77 do save size = $arg3'
-    script: list[str | Workload] = [
-        *(['optprobe add vfs_read -tier optimized if $comm == "dd" && $arg3 == 77'] if tier == "emulated" else []),
-        f"optprobe add {place} -tier {tier} -return {mine} do count by $saved.size, sum($retval)",
-        Workload("dd if=/dev/zero of=/dev/null bs=77 count=30 2>/dev/null"),
-        keep("list", "optprobe list"),
-        "optprobe check",
-    ]
-    finished = batch(traced, script, timeout=60)
-    assert finished.status == 0, finished.output
-    probe = finished.json("list")[-1]
-    assert (probe["tier"], probe["hits"], probe["missed"]) == (tier, 30, 0), finished.output
-    assert probe["stops"] >= 30
-
-
 def test_functions_that_do_not_return_to_their_caller(traced: Guest) -> None:
     """Each is refused with a reason, and nothing is in the guest."""
     wanted = {

@@ -46,7 +46,7 @@ registers = st.fixed_dictionaries(
 
 
 def hit(values: dict[str, int]) -> Hit:
-    return Hit(0x1000, 0, values, lambda at, size: bytes(size))
+    return Hit(0x1000, 0, values, lambda at, size: bytes(size), lambda _: None)
 
 
 def seen(hits: Sequence[dict[str, int]]) -> Gathered:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import pytest
@@ -65,6 +65,10 @@ class Point:
 
     def remove(self) -> None:
         self.stops[self.address].remove(self)
+
+
+def _nobody(values: Mapping[str, int]) -> None:
+    raise AssertionError(f"nothing here sets registers: {values}")
 
 
 @dataclass
@@ -130,7 +134,8 @@ class Guest:
         state = self.threads[number]
         pc = state[4]
         for point in list(self.stops.get(pc, ())):
-            hit = Hit(pc, number, dict.fromkeys(X86_64.registers, 0) | dict(zip(NAMES, state, strict=True)), self.read)
+            registers = dict.fromkeys(X86_64.registers, 0) | dict(zip(NAMES, state, strict=True))
+            hit = Hit(pc, number, registers, self.read, write=_nobody)
             move = point.on_hit(hit)
             if move is not None:
                 pc = move.registers[X86_64.pc]

@@ -37,7 +37,7 @@ class _Emitter(Emitter):
 class _Returning:
     begin = b""
     end = to_bytes(_BLR)
-    on_stack = False
+    link: str | None = LR
     slot = "r8"
     pc = MACHINE.pc
     order = staticmethod(MACHINE.order)

@@ -34,7 +34,7 @@ class _Emitter(Emitter):
 class _Returning:
     begin = b"\x50"  # push rax
     end = b"\xc3"
-    on_stack = True
+    link: str | None = None
     slot = "r9"
     pc = MACHINE.pc
     order = staticmethod(MACHINE.order)
