@@ -232,6 +232,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
         guard=attachments.guarded,
         step_out=lambda ranges: _step_out(machine, linux, ranges),
         at_return=lambda address: linux.at_return(address, convenience),
+        entered=linux.entered,
         left=linux.left,
     )
     session = Session(target, current_settings, _run)

@@ -133,8 +133,8 @@ class Refusal(Enum):
     # Return probes.
     RETURN_NOT_ENTRY = ("{address} is not where a function is entered", "probe the function itself")
     RETURN_UNTRACED = (
-        "{function} has no tracer's site: what its callers rely on when it returns is not known",
-        "probe its caller's return",
+        "{function} has no tracer's site, and nothing tells that it is entered by calls and returns to who called",
+        "probe its entry: without -return",
     )
     RETURN_NEVER = ("{function} never returns", "probe its entry: without -return")
     RETURN_ELSEWHERE = ("{function} returns on another stack than its caller's", "probe its entry: without -return")

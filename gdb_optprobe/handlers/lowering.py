@@ -43,7 +43,7 @@ from gdb_optprobe.handlers.program import (
 )
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.code import Code
-from gdb_optprobe.isa.emitter import Before, Emitter, Label, Machine, Memory, Pool, Readers, TooManyRegisters
+from gdb_optprobe.isa.emitter import Before, Emitter, Kept, Label, Machine, Memory, Pool, Readers, TooManyRegisters
 from gdb_optprobe.objects.ring import RingLayout
 
 RUNG = 64
@@ -65,6 +65,7 @@ class Surroundings:
     pad:     where a program goes that stops; None where none can.
     bell:    what it writes to before; 8 bytes that count its stops are RUNG behind that.
     passed:  what is dead where such a program does not stop.
+    kept:    see isa.emitter.Before.
     """
 
     address: int
@@ -81,6 +82,7 @@ class Surroundings:
     pad: int | None = None
     bell: int = 0
     passed: Dead = field(default_factory=Dead)
+    kept: Kept = field(default_factory=Kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,8 @@ def lower(program: Program, around: Surroundings, machine: Machine) -> Code:
     of_cpu = {node.name for node in nodes(around.cpu) if isinstance(node, Register)} if around.cpu else set()
     # Who is shown the registers sees the dead ones too.
     dead = around.dead if program.stop is None else Dead()
-    before = Before(dead, program.registers | of_cpu, around.per_cpu, around.base, around.readers)
+    reads = around.kept.in_place(program.registers | of_cpu)
+    before = Before(dead, reads, around.per_cpu, around.base, around.readers, around.kept)
     used = Used()
     while True:
         emitter = machine.emitter(before)

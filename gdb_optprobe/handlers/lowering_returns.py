@@ -16,7 +16,7 @@ from gdb_optprobe.handlers.program import MASK, Constant, Expr
 from gdb_optprobe.handlers.saved import Entry
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.code import Code, joined
-from gdb_optprobe.isa.emitter import Arithmetic, Before, Label, Memory, Pool, Test, Value
+from gdb_optprobe.isa.emitter import Arithmetic, Before, Kept, Label, Memory, Pool, Test, Value
 from gdb_optprobe.isa.returning import ReturnEmitter, Returning
 from gdb_optprobe.objects.instances import (
     DROPPED,
@@ -261,12 +261,14 @@ class Trampoline:
     """dead: what programs may overwrite. They find their words where those of the first begin, by the slot's register.
 
     moved: code that has it lead to the words of a program so many bytes behind.
+    kept:  what programs find on the stack.
     """
 
     begin: Code
     end: Code
     dead: Dead
     moved: Callable[[int], Code]
+    kept: Kept
 
     def code(self, programs: Sequence[Code], areas: Sequence[int] = ()) -> Code:
         """All of it. areas: where in a slot the words of each program begin."""
@@ -279,18 +281,36 @@ class Trampoline:
 
 
 def trampoline(table: Table, before: Before, isa: Returning) -> Trampoline:
-    """before: what is dead where the function has returned: enough for what is done here, so that nothing is saved.
+    """before: what is dead where the function has returned. Where that is not enough for what is done here, all that is
+    used is saved, around the programs.
 
     Raises TooManyRegisters.
     """
-    slot = isa.slot
+    before = replace(before, reads=before.reads - {isa.slot})
+    made, used = _trampoline(table, before, isa)
+    if not isa.kept(used, before):
+        return made
+    before = replace(before, dead=Dead())
+    while (names := isa.kept(used, before)) != before.kept.names:
+        before = replace(before, kept=Kept(names))
+        made, more = _trampoline(table, before, isa)
+        used |= more
+    return made
+
+
+def _trampoline(table: Table, before: Before, isa: Returning) -> tuple[Trampoline, frozenset[str]]:
+    """With what was used saved, and what it uses."""
+    slot, kept = isa.slot, before.kept.names
     taken = before.reads | {slot}
-    order = [name for name in isa.order(before) if name in before.dead.registers and name not in taken]
-    begin, end = isa.emitter(before), isa.emitter(before)
+    order = [name for name in isa.order(before) if name not in taken]
+    begin, end = isa.emitter(replace(before, kept=Kept())), isa.emitter(before)
     begin.pool, end.pool = Pool(order), Pool(order)
+    begin.save(kept)
     _find(begin, table, slot)
     end.publish(Memory(slot, KEY), 0)
     end.add(table.counter(RETURNS), 1)
+    end.restore(kept)
+    free = isa.saved(kept)
 
     def moved(by: int) -> Code:
         emit = isa.emitter(before)
@@ -298,12 +318,14 @@ def trampoline(table: Table, before: Before, isa: Returning) -> Trampoline:
         emit.binary(Arithmetic.ADD, slot, slot, by & MASK, 64, False)
         return emit.finish
 
-    return Trampoline(
+    made = Trampoline(
         lambda at: isa.begin + begin.finish(at + len(isa.begin)),
         lambda at: end.finish(at) + isa.end,
-        replace(before.dead, registers=before.dead.registers - taken),
+        Dead(before.dead.flags or free.flags, (before.dead.registers | free.registers) - taken),
         moved,
+        Kept(kept, slot) if kept else Kept(),
     )
+    return made, frozenset((slot, *begin.pool.used, *end.pool.used))
 
 
 def _find(emit: ReturnEmitter, table: Table, slot: str) -> None:

@@ -267,6 +267,21 @@ class Emitter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """What code before a program has saved and code behind it restores: `names`, in an order for `save`.
+
+    but: of these the register that the program finds something else in, to be read in place.
+    """
+
+    names: tuple[str, ...] = ()
+    but: str = ""
+
+    def in_place(self, reads: Collection[str]) -> frozenset[str]:
+        """Of the registers that a program reads, those that it does not find on the stack."""
+        return frozenset(reads).difference(name for name in self.names if name != self.but)
+
+
+@dataclass(frozen=True, slots=True)
 class Before:
     """What is known of the moment before a program.
 
@@ -276,6 +291,7 @@ class Before:
              ppc64le: the offset of `data_offset` in the PACA. None where it is not known.
     base:    of Isa.bases: what r2 is, on ppc64le.
     readers: None where this guest has none.
+    kept:    what is on the stack already; the stack pointer that a program reads is the one before.
     """
 
     dead: Dead = field(default_factory=Dead)
@@ -283,6 +299,7 @@ class Before:
     per_cpu: int | None = None
     base: int | None = None
     readers: Readers | None = None
+    kept: Kept = field(default_factory=Kept)
 
 
 class Machine(Protocol):

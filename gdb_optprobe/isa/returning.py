@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
+from .base import Dead, Insn
 from .emitter import Before, Emitter
 
 
@@ -43,6 +44,13 @@ class Returning(Protocol):
 
     def kept(self, used: Collection[str], before: Before) -> tuple[str, ...]:
         """See Machine."""
+
+    def saved(self, kept: Collection[str]) -> Dead:
+        """What may be overwritten once this is saved, as `kept` named it."""
+
+    def returns(self, entry: int, code: Mapping[int, Insn]) -> bool:
+        """False where the function, `code` by address, surely does not return to its caller with the stack as it was.
+        """
 
     def key_of(self, sp: int) -> int:
         """The key of a call, by what the stack pointer is at its entry."""

@@ -44,7 +44,7 @@ from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.isa import machines
 from gdb_optprobe.isa.base import Dead, Isa
 from gdb_optprobe.isa.code import Code
-from gdb_optprobe.isa.emitter import Readers
+from gdb_optprobe.isa.emitter import Kept, Readers
 from gdb_optprobe.objects import aggregate
 from gdb_optprobe.objects.aggregate import Count
 from gdb_optprobe.objects.instances import SAVED
@@ -56,6 +56,7 @@ PER_CPU = "gs_base"
 """What PerCpuBase is where it is a register: x86-64, in the kernel."""
 HITS = Cell("hits", Count())
 _NOTHING_DEAD = Dead()
+_NOTHING_KEPT = Kept()
 END = (1).to_bytes(WORD, "little")
 _BEFORE_CELLS = 2
 
@@ -217,10 +218,12 @@ class Handler:
         readers: Readers | None,
         pad: Pad | None = None,
         passed: Dead = _NOTHING_DEAD,
+        kept: Kept = _NOTHING_KEPT,
     ) -> Code:
         """What runs in a detour, with its memory at `memory`. dead: before the probed instruction.
 
-        pad: where it goes to stop. passed: of one that stops, what is dead where it does not. Raises NotLowered.
+        pad: where it goes to stop. passed: of one that stops, what is dead where it does not. kept: see Before. Raises
+        NotLowered.
         """
         if self.is_plain:
             return lambda at: isa.count(memory, at, dead, plan.base)
@@ -239,6 +242,7 @@ class Handler:
             pad=pad.address if pad is not None else None,
             bell=pad.bell if pad is not None else 0,
             passed=passed,
+            kept=kept,
         )
         return lower(self.program, around, machine)
 

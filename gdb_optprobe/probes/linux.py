@@ -27,7 +27,7 @@ from gdb_optprobe.guest.memory import KernelMemory
 from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.guest.scope import Debug
 from gdb_optprobe.guest.scope import Site as Probed
-from gdb_optprobe.guest.text import FtraceSite, Overlay
+from gdb_optprobe.guest.text import FtraceSite, Function, Overlay
 from gdb_optprobe.guest.types import BtfTypes
 from gdb_optprobe.handlers.program import Expr
 from gdb_optprobe.handlers.scope import Missing
@@ -144,8 +144,7 @@ class Linux:
         return self._names(site, convenience, debug(address, of, lambda: self._frame(address, of)))
 
     def _frame(self, address: int, of: abi.Abi) -> Expr | None:
-        unwinder = self.unwinder(self.memory.read)
-        return frame.base(unwinder, address, of) if unwinder is not None else None
+        return frame.base(self._unwinder, address, of) if self._unwinder is not None else None
 
     def _names(
         self, site: Probed, convenience: Callable[[str], int | None], debug: Debug | None = None
@@ -161,6 +160,14 @@ class Linux:
         if (function := self.text.function(address)) is None or not self._is_entry(address):
             return None
         return self._names(scope.Site(address, function.name, returns=True), convenience)
+
+    def entered(self, function: Function) -> bool:
+        """See Target."""
+        return self.port.entered(function, self._unwinder)
+
+    @cached_property
+    def _unwinder(self) -> Unwinder | None:
+        return self.unwinder(self.memory.read)
 
     def _is_entry(self, address: int) -> bool:
         """Whether arguments are where the ABI has them: nothing but the tracer's site may have run."""

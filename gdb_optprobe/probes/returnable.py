@@ -1,36 +1,63 @@
-"""Which functions can carry a return probe: those that are entered and left as the ABI has it."""
+"""Which functions can carry a return probe: those that are entered by calls and return to who called."""
 
 from __future__ import annotations
+
+import re
 
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.guest.text import Function
 from gdb_optprobe.isa import returns
-from gdb_optprobe.isa.base import Flow
+from gdb_optprobe.isa.base import Dead, Flow
 from gdb_optprobe.probes.target import Target
 
-SWITCHES = frozenset(("__switch_to", "__switch_to_asm", "_switch", "ret_from_fork", "ret_from_kernel_thread"))
-"""A thread enters them and another one leaves, or they leave for where nobody called them from."""
+ELSEWHERE = frozenset(
+    (
+        # One thread enters them and another one leaves.
+        *("__switch_to", "__switch_to_asm", "_switch"),
+        # They are returned to: by new threads, by the guest's own return probes.
+        *("ret_from_fork", "ret_from_kernel_thread", "arch_rethook_trampoline", "__kretprobe_trampoline"),
+    )
+)
 
 NEAR = 8
 """Bytes behind the entry within which the tracer's site begins, if there is one."""
+
+_PART = re.compile(r"\.cold(\.\d+)?$")
 
 
 def check(address: int, target: Target) -> None:
     """Raises Refused where a probe at `address` cannot see the function return."""
     function = target.text.function(address)
-    if target.at_return(address) is None or function is None:
+    if target.at_return(address) is None or function is None or _PART.search(function.name):
         raise Refused(Refusal.RETURN_NOT_ENTRY.because(address=target.text.spell(address)))
-    if function.name in SWITCHES:
-        raise Refused(Refusal.RETURN_ELSEWHERE.because(function=function.name))
-    if returns.of(target.isa.name) is None:
+    isa = returns.of(target.isa.name)
+    if isa is None:
         raise Refused(Refusal.RETURN_NOT_BUILT.because(missing=target.isa.name))
-    if not target.text.ftrace_sites(function.start, address + NEAR):
+    is_traced = _is_traced(function, address, target)
+    if function.name in ELSEWHERE or not (is_traced or isa.returns(address, function.whole.code)):
+        raise Refused(Refusal.RETURN_ELSEWHERE.because(function=function.name))
+    if not (is_traced or target.entered(function)):
         raise Refused(Refusal.RETURN_UNTRACED.because(function=function.name))
-    if not _returns(function):
+    if not _leaves(function):
         raise Refused(Refusal.RETURN_NEVER.because(function=function.name))
 
 
-def _returns(function: Function) -> bool:
+def dead_at_return(address: int, target: Target) -> Dead:
+    """What callers of the function that is entered at `address` cannot rely on when it has returned.
+
+    By ABI, where a tracer could clobber the same. Callers of others may know which registers they leave alone (GCC's
+    -fipa-ra), and assembly returns values in any.
+    """
+    function = target.text.function(address)
+    is_traced = function is not None and _is_traced(function, address, target)
+    return target.isa.dead_at_return() if is_traced else Dead()
+
+
+def _is_traced(function: Function, entry: int, target: Target) -> bool:
+    return bool(target.text.ftrace_sites(function.start, entry + NEAR))
+
+
+def _leaves(function: Function) -> bool:
     """Whether some instruction leaves for good. The parts elsewhere are looked at only where this one does not tell."""
     if any(insn.flow in (Flow.RETURN, Flow.INDIRECT_JUMP) for insn in function.own.values()):
         return True

@@ -27,6 +27,7 @@ from gdb_optprobe.isa.emitter import Before, Readers
 from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.isa.returning import Returning
 from gdb_optprobe.objects.instances import SAVED, WORD, Instance, Instances, InstancesLayout, changes
+from gdb_optprobe.probes import returnable
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.placed import Placed
 from gdb_optprobe.probes.probe import Probe
@@ -147,7 +148,7 @@ class ReturnPoint:
         self._readers = tuple(probe.readers for probe in probes)
         self._base = plan.base
         self._ours = _within(new.detour.address, arena)
-        self.costs = self._costs(made, new.detour, target)
+        self.costs = self._costs(made, new.detour, plan, target)
 
     def retire(self, target: Target, arena: Arena) -> None:
         """Nobody gets the trampoline as return address any more; calls may still return to it."""
@@ -166,13 +167,13 @@ class ReturnPoint:
         way = Way(at, self._ours, self.address)
         return lowering_returns.entry(self.table, way, before, _of(target), self.parts)
 
-    def _costs(self, made: Trampoline, trampoline: Detour, target: Target) -> Costs:
+    def _costs(self, made: Trampoline, trampoline: Detour, plan: Plan, target: Target) -> Costs:
         def insns(code: bytes, at: int) -> list[Insn]:
             return target.isa.decode(code, at)
 
         at = trampoline.address
         all_of, begin = insns(trampoline.data, at), insns(made.begin(at), at)
-        entry = insns(self.entry(target.isa.dead_at_entry(), target)(at), at)
+        entry = insns(self.entry(plan.dead, target)(at), at)
         to_return = all_of[:-1]
         return Costs(
             len(entry) - shortest(entry), len(all_of) - len(begin) + shortest(begin), shortest(to_return) + 1
@@ -184,11 +185,11 @@ class ReturnPoint:
         slot = _of(target).slot
         handlers = [p.handler.armed(slot) if part.armed else p.handler for p, part in zip(probes, parts, strict=True)]
         read = frozenset(name for handler in handlers for name in handler.program.registers)
-        before = Before(target.isa.dead_at_return(), read, base=plan.base)
+        before = Before(returnable.dead_at_return(self.address, target), read, base=plan.base)
         made = lowering_returns.trampoline(self.table, before, _of(target))
         plan = replace(plan, dead=made.dead)
         return made, [
-            handler.code(target.isa, plan, made.dead, probe.counter.address, probe.readers)
+            handler.code(target.isa, plan, made.dead, probe.counter.address, probe.readers, kept=made.kept)
             for probe, handler in zip(probes, handlers, strict=True)
             if probe.counter is not None
         ]

@@ -192,7 +192,7 @@ class Session:
         somewhere = None if isinstance(scope.reads, Missing) else Readers(plan.address, plan.address)
         if returns and handler.stops:
             raise fault("'stop' is not built for returns yet", actions[-1])
-        dead = self.target.isa.dead_at_return() if returns else plan.dead
+        dead = returnable.dead_at_return(plan.address, self.target) if returns else plan.dead
         try:
             if returns:
                 try_entry(handler, plan, self.target, somewhere)

@@ -11,7 +11,7 @@ from gdb_optprobe.detours.left import Left
 from gdb_optprobe.guest.linux.port import Reads
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.saved import Saved
-from gdb_optprobe.guest.text import FtraceSite, Text
+from gdb_optprobe.guest.text import FtraceSite, Function, Text
 from gdb_optprobe.handlers.program import Expr
 from gdb_optprobe.handlers.scope import UNREAD, Missing, Scope
 from gdb_optprobe.isa.base import Isa
@@ -65,6 +65,7 @@ class Target:
     backtrace:      the PCs of a hit's frames, by its registers and the stack from its stack pointer on; see
                     guest.linux.backtrace.
     at_return:      what names mean where the function that is entered at an address has returned; None: no entry.
+    entered:        whether it is known that calls enter a function where it starts, and return to who called.
     left:           probes of an earlier GDB that are in the guest; None where none are. Raises OptprobeError.
     alive:          raises OptprobeError when this is no longer the guest that was attached to.
     guard:          called before the first probe is written: see that the guest is freed should the debugger die.
@@ -89,6 +90,7 @@ class Target:
     scope: Callable[[int], NamesAt]
     backtrace: Callable[[Mapping[str, int], bytes], Iterable[tuple[int, bool]]] = lambda registers, stack: ()
     at_return: Callable[[int], NamesAt | None] = lambda address: None
+    entered: Callable[[Function], bool] = lambda function: True
     guard: Callable[[], None] = lambda: None
     step_out: Callable[[Sequence[tuple[int, int]]], None] = lambda ranges: None
     left: Callable[[], Left | None] = lambda: None

@@ -5,6 +5,7 @@
     kernel                 names of the kernel's tables       kallsyms                 the code that uses them
     text                   what is known of its code
     entry                  where a probe on a function is     behind a landing pad     the local entry
+    entered                what is entered by calls           ORC tables               compiled code, leaves
     stacks                 where saved PCs are                by types (BTF)           by the code that uses them
     room                   memory for detours                 filler of the text       gaps of the image
     current, per_cpu       the running thread and CPU         per-CPU variables        the paca, by r13
@@ -26,7 +27,7 @@ from gdb_optprobe.guest.linux.recover import Finder
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.guest.symbols import SymbolTable
-from gdb_optprobe.guest.text import Overlay, Text
+from gdb_optprobe.guest.text import Function, Overlay, Text
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.isa.emitter import Routine
 
@@ -110,6 +111,12 @@ class Port(Finder, Protocol):
 
     def entry(self, function: int, text: Text) -> int:
         """Where a probe on the function whose symbol is at `function` stands."""
+
+    def entered(self, function: Function, unwinder: Unwinder | None) -> bool:
+        """Whether it is known that calls enter `function` where it starts, and return to who called.
+
+        Of code without a tracer's site: assembly has places with names that nobody calls.
+        """
 
     def per_cpu(self, kernel: Kernel) -> int | None:
         """See isa.emitter.Before."""

@@ -12,7 +12,7 @@ there is a frame:
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..emitter import Before
 from .abi import CR_FIELDS, CTR, FLAGS, GENERAL, HEADER, LR, RED_ZONE, SP
@@ -42,6 +42,8 @@ class Keeping:
         self._sprs = [spr for spr in (CTR, LR) if spr in before.dead.registers and spr not in before.reads]
         self._fields = fields
         self._frames: list[_Frame] = []
+        frame = self._planned(before.kept.names)
+        self._frames.append(replace(frame, slots=_without(before.kept.but, frame.slots)))
 
     @property
     def depth(self) -> int:
@@ -128,6 +130,10 @@ def _slots(general: Sequence[str], flags: Sequence[str]) -> dict[str, int]:
         slots[name] = at
         at += 8
     return slots
+
+
+def _without(but: str, slots: Mapping[str, int]) -> Mapping[str, int]:
+    return {name: at for name, at in slots.items() if name != but}
 
 
 def _is_even(name: str) -> bool:

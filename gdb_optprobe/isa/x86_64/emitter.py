@@ -48,7 +48,7 @@ class Emitter:
         self.pool = Pool(MACHINE.order(before))
         self._before = before
         self._items: list[Item] = []
-        self._pushed: list[str] = []
+        self._pushed = ["" if name == before.kept.but else name for name in before.kept.names]
 
     # registers
 

@@ -8,9 +8,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
+from ..base import Dead, Flow, Insn
 from ..emitter import Before, Memory, Value
 from ..returning import ReturnEmitter, Returning
-from .abi import SP
+from .abi import CARRY, FLAGS, SP
 from .emitter import MACHINE, Emitter
 
 
@@ -42,6 +45,14 @@ class _Returning:
 
     def emitter(self, before: Before) -> ReturnEmitter:
         return _Emitter(before)
+
+    def saved(self, kept: Collection[str]) -> Dead:
+        flags = FLAGS in kept
+        return Dead(flags, frozenset(kept).difference((FLAGS,)) | ({CARRY} if flags else set()))
+
+    def returns(self, entry: int, code: Mapping[int, Insn]) -> bool:
+        """Not with `ret N`, which takes arguments off the stack."""
+        return not any(insn.flow is Flow.RETURN and not insn.text.endswith("retq") for insn in code.values())
 
     def key_of(self, sp: int) -> int:
         return sp + 1

@@ -88,8 +88,8 @@ class Entry:
     signal: bool
 
 
-# Entries of unwind_orc.c for a call of a null pointer.
-NULL_CALL = Entry(SP, 8, UNDEFINED, 0, Kind.CALL, signal=False)
+CALLED = Entry(SP, 8, UNDEFINED, 0, Kind.CALL, signal=False)
+"""Where a call has just led: as unwind_orc.c has it of a null pointer too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Tables:
 
     def _find(self, address: int, read: ReadMemory) -> Entry | None:
         if not address:
-            return NULL_CALL
+            return CALLED
         count = (self.ips[1] - self.ips[0]) // 4
         if not self.text[0] <= address < self.text[1] or not count:
             return None

@@ -17,9 +17,10 @@ from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
 from gdb_optprobe.guest.linux.ppc64le.text import PowerText
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.symbols import SymbolTable
-from gdb_optprobe.guest.text import Overlay, Text
+from gdb_optprobe.guest.text import Function, Overlay, Text
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.isa.ppc64le import PPC64LE, unwind
+from gdb_optprobe.isa.ppc64le.returning import is_leaf
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,10 @@ class _PPC:
         """The local entry: a call through the global one passes it, and a call inside the kernel arrives there."""
         found = text.function(function)
         return PPC64LE.entry(function, found.own) if found is not None else function
+
+    def entered(self, function: Function, unwinder: Unwinder | None) -> bool:
+        """Compiled code, and what leaves LR alone and returns by it."""
+        return function.compiled or is_leaf(function.own)
 
     def per_cpu(self, kernel: Kernel) -> int | None:
         return None

@@ -11,13 +11,13 @@ from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux import filler, physical, stacks
 from gdb_optprobe.guest.linux.current import Current, on_x86_64
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
-from gdb_optprobe.guest.linux.port import Bits, LinuxText, Port, Reads, Room, Say
+from gdb_optprobe.guest.linux.port import Bits, LinuxText, Port, Reads, Room, Say, Unwinder
 from gdb_optprobe.guest.linux.text import KernelText
 from gdb_optprobe.guest.linux.x86_64 import find as finding
 from gdb_optprobe.guest.linux.x86_64 import reads as reading
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.symbols import SymbolTable
-from gdb_optprobe.guest.text import Overlay, Text
+from gdb_optprobe.guest.text import Function, Overlay, Text
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.isa.x86_64 import X86_64, unwind
 
@@ -42,6 +42,15 @@ class _X86:
         found = text.function(function)
         insn = found.own.get(function) if found is not None else None
         return insn.end if insn is not None and insn.text.startswith("endbr") else function
+
+    def entered(self, function: Function, unwinder: Unwinder | None) -> bool:
+        """Where its tables have the return address on top of the stack: objtool has proven that code to return there.
+
+        Without tables, what GCC has named.
+        """
+        if isinstance(unwinder, OrcUnwinder):
+            return unwinder.tables.find(function.start, unwinder.read) == unwind.CALLED
+        return function.compiled
 
     def per_cpu(self, kernel: Kernel) -> int | None:
         return kernel.symbols.address("this_cpu_off")
