@@ -10,6 +10,7 @@ import io
 import subprocess
 import tarfile
 import tempfile
+from collections.abc import Container
 from pathlib import Path
 
 from qemu.cache import cache_directory, locked, say
@@ -64,13 +65,15 @@ def fetch(package: str, arch: str, into: Path) -> Path:
     return found[-1]
 
 
-def package_files(deb: Path, under: str) -> dict[str, bytes]:
-    """The regular files of a package file below the directory `under` ("boot/"), by path."""
+def package_files(deb: Path, under: str, names: Container[str] | None = None) -> dict[str, bytes]:
+    """The regular files of a package file below the directory `under` ("boot/"), by path; of `names` alone if given."""
     tar = subprocess.run(["dpkg-deb", "--fsys-tarfile", str(deb)], check=True, capture_output=True).stdout
     found = {}
     with tarfile.open(fileobj=io.BytesIO(tar)) as members:
         for member in members:
             path = member.name.removeprefix("./")
+            if names is not None and path.rpartition("/")[2] not in names:
+                continue
             content = members.extractfile(member) if member.isfile() and path.startswith(under) else None
             if content is not None:
                 found[path] = content.read()

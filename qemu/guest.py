@@ -25,7 +25,8 @@ import subprocess
 import tempfile
 import threading
 import time
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 
@@ -33,7 +34,7 @@ from qemu import health, micro
 from qemu.cache import cache_directory, guests_directory
 from qemu.channel import Command
 from qemu.initramfs import initramfs
-from qemu.kernels import busybox, stock_kernel
+from qemu.kernels import busybox, stock_kernel, stock_modules
 from qemu.machines import MACHINES, Machine
 from qemu.qmp import Qmp, QmpError
 from qemu.snapshots import write_image
@@ -62,6 +63,7 @@ class Options:
     mem:     MiB.
     qemu:    the emulator to run.
     extra:   further arguments for QEMU.
+    modules: the kernel's own, of those in the cache, to have as /lib/modules/NAME.ko.
     micro:   boot the bare-metal guest instead of Linux.
     paused:  leave the guest stopped before its first instruction, for a debugger to start.
     """
@@ -77,6 +79,7 @@ class Options:
     mem: int = 512
     qemu: str | None = None
     extra: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
     micro: bool = False
     paused: bool = False
 
@@ -147,7 +150,8 @@ class Guest:
             known = json.loads((directory / "guest.json").read_text())
         except FileNotFoundError:
             raise GuestError(f"no guest runs in {directory}") from None
-        options = replace(Options(**known["options"]), extra=tuple(known["options"]["extra"]))
+        several = {name: tuple(known["options"].get(name, ())) for name in ("extra", "modules")}
+        options = Options(**(known["options"] | several))
         guest = cls(directory, options, known["pid"])
         if not guest.running:
             raise GuestError(f"the guest in {directory} has ended: see its console.log and qemu.log")
@@ -323,16 +327,19 @@ def _boot_files(options: Options) -> list[str]:
     machine = options.machine
     if options.micro:
         return ["-kernel", str(options.kernel or micro.build(options.arch))]
-    kernel = options.kernel or str(stock_kernel(options.package or machine.package, machine.debian).image)
-    initrd = options.initrd or str(_our_initramfs(machine))
+    package = options.package or machine.package
+    kernel = options.kernel or str(stock_kernel(package, machine.debian).image)
+    initrd = options.initrd or str(_our_initramfs(machine, package, options.modules))
     append = f"console={machine.console} ignore_loglevel channel={machine.channel} {options.append}".strip()
     return ["-kernel", kernel, "-initrd", initrd, "-append", append]
 
 
-def _our_initramfs(machine: Machine) -> Path:
-    """The initramfs in the cache, made anew when our init or busybox is newer."""
-    place = cache_directory() / f"initramfs-{machine.debian}.gz"
-    content = initramfs(busybox(machine.debian))
+def _our_initramfs(machine: Machine, package: str, modules: Sequence[str]) -> Path:
+    """The initramfs in the cache, made anew when our init, busybox or the modules are newer."""
+    of = f"-{package}-{'-'.join(modules)}" if modules else ""
+    place = cache_directory() / f"initramfs-{machine.debian}{of}.gz"
+    files = stock_modules(package, machine.debian, modules) if modules else {}
+    content = initramfs(busybox(machine.debian), {f"lib/modules/{name}.ko": data for name, data in files.items()})
     if not place.exists() or place.read_bytes() != content:
         new = place.with_suffix(f".{os.getpid()}")
         new.write_bytes(content)

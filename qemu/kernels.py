@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from qemu import debian
 from qemu.cache import cache_directory, locked
 
-__all__ = ["Kernel", "busybox", "image_package", "stock_kernel"]
+__all__ = ["MODULES", "Kernel", "busybox", "image_package", "stock_kernel", "stock_modules"]
 
+MODULES = ("brd", "dummy")
+"""Modules that the cache keeps beside each kernel, for guests that ask for them: small ones that need no others."""
 HOST_BUSYBOX = Path("/bin/busybox")
 ELF_MACHINES = {"amd64": 62, "ppc64el": 21, "arm64": 183}
 PT_INTERP = 3
@@ -47,6 +50,20 @@ def stock_kernel(package: str, arch: str) -> Kernel:
     return _kernel_in(place)
 
 
+def stock_modules(package: str, arch: str, names: Iterable[str]) -> dict[str, bytes]:
+    """Modules of a stock kernel by name, some of `MODULES`. FetchError as for `stock_kernel`."""
+    kernel = stock_kernel(package, arch)
+    place = kernel.image.parent / "modules"
+    with locked(place.parent.with_name(f".{package}.lock")):
+        if not place.is_dir():
+            with tempfile.TemporaryDirectory(dir=place.parent.parent) as work:
+                _keep_modules(debian.fetch(f"linux-image-{kernel.release}", arch, Path(work)), place)
+    unknown = [name for name in names if not (place / f"{name}.ko").is_file()]
+    if unknown:
+        raise debian.FetchError(f"no module {unknown[0]} is kept of {package}; there are: {', '.join(MODULES)}")
+    return {name: (place / f"{name}.ko").read_bytes() for name in names}
+
+
 def image_package(package: str, stanza: str) -> str:
     """The package that holds the kernel: the image a meta package depends on, else the package itself."""
     images = [name for name in debian.depends(stanza) if name.startswith("linux-image-")]
@@ -73,15 +90,25 @@ def _unpack(package: str, arch: str, place: Path) -> None:
     image = image_package(package, debian.show(package, arch))
     work = Path(tempfile.mkdtemp(dir=place.parent))
     try:
-        boot = debian.package_files(debian.fetch(image, arch, work), "boot/")
+        package_file = debian.fetch(image, arch, work)
         new = work / "boot"
         new.mkdir()
-        for path, data in boot.items():
+        for path, data in debian.package_files(package_file, "boot/").items():
             (new / os.path.basename(path)).write_bytes(data)
+        _keep_modules(package_file, new / "modules")
         _kernel_in(new)
         new.rename(place)
     finally:
         shutil.rmtree(work)
+
+
+def _keep_modules(package_file: Path, place: Path) -> None:
+    files = debian.package_files(package_file, "lib/modules/", {f"{name}.ko" for name in MODULES})
+    new = place.with_name(f"{place.name}.new")
+    new.mkdir(exist_ok=True)
+    for path, data in files.items():
+        (new / os.path.basename(path)).write_bytes(data)
+    new.rename(place)
 
 
 def _kernel_in(place: Path) -> Kernel:

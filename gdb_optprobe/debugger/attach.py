@@ -210,7 +210,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
     linux = Linux.of(recovered, machine, memory, isa, port, cache, overlay, _progress)
     unwind = _unwind(linux, recovered, machine)
     loaded = gdb_symbols.provide(recovered, cache, port.elf, unwound=unwind is not None)
-    locations = Locations(recovered.symbols, linux.entry)
+    locations = Locations(recovered.symbols, linux.entry, linux.text)
     target = Target(
         machine=machine,
         isa=isa,
@@ -222,7 +222,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
         give_back_arena=linux.give_back_arena,
         saved=linux.saved,
         stacks_missing=linux.stacks_missing(),
-        symbol=lambda address: str(recovered.symbols.at(address) or ""),
+        symbol=lambda address: str(recovered.symbols.at(address) or linux.text.symbol(address)),
         completions=recovered.symbols.completions,
         resolve=locations.resolve,
         breakpoints=_breakpoints,

@@ -1,14 +1,16 @@
 """From a location as a user types it to addresses.
 
-`*EXPR` and `symbol+offset` are ours to read; every other linespec is GDB's. (An address expression must not come near
-`gdb.decode_line`: GDB 13 crashes on one that names no symbol.)
+`*EXPR`, `symbol+offset` and `module:symbol+offset` are ours to read; every other linespec is GDB's. (An address
+expression must not come near `gdb.decode_line`: GDB 13 crashes on one that names no symbol.)
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from fnmatch import translate
+from typing import Protocol
 
 import gdb
 
@@ -16,16 +18,30 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.symbols import SymbolTable
 
 _NAME = re.compile(r"([A-Za-z_.$][\w.$]*)(?:\s*\+\s*(0[xX][0-9a-fA-F]+|\d+))?")
+_OF_MODULE = re.compile(r"([A-Za-z_][\w-]*):([^:]+)")
 _GLOB = re.compile(r"[*?\[]")
 MASK = (1 << 64) - 1
+
+
+class Modules(Protocol):
+    """The names of what is loaded: guest/linux/modular.py."""
+
+    def has(self, module: str) -> bool: ...
+
+    def names(self, module: str = "") -> Iterator[tuple[str, int]]: ...
+
+    def bounds(self, address: int) -> tuple[int, int] | None: ...
 
 
 class Locations:
     """Resolves locations. `entry_of` moves a function's address behind its landing pad."""
 
-    def __init__(self, symbols: SymbolTable | None, entry_of: Callable[[int], int]) -> None:
+    def __init__(
+        self, symbols: SymbolTable | None, entry_of: Callable[[int], int], modules: Modules | None = None
+    ) -> None:
         self._symbols = symbols
         self._entry_of = entry_of
+        self._modules = modules
 
     def resolve(self, location: str, glob: bool = False) -> tuple[int, ...]:
         """Addresses, ascending. Raises OptprobeError, naming what was wrong."""
@@ -34,24 +50,49 @@ class Locations:
             raise OptprobeError("a location is missing", "optprobe add LOCATION")
         if text.startswith("*"):
             return (_expression(text[1:], text),)
+        module, rest = self._of_module(text)
         if glob or (self._symbols is not None and _GLOB.search(text)):
-            return self._matching(text)
-        named = _NAME.fullmatch(text)
+            return self._matching(rest, module)
+        named = _NAME.fullmatch(rest)
         if named is not None and self._symbols is not None:
-            return self._named(named[1], named[2])
+            return self._named(named[1], named[2], module)
         return self._linespec(text)
 
-    def _matching(self, pattern: str) -> tuple[int, ...]:
+    def _of_module(self, text: str) -> tuple[str, str]:
+        """The module that is named, and what is named in it; "" where it is no loaded module's."""
+        found = _OF_MODULE.fullmatch(text)
+        if found is None or self._modules is None or not self._modules.has(found[1]):
+            return "", text
+        return found[1], found[2]
+
+    def _matching(self, pattern: str, module: str) -> tuple[int, ...]:
         if self._symbols is None:
             raise OptprobeError("a glob needs the guest's symbols", "name one function")
-        found = {self._entry_of(symbol.address) for symbol in self._symbols.matching(pattern, functions_only=True)}
-        if not found:
+        own = () if module else self._symbols.matching(pattern, functions_only=True)
+        matches = re.compile(translate(pattern)).match
+        loaded = self._modules.names(module) if self._modules is not None else iter(())
+        starts = {symbol.address for symbol in own} | {at for name, at in loaded if matches(name)}
+        if not starts:
             raise OptprobeError(f"no function matches '{pattern}'")
-        return tuple(sorted(found))
+        return tuple(sorted({self._entry_of(start) for start in starts}))
 
-    def _named(self, name: str, offset: str | None) -> tuple[int, ...]:
+    def _addresses(self, name: str, module: str) -> list[int]:
+        """Where `name` is: of the kernel's own, of a module that is named, else of any module."""
         assert self._symbols is not None
-        addresses = self._symbols.lookup(name)
+        found = [] if module else self._symbols.lookup(name)
+        if not found and self._modules is not None:
+            found = sorted({at for called, at in self._modules.names(module) if called == name})
+        return found
+
+    def _bounds(self, address: int) -> tuple[int, int] | None:
+        assert self._symbols is not None
+        own = self._symbols.function_bounds(address)
+        return own if own is not None or self._modules is None else self._modules.bounds(address)
+
+    def _named(self, name: str, offset: str | None, module: str) -> tuple[int, ...]:
+        addresses = self._addresses(name, module)
+        if not addresses and module:
+            raise OptprobeError(f"the module {module} has no function called {name}")
         if not addresses:
             return self._linespec(name if offset is None else f"{name}+{offset}")
         if offset is None:
@@ -61,7 +102,7 @@ class Locations:
             raise OptprobeError(
                 f"there are {len(addresses)} functions called {name}", f"use an address: *{addresses[0] + distance:#x}"
             )
-        bounds = self._symbols.function_bounds(addresses[0])
+        bounds = self._bounds(addresses[0])
         if bounds is not None and distance >= bounds[1] - addresses[0]:
             raise OptprobeError(
                 f"{name} has {bounds[1] - addresses[0]} bytes: the offset {offset} is outside of it",

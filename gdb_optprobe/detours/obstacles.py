@@ -8,7 +8,7 @@ from gdb_optprobe.detours.refusal import Reason, Refusal, Spelled
 from gdb_optprobe.guest.text import Area, Fact, FtraceSite, Mark, Text
 from gdb_optprobe.isa.base import Flow, Hazard, Insn, Isa, OutOfReach, Unrelocatable
 
-# The kernel's own code jumps to none of these: a jump that does is a patch.
+# The guest's own code jumps to none of these, and to a module's only from another's: a jump that does is a patch.
 _NEVER_CODE = (Area.NOT_TEXT, Area.MODULE)
 _LANDING_PADS = ("endbr64", "endbr32", "bti")
 
@@ -29,9 +29,14 @@ def unmovable(insn: Insn, isa: Isa, text: Text) -> Reason | None:
         return Refusal.TRAP_INSTRUCTION.because(insn=insn.text, address=address)
     if insn.flow is Flow.SYSTEM:
         return Refusal.SYSTEM_INSTRUCTION.because(insn=insn.text, address=address)
-    if insn.flow is Flow.JUMP and insn.target is not None and text.area(insn.target) in _NEVER_CODE:
+    if insn.flow is Flow.JUMP and insn.target is not None and _is_patch(insn.address, insn.target, text):
         return Refusal.FOREIGN_JUMP.because(address=address)
     return None
+
+
+def _is_patch(source: int, target: int, text: Text) -> bool:
+    found = text.area(target)
+    return found in _NEVER_CODE or (found is Area.LOADED and text.area(source) is not Area.LOADED)
 
 
 def marked(mark: Mark, text: Text) -> Reason:

@@ -123,7 +123,7 @@ def _place(site: Site, grounds: Grounds, limits: Limits) -> Place:
     """What stands at `site`. Raises Refused where no tier at all is possible."""
     address, text = site.address, grounds.text
     area = text.area(address)
-    if area is not Area.TEXT:
+    if area not in (Area.TEXT, Area.LOADED):
         raise Refused(_AREAS[area].because(address=text.spell(address)))
     ground = grounds.at(address)
     if ground is None:

@@ -81,8 +81,11 @@ class Refusal(Enum):
         "the instruction at {address} enters or leaves the kernel, or changes the machine's state",
         "probe an instruction before it",
     )
-    MODULE_TEXT = ("{address} is in a module; only the kernel's own text can be probed so far", "")
-    INIT_TEXT = ("{address} is init text, which was freed after boot", "")
+    MODULE_TEXT = (
+        "{address} is in memory for modules, and in no loaded module's text that is known",
+        "name what is meant, and have the probe wait for the module: optprobe add MODULE:FUNCTION -pending",
+    )
+    INIT_TEXT = ("{address} is init text, which is freed once it has run", "")
     FOREIGN_BREAKPOINT = (
         "a breakpoint instruction that is not ours stands at {address}",
         "remove the guest's own probe or the other debugger's breakpoint",

@@ -28,7 +28,8 @@ class Area(Enum):
     ENTRY = "entry text"  # may run on the user's page tables, before the kernel's own state is set up
     EARLY = "early text"  # runs before the kernel's page tables are set up
     COPIED = "copied text"  # a template: the guest copies it elsewhere
-    MODULE = "module text"
+    LOADED = "text of a module that is loaded"
+    MODULE = "memory for modules"  # in which no text is known
     INIT = "init text"  # freed after boot
     RESERVATION = "between a load that reserves memory and its store"
     TRAP = "a trap that the guest knows by its address"

@@ -19,6 +19,7 @@ from gdb_optprobe.guest.linux import frame, ftrace_sites
 from gdb_optprobe.guest.linux.clock import hertz
 from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.modular import Modular
 from gdb_optprobe.guest.linux.port import LinuxText, Port, Reads, Room, Say, Stacks, Unwinder
 from gdb_optprobe.guest.linux.recover import Recovered
 from gdb_optprobe.guest.linux.structures import CachedStructures
@@ -52,7 +53,8 @@ class Linux:
     isa: Isa
     kernel: Kernel
     structures: CachedStructures
-    text: LinuxText
+    core: LinuxText
+    text: Modular
     port: Port
     room: Room | None = None
     tracer: SiteTracer = field(init=False)
@@ -96,8 +98,9 @@ class Linux:
 
         structures = CachedStructures(kept, cache, recovered.build)
         kernel = port.kernel(memory, recovered.symbols, structures)
-        text = port.text(kernel, overlay, cache.shelf(recovered.build), say)
-        return cls(recovered, machine, memory, isa, kernel, structures, text, port)
+        core = port.text(kernel, overlay, cache.shelf(recovered.build), say)
+        text = port.modular(kernel, core, overlay)
+        return cls(recovered, machine, memory, isa, kernel, structures, core, text, port)
 
     def forget(self) -> None:
         """The guest has run: page tables, the vCPUs' view, stacks and the text may have changed."""
@@ -199,7 +202,7 @@ class Linux:
 
     def unwinder(self, read: Callable[[int, int], bytes]) -> Unwinder | None:
         """From a frame to its caller; None where this kernel's stack cannot be unwound."""
-        return self.port.unwinder(self.kernel, self.text, self.structures.bits, read)
+        return self.port.unwinder(self.kernel, self.core, self.structures.bits, read)
 
     def entry(self, function: int) -> int:
         """Where a probe on the function whose symbol is at `function` stands."""
@@ -317,7 +320,7 @@ class SiteTracer:
                 self._change(ftrace_sites.enable(record))
 
     def _record(self, site: FtraceSite) -> ftrace_sites.Record:
-        record = self._linux.text.ftrace.record(site.address)
+        record = self._linux.text.ftrace_of(site.address).record(site.address)
         if record is None:
             raise OptprobeError(f"the tracer's record of {self._linux.text.spell(site.address)} is gone")
         return record

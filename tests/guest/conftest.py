@@ -21,6 +21,7 @@ import pytest
 
 from qemu.cache import cache_directory
 from qemu.guest import Guest, Options
+from qemu.kernels import MODULES
 
 __all__ = ["Boot"]
 
@@ -39,7 +40,7 @@ ACCELERATOR = PARALLEL if FULL else ("-accel", "tcg,thread=single")
 
 
 def _for_the_session(arch: str) -> Iterator[Guest]:
-    with Guest.start(Options(arch=arch, extra=ACCELERATOR)) as guest:
+    with Guest.start(Options(arch=arch, extra=ACCELERATOR, modules=MODULES)) as guest:
         running.append(guest)
         yield guest
         running.remove(guest)

@@ -27,6 +27,10 @@ class BugTable:
         return address in self._addresses
 
 
+def row_size(kernel: Kernel) -> int:
+    return _layout(kernel).size
+
+
 def _layout(kernel: Kernel) -> Struct:
     try:
         kernel.offset("bug_entry", "line")

@@ -64,9 +64,11 @@ class Record:
 class FtraceSites:
     """Where the sites are never changes (modules aside); `flags` are read anew each time they are asked for."""
 
-    def __init__(self, kernel: Kernel, shape: Shape = X86) -> None:
+    def __init__(self, kernel: Kernel, shape: Shape = X86, of: tuple[int, int] | None = None) -> None:
+        """of: the text of a module, whose sites have pages of their own; None for all."""
         self._kernel = kernel
         self._shape = shape
+        self._of = of
 
     @cached_property
     def _index(self) -> tuple[list[int], list[int]]:
@@ -82,11 +84,15 @@ class FtraceSites:
             words = kernel.memory.read(page, 32)
             first = int.from_bytes(words[records : records + 8], "little")
             count = int.from_bytes(words[index : index + 4], "little")
-            rows = kernel.rows(first, first + count * self._shape.record.size, self._shape.record)
-            pairs += [(row[0], at) for at, row in rows if row[0]]
+            if count and self._is_wanted(first):
+                rows = kernel.rows(first, first + count * self._shape.record.size, self._shape.record)
+                pairs += [(row[0], at) for at, row in rows if row[0]]
             page = int.from_bytes(words[following : following + 8], "little")
         pairs.sort()
         return [ip for ip, _ in pairs], [at for _, at in pairs]
+
+    def _is_wanted(self, record: int) -> bool:
+        return self._of is None or self._of[0] <= self._kernel.word(record) < self._of[1]
 
     def _page_layout(self) -> tuple[int, int, int]:
         try:

@@ -4,6 +4,7 @@
     find, settle, notes    where the kernel lies              its pages' protection    the linear map's start
     kernel                 names of the kernel's tables       kallsyms                 the code that uses them
     text                   what is known of its code
+    modular                and of its modules'         by types (BTF)           not yet
     entry                  where a probe on a function is     behind a landing pad     the local entry
     entered                what is entered by calls           ORC tables               compiled code, leaves
     stacks                 where saved PCs are                by types (BTF)           by the code that uses them
@@ -22,6 +23,7 @@ from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
+from gdb_optprobe.guest.linux.modular import Modular
 from gdb_optprobe.guest.linux.physical import PhysicalPatch
 from gdb_optprobe.guest.linux.recover import Finder
 from gdb_optprobe.guest.machine import Machine, Memory
@@ -108,6 +110,9 @@ class Port(Finder, Protocol):
     def kernel(self, memory: Memory, symbols: SymbolTable, structures: Structures) -> Kernel: ...
 
     def text(self, kernel: Kernel, overlay: Overlay, shelf: Shelf | None, say: Say) -> LinuxText: ...
+
+    def modular(self, kernel: Kernel, text: LinuxText, overlay: Overlay) -> Modular:
+        """`text` with that of the modules which are loaded."""
 
     def entry(self, function: int, text: Text) -> int:
         """Where a probe on the function whose symbol is at `function` stands."""

@@ -19,7 +19,7 @@ ROW = Struct("<i")
 class SmpLocks:
     def __init__(self, kernel: Kernel) -> None:
         start, stop = kernel.range("__smp_locks", "__smp_locks_end")
-        rows = kernel.rows(start, stop, ROW) if _waiting(kernel) else ()
+        rows = kernel.rows(start, stop, ROW) if waiting(kernel) else ()
         self._prefixes = sorted(at + offset & MASK for at, (offset,) in rows if offset)
 
     def within(self, start: int, end: int) -> list[int]:
@@ -27,7 +27,7 @@ class SmpLocks:
         return self._prefixes[bisect_left(self._prefixes, start) : bisect_left(self._prefixes, end)]
 
 
-def _waiting(kernel: Kernel) -> bool:
+def waiting(kernel: Kernel) -> bool:
     """Whether the core kernel's locks are in the list of what alternatives_enable_smp() rewrites."""
     head = kernel.symbols.address("smp_alt_modules")
     first = kernel.symbols.address("uniproc_patched")

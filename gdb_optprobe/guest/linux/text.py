@@ -208,12 +208,15 @@ class KernelText(CoreText):
         """Whether somebody's jump covers instructions of a function: beyond it the code cannot be decoded."""
         return any(
             jump.kind == Flow.JUMP.value
-            and not self._init[0] <= jump.target < self._init[1]
-            and self._bounds(jump.target) is None
+            and self._leads_astray(jump.target)
             and not self.ftrace.within(jump.source, jump.source + 1)
             for part in parts
             for jump in part.leaving
         )
+
+    def _leads_astray(self, target: int) -> bool:
+        """Whether no code that the compiler knew is at `target`."""
+        return not self._init[0] <= target < self._init[1] and self._bounds(target) is None
 
     def _family(self, start: int, end: int) -> list[tuple[int, int]]:
         """The function at `start` with the parts that belong to the same source function, itself first."""

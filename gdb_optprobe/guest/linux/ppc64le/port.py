@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux.current import Current, Paca, on_ppc64le, unknown
-from gdb_optprobe.guest.linux.kernel import Kernel, Structures
+from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel, Structures
+from gdb_optprobe.guest.linux.modular import CodeOfModule, Modular
+from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.port import Bits, LinuxText, Port, Reads, Room, Say, Stacks, Unwinder
 from gdb_optprobe.guest.linux.ppc64le import derive, room, stacks
 from gdb_optprobe.guest.linux.ppc64le import find as finding
 from gdb_optprobe.guest.linux.ppc64le import reads as reading
 from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
-from gdb_optprobe.guest.linux.ppc64le.text import PowerText
+from gdb_optprobe.guest.linux.ppc64le.text import VMALLOC, PowerText
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Function, Overlay, Text
@@ -55,6 +57,12 @@ class _PPC:
 
     def text(self, kernel: Kernel, overlay: Overlay, shelf: Shelf | None, say: Say) -> LinuxText:
         return PowerText(kernel, overlay)
+
+    def modular(self, kernel: Kernel, text: LinuxText, overlay: Overlay) -> Modular:
+        def of(module: Module) -> CodeOfModule:
+            raise NoSuchKernel("modules of this kernel cannot be read")
+
+        return Modular(text, kernel, VMALLOC, of)
 
     def entry(self, function: int, text: Text) -> int:
         """The local entry: a call through the global one passes it, and a call inside the kernel arrives there."""

@@ -11,8 +11,11 @@ from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux import filler, physical, stacks
 from gdb_optprobe.guest.linux.current import Current, on_x86_64
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
+from gdb_optprobe.guest.linux.modular import CodeOfModule, Modular
+from gdb_optprobe.guest.linux.module_text import ModuleText
+from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.port import Bits, LinuxText, Port, Reads, Room, Say, Unwinder
-from gdb_optprobe.guest.linux.text import KernelText
+from gdb_optprobe.guest.linux.text import MODULES, KernelText
 from gdb_optprobe.guest.linux.x86_64 import find as finding
 from gdb_optprobe.guest.linux.x86_64 import reads as reading
 from gdb_optprobe.guest.machine import Machine, Memory
@@ -33,6 +36,18 @@ class _X86:
 
     def text(self, kernel: Kernel, overlay: Overlay, shelf: Shelf | None, say: Say) -> LinuxText:
         return KernelText(kernel, X86_64, overlay, shelf, say)
+
+    def modular(self, kernel: Kernel, text: LinuxText, overlay: Overlay) -> Modular:
+        def of(module: Module) -> CodeOfModule:
+            return ModuleText(module, kernel, X86_64, overlay, is_code)
+
+        def is_code(address: int) -> bool:
+            found = both.at(address)
+            symbols = found.symbols if found is not None else kernel.symbols
+            return symbols.function_bounds(address) is not None
+
+        both = Modular(text, kernel, MODULES, of)
+        return both
 
     def entry(self, function: int, text: Text) -> int:
         """Behind a landing pad: an indirect call must find it as it is, and the tracer's site begins behind it.

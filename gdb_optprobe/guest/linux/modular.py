@@ -1,0 +1,190 @@
+"""The kernel's text and that of the modules which are loaded now, as one.
+
+Which modules there are is read once for each time that the guest stands, and only where somebody asks about them. What
+is known of a module is kept for as long as it stays loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
+from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
+from gdb_optprobe.guest.linux.module_symbols import ModuleSymbols
+from gdb_optprobe.guest.linux.modules import Module, Modules, State
+from gdb_optprobe.guest.text import Area, FtraceSite, Function, Mark, Text
+
+Identity = tuple[object, ...]
+
+
+class CodeOfModule(Text, Protocol):
+    """The text of one module."""
+
+    module: Module
+    symbols: ModuleSymbols
+    ftrace: FtraceSites
+
+    def renew(self, module: Module) -> None:
+        """The guest has run; the module is the same, its state may be another."""
+
+    def symbol(self, address: int) -> str: ...
+
+
+class CodeOfKernel(Text, Protocol):
+    @property
+    def ftrace(self) -> FtraceSites: ...
+
+    def forget(self) -> None: ...
+
+
+class Modular:
+    """Fills guest.text.Text."""
+
+    def __init__(
+        self,
+        core: CodeOfKernel,
+        kernel: Kernel,
+        area: tuple[int, int],
+        text_of: Callable[[Module], CodeOfModule],
+    ) -> None:
+        """area: where modules can be. text_of: raises OptprobeError for a module whose symbols cannot be read."""
+        self.core = core
+        self._kernel = kernel
+        self._area = area
+        self._text_of = text_of
+        self._reader: Modules | None = None
+        self._texts: dict[Identity, CodeOfModule] = {}
+        self._current = False
+        self._ready: set[Identity] = set()
+        self.strange: dict[str, str] = {}
+
+    # --- modules ---------------------------------------------------------------------------------------------------
+
+    def modules(self) -> Sequence[CodeOfModule]:
+        """Those that are there now, those that are about to go among them."""
+        if not self._current:
+            self._look()
+            self._current = True
+        return tuple(self._texts.values())
+
+    def _look(self) -> None:
+        known, self._texts, self.strange = self._texts, {}, {}
+        try:
+            if self._reader is None:
+                self._reader = Modules(self._kernel, self._area)
+            loaded = list(self._reader.loaded())
+        except OptprobeError as error:
+            self.strange = {"": error.message}
+            return
+        self.strange |= self._reader.strange
+        self._ready &= {module.identity for module in loaded}
+        for module in loaded:
+            if module.state is State.COMING and module.identity not in self._ready:
+                continue
+            try:
+                text = known.get(module.identity) or self._text_of(module)
+            except OptprobeError as error:
+                self.strange[module.name] = error.message
+                continue
+            text.renew(module)
+            self._texts[module.identity] = text
+
+    def arriving(self, address: int) -> CodeOfModule:
+        """The struct module at `address` was given to do_init_module(): its tables are complete, nothing of it has run.
+
+        Raises OptprobeError where that is not borne out.
+        """
+        self._current = False
+        self.modules()
+        assert self._reader is not None or self.strange
+        loaded = self._reader.loaded() if self._reader is not None else ()
+        found = next((module for module in loaded if module.address == address), None)
+        if found is None:
+            raise NoSuchKernel(next(iter(self.strange.values()), f"no module is at {address:#x}"))
+        self._ready.add(found.identity)
+        self._current = False
+        self.modules()
+        text = self._texts.get(found.identity)
+        if text is None:
+            raise NoSuchKernel(self.strange.get(found.name, f"the module {found.name} is not coming"))
+        return text
+
+    def at(self, address: int) -> CodeOfModule | None:
+        """The module in whose text or init's text `address` is."""
+        if not self._area[0] <= address < self._area[1]:
+            return None
+        for text in self.modules():
+            for start, end in (text.module.text, text.module.init):
+                if start <= address < end:
+                    return text
+        return None
+
+    def identity(self, address: int) -> Identity | None:
+        """Of the module that `address` is in."""
+        found = self.at(address)
+        return found.module.identity if found is not None else None
+
+    def called(self, name: str) -> CodeOfModule | None:
+        """The module of that name that can be probed; its hyphens may be typed as such."""
+        wanted = name.replace("-", "_")
+        return next((text for text in self._staying() if text.module.name.replace("-", "_") == wanted), None)
+
+    def _staying(self) -> Iterator[CodeOfModule]:
+        return (text for text in self.modules() if text.module.state is not State.GOING)
+
+    # --- names -----------------------------------------------------------------------------------------------------
+
+    def symbol(self, address: int) -> str:
+        """MODULE:NAME+OFFSET; "" where no module's symbol is."""
+        found = self.at(address)
+        return found.symbol(address) if found is not None else ""
+
+    def has(self, module: str) -> bool:
+        return self.called(module) is not None
+
+    def bounds(self, address: int) -> tuple[int, int] | None:
+        """Start and end of the function of a module that covers `address`."""
+        found = self.at(address)
+        return found.symbols.function_bounds(address) if found is not None else None
+
+    def names(self, module: str = "") -> Iterator[tuple[str, int]]:
+        """Functions of one module, or of all, with aliases; none of a module that is about to go."""
+        one = self.called(module) if module else None
+        texts: Iterable[CodeOfModule] = self._staying() if not module else () if one is None else (one,)
+        return (pair for text in texts for pair in text.symbols.functions())
+
+    # --- Text ------------------------------------------------------------------------------------------------------
+
+    @property
+    def ftrace(self) -> FtraceSites:
+        return self.core.ftrace
+
+    def ftrace_of(self, address: int) -> FtraceSites:
+        """The records of the sites around `address`."""
+        found = self.at(address)
+        return found.ftrace if found is not None else self.core.ftrace
+
+    def forget(self) -> None:
+        self.core.forget()
+        self._current = False
+
+    def area(self, address: int) -> Area:
+        return self._of(address).area(address)
+
+    def function(self, address: int) -> Function | None:
+        return self._of(address).function(address)
+
+    def marks(self, start: int, end: int) -> Sequence[Mark]:
+        return self._of(start).marks(start, end)
+
+    def ftrace_sites(self, start: int, end: int) -> Sequence[FtraceSite]:
+        return self._of(start).ftrace_sites(start, end)
+
+    def spell(self, address: int) -> str:
+        return self._of(address).spell(address)
+
+    def _of(self, address: int) -> Text:
+        found = self.at(address)
+        return found if found is not None else self.core

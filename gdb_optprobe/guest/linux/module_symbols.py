@@ -1,0 +1,140 @@
+"""The names of one module, such that it looks like a small kernel to those who read a kernel's tables.
+
+    what the linker calls         of the kernel's image       of a module
+    _stext … _etext               its text                    its text
+    __start___ex_table …          the exception table         extable, num_exentries
+    a function                    kallsyms                    core_kallsyms, in the module's own memory
+    anything else                 the kernel's
+
+A function reaches to the next symbol, as in the kernel; zeros behind its end are what the loader left between sections.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from struct import iter_unpack
+
+from gdb_optprobe.guest.linux.kernel import Kernel, Located, NoSuchKernel
+from gdb_optprobe.guest.linux.kernel import Symbols as Names
+from gdb_optprobe.guest.linux.modules import SYMBOL, Module, Range, Table
+from gdb_optprobe.guest.symbols import FUNCTION_TYPES, Symbols, SymbolTable
+
+LARGEST_NAMES = 1 << 24
+NOTHING: Range = (0, 0)
+_ROWS = {"extable": 12, "jump_entries": 16, "static_call_sites": 8}
+_TABLES = {
+    "extable": ("__start___ex_table", "__stop___ex_table"),
+    "jump_entries": ("__start___jump_table", "__stop___jump_table"),
+    "static_call_sites": ("__start_static_call_sites", "__stop_static_call_sites"),
+    "bug_table": ("__start___bug_table", "__stop___bug_table"),
+}
+# What a module has none of, whatever the kernel has.
+_NONE = (
+    ("__static_call_text_start", "__static_call_text_end"),
+    ("__entry_text_start", "__entry_text_end"),
+    ("__smp_locks", "__smp_locks_end"),
+)
+
+
+class ModuleSymbols:
+    """`guest.linux.kernel.Symbols` of a module. Raises OptprobeError where its symbols cannot be read."""
+
+    def __init__(self, module: Module, kernel: Kernel, bug: int) -> None:
+        """bug: bytes of a row of the bug table."""
+        self._module = module
+        self._core: Names = kernel.symbols
+        self.text = kernel.read(*module.text)
+        symbols, sizes = _symbols(module, kernel)
+        self.table = SymbolTable(symbols, [module.text])
+        self._ends = dict(self._trimmed(sizes))
+        self._ranges = _ranges(module, {**_ROWS, "bug_table": bug})
+
+    def address(self, name: str) -> int | None:
+        if name in self._ranges:
+            return self._ranges[name]
+        found = self.table.address(name)
+        return found if found is not None else self._core.address(name)
+
+    def lookup(self, name: str) -> Sequence[int]:
+        return self.table.lookup(name)
+
+    def at(self, address: int) -> Located | None:
+        return self.table.at(address) if self._module.holds(address) else self._core.at(address)
+
+    def function_bounds(self, address: int) -> Range | None:
+        start, end = self._module.text
+        if not start <= address < end:
+            return self._core.function_bounds(address)
+        bounds = self.table.function_bounds(address)
+        if bounds is None:
+            return None
+        last = self._ends.get(bounds[0], bounds[1])
+        return (bounds[0], last) if address < last else None
+
+    def functions(self) -> Iterator[tuple[str, int]]:
+        """All, ascending, with aliases."""
+        start, end = self._module.text
+        symbols = self.table.symbols
+        for name, address, kind in zip(symbols.names, symbols.addresses, symbols.types, strict=True):
+            if kind in FUNCTION_TYPES and start <= address < end:
+                yield name, address
+
+    def _trimmed(self, sizes: Mapping[int, int]) -> Iterator[tuple[int, int]]:
+        """Ends of functions behind which zeros follow, by their starts."""
+        first, last = self._module.text
+        addresses = sorted({*sizes, last})
+        for at, size in sizes.items():
+            if not first <= at < last or not size:
+                continue
+            following = addresses[bisect_right(addresses, at)]
+            if at + size < following and not any(self.text[at + size - first : following - first]):
+                yield at, at + size
+
+
+def _ranges(module: Module, rows: Mapping[str, int]) -> dict[str, int]:
+    named: dict[tuple[str, str], Range] = dict.fromkeys(_NONE, NOTHING)
+    named |= {names: _extent(module.tables.get(member, Table()), rows[member]) for member, names in _TABLES.items()}
+    named[("_stext", "_etext")] = module.text
+    named[("_sinittext", "_einittext")] = module.init
+    named[("__start_rodata", "__end_rodata")] = module.constants[0] if module.constants else NOTHING
+    named[("_sdata", "_edata")] = module.data[0] if module.data else NOTHING
+    return {name: at for names, extent in named.items() for name, at in zip(names, extent, strict=True)}
+
+
+def _extent(table: Table, row: int) -> Range:
+    return (table.start, table.start + table.count * row) if table.count else NOTHING
+
+
+def _symbols(module: Module, kernel: Kernel) -> tuple[Symbols, dict[int, int]]:
+    """Sorted by address, the ends of the module's memory among them; and the size of what is at an address."""
+    table = module.symbols
+    data = kernel.read(table.start, table.start + table.count * SYMBOL)
+    kinds = kernel.read(module.types, module.types + table.count) if module.types and table.count else b""
+    end = next((end for start, end in module.memory if start <= module.strings < end), module.strings)
+    strings = kernel.read(module.strings, min(end, module.strings + LARGEST_NAMES))
+    rows: list[tuple[int, int, str, str]] = []
+    sizes: dict[int, int] = {}
+    first, last = module.text
+    for index, (name, _, _, _, value, size) in enumerate(iter_unpack("<IBBHQQ", data)):
+        text = _text(strings, name)
+        if not text or not module.holds(value):
+            continue
+        inside = first <= value < last
+        kind = chr(kinds[index]) if kinds else "t" if inside else "d"
+        rows.append((value, index, text, kind if kind.isalpha() else "?"))
+        sizes[value] = max(size, sizes.get(value, 0))
+    # Every byte of the text belongs to a symbol, so that a sweep over it finds all.
+    rows += [(at, -1, f"[{module.name}]", "N") for at in (first, *(end for _, end in module.memory)) if at not in sizes]
+    rows.sort()
+    symbols = Symbols(array("Q", (row[0] for row in rows)), [row[2] for row in rows], "".join(row[3] for row in rows))
+    return symbols, sizes
+
+
+def _text(strings: bytes, offset: int) -> str:
+    if offset >= len(strings):
+        raise NoSuchKernel(f"the name of a symbol lies beyond its strtab, at {offset:#x}")
+    end = strings.find(b"\0", offset)
+    name = strings[offset : end if end >= 0 else len(strings)].decode("latin-1")
+    return name if name.isprintable() else ""

@@ -1,0 +1,95 @@
+"""The text of modules beside the kernel's own, on x86-64. A module is read as a small kernel (module_symbols.py).
+
+    kernel's image ──► KernelText          a module is asked for by address; what is known of it is forgotten when the
+    module        ──► ModuleText           guest has run and it is there no more, or its text is another one's
+    anything else in memory for modules: nobody's
+
+A probe in a module is as safe as the module itself. Who is in a detour of a function of it is in that function: what
+keeps the module from being unloaded under the function (a reference, RCU, the end of its callbacks, which its exit
+function awaits) keeps it as long as he is in the detour. Once the text is freed, nobody is on the way back to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from gdb_optprobe.guest.linux import kprobes, landings, smp_locks
+from gdb_optprobe.guest.linux.bug_table import row_size
+from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
+from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.landings import Functions, Landings
+from gdb_optprobe.guest.linux.module_symbols import ModuleSymbols
+from gdb_optprobe.guest.linux.modules import Module
+from gdb_optprobe.guest.linux.text import KernelText
+from gdb_optprobe.guest.text import Area, Fact, Mark, Overlay
+from gdb_optprobe.isa.base import Isa
+
+TRAMPOLINE = "__SCT__"
+LOCK = 0x3E  # the prefix that stands for a lock on one CPU
+
+
+class ModuleText(KernelText):
+    """Fills guest.text.Text for one module."""
+
+    def __init__(
+        self, module: Module, kernel: Kernel, isa: Isa, overlay: Overlay, is_code: Callable[[int], bool]
+    ) -> None:
+        """is_code: whether a function of the kernel's or of any module is at an address. Raises OptprobeError."""
+        self.module = module
+        self.symbols = ModuleSymbols(module, kernel, row_size(kernel))
+        own = Kernel(kernel.memory, self.symbols, kernel.structures)
+        super().__init__(own, isa, overlay)
+        self.ftrace = FtraceSites(own, of=module.text)
+        self._core_kernel = kernel
+        self._is_code = is_code
+
+    def renew(self, module: Module) -> None:
+        """The guest has run, the module is the same: its state may be another, and the tracer's records."""
+        self.module = module
+        self.forget()
+        self.ftrace = FtraceSites(self._kernel, of=module.text)
+
+    def area(self, address: int) -> Area:
+        found = super().area(address)
+        start, end = self.module.init
+        if start <= address < end:
+            return Area.INIT
+        return Area.LOADED if found is Area.TEXT else found
+
+    def marks(self, start: int, end: int) -> Sequence[Mark]:
+        found = [*super().marks(start, end)]
+        function = self.function(start)
+        if function is None:
+            return found
+        if function.name.startswith(TRAMPOLINE):
+            found.append(Mark(Fact.STATIC_CALL, start, end - start))
+        if smp_locks.waiting(self._core_kernel):
+            prefixes = (insn.address for insn in function.hot if insn.data[0] == LOCK)
+            found += [Mark(Fact.LOCK_PREFIX, at, 1) for at in prefixes if start <= at < end]
+        return found
+
+    def spell(self, address: int) -> str:
+        name = self.symbol(address)
+        return f"{address:#x} <{name}>" if name else f"{address:#x}"
+
+    def symbol(self, address: int) -> str:
+        """MODULE:NAME+OFFSET."""
+        found = self.symbols.table.at(address)
+        return f"{self.module.name}:{found}" if found is not None else ""
+
+    def all_landings(self) -> Landings:
+        if self._landings is None:
+            start, end = self.module.text
+            known = kprobes.known(self._core_kernel)
+            text = kprobes.original(self._overlay(start, self._core_kernel.read(start, end)), start, known)
+            functions = Functions(self.symbols, start, text)
+            found = landings.find(text, start, functions, self._isa.decode, self._words())
+            self._landings = found.landings
+        return self._landings
+
+    def _words(self) -> Iterator[tuple[int, bytes]]:
+        for start, end in (*self.module.constants, *self.module.data):
+            yield start, self._core_kernel.read(start, end)
+
+    def _leads_astray(self, target: int) -> bool:
+        return not self._is_code(target)

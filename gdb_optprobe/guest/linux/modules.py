@@ -1,0 +1,248 @@
+"""The modules of a running kernel: where the text of each is, and where the tables by which the kernel knows it.
+
+    modules ─► struct module ─► struct module ─► …             (include/linux/module.h, kernel/module/main.c)
+               │ state, name            memory of its own
+               │ core_layout, or ──────►┌──────┬────────┬──────┐      and for as long as its init runs, init's
+               │ mem[] since 6.4        │ text │ rodata │ data │
+               │                        └──────┴────────┴──────┘
+               └ core_kallsyms, extable, jump_entries, static_call_sites, bug_table: all within that memory
+
+    COMING     its tables are complete from do_init_module() on, not before
+    LIVE
+    GOING      its exit runs; text and symbols are there
+    UNFORMED   being put together, or taken apart: as good as not there
+
+What is read is believed only where it fits: a module of which any of it does not is passed over, and told (`strange`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import islice
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux import lists
+from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
+
+MOST = 4096
+LARGEST = 1 << 26
+PAGE = 4096
+NAME_SIZE = 56  # MODULE_NAME_LEN
+SYMBOL = 24  # sizeof(Elf64_Sym)
+MEMORIES = 7  # MOD_MEM_NUM_TYPES: text, data, rodata, ro_after_init, and init's text, data, rodata
+CORE_MEMORIES, INIT_TEXT = 4, 4
+
+Range = tuple[int, int]
+
+
+class State(IntEnum):
+    LIVE, COMING, GOING, UNFORMED = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """`count` rows from `start` on; none at 0."""
+
+    start: int = 0
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A loaded module.
+
+    address:     of its struct module.
+    text, init:  of its code; init's is freed when init has run, (0, 0) then.
+    constants, data: what else it has in memory of its own.
+    tables:      by the name of the member that points to each.
+    symbols, strings, types: its kallsyms.
+    load:        differs from one load to the next: pointers to what each load allocates.
+    """
+
+    address: int
+    name: str
+    state: State
+    text: Range
+    init: Range
+    constants: tuple[Range, ...]
+    data: tuple[Range, ...]
+    tables: Mapping[str, Table]
+    symbols: Table
+    strings: int
+    types: int
+    load: tuple[int, ...] = field(repr=False)
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """The same for as long as this module stays loaded, whatever its state."""
+        return self.address, self.name, self.text, self.load
+
+    @property
+    def memory(self) -> tuple[Range, ...]:
+        return self.text, *self.constants, *self.data
+
+    def holds(self, address: int, size: int = 1) -> bool:
+        return any(start <= address and address + size <= end for start, end in self.memory)
+
+
+# Tables by (pointer, count) of struct module, and the bytes of a row at the least.
+_TABLES = {
+    "extable": ("num_exentries", 8),
+    "jump_entries": ("num_jump_entries", 16),
+    "static_call_sites": ("num_static_call_sites", 8),
+    "bug_table": ("num_bugs", 8),
+    "arch.orc_unwind_ip": ("arch.num_orcs", 4),
+    "arch.orc_unwind": ("arch.num_orcs", 6),
+}
+_LOAD = ("args", "sect_attrs", "notes_attrs", "holders_dir")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where struct module has what. mem: where mem[] is and the size of one of it; None before 6.4."""
+
+    offsets: Mapping[str, int]
+    mem: tuple[int, int] | None
+
+    @property
+    def size(self) -> int:
+        last = self.mem[0] + MEMORIES * self.mem[1] if self.mem is not None else 0
+        return max(last, *self.offsets.values()) + 8
+
+    @classmethod
+    def of(cls, kernel: Kernel) -> Layout:
+        """By the kernel's types. Raises OptprobeError where it has none."""
+        needed = ("state", "list", "name", "core_kallsyms.symtab", "core_kallsyms.num_symtab", "core_kallsyms.strtab")
+        offsets = {name: kernel.offset("module", name) for name in needed}
+        wanted = [name for pointer, (count, _) in _TABLES.items() for name in (pointer, count)]
+        offsets |= _those_there(kernel, (*wanted, "core_kallsyms.typetab", *_LOAD))
+        mem = _those_there(kernel, ("mem", "arch"))
+        if "mem" in mem:
+            size, odd = divmod(mem["arch"] - mem["mem"], MEMORIES)
+            if odd or size < 16:
+                raise NoSuchKernel("where modules keep their memory is not known")
+            return cls(offsets, (mem["mem"], size))
+        parts = [f"{layout}.{part}" for layout in ("core_layout", "init_layout") for part in _PARTS]
+        offsets |= {name: kernel.offset("module", name) for name in parts}
+        return cls(offsets, None)
+
+
+_PARTS = ("base", "size", "text_size", "ro_size")
+
+
+def _those_there(kernel: Kernel, members: tuple[str, ...]) -> dict[str, int]:
+    found = {}
+    for name in members:
+        try:
+            found[name] = kernel.offset("module", name)
+        except OptprobeError:
+            continue
+    return found
+
+
+class Modules:
+    """Reads the list of modules."""
+
+    def __init__(self, kernel: Kernel, area: Range) -> None:
+        """area: where modules' text can be. Raises OptprobeError where this kernel's modules cannot be told."""
+        self._kernel = kernel
+        self._area = area
+        self._head = kernel.address("modules")
+        self._layout = Layout.of(kernel)
+        self.strange: dict[str, str] = {}
+
+    def loaded(self) -> Iterator[Module]:
+        """Those there now, but for what is UNFORMED. Raises OptprobeError where the list is broken."""
+        self.strange = {}
+        for address in islice(lists.members(self._kernel, self._head, self._layout.offsets["list"]), MOST):
+            module = self._read(address)
+            if module is not None:
+                yield module
+
+    def _read(self, address: int) -> Module | None:
+        if not self._area[0] <= address < self._area[1]:
+            self.strange[f"{address:#x}"] = "it is not in memory for modules"
+            return None
+        words = _Words(self._kernel.memory.read(address, self._layout.size), self._layout)
+        name = words.name()
+        try:
+            return self._module(address, name, words)
+        except (OptprobeError, ValueError) as wrong:
+            self.strange[name or f"{address:#x}"] = str(wrong)
+            return None
+
+    def _module(self, address: int, name: str, words: _Words) -> Module | None:
+        state = State(words.number("state", 4))
+        if state is State.UNFORMED:
+            return None
+        if not name.isprintable() or not name:
+            raise NoSuchKernel("its name is none")
+        text, init, constants, data = words.ranges()
+        for start, end in (text, init, *constants, *data):
+            if start and not (self._area[0] <= start <= end <= self._area[1] and end - start <= LARGEST):
+                raise NoSuchKernel(f"its memory {start:#x}-{end:#x} is not in memory for modules")
+        if text[0] % PAGE or not text[0] < text[1]:
+            raise NoSuchKernel(f"its text {text[0]:#x}-{text[1]:#x} is none")
+        tables = {pointer: words.table(pointer, count) for pointer, (count, _) in _TABLES.items()}
+        symbols = words.table("core_kallsyms.symtab", "core_kallsyms.num_symtab")
+        strings, types = words.number("core_kallsyms.strtab"), words.number("core_kallsyms.typetab")
+        load = tuple(words.number(member) for member in _LOAD)
+        module = Module(address, name, state, text, init, constants, data, tables, symbols, strings, types, load)
+        sizes = {pointer: size for pointer, (_, size) in _TABLES.items()}
+        for pointer, table in tables.items():
+            _check(module, pointer, table, sizes[pointer])
+        _check(module, "symtab", symbols, SYMBOL)
+        _check(module, "strtab", Table(strings, 1), 1)
+        _check(module, "typetab", Table(types, symbols.count) if types else Table(), 1)
+        return module
+
+
+def _check(module: Module, what: str, table: Table, size: int) -> None:
+    if table.count and not module.holds(table.start, table.count * size):
+        raise NoSuchKernel(f"its {what} of {table.count} rows at {table.start:#x} is not in its own memory")
+
+
+class _Words:
+    """One struct module."""
+
+    def __init__(self, data: bytes, layout: Layout) -> None:
+        self._data = data
+        self._layout = layout
+
+    def number(self, member: str, size: int = 8) -> int:
+        """0 for a member that this kernel has not."""
+        offset = self._layout.offsets.get(member)
+        return self._at(offset, size) if offset is not None else 0
+
+    def name(self) -> str:
+        at = self._layout.offsets["name"]
+        return self._data[at : at + NAME_SIZE].partition(b"\0")[0].decode("latin-1")
+
+    def table(self, pointer: str, count: str) -> Table:
+        start, rows = self.number(pointer), self.number(count, 4)
+        return Table(start, rows) if start and rows else Table()
+
+    def ranges(self) -> tuple[Range, Range, tuple[Range, ...], tuple[Range, ...]]:
+        """Text, init's text, constants, data."""
+        if self._layout.mem is not None:
+            first, size = self._layout.mem
+            at = [first + size * number for number in range(MEMORIES)]
+            found = [(base, base + self._at(one + 8, 4)) for one in at if (base := self._at(one, 8)) or True]
+            text, data, constants, after_init = found[:CORE_MEMORIES]
+            return text, found[INIT_TEXT], (constants,), (data, after_init)
+        base, size, text_size, constant = (self._part("core_layout", part) for part in _PARTS)
+        if not 0 < text_size <= constant <= size:
+            raise NoSuchKernel(f"its memory of {size} bytes has {text_size} of text and {constant} that are constant")
+        init, _, init_size, _ = (self._part("init_layout", part) for part in _PARTS)
+        text = (base, base + text_size)
+        return text, (init, init + init_size) if init else (0, 0), ((text[1], base + constant),), (
+            (base + constant, base + size),
+        )
+
+    def _part(self, layout: str, part: str) -> int:
+        return self.number(f"{layout}.{part}", 8 if part == "base" else 4)
+
+    def _at(self, offset: int, size: int) -> int:
+        return int.from_bytes(self._data[offset : offset + size], "little")
