@@ -18,6 +18,7 @@ from gdb_optprobe.debugger.dwarf import dwarf
 from gdb_optprobe.debugger.guard import Guard
 from gdb_optprobe.debugger.locations import Locations
 from gdb_optprobe.debugger.machine import GdbMachine
+from gdb_optprobe.debugger.modules import LinuxModules
 from gdb_optprobe.debugger.parameters import current_settings, on_change
 from gdb_optprobe.debugger.running import describe, is_stopped, run_for
 from gdb_optprobe.debugger.stops import GdbStops, addresses_of_users
@@ -234,6 +235,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
         at_return=lambda address: linux.at_return(address, convenience),
         entered=linux.entered,
         left=linux.left,
+        modules=LinuxModules(linux, locations, stops),
     )
     session = Session(target, current_settings, _run)
     holder.append(session)
@@ -346,7 +348,10 @@ def _alive(linux: Linux, holder: list[Session]) -> None:
         "add them again",
     )
     try:
-        same = linux.still_there() and session.something_left()
+        same = linux.still_there()
+        if same:
+            session.comings.notice()
+            same = session.something_left()
     except Unreadable:
         same = False
     if not same:

@@ -102,6 +102,9 @@ class BareText:
     def hold(self, site: FtraceSite) -> None:
         """There is no tracer."""
 
+    def forget(self, site: FtraceSite) -> None:
+        raise AssertionError("this guest has no modules")
+
     def release(self, site: FtraceSite) -> None:
         """There is no tracer."""
 

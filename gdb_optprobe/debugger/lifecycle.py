@@ -80,6 +80,8 @@ class Lifecycle:
         if attachment.linux is not None:
             attachment.linux.forget()
             self._quietly(attachment.linux.tracer.give_back)
+        if attachment.session.comings.watches:
+            self._quietly(attachment.session.target.alive)
         self._quietly(attachment.session.optimizer.retry)
 
     def _resumed(self, _: object) -> None:

@@ -58,6 +58,19 @@ class Locations:
             return self._named(named[1], named[2], module)
         return self._linespec(text)
 
+    def loaded(self, location: str) -> tuple[int, ...]:
+        """Addresses of FUNCTION or MODULE:FUNCTION, with an offset or without, in modules alone; none where none is."""
+        module, rest = self._of_module(location.strip())
+        named = _NAME.fullmatch(rest)
+        if named is None or self._modules is None:
+            return ()
+        starts = sorted({at for name, at in self._modules.names(module) if name == named[1]})
+        if named[2] is None:
+            return tuple(sorted({self._entry_of(start) for start in starts}))
+        distance = int(named[2], 0)
+        bounds = (self._modules.bounds(start) for start in starts)
+        return tuple(start + distance for start, end in filter(None, bounds) if start + distance < end)
+
     def _of_module(self, text: str) -> tuple[str, str]:
         """The module that is named, and what is named in it; "" where it is no loaded module's."""
         found = _OF_MODULE.fullmatch(text)

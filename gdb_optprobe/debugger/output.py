@@ -176,8 +176,8 @@ class Text:
 
 
 def _added(probe: ProbeView) -> list[str]:
-    if probe.state == "pending":
-        return [f"Probe {probe.number} ({probe.location}) pending: no such location yet"]
+    if probe.state == "pending" and probe.reason:
+        return [f"Probe {probe.number} pending: {probe.reason.text}", f"HINT: {probe.reason.hint}"]
     return [_headline(probe), *_next_steps(probe)]
 
 
@@ -255,8 +255,8 @@ _NEEDS_GDB = "needs GDB: without one, the guest waits at the next hit"
 
 def _row(probe: ProbeView) -> tuple[str, ...]:
     number = str(probe.number)
-    if probe.state == "pending":
-        return number, "-", "0", "(pending)", _what(probe)
+    if not probe.tier:
+        return number, "-", str(probe.hits), f"({probe.state})", _what(probe)
     return number, probe.tier, str(probe.hits), f"{probe.address:#018x}", _what(probe)
 
 
@@ -281,7 +281,8 @@ def _asked(probe: ProbeView) -> str:
 def _remarks(probe: ProbeView) -> tuple[str, ...]:
     remarks = []
     if probe.reason and probe.tier != _BEST:
-        remarks.append(f"not optimized: {probe.reason.text} ({probe.reason.code})")
+        what = "not optimized" if probe.tier else probe.state
+        remarks.append(f"{what}: {probe.reason.text} ({probe.reason.code})")
     if probe.needs_gdb:
         remarks.append(_NEEDS_GDB)
     lost = {"missed": probe.missed, "dropped": probe.dropped, "faults": probe.faults}

@@ -142,7 +142,8 @@ class Linux:
     ) -> NamesAt:
         """What names mean at `address`. convenience: the values of GDB's variables. debug: its debug information."""
         function = self.text.function(address)
-        site = scope.Site(address, function.name, self._is_entry(address)) if function else scope.Site(address, "")
+        name = self._named(function) if function is not None else ""
+        site = scope.Site(address, name, function is not None and self._is_entry(address))
         of = abi.of(self.isa.name)
         return self._names(site, convenience, debug(address, of, lambda: self._frame(address, of)))
 
@@ -162,7 +163,11 @@ class Linux:
         """What names mean where the function has returned that is entered at `address`; None where none is."""
         if (function := self.text.function(address)) is None or not self._is_entry(address):
             return None
-        return self._names(scope.Site(address, function.name, returns=True), convenience)
+        return self._names(scope.Site(address, self._named(function), returns=True), convenience)
+
+    def _named(self, function: Function) -> str:
+        """A module's function with the module's name: the kernel's own types know nothing of it."""
+        return self.text.symbol(function.start) or function.name
 
     def entered(self, function: Function) -> bool:
         """See Target."""
@@ -287,6 +292,10 @@ class Linux:
             self.memory.forget()
 
 
+class NoSuchRecord(OptprobeError):
+    """The guest's tracer knows a site no more."""
+
+
 class SiteTracer:
     """The guest's function tracer, kept off the sites where branches of ours stand."""
 
@@ -309,20 +318,27 @@ class SiteTracer:
         self._owed[site.address] = site
         self.give_back()
 
+    def forget(self, site: FtraceSite) -> None:
+        self._owed.pop(site.address, None)
+
     def give_back(self) -> None:
         """Give back what is owed, as soon as no tracer runs."""
         if not self._owed or self._linux.text.ftrace.tracing():
             return
         owed, self._owed = self._owed, {}
         for site in owed.values():
-            record = self._record(site)
+            try:
+                record = self._record(site)
+            except NoSuchRecord:
+                # The module is about to be unloaded: the guest has dropped its records first.
+                continue
             if record.disabled:
                 self._change(ftrace_sites.enable(record))
 
     def _record(self, site: FtraceSite) -> ftrace_sites.Record:
         record = self._linux.text.ftrace_of(site.address).record(site.address)
         if record is None:
-            raise OptprobeError(f"the tracer's record of {self._linux.text.spell(site.address)} is gone")
+            raise NoSuchRecord(f"the tracer's record of {self._linux.text.spell(site.address)} is gone")
         return record
 
     def _change(self, change: ftrace_sites.FlagsChange) -> None:

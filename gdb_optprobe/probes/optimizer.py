@@ -56,7 +56,10 @@ FAR = 1 << 16
 
 @dataclass
 class Optimizer:
-    """Decides and carries out the tiers of a session's sites."""
+    """Decides and carries out the tiers of a session's sites.
+
+    untouched: from where to where nothing of the guest's text has run yet.
+    """
 
     target: Target
     registry: Registry
@@ -71,6 +74,7 @@ class Optimizer:
     _found: Arena | None = None
     _arena: Arena | None = None
     _arena_missing: Reason | None = None
+    untouched: tuple[int, int] = (0, 0)
     _used_when_full: int = 0
 
     def __post_init__(self) -> None:
@@ -199,7 +203,7 @@ class Optimizer:
         for site in sites:
             self._replan(site, neighbours)
         groups = _groups(sites)
-        new = [group for group in groups if group[0].plan.waits and not self._standing(group)]
+        new = [group for group in groups if self._must_be_empty(group[0].plan) and not self._standing(group)]
         if new and self._arena is not None and self._arena.left:
             self.collector.collect(self._arena, Why.BRANCH)
         detours = [site.detour for site in sites if site.detour is not None]
@@ -245,6 +249,10 @@ class Optimizer:
             self.target.alive()
             self.settle(some)
         self.tidy()
+
+    def _must_be_empty(self, plan: Plan) -> bool:
+        """Whether somebody may be inside what `plan` displaces, and nobody may be."""
+        return plan.waits and not self.untouched[0] <= plan.head < self.untouched[1]
 
     def tidy(self) -> None:
         """Free what piles up."""
@@ -294,7 +302,7 @@ class Optimizer:
 
         A detour that somebody else's change made us leave goes on counting for ever.
         """
-        if self.registry.site_of(probe).gone or self._arena is None:
+        if self._arena is None or (probe.waits is None and self.registry.site_of(probe).gone):
             return
         probe.drop_point()
         if probe.counter is not None:
@@ -303,7 +311,7 @@ class Optimizer:
         if probe.pad is not None:
             self._arena.pads.release(probe.pad.slot)
             probe.pad = None
-        if probe.returns:
+        if probe.returns and probe.waits is None:
             self.returns.release(self.registry.site_of(probe), probe, self.target, self._arena)
 
     def _replan(self, site: Site, neighbours: Neighbours) -> None:

@@ -141,6 +141,41 @@ def probe(probe: Probe, site: Site, found: Gathered, target: Target) -> ProbeVie
     )
 
 
+def waiting(probe: Probe, found: Gathered, target: Target) -> ProbeView:
+    """The same of a probe that is nowhere in the guest."""
+    assert probe.waits is not None
+    gone = probe.waits.code == Refusal.MODULE_GONE.code
+    state = "gone" if gone else "pending"
+    return ProbeView(
+        number=probe.number,
+        name=probe.spec.name,
+        kind=probe.spec.kind.value,
+        location=probe.spec.location,
+        address=probe.address if gone else 0,
+        symbol=probe.home,
+        tier="",
+        state=state,
+        tags=(state.upper(), *(() if probe.enabled else ("DISABLED",))),
+        enabled=probe.enabled,
+        needs_gdb=False,
+        reason=reason(probe.waits),
+        patch_size=0,
+        original_bytes=b"",
+        patched_bytes=b"",
+        detour=None,
+        condition=probe.spec.condition,
+        actions=probe.spec.actions,
+        hits=found.head[0],
+        missed=0,
+        active=0,
+        dropped=found.dropped,
+        faults=found.head[1] if len(found.head) > 1 else 0,
+        stops=0,
+        objects=tuple(_objects(probe.handler, found, target)),
+        records=tuple(_record(probe, row, target) for row in found.records),
+    )
+
+
 def _calls(found: Instances) -> CallsView:
     return CallsView(found.entries, found.returns, len(found.active), found.missed, found.dropped)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gdb_optprobe.detours.pads import Pad
+from gdb_optprobe.detours.refusal import Reason
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.handlers.interpret import Outcome
 from gdb_optprobe.isa.emitter import Readers
@@ -24,6 +25,8 @@ class Probe:
     seen:    what hits left that we saw while the guest was stopped; what others did is in `counter`.
     counter: its memory in the guest, once it has been optimized. since: records in it before that were cleared away.
     readers: what its program calls, as `counter`.
+    home:    where it is in a module, as one types it; "" elsewhere. It comes back there when the module does.
+    waits:   why it is nowhere in the guest just now; None where it is.
     pad, point: where its program leaves to when it stops, once it has been optimized; the breakpoint there.
     """
 
@@ -36,6 +39,8 @@ class Probe:
     counter: Slot | None = None
     readers: Readers | None = None
     since: Position = START
+    home: str = ""
+    waits: Reason | None = None
     pad: Pad | None = None
     point: StopPoint | None = None
     seen: Gathered = field(init=False)

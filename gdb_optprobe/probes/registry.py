@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.patch import Patch
+from gdb_optprobe.detours.refusal import Reason
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.isa.base import LONGEST
 from gdb_optprobe.probes.branch import Branch
@@ -37,6 +38,7 @@ class Registry:
         self._next = max(self._next, number + 1)
 
     def add(self, probe: Probe, site: Site) -> None:
+        probe.waits = None
         self._probes[probe.number] = probe
         if site.address not in self._sites:
             insort(self._addresses, site.address)
@@ -45,9 +47,20 @@ class Registry:
         if probe.reads != frozenset():
             insort(self._reading, probe.address)
 
+    def await_text(self, probe: Probe, why: Reason) -> None:
+        """`probe` is nowhere in the guest, and keeps its number. Where it was, its site goes with the last one there."""
+        if probe.waits is None and self.has(probe):
+            self._leave(probe)
+        self._probes[probe.number] = probe
+        probe.waits = why
+
     def remove(self, probe: Probe) -> None:
         """Forget a probe; its site goes with the last one there."""
         del self._probes[probe.number]
+        if probe.waits is None:
+            self._leave(probe)
+
+    def _leave(self, probe: Probe) -> None:
         site = self._sites[probe.address]
         site.probes.remove(probe)
         if probe.reads != frozenset():
@@ -73,6 +86,7 @@ class Registry:
         return self._probes.get(probe.number) is probe
 
     def site_of(self, probe: Probe) -> Site:
+        """Of one that is somewhere in the guest."""
         return self._sites[probe.address]
 
     def sites(self) -> Iterator[Site]:

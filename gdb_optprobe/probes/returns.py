@@ -94,8 +94,11 @@ class Returns:
 
     def release(self, site: Site, probe: Probe, target: Target, arena: Arena) -> None:
         """`probe`, which is no longer served, goes. With the last one goes the table, once every call has returned."""
-        if any(other.returns for other in site.probes if other is not probe):
-            return
+        if not any(other.returns for other in site.probes if other is not probe):
+            self.close(site, target, arena)
+
+    def close(self, site: Site, target: Target, arena: Arena) -> None:
+        """No call is entered at `site` any more."""
         for point in (site.point, site.next_point):
             if point is not None:
                 point.close(target, arena)

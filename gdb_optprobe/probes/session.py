@@ -29,6 +29,7 @@ from gdb_optprobe.interrupts import checkpoint
 from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.probes import present, returnable, saving
+from gdb_optprobe.probes.comings import Comings, can_wait
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
@@ -63,6 +64,7 @@ class Session:
         self.settings = settings
         self.registry = Registry()
         self.optimizer = Optimizer(target, self.registry, settings)
+        self.comings = Comings(target, self.registry, self.optimizer, settings, self._standing, self.handler)
         self.last_number: int | None = None
         self._run = run
 
@@ -77,7 +79,12 @@ class Session:
             check_action(action)
         if spec.tier and spec.tier not in {tier.value for tier in Tier}:
             raise OptprobeError(f"no tier is called '{spec.tier}'", "there are: " + ", ".join(t.value for t in Tier))
-        addresses = self.target.resolve(spec.location, spec.glob)
+        try:
+            addresses = self.target.resolve(spec.location, spec.glob)
+        except OptprobeError:
+            if not spec.pending or spec.glob or not can_wait(spec.location):
+                raise
+            return self._views([self._await(spec)])
         limit = self.settings().max_probes
         if len(self.registry) + len(addresses) > limit:
             raise OptprobeError(
@@ -90,7 +97,21 @@ class Session:
             can_be = spec.tier or "probed"
             raise OptprobeError(f"none of the {len(addresses)} addresses of {spec.location} can be {can_be}")
         self.last_number = probes[-1].number
+        self.comings.listen()
         return self._views(probes)
+
+    def _await(self, spec: Spec) -> Probe:
+        """A probe on a function that is not there yet."""
+        self.target.guard()
+        probe = Probe(self.registry.next_number(), spec, 0, sizes=sizes_of(self.settings()))
+        self.comings.wait_for(probe)
+        try:
+            self.comings.listen()
+        except OptprobeError:
+            self.registry.remove(probe)
+            raise
+        self.last_number = probe.number
+        return probe
 
     def _standing(self, address: int, spec: Spec) -> Plan | None:
         """The plan for a probe of `address`; of a glob's many addresses those that no tier can probe are left out.
@@ -207,6 +228,7 @@ class Session:
         site = self.registry.site(plan.address) or Site(plan.address, plan)
         probe = Probe(self.registry.next_number(), spec, plan.address, handler, sizes_of(self.settings()))
         self.registry.add(probe, site)
+        self.comings.settled_in(probe, site)
         return probe
 
     def delete(self, numbers: Sequence[int] | None = None) -> tuple[int, ...]:
@@ -223,12 +245,13 @@ class Session:
             self.optimizer.settle(self._sites_of(probes))
         except OptprobeError as error:
             failure = error
-        left = sum(self.registry.site_of(probe).gone for probe in probes)
+        left = sum(self.registry.site_of(probe).gone for probe in probes if probe.waits is None)
         for probe in probes:
             self.optimizer.release_counter(probe)
             self.registry.remove(probe)
         self.optimizer.note(gone=probes)
         self.optimizer.tidy()
+        self.comings.listen()
         if failure is not None:
             raise OptprobeError(f"{left} of {len(probes)} probes are left in the guest: {failure.message}")
 
@@ -245,6 +268,7 @@ class Session:
             probe.enabled = on
         self.optimizer.settle(self._sites_of(probes))
         self.optimizer.note(probes)
+        self.comings.listen()
         return tuple(probe.number for probe in probes)
 
     def resettle(self) -> None:
@@ -266,7 +290,7 @@ class Session:
         return self.target.completions(prefix)
 
     def _sites_of(self, probes: Sequence[Probe]) -> list[Site]:
-        return [self.registry.site(address) for address in sorted({probe.address for probe in probes})]  # type: ignore
+        return list({one.address: self.registry.site_of(one) for one in probes if one.waits is None}.values())
 
     # looking -----------------------------------------------------------------------------------------------------
 
@@ -282,11 +306,16 @@ class Session:
     def _views(self, probes: Sequence[Probe], whole: bool = False) -> tuple[ProbeView, ...]:
         found = present.gathered(probes, self.target, whole)
         return tuple(
-            present.probe(probe, self.registry.site_of(probe), found[probe.number], self.target) for probe in probes
+            present.waiting(probe, found[probe.number], self.target)
+            if probe.waits is not None
+            else present.probe(probe, self.registry.site_of(probe), found[probe.number], self.target)
+            for probe in probes
         )
 
     def show(self, number: int) -> ShowView:
         (probe,) = self.registry.probes([number])
+        if probe.waits is not None:
+            raise OptprobeError(f"probe {number} has no code to show: {probe.waits.text}", probe.waits.hint)
         (view,) = self._views([probe])
         return present.show(view, self.registry.site_of(probe), self.target)
 
@@ -310,6 +339,8 @@ class Session:
 
     def missed(self, number: int) -> int:
         (probe,) = self.registry.probes([number])
+        if probe.waits is not None:
+            return 0
         calls = present.calls(self.registry.site_of(probe), probe, self.target)
         return calls.missed if calls is not None else 0
 
@@ -321,7 +352,7 @@ class Session:
         """Start counting from zero."""
 
         def is_inside(probe: Probe) -> bool:
-            return self.optimizer.is_inside(self.registry.site_of(probe))
+            return probe.waits is None and self.optimizer.is_inside(self.registry.site_of(probe))
 
         probes = self.registry.probes(numbers)
         present.clear(probes, self.target, is_inside)
@@ -462,3 +493,4 @@ class Session:
         """The guest is gone, or is another one now: forget what was in it, touching nothing."""
         self.registry.abandon()
         self.optimizer.returns.abandon()
+        self.comings.abandon()

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gdb_optprobe.detours import layout
@@ -35,6 +35,7 @@ class Site:
     branch: what leads to the programs, while optimized.
     point:  of its return probes, once there was one. next_point: what comes in its place.
     pinned: it stays a stop point for now, because somebody steps through it.
+    stands: whether the text here is still what was probed; a module may be gone whenever the guest has run.
     waits:  who is inside the bytes that the branch would cover; "" when nobody stands in the way.
     """
 
@@ -45,6 +46,7 @@ class Site:
     branch: Branch | None = None
     point: ReturnPoint | None = None
     next_point: ReturnPoint | None = None
+    stands: Callable[[], bool] = lambda: True
     waits: str = ""
     pinned: bool = False
     gone: bool = False
@@ -183,6 +185,8 @@ class Site:
     # a hit that stops the guest ------------------------------------------------------------------------------------
 
     def _hit(self, plan: Plan, target: Target, hit: Hit) -> Move | None:
+        if not self.stands():
+            return None
         self._hit_last = tuple(self.enabled)
         held = []
         for probe in self._hit_last:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.left import Left
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.port import Reads
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.saved import Saved
@@ -15,7 +16,7 @@ from gdb_optprobe.guest.text import FtraceSite, Function, Text
 from gdb_optprobe.handlers.program import Expr
 from gdb_optprobe.handlers.scope import UNREAD, Missing, Scope
 from gdb_optprobe.isa.base import Isa
-from gdb_optprobe.probes.stops import Stops
+from gdb_optprobe.probes.stops import StopPoint, Stops
 
 
 class Tracer(Protocol):
@@ -26,6 +27,53 @@ class Tracer(Protocol):
 
     def release(self, site: FtraceSite) -> None:
         """Give the site back."""
+
+    def forget(self, site: FtraceSite) -> None:
+        """The text around the site is gone, and the guest's record of it."""
+
+
+class Modules(Protocol):
+    """Text that comes and goes while the guest runs."""
+
+    def identity(self, address: int) -> object:
+        """The same for as long as the module at `address` stays loaded; None where none is."""
+
+    def staying(self) -> object:
+        """Another value whenever other modules are there that can be probed."""
+
+    def home(self, address: int) -> str:
+        """MODULE:FUNCTION+OFFSET; "" elsewhere."""
+
+    def find(self, location: str) -> Sequence[int]:
+        """Addresses of FUNCTION[+OFFSET] or MODULE:FUNCTION[+OFFSET] in the modules that are loaded."""
+
+    def arrived(self, module: int) -> tuple[int, int]:
+        """Start and end of a module's text, of which nothing has run yet. Raises OptprobeError."""
+
+    def listen(self, on_load: Callable[[int], None]) -> StopPoint:
+        """Have `on_load` called for each module before it runs, with what `arrived` takes. Raises OptprobeError."""
+
+
+class NoModules:
+    """Of a guest whose text is always the same."""
+
+    def identity(self, address: int) -> object:
+        return None
+
+    def staying(self) -> object:
+        return None
+
+    def home(self, address: int) -> str:
+        return ""
+
+    def find(self, location: str) -> Sequence[int]:
+        return ()
+
+    def arrived(self, module: int) -> tuple[int, int]:
+        raise OptprobeError("this guest has no modules")
+
+    def listen(self, on_load: Callable[[int], None]) -> StopPoint:
+        raise OptprobeError("no text comes or goes in this guest: a probe has nothing to wait for")
 
 
 UNTIMED = Missing("how fast this guest's clock runs is not known")
@@ -66,6 +114,7 @@ class Target:
                     guest.linux.backtrace.
     at_return:      what names mean where the function that is entered at an address has returned; None: no entry.
     entered:        whether it is known that calls enter a function where it starts, and return to who called.
+    modules:        text that comes and goes.
     left:           probes of an earlier GDB that are in the guest; None where none are. Raises OptprobeError.
     alive:          raises OptprobeError when this is no longer the guest that was attached to.
     guard:          called before the first probe is written: see that the guest is freed should the debugger die.
@@ -94,3 +143,4 @@ class Target:
     guard: Callable[[], None] = lambda: None
     step_out: Callable[[Sequence[tuple[int, int]]], None] = lambda ranges: None
     left: Callable[[], Left | None] = lambda: None
+    modules: Modules = NoModules()

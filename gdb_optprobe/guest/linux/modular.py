@@ -91,6 +91,12 @@ class Modular:
             text.renew(module)
             self._texts[module.identity] = text
 
+    def check(self) -> None:
+        """Raises OptprobeError where this kernel's modules cannot be told."""
+        self.modules()
+        if "" in self.strange:
+            raise NoSuchKernel(self.strange[""])
+
     def arriving(self, address: int) -> CodeOfModule:
         """The struct module at `address` was given to do_init_module(): its tables are complete, nothing of it has run.
 
@@ -136,6 +142,10 @@ class Modular:
 
     # --- names -----------------------------------------------------------------------------------------------------
 
+    def staying(self) -> frozenset[Identity]:
+        """Those that can be probed."""
+        return frozenset(text.module.identity for text in self._staying())
+
     def symbol(self, address: int) -> str:
         """MODULE:NAME+OFFSET; "" where no module's symbol is."""
         found = self.at(address)
@@ -164,6 +174,8 @@ class Modular:
     def ftrace_of(self, address: int) -> FtraceSites:
         """The records of the sites around `address`."""
         found = self.at(address)
+        if found is None and self._area[0] <= address < self._area[1]:
+            return FtraceSites(self._kernel, of=(0, 0))
         return found.ftrace if found is not None else self.core.ftrace
 
     def forget(self) -> None:
@@ -180,7 +192,7 @@ class Modular:
         return self._of(start).marks(start, end)
 
     def ftrace_sites(self, start: int, end: int) -> Sequence[FtraceSite]:
-        return self._of(start).ftrace_sites(start, end)
+        return self.ftrace_of(start).sites(start, end)
 
     def spell(self, address: int) -> str:
         return self._of(address).spell(address)

@@ -1,0 +1,52 @@
+"""The guest's modules as probes see them: `probes.target.Modules`, filled for a Linux guest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import gdb
+
+from gdb_optprobe.debugger.locations import Locations
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest import abi
+from gdb_optprobe.probes.linux import Linux
+from gdb_optprobe.probes.stops import Hit, StopPoint, Stops
+
+LOADED = "do_init_module"
+"""Called with a module that is complete, before anything of it runs (kernel/module/main.c)."""
+
+
+@dataclass(frozen=True)
+class LinuxModules:
+    linux: Linux
+    locations: Locations
+    stops: Stops
+
+    def identity(self, address: int) -> object:
+        return self.linux.text.identity(address)
+
+    def staying(self) -> object:
+        return self.linux.text.staying()
+
+    def home(self, address: int) -> str:
+        return self.linux.text.symbol(address)
+
+    def find(self, location: str) -> Sequence[int]:
+        return self.locations.loaded(location)
+
+    def arrived(self, module: int) -> tuple[int, int]:
+        return self.linux.text.arriving(module).module.text
+
+    def listen(self, on_load: Callable[[int], None]) -> StopPoint:
+        (first, *_) = abi.of(self.linux.isa.name).arguments
+
+        def hit(hit: Hit) -> None:
+            self.linux.forget()
+            try:
+                on_load(hit.regs[first])
+            except OptprobeError as error:
+                gdb.write(f"optprobe: {error}\n", gdb.STDERR)
+
+        self.linux.text.check()
+        return self.stops.set(self.linux.kernel.address(LOADED), hit)

@@ -1,0 +1,214 @@
+"""Probes whose text comes and goes: in modules, and in modules that are not loaded yet.
+
+    add ──────────► in the guest ──unloaded──► gone ──loaded again──► in the guest, with all that was counted
+    add -pending ─► pending ──loaded──► in the guest
+
+Which modules there are is compared at every stop and at every command, not when one comes or goes: that costs nothing.
+Where a probe is -pending, the guest stops once for every module that is loaded, before anything of it runs.
+
+Nothing is written where text is gone. The detours that led there are left to the collector like any other: who is in
+one is in the module's function, so the module was not unloaded under him (guest/linux/module_text.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from gdb_optprobe.detours.journal import Item
+from gdb_optprobe.detours.planner import Plan
+from gdb_optprobe.detours.refusal import Refusal
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.probes.branch import Branch
+from gdb_optprobe.probes.handler import Handler
+from gdb_optprobe.probes.optimizer import Optimizer
+from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.registry import Registry
+from gdb_optprobe.probes.settings import Settings
+from gdb_optprobe.probes.site import Site
+from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.probes.stops import StopPoint
+from gdb_optprobe.probes.target import Target
+
+_FUNCTION = re.compile(r"([A-Za-z_][\w-]*:)?[A-Za-z_.$][\w.$]*(\s*\+\s*(0[xX][0-9a-fA-F]+|\d+))?")
+
+Compile = Callable[[Spec, Plan, Settings], Handler]
+"""What a hit does, at a plan. Raises OptprobeError."""
+Find = Callable[[int, Spec], Plan | None]
+"""The plan for a probe at an address. Raises Refused."""
+
+
+def can_wait(location: str) -> bool:
+    """Whether a location is a function's name, which may be a module's."""
+    return _FUNCTION.fullmatch(location.strip()) is not None
+
+
+@dataclass
+class Comings:
+    """Sees modules come and go, on behalf of a session."""
+
+    target: Target
+    registry: Registry
+    optimizer: Optimizer
+    settings: Callable[[], Settings]
+    plan: Find
+    compile: Compile
+    _modules: dict[int, object] = field(default_factory=dict)
+    _tried: object = None
+    _point: StopPoint | None = None
+
+    def settled_in(self, probe: Probe, site: Site) -> None:
+        """`probe` was put at `site`."""
+        identity = self.target.modules.identity(site.address)
+        if identity is None:
+            return
+        probe.home = self.target.modules.home(site.address)
+        self._modules[site.address] = identity
+        site.stands = lambda: self.target.modules.identity(site.address) == identity
+
+    def wait_for(self, probe: Probe, why: str = "") -> None:
+        """`probe`, which is new, waits for its module."""
+        self.registry.await_text(probe, Refusal.PENDING.because(location=probe.spec.location, why=why))
+        self._tried = None
+
+    def listen(self) -> None:
+        """Have the guest stop as it loads modules for as long as a probe waits for that. Raises OptprobeError."""
+        wanted = any(probe.spec.pending and probe.enabled for probe in self.registry.probes())
+        if wanted and self._point is None:
+            self._point = self.target.modules.listen(self._arrives)
+        elif not wanted and self._point is not None:
+            self._point.remove()
+            self._point = None
+
+    @property
+    def watches(self) -> bool:
+        """Whether there is anything to notice."""
+        return bool(self._modules) or any(probe.waits is not None for probe in self.registry.probes())
+
+    def abandon(self) -> None:
+        """The guest is gone."""
+        self._modules.clear()
+        if self._point is not None:
+            self._point.remove()
+            self._point = None
+
+    def notice(self) -> None:
+        """At a stop, or before a command: what was unloaded is gone, and what was loaded again comes back."""
+        self._see_off()
+        self._welcome()
+
+    def _arrives(self, module: int) -> None:
+        """A module is complete, and nothing of it has run: nobody can be in the way. Raises OptprobeError."""
+        self.optimizer.untouched = self.target.modules.arrived(module)
+        try:
+            self.notice()
+        finally:
+            self.optimizer.untouched = (0, 0)
+
+    # going -----------------------------------------------------------------------------------------------------------
+
+    def _see_off(self) -> None:
+        self._modules = {at: of for at, of in self._modules.items() if self.registry.site(at) is not None}
+        some = {identity: at for at, identity in self._modules.items()}
+        loaded = {identity: self._is_loaded(at, identity) for identity, at in some.items()}
+        gone = [at for at, identity in self._modules.items() if not loaded[identity]]
+        for address in gone:
+            del self._modules[address]
+        sites = [site for address in gone if (site := self.registry.site(address)) is not None]
+        if sites:
+            self._withdraw(sites)
+
+    def _is_loaded(self, address: int, identity: object) -> bool:
+        """Whether the module is there, and is not another load of it in the same place: that has none of our branches."""
+        if self.target.modules.identity(address) != identity:
+            return False
+        branches = (self._standing(at) for at, other in self._modules.items() if other == identity)
+        some = next((branch for branch in branches if branch is not None), None)
+        if some is None:
+            return True
+        return self.target.machine.read(some.patch.address, len(some.patch.old)) != some.patch.old
+
+    def _standing(self, address: int) -> Branch | None:
+        site = self.registry.site(address)
+        branch = site.branch if site is not None else None
+        return branch if branch is not None and not self.optimizer.stopping.is_lifted(branch) else None
+
+    def _withdraw(self, sites: Sequence[Site]) -> None:
+        arena = self.optimizer.arena
+        branches = {site.branch.plan.head: site.branch for site in sites if site.branch is not None}
+        for branch in branches.values():
+            self._lose(branch)
+        probes = [probe for site in sites for probe in list(site.probes)]
+        for site in sites:
+            site.stop_no_more(self.target, arena)
+            if arena is not None:
+                self.optimizer.returns.close(site, self.target, arena)
+            site.abandon()
+        for probe in probes:
+            module = probe.home.partition(":")[0]
+            self.registry.await_text(probe, Refusal.MODULE_GONE.because(module=module))
+        self.optimizer.note(probes)
+        self._tried = None
+
+    def _lose(self, branch: Branch) -> None:
+        """The text in which `branch` stood is gone: its detour goes as if it had been taken away."""
+        arena = self.optimizer.arena
+        assert arena is not None, "a branch leads there"
+        self.registry.falls(branch)
+        self.optimizer.stopping.forget(branch)
+        self.optimizer.links.remove(branch)
+        arena.journal.drop(Item.TEXT, branch.plan.head)
+        branch.placed.give_up(self.target, arena, reached=True)
+        if branch.plan.ftrace is not None:
+            self.target.tracer.forget(branch.plan.ftrace)
+
+    # coming ----------------------------------------------------------------------------------------------------------
+
+    def _welcome(self) -> None:
+        waiting = [probe for probe in self.registry.probes() if probe.waits is not None and _returns(probe)]
+        if not waiting:
+            return
+        there = self.target.modules.staying()
+        if there == self._tried:
+            return
+        self._tried = there
+        placed: list[Probe] = []
+        for probe in waiting:
+            try:
+                if self._place(probe):
+                    placed.append(probe)
+            except OptprobeError as error:
+                why = f": {error.message}"
+                self.registry.await_text(probe, Refusal.PENDING.because(location=probe.spec.location, why=why))
+        sites = {probe.address: self.registry.site_of(probe) for probe in placed}
+        self.optimizer.settle(sites.values())
+        self.optimizer.note(placed)
+
+    def _place(self, probe: Probe) -> bool:
+        """Whether `probe` has a place. Raises OptprobeError where it has one and cannot be there as it was."""
+        found = self.target.modules.find(probe.home or probe.spec.location)
+        if not found:
+            return False
+        if len(found) > 1:
+            raise OptprobeError(f"{len(found)} functions are called so")
+        plan = self.plan(found[0], replace(probe.spec, glob=False))
+        assert plan is not None, "only a glob leaves out what is refused"
+        settings = replace(self.settings(), **probe.sizes)  # type: ignore[arg-type]
+        handler = self.compile(probe.spec, plan, settings)
+        if probe.home and handler.size != probe.handler.size:
+            raise OptprobeError("it would not do there what it did before")
+        probe.handler = handler
+        if not probe.home:
+            probe.clear()
+        probe.address = plan.address
+        site = self.registry.site(plan.address) or Site(plan.address, plan)
+        self.registry.add(probe, site)
+        self.settled_in(probe, site)
+        self.optimizer.reserve(probe, plan)
+        return True
+
+
+def _returns(probe: Probe) -> bool:
+    """Whether a probe comes back by itself: an address means nothing in another load."""
+    return not probe.spec.location.strip().startswith("*")
