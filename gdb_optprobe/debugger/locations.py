@@ -127,6 +127,10 @@ class Locations:
         try:
             _, found = gdb.decode_line(text)
         except (gdb.error, RuntimeError) as error:
+            module = _OF_MODULE.fullmatch(text)
+            if module is not None and self._modules is not None:
+                hint = f"optprobe add {text} -pending"
+                raise OptprobeError(f"no module called {module[1]} is loaded", hint) from None
             raise OptprobeError(_clean(str(error)) or f"no location '{text}'", self._similar(text)) from None
         addresses = tuple(sorted({int(line.pc) & MASK for line in found or () if line.pc is not None}))
         if not addresses:

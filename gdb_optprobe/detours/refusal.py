@@ -85,7 +85,10 @@ class Refusal(Enum):
         "{address} is in memory for modules, and in no loaded module's text that is known",
         "name what is meant, and have the probe wait for the module: optprobe add MODULE:FUNCTION -pending",
     )
-    MODULE_GONE = ("the module {module} was unloaded", "load it again: the probe comes back with what it has counted, unless it was given by address")
+    MODULE_GONE = (
+        "the module {module} was unloaded",
+        "load it again: the probe comes back with what it has counted, unless it was given by address",
+    )
     PENDING = ("{location} is not there yet{why}", "it comes as soon as its module is loaded")
     INIT_TEXT = ("{address} is init text, which is freed once it has run", "")
     FOREIGN_BREAKPOINT = (

@@ -120,7 +120,7 @@ class Comings:
             self._withdraw(sites)
 
     def _is_loaded(self, address: int, identity: object) -> bool:
-        """Whether the module is there, and is not another load of it in the same place: that has none of our branches."""
+        """Whether the module is there, and no other load of it in the same place: that has none of our branches."""
         if self.target.modules.identity(address) != identity:
             return False
         branches = (self._standing(at) for at, other in self._modules.items() if other == identity)

@@ -48,7 +48,7 @@ class Registry:
             insort(self._reading, probe.address)
 
     def await_text(self, probe: Probe, why: Reason) -> None:
-        """`probe` is nowhere in the guest, and keeps its number. Where it was, its site goes with the last one there."""
+        """`probe` is nowhere in the guest, and keeps its number. Its site goes with the last one there."""
         if probe.waits is None and self.has(probe):
             self._leave(probe)
         self._probes[probe.number] = probe

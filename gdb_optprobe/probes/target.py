@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from gdb_optprobe.detours.arena import Arena
@@ -143,4 +143,4 @@ class Target:
     guard: Callable[[], None] = lambda: None
     step_out: Callable[[Sequence[tuple[int, int]]], None] = lambda ranges: None
     left: Callable[[], Left | None] = lambda: None
-    modules: Modules = NoModules()
+    modules: Modules = field(default_factory=NoModules)

@@ -6,7 +6,7 @@ from typing import Any
 
 from gdb_optprobe.debugger.output import Json, Text
 from gdb_optprobe.objects.aggregate import Count
-from gdb_optprobe.probes.views import Address, ObjectView, ProbeView, RecordView, RowView
+from gdb_optprobe.probes.views import Address, ObjectView, ProbeView, ReasonView, RecordView, RowView
 from tests.commands.fake_session import COLLECTOR, EXPLAINED, SHOWN, boosted, probe
 
 CONTRACT = [
@@ -110,9 +110,17 @@ def test_add_of_what_waits() -> None:
 
 
 def test_add_of_a_pending_probe() -> None:
-    assert text("added", [probe(3, state="pending", location="later")]) == [
-        "Probe 3 (later) pending: no such location yet"
-    ]
+    why = ReasonView("PENDING", "later is not there yet", "it comes with its module")
+    waiting = probe(3, tier="", state="pending", location="later", reason=why)
+    assert text("added", [waiting]) == ["Probe 3 pending: later is not there yet", "HINT: it comes with its module"]
+
+
+def test_what_is_nowhere_in_the_guest_keeps_its_hits_in_the_list() -> None:
+    why = ReasonView("MODULE_GONE", "the module dummy was unloaded")
+    gone = probe(3, tier="", state="gone", symbol="dummy:dummy_xmit", tags=("GONE",), hits=7, reason=why)
+    _, row, remark = text("probes", [gone])
+    assert row.split() == ["3", "-", "7", "(gone)", "dummy:dummy_xmit", "[GONE]"]
+    assert remark.strip() == "gone: the module dummy was unloaded (MODULE_GONE)"
 
 
 def test_add_of_many_is_a_summary() -> None:

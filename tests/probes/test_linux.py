@@ -16,7 +16,7 @@ def test_a_kernel_whose_memory_for_detours_was_undone_is_not_the_one_that_was_pr
     room = Room((0, 8), (8, 16), 0, stands=lambda: mapped)
     anything: Any = SimpleNamespace(still_there=lambda _: True, forget=lambda: None, alignment=4)
     port = cast(Port, SimpleNamespace(room=lambda machine, kernel: room, places=lambda machine, kernel: ()))
-    linux = Linux(anything, anything, anything, anything, anything, anything, anything, port)
+    linux = Linux(*[anything] * 8, port)
     assert linux.still_there()
     linux.new_arena(Settings())
     mapped = False

@@ -1,0 +1,134 @@
+"""Probes in modules that come and go: what they count is what the guest's own kprobe events count there."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from qemu.guest import Guest
+from tests.guest.batch import Workload, batch, keep
+from tests.guest.conftest import FULL
+
+TRACING = "/sys/kernel/tracing"
+LOAD, UNLOAD = "insmod /lib/modules/dummy.ko", "rmmod dummy"
+USE = "for i in 1 2 3; do cat /proc/net/dev > /dev/null; done"
+FUNCTIONS = ("dummy_setup", "dummy_dev_init", "dummy_get_stats64", "dummy_dev_uninit")
+"""Called as it is loaded, twice; as somebody asks how many packets it had; as it is unloaded."""
+ROUNDS = 50 if FULL else 3
+
+
+@pytest.fixture
+def events(linux: Guest) -> Any:
+    """The guest's own events behind the tracer's sites of the functions; what they have counted, by function."""
+    linux.check(LOAD)
+    for name in FUNCTIONS:
+        linux.check(f"echo 'p:{name} dummy:{name}+5' >> {TRACING}/kprobe_events")
+    linux.check(f"{UNLOAD}; echo 1 > {TRACING}/events/kprobes/enable")
+
+    def counted() -> dict[str, int]:
+        rows = linux.check(f"cat {TRACING}/kprobe_profile").splitlines()
+        return {name: int(hits) for name, hits, _ in (row.split() for row in rows)}
+
+    yield counted
+    linux.run(UNLOAD)
+    linux.check(f"echo 0 > {TRACING}/events/enable; echo > {TRACING}/kprobe_events; echo > {TRACING}/trace")
+
+
+def by_function(views: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {re.split("[:+]", view["symbol"])[1]: view for view in views if view["symbol"]}
+
+
+def test_pending_gone_and_back_with_every_call_counted(linux: Guest, events: Any) -> None:
+    before = events()
+    found = batch(
+        linux,
+        [
+            *(f"optprobe add {name} -pending" for name in FUNCTIONS[:2]),
+            *(f"optprobe add dummy:{name} -pending" for name in FUNCTIONS[2:]),
+            keep("pending", "optprobe list"),
+            Workload(f"{LOAD}; {USE}"),
+            keep("loaded", "optprobe list"),
+            keep("explained", "optprobe explain dummy:dummy_xmit"),
+            "optprobe check",
+            Workload(f"for i in $(seq {ROUNDS}); do {UNLOAD}; {LOAD}; {USE}; done; {UNLOAD}", timeout=280),
+            keep("gone", "optprobe list"),
+            "optprobe check",
+            "optprobe delete",
+            "optprobe commit",
+        ],
+    )
+    assert found.status == 0, found.output
+    states = {(view["state"], view["reason"]["code"], view["hits"]) for view in found.json("pending")}
+    assert states == {("pending", "PENDING", 0)}
+    loaded = {name: (view["state"], view["tier"]) for name, view in by_function(found.json("loaded")).items()}
+    assert loaded == dict.fromkeys(FUNCTIONS, ("armed", "optimized"))
+    assert found.json("explained")["tier"] == "optimized"
+    gone = by_function(found.json("gone"))
+    assert {(view["state"], view["reason"]["code"]) for view in gone.values()} == {("gone", "MODULE_GONE")}
+    after = events()
+    assert {name: view["hits"] for name, view in gone.items()} == {name: after[name] - before[name] for name in after}
+    assert gone["dummy_setup"]["hits"] == ROUNDS + 1
+    assert "somebody" not in found.output
+
+
+def test_without_pending_it_comes_back_at_the_next_stop(linux: Guest, events: Any) -> None:
+    linux.check(LOAD)
+    place = int(linux.check("grep ' dummy_get_stats64' /proc/kallsyms").split()[0], 16)
+    found = batch(
+        linux,
+        [
+            "optprobe add dummy_get_stats64",
+            f"optprobe add *{place + 5:#x} -tier breakpoint",
+            "optprobe add dummy:dummy_get_st* if $arg1 != 0 do count by $comm",
+            Workload(USE),
+            Workload(f"{UNLOAD}; {LOAD}"),
+            keep("back", "optprobe list"),
+            Workload(USE),
+            keep("after", "optprobe report"),
+            "optprobe disable 1",
+            Workload(UNLOAD),
+            "optprobe enable 1",
+            keep("gone", "optprobe list"),
+        ],
+    )
+    assert found.status == 0, found.output
+    back = found.json("back")
+    there = ("armed", "optimized")
+    assert [(view["state"], view["tier"]) for view in back] == [there, ("gone", ""), there]
+    assert back[0]["hits"] == back[2]["hits"] and back[0]["hits"] >= 3
+    assert found.json("gone")[0]["hits"] == back[0]["hits"] + 3
+    assert [view["state"] for view in found.json("gone")] == ["gone"] * 3
+
+
+def test_all_of_a_module(linux: Guest, events: Any) -> None:
+    """Every function of one with jump labels and traps of WARN: all counted, at work and as it goes."""
+    linux.check("insmod /lib/modules/brd.ko rd_nr=1")
+    found = batch(
+        linux,
+        [
+            "optprobe add brd:*",
+            Workload("for i in 'ram0 of=/dev/null' 'zero of=/dev/ram0'; do dd if=/dev/$i bs=4k count=64; done; sync"),
+            Workload("rmmod brd"),
+            keep("gone", "optprobe list"),
+        ],
+    )
+    assert found.status == 0, found.output
+    hits = {name: view["hits"] for name, view in by_function(found.json("gone")).items()}
+    assert hits["brd_do_bvec"] >= 128 and hits["brd_exit"] == 1 and hits["brd_free_pages"] == 1, hits
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("*0xffffffffc0000000", "is in memory for modules"),
+        ("*0xffffffffc0000000 -pending", "is in memory for modules"),
+        ("nothing:at_all", "no module called nothing is loaded"),
+        ("nothing_* -pending", "no function matches"),
+    ],
+)
+def test_what_is_in_no_module_is_refused(linux: Guest, line: str, said: str) -> None:
+    found = batch(linux, [f"optprobe add {line}"])
+    assert found.status == 1
+    assert said in found.output.split("optprobe: ")[1], found.output
