@@ -1,6 +1,7 @@
 """Sourced into GDB by tests: probe whole functions by the command line, and know what their counts must be.
 
     code-of NAME…          the functions' instructions, those whose `explain` says "optimized", and straight lines; JSON
+    lines-of NAME          the function's start, where calls arrive, and its straight lines; JSON
     probe-accepted         `add` every address that the last `code-of` accepted
     stop-idle              let the guest run until a stop finds every vCPU halted: nobody is inside any function then
     softirqs-served        what the guest itself counted: softirqs by vector, summed over its vCPUs; JSON
@@ -115,6 +116,18 @@ class CodeOf(gdb.Command):
         print(json.dumps({name: code_of(name) for name in argument.split()}))
 
 
+class LinesOf(gdb.Command):
+    """lines-of NAME"""
+
+    def __init__(self) -> None:
+        super().__init__("lines-of", gdb.COMMAND_DATA)
+
+    def invoke(self, argument: str, from_tty: bool) -> None:
+        text, code = session().target.text, function(argument)
+        lines = [[insn.address for insn in line] for line in straight_lines(code, text)]
+        print(json.dumps({"start": code.start, "entry": entry(code.start), "lines": lines}))
+
+
 class ProbeAccepted(gdb.Command):
     """probe-accepted"""
 
@@ -215,5 +228,5 @@ def differing(old: bytes, new: bytes, page: int = 4096) -> Iterator[int]:
             yield from (at for at in range(base, min(base + page, len(old))) if old[at] != new[at])
 
 
-for command in (CodeOf, ProbeAccepted, StopIdle, SoftirqsServed, KeepText, TextDiff):
+for command in (CodeOf, LinesOf, ProbeAccepted, StopIdle, SoftirqsServed, KeepText, TextDiff):
     command()
