@@ -53,9 +53,10 @@ def test_64_on_consecutive_instructions_and_three_at_one_address(each_linux: Gue
     spelled = {at: f"vfs_read+{at - code['start']}" for at in addresses}
     theirs = events(each_linux, [spelled[at] for at in addresses])
 
-    script: list[str | Workload] = [add(at, KINDS[number % len(KINDS)]) for number, at in enumerate(addresses)]
+    script: list[str | Workload] = ["set optprobe optimization off"]
+    script += [add(at, KINDS[number % len(KINDS)]) for number, at in enumerate(addresses)]
     script += [add(shared, kind) for kind in KINDS[:3]]
-    script += [add(shared, ""), "optprobe disable $optprobe", "optprobe commit"]
+    script += [add(shared, ""), "optprobe disable $optprobe", "set optprobe optimization on", "optprobe commit"]
     script += [keep("before", "optprobe list"), ARM, WORK]
     script += [keep("list", "optprobe list"), "optprobe report", "optprobe check"]
     script += ["optprobe delete", "optprobe commit", "optprobe check"]
