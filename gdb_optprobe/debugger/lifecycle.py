@@ -19,6 +19,7 @@ from gdb_optprobe.debugger.attach import Attachments
 from gdb_optprobe.debugger.parameters import current_settings, machine_interface
 from gdb_optprobe.debugger.running import is_stopped
 from gdb_optprobe.debugger.stops import Hidden, define_hook
+from gdb_optprobe.debugger.watch import note_resume, note_stop
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.interrupts import held, unbroken
 
@@ -32,6 +33,8 @@ class Lifecycle:
         self._attachments = attachments
         self._last: frozenset[int] = frozenset()
         self._mi = machine_interface()
+        gdb.events.stop.connect(unbroken(note_stop))
+        gdb.events.cont.connect(unbroken(note_resume))
         gdb.events.stop.connect(unbroken(self._stopped))
         gdb.events.cont.connect(unbroken(self._resumed))
         gdb.events.inferior_call.connect(unbroken(self._resumed))

@@ -53,6 +53,9 @@ def run_for(
         handed_over = stops is not None and stops.handed_over()
         if not handed_over:
             raise
+    else:
+        # But for one whose probe moved up at this stop: the breakpoint has gone, with its commands.
+        handed_over = stops is not None and stops.handed_over()
     finally:
         if stops is not None:
             stops.asked = never

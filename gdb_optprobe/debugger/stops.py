@@ -27,7 +27,7 @@ from gdb_optprobe.debugger.landings import Landings, announcement
 from gdb_optprobe.debugger.machine import GdbMachine, read_register, write_selected_registers
 from gdb_optprobe.debugger.parameters import machine_interface
 from gdb_optprobe.debugger.running import never
-from gdb_optprobe.debugger.watch import Watch
+from gdb_optprobe.debugger.watch import Watch, note_resume, note_stop
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.interrupts import held, is_held, unbroken
@@ -356,7 +356,11 @@ class _Breakpoint(gdb.Breakpoint):
         self._stops = stops
 
     def stop(self) -> bool:
-        return unbroken(self._stops.hit)(self)
+        note_stop()
+        stops = unbroken(self._stops.hit)(self)
+        if not stops:
+            note_resume()
+        return stops
 
     def stay(self) -> None:
         """This stop, which is being asked about, is the user's: GDB looks at these only then."""

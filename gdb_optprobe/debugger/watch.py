@@ -5,7 +5,9 @@ lost. One that comes while our Python runs would end that in the middle, and aft
 connection. So, while the guest is run, SIGINT is blocked in GDB's thread, and a thread of ours takes it:
 
     SIGINT, or the time is up ──► a command `interrupt` for GDB's event loop, where GDB is at nothing else
-                                  again and again, as hits of ours may make QEMU miss it, until the run has ended
+                                  again, where a hit of ours may have made QEMU miss it, until the run has ended
+No command may be left in that loop at the end of a run: GDB 13 crashes as it exits with one. So while GDB tells of a
+stop, however long that takes, and while one is on its way to QEMU, there is no other.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ import gdb
 from gdb_optprobe.interrupts import CTRL_C, send_again
 
 AGAIN = 0.05
-"""Seconds after which GDB is asked once more."""
+"""Seconds after which GDB is asked once more, where a hit has come between."""
+ANYWAY = 1.0
+"""The same where none has."""
 PATIENCE = 5.0
 """Seconds after which a further Ctrl-C is left to GDB, which then offers to give up a guest that does not respond."""
 
@@ -38,22 +42,40 @@ def is_running() -> bool:
     return thread is not None and thread.is_valid() and thread.is_running()
 
 
+_watches: list[Watch] = []
+
+
+def note_stop(_: object = None) -> None:
+    """GDB is about to tell of a stop. To be connected before all else that listens to stops."""
+    for watch in _watches:
+        watch.stands = True
+
+
+def note_resume(_: object = None) -> None:
+    """The guest runs on, after a stop or a hit: what was on its way to QEMU may be lost."""
+    for watch in _watches:
+        watch.stands, watch.missed = False, True
+
+
 class Watch:
     """From its making until `end`, in GDB's thread, the guest is stopped at a Ctrl-C or after `seconds` (None: never).
 
     heeds:   whether at a Ctrl-C; else that waits for the end.
     is_late: whether the time was up before anything else.
+    stands:  GDB tells of a stop. missed: QEMU may have missed the last command.
     """
 
     def __init__(self, seconds: float | None = None, heeds: bool = True) -> None:
         self._seconds = seconds
         self._heeds = heeds
         self._asked = False
-        self.is_late = False
+        self.is_late = self.stands = False
+        self.missed = True
         self._ending = False
         self._over = threading.Event()
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, CTRL_C)
         self._thread = threading.Thread(target=self._wait, daemon=True)
+        _watches.append(self)
         self._thread.start()
 
     def asked(self) -> bool:
@@ -63,6 +85,7 @@ class Watch:
     def end(self) -> None:
         """The run has ended. A Ctrl-C that has not been heeded goes to GDB."""
         self._ending = True
+        _watches.remove(self)
         if self._heeds:
             assert self._thread.ident is not None
             signal.pthread_kill(self._thread.ident, signal.SIGINT)
@@ -74,10 +97,13 @@ class Watch:
 
     def _wait(self) -> None:
         self.is_late = not self._comes(self._seconds)
-        since = time.monotonic()
+        since = last = time.monotonic()
         self._asked = not self._ending
         while not self._ending:
-            gdb.post_event(self._interrupt)
+            now = time.monotonic()
+            if not self.stands and (self.missed or now - last >= ANYWAY):
+                self.missed, last = False, now
+                gdb.post_event(self._interrupt)
             if self._comes(AGAIN) and not self._ending and time.monotonic() - since > PATIENCE:
                 gdb.post_event(self._give_up)
                 break

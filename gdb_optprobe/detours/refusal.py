@@ -180,9 +180,18 @@ class Refusal(Enum):
 
 PASSING = frozenset(
     reason.name
-    for reason in (Refusal.FTRACE_IN_USE, Refusal.FTRACE_CHANGED, Refusal.FOREIGN_BREAKPOINT, Refusal.FOREIGN_JUMP)
+    for reason in (
+        Refusal.FTRACE_IN_USE,
+        Refusal.FTRACE_CHANGED,
+        Refusal.FOREIGN_BREAKPOINT,
+        Refusal.FOREIGN_JUMP,
+        Refusal.UNDECODABLE,
+    )
 )
-"""Codes of what the guest does to its own text, and may undo while it runs: asked again at every stop."""
+"""Codes of what the guest does to its own text, and may undo while it runs: asked again at every stop.
+
+A breakpoint of its own in the middle of a function may make nonsense of the instruction that is under it.
+"""
 
 
 class Refused(OptprobeError):
