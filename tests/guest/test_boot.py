@@ -52,6 +52,14 @@ def test_the_command_after_one_given_up(each_linux: Guest) -> None:
     assert each_linux.run("echo next") == (0, "next\n")
 
 
+def test_commands_while_what_others_left_running_ends(linux: Guest) -> None:
+    """The end of a process that nobody waits for any more makes the guest forget no line."""
+    linux.check("for n in $(seq 100); do usleep $((n * 20000)) >/dev/null 2>&1 </dev/null & done")
+    deadline = time.monotonic() + 2
+    while time.monotonic() < deadline:
+        assert linux.check(f"echo {'x' * 400}", timeout=5).strip() == "x" * 400
+
+
 def test_a_command_is_one_line(each_linux: Guest) -> None:
     with pytest.raises(ValueError, match="one line"):
         each_linux.run("true\nfalse")
