@@ -30,6 +30,7 @@ from gdb_optprobe.guest.linux.backtrace import Copy, backtrace
 from gdb_optprobe.guest.linux.port import Unwinder
 from gdb_optprobe.guest.linux.recover import Recovered, recover
 from gdb_optprobe.guest.memory import KernelMemory
+from gdb_optprobe.handlers.scope import Scope
 from gdb_optprobe.interrupts import held, interruptible
 from gdb_optprobe.isa.base import Isa
 from gdb_optprobe.probes.linux import Linux, given_arena
@@ -298,10 +299,15 @@ def _bare(connection: gdb.RemoteTargetConnection, isa: Isa, machine: GdbMachine,
         alive=lambda: None,
         guard=attachments.guarded,
         scope=lambda address: NamesAt(text.scope(address, convenience)),
+        at_return=lambda address: _named(text.at_return(address, convenience)),
     )
     session = Session(target, current_settings, _run)
     text.registry = session.registry
     return Attachment(connection, session, machine, stops, None, None)
+
+
+def _named(names: Scope | None) -> NamesAt | None:
+    return NamesAt(names) if names is not None else None
 
 
 def _tell_of_earlier(linux: Linux) -> None:

@@ -10,7 +10,7 @@ from gdb_optprobe.debugger.dwarf import dwarf
 from gdb_optprobe.guest import abi
 from gdb_optprobe.guest.linux import current
 from gdb_optprobe.guest.machine import Machine
-from gdb_optprobe.guest.scope import KernelScope, Site
+from gdb_optprobe.guest.scope import Debug, KernelScope, Site
 from gdb_optprobe.guest.text import FORBIDDEN, Area, FtraceSite, Function, Jump, Mark, Whole
 from gdb_optprobe.isa.base import Flow, Isa
 from gdb_optprobe.probes.original import overlaid
@@ -49,11 +49,22 @@ class BareText:
 
     def scope(self, address: int, convenience: Callable[[str], int | None]) -> KernelScope:
         """Registers, arguments where a function begins, and what GDB's debug information has in registers."""
+        debug = dwarf(address, abi.of(self._isa.name), frame=lambda: None)
+        return self._names(Site(address, "", self._begins(address)), convenience, debug)
+
+    def at_return(self, address: int, convenience: Callable[[str], int | None]) -> KernelScope | None:
+        """Where the function has returned that begins at `address`; None where none does."""
+        return self._names(Site(address, "", returns=True), convenience) if self._begins(address) else None
+
+    def _begins(self, address: int) -> bool:
         function = self.function(address)
-        site = Site(address, "", function is not None and function.start == address)
+        return function is not None and function.start == address
+
+    def _names(
+        self, site: Site, convenience: Callable[[str], int | None], debug: Debug | None = None
+    ) -> KernelScope:
         nothing = current.unknown("this guest has no operating system that is known")
         of = abi.of(self._isa.name)
-        debug = dwarf(address, of, frame=lambda: None)
         return KernelScope(site, _NoSymbols(), None, of, nothing, convenience=convenience, debug=debug)
 
     def function(self, address: int) -> Function | None:

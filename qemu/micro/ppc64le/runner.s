@@ -158,7 +158,8 @@ run_one:
     ld r\n, 8 * \n(r31)
     .endr
     bctarl 20, 0, 0
-
+.globl returned
+returned:
     mtsprg 0, r31
     LOAD r31, captured
     .irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30
@@ -300,7 +301,7 @@ started: .skip 8
 runner:  .skip 64
 
     .balign 4096
-    .skip 4096
+    .skip 65536
 hazard_stack:                           # a function's r1; its caller's frame is above
     .skip STACK_SEEN
 

@@ -124,7 +124,7 @@ run_one:
     mov r15, [r13 + 120]
     mov r13, [r13 + 104]
     call [rip + function]
-
+returned:
     mov [rip + captured], rax
     mov [rip + captured + 8], rcx
     mov [rip + captured + 16], rdx
@@ -175,7 +175,7 @@ run_one:
     ret
 
 # What the hazards call and jump to.
-.globl leaf, leaf_drop, leaf_pointer, leaf_table
+.globl leaf, leaf_drop, leaf_pointer, leaf_table, returned
 .type leaf, @function
 leaf:                                   # the return address is an output: it must be the original one
     mov rax, [rsp]
@@ -251,7 +251,7 @@ started:    .skip 8
 runner_rsp: .skip 8
 
     .balign 4096
-    .skip 4096
+    .skip 65536
 hazard_stack:                           # a function's stack grows down from here; what is above is seen as `stack`
     .skip STACK_SEEN
 
