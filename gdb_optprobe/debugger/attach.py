@@ -223,6 +223,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
         take_arena=linux.take_arena,
         give_back_arena=linux.give_back_arena,
         saved=linux.saved,
+        hides=linux.hides,
         stacks_missing=linux.stacks_missing(),
         symbol=lambda address: str(recovered.symbols.at(address) or linux.text.symbol(address)),
         completions=recovered.symbols.completions,

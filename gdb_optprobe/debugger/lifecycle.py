@@ -85,7 +85,7 @@ class Lifecycle:
             self._quietly(attachment.linux.tracer.give_back)
         if attachment.session.comings.watches:
             self._quietly(attachment.session.target.alive)
-        self._quietly(attachment.session.optimizer.retry)
+        self._quietly(attachment.session.optimizer.stopped)
 
     def _resumed(self, _: object) -> None:
         """Not every run ends in a stop that GDB tells of: hits of ours do not, nor do calls. Or the user set a PC."""

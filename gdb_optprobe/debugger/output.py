@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Protocol
 
-from gdb_optprobe.debugger import aggregates, collected
+from gdb_optprobe.debugger import aggregates, calls, collected
 from gdb_optprobe.debugger.table import indented, table
 from gdb_optprobe.probes.views import (
     Address,
@@ -139,7 +139,7 @@ class Text:
         rows = [(_report_row(probe), ()) for probe in probes]
         self.lines(table(columns, rows, right=columns[:6]))
         for probe in probes:
-            if probe.objects or probe.records:
+            if probe.objects or probe.records or probe.calls is not None:
                 self.lines(["", f"Probe {probe.number}, {_asked(probe)}", *_gathered(probe)])
 
     def collector(self, found: CollectorView) -> None:
@@ -254,7 +254,7 @@ _NEEDS_GDB = "needs GDB: without one, the guest waits at the next hit"
 
 
 def _row(probe: ProbeView) -> tuple[str, ...]:
-    number = str(probe.number)
+    number = str(probe.number or "-")
     if not probe.tier:
         return number, "-", str(probe.hits), f"({probe.state})", _what(probe)
     return number, probe.tier, str(probe.hits), f"{probe.address:#018x}", _what(probe)
@@ -285,6 +285,8 @@ def _remarks(probe: ProbeView) -> tuple[str, ...]:
         remarks.append(f"{what}: {probe.reason.text} ({probe.reason.code})")
     if probe.needs_gdb:
         remarks.append(_NEEDS_GDB)
+    if probe.calls is not None and probe.calls.out:
+        remarks.append(f"{_counted(probe.active, 'call')} under way: {calls.whose(probe.calls.out)}")
     lost = {"missed": probe.missed, "dropped": probe.dropped, "faults": probe.faults}
     counts = [f"{count} {what}" for what, count in lost.items() if count]
     if counts:
@@ -303,16 +305,13 @@ def _report_row(probe: ProbeView) -> tuple[str, ...]:
 
 
 def _gathered(probe: ProbeView) -> list[str]:
-    calls = [f"    {_calls(probe.calls)}"] if probe.calls is not None else []
+    account = [f"    {line}" for line in _calls(probe.calls)] if probe.calls is not None else []
     found = [f"    {line}" for found in probe.objects for line in aggregates.lines(found)]
-    return [*calls, *found, *(f"    {_record_line(record)}" for record in probe.records)]
+    return [*account, *found, *(f"    {_record_line(record)}" for record in probe.records)]
 
 
-def _calls(calls: CallsView) -> str:
-    return (
-        f"calls: {calls.entries} = {calls.returns} returned + {calls.active} under way"
-        f" + {calls.missed} missed + {calls.dropped} never returned"
-    )
+def _calls(found: CallsView) -> list[str]:
+    return [calls.accounted(found), *([f"    under way: {calls.whose(found.out)}"] if found.out else [])]
 
 
 def _record_line(record: RecordView) -> str:

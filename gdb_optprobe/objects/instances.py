@@ -17,7 +17,7 @@ the first that it meets. Calls that never returned lie behind it at most: to rec
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -39,6 +39,11 @@ class Instance:
     key: int
     back: int
     saved: tuple[int, ...] = ()
+
+    @property
+    def at(self) -> int | None:
+        """The stack address; None while it is not known yet."""
+        return self.key - 1 or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +132,13 @@ class InstancesLayout:
         for at in self.search(key):
             if self._slot(data, at).key == key:
                 return self._with(data, at, Instance(0, 0))
+        return data
+
+    def dropped(self, data: bytes, keys: Collection[int]) -> bytes:
+        """The table without all calls that have one of these keys: they never return."""
+        for at in range(SLOTS, self.end, self.slot_size):
+            if self._slot(data, at).key in keys:
+                data = _added(self._with(data, at, Instance(0, 0)), DROPPED, 1)
         return data
 
     def missed(self, data: bytes, calls: int = 1) -> bytes:

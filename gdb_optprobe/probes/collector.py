@@ -54,6 +54,7 @@ class Collector:
         """Free the slots that nobody can be inside; how many: none where the stacks cannot be told (just now)."""
         if self.target.stacks_missing:
             return 0
+        self.returns.under_way(self.target, arena)
         if not arena.dirty():
             arena.reclaim(lambda slots: ())
             return 0

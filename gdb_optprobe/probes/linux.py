@@ -131,6 +131,11 @@ class Linux:
             self._saved = [found.among(start - reach, end + reach) for found in self._stacks.saved()]
         return self._saved
 
+    def hides(self) -> bool:
+        """Whether a thread that ends may have return addresses on a stack that is not among them. Raises OptprobeError.
+        """
+        return self._stacks.hides()
+
     def stacks_missing(self) -> str:
         """Why not all stacks can be told, in words; "" when they can."""
         return self.port.stacks_missing(self.kernel)

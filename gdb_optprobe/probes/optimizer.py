@@ -38,10 +38,11 @@ from gdb_optprobe.probes.collector import Collector, Why
 from gdb_optprobe.probes.links import Links
 from gdb_optprobe.probes.noting import note
 from gdb_optprobe.probes.old_points import points_of
+from gdb_optprobe.probes.pace import Pace
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.reading import Reading
 from gdb_optprobe.probes.registry import Registry
-from gdb_optprobe.probes.returns import Returns
+from gdb_optprobe.probes.returns import Returns, UnderWay
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Spec
@@ -69,6 +70,7 @@ class Optimizer:
     stopping: Stopping = field(init=False)
     returns: Returns = field(default_factory=Returns)
     collector: Collector = field(init=False)
+    pace: Pace = field(default_factory=Pace)
     _grounds: Grounds = field(init=False)
     _lost: list[Patch] = field(default_factory=list)
     _found: Arena | None = None
@@ -242,9 +244,10 @@ class Optimizer:
         except OptprobeError:
             return True
 
-    def retry(self) -> None:
-        """At a stop that occurred anyway: try the sites that wait, and free what piles up."""
-        some = [site for site in self.registry.sites() if site.enabled and (self._waits(site) or self._grows(site))]
+    def retry(self, grow: bool = True) -> None:
+        """Try the sites that wait, and free what piles up. grow: try those whose tables of calls are half full, too."""
+        enabled = [site for site in self.registry.sites() if site.enabled]
+        some = [site for site in enabled if self._waits(site) or (grow and self._grows(site))]
         if some:
             self.target.alive()
             self.settle(some)
@@ -276,6 +279,19 @@ class Optimizer:
     def _used(self) -> int:
         """Bytes of the arena that are in use."""
         return self._arena.code.used + self._arena.data.used if self._arena is not None else 0
+
+    def stopped(self) -> None:
+        """At a stop that occurred anyway; tables are read as often as that takes little of the time."""
+        self.retry(grow=self.pace.is_due and self._is_some_half_full())
+
+    def _is_some_half_full(self) -> bool:
+        points = [site.point for site in self.registry.sites() if site.point is not None]
+        with self.pace.kept():
+            return any(point.is_half_full(self.target) for point in points)
+
+    def under_way(self) -> Sequence[UnderWay]:
+        """Calls that return probes saw entered and that have not returned."""
+        return self.returns.under_way(self.target, self._arena) if self._arena is not None else ()
 
     def _grows(self, site: Site) -> bool:
         """Whether calls at `site` get a larger table; where there is no memory for one they are missed some day."""

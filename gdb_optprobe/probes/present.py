@@ -16,14 +16,15 @@ from gdb_optprobe.handlers.program import WORD, Column, Form, Records
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.objects.instances import Instances
+from gdb_optprobe.probes import outstanding
 from gdb_optprobe.probes.gathered import Gathered, Row
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.returns import UnderWay
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.views import (
     Address,
-    CallsView,
     CodeLine,
     DetourView,
     ExplainView,
@@ -104,8 +105,8 @@ def _runs(slots: Sequence[Slot]) -> list[list[Slot]]:
     return runs
 
 
-def probe(probe: Probe, site: Site, found: Gathered, target: Target) -> ProbeView:
-    """One row of the listing, or of the report where tables were read too."""
+def probe(probe: Probe, site: Site, found: Gathered, target: Target, out: Sequence[UnderWay] = ()) -> ProbeView:
+    """One row of the listing, or of the report where tables were read too. out: all calls that are under way."""
     tier = site.tier if probe.enabled and site.tier is not None else site.plan.tier
     state = _state(probe, site)
     change = site.patch
@@ -135,7 +136,7 @@ def probe(probe: Probe, site: Site, found: Gathered, target: Target) -> ProbeVie
         dropped=found.dropped,
         faults=found.head[1] if len(found.head) > 1 else 0,
         stops=site.stops,
-        calls=_calls(under_way) if under_way is not None else None,
+        calls=outstanding.calls(under_way, outstanding.of(site, out)) if under_way is not None else None,
         objects=tuple(_objects(probe.handler, found, target)),
         records=tuple(_record(probe, row, target) for row in found.records),
     )
@@ -174,10 +175,6 @@ def waiting(probe: Probe, found: Gathered, target: Target) -> ProbeView:
         objects=tuple(_objects(probe.handler, found, target)),
         records=tuple(_record(probe, row, target) for row in found.records),
     )
-
-
-def _calls(found: Instances) -> CallsView:
-    return CallsView(found.entries, found.returns, len(found.active), found.missed, found.dropped)
 
 
 def _objects(handler: Handler, found: Gathered, target: Target) -> Iterator[ObjectView]:

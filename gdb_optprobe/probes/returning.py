@@ -8,7 +8,7 @@ whose code nobody frees while a stack has an address in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -110,6 +110,13 @@ class ReturnPoint:
         """All that somebody may be inside of."""
         return (*((self.trampoline.detour,) if self.trampoline is not None else ()), *self.left.values())
 
+    @property
+    def tables(self) -> Iterator[ReturnPoint]:
+        """This point and those before it, whose calls count here."""
+        yield self
+        for point in self.older:
+            yield from point.tables
+
     def starts(self, pc: int) -> bool:
         """Whether a trampoline begins at `pc`: what calls have as return address."""
         return (found := self.at(pc)) is not None and found.address == pc
@@ -118,12 +125,20 @@ class ReturnPoint:
         """What the table in the guest holds now."""
         return self.layout.decode(self._read(target))
 
+    def is_half_full(self, target: Target) -> bool:
+        return 2 * len(self.instances(target).active) > self.layout.slots
+
     def calls(self, target: Target) -> Instances:
         """All calls since the first probe of the function, those in older tables among them."""
         tables = [self.instances(target), *(point.calls(target) for point in self.older)]
         counts = [(each.returns, each.missed, each.dropped) for each in tables]
         returns, missed, dropped = (sum(each) for each in zip(self.before, *counts, strict=True))
         return Instances(returns, missed, dropped, tuple(call for each in tables for call in each.active))
+
+    def drop(self, keys: Collection[int], target: Target) -> None:
+        """The calls with these keys never return."""
+        before = self._read(target)
+        self._write(before, self.layout.dropped(before, keys), target)
 
     def close(self, target: Target, arena: Arena) -> None:
         """The last probe is gone, or another table serves from now on. The memory is free once all calls returned."""
@@ -281,6 +296,11 @@ class ReturnPoint:
 def key_after(sp: int, target: Target) -> int:
     """The key of a call that has returned, by what the stack pointer is then."""
     return _of(target).key_after(sp)
+
+
+def is_on_stack(target: Target) -> bool:
+    """Whether a call's return address is at its stack address from its entry to its return."""
+    return _of(target).link is None
 
 
 def parts_of(probes: Sequence[Probe]) -> tuple[Part, ...]:

@@ -25,11 +25,21 @@ from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.objects.instances import WORD, Instance, InstancesLayout
 from gdb_optprobe.probes import returning
 from gdb_optprobe.probes.probe import Probe
-from gdb_optprobe.probes.returning import ReturnPoint, layout_for, shown_at
+from gdb_optprobe.probes.returning import ReturnPoint, is_on_stack, layout_for, shown_at
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.under_way import Caller, Code, Judge, judge
 
 GROWTH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """A call of the function of `point`, and who makes it."""
+
+    point: ReturnPoint
+    call: Instance
+    caller: Caller
 
 
 @dataclass
@@ -80,7 +90,10 @@ class Returns:
         probes = [probe for probe in site.probes if probe.returns]
         if point is None or site.next_point is not None or all(probe.spec.maxactive for probe in probes):
             return False
-        if 2 * len(point.instances(target).active) <= point.layout.slots:
+        if not point.is_half_full(target):
+            return False
+        self.under_way(target, arena)
+        if not point.is_half_full(target):
             return False
         layout = layout_for(probes, GROWTH * point.layout.slots)
         site.next_point = self._made(site.address, layout, target, arena)
@@ -110,6 +123,37 @@ class Returns:
         left = self.left
         trampolines = {where for where in slots if where[0] in left}
         return found | trampolines if found - trampolines else found
+
+    def under_way(self, target: Target, arena: Arena) -> list[UnderWay]:
+        """The calls that have not returned, and whose they are; what is seen never to return is dropped."""
+        tables = [(point, point.instances(target).active) for point in self.points]
+        if not any(active for _, active in tables):
+            return []
+        judged = self._judge(target, arena)
+        found: list[UnderWay] = []
+        for point, active in tables:
+            over = {call.key for call in active if judged is not None and call.at is not None and judged.over(call.at)}
+            if over:
+                point.drop(over, target)
+            for call in active:
+                if call.key not in over:
+                    caller = judged.caller(call.at) if judged is not None and call.at is not None else Caller()
+                    found.append(UnderWay(point, call, caller))
+        return found
+
+    def _judge(self, target: Target, arena: Arena) -> Judge | None:
+        """None where not all stacks can be told now."""
+        if target.stacks_missing:
+            return None
+        try:
+            saved, hides = list(target.saved()), target.hides()
+        except OptprobeError:
+            return None
+        read = target.machine.read
+        if not is_on_stack(target):
+            return Judge(saved, read, hides)
+        starts = {one.address for point in self.points for one in point.trampolines}
+        return judge(saved, read, hides, Code(arena.ranges.code, starts, target.isa.branch_reach))
 
     def saved(self, target: Target) -> Iterator[Saved]:
         """Return addresses that no stack shows. Raises OptprobeError."""

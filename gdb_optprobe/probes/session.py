@@ -28,7 +28,7 @@ from gdb_optprobe.handlers.supported import check_action
 from gdb_optprobe.interrupts import checkpoint
 from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.isa.paths import depth
-from gdb_optprobe.probes import present, returnable, saving
+from gdb_optprobe.probes import outstanding, present, returnable, saving
 from gdb_optprobe.probes.comings import Comings, can_wait
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.optimizer import Optimizer
@@ -296,8 +296,11 @@ class Session:
     # looking -----------------------------------------------------------------------------------------------------
 
     def views(self, numbers: Sequence[int] | None = None) -> tuple[ProbeView, ...]:
+        """Where no numbers are given: of all, and of deleted return probes that saw calls entered which are under way.
+        """
         self.target.alive()
-        return self._views(self.registry.probes(numbers))
+        views = self._views(self.registry.probes(numbers))
+        return views if numbers is not None else (*views, *outstanding.deleted(self.optimizer))
 
     def reports(self, numbers: Sequence[int] | None = None) -> tuple[ProbeView, ...]:
         """As `views`, with all that was gathered by key."""
@@ -305,11 +308,11 @@ class Session:
         return self._views(self.registry.probes(numbers), whole=True)
 
     def _views(self, probes: Sequence[Probe], whole: bool = False) -> tuple[ProbeView, ...]:
-        found = present.gathered(probes, self.target, whole)
+        found, out = present.gathered(probes, self.target, whole), self.optimizer.under_way()
         return tuple(
             present.waiting(probe, found[probe.number], self.target)
             if probe.waits is not None
-            else present.probe(probe, self.registry.site_of(probe), found[probe.number], self.target)
+            else present.probe(probe, self.registry.site_of(probe), found[probe.number], self.target, out)
             for probe in probes
         )
 

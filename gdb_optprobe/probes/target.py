@@ -103,7 +103,7 @@ class Target:
     new_arena:      find memory for detours, the guest unchanged; raises Refused (ARENA_MISSING) or OptprobeError.
     take_arena:     make what new_arena found ready for use.
     give_back_arena: undo that, once nothing is left in it.
-    saved:          everywhere a PC may be saved now.
+    saved:          everywhere a PC may be saved now. hides: whether a return address may be elsewhere all the same.
     stacks_missing: why that cannot be told of every stack, in words; "" when it can.
     symbol:         "vfs_read+0x13" for an address; "" where none is known.
     completions:    names that begin with a prefix.
@@ -144,3 +144,4 @@ class Target:
     step_out: Callable[[Sequence[tuple[int, int]]], None] = lambda ranges: None
     left: Callable[[], Left | None] = lambda: None
     modules: Modules = field(default_factory=NoModules)
+    hides: Callable[[], bool] = lambda: True

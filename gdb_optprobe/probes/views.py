@@ -43,10 +43,19 @@ class Address(int):
 
 
 @dataclass(frozen=True, slots=True)
+class OutView:
+    """Who makes a call that is under way, "" where that is not known. pid, comm: None and "" where it is no thread."""
+
+    who: str
+    pid: int | None
+    comm: str
+
+
+@dataclass(frozen=True, slots=True)
 class CallsView:
     """Of a return probe's function, shared by all that are on it. entries: the sum of the others.
 
-    active: under way. missed: found no room. dropped: never returned.
+    active: under way. missed: found no room. dropped: never returned. out: those under way.
     """
 
     entries: int
@@ -54,6 +63,7 @@ class CallsView:
     active: int
     missed: int
     dropped: int
+    out: tuple[OutView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +114,9 @@ class ProbeView:
 
     symbol:  "vfs_read+0x13", or "" where no symbol is known.
     tier:    "breakpoint", "boosted", "emulated", "trapped" or "optimized".
-    state:   "armed", "optimizing", "disabled", "pending" or "gone".
-    tags:    the kernel's: "OPTIMIZED", "DISABLED", "GONE", "FTRACE", and "OPTIMIZING".
+    state:   "armed", "optimizing", "disabled", "pending" or "gone"; "deleted", with the number 0, while calls are under
+             way that return probes saw entered which were deleted since.
+    tags:    the kernel's: "OPTIMIZED", "DISABLED", "GONE", "FTRACE", and "OPTIMIZING", "DELETED".
     stops:   how often this probe stopped the guest.
     """
 

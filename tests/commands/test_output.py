@@ -6,7 +6,16 @@ from typing import Any
 
 from gdb_optprobe.debugger.output import Json, Text
 from gdb_optprobe.objects.aggregate import Count
-from gdb_optprobe.probes.views import Address, ObjectView, ProbeView, ReasonView, RecordView, RowView
+from gdb_optprobe.probes.views import (
+    Address,
+    CallsView,
+    ObjectView,
+    OutView,
+    ProbeView,
+    ReasonView,
+    RecordView,
+    RowView,
+)
 from tests.commands.fake_session import COLLECTOR, EXPLAINED, SHOWN, boosted, probe
 
 CONTRACT = [
@@ -226,3 +235,34 @@ def test_colour_touches_the_assembler_text_only() -> None:
     written: list[str] = []
     Text(written.append, lambda code: f"<{code}>").show([SHOWN])
     assert "    0xffffffff8134cc50  e9 ab 33 4f 00  <jmp 0xffffffff81840000>" in "".join(written)
+
+
+def under_way(*threads: tuple[int, str]) -> CallsView:
+    out = tuple(OutView(f"thread {pid} ({comm})", pid, comm) for pid, comm in threads)
+    nobody = (OutView("an interrupt on CPU 1", None, ""), OutView("", None, ""), OutView("", None, ""))
+    return CallsView(30, 13, len(threads) + 3, 1, 2, (*out, *nobody))
+
+
+def test_threads_with_calls_under_way_are_told_by_name() -> None:
+    calls = under_way((7, "cat"), *((pid, "sleep") for pid in range(100, 112)), (100, "sleep"))
+    lines: list[str] = []
+    Text(lines.append).probes([probe(kind="kretprobe", active=17, calls=calls)])
+    told = " ".join("".join(lines).split())
+    assert (
+        "17 calls under way: cat (7), sleep (100, 101, 102, 103, 104, 105, 106, 107 and 4 more), "
+        "an interrupt on CPU 1, 2 of a thread that cannot be told now" in told
+    )
+
+
+def test_calls_of_a_deleted_probe_have_a_row_without_a_number() -> None:
+    lines: list[str] = []
+    Text(lines.append).probes([probe(0, kind="kretprobe", tier="", state="deleted", calls=under_way((7, "cat")))])
+    assert lines[1].split()[:4] == ["-", "-", "0", "(deleted)"]
+
+
+def test_json_tells_each_call_that_is_under_way() -> None:
+    lines: list[str] = []
+    Json(lines.append).probes([probe(kind="kretprobe", active=4, calls=under_way((7, "cat")))])
+    ((row,),) = map(json.loads, lines)
+    assert row["active"] == row["calls"]["active"] == len(row["calls"]["out"]) == 4
+    assert row["calls"]["out"][0] == {"who": "thread 7 (cat)", "pid": 7, "comm": "cat"}

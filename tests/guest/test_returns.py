@@ -179,6 +179,71 @@ def sleepers(count: int = SLEEPERS) -> Workload:
     return Workload(f"for n in $(seq {count}); do sleep 1000 </dev/null >/dev/null 2>&1 & done; sleep 0.3")
 
 
+def sleeping(probe: dict[str, Any]) -> int:
+    """How many threads called `sleep` are in calls that are under way."""
+    out = probe["calls"]["out"]
+    assert {one["who"] for one in out} == {f"thread {one['pid']} ({one['comm']})" for one in out}
+    return len({one["pid"] for one in out if one["comm"] == "sleep"})
+
+
+KILLED = 20
+
+
+def test_calls_that_never_return(traced: Guest) -> None:
+    """Who is killed ends in `get_signal`: its call is dropped once its stack is gone, and memory is as it was."""
+    script: list[str | Workload] = [
+        "optprobe add get_signal -return",
+        Workload(f"for n in $(seq {KILLED}); do sleep 1000 & kill -9 $!; done 2>/dev/null; wait; sleep 0.3"),
+        keep("list", "optprobe list"),
+        "optprobe delete",
+        "optprobe commit",
+        STATE.format("gone"),
+    ]
+    finished = batch(traced, script, timeout=60)
+    assert finished.status == 0, finished.output
+    (probe,) = finished.json("list")
+    calls = probe["calls"]
+    assert (calls["dropped"], calls["active"], calls["missed"]) == (KILLED, 0, 0)
+    assert calls["entries"] == KILLED + calls["returns"]
+    assert finished.json("gone") == [0, 0, 0, 0, 0]
+
+
+EVERYWHERE = (
+    "vfs_read ksys_read __x64_sys_read pipe_read do_wait kernel_clone copy_process handle_mm_fault mutex_lock dput "
+    "schedule_timeout try_to_wake_up scheduler_tick hrtimer_interrupt release_task kmem_cache_free process_one_work"
+)
+STOPS = 1000 if FULL else 15
+LOOKS = (
+    "python from gdb_optprobe.debugger.attach import current_session; from random import Random; "
+    "from json import dumps; _s, _r = current_session(), Random(6); "
+    f"_a = [_s.run(0.05 * _r.random()) and len(_s.optimizer.under_way()) for _ in range({STOPS})]; "
+    "print('@@looks'); print(dumps(_a))"
+)
+
+
+def nobody_is_dropped(guest: Guest, functions: str) -> None:
+    """Calls that all return, of threads that come and go, in interrupts and at their end: none is taken for dead."""
+    guest.check(
+        "(while [ ! -e /tmp/over ]; do dd if=/dev/zero bs=64 count=20 2>/dev/null | cat >/dev/null; done; "
+        "rm /tmp/over) </dev/null >/dev/null 2>&1 &"
+    )
+    script: list[str | Workload] = [f"optprobe add {function} -return" for function in functions.split()]
+    script += [LOOKS, keep("list", "optprobe list"), "optprobe check", "optprobe delete"]
+    script += [Workload("touch /tmp/over; sleep 0.2")]
+    finished = batch(guest, script, timeout=60 + STOPS)
+    assert finished.status == 0, finished.output
+    assert sum(finished.json("looks")) > STOPS, "calls were under way"
+    for probe in finished.json("list"):
+        calls = probe["calls"]
+        assert (calls["dropped"], calls["missed"]) == (0, 0), probe
+        assert calls["entries"] == calls["returns"] + calls["active"]
+    assert not guest.problems()
+
+
+def test_nobody_is_dropped_who_returns(traced: Guest) -> None:
+    nobody_is_dropped(traced, EVERYWHERE)
+
+
 def test_probes_are_removed_while_calls_are_under_way(traced: Guest) -> None:
     """The trampoline and the table stay until the last of them has returned; a second probe does not disturb them."""
     script: list[str | Workload] = [
@@ -188,6 +253,8 @@ def test_probes_are_removed_while_calls_are_under_way(traced: Guest) -> None:
         "optprobe add hrtimer_nanosleep -return do hist($retval)",
         "optprobe delete",
         STATE.format("deleted"),
+        keep("left", "optprobe list"),
+        "optprobe list",
         "optprobe commit",
         Workload("dd if=/dev/zero of=/dev/null bs=1 count=300 2>/dev/null"),
         STATE.format("waiting"),
@@ -201,6 +268,11 @@ def test_probes_are_removed_while_calls_are_under_way(traced: Guest) -> None:
     assert finished.status == 0, finished.output
     (probe,) = finished.json("list")
     assert (probe["active"], probe["missed"]) == (SLEEPERS, 0)
+    assert sleeping(probe) == SLEEPERS
+    (left,) = finished.json("left")
+    assert (left["number"], left["state"], left["symbol"]) == (0, "deleted", "hrtimer_nanosleep")
+    assert (left["active"], sleeping(left)) == (SLEEPERS, SLEEPERS)
+    assert f"{SLEEPERS} calls under way: sleep (" in finished.output
     for name in ("deleted", "waiting"):
         points, left, dirty, code, data = finished.json(name)
         assert points == 1 and left and dirty and code and data, finished.output
@@ -243,6 +315,7 @@ def test_the_table_grows_with_the_calls_under_way(traced: Guest) -> None:
     script: list[str | Workload] = [
         "python from gdb_optprobe.probes import returning; returning.SLOTS = 16",
         "optprobe add hrtimer_nanosleep -return do hist($elapsed)",
+        "python from gdb_optprobe.debugger.attach import current_session; current_session().optimizer.pace.share = 1",
         *(sleepers(count) for count in (14, 40, 60)),
         keep("list", "optprobe list"),
         Workload("killall sleep; sleep 0.3"),

@@ -52,6 +52,9 @@ class Exiting(Protocol):
         moving: a CPU may be moving threads from queue to queue now.
         """
 
+    def hides(self) -> bool:
+        """Whether one may be hidden, be it that it has nothing but return addresses on its stack."""
+
 
 def exiting(kernel: Kernel, percpu: PerCpu) -> Exiting:
     """How this kernel keeps account of threads that end. Raises OptprobeError for one that could hide some."""
@@ -108,6 +111,9 @@ class Counted:
         if count > found and (moving or self._others()):
             raise NoSuchKernel(f"{count} threads are just ending and only {found} can be found")
 
+    def hides(self) -> bool:
+        return self._count() != 0
+
     def _others(self) -> bool:
         """Whether a queue of another class has a thread."""
         memory = self.percpu.kernel.memory
@@ -145,6 +151,9 @@ class Listed:
     def check(self, accounted: Collection[Thread], moving: bool) -> None:
         """None can hide."""
 
+    def hides(self) -> bool:
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class Unneeded:
@@ -153,3 +162,6 @@ class Unneeded:
 
     def check(self, accounted: Collection[Thread], moving: bool) -> None:
         """None matters."""
+
+    def hides(self) -> bool:
+        return True

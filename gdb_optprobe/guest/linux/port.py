@@ -53,6 +53,9 @@ class Stacks(Protocol):
     def saved(self) -> Iterable[Saved]:
         """Everything that may hold a saved PC now. Raises OptprobeError where something cannot be enumerated now."""
 
+    def hides(self) -> bool:
+        """Whether a thread that ends may have return addresses on a stack that is not among them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Room:

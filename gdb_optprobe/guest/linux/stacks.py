@@ -30,7 +30,7 @@ from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.percpu import PerCpu
 from gdb_optprobe.guest.linux.tasks import Task, Tasks
 from gdb_optprobe.guest.machine import Machine, Vcpu
-from gdb_optprobe.guest.saved import Saved
+from gdb_optprobe.guest.saved import Saved, Stack
 
 PAGE = 4096
 PAGING = 1 << 31  # CR0.PG
@@ -46,7 +46,7 @@ OF_VCPU = ("rsp", "cpl", "eflags", "gs_base", "k_gs_base", "cr0")
 
 
 @dataclass(frozen=True, slots=True)
-class _Stack:
+class _Own:
     who: str
     start: int
     end: int
@@ -82,6 +82,9 @@ class Stacks:
             if task.stack:
                 yield self._of_thread(task, alive.get(address, task.sp))
 
+    def hides(self) -> bool:
+        return self._tasks.hides()
+
     def _of_cpu(
         self, cpu: int, values: Mapping[str, int], threads: Mapping[int, Task], alive: dict[int, int]
     ) -> Iterator[Saved]:
@@ -95,7 +98,7 @@ class Stacks:
         sp = values["rsp"]
         interrupt = self._cpus.interrupt(cpu)
         if interrupt.start <= sp < interrupt.end:
-            yield self._read(interrupt.who, sp, interrupt.end)
+            yield self._read(interrupt.who, sp, Stack(interrupt.start, interrupt.end))
             sp = self._kernel.word(interrupt.end - 8)
         # A CPU that switches threads is on the stack of either, and the other one's SP is saved.
         for task in (threads[on.current], threads[on.next]):
@@ -105,22 +108,22 @@ class Stacks:
         if sp >> 63 and not any(sp - (1 << 64) in area for area in ENTRY_AREAS):
             raise NoSuchKernel(f"CPU {cpu} is on a stack at {sp:#x} that is none of its own")
         for stack in (interrupt, *self._cpus.entry(cpu)):
-            yield self._read(stack.who, stack.start, stack.end)
+            yield self._read(stack.who, stack.start, Stack(stack.start, stack.end))
         alive.update({address: threads[address].stack for address in (on.current, on.next)})
 
     def _of_thread(self, task: Task, sp: int) -> Saved:
         if not task.stack <= sp <= self._end(task):
             raise NoSuchKernel(f"{task} has its stack pointer {sp:#x} outside its stack at {task.stack:#x}")
-        return self._read(str(task), sp, self._end(task))
+        return self._read(str(task), sp, Stack(task.stack, self._end(task), task.pid, task.name))
 
     def _end(self, task: Task) -> int:
         return task.stack + self._thread_size
 
-    def _read(self, who: str, start: int, end: int) -> Saved:
+    def _read(self, who: str, start: int, stack: Stack) -> Saved:
         start &= ~7
         words = array("Q")
-        words.frombytes(self._kernel.memory.read(start, end - start) if start < end else b"")
-        return Saved(who, start, words)
+        words.frombytes(self._kernel.memory.read(start, stack.end - start) if start < stack.end else b"")
+        return Saved(who, start, words, stack)
 
 
 class _CpuStacks:
@@ -161,21 +164,21 @@ class _CpuStacks:
                 return self._percpu.bases.index(values[name])
         raise NoSuchKernel(f"vCPU {vcpu.number} is none of Linux's CPUs just now")
 
-    def interrupt(self, cpu: int) -> _Stack:
+    def interrupt(self, cpu: int) -> _Own:
         # The pointer is to the top word, or just behind it (before 5.12).
         end = -(-self._kernel.word(self._interrupt[cpu]) // PAGE) * PAGE
         if not end:
             raise NoSuchKernel(f"CPU {cpu} has no interrupt stack yet")
-        return _Stack(f"an interrupt on CPU {cpu}", end - INTERRUPT_STACK, end)
+        return _Own(f"an interrupt on CPU {cpu}", end - INTERRUPT_STACK, end)
 
-    def entry(self, cpu: int) -> Iterator[_Stack]:
+    def entry(self, cpu: int) -> Iterator[_Own]:
         start = self._entry[cpu]
-        yield _Stack(f"entry code on CPU {cpu}", start, start + ENTRY_STACK)
+        yield _Own(f"entry code on CPU {cpu}", start, start + ENTRY_STACK)
         area = self._kernel.word(self._areas[cpu])
         for name, offset in self._exceptions.items():
             start = area + offset
             if name not in SECURE_GUESTS_ONLY or self._mapped(start):
-                yield _Stack(f"an exception ({name}) on CPU {cpu}", start, start + self._exception_size)
+                yield _Own(f"an exception ({name}) on CPU {cpu}", start, start + self._exception_size)
 
     def _mapped(self, address: int) -> bool:
         try:

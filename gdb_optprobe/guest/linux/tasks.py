@@ -130,6 +130,10 @@ class Tasks:
         self._exiting.check([task for address, task in found.items() if address not in over], moving)
         return found
 
+    def hides(self) -> bool:
+        """Whether a thread that ends may be none of them: see exiting.py."""
+        return self._exiting.hides()
+
     def _listed(self, found: dict[int, Task]) -> None:
         """Processes from init's own on, and the threads of each."""
         leader = self._init

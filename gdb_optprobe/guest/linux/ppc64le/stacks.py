@@ -27,6 +27,7 @@ from gdb_optprobe.guest.linux.ppc64le import areas
 from gdb_optprobe.guest.linux.ppc64le.threads import Cpu, Layout, Stack, Thread, Threads, cpus, online
 from gdb_optprobe.guest.machine import Machine, Vcpu
 from gdb_optprobe.guest.saved import Saved
+from gdb_optprobe.guest.saved import Stack as Whole
 from gdb_optprobe.isa.ppc64le.abi import RED_ZONE
 
 USER, TRANSLATED = 1 << 14, 1 << 5  # MSR.PR, MSR.IR
@@ -65,7 +66,7 @@ class Stacks:
                     raise NoSuchKernel(f"two vCPUs seem to be CPU {cpu.number}")
                 running[cpu] = values["r1"], RED_ZONE
                 if self._is_entering(values):
-                    yield self._read(f"an interrupt on CPU {cpu.number}", cpu.paca, cpu.paca + PACA_SIZE)
+                    yield self._read(f"an interrupt on CPU {cpu.number}", cpu.paca, _paca(cpu))
                     interrupted = self._registers_of(vcpu, IN_ENTRY)
                     yield Saved(f"an interrupt on CPU {cpu.number}", 0, array("Q", interrupted.values()))
                     running[cpu] = values["r1"], RED_ZONE + INTERRUPT_FRAME
@@ -82,6 +83,9 @@ class Stacks:
         for address, thread in threads.items():
             if thread.stack:
                 yield self._of_thread(thread, alive.get(address, thread.sp))
+
+    def hides(self) -> bool:
+        return True  # this kernel keeps no account of threads that end
 
     def _comes_from_user_mode(self, values: Mapping[str, int], cpu: Cpu | None) -> bool:
         """In user mode, or in entry code that still has its registers, or has them again."""
@@ -108,7 +112,7 @@ class Stacks:
         left = list(cpu.interrupt)
         while stack := next((stack for stack in left if stack.start <= sp < stack.end), None):
             left.remove(stack)
-            yield self._read(stack.who, max(stack.start, sp - below), stack.end)
+            yield self._read(stack.who, max(stack.start, sp - below), Whole(stack.start, stack.end))
             sp = self._out_of(stack, sp)
         if current not in threads:
             raise NoSuchKernel(f"CPU {cpu.number} runs no thread yet")
@@ -119,8 +123,8 @@ class Stacks:
         if not any(stack.start <= sp < stack.end for stack in cpu.emergency):
             raise NoSuchKernel(f"CPU {cpu.number} is on a stack at {sp:#x} that is none of its own")
         for stack in cpu.stacks:
-            yield self._read(stack.who, stack.start, stack.end)
-        yield self._read(f"an emergency on CPU {cpu.number}", cpu.paca, cpu.paca + PACA_SIZE)
+            yield self._read(stack.who, stack.start, Whole(stack.start, stack.end))
+        yield self._read(f"an emergency on CPU {cpu.number}", cpu.paca, _paca(cpu))
         alive[current] = threads[current].stack
 
     def _out_of(self, stack: Stack, sp: int) -> int:
@@ -137,13 +141,17 @@ class Stacks:
     def _of_thread(self, thread: Thread, sp: int) -> Saved:
         if not thread.stack <= sp <= self._end(thread):
             raise NoSuchKernel(f"{thread} has its stack pointer {sp:#x} outside its stack at {thread.stack:#x}")
-        return self._read(str(thread), sp, self._end(thread))
+        return self._read(str(thread), sp, Whole(thread.stack, self._end(thread), thread.pid, thread.name))
 
     def _end(self, thread: Thread) -> int:
         return thread.stack + self._layout.thread_size
 
-    def _read(self, who: str, start: int, end: int) -> Saved:
+    def _read(self, who: str, start: int, stack: Whole) -> Saved:
         start &= ~7
         words = array("Q")
-        words.frombytes(self._kernel.memory.read(start, end - start) if start < end else b"")
-        return Saved(who, start, words)
+        words.frombytes(self._kernel.memory.read(start, stack.end - start) if start < stack.end else b"")
+        return Saved(who, start, words, stack)
+
+
+def _paca(cpu: Cpu) -> Whole:
+    return Whole(cpu.paca, cpu.paca + PACA_SIZE)

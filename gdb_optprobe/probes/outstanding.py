@@ -1,0 +1,71 @@
+"""Views of the calls that return probes saw entered, those of deleted probes among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gdb_optprobe.objects.instances import Instances
+from gdb_optprobe.probes.optimizer import Optimizer
+from gdb_optprobe.probes.returns import UnderWay
+from gdb_optprobe.probes.site import Site
+from gdb_optprobe.probes.spec import Kind
+from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.views import CallsView, OutView, ProbeView
+
+
+def calls(found: Instances, out: Sequence[UnderWay]) -> CallsView:
+    """out: those of `found` that are under way, and whose they are."""
+    callers = [OutView(one.caller.who, one.caller.pid, one.caller.name) for one in out]
+    callers.sort(key=lambda one: (one.pid is None, one.pid, one.who))
+    return CallsView(found.entries, found.returns, len(found.active), found.missed, found.dropped, tuple(callers))
+
+
+def of(site: Site, out: Sequence[UnderWay]) -> Sequence[UnderWay]:
+    """Those that count for the probes of `site`."""
+    points = list(site.point.tables) if site.point is not None else []
+    return [one for one in out if any(one.point is point for point in points)]
+
+
+def deleted(optimizer: Optimizer) -> Iterator[ProbeView]:
+    """A row for each function with calls under way that only return probes saw entered which are no more."""
+    points, target, out = optimizer.returns.points, optimizer.target, optimizer.under_way()
+    theirs = {id(one) for site in optimizer.registry.sites() for one in of(site, out)}
+    left = [one for one in out if id(one) not in theirs]
+    for address in sorted({one.point.address for one in left}):
+        here = [one for one in left if one.point.address == address]
+        tables = [point.instances(target) for point in points if any(point is one.point for one in here)]
+        yield _deleted(address, tables, here, target)
+
+
+def _deleted(address: int, tables: Sequence[Instances], out: Sequence[UnderWay], target: Target) -> ProbeView:
+    symbol = target.symbol(address)
+    counts = [(table.returns, table.missed, table.dropped) for table in tables]
+    returns, missed, dropped = (sum(each) for each in zip(*counts, strict=True))
+    found = Instances(returns, missed, dropped, tuple(one.call for one in out))
+    return ProbeView(
+        number=0,
+        name="",
+        kind=Kind.KRETPROBE.value,
+        location=symbol or f"*{address:#x}",
+        address=address,
+        symbol=symbol,
+        tier="",
+        state="deleted",
+        tags=("DELETED",),
+        enabled=False,
+        needs_gdb=False,
+        reason=None,
+        patch_size=0,
+        original_bytes=b"",
+        patched_bytes=b"",
+        detour=None,
+        condition="",
+        actions=(),
+        hits=returns,
+        missed=missed,
+        active=len(found.active),
+        dropped=0,
+        faults=0,
+        stops=0,
+        calls=calls(found, out),
+    )
