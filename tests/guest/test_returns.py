@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -208,6 +209,17 @@ def test_calls_that_never_return(traced: Guest) -> None:
     assert finished.json("gone") == [0, 0, 0, 0, 0]
 
 
+@contextmanager
+def busy(guest: Guest, command: str) -> Iterator[None]:
+    """The guest runs it again and again meanwhile."""
+    loop = f"until [ -e /tmp/over ]; do {command}; done; rm /tmp/over"
+    guest.check(f"rm -f /tmp/over; ({loop}) </dev/null >/dev/null 2>&1 &")
+    try:
+        yield
+    finally:
+        guest.check("touch /tmp/over; while [ -e /tmp/over ]; do sleep 0.02; done")
+
+
 EVERYWHERE = (
     "vfs_read ksys_read __x64_sys_read pipe_read do_wait kernel_clone copy_process handle_mm_fault mutex_lock dput "
     "schedule_timeout try_to_wake_up scheduler_tick hrtimer_interrupt release_task kmem_cache_free process_one_work"
@@ -223,14 +235,10 @@ LOOKS = (
 
 def nobody_is_dropped(guest: Guest, functions: str) -> None:
     """Calls that all return, of threads that come and go, in interrupts and at their end: none is taken for dead."""
-    guest.check(
-        "(while [ ! -e /tmp/over ]; do dd if=/dev/zero bs=64 count=20 2>/dev/null | cat >/dev/null; done; "
-        "rm /tmp/over) </dev/null >/dev/null 2>&1 &"
-    )
     script: list[str | Workload] = [f"optprobe add {function} -return" for function in functions.split()]
-    script += [LOOKS, keep("list", "optprobe list"), "optprobe check", "optprobe delete"]
-    script += [Workload("touch /tmp/over; sleep 0.2")]
-    finished = batch(guest, script, timeout=60 + STOPS)
+    script += [LOOKS, keep("list", "optprobe list"), "optprobe check"]
+    with busy(guest, "dd if=/dev/zero bs=64 count=20 2>/dev/null | cat >/dev/null"):
+        finished = batch(guest, script, timeout=60 + STOPS)
     assert finished.status == 0, finished.output
     assert sum(finished.json("looks")) > STOPS, "calls were under way"
     for probe in finished.json("list"):
@@ -344,8 +352,6 @@ def test_quit_while_calls_are_under_way(traced: Guest) -> None:
 
 
 def test_backtraces_show_where_calls_really_return(traced: Guest) -> None:
-    dd = "dd if=/dev/zero of=/dev/null bs=1 count=20"
-    traced.check(f"(for n in $(seq 60); do {dd}; sleep 0.05; done) </dev/null >/dev/null 2>&1 &")
     script = [f"optprobe add {function} -return" for function in FUNCTIONS]
     script += [
         "break read_zero",
@@ -363,7 +369,8 @@ def test_backtraces_show_where_calls_really_return(traced: Guest) -> None:
         "python print('@@behind'); gdb.execute('bt')",
         "optprobe check",
     ]
-    finished = batch(traced, script, timeout=60)
+    with busy(traced, "dd if=/dev/zero of=/dev/null bs=1 count=20; sleep 0.05"):
+        finished = batch(traced, script, timeout=60)
     assert finished.status == 0, finished.output
 
     def frames(name: str) -> list[str]:
