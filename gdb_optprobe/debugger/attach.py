@@ -232,6 +232,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
         alive=lambda: _alive(linux, holder),
         scope=lambda address: linux.scope(address, convenience, dwarf),
         backtrace=partial(_backtrace, linux.unwinder(memory.read), isa, holder),
+        hidden_returns=linux.hidden_returns,
         guard=attachments.guarded,
         step_out=lambda ranges: _step_out(machine, linux, ranges),
         at_return=lambda address: linux.at_return(address, convenience),

@@ -92,11 +92,13 @@ class Way:
 
     ours: the range (start, end) of our code. A return address in it is a trampoline's: the call that made it is alive.
     pc:   the function's entry.
+    hidden: where a tracer of the guest's own has calls return to: such an address does not tell who is alive.
     """
 
     trampoline: int
     ours: tuple[int, int]
     pc: int = 0
+    hidden: tuple[int, ...] = ()
 
 
 def entry(table: Table, way: Way, before: Before, isa: Returning, parts: Sequence[Part] = ()) -> Code:
@@ -149,7 +151,7 @@ def _entry(
     other.take_this(slot), other.take_this(word)
     more = tuple(name for name in isa.kept(used.other, before) if name not in saved)
     emit.save(more)
-    _search(emit, table, way.ours, slot, word)
+    _search(emit, table, way, slot, word)
     emit.restore(more)
     emit.pool = usual
     emit.branch(Test.NE, slot, 0, False, claimed)
@@ -194,14 +196,17 @@ def _keep(emit: ReturnEmitter, pc: tuple[str, int], part: Part, slot: str) -> No
             emit.mark(done)
 
 
-def _search(emit: ReturnEmitter, table: Table, ours: tuple[int, int], slot: str, word: str) -> None:
+def _search(emit: ReturnEmitter, table: Table, way: Way, slot: str, word: str) -> None:
     """The slot behind `slot`, the first of the search, that is now the call's; 0 where there is none."""
     at, count, other = (emit.pool.take() for _ in range(3))
     dead_next, dead, search, again, busy, found, done = (Label() for _ in range(7))
     emit.key(word)
     emit.return_address(other)
-    emit.binary(Arithmetic.SUB, other, other, ours[0], 64, False)
-    emit.branch(Test.LT, other, ours[1] - ours[0], False, search)
+    for address in way.hidden:
+        emit.branch(Test.EQ, other, address, False, search)
+    start, end = way.ours
+    emit.binary(Arithmetic.SUB, other, other, start, 64, False)
+    emit.branch(Test.LT, other, end - start, False, search)
     _begin(emit, table, at, count, slot)
     emit.mark(dead)
     emit.branch(Test.EQ, Value(Memory(at, KEY)), 0, False, search)

@@ -39,6 +39,7 @@ from gdb_optprobe.probes.target import NamesAt
 
 LARGEST_BTF = 1 << 26
 TYPES = "types.btf"
+RETURN_HOOKS = ("return_to_handler", "arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline")
 DebugAt = Callable[[int, abi.Abi, Callable[[], Expr | None]], Debug | None]
 """Of an address, what debug information tells; the last tells where the frame of the function there begins."""
 
@@ -139,6 +140,12 @@ class Linux:
     def stacks_missing(self) -> str:
         """Why not all stacks can be told, in words; "" when they can."""
         return self.port.stacks_missing(self.kernel)
+
+    @cached_property
+    def hidden_returns(self) -> tuple[int, ...]:
+        """Where the kernel's tracers have calls return to (fgraph.c, rethook.c, kprobes.c)."""
+        found = (self.kernel.symbols.address(name) for name in RETURN_HOOKS)
+        return tuple(address for address in found if address is not None)
 
     # names -----------------------------------------------------------------------------------------------------------
 

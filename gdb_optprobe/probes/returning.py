@@ -179,7 +179,7 @@ class ReturnPoint:
         handler = self._handlers[0]
         readers = next((each for each in self._readers if each is not None), None)
         before = Before(dead, per_cpu=handler.per_cpu, base=self._base, readers=readers)
-        way = Way(at, self._ours, self.address)
+        way = Way(at, self._ours, self.address, target.hidden_returns)
         return lowering_returns.entry(self.table, way, before, _of(target), self.parts)
 
     def _costs(self, made: Trampoline, trampoline: Detour, plan: Plan, target: Target) -> Costs:
@@ -227,7 +227,7 @@ class ReturnPoint:
         new, after, room = Instance(key, back), self.layout.missed(before), False
         if not any(Clock() in nodes(node) for part in self.parts for _, node in part.kept):
             new = replace(new, saved=self._kept(hit, target))
-            after, room = self.layout.entered(before, new, self.is_ours(back))
+            after, room = self.layout.entered(before, new, self.is_ours(back) or back in target.hidden_returns)
         self._write(before, after, target)
         if room:
             self._return_to(self.trampoline.detour.address, key, hit.write, target)

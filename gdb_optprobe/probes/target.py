@@ -116,6 +116,7 @@ class Target:
     entered:        whether it is known that calls enter a function where it starts, and return to who called.
     modules:        text that comes and goes.
     left:           probes of an earlier GDB that are in the guest; None where none are. Raises OptprobeError.
+    hidden_returns: where tracers of the guest's own have calls return to.
     alive:          raises OptprobeError when this is no longer the guest that was attached to.
     guard:          called before the first probe is written: see that the guest is freed should the debugger die.
     step_out:       single-step every vCPU that is in one of these ranges until it is not.
@@ -140,6 +141,7 @@ class Target:
     backtrace: Callable[[Mapping[str, int], bytes], Iterable[tuple[int, bool]]] = lambda registers, stack: ()
     at_return: Callable[[int], NamesAt | None] = lambda address: None
     entered: Callable[[Function], bool] = lambda function: True
+    hidden_returns: tuple[int, ...] = ()
     guard: Callable[[], None] = lambda: None
     step_out: Callable[[Sequence[tuple[int, int]]], None] = lambda ranges: None
     left: Callable[[], Left | None] = lambda: None

@@ -26,6 +26,7 @@ from gdb_optprobe.isa.x86_64.returning import RETURNING as X86
 from gdb_optprobe.objects.instances import Instances, InstancesLayout
 
 PAGE = 4096
+MOST = 3_000_000  # instructions
 MASK = (1 << 64) - 1
 
 
@@ -69,6 +70,11 @@ class Side:
     @property
     def trampoline(self) -> int:
         return self.left + 4
+
+    @property
+    def hooks(self) -> tuple[int, int]:
+        """Where the guest's own tracers have calls return to."""
+        return self.callers, self.callers + 4
 
     @property
     def counter(self) -> int:
@@ -160,7 +166,7 @@ class World:
         self.machine.hook_add(unicorn.UC_HOOK_CODE, self._count)
         if side is not INTEL:
             self.machine.reg_write(ppc_const.UC_PPC_REG_MSR, _LITTLE_ENDIAN)
-        way = Way(side.trampoline, (side.code, side.code + PAGE))
+        way = Way(side.trampoline, (side.code, side.code + PAGE), hidden=side.hooks)
         code = entry(self._table, way, Before(self.dead, base=side.base), side.returning)(side.entry)
         self.end = side.entry + len(code)
         assert self.end < side.left
@@ -192,6 +198,7 @@ class World:
 
     def _count(self, *_: object) -> None:
         self.executed += 1
+        assert self.executed < MOST, "it runs in circles"
 
     def _fill(self, _: object, address: int, access: int, entry: Any, __: object) -> bool:
         """Callers are not there: a return to one ends the run."""
@@ -304,7 +311,7 @@ class World:
 
     def caller(self) -> int:
         """Somewhere to return to."""
-        return self.side.callers + self.chosen.randrange(0, PAGE, 4)
+        return self.side.callers + self.chosen.randrange(8, PAGE, 4)
 
     def stack(self) -> int:
         """A stack pointer where some thread may call."""

@@ -108,6 +108,21 @@ def test_tail_recursion(side: Side) -> None:
 
 
 @on_each_side
+@pytest.mark.parametrize("hook", [0, 1])
+def test_tail_calls_beneath_a_tracer_of_the_guest(side: Side, hook: int) -> None:
+    """f jumps to g, whose return a tracer hides, and g to f: the first call of f is not dead."""
+    world = World(side)
+    sp, caller = world.stack(), world.caller()
+    assert world.enter(sp, caller)
+    assert world.enter(sp, side.hooks[hook])
+    assert world.leave(sp) == side.hooks[hook]
+    world.write(sp + side.place, side.trampoline.to_bytes(8, "little"))  # as the tracer returns
+    assert world.leave(sp) == caller
+    found = world.instances()
+    assert (found.returns, found.missed, found.dropped, found.active) == (2, 0, 0, ())
+
+
+@on_each_side
 @whether_traced
 def test_what_programs_find(side: Side, traced: bool) -> None:
     """The stack pointer and the flags as the function left them, and the call's slot, whatever is saved around them."""
