@@ -79,7 +79,7 @@ def test_calls_within_calls(boot: Boot, tmp_path: Path, arch: str) -> None:
     calls = STATES * DEPTH
     assert [probe["hits"] for probe in probes[:2]] == [calls, calls]
     assert [probe["calls"] for probe in probes[:2]] == 2 * [
-        {"entries": calls, "returns": calls, "active": 0, "missed": 0, "dropped": 0}
+        {"entries": calls, "returns": calls, "active": 0, "missed": 0, "dropped": 0, "out": []}
     ]
     assert [finished.json(f"sum {number}") for number in (1, 2)] == 2 * [STATES * DEPTH * (DEPTH + 1) // 2]
     assert probes[2]["hits"] == probes[2]["calls"]["entries"] >= STATES
