@@ -10,10 +10,12 @@ class BreakCommand(AddCommand):
     optprobe break LOCATION [OPTIONS] [if EXPR] [do ACTION, ...]
 
     EXPR is computed in the guest: a hit for which it is false does not stop it.
+    With -return the guest stops where the function has returned to.
 
     Examples:
       optprobe break kfree if object == $obj
       optprobe break vfs_read if count > 4096
+      optprobe break vfs_read -return if $retval < 0
     """
 
     word = "break"

@@ -135,8 +135,6 @@ _ORDER = "the order is LOCATION OPTIONS if EXPR do ACTION, …"
 
 def parse_break(text: str) -> Add:
     """`break` is `add … do stop`; what is to be done before stands behind `do` there too."""
-    if not any(word.text == "do" for word in _clause_words(text)):
-        return parse_add(f"{text.rstrip()} do stop")
     add = parse_add(text)
     return replace(add, clause=replace(add.clause, actions=(*add.clause.actions, Fragment.whole("stop"))))
 

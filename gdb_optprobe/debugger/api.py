@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gdb_optprobe.debugger.attach import current_session
-from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.source import Fragment, split
 from gdb_optprobe.interrupts import held
 from gdb_optprobe.probes.session import Session
@@ -104,10 +103,11 @@ def kretprobe(
     when, do:   as of kprobe, where the function has returned: `$retval`, `$elapsed`, `$saved.n`.
     entry_when: a condition at the function's entry: other calls are not looked at.
     save:       what `$saved.n` is, by n: expressions at the entry.
+    handler:    called with the `ReturnHit` while the guest stands where the function has returned, where `when` holds.
+    entry_handler: called with the `EntryHit` while it stands at the entry; a true result leaves the call out. What it
+                puts into `hit.data` the same call's ReturnHit has.
     maxactive:  how many calls at once are seen; 0 for as many as there are.
     """
-    if handler is not None or entry_handler is not None:
-        raise OptprobeError("Python handlers of returns are not built yet", "when=, do= and save= run in the guest")
     session = current_session()
     spec = Spec(
         location,
@@ -116,6 +116,8 @@ def kretprobe(
         actions=tuple(part.text for part in split(Fragment.whole(do))) if isinstance(do, str) else tuple(do),
         tier=tier,
         name=name,
+        pre_handler=entry_handler,
+        return_handler=handler,
         entry_condition=Fragment.whole(entry_when) if entry_when.strip() else None,
         entry_actions=tuple(Fragment.whole(f"save {each} = {value}") for each, value in (save or {}).items()),
         maxactive=maxactive,

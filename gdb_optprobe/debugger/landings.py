@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 
 import gdb
 
-from gdb_optprobe.debugger.machine import GdbMachine, write_selected_registers
+from gdb_optprobe.debugger.machine import GdbMachine, read_register, write_selected_registers
 from gdb_optprobe.debugger.parameters import machine_interface
 from gdb_optprobe.interrupts import held, unbroken
 from gdb_optprobe.isa.base import Isa
-from gdb_optprobe.probes.stops import Landing
+from gdb_optprobe.probes.stops import Arrival, Landing, ReturnLanding
 
 # Where GDB takes a watchpoint for hit before the access (ppc64le), it makes a step then, and stops of two vCPUs at once
 # can get lost: there the pads always have breakpoints.
@@ -29,20 +29,34 @@ class Landings:
     """The pads of one connection and their bell.
 
     arrive: called when who has come to a pad stands at the probed address.
+    tell:   called when who has come to one of returns stands behind the call.
     """
 
-    def __init__(self, machine: GdbMachine, isa: Isa, arrive: Callable[[Landing], None]) -> None:
+    def __init__(
+        self, machine: GdbMachine, isa: Isa, arrive: Callable[[Landing], None], tell: Callable[[Arrival], None]
+    ) -> None:
         self.machine = machine
-        self.pc = isa.pc
+        self.pc, self.sp = isa.pc, isa.sp
         self._with_bell = isa.name in _WITH_BELL
         self.arrive = arrive
-        self._pads: list[Pad] = []
+        self.tell = tell
+        self._pads: list[Pad | ReturnPad] = []
+        self._returned: tuple[int, int] | None = None
         self._dropped: list[gdb.Breakpoint] = []
         self._bell: Bell | None = None
         self._rung = self._came = 0
 
     def add(self, landing: Landing) -> Pad:
         pad = Pad(landing, self)
+        self._add(pad, landing)
+        return pad
+
+    def add_return(self, landing: ReturnLanding) -> ReturnPad:
+        pad = ReturnPad(landing, self)
+        self._add(pad, landing)
+        return pad
+
+    def _add(self, pad: Pad | ReturnPad, landing: Landing | ReturnLanding) -> None:
         if self._bell is None and self._with_bell:
             self._rung = landing.rung
             self._bell = Bell(landing.bell, self.look)
@@ -50,17 +64,21 @@ class Landings:
             self._came = self._count() if self._bell is not None else 0
         self._pads.append(pad)
         self.look()
-        return pad
 
-    def drop(self, pad: Pad) -> None:
-        """Nobody is stopped there any more."""
+    def drop(self, pad: Pad | ReturnPad, others: Sequence[gdb.Breakpoint]) -> None:
+        """Nobody is stopped there any more, nor at the others, which are its own."""
         self._pads.remove(pad)
-        pad.enabled = pad.gate.enabled = pad.via.enabled = False
-        self._dropped += [pad.gate, pad.via, pad]
+        self.discard([*others, pad])
         if not self._pads and self._bell is not None:
             self._bell.enabled = False
             self._dropped.append(self._bell)
             self._bell = None
+
+    def discard(self, breakpoints: Sequence[gdb.Breakpoint]) -> None:
+        """They are deleted when that can be."""
+        for each in breakpoints:
+            each.enabled = False
+        self._dropped += breakpoints
 
     def came(self) -> None:
         """Somebody is at a pad."""
@@ -69,6 +87,19 @@ class Landings:
     def is_coming(self, address: int) -> bool:
         """Whether the selected thread is on its way from a pad to `address`."""
         return any(pad.is_awaited(address) for pad in self._pads)
+
+    def returned(self, address: int) -> None:
+        """The selected thread stops at `address`, where a call has returned to."""
+        self._returned = _thread().num, address
+
+    def has_returned(self, address: int) -> bool:
+        """Whether the stop that GDB is about to make, or has made, is one of the selected thread's there."""
+        coming = any(isinstance(pad, ReturnPad) and pad.is_arriving(address) for pad in self._pads)
+        return coming or self._returned == (_thread().num, address)
+
+    def go_on(self) -> None:
+        """The guest is about to run."""
+        self._returned = None
 
     def look(self) -> None:
         """Whether anybody has rung who has not come yet: the pads have breakpoints only then."""
@@ -156,7 +187,91 @@ class Pad(gdb.Breakpoint):
         return self._landing.address == address and _thread().num in self._coming
 
     def remove(self) -> None:
-        self._landings.drop(self)
+        self._landings.drop(self, [self.gate, self.via])
+
+
+class ReturnPad(gdb.Breakpoint):
+    """The breakpoint at the pad of a function's returns: GDB steps the return that is there.
+
+    A gate waits behind the call for a stack pointer: in between may be trampolines, of tail calls, while others run.
+    """
+
+    def __init__(self, landing: ReturnLanding, landings: Landings) -> None:
+        super().__init__(f"*{landing.pad:#x}", internal=True)
+        self.enabled = False
+        self.silent = True
+        self.stepped = 0
+        self.moved = 0
+        self._landing = landing
+        self._landings = landings
+        self.sp = landings.sp
+        self._gates: dict[int, ReturnGate] = {}
+
+    def stop(self) -> bool:
+        return unbroken(self._come)()
+
+    @held()
+    def _come(self) -> bool:
+        me = _thread().num, read_register(self.sp)
+        again = any(me == who for gate in self._gates.values() for who, _ in gate.coming)
+        # QEMU may report it again before the step is made; GDB has taken the breakpoint out of the stub for that.
+        if again and not self._landings.machine.stops_at(self._landing.pad):
+            return False
+        self._landings.came()
+        arrival = self._landing.comes()
+        if arrival is not None:
+            if arrival.address not in self._gates:
+                self._gates[arrival.address] = ReturnGate(arrival.address, self)
+            self._gates[arrival.address].coming.append((me, arrival))
+        return False
+
+    def is_arriving(self, address: int) -> bool:
+        """Whether the selected thread is at the gate there, and is waited for."""
+        return address in self._gates and bool(self._gates[address].awaited())
+
+    def is_awaited(self, address: int) -> bool:
+        """Nobody who is to arrive there had a hit of that address."""
+        return False
+
+    @held()
+    def arrived(self, gate: ReturnGate) -> bool:
+        """Whether the selected thread, which is at the gate, came by this pad."""
+        found = gate.awaited()
+        if not found:
+            return False
+        gate.coming = [(who, each) for who, each in gate.coming if each not in found]
+        if not gate.coming:
+            self._landings.discard([self._gates.pop(gate.address)])
+        self._landings.returned(gate.address)
+        for arrival in found:
+            self.stepped += 1
+            self._landings.tell(arrival)
+        return True
+
+    def remove(self) -> None:
+        self._landings.drop(self, [*self._gates.values()])
+
+
+class ReturnGate(gdb.Breakpoint):
+    """The breakpoint behind a call while somebody is on his way there.
+
+    coming: with each, the thread and the stack pointer that were at the pad.
+    """
+
+    def __init__(self, address: int, pad: ReturnPad) -> None:
+        super().__init__(f"*{address:#x}", internal=True)
+        self.silent = not machine_interface()
+        self.address = address
+        self.coming: list[tuple[tuple[int, int], Arrival]] = []
+        self._pad = pad
+
+    def awaited(self) -> list[Arrival]:
+        """Those that the selected thread is."""
+        sp = read_register(self._pad.sp) if self.coming else 0
+        return [arrival for _, arrival in self.coming if arrival.sp == sp]
+
+    def stop(self) -> bool:
+        return unbroken(self._pad.arrived)(self)
 
 
 class Via(gdb.Breakpoint):
@@ -198,6 +313,13 @@ def announcement(numbers: Sequence[int]) -> str:
         + "".join(f"optprobe {number}, " for number in numbers)
         + frame
     )
+
+
+def returned(values: Sequence[tuple[str, int]]) -> str:
+    """What functions have returned; the last one's is the user's `$retval` too."""
+    for _, value in values:
+        gdb.set_convenience_variable("retval", value)
+    return "".join(f"{function} has returned {value} ($retval)\n" for function, value in values)
 
 
 def _thread() -> gdb.InferiorThread:

@@ -23,7 +23,7 @@ from typing import Any
 import gdb
 
 from gdb_optprobe.debugger.guard import Guard
-from gdb_optprobe.debugger.landings import Landings, announcement
+from gdb_optprobe.debugger.landings import Landings, announcement, returned
 from gdb_optprobe.debugger.machine import GdbMachine, read_register, write_selected_registers
 from gdb_optprobe.debugger.parameters import machine_interface
 from gdb_optprobe.debugger.running import never
@@ -32,7 +32,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.interrupts import held, is_held, unbroken
 from gdb_optprobe.isa.base import Isa
-from gdb_optprobe.probes.stops import Hit, Landing, Move, OnHit, StopPoint
+from gdb_optprobe.probes.stops import Arrival, Hit, Landing, Move, OnHit, ReturnLanding, StopPoint
 
 MOVE_COMMAND = "optprobe-move"
 MOVING = f"silent\n{MOVE_COMMAND}\ncontinue"
@@ -61,13 +61,14 @@ class GdbStops:
         self._watch: Watch | None = None
         self.asked: Callable[[], bool] = never
         self._handed_over = False
-        self._landings = Landings(machine, isa, self._landed)
+        self._landings = Landings(machine, isa, self._landed, self._returned)
         # Who was stopped at a probed address for the user, and stands there.
         self._shown: dict[Vcpu, int] = {}
         # Who was reported again at an address where his hit is run: a breakpoint of GDB's own may stop him there.
         self._again: tuple[Vcpu, int] | None = None
         # What is to be told at the stop that is coming: the numbers of probes; and what was told at the last one.
         self._stopped_by: list[int] = []
+        self._values: list[tuple[str, int]] = []
         self.told = ""
         self._behind: Callable[[int], int | None] = lambda _: None
         self._moved: Callable[[], None] = lambda: None
@@ -94,6 +95,9 @@ class GdbStops:
 
     def land(self, landing: Landing) -> StopPoint:
         return self._landings.add(landing)
+
+    def land_return(self, landing: ReturnLanding) -> StopPoint:
+        return self._landings.add_return(landing)
 
     def on_resume(self, behind: Callable[[int], int | None], moved: Callable[[], None]) -> None:
         self._behind, self._moved = behind, moved
@@ -159,7 +163,7 @@ class GdbStops:
             try:
                 moves.append(point.on_hit(hit))
             except Exception as error:  # a user's handler: whatever it raises is told, and the guest is theirs
-                self._move = f"a handler of the probe at {breakpoint.at:#x} failed: {type(error).__name__}: {error}"
+                self._move = f"a handler of the probe at {hit.address:#x} failed: {type(error).__name__}: {error}"
                 return True
         if hit.stopped_by:
             for point in breakpoint.points:
@@ -198,6 +202,12 @@ class GdbStops:
         self._stepping = self._state(vcpu)
         landing.arrives(hit)
         self._show(hit)
+
+    def _returned(self, arrival: Arrival) -> None:
+        """Somebody who came to the pad of a function's returns stands behind the call."""
+        self._stopped_by += arrival.probes
+        if arrival.value is not None:
+            self._values.append((arrival.function, arrival.value))
 
     def _show(self, hit: Hit) -> None:
         self._shown[self.machine.selected()] = hit.address
@@ -254,7 +264,8 @@ class GdbStops:
 
     def _may_stop(self, address: int) -> bool:
         same_vcpu = _selected_thread() == self._last_thread
-        return self._continuing and same_vcpu and address not in addresses_of_users()
+        theirs = address in addresses_of_users() or self._landings.has_returned(address)
+        return self._continuing and same_vcpu and not theirs
 
     # called by GDB -----------------------------------------------------------------------------------------------
 
@@ -309,12 +320,14 @@ class GdbStops:
     def _tell(self, event: gdb.StopEvent) -> None:
         for breakpoint in self._points.values():
             breakpoint.go_by()
-        self.told = announcement(self._stopped_by)
+        self.told = announcement(self._stopped_by) + returned(self._values)
         self._stopped_by.clear()
+        self._values.clear()
         gdb.write(f"\n{self.told}")
 
     def _note_resume(self, _: gdb.ContinueEvent) -> None:
         self._standing = None
+        self._landings.go_on()
         with held():
             self.go_on()
         if not is_held():

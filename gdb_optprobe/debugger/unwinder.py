@@ -19,7 +19,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.port import Unwinder
 from gdb_optprobe.isa import machines
 from gdb_optprobe.isa.base import Isa, ReadMemory
-from gdb_optprobe.probes.returning import key_after
+from gdb_optprobe.probes.return_hits import key_after
 from gdb_optprobe.probes.session import Session
 
 MASK = (1 << 64) - 1

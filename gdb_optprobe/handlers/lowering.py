@@ -35,6 +35,7 @@ from gdb_optprobe.handlers.program import (
     Emit,
     Expr,
     Program,
+    Put,
     Register,
     Stop,
     Table,
@@ -130,12 +131,11 @@ def _emit(program: Program, around: Surroundings, machine: Machine, before: Befo
     for action in program.actions:
         if isinstance(action, Stop):
             continue
-        index, address = next(objects)
+        index, address = next(objects) if not isinstance(action, Put) else (0, 0)
         with refused(action):
             _act(emit, pc, around, action, index, address)
     if program.stop is not None:
-        emit.add(Memory(offset=around.bell + RUNG, near=True), 1)
-        emit.store(Memory(offset=around.bell, near=True), 1)
+        ring(emit, around.bell)
     emit.restore(more)
     emit.pool = condition
     if program.stop is not None:
@@ -150,6 +150,12 @@ def _emit(program: Program, around: Surroundings, machine: Machine, before: Befo
     emit.mark(end)
     emit.restore(saved, around.passed if program.stop is not None else Dead())
     return Used(frozenset(condition.used), frozenset(actions.used))
+
+
+def ring(emit: Emitter, bell: int) -> None:
+    """Have a debugger come to the pads."""
+    emit.add(Memory(offset=bell + RUNG, near=True), 1)
+    emit.store(Memory(offset=bell, near=True), 1)
 
 
 @contextmanager
@@ -167,7 +173,7 @@ def _with(before: Before, saved: Sequence[str]) -> Before:
 
 
 def _act(
-    emit: Emitter, pc: tuple[str, int], around: Surroundings, action: Update | Emit, index: int, address: int
+    emit: Emitter, pc: tuple[str, int], around: Surroundings, action: Update | Emit | Put, index: int, address: int
 ) -> None:
     words = Words(emit, pc)
     match action:
@@ -176,6 +182,9 @@ def _act(
         case Update(Cell(_, aggregate), value):
             with words.operand(value or Constant(0)) as operand:
                 update(emit, aggregate, Memory(offset=address, near=True), operand)
+        case Put(place, value):
+            with words.operand(value) as operand, words.memory(place) as memory:
+                emit.store(memory, operand)
         case Emit():
             if around.ring is None or around.cpu is None:
                 raise NotLowered(action, "there is no ring here")

@@ -2,6 +2,7 @@
 
     entry       claim a slot, key and return address into it, return to the trampoline
     trampoline  begin, find the slot and where the call returns │ programs, each falling through │ free the slot, return
+                                                                  └ look: a debugger stops there   └ or leave to a pad
 See objects/instances.py for the search, and for why nobody waits.
 """
 
@@ -10,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gdb_optprobe.handlers.lowering import refused
+from gdb_optprobe.handlers.lowering import refused, ring
 from gdb_optprobe.handlers.lowering_words import Words
-from gdb_optprobe.handlers.program import MASK, Constant, Expr
+from gdb_optprobe.handlers.program import MASK, Clock, Constant, Expr
 from gdb_optprobe.handlers.saved import Entry
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.code import Code, joined
@@ -57,20 +58,31 @@ class Table:
 class Part:
     """What one return probe does at the entry.
 
-    area:   where in a slot its words begin. faults: where its faults are counted.
-    armed:  its condition decides about its own program alone, as the word before says: others see the call too.
+    area:   where in a slot its words begin; others of ours are before: offsets in the slot, 0 for none.
+    faults: where its faults are counted.
+    armed:  whether it sees the call, which others see in any case.
+    flag:   what its program sets to have the guest stop.
+    data:   a number that a debugger gives the call; 0 where it has none.
+    time:   when it was entered, where that can be told.
     """
 
     entry: Entry
     area: int = SAVED
     faults: int = 0
-    armed: bool = False
+    armed: int = 0
+    flag: int = 0
+    data: int = 0
+    time: int = 0
 
     @property
     def kept(self) -> Iterator[tuple[int, Expr]]:
         """Offsets in a slot, and what is kept there."""
         if self.armed:
-            yield self.area - WORD, self.entry.condition or Constant(1)
+            yield self.armed, self.entry.condition or Constant(1)
+        for none in filter(None, (self.flag, self.data)):
+            yield none, Constant(0)
+        if self.time:
+            yield self.time, Clock()
         for index, word in enumerate(self.entry.words):
             yield self.area + WORD * index, word
 
@@ -262,6 +274,19 @@ def _make_first(
 
 
 @dataclass(frozen=True, slots=True)
+class Leaving:
+    """A trampoline leaves to `pad` where one of `flags` (offsets in the slot) is set.
+
+    Returning.slot holds all of them there, but where the trampoline saves registers, which are all as they were then.
+    bell: see lowering.Surroundings.
+    """
+
+    flags: tuple[int, ...]
+    pad: int
+    bell: int
+
+
+@dataclass(frozen=True, slots=True)
 class Trampoline:
     """dead: what programs may overwrite. They find their words where those of the first begin, by the slot's register.
 
@@ -277,33 +302,51 @@ class Trampoline:
 
     def code(self, programs: Sequence[Code], areas: Sequence[int] = ()) -> Code:
         """All of it. areas: where in a slot the words of each program begin."""
-        parts, now = [self.begin], SAVED
+        return joined([code for code, _ in self._parts(programs, areas)])
+
+    def places(self, programs: Sequence[Code], areas: Sequence[int], at: int) -> Iterator[tuple[int, int]]:
+        """Where each of the programs begins and ends in the same code at `at`."""
+        for code, is_program in self._parts(programs, areas):
+            end = at + len(code(at))
+            if is_program:
+                yield at, end
+            at = end
+
+    def _parts(self, programs: Sequence[Code], areas: Sequence[int]) -> Iterator[tuple[Code, bool]]:
+        """One behind the other, and whether it is a program."""
+        now = SAVED
+        yield self.begin, False
         for program, area in zip(programs, areas or (SAVED,) * len(programs), strict=True):
-            parts += [*((self.moved(area - now),) if area != now else ()), program]
+            if area != now:
+                yield self.moved(area - now), False
+            yield program, True
             now = area
-        parts += [*((self.moved(SAVED - now),) if now != SAVED else ()), self.end]
-        return joined(parts)
+        if now != SAVED:
+            yield self.moved(SAVED - now), False
+        yield self.end, False
 
 
-def trampoline(table: Table, before: Before, isa: Returning) -> Trampoline:
+def trampoline(table: Table, before: Before, isa: Returning, leaving: Leaving | None = None) -> Trampoline:
     """before: what is dead where the function has returned. Where that is not enough for what is done here, all that is
     used is saved, around the programs.
 
     Raises TooManyRegisters.
     """
     before = replace(before, reads=before.reads - {isa.slot})
-    made, used = _trampoline(table, before, isa)
+    made, used = _trampoline(table, before, isa, leaving)
     if not isa.kept(used, before):
         return made
     before = replace(before, dead=Dead())
     while (names := isa.kept(used, before)) != before.kept.names:
         before = replace(before, kept=Kept(names))
-        made, more = _trampoline(table, before, isa)
+        made, more = _trampoline(table, before, isa, leaving)
         used |= more
     return made
 
 
-def _trampoline(table: Table, before: Before, isa: Returning) -> tuple[Trampoline, frozenset[str]]:
+def _trampoline(
+    table: Table, before: Before, isa: Returning, leaving: Leaving | None
+) -> tuple[Trampoline, frozenset[str]]:
     """With what was used saved, and what it uses."""
     slot, kept = isa.slot, before.kept.names
     taken = before.reads | {slot}
@@ -312,8 +355,19 @@ def _trampoline(table: Table, before: Before, isa: Returning) -> tuple[Trampolin
     begin.pool, end.pool = Pool(order), Pool(order)
     begin.save(kept)
     _find(begin, table, slot)
+    if leaving is not None:
+        _flags_into(end, wishes := end.pool.take(), slot, leaving.flags)
     end.publish(Memory(slot, KEY), 0)
     end.add(table.counter(RETURNS), 1)
+    if leaving is not None:
+        on = Label()
+        end.branch(Test.EQ, wishes, 0, False, on)
+        ring(end, leaving.bell)
+        if not kept:
+            end.copy(slot, wishes)
+            end.save(())
+        end.leave(kept, leaving.pad)
+        end.mark(on)
     end.restore(kept)
     free = isa.saved(kept)
 
@@ -331,6 +385,29 @@ def _trampoline(table: Table, before: Before, isa: Returning) -> tuple[Trampolin
         Kept(kept, slot) if kept else Kept(),
     )
     return made, frozenset((slot, *begin.pool.used, *end.pool.used))
+
+
+def look(before: Before, isa: Returning, flag: int) -> Code:
+    """Comes to its last instruction, which does nothing, where a program has set a flag, for a debugger to stop there.
+
+    before: as of a program. flag: offset from what a program finds in the slot's register.
+    """
+    emit, over = isa.emitter(before), Label()
+    emit.pool = Pool([name for name in isa.order(before) if name in before.dead.registers - {isa.slot}])
+    emit.branch(Test.EQ, Value(Memory(isa.slot, flag)), 0, False, over)
+    with emit.pool.borrowed() as nothing:
+        emit.constant(nothing, 0)
+    emit.mark(over)
+    return emit.finish
+
+
+def _flags_into(emit: ReturnEmitter, to: str, slot: str, flags: Sequence[int]) -> None:
+    first, *others = flags
+    emit.load(to, Value(Memory(slot, first)))
+    with emit.pool.borrowed() as more:
+        for flag in others:
+            emit.load(more, Value(Memory(slot, flag)))
+            emit.binary(Arithmetic.OR, to, to, more, 64, False)
 
 
 def _find(emit: ReturnEmitter, table: Table, slot: str) -> None:

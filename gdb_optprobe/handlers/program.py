@@ -2,6 +2,7 @@
 
     Program ── condition ── Expr                    a word; the actions are carried out where it is not 0
             └─ actions ──── Update(cell, value, by)   into a counter, a sum, a histogram, …, or a table of them by key
+                            Put(address, value)       into memory of ours
                             Emit(records, fields)     into the ring
                             Stop                      the guest stops there, for GDB
 
@@ -285,11 +286,19 @@ class Emit:
 
 
 @dataclass(frozen=True, slots=True)
+class Put:
+    """Store a word, for who is to see it later in the same hit; no part of what was gathered. address: of ours."""
+
+    address: Expr
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """The guest stops at the probed address; the last thing that a hit does, whatever the order of actions."""
 
 
-Action = Update | Emit | Stop
+Action = Update | Emit | Put | Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +311,7 @@ class Program:
     @property
     def objects(self) -> tuple[Cell | Table | Records, ...]:
         """What the program writes to, in the order of its actions: each has its own."""
-        return tuple(action.target for action in self.actions if not isinstance(action, Stop))
+        return tuple(action.target for action in self.actions if not isinstance(action, Put | Stop))
 
     @property
     def stop(self) -> Stop | None:
@@ -339,6 +348,8 @@ def operands(action: Action) -> tuple[Operand, ...]:
             return by if value is None else (value, *by)
         case Emit(_, fields):
             return fields
+        case Put(address, value):
+            return (address, value)
         case Stop():
             return ()
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.handlers import fold
-from gdb_optprobe.handlers.ctype import UNSIGNED_LONG, CType, Member, Struct
+from gdb_optprobe.handlers.ctype import UNSIGNED_LONG, CType, Enum, Integer, Member, Struct
 from gdb_optprobe.handlers.parser import parse_expression
 from gdb_optprobe.handlers.program import Clock, Constant, Expr, Frame, Load, Op, Register, nodes
 from gdb_optprobe.handlers.scope import Meaning, Missing, Place, Scope, Value
@@ -30,11 +30,12 @@ _SAVES = "save NAME = EXPR"
 class Entry:
     """What is done where the function is entered. condition: None for always; else a call is seen where it is not 0.
 
-    words: kept of each call.
+    words: kept of each call. names: what was asked for by `save`: the number of its word, and whether it has a sign.
     """
 
     condition: Expr | None = None
     words: tuple[Expr, ...] = ()
+    names: tuple[tuple[str, int, bool], ...] = ()
 
     @property
     def expressions(self) -> tuple[Expr, ...]:
@@ -69,7 +70,8 @@ class ReturnScope:
         test = None
         if condition is not None:
             test = typer.value(parse_expression(condition, self._at_entry.is_type)).expr
-        return Entry(None if isinstance(test, Constant) and test.value else test, tuple(self._words))
+        names = tuple((name, (at - SAVED) // WORD, _is_signed(kept)) for name, (at, kept) in self._saves.items())
+        return Entry(None if isinstance(test, Constant) and test.value else test, tuple(self._words), names)
 
     def save(self, action: Fragment) -> None:
         """`save n = EXPR`. Raises OptprobeError."""
@@ -138,6 +140,10 @@ class ReturnScope:
         ticks = fold.binary(Op.SUB, Clock(), self._kept(Clock()), 64, False)
         product = fold.binary(Op.MUL, ticks, fold.constant(factor), 64, False)
         return Value(fold.binary(Op.SHR, product, fold.constant(NANOSECOND_SHIFT), 64, False), UNSIGNED_LONG)
+
+
+def _is_signed(kept: CType) -> bool:
+    return isinstance(kept, Integer | Enum) and kept.signed
 
 
 def compile_entry(scope: ReturnScope, actions: Sequence[Fragment]) -> None:

@@ -100,12 +100,12 @@ class InstancesLayout:
     def decode(self, data: bytes) -> Instances:
         """What a table's memory holds."""
         returns, missed, dropped = decode(data[:SLOTS])
-        slots = (self._slot(data, at) for at in range(SLOTS, self.end, self.slot_size))
+        slots = (self.slot(data, at) for at in range(SLOTS, self.end, self.slot_size))
         return Instances(returns, missed, dropped, tuple(slot for slot in slots if slot.key))
 
     def find(self, data: bytes, key: int) -> tuple[Instance, ...]:
         """The calls with this key, the newest first."""
-        return tuple(slot for at in self.search(key) if (slot := self._slot(data, at)).key == key)
+        return tuple(slot for at in self.search(key) if (slot := self.slot(data, at)).key == key)
 
     def entered(self, data: bytes, new: Instance, alive: bool) -> tuple[bytes, bool]:
         """The table after a call was entered, and whether there was room; as the guest itself does it.
@@ -116,28 +116,28 @@ class InstancesLayout:
         places = list(self.search(new.key))
         if not alive:
             for at in self._before_free(data, places):
-                if self._slot(data, at).key == new.key:
+                if self.slot(data, at).key == new.key:
                     data = _added(self._with(data, at, Instance(0, 0)), DROPPED, 1)
         taken = self._before_free(data, places)
         if len(taken) == len(places):
             return _added(data, MISSED, 1), False
         hole = places[len(taken)]
         for at in reversed(taken):
-            if self._slot(data, at).key == new.key:
-                data, hole = self._with(data, hole, self._slot(data, at)), at
+            if self.slot(data, at).key == new.key:
+                data, hole = self._with(data, hole, self.slot(data, at)), at
         return self._with(data, hole, new), True
 
     def left(self, data: bytes, key: int) -> bytes:
         """The table without the newest call with this key, as if it had not been entered."""
         for at in self.search(key):
-            if self._slot(data, at).key == key:
+            if self.slot(data, at).key == key:
                 return self._with(data, at, Instance(0, 0))
         return data
 
     def dropped(self, data: bytes, keys: Collection[int]) -> bytes:
         """The table without all calls that have one of these keys: they never return."""
         for at in range(SLOTS, self.end, self.slot_size):
-            if self._slot(data, at).key in keys:
+            if self.slot(data, at).key in keys:
                 data = _added(self._with(data, at, Instance(0, 0)), DROPPED, 1)
         return data
 
@@ -146,9 +146,10 @@ class InstancesLayout:
         return _added(data, MISSED, calls)
 
     def _before_free(self, data: bytes, places: Sequence[int]) -> Sequence[int]:
-        return list(takewhile(lambda at: self._slot(data, at).key, places))
+        return list(takewhile(lambda at: self.slot(data, at).key, places))
 
-    def _slot(self, data: bytes, at: int) -> Instance:
+    def slot(self, data: bytes, at: int = 0) -> Instance:
+        """What the slot at that offset holds."""
         key, back, *saved = decode(data[at : at + SAVED + WORD * self.saved])
         return Instance(key, back, tuple(saved))
 

@@ -13,8 +13,7 @@ from gdb_optprobe.detours import layout, patch
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.layout import Detour
-from gdb_optprobe.detours.pads import Pad
-from gdb_optprobe.detours.patch import Patch, TextChanged
+from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
@@ -23,7 +22,7 @@ from gdb_optprobe.isa.base import Dead, Isa, OutOfReach
 from gdb_optprobe.isa.code import Code, joined
 from gdb_optprobe.probes.branch import Branch, Keeps
 from gdb_optprobe.probes.noting import note
-from gdb_optprobe.probes.placed import Placed
+from gdb_optprobe.probes.placed import Placed, new_pad
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.resident import readers
 from gdb_optprobe.probes.site import Site
@@ -88,8 +87,8 @@ def reserve(probe: Probe, target: Target, arena: Arena) -> None:
         target.machine.write(probe.counter.address, probe.handler.initial())
     if probe.handler.dereferences and not isinstance(probe.handler.unmapped, Missing):
         probe.readers = readers(probe.handler.unmapped, probe.address, target, arena)
-    if probe.handler.stops and probe.pad is None:
-        probe.pad = _new_pad(probe, target, arena)
+    if probe.handler.stops and probe.pad is None and not probe.returns:
+        probe.pad = new_pad(probe.address, b"", target, arena)
 
 
 def overwrites(site: Site, target: Target, keeps: Keeps, read: Keeps) -> bool:
@@ -121,19 +120,6 @@ def _code(site: Site, target: Target, keeps: Keeps) -> Sequence[tuple[Probe, Cod
     if site.point is not None and (returning := site.returning):
         codes.append((returning[-1], site.point.entry(dead, target)))
     return codes
-
-
-def _new_pad(probe: Probe, target: Target, arena: Arena) -> Pad:
-    """That leads nowhere yet. Raises Refused."""
-    bell = arena.take_bell(probe.address, target.isa.data_reach)
-    while True:
-        slot = arena.allocate_pad(probe.address, target.isa.branch_reach)
-        try:
-            change = arena.place(slot, b"", target.machine, target.isa.breakpoint)
-        except TextChanged:
-            continue
-        patch.apply([change], target.machine)
-        return Pad(slot, change.new, bell.address)
 
 
 def _lead_pads(codes: Codes, detour: Detour, target: Target) -> list[Patch]:

@@ -79,8 +79,7 @@ def look(
             return Earlier(place, found, NOTHING, ())
         if found is not None:
             mapping = _room(found.state, place, recovered)
-            bounds = Bounds(recovered.text, place.code, place.data, place.fill, port.loaded)
-            left = read(found.state, bounds, memory, isa)
+            left = read(found.state, Bounds(recovered.text, place.code, place.data, place.fill), memory, isa)
             undoing(left, memory, isa)
             return Earlier(place, found, left, mapping)
     return None

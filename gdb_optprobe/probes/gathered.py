@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gdb_optprobe.handlers.interpret import Done, Outcome
-from gdb_optprobe.handlers.program import Cell, Records, Stop
+from gdb_optprobe.handlers.program import Cell, Put, Records, Stop
 from gdb_optprobe.objects import aggregate
 from gdb_optprobe.objects.aggregate import Aggregate
 from gdb_optprobe.objects.ring import Position
@@ -76,7 +76,7 @@ class Gathered:
         records = [*self.records]
         kinds = {id(target): kind for kind, target in enumerate(handler.program.objects)}
         for done in outcome.done:
-            if isinstance(done.action, Stop):
+            if isinstance(done.action, Put | Stop):
                 continue
             target = done.action.target
             if isinstance(target, Records):

@@ -16,7 +16,7 @@ from functools import cached_property, partial
 from gdb_optprobe.detours.pads import Pad
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.guest.linux.port import Reads
-from gdb_optprobe.handlers import fold, interpret
+from gdb_optprobe.handlers import interpret
 from gdb_optprobe.handlers.interpret import Outcome
 from gdb_optprobe.handlers.lowering import Surroundings, lower
 from gdb_optprobe.handlers.program import (
@@ -24,13 +24,12 @@ from gdb_optprobe.handlers.program import (
     And,
     Cell,
     Expr,
-    Load,
-    Op,
     Operand,
     PerCpuBase,
     Program,
+    Put,
     Records,
-    Register,
+    Stop,
     Table,
     Update,
     dereferences,
@@ -47,7 +46,6 @@ from gdb_optprobe.isa.code import Code
 from gdb_optprobe.isa.emitter import Kept, Readers
 from gdb_optprobe.objects import aggregate
 from gdb_optprobe.objects.aggregate import Count
-from gdb_optprobe.objects.instances import SAVED
 from gdb_optprobe.objects.ring import RingLayout
 from gdb_optprobe.objects.table import TableLayout
 from gdb_optprobe.probes.stops import Hit
@@ -107,13 +105,15 @@ class Handler:
         nothing_else = self.program.condition is None and len(self.program.actions) == 1
         return nothing_else and not any(may_fault(each) for each in self.entry.expressions)
 
-    def armed(self, slot: str) -> Handler:
-        """The same for calls that its entry's condition held for: the word before its own says so."""
-        address = fold.binary(Op.ADD, Register(slot), fold.constant(SAVED - WORD), 64, False)
-        test: Expr = Load(address, WORD, signed=False, mapped=True)
-        if self.program.condition is not None:
-            test = And(test, self.program.condition)
+    def armed(self, by: Expr) -> Handler:
+        """The same where `by` holds."""
+        test = And(by, self.program.condition) if self.program.condition is not None else by
         return replace(self, program=replace(self.program, condition=test))
+
+    def putting(self, puts: Sequence[Put]) -> Handler:
+        """The same with words stored in the place of a stop."""
+        others = (action for action in self.program.actions if not isinstance(action, Stop))
+        return replace(self, program=replace(self.program, actions=(*others, *puts)))
 
     @cached_property
     def reads(self) -> frozenset[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.pads import Pad
 from gdb_optprobe.detours.patch import TextChanged
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.detours.slots import Slot
@@ -17,6 +18,19 @@ from gdb_optprobe.probes.target import Target
 
 LayOut = Callable[[int], Detour]
 """The detour at an address; as long wherever it stands."""
+
+
+def new_pad(address: int, data: bytes, target: Target, arena: Arena) -> Pad:
+    """A pad for a probe at `address`, that holds `data`. Raises Refused."""
+    bell = arena.take_bell(address, target.isa.data_reach)
+    while True:
+        slot = arena.allocate_pad(address, target.isa.branch_reach)
+        try:
+            change = arena.place(slot, data, target.machine, target.isa.breakpoint)
+        except TextChanged:
+            continue
+        patch.apply([change], target.machine)
+        return Pad(slot, change.new, bell.address)
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,7 @@ def probe(probe: Probe, site: Site, found: Gathered, target: Target, out: Sequen
         state=state,
         tags=_tags(site, tier, state),
         enabled=probe.enabled,
-        needs_gdb=state != "disabled" and (tier.stops > 0 or probe.handler.stops) and not site.gone,
+        needs_gdb=state != "disabled" and (tier.stops > 0 or probe.may_stop) and not site.gone,
         reason=_why(site, state),
         patch_size=len(change.new) if change is not None else 0,
         original_bytes=change.old if change is not None else site.plan.insn.data,

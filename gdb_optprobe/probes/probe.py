@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gdb_optprobe.detours.pads import Pad
@@ -28,6 +28,7 @@ class Probe:
     home:    where it is in a module, as one types it; "" elsewhere. It comes back there when the module does.
     waits:   why it is nowhere in the guest just now; None where it is.
     pad, point: where its program leaves to when it stops, once it has been optimized; the breakpoint there.
+    looks:   of a return probe with a Python handler, the stop points in trampolines, by address.
     """
 
     number: int
@@ -43,6 +44,7 @@ class Probe:
     waits: Reason | None = None
     pad: Pad | None = None
     point: StopPoint | None = None
+    looks: dict[int, StopPoint] = field(default_factory=dict)
     seen: Gathered = field(init=False)
     _before: Gathered = field(init=False)
 
@@ -62,10 +64,22 @@ class Probe:
         self.seen = self._before
 
     def drop_point(self) -> None:
-        """Nobody is stopped at its pad any more."""
-        if self.point is not None:
-            self.point.remove()
-            self.point = None
+        """Nobody is stopped at its pad any more, nor for its handler in a trampoline."""
+        for point in self.points:
+            point.remove()
+        self.point = None
+        self.looks.clear()
+
+    @property
+    def points(self) -> Iterator[StopPoint]:
+        """All of its own."""
+        yield from (self.point,) if self.point is not None else ()
+        yield from self.looks.values()
+
+    def look_no_more(self, start: int, end: int) -> None:
+        """Nobody comes to the trampoline there any more."""
+        for at in [at for at in self.looks if start <= at < end]:
+            self.looks.pop(at).remove()
 
     @property
     def reads(self) -> frozenset[str] | None:
@@ -74,8 +88,8 @@ class Probe:
         A Python handler, a stop shows them.
         """
         if self.returns:  # the program itself reads those of another moment
-            return self.handler.entry.registers
-        return None if self.handler.stops or self.has_python_handler else self.handler.reads
+            return self.handler.entry.registers if self.spec.pre_handler is None else None
+        return None if self.may_stop else self.handler.reads
 
     @property
     def returns(self) -> bool:
@@ -83,5 +97,6 @@ class Probe:
         return self.spec.kind is Kind.KRETPROBE
 
     @property
-    def has_python_handler(self) -> bool:
-        return self.spec.pre_handler is not None or self.spec.post_handler is not None
+    def may_stop(self) -> bool:
+        """Whether a hit that GDB does not see is not whole: the guest stops for a handler of Python's, or the user."""
+        return self.handler.stops or self.spec.has_python_handler

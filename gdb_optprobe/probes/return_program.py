@@ -8,7 +8,7 @@ from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.compile import Limits, compile_handler
 from gdb_optprobe.handlers.lowering_returns import Part, Table, Way, entry
-from gdb_optprobe.handlers.program import Program, nodes
+from gdb_optprobe.handlers.program import Constant, Program, Put, Register, nodes
 from gdb_optprobe.handlers.saved import Entry, ReturnScope, compile_entry
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.isa import returns
@@ -37,6 +37,13 @@ def try_entry(handler: Handler, plan: Plan, target: Target, readers: Readers | N
     before = Before(plan.dead, per_cpu=handler.per_cpu, base=plan.base, readers=readers)
     table = Table(InstancesLayout(1, len(handler.entry.words)), plan.address)
     entry(table, Way(plan.address, (plan.address, plan.end), plan.address), before, isa, [Part(handler.entry)])
+
+
+def without_stop(handler: Handler, target: Target) -> Handler:
+    """The program that is in the trampoline, which leaves a word instead."""
+    isa = returns.of(target.isa.name)
+    assert isa is not None, "it was compiled"
+    return handler.putting([Put(Register(isa.slot), Constant(1))] if handler.stops else [])
 
 
 def entry_part(spec: Spec, node: object, kept: Entry) -> Fragment | None:

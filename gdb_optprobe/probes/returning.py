@@ -11,18 +11,31 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import SimpleNamespace
 
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.slots import Slot
-from gdb_optprobe.handlers import interpret, lowering_returns
+from gdb_optprobe.handlers import fold, interpret, lowering_returns
 from gdb_optprobe.handlers.arithmetic import Fault
 from gdb_optprobe.handlers.lowering_returns import Part, Table, Trampoline, Way
-from gdb_optprobe.handlers.program import Clock, Expr, nodes
+from gdb_optprobe.handlers.program import (
+    MASK,
+    Binary,
+    Choose,
+    Clock,
+    Constant,
+    Expr,
+    Load,
+    Op,
+    Put,
+    Register,
+    nodes,
+)
 from gdb_optprobe.isa import returns
 from gdb_optprobe.isa.base import Dead, Insn
-from gdb_optprobe.isa.code import Code
+from gdb_optprobe.isa.code import Code, joined
 from gdb_optprobe.isa.emitter import Before, Readers
 from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.isa.returning import Returning
@@ -31,11 +44,14 @@ from gdb_optprobe.probes import returnable
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.placed import Placed
 from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.return_hits import Behind, EntryHit, ReturnStops
 from gdb_optprobe.probes.stops import Hit
 from gdb_optprobe.probes.target import Target
 
 SLOTS = 512
 """Of a table at first: it grows with the calls that are under way."""
+_MOST = 5
+"""Words that a probe may have up to the first of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +68,9 @@ class Costs:
 
 @dataclass
 class ReturnPoint:
-    """memory: of the table. trampoline: of the calls that are entered now. serves: numbers of the probes it runs.
+    """memory: of the table. stopping: how its calls' returns stop the guest.
+
+    trampoline: of the calls that are entered now. serves: numbers of the probes it runs.
 
     left:   trampolines that calls from before may return to, by address.
     closed: no call is entered here any more.
@@ -63,6 +81,7 @@ class ReturnPoint:
     address: int
     layout: InstancesLayout
     memory: Slot
+    stopping: ReturnStops
     trampoline: Placed | None = None
     serves: tuple[int, ...] = ()
     left: dict[int, Detour] = field(default_factory=dict)
@@ -71,7 +90,7 @@ class ReturnPoint:
     before: tuple[int, int, int] = (0, 0, 0)
     costs: Costs = field(default_factory=lambda: Costs(0, 0, 0))
     parts: tuple[Part, ...] = ()
-    _handlers: tuple[Handler, ...] = ()
+    _probes: tuple[Probe, ...] = ()
     _readers: tuple[Readers | None, ...] = ()
     _base: int | None = None
     _ours: tuple[int, int] = (0, 0)
@@ -79,15 +98,20 @@ class ReturnPoint:
     _had_room: bool = False
 
     @classmethod
-    def made(cls, address: int, layout: InstancesLayout, target: Target, arena: Arena) -> ReturnPoint:
+    def made(cls, address: int, layout: InstancesLayout, target: Target, arena: Arena, behind: Behind) -> ReturnPoint:
         """For the function that is entered at `address`. Raises Refused where there is no memory."""
         memory = arena.allocate_data(layout.size, address, target.isa.data_reach)
         target.machine.write(memory.address, layout.initial())
-        return cls(address, layout, memory)
+        return cls(address, layout, memory, ReturnStops(address, layout, behind))
 
     @property
     def table(self) -> Table:
         return Table(self.layout, self.memory.address)
+
+    @property
+    def stops(self) -> int:
+        """How often the guest was stopped for the user where calls have returned to."""
+        return self.stopping.stops + sum(point.stops for point in self.older)
 
     @classmethod
     def found(
@@ -95,7 +119,8 @@ class ReturnPoint:
     ) -> ReturnPoint:
         """Of an earlier session, with the trampolines that calls may return to: no call is entered here any more."""
         ours = next((_within(at, arena) for at in left), (0, 0))
-        return cls(address, layout, memory, left=left, closed=True, _ours=ours)
+        stopping = ReturnStops(address, layout, lambda pc, key: None)  # nobody sees to its flags
+        return cls(address, layout, memory, stopping, left=left, closed=True, _ours=ours)
 
     def is_ours(self, address: int) -> bool:
         """Whether it is in our code memory: as a return address a trampoline's, of this function or of another."""
@@ -144,7 +169,16 @@ class ReturnPoint:
         """The last probe is gone, or another table serves from now on. The memory is free once all calls returned."""
         self.retire(target, arena)
         arena.data.release(self.memory)
+        self.stopping.close(arena)
         self.closed = True
+
+    def forget(self, dirty: Collection[int]) -> None:
+        """Nobody comes to the trampolines any more that were left, but for those at `dirty`."""
+        for at, detour in [*self.left.items()]:
+            if at not in dirty:
+                del self.left[at]
+                for probe in self.stopping.probes.values():
+                    probe.look_no_more(detour.address, detour.end)
 
     # code ----------------------------------------------------------------------------------------------------------
 
@@ -154,12 +188,17 @@ class ReturnPoint:
         if self.trampoline is not None and self.serves == wanted:
             return
         parts = parts_of(probes)
-        made, programs = self._code(probes, parts, plan, target)
-        code = made.code(programs, [part.area for part in parts])
+        made, programs = self._code(probes, parts, plan, target, arena)
+        areas = [part.area for part in parts]
+        code = made.code(programs, areas)
         new = Placed.near(self.address, lambda at: Detour(at, code(at), self.address, ()), target, arena)
         self.retire(target, arena)
         self.trampoline, self.serves, self.parts = new, wanted, parts
-        self._handlers = tuple(probe.handler for probe in probes)
+        places = made.places(programs, areas, new.detour.address)
+        for probe, part, (start, end) in zip(probes, parts, places, strict=True):
+            if probe.spec.return_handler is not None:
+                self.stopping.look(probe, part, start, end, target)
+        self._probes = tuple(probes)
         self._readers = tuple(probe.readers for probe in probes)
         self._base = plan.base
         self._ours = _within(new.detour.address, arena)
@@ -176,7 +215,7 @@ class ReturnPoint:
         """What runs at the function's entry. dead: before it."""
         assert self.trampoline is not None
         at = self.trampoline.detour.address
-        handler = self._handlers[0]
+        handler = self._probes[0].handler
         readers = next((each for each in self._readers if each is not None), None)
         before = Before(dead, per_cpu=handler.per_cpu, base=self._base, readers=readers)
         way = Way(at, self._ours, self.address, target.hidden_returns)
@@ -195,67 +234,115 @@ class ReturnPoint:
         )
 
     def _code(
-        self, probes: Sequence[Probe], parts: Sequence[Part], plan: Plan, target: Target
+        self, probes: Sequence[Probe], parts: Sequence[Part], plan: Plan, target: Target, arena: Arena
     ) -> tuple[Trampoline, Sequence[Code]]:
-        slot = _of(target).slot
-        handlers = [p.handler.armed(slot) if part.armed else p.handler for p, part in zip(probes, parts, strict=True)]
+        isa = _of(target)
+        handlers = [self._at_return(probe, part, isa.slot) for probe, part in zip(probes, parts, strict=True)]
         read = frozenset(name for handler in handlers for name in handler.program.registers)
         before = Before(returnable.dead_at_return(self.address, target), read, base=plan.base)
-        made = lowering_returns.trampoline(self.table, before, _of(target))
+        leaving = self.stopping.leaving(tuple(part.flag for part in parts if part.flag), target, arena)
+        made = lowering_returns.trampoline(self.table, before, isa, leaving)
+        self.stopping.tells = not made.kept.names
         plan = replace(plan, dead=made.dead)
-        return made, [
-            handler.code(target.isa, plan, made.dead, probe.counter.address, probe.readers, kept=made.kept)
-            for probe, handler in zip(probes, handlers, strict=True)
-            if probe.counter is not None
-        ]
+        before = replace(before, dead=made.dead, kept=made.kept)
+        programs = []
+        for probe, part, handler in zip(probes, parts, handlers, strict=True):
+            assert probe.counter is not None, "it was reserved with the point"
+            code = handler.code(target.isa, plan, made.dead, probe.counter.address, probe.readers, kept=made.kept)
+            looks = probe.spec.return_handler is not None
+            look = (lowering_returns.look(before, isa, part.flag - part.area + SAVED),) if looks else ()
+            programs.append(joined((code, *look)))
+        return made, programs
+
+    def _at_return(self, probe: Probe, part: Part, slot: str) -> Handler:
+        """What its program in the trampoline is."""
+
+        def word(at: int) -> Expr:
+            offset = fold.constant(at - part.area + SAVED & MASK)
+            return fold.binary(Op.ADD, Register(slot), offset, 64, False)
+
+        puts = [Put(word(part.flag), Constant(self.stopping.flag(probe)))] if part.flag else []
+        if part.time:
+            since = Load(word(part.time), WORD, signed=False, mapped=True)
+            puts.append(Put(word(part.time), Choose(since, Binary(Op.SUB, Clock(), since, 64, False), Constant(0))))
+        handler = probe.handler.putting(puts)
+        return handler.armed(Load(word(part.armed), WORD, signed=False, mapped=True)) if part.armed else handler
 
     # an entry that stops the guest -----------------------------------------------------------------------------------
 
     def enter(self, hit: Hit, target: Target) -> None:
-        """A vCPU stands at the entry: what the entry's code does.
+        """A vCPU stands at the entry: what the entry's code does, and entry handlers of Python's where there is room.
 
         A call whose time is wanted is missed: the clock runs on while GDB looks.
         """
         assert self.trampoline is not None
         isa = _of(target)
         self._entered = None
-        if not self._is_wanted(hit, target):
+        wanted = [self._holds(probe, part, hit, target) for probe, part in self._served]
+        if not any(wanted):
             return
         key = isa.key_of(hit.regs[target.isa.sp])
         back = hit.regs[isa.link] if isa.link else int.from_bytes(hit.read(isa.shown_at(key), WORD), "little")
         before = self._read(target)
-        new, after, room = Instance(key, back), self.layout.missed(before), False
-        if not any(Clock() in nodes(node) for part in self.parts for _, node in part.kept):
-            new = replace(new, saved=self._kept(hit, target))
-            after, room = self.layout.entered(before, new, self.is_ours(back) or back in target.hidden_returns)
+        new, alive = Instance(key, back), self.is_ours(back) or back in target.hidden_returns
+        timed = any(Clock() in nodes(node) for part in self.parts for at, node in part.kept if at != part.time)
+        after, room = (self.layout.missed(before), False) if timed else self.layout.entered(before, new, alive)
+        if room:
+            saved = self._kept(wanted, hit, target)
+            if saved is None:
+                return
+            new = replace(new, saved=saved)
+            after, _ = self.layout.entered(before, new, alive)
         self._write(before, after, target)
         if room:
             self._return_to(self.trampoline.detour.address, key, hit.write, target)
+            self.stopping.drop_all_but(self.layout.decode(after))
         self._entered, self._had_room = new, room
 
-    def _is_wanted(self, hit: Hit, target: Target) -> bool:
-        """Whether some probe looks at the call."""
-        tests = [(part.entry.condition, part, handler) for part, handler in self._served]
-        if any(test is None for test, _, _ in tests):
-            return True
-        return any(self._evaluated(test, part, handler, hit, target) for test, part, handler in tests if test)
-
-    def _kept(self, hit: Hit, target: Target) -> tuple[int, ...]:
-        """The words of a call; 0 for what cannot be evaluated."""
-        words = [0] * self.layout.saved
-        for part, handler in self._served:
-            for offset, node in part.kept:
-                words[(offset - SAVED) // WORD] = self._evaluated(node, part, handler, hit, target)
-        return tuple(words)
-
     @property
-    def _served(self) -> Iterator[tuple[Part, Handler]]:
-        return zip(self.parts, self._handlers, strict=True)
+    def _served(self) -> Iterator[tuple[Probe, Part]]:
+        return zip(self._probes, self.parts, strict=True)
 
-    def _evaluated(self, node: Expr, part: Part, handler: Handler, hit: Hit, target: Target) -> int:
+    def _holds(self, probe: Probe, part: Part, hit: Hit, target: Target) -> bool:
+        """Whether a probe looks at the call."""
+        test = part.entry.condition
+        return test is None or bool(self._evaluated(test, part, probe, hit, target))
+
+    def _kept(self, wanted: Sequence[bool], hit: Hit, target: Target) -> tuple[int, ...] | None:
+        """The words of a call; None where every probe's handler leaves it out."""
+        words = [0] * self.layout.saved
+        looked_at = False
+        for is_wanted, (probe, part) in zip(wanted, self._served, strict=True):
+            number = self._handled(probe, hit) if is_wanted else None
+            looked_at |= number is not None
+            known = {part.armed: int(number is not None), part.data: number or 0, part.time: 0}
+            for at, node in part.kept:
+                word = known[at] if at in known else self._evaluated(node, part, probe, hit, target)
+                words[(at - SAVED) // WORD] = word
+        return tuple(words) if looked_at else None
+
+    def _handled(self, probe: Probe, hit: Hit) -> int | None:
+        """The number of the data that an entry handler of Python's has left; None where it leaves the call out."""
+        handler = probe.spec.pre_handler
+        if handler is None:
+            return 0
+        data = SimpleNamespace()
+        entered = EntryHit(
+            address=hit.address,
+            vcpu=hit.vcpu,
+            regs=hit.regs,
+            read=hit.read,
+            write=hit.write,
+            probe=probe.number,
+            stopped_by=hit.stopped_by,
+            data=data,
+        )
+        return None if handler(entered) else self.stopping.keep(probe, data)
+
+    def _evaluated(self, node: Expr, part: Part, probe: Probe, hit: Hit, target: Target) -> int:
         """0 for a fault, which is counted."""
         try:
-            return interpret.evaluate(node, handler.seen(hit))
+            return interpret.evaluate(node, probe.handler.seen(hit))
         except Fault:
             count = int.from_bytes(target.machine.read(part.faults, WORD), "little") + 1
             target.machine.write(part.faults, count.to_bytes(WORD, "little"))
@@ -293,11 +380,6 @@ class ReturnPoint:
         return target.machine.read(self.memory.address, self.layout.size)
 
 
-def key_after(sp: int, target: Target) -> int:
-    """The key of a call that has returned, by what the stack pointer is then."""
-    return _of(target).key_after(sp)
-
-
 def is_on_stack(target: Target) -> bool:
     """Whether a call's return address is at its stack address from its entry to its return."""
     return _of(target).link is None
@@ -308,13 +390,25 @@ def parts_of(probes: Sequence[Probe]) -> tuple[Part, ...]:
     found: list[Part] = []
     area = SAVED
     for probe in probes:
-        handler = probe.handler
-        armed = len(probes) > 1 and handler.entry.condition is not None
-        area += WORD * armed
+        handler, places = probe.handler, iter(range(area, area + _MOST * WORD, WORD))
         faults = probe.counter.address + WORD if probe.counter is not None and not handler.is_plain else 0
-        found.append(Part(handler.entry, area, faults, armed))
-        area += WORD * len(handler.entry.words)
+        part = Part(
+            handler.entry,
+            faults=faults,
+            armed=next(places) if len(probes) > 1 and _may_leave_out(probe) else 0,
+            flag=next(places) if probe.may_stop else 0,
+            data=next(places) if probe.spec.pre_handler is not None else 0,
+            time=next(places) if probe.spec.return_handler is not None else 0,
+        )
+        part = replace(part, area=next(places))
+        found.append(part)
+        area = part.area + WORD * len(handler.entry.words)
     return tuple(found)
+
+
+def _may_leave_out(probe: Probe) -> bool:
+    """Whether there are calls that it does not look at."""
+    return probe.handler.entry.condition is not None or probe.spec.pre_handler is not None
 
 
 def layout_for(probes: Sequence[Probe], least: int = SLOTS) -> InstancesLayout:
@@ -323,8 +417,15 @@ def layout_for(probes: Sequence[Probe], least: int = SLOTS) -> InstancesLayout:
     least: how many calls there is room for, where not every probe bounds them.
     """
     bounds = [probe.spec.maxactive for probe in probes]
-    saved = sum(len(probe.handler.entry.words) + (probe.handler.entry.condition is not None) for probe in probes)
+    saved = sum(len(probe.handler.entry.words) + _others(probe) for probe in probes)
     return InstancesLayout(max(bounds) if all(bounds) else least, saved)
+
+
+def _others(probe: Probe) -> int:
+    """How many words before its own a probe may have, whatever other probes there are."""
+    spec = probe.spec
+    python = (spec.pre_handler is not None) + (spec.return_handler is not None)
+    return _may_leave_out(probe) + probe.may_stop + python
 
 
 def shown_at(key: int, target: Target) -> int | None:

@@ -100,13 +100,17 @@ class Returns:
         return True
 
     def _made(self, address: int, layout: InstancesLayout, target: Target, arena: Arena) -> ReturnPoint:
-        point = ReturnPoint.made(address, layout, target, arena)
+        point = ReturnPoint.made(
+            address, layout, target, arena, lambda pc, key: self.back(pc, key, target.machine.read)
+        )
         self.points.append(point)
         arena.journal.put(Item.POINT, point.memory.address, [address, layout.slots, layout.saved])
         return point
 
     def release(self, site: Site, probe: Probe, target: Target, arena: Arena) -> None:
         """`probe`, which is no longer served, goes. With the last one goes the table, once every call has returned."""
+        for point in self.points:
+            point.stopping.drop(probe)
         if not any(other.returns for other in site.probes if other is not probe):
             self.close(site, target, arena)
 
@@ -168,10 +172,11 @@ class Returns:
         """What was reclaimed is not ours any more."""
         dirty = {slot.address for slots in arena.code.slots for slot in slots.dirty}
         for point in self.points:
-            point.left = {at: detour for at, detour in point.left.items() if at in dirty}
+            point.forget(dirty)
         kept = {slot for slots in arena.data.slots for slot in slots.dirty}
         gone = [point for point in self.points if point.closed and point.memory not in kept]
         for point in gone:
+            point.stopping.forget()
             arena.journal.drop(Item.POINT, point.memory.address)
         for newer in self.points:
             for point in newer.older:

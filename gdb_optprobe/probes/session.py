@@ -34,7 +34,7 @@ from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
-from gdb_optprobe.probes.return_program import compile_return, entry_part, try_entry
+from gdb_optprobe.probes.return_program import compile_return, entry_part, try_entry, without_stop
 from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Kind, Spec
@@ -110,7 +110,6 @@ class Session:
         except OptprobeError:
             self.registry.remove(probe)
             raise
-        self.optimizer.note([probe])
         self.last_number = probe.number
         return probe
 
@@ -212,13 +211,12 @@ class Session:
         handler = replace(Handler.of(program, scope.per_cpu, scope.cpu, scope.reads, *bits), entry=entry)
         pad = Pad(Slot(plan.address, 0), b"", plan.address)
         somewhere = None if isinstance(scope.reads, Missing) else Readers(plan.address, plan.address)
-        if returns and handler.stops:
-            raise fault("'stop' is not built for returns yet", actions[-1])
         dead = returnable.dead_at_return(plan.address, self.target) if returns else plan.dead
         try:
             if returns:
                 try_entry(handler, plan, self.target, somewhere)
-            handler.code(self.target.isa, plan, dead, plan.address, somewhere, pad)
+            tried = without_stop(handler, self.target) if returns else handler
+            tried.code(self.target.isa, plan, dead, plan.address, somewhere, pad)
         except NotLowered as stuck:
             why = scope.reads if stuck.why == UNMAPPED and isinstance(scope.reads, Missing) else Missing(stuck.why)
             part = entry_part(spec, stuck.node, entry) or handler.part_of(stuck.node, condition, actions)

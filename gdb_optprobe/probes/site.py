@@ -96,8 +96,9 @@ class Site:
     @property
     def stops(self) -> int:
         """How often the guest was stopped here."""
-        pads = [probe.point for probe in self.probes if probe.point is not None]
-        return self.stops_before + sum(point.moved + 2 * point.stepped for point in (*self._points, *pads))
+        others = [point for probe in self.probes for point in probe.points]
+        returned = self.point.stops if self.point is not None else 0
+        return self.stops_before + returned + sum(point.moved + 2 * point.stepped for point in (*self._points, *others))
 
     def behind(self) -> int | None:
         """Where who stands here with his hit run goes on while the text may hold a branch; None: here."""

@@ -32,6 +32,8 @@ class Spec:
     name:      the user's name for the probe ("-name").
     pending:   keep the probe waiting for a symbol that is not there yet.
     entry_condition, entry_actions: of a return probe, what it does where the function is entered.
+    pre_handler, post_handler: of Python's, before the instruction (a return probe's: at the entry), and behind it.
+    return_handler: of Python's, where the function has returned.
     maxactive: of a return probe, how many calls at once it sees; 0 for as many as there are.
     condition_at, actions_at: where they stand in a typed line; None and empty where they come one by one.
     """
@@ -46,11 +48,16 @@ class Spec:
     pending: bool = False
     pre_handler: Handler | None = None
     post_handler: Handler | None = None
+    return_handler: Handler | None = None
     condition_at: Fragment | None = None
     actions_at: tuple[Fragment, ...] = ()
     entry_condition: Fragment | None = None
     entry_actions: tuple[Fragment, ...] = ()
     maxactive: int = 0
+
+    @property
+    def has_python_handler(self) -> bool:
+        return any(each is not None for each in (self.pre_handler, self.post_handler, self.return_handler))
 
     @property
     def counts(self) -> bool:

@@ -64,6 +64,34 @@ class Landing:
     arrives: Callable[[Hit], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Where a vCPU is to stop that is at the pad of a function's returns.
+
+    address: where the call returns to. sp: what the stack pointer is there: of nobody else.
+    probes:  the numbers of those that stop it. function: what has returned. value: what; None for nothing.
+    """
+
+    address: int
+    sp: int
+    probes: tuple[int, ...]
+    function: str
+    value: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnLanding:
+    """How a vCPU that has come to a pad, which is a return, is stopped where it returns to.
+
+    bell, rung: see Landing. comes: called at the pad; None where the vCPU is not to stop.
+    """
+
+    pad: int
+    bell: int
+    rung: int
+    comes: Callable[[], Arrival | None]
+
+
 class StopPoint(Protocol):
     """A breakpoint that is ours, invisible among the user's."""
 
@@ -81,6 +109,9 @@ class Stops(Protocol):
 
     def land(self, landing: Landing) -> StopPoint:
         """Stop at the pad who comes there; each that arrives counts as two stops."""
+
+    def land_return(self, landing: ReturnLanding) -> StopPoint:
+        """The same where functions return; who has arrived has no hit there that was run."""
 
     def on_resume(self, behind: Callable[[int], int | None], moved: Callable[[], None]) -> None:
         """Who was stopped at an address and stands there, when the guest is about to run, goes on where `behind` says.

@@ -12,10 +12,11 @@ import unicorn
 from unicorn import ppc_const, x86_const
 
 from gdb_optprobe.handlers.lowering import Surroundings, lower
-from gdb_optprobe.handlers.lowering_returns import Table, Trampoline, Way, entry, trampoline
+from gdb_optprobe.handlers.lowering_returns import Leaving, Table, Trampoline, Way, entry, look, trampoline
 from gdb_optprobe.handlers.program import Program
 from gdb_optprobe.isa import machines
 from gdb_optprobe.isa.base import Dead, Isa
+from gdb_optprobe.isa.code import Code, joined
 from gdb_optprobe.isa.emitter import Before
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.ppc64le import abi as power
@@ -23,7 +24,7 @@ from gdb_optprobe.isa.ppc64le.returning import RETURNING as POWER
 from gdb_optprobe.isa.returning import Returning
 from gdb_optprobe.isa.x86_64 import X86_64, abi
 from gdb_optprobe.isa.x86_64.returning import RETURNING as X86
-from gdb_optprobe.objects.instances import Instances, InstancesLayout
+from gdb_optprobe.objects.instances import SAVED, Instances, InstancesLayout
 
 PAGE = 4096
 MOST = 3_000_000  # instructions
@@ -72,6 +73,10 @@ class Side:
         return self.left + 4
 
     @property
+    def pad(self) -> int:
+        return self.left - 0x10
+
+    @property
     def hooks(self) -> tuple[int, int]:
         """Where the guest's own tracers have calls return to."""
         return self.callers, self.callers + 4
@@ -79,6 +84,10 @@ class Side:
     @property
     def counter(self) -> int:
         return self.tables[0] & -PAGE | 0x1_F000
+
+    @property
+    def bell(self) -> int:
+        return self.counter + 0x800
 
     def lost(self, dead: Dead) -> dict[str, int]:
         """By register, the bits that need not be what they were."""
@@ -138,6 +147,8 @@ class World:
     """One vCPU, and a function that is probed.
 
     traced:   it has a tracer's site. programs: at its return, with their objects behind the counter.
+    flags:    where in a slot each of these says that it leaves to a pad, and before that a debugger looks.
+    at_pad:   the slot's register there, each time that somebody came. looked: the programs behind which one may have.
     """
 
     side: Side
@@ -146,7 +157,10 @@ class World:
     seed: int = 0
     number: int = 0
     programs: tuple[Program, ...] = ()
+    flags: tuple[int, ...] = ()
     executed: int = 0
+    at_pad: list[int] = field(default_factory=list)
+    looked: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         side = self.side
@@ -157,6 +171,7 @@ class World:
         self.machine: Any = unicorn.Uc(*side.engine)
         self.machine.ctl_set_tlb_mode(unicorn.UC_TLB_VIRTUAL)
         self._frames: dict[int, int] = {}
+        self._looks: dict[int, int] = {}
         places = [(side.code, 1), (side.stacks, 64), (side.counter, 1), (self.table & -PAGE, 31)]
         for start, pages in places:
             first = 1 + len(self._frames)
@@ -169,7 +184,8 @@ class World:
         way = Way(side.trampoline, (side.code, side.code + PAGE), hidden=side.hooks)
         code = entry(self._table, way, Before(self.dead, base=side.base), side.returning)(side.entry)
         self.end = side.entry + len(code)
-        assert self.end < side.left
+        assert self.end < side.pad
+        self.write(side.pad, side.returning.end)
         self.write(side.entry, code)
         self.write(side.left, side.returning.end)
         self.write(side.trampoline, self._whole())
@@ -183,22 +199,35 @@ class World:
     def made(self) -> Trampoline:
         reads = {name for program in self.programs for name in program.registers}
         before = Before(self.dead_after, frozenset((*reads, "rax", "r3")), base=self.side.base)
-        return trampoline(self._table, before, self.side.returning)
+        leaving = Leaving(self.flags, self.side.pad, self.side.bell) if self.flags else None
+        return trampoline(self._table, before, self.side.returning, leaving)
 
     def _whole(self) -> bytes:
         side, made = self.side, self.made
         around = Surroundings(side.entry, dead=made.dead, base=side.base, kept=made.kept)
-        codes = [lambda at: side.isa.count(side.counter, at, made.dead, side.base)]
+        codes: list[Code] = [lambda at: side.isa.count(side.counter, at, made.dead, side.base)]
         at = side.counter + 8
         for program in self.programs:
             objects = tuple(range(at, at + 8 * len(program.objects), 8))
             at += 8 * len(objects)
             codes.append(lower(program, replace(around, objects=objects), machines.of(side.isa.name)))
-        return made.code(codes)(side.trampoline)
+        before = Before(made.dead, base=side.base, kept=made.kept)
+        for number, flag in enumerate(self.flags, 1):
+            codes[number] = joined((codes[number], look(before, side.returning, flag)))
+        whole = made.code(codes)(side.trampoline)
+        places = [*made.places(codes, [SAVED] * len(codes), side.trampoline)][1 : 1 + len(self.flags)]
+        for number, (start, end) in enumerate(places):
+            code = whole[start - side.trampoline : end - side.trampoline]
+            self._looks[side.isa.decode(code, start)[-1].address] = number
+        return whole
 
-    def _count(self, *_: object) -> None:
+    def _count(self, _: object, address: int, *__: object) -> None:
         self.executed += 1
         assert self.executed < MOST, "it runs in circles"
+        if address in self._looks:
+            self.looked.append(self._looks[address])
+        if address == self.side.pad:
+            self.at_pad.append(int(self.machine.reg_read(self.side.numbers[self.side.returning.slot])))
 
     def _fill(self, _: object, address: int, access: int, entry: Any, __: object) -> bool:
         """Callers are not there: a return to one ends the run."""

@@ -11,10 +11,11 @@ import random
 import pytest
 
 from gdb_optprobe.handlers import fold
-from gdb_optprobe.handlers.program import Cell, Constant, Expr, Load, Op, Program, Register, Update
+from gdb_optprobe.handlers.lowering import RUNG
+from gdb_optprobe.handlers.program import Cell, Constant, Expr, Load, Op, Program, Put, Register, Update
 from gdb_optprobe.objects.aggregate import Sum
-from gdb_optprobe.objects.instances import KEY, RETURN, Instance, Instances, InstancesLayout
-from tests.handlers.calling import SIDES, Side, World
+from gdb_optprobe.objects.instances import KEY, RETURN, SAVED, WORD, Instance, Instances, InstancesLayout
+from tests.handlers.calling import INTEL, SIDES, Side, World
 
 DEPTH = 1000
 GROWN = 2048
@@ -141,6 +142,31 @@ def test_what_programs_find(side: Side, traced: bool) -> None:
 
 def _word(address: Expr) -> Expr:
     return Load(address, 8, signed=False, mapped=True)
+
+
+@on_each_side
+@whether_traced
+def test_returns_that_stop(side: Side, traced: bool) -> None:
+    """Where a program has set its flag a debugger can look, and the way leads by the pad: registers are as left."""
+    flags, result = (SAVED, SAVED + WORD), Register("rdx" if side is INTEL else "r4")
+    place = (fold.binary(Op.ADD, Register(side.returning.slot), Constant(flag), 64, False) for flag in flags)
+    values = (fold.binary(Op.AND, result, Constant(bit), 64, False) for bit in (1, 2))
+    programs = tuple(Program(None, (Put(at, value),)) for at, value in zip(place, values, strict=True))
+    world = World(side, InstancesLayout(8, 2), traced, programs=programs, flags=flags)
+    rung = 0
+    for wanted in (0, 1, 2, 3, 0):
+        sp, caller = world.stack(), world.caller()
+        assert world.enter(sp, caller)
+        world.at_pad.clear()
+        assert world.leave(sp, registers={**world.registers(sp), result.name: wanted}) == caller
+        rung += wanted != 0
+        assert len(world.at_pad) == (wanted != 0) and world.word(side.bell + RUNG) == rung
+        assert not traced or world.at_pad == [wanted] * (wanted != 0)
+        assert bool(world.word(side.bell)) is (rung > 0)
+        assert world.looked == [number for number in range(len(flags)) if wanted & 1 << number]
+        world.looked.clear()
+    found = world.instances()
+    assert (found.returns, found.active) == (5, ()) and world.count() == 5
 
 
 COSTS = {

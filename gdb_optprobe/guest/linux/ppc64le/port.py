@@ -47,7 +47,6 @@ class BackChain:
 
 class _PPC:
     elf = "ppc64le"
-    loaded = VMALLOC
     find = staticmethod(finding.find)
     settle = staticmethod(finding.settle)
     notes = staticmethod(finding.notes)
