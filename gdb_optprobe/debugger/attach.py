@@ -352,7 +352,7 @@ def _alive(linux: Linux, holder: list[Session]) -> None:
     session = holder[0]
     registry = session.registry
     lost = OptprobeError(
-        f"the guest is not the one that was probed (rebooted?): its {len(registry)} probes are gone",
+        f"the guest is not the one that was probed (rebooted, or a snapshot?): its {len(registry)} probes are gone",
         "add them again",
     )
     try:

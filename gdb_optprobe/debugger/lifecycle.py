@@ -49,6 +49,15 @@ class Lifecycle:
             define_hook(command, f"optprobe-before-{command}")
         Hidden("optprobe-after-kill", attachments.forget)
         define_hook("kill", "optprobe-after-kill", post=True)
+        Hidden("optprobe-after-monitor", self._monitored)
+        define_hook("monitor", "optprobe-after-monitor", post=True)
+
+    def _monitored(self) -> None:
+        """QEMU's monitor may have loaded a snapshot or reset the guest: GDB and we have read another one's memory."""
+        if self._attachments.current is not None and is_stopped():
+            gdb.execute("maint flush register-cache", to_string=True)
+            gdb.execute("maint flush dcache", to_string=True)
+        self._resumed(None)
 
     def leave(self) -> None:
         """GDB is about to let go of the guest."""

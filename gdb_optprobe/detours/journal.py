@@ -27,6 +27,7 @@ from gdb_optprobe.objects.journal import Found, State
 FULL = "full"
 _LAST = 64  # bytes that the record takes which says that it is full
 _PIECE = 1 << 13
+_SHORT = 64  # bytes by which the last record is known
 
 
 class Item(StrEnum):
@@ -58,6 +59,7 @@ class Journal:
     _generation: int = field(init=False)
     _half: int = field(init=False)
     _tail: int = 0
+    _last_piece: bytes = b""
     _seen: int = field(init=False)
     _open: bool = False
 
@@ -94,6 +96,14 @@ class Journal:
         else:
             self._clear_all()
         self._generation = self._tail = 0
+
+    def stands(self) -> bool:
+        """Whether the guest holds it as it was written last: not where another snapshot of it was loaded."""
+        if not self._open:
+            return True
+        at, last = self._at(self._half), self._last_piece
+        held = self._read(at, form.HEADER), self._read(at + self._tail - len(last), len(last))
+        return held == (form.header(self._generation), last)
 
     # what is kept ------------------------------------------------------------------------------------------------
 
@@ -140,12 +150,14 @@ class Journal:
         if self._generation:
             self._fill(self._half, self._tail)
         self._generation, self._half, self._tail = generation, half, form.HEADER + len(data)
+        self._last_piece = data[-_SHORT:]
         self._changes.clear()
 
     def _append(self, data: bytes) -> None:
         for offset, part in form.in_order(self._at(self._half) + self._tail, data):
             self._write(offset, part)
         self._tail += len(data)
+        self._last_piece = data[-_SHORT:]
 
     def _at(self, half: int) -> int:
         return half * (self.size // 2)

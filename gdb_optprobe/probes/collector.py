@@ -51,13 +51,17 @@ class Collector:
     _last: float = 0.0
 
     def collect(self, arena: Arena, why: Why) -> int:
-        """Free the slots that nobody can be inside; how many: none where the stacks cannot be told (just now)."""
+        """Free the slots that nobody can be inside; how many: none where the stacks cannot be told (just now).
+
+        Raises OptprobeError where this is not the guest that they are in: what stands there may be in use.
+        """
         if self.target.stacks_missing:
             return 0
         self.returns.under_way(self.target, arena)
         if not arena.dirty():
             arena.reclaim(lambda slots: ())
             return 0
+        self.target.alive()
         begun = time.monotonic()
         try:
             freed = arena.reclaim(lambda slots: self.returns.inside(slots, self.target))

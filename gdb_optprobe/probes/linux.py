@@ -110,10 +110,10 @@ class Linux:
         self.text.forget()
 
     def still_there(self) -> bool:
-        """Whether this kernel runs, with memory for detours as we made it. Raises Unreadable."""
+        """Whether this kernel runs, with memory for detours as we made it and last changed it. Raises Unreadable."""
         if not self.recovered.still_there(self.machine):
             return False
-        return not self._took or self.room is None or self.room.stands()
+        return not self._took or self.room is None or (self.room.stands() and self._journal.stands())
 
     # stacks --------------------------------------------------------------------------------------------------------
 
@@ -260,9 +260,13 @@ class Linux:
         return Arena(Ranges(code=(room.code,), data=(room.data,), fill=room.fill), self.isa.alignment, self._journal)
 
     def left(self) -> Left | None:
-        """Probes of an earlier GDB; None where there are none, or not any more. Raises OptprobeError."""
+        """Probes of an earlier GDB, or of a snapshot; None where there are none, or not any more. Raises OptprobeError.
+        """
+        if self._took:
+            return None
+        self._asked = False
         earlier = self._look_back()
-        if earlier is None or self._took:
+        if earlier is None:
             return None
         left = earlier.left
         texts, _ = undoing(left, self.memory, self.isa)

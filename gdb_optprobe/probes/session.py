@@ -232,6 +232,7 @@ class Session:
 
     def delete(self, numbers: Sequence[int] | None = None) -> tuple[int, ...]:
         """Take probes out of the guest and forget them."""
+        self.target.alive()
         probes = self.registry.probes(numbers)
         self._remove(probes)
         return tuple(probe.number for probe in probes)
@@ -456,10 +457,7 @@ class Session:
         return f"ran for {seconds:g} s"
 
     def commit(self, timeout: float = 10.0, tell: Callable[[str], object] = str) -> tuple[str, ...]:
-        """Run the guest in slices until every site that waits is optimized and what was freed is reclaimed.
-
-        tell: is told how many there still are, and who is in the way of one, whenever that changes.
-        """
+        """Run the guest in slices until all that waits is optimized or reclaimed; `tell` is told what still does."""
         self.target.alive()
         deadline = time.monotonic() + timeout
         before = (0, 0)

@@ -92,6 +92,24 @@ def test_what_is_not_ours_is_not_written_over() -> None:
     assert memory.data == before
 
 
+@given(steps, st.integers(0, 40))
+def test_an_older_snapshot_is_noticed(some: list[tuple[int, Any]], back: int) -> None:
+    """Wherever anything was written since."""
+    memory = Memory()
+    journal = Journal(memory, START, SIZE, FILL)
+    journal.begin()
+    snapshots = [bytes(memory.data)]
+    for number, value in some:
+        journal.put(Item.PROBE, number, value)
+        journal.flush()
+        snapshots.append(bytes(memory.data))
+    now = snapshots[-1]
+    older = snapshots[max(0, len(snapshots) - 1 - back)]
+    assert journal.stands()
+    memory.data[:] = older
+    assert journal.stands() == (older == now or not journal._open)
+
+
 def test_one_that_was_never_taken_up_is_cleared() -> None:
     memory = Memory()
     memory.data[:] = kept()

@@ -28,7 +28,12 @@ class Target:
     stacks_missing: str = ""
     pc: int = 0
     fails: bool = False
+    another: bool = False
     machine: FakeMemory = field(default_factory=lambda: FakeMemory(START, bytes([FILL]) * SIZE))
+
+    def alive(self) -> None:
+        if self.another:
+            raise OptprobeError("the guest is not the one that was probed")
 
     def saved(self) -> Iterable[Saved]:
         if self.fails:
@@ -106,6 +111,15 @@ def test_quarantine_where_stacks_cannot_be_told() -> None:
     view = world.collector.view(world.arena)
     assert view is not None and (view.runs, view.quarantined) == ({}, "nobody knows its threads")
     assert (view.garbage_slots, view.garbage_bytes) == (len(slots), 2 * PAGE)
+
+
+def test_another_guest_s_memory_is_left_alone() -> None:
+    world = World()
+    (slot,) = world.released(1)
+    world.target.another = True
+    with pytest.raises(OptprobeError, match="not the one"):
+        world.collector.collect(world.arena, Why.COMMIT)
+    assert world.holds(slot) == {0x90}
 
 
 def test_nothing_released_is_no_run() -> None:

@@ -1,0 +1,45 @@
+"""A snapshot is loaded beneath us: what it holds is told, and nothing stale is written."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.guest.batch import Workload, batch, keep
+from tests.guest.conftest import Boot
+from tests.guest.test_bad_input import attempt
+
+READS = 200
+WORK = Workload(f"dd if=/dev/zero of=/dev/null bs=1 count={READS} 2>/dev/null")
+SAVED, LOADED = "monitor savevm {}", "monitor loadvm {}"
+LIST = "optprobe list"
+
+
+@pytest.mark.parametrize("arch", ["x86_64", "ppc64le"])
+def test_what_is_in_the_guest_is_what_the_snapshot_held(boot: Boot, arch: str) -> None:
+    """Snapshots without a probe, with one, and with one more that has gone; each is loaded where another one's are."""
+    guest = boot(arch=arch)
+    script: list[str | Workload] = ["set optprobe exit-on-error off", "optprobe explain vfs_read"]
+    script += [SAVED.format("none"), "optprobe add read_zero", SAVED.format("one"), WORK]
+    script += ["optprobe add ksys_read", "optprobe add vfs_read", SAVED.format("three"), "optprobe delete 2"]
+    for number, name in enumerate(("one", "none", "three")):
+        script += [f"echo @{number}\\n", LOADED.format(name), attempt("optprobe delete"), attempt(LIST)]
+        script += [attempt("optprobe add vfs_write"), attempt("optprobe recover"), WORK, keep(name, LIST)]
+        script += ["optprobe check", attempt("optprobe add vfs_write")]
+    script += [LOADED.format("none"), attempt(LIST), "optprobe add read_zero", WORK, keep("last", LIST)]
+    finished = batch(guest, [*script, "optprobe check", "optprobe delete", "optprobe commit"])
+    assert finished.status == 0, finished.output
+    told = re.split(r"@\d\n", finished.output)[1:]
+    for each in told:
+        assert each.count("is not the one that was probed (rebooted, or a snapshot?)") >= 1, each
+    assert ["Probes of an earlier GDB are in this guest" in each.split("@@")[0] for each in told] == [True, False, True]
+    one, none, three = (finished.json(name) for name in ("one", "none", "three"))
+    assert [(probe["symbol"].split("+")[0], probe["hits"]) for probe in one] == [("read_zero", READS)]
+    assert [probe["symbol"].split("+")[0] for probe in none] == ["vfs_write"]
+    assert [probe["symbol"].split("+")[0] for probe in three] == ["read_zero", "ksys_read", "vfs_read"]
+    assert three[0]["hits"] == 2 * READS
+    assert [probe["hits"] for probe in finished.json("last")] == [READS]
+    assert finished.output.count("holds what we wrote") == 4
+    assert "internal error" not in finished.output
+    assert guest.problems() == []
