@@ -8,7 +8,17 @@ import pytest
 
 from qemu.guest import Guest
 from tests.guest.batch import Workload, batch, keep
-from tests.guest.test_returns import STATE, every_call_is_accounted_for, exact, keeps_of_each_call, sleepers, untrace
+from tests.guest.test_returns import (
+    EVERYWHERE,
+    STATE,
+    every_call_is_accounted_for,
+    exact,
+    keeps_of_each_call,
+    nobody_is_dropped,
+    sleepers,
+    sleeping,
+    untrace,
+)
 
 SLEEPERS = 10
 
@@ -47,6 +57,10 @@ def test_probes_are_removed_while_calls_are_under_way(ppc_guest: Guest) -> None:
     finished = batch(ppc_guest, script, timeout=120)
     assert finished.status == 0, finished.output
     (probe,) = finished.json("list")
-    assert (probe["active"], probe["missed"]) == (SLEEPERS, 0)
+    assert (probe["active"], probe["missed"], sleeping(probe)) == (SLEEPERS, 0, SLEEPERS)
     assert finished.json("waiting")[:3] == [1, 1, 1]
     assert finished.json("gone") == [0, 0, 0, 0, 0]
+
+
+def test_nobody_is_dropped_who_returns(ppc_guest: Guest) -> None:
+    nobody_is_dropped(ppc_guest, EVERYWHERE.replace("__x64_sys_read", "do_nanosleep"))
