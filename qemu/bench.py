@@ -103,6 +103,8 @@ def verdict(subject: Subject, costs: list[Cost], read: float) -> list[str]:
     """The targets of the project beside what Linux needs. read: seconds that one takes without a probe."""
     took = {cost.name: cost.instructions or 0.0 for cost in costs}
     targets = [("a count at a function's entry", took[OPTIMIZED], subject.most, LINUX_OPTIMIZED)]
+    if subject.trapped is not None:
+        targets.append(("a count by a trap", took[TRAPPED], subject.trapped, LINUX_TRAP))
     if subject.elsewhere is not None:
         targets.append(("a count behind it", took[BEHIND], subject.elsewhere, LINUX_OPTIMIZED))
     beside = (LINUX_FILTER, LINUX_OPTIMIZED, LINUX_HIST, LINUX_HIST, LINUX_RECORD, LINUX_READ, *[LINUX_RETURN] * 2)
@@ -120,8 +122,10 @@ def verdict(subject: Subject, costs: list[Cost], read: float) -> list[str]:
     ]
 
 
+TRAPPED = "trapped"
 OPTIMIZED, BEHIND, BREAK_FALSE = "optimized", "optimized, behind it", "a break, false"
 LINUX_OPTIMIZED = "Linux's event, optimized"
+LINUX_TRAP = "Linux's event, by a trap"
 LINUX_FILTER, LINUX_HIST = "Linux's filter, false", "Linux's hist trigger"
 LINUX_RECORD, LINUX_READ = "Linux's event, three words", "Linux's event, f_flags"
 LINUX_RETURN = "Linux's event, return"
@@ -153,11 +157,12 @@ class Bench:
             self._row("breakpoint", self._ours(FUNCTION, "breakpoint"), self._stopping),
             self._row("boosted", self._ours(FUNCTION, "boosted"), self._stopping),
             self._row("emulated", self._ours(self._subject.emulated, "emulated"), self._stopping),
+            *self._trapped(),
             self.optimized,
             self._row(BEHIND, self._ours(behind, "optimized"), self._running),
             *self._programs(),
             self._row(BREAK_FALSE, self._ours(FUNCTION, "optimized", BREAK), self._running),
-            self._row(f"Linux's event, {self._subject.trap}", self._event(behind, False, ""), self._running),
+            self._row(LINUX_TRAP, self._event(behind, False, ""), self._running),
             self._row("Linux's event, ftrace", self._event(FUNCTION, True, "FTRACE"), self._running),
             self._row(LINUX_OPTIMIZED, self._event(behind, True, "OPTIMIZED"), self._running),
             self._row(LINUX_FILTER, self._ftrace(FILTER, "size==7777"), self._running),
@@ -172,6 +177,11 @@ class Bench:
         for name, clause in PROGRAMS.items():
             probe = self._ours(FUNCTION, "optimized", clause)
             yield self._row(name, probe, hits(clause, self._running), "optprobe report -clear")
+
+    def _trapped(self) -> Iterator[Cost]:
+        """Where traps are handled in the guest."""
+        if self._subject.trapped is not None:
+            yield self._row(TRAPPED, self._ours(self._subject.behind, "trapped"), self._running)
 
     def _row(self, name: str, probe: Probed, reads: int, first: str = "") -> Cost:
         with probe():

@@ -26,7 +26,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
 
@@ -150,8 +150,10 @@ class Guest:
             known = json.loads((directory / "guest.json").read_text())
         except FileNotFoundError:
             raise GuestError(f"no guest runs in {directory}") from None
+        # Another version of this may have started it, with options of its own.
+        ours = {one.name for one in fields(Options)} & known["options"].keys()
         several = {name: tuple(known["options"].get(name, ())) for name in ("extra", "modules")}
-        options = Options(**(known["options"] | several))
+        options = Options(**({name: known["options"][name] for name in ours} | several))
         guest = cls(directory, options, known["pid"])
         if not guest.running:
             raise GuestError(f"the guest in {directory} has ended: see its console.log and qemu.log")

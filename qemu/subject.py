@@ -40,7 +40,7 @@ class Subject:
     size:      the register that holds how many bytes a read asks for.
     behind:    the instruction behind the site of the function tracer; Linux optimizes a probe on it too.
     emulated:  an instruction that is emulated.
-    trap:      what Linux calls the instruction that it writes for a probe that is not optimized.
+    trapped:   instructions that a trap with a count may take; None where they are not handled in the guest.
     most:      instructions that a count at a function's entry may take.
     elsewhere: those that one anywhere else may take; None where no target is set.
     programs:  those that PROGRAMS may take, in their order.
@@ -51,7 +51,7 @@ class Subject:
     size: str
     behind: str
     emulated: str
-    trap: str
+    trapped: int | None
     most: int
     elsewhere: int | None
     programs: tuple[int, ...]
@@ -66,7 +66,7 @@ SUBJECTS = {
         size="$rdx",
         behind=f"{FUNCTION}+5",
         emulated=f"{FUNCTION}+5",
-        trap="int3",
+        trapped=150,
         most=6,
         elsewhere=None,
         programs=(10, 14, 40, 70, 60, 100, 60, 110),
@@ -80,7 +80,7 @@ SUBJECTS = {
         size="$r5",
         behind=f"{FUNCTION}+16",
         emulated=f"{FUNCTION}+20",
-        trap="trap",
+        trapped=None,
         most=16,
         elsewhere=30,
         programs=(20, 26, 60, 100, 90, 140, 90, 150),

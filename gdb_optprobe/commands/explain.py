@@ -11,7 +11,7 @@ from gdb_optprobe.debugger.output import Output
 class ExplainCommand(Subcommand[Place]):
     """Say how LOCATION would be probed, and why not better, without touching the guest.
 
-    optprobe explain LOCATION [-json]
+    optprobe explain LOCATION [-tier TIER] [-json]
 
     Examples:
       optprobe explain vfs_read

@@ -239,6 +239,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
         entered=linux.entered,
         left=linux.left,
         modules=LinuxModules(linux, locations, stops),
+        trap_calls=linux.trap_calls,
     )
     session = Session(target, current_settings, _run)
     holder.append(session)

@@ -209,8 +209,11 @@ def _patched(probe: ProbeView) -> str:
 def _cost(probe: ProbeView) -> str:
     if probe.detour is None:
         return ""
-    trap = " and a trap" if probe.tier == "trapped" else ""
-    return f"; a hit costs {_instructions(probe)}{trap}"
+    return f"; a hit costs {_instructions(probe)}{_and_a_trap(probe)}"
+
+
+def _and_a_trap(probe: ProbeView) -> str:
+    return " and a trap" if probe.tier == "trapped" else ""
 
 
 def _instructions(probe: ProbeView) -> str:
@@ -300,7 +303,7 @@ def _report_row(probe: ProbeView) -> tuple[str, ...]:
     if cost:
         cost = f"{'two stops' if cost == 'twice' else 'a stop'} ({probe.tier})"
     elif probe.detour:
-        cost = _instructions_briefly(probe)
+        cost = _instructions_briefly(probe) + _and_a_trap(probe)
     return str(probe.number), *(str(count) for count in counts), cost or "", _asked(probe)
 
 

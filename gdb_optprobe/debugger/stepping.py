@@ -16,7 +16,6 @@ import gdb
 from gdb_optprobe.debugger.machine import read_register
 from gdb_optprobe.debugger.running import is_stopped
 from gdb_optprobe.debugger.stops import Hidden, define_hook
-from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.interrupts import held, unbroken
 from gdb_optprobe.probes.session import Session
@@ -76,11 +75,16 @@ class Stepping:
         pc = read_register(session.target.isa.pc)
         function = session.target.text.function(pc)
         start, end = (function.start, function.end) if function is not None else (pc, pc + 1)
-        optimized = [site for site in session.registry.sites() if site.tier is Tier.OPTIMIZED]
+        optimized = [site for site in session.registry.sites() if site.branch is not None]
         within = [site for site in optimized if command in WITHIN_FUNCTION and start <= site.address < end]
-        wide = [site for site in optimized if command in TO_ADDRESS and site.placed and site.placed.waits]
+        wide = [site for site in optimized if command in TO_ADDRESS and self._is_passed(session, site)]
         here = [site for site in optimized if site.placed and site.placed.head <= pc < site.placed.end]
         return list({site.address: site for site in (*within, *wide, *here)}.values())
+
+    def _is_passed(self, session: Session, site: Site) -> bool:
+        """Whether who comes to the site may be elsewhere than where a stop there would be."""
+        assert site.branch is not None
+        return site.branch.plan.waits or session.optimizer.links.leads_to(site.branch)
 
     def _leave_detour(self, session: Session) -> None:
         """A Ctrl-C may have stopped the vCPU inside a detour: finish that hit first, without a word."""

@@ -46,6 +46,10 @@ class Text:
     original: bytes
     traced: bool
 
+    def is_trap(self, isa: Isa) -> bool:
+        """Whether it may be a trap in place of a branch."""
+        return len(self.original) == len(isa.trap)
+
 
 @dataclass(frozen=True, slots=True)
 class Left:
@@ -97,7 +101,7 @@ def read(state: State, bounds: Bounds, memory: Memory, isa: Isa) -> Left:
 def undoing(left: Left, memory: Memory, isa: Isa) -> tuple[list[Patch], list[Patch]]:
     """What is to be written so that no branch leads into a detour: in the text, and in the detours' ways on.
 
-    Raises TextChanged where the guest holds neither what was there before nor a branch of ours.
+    Raises TextChanged where the guest holds neither what was there before nor a branch or trap of ours.
     """
     heads: dict[int, list[int]] = {}
     for detour in left.detours.values():
@@ -105,7 +109,7 @@ def undoing(left: Left, memory: Memory, isa: Isa) -> tuple[list[Patch], list[Pat
     texts = [
         Patch(one.address, found, one.original)
         for one in left.texts
-        for found in _ours(one.address, one.original, _branches(one.address, heads, isa), memory)
+        for found in _ours(one.address, one.original, _written(one, heads, isa), memory)
     ]
     ways = [
         Patch(way.address, found, way.data)
@@ -127,12 +131,17 @@ def _ours(address: int, original: bytes, branches: Iterator[bytes], memory: Memo
     return (found,)
 
 
-def _branches(address: int, heads: Heads, isa: Isa) -> Iterator[bytes]:
-    for target in heads.get(address, ()):
+def _written(text: Text, heads: Heads, isa: Isa) -> Iterator[bytes]:
+    """What an earlier GDB may have written there: a trap, a branch to a detour, a call of ours in place of a call."""
+    if text.is_trap(isa):
+        yield isa.trap
+    for target in heads.get(text.address, ()):
         try:
-            yield isa.branch(address, target)
+            yield isa.branch(text.address, target)
         except OutOfReach:
             continue
+    for insn in isa.decode(text.original, text.address)[:1]:
+        yield from _redirected(insn, heads, isa)
 
 
 def _redirected(way: Insn, heads: Heads, isa: Isa) -> Iterator[bytes]:

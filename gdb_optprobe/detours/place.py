@@ -47,6 +47,8 @@ class Site:
 class Limits:
     """What is switched on, what the handlers need, and what is known of the machine.
 
+    ways_to_trap:   code (start, end) that runs between a trap and its handler.
+    trap_missing:   why no trap can be handled in the guest, in words; empty where it can.
     forced:         no tier above this one; a plan may still end below it, and says why.
     stacks_missing: why saved PCs cannot all be enumerated, in words; empty when they can.
     """
@@ -54,10 +56,13 @@ class Limits:
     optimization: bool = True
     boost: bool = True
     emulation: bool = True
+    trap: bool = True
     forced: Tier | None = None
     post_handler: bool = False
     python_handler: bool = False
     stacks_missing: str = ""
+    trap_missing: str = "its handler of traps is not known"
+    ways_to_trap: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ class Plan:
     """How one address will be probed.
 
     displaced:  the instructions that run elsewhere, in order: those of the branch, the one that is boosted.
-    original:   the bytes of text the branch overwrites; none unless optimized.
+    original:   the bytes of text that the branch or the trap overwrites; none where the guest stops.
     dead:       what the program may overwrite freely.
     base:       what the register holds that counters are named by; None where that is not known.
     waits:      the branch displaces more than one instruction: nobody may be inside when it is written.
@@ -164,7 +164,28 @@ def _optimized(place: Place) -> Plan | Reason:
 
 
 def _trapped(place: Place) -> Plan | Reason:
-    return _wish(place.limits, Tier.TRAPPED) or Refusal.TRAP_TIER_MISSING.because()
+    if wish := _wish(place.limits, Tier.TRAPPED):
+        return wish
+    if place.limits.trap_missing:
+        return Refusal.TRAP_TIER_MISSING.because(missing=place.limits.trap_missing)
+    ground, insn = place.ground, place.insn
+    if any(start <= place.address < end for start, end in place.limits.ways_to_trap):
+        return Refusal.TRAP_PATH.because(address=ground.text.spell(place.address))
+    if stop := next((at for at in range(insn.address, insn.end) if at in place.site.breakpoints), None):
+        return Refusal.USER_BREAKPOINT.because(breakpoint=ground.text.spell(stop))
+    if shadowed := _shadowed(place):
+        return shadowed
+    if obstacle := ground.obstacle(insn):
+        return obstacle
+    return Plan(
+        place.address,
+        Tier.TRAPPED,
+        (insn,),
+        original=insn.data[: len(ground.isa.trap)],
+        dead=spare.at(ground, insn),
+        base=ground.bases.get(place.address),
+        ftrace=ground.site(insn),
+    )
 
 
 def _emulated(place: Place) -> Plan | Reason:
@@ -182,16 +203,23 @@ def _emulated(place: Place) -> Plan | Reason:
 def _boosted(place: Place) -> Plan | Reason:
     if wish := _wish(place.limits, Tier.BOOSTED):
         return wish
-    if place.ground.is_shadowed(place.insn) or place.ground.isa.shadows(place.insn):
-        before = place.insn if place.ground.isa.shadows(place.insn) else place.ground.before(place.insn)
-        assert before is not None
-        spelled = place.ground.text.spell(before.address)
-        return Refusal.INTERRUPT_SHADOW.because(insn=before.text, address=spelled)
-    return place.ground.why_not_alone(place.insn) or Plan(place.address, Tier.BOOSTED, (place.insn,))
+    why = _shadowed(place) or place.ground.why_not_alone(place.insn)
+    return why or Plan(place.address, Tier.BOOSTED, (place.insn,))
 
 
 def _breakpoint(place: Place) -> Plan | Reason:
     return Plan(place.address, Tier.BREAKPOINT, (place.insn,))
+
+
+def _shadowed(place: Place) -> Reason | None:
+    """Whether interrupts are held off before the instruction, or by it, which a way elsewhere would end."""
+    ground, insn = place.ground, place.insn
+    shadows = ground.isa.shadows(insn)
+    if not shadows and not ground.is_shadowed(insn):
+        return None
+    before = insn if shadows else ground.before(insn)
+    assert before is not None
+    return Refusal.INTERRUPT_SHADOW.because(insn=before.text, address=ground.text.spell(before.address))
 
 
 _TIERS: dict[Tier, Callable[[Place], Plan | Reason]] = {
@@ -214,6 +242,8 @@ def _wish(limits: Limits, tier: Tier) -> Reason | None:
     match tier:
         case Tier.OPTIMIZED if not limits.optimization:
             return Refusal.OPTIMIZATION_OFF.because()
+        case Tier.TRAPPED if not limits.trap:
+            return Refusal.TRAP_OFF.because()
         case Tier.BOOSTED if not limits.boost:
             return Refusal.BOOST_OFF.because()
         case Tier.EMULATED if not limits.emulation:

@@ -163,7 +163,8 @@ class Refusal(Enum):
         "no free memory for detours is within reach of {address}",
         "set optprobe arena to a range that is nearer",
     )
-    TRAP_TIER_MISSING = ("the trapped tier is not built yet", "")
+    TRAP_PATH = ("{address} runs between a trap and its handler", "")
+    TRAP_TIER_MISSING = ("traps cannot be handled in this guest: {missing}", "")
     TEXT_CHANGED = (
         "the bytes at {address} are not what they were when the probe was planned",
         "somebody else patches them: undo that first",

@@ -138,6 +138,7 @@ class Isa(Protocol):
     pc, sp, flags: registers' names as GDB has them.
     registers:   all general registers, PC and flags included, as GDB names them.
     breakpoint:  the code of a breakpoint instruction.
+    trap:        the code of one that traps and that nobody takes for a breakpoint, as long as the shortest instruction.
     """
 
     name: str
@@ -150,6 +151,7 @@ class Isa(Protocol):
     flags: str
     registers: tuple[str, ...]
     breakpoint: bytes
+    trap: bytes
 
     def decode(self, code: bytes, address: int) -> list[Insn]:
         """Sweep `code` from its first byte; ends before the first byte that is no instruction, or an incomplete one."""

@@ -1,4 +1,4 @@
-"""Write the branch of one site or of several into the guest, and take it away.
+"""Write the branch of one site or of several into the guest, or the trap that leads like one, and take it away.
 
 Whatever happens between two of its writes, the guest runs correct code: the detour stands before the branch that leads
 to it, and the branch is one write.
@@ -14,8 +14,10 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.patch import Patch
+from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Dead, Isa, OutOfReach
@@ -27,12 +29,13 @@ from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.resident import readers
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.traps import Traps
 
 _NOTHING = Keeps()
 Codes = Mapping[int, Sequence[tuple[Probe, Code]]]
 
 
-def write(sites: Sequence[Site], target: Target, arena: Arena, keeps: Keeps = _NOTHING) -> Branch:
+def write(sites: Sequence[Site], target: Target, arena: Arena, traps: Traps, keeps: Keeps = _NOTHING) -> Branch:
     """Serve `sites` (ascending, of one region). Raises Refused or TextChanged with the guest as it was."""
     plan = sites[0].plan
     for site in sites:
@@ -46,10 +49,14 @@ def write(sites: Sequence[Site], target: Target, arena: Arena, keeps: Keeps = _N
     ways: list[Patch] = []
     try:
         ways += _lead_pads(codes, placed.detour, target)
+        if plan.tier is Tier.TRAPPED:
+            traps.lead(plan.head, placed.detour.address, arena)
         # What stands there must be what was planned for: the guest may have run since.
-        change = Patch(plan.head, plan.original, target.isa.branch(plan.head, placed.detour.address))
+        change = Patch(plan.head, plan.original, _way_in(plan, placed.detour, target.isa))
         patch.apply([change], target.machine)
     except OptprobeError:
+        if plan.tier is Tier.TRAPPED:
+            traps.forget(plan.head)
         patch.revert(ways, target.machine)
         placed.give_up(target, arena, reached=False)
         raise
@@ -60,6 +67,11 @@ def write(sites: Sequence[Site], target: Target, arena: Arena, keeps: Keeps = _N
     for site in sites:
         site.begin_branch(branch, target)
     return branch
+
+
+def _way_in(plan: Plan, detour: Detour, isa: Isa) -> bytes:
+    """What is written at the head of `plan`."""
+    return isa.trap if plan.tier is Tier.TRAPPED else isa.branch(plan.head, detour.address)
 
 
 def take_away(branch: Branch, sites: Sequence[Site], target: Target, arena: Arena, lifted: bool) -> None:

@@ -79,10 +79,15 @@ def look(
             return Earlier(place, found, NOTHING, ())
         if found is not None:
             mapping = _room(found.state, place, recovered)
-            left = read(found.state, Bounds(recovered.text, place.code, place.data, place.fill), memory, isa)
+            left = read(found.state, Bounds(_text(kernel, recovered), place.code, place.data, place.fill), memory, isa)
             undoing(left, memory, isa)
             return Earlier(place, found, left, mapping)
     return None
+
+
+def _text(kernel: Kernel, recovered: Recovered) -> tuple[int, int]:
+    """Entry code, whose calls may lead to us, is behind the rest."""
+    return recovered.text[0], max(recovered.text[1], kernel.range("__entry_text_start", "__entry_text_end")[1])
 
 
 def facts(room: Room, recovered: Recovered) -> list[Any]:

@@ -47,6 +47,10 @@ class Links:
         for insn in own:
             self._ways[insn.target or 0].remove(insn)
 
+    def leads_to(self, branch: Branch) -> bool:
+        """Whether somebody may come to the detour of `branch` who has not passed its head in the text."""
+        return any(insn.address in self._linked for insn in self._ways[branch.plan.head])
+
     def in_detour(self, branch: Branch) -> bytes:
         """What the detour of `branch` holds now."""
         detour = branch.detour

@@ -23,6 +23,7 @@ from gdb_optprobe.guest.linux.modular import Modular
 from gdb_optprobe.guest.linux.port import LinuxText, Port, Reads, Room, Say, Stacks, Unwinder
 from gdb_optprobe.guest.linux.recover import Recovered
 from gdb_optprobe.guest.linux.structures import CachedStructures
+from gdb_optprobe.guest.linux.trap_calls import TrapCalls
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.memory import KernelMemory
 from gdb_optprobe.guest.saved import Saved
@@ -203,6 +204,16 @@ class Linux:
             return self.port.reads(self.kernel, self.machine, self.memory.physical)
         except OptprobeError as error:
             return Missing(error.message, error.hint)
+
+    def trap_calls(self) -> TrapCalls:
+        """Raises OptprobeError."""
+        return self._trap_calls
+
+    @cached_property
+    def _trap_calls(self) -> TrapCalls:
+        left = self.left()
+        originals = {text.address: text.original for text in left.texts} if left is not None else {}
+        return self.port.trap_calls(self.kernel, originals)
 
     @cached_property
     def _types(self) -> BtfTypes | None:

@@ -48,9 +48,11 @@ from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.stopping import Stopping
 from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.traps import Traps
 
 T = TypeVar("T")
 
+_NEED_MEMORY = (Tier.OPTIMIZED, Tier.TRAPPED, Tier.BOOSTED)
 FAR = 1 << 16
 """Bytes within which a stretch surely ends."""
 
@@ -71,6 +73,7 @@ class Optimizer:
     returns: Returns = field(default_factory=Returns)
     collector: Collector = field(init=False)
     pace: Pace = field(default_factory=Pace)
+    traps: Traps = field(init=False)
     _grounds: Grounds = field(init=False)
     _lost: list[Patch] = field(default_factory=list)
     _found: Arena | None = None
@@ -83,6 +86,7 @@ class Optimizer:
         self.links = Links(self.target, self.registry)
         self.stopping = Stopping(self.target, self.registry)
         self.collector = Collector(self.target, self.returns)
+        self.traps = Traps(self.target)
         self._grounds = Grounds(self.target.isa, self.target.text)
         self.reading = Reading(self.target, self.registry, self._grounds)
 
@@ -100,7 +104,7 @@ class Optimizer:
         limits = self._limits(specs)
         place = Place(address, neighbours or self._neighbours(), self.target.breakpoints())
         best = plan(place, self._grounds, limits)
-        if best.tier not in (Tier.OPTIMIZED, Tier.BOOSTED) or self._find_arena() is not None:
+        if best.tier not in _NEED_MEMORY or self._find_arena() is not None:
             return best
         assert self._arena_missing is not None
         return self._lower(address, limits, self._arena_missing)
@@ -108,10 +112,9 @@ class Optimizer:
     def _lower(self, address: int, limits: Limits, reason: Reason) -> Plan:
         """The best plan for `address` that needs no detour, where a better one could not be carried out."""
         place = Place(address, breakpoints=self.target.breakpoints())
-        without = replace(limits, optimization=False, boost=False)
+        without = replace(limits, optimization=False, trap=False, boost=False)
         lower = plan(place, self._grounds, without)
-        needs_memory = (Tier.OPTIMIZED, Tier.BOOSTED)
-        refusals = tuple((tier, reason if tier in needs_memory else why) for tier, why in lower.refused)
+        refusals = tuple((tier, reason if tier in _NEED_MEMORY else why) for tier, why in lower.refused)
         return replace(lower, reason=reason, refused=refusals)
 
     def _limits(self, specs: Sequence[Spec]) -> Limits:
@@ -125,6 +128,9 @@ class Optimizer:
             post_handler=any(spec.post_handler is not None for spec in specs),
             python_handler=any(spec.pre_handler is not None or spec.post_handler is not None for spec in specs),
             stacks_missing=self.target.stacks_missing,
+            trap=settings.trap,
+            trap_missing=self.traps.missing,
+            ways_to_trap=self.traps.ways_in,
         )
 
     def _neighbours(self) -> Neighbours:
@@ -170,6 +176,7 @@ class Optimizer:
         """Give its memory back, and look anew when some is next needed; False while somebody may be inside."""
         if self._arena is not None:
             self.collector.collect(self._arena, Why.COMMIT)
+            self.traps.dismiss(self._arena)
             self._arena.dismiss()
             self.collector.collect(self._arena, Why.COMMIT)
             # A branch that somebody else changed may still lead there, and its counters are written.
@@ -223,7 +230,7 @@ class Optimizer:
 
     def reserve(self, probe: Probe, plan: Plan) -> None:
         """Memory for what `probe` gathers, before any branch is touched, so that others keep theirs. Raises Refused."""
-        if probe.returns or (plan.tier is Tier.OPTIMIZED and not probe.handler.is_plain):
+        if probe.returns or (not plan.tier.stops and not probe.handler.is_plain):
             arena = self.take_arena()
             self._with_room(lambda: branching.reserve(probe, self.target, arena), arena)
             if probe.returns:
@@ -386,6 +393,7 @@ class Optimizer:
                 self.links.remove(branch)
                 lifted = self.stopping.forget(branch)
                 branching.take_away(branch, served, self.target, self._arena, lifted)
+                self.traps.forget(branch.plan.head)
             except OptprobeError as error:
                 lost.append(error)
                 self._lost.append(branch.patch)
@@ -419,7 +427,7 @@ class Optimizer:
             # The tracer is kept off before the branch is written, and let in again when it cannot be written.
             if wanted.ftrace is not None:
                 self.target.tracer.hold(wanted.ftrace)
-            branch = self._with_room(lambda: branching.write(group, self.target, arena, keeps), arena)
+            branch = self._with_room(lambda: branching.write(group, self.target, arena, self.traps, keeps), arena)
         except Refused as refused:
             self._let_tracer_in(wanted)
             for site in group:
@@ -442,7 +450,7 @@ class Optimizer:
         if not site.enabled:
             site.stop_no_more(self.target, self._arena)
             return
-        wanted = _meanwhile(site.plan) if site.plan.tier is Tier.OPTIMIZED or site.pinned else site.plan
+        wanted = _meanwhile(site.plan) if not site.plan.tier.stops or site.pinned else site.plan
         if site.placed is not None and site.tier is wanted.tier and not site.stale:
             return
         site.stop_no_more(self.target, self._arena)
@@ -476,10 +484,10 @@ def _missing(error: OptprobeError) -> Reason:
 
 
 def _groups(sites: Sequence[Site]) -> list[list[Site]]:
-    """The enabled sites that are planned to be optimized, by the branch they share."""
+    """The enabled sites that are planned not to stop the guest, by the branch or the trap they share."""
     groups: dict[int, list[Site]] = {}
     for site in sites:
-        if site.enabled and site.plan.tier is Tier.OPTIMIZED:
+        if site.enabled and not site.plan.tier.stops:
             groups.setdefault(site.plan.head, []).append(site)
     return list(groups.values())
 

@@ -357,7 +357,7 @@ def explanation(plan: Plan, target: Target) -> ExplainView:
         refused=tuple(RefusedView(tier.value, why.code, why.text, why.hint) for tier, why in plan.refused),
         patch_size=plan.patch_size,
         waits=plan.waits,
-        instructions=cost(plan, target) if plan.tier is Tier.OPTIMIZED else 0,
+        instructions=cost(plan, target) if not plan.tier.stops else 0,
         nearest=plan.near,
         nearest_symbol=target.symbol(plan.near) if plan.near is not None else "",
     )

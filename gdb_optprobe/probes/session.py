@@ -378,6 +378,7 @@ class Session:
             changes = () if self.optimizer.stopping.is_lifted(branch) else (branch.patch,)
             problems += [str(change.message) for change in patch.check(changes, self.target.machine)]
             problems += self._changed(branch.detour, self.optimizer.links.in_detour(branch))
+        problems += [str(change.message) for change in patch.check(self.optimizer.traps.patches, self.target.machine)]
         for point in self.optimizer.returns.points:
             if point.trampoline is not None:
                 problems += self._changed(point.trampoline.detour, point.trampoline.detour.data)
@@ -494,3 +495,4 @@ class Session:
         self.registry.abandon()
         self.optimizer.returns.abandon()
         self.comings.abandon()
+        self.optimizer.traps.abandon()

@@ -10,6 +10,7 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.left import Left
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.port import Reads
+from gdb_optprobe.guest.linux.trap_calls import TrapCalls
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.guest.text import FtraceSite, Function, Text
@@ -96,6 +97,10 @@ class NamesAt:
     hertz: int | Missing = UNTIMED
 
 
+def _no_traps() -> TrapCalls:
+    raise OptprobeError("this guest's handler of traps is not known")
+
+
 @dataclass(frozen=True)
 class Target:
     """One stopped guest.
@@ -117,6 +122,7 @@ class Target:
     modules:        text that comes and goes.
     left:           probes of an earlier GDB that are in the guest; None where none are. Raises OptprobeError.
     hidden_returns: where tracers of the guest's own have calls return to.
+    trap_calls:     where the guest calls its handler of traps. Raises OptprobeError where that is not known.
     alive:          raises OptprobeError when this is no longer the guest that was attached to.
     guard:          called before the first probe is written: see that the guest is freed should the debugger die.
     step_out:       single-step every vCPU that is in one of these ranges until it is not.
@@ -147,3 +153,4 @@ class Target:
     left: Callable[[], Left | None] = lambda: None
     modules: Modules = field(default_factory=NoModules)
     hides: Callable[[], bool] = lambda: True
+    trap_calls: Callable[[], TrapCalls] = _no_traps

@@ -268,6 +268,39 @@ def test_emulated_then_boosted() -> None:
     assert planned(text, limits=off).tier is Tier.BOOSTED
 
 
+TRAPS = Limits(trap_missing="")
+
+
+def test_trapped_where_no_branch_fits() -> None:
+    text = FakeText("55  push %rbp\nc3  ret")
+    found = planned(text, limits=TRAPS)
+    assert (found.tier, found.original, len(found.displaced), found.waits) == (Tier.TRAPPED, b"\x55", 1, False)
+
+
+def test_a_trap_replaces_one_instruction() -> None:
+    found = planned(FakeText(PUSHES), limits=replace(TRAPS, forced=Tier.TRAPPED))
+    assert found.tier is Tier.TRAPPED and why(found) == "TIER_FORCED"
+    assert found.patch_size == len(X86_64.trap) and found.displaced == (found.insn,)
+
+
+def test_no_trap_on_the_way_to_the_handler_of_traps() -> None:
+    here = replace(TRAPS, optimization=False, ways_to_trap=((START - 8, START + 1),))
+    assert dict(planned(FakeText(PUSHES), limits=here).refused)[Tier.TRAPPED].code == "TRAP_PATH"
+    behind = replace(here, ways_to_trap=((START - 8, START),))
+    assert planned(FakeText(PUSHES), limits=behind).tier is Tier.TRAPPED
+
+
+def test_no_trap_where_a_user_wants_to_stop() -> None:
+    text = FakeText(PUSHES)
+    found = planned(text, limits=replace(TRAPS, optimization=False), breakpoints=frozenset((START,)))
+    assert dict(found.refused)[Tier.TRAPPED].code == "USER_BREAKPOINT"
+
+
+def test_traps_switched_off() -> None:
+    found = planned(FakeText(PUSHES), limits=replace(TRAPS, optimization=False, trap=False))
+    assert dict(found.refused)[Tier.TRAPPED].code == "TRAP_OFF"
+
+
 def test_python_handler() -> None:
     found = planned(FakeText(PUSHES), limits=Limits(python_handler=True))
     assert why(found) == "PYTHON_HANDLER" and found.tier is Tier.EMULATED

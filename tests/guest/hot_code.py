@@ -1,8 +1,8 @@
 """Sourced into GDB by tests: probe whole functions by the command line, and know what their counts must be.
 
-    code-of NAME…          the functions' instructions, those whose `explain` says "optimized", and straight lines; JSON
+    code-of TIER NAME…     the functions' instructions, those that `explain` says can have this tier, and lines; JSON
     lines-of NAME          the function's start, where calls arrive, and its straight lines; JSON
-    probe-accepted         `add` every address that the last `code-of` accepted
+    probe-accepted         `add` every address that the last `code-of` accepted, in its tier
     stop-idle              let the guest run until a stop finds every vCPU halted: nobody is inside any function then
     softirqs-served        what the guest itself counted: softirqs by vector, summed over its vCPUs; JSON
     keep-text FILE         write the kernel's whole text there
@@ -38,6 +38,7 @@ DIFFERENCES = 40
 class Kept:
     """What one command leaves for the next."""
 
+    tier: str = ""
     accepted: list[int] = field(default_factory=list)
 
 
@@ -67,7 +68,7 @@ def entry(function: int) -> int:
 
 
 def explained(address: int) -> Any:
-    return json.loads(gdb.execute(f"optprobe explain *{address:#x} -json", to_string=True))
+    return json.loads(gdb.execute(f"optprobe explain *{address:#x} -tier {kept.tier} -json", to_string=True))
 
 
 def straight_lines(code: Function, text: Text) -> Iterator[list[Insn]]:
@@ -93,7 +94,7 @@ def code_of(name: str) -> dict[str, object]:
     code = function(name)
     trap = session().target.isa.breakpoint
     plans = {insn.address: explained(insn.address) for insn in code.hot if insn.data != trap}
-    accepted = [at for at, plan in plans.items() if plan["tier"] == "optimized"]
+    accepted = [at for at, plan in plans.items() if plan["tier"] == kept.tier]
     kept.accepted += accepted
     return {
         "start": code.start,
@@ -106,14 +107,15 @@ def code_of(name: str) -> dict[str, object]:
 
 
 class CodeOf(gdb.Command):
-    """code-of NAME…"""
+    """code-of TIER NAME…"""
 
     def __init__(self) -> None:
         super().__init__("code-of", gdb.COMMAND_DATA)
 
     def invoke(self, argument: str, from_tty: bool) -> None:
+        kept.tier, *names = argument.split()
         kept.accepted = []
-        print(json.dumps({name: code_of(name) for name in argument.split()}))
+        print(json.dumps({name: code_of(name) for name in names}))
 
 
 class LinesOf(gdb.Command):
@@ -138,7 +140,7 @@ class ProbeAccepted(gdb.Command):
         begun = time.monotonic()
         seconds = []
         for address in kept.accepted:
-            gdb.execute(f"optprobe add *{address:#x}", to_string=True)
+            gdb.execute(f"optprobe add *{address:#x} -tier {kept.tier}", to_string=True)
             seconds.append(time.monotonic() - begun)
         print(json.dumps({"added": len(seconds), "seconds": seconds[-1], "first_half": seconds[len(seconds) // 2]}))
 

@@ -47,7 +47,6 @@ WRONG = {
     'optprobe add vfs_read do print("%d")': "the format takes 1 arguments",
     "optprobe add vfs_read do conut": "conut",
     "optprobe add '*(char *)0x10'": "0x10",
-    "optprobe add schedule+0 -tier trapped": "not built yet",
     "optprobe show 7": "7",
     "optprobe delete 7": "7",
     "optprobe explain no_such_function": "no_such_function",
@@ -58,6 +57,7 @@ WRONG = {
 OF_ARCH = {
     "x86_64": {
         "optprobe add init_task": "not in the guest's code",
+        "optprobe add __memcpy -tier trapped": "runs between a trap and its handler",
         "optprobe add entry_SYSCALL_64": "entry text",
         "optprobe add *vfs_read+9 if count == 3": "not available at this address",
     },

@@ -13,7 +13,7 @@ import pytest
 from qemu.guest import Guest
 from tests.guest.gdb import Console, reads, traced_at
 
-TIERS = ("optimized", "breakpoint", "boosted", "emulated")
+TIERS = ("optimized", "trapped", "breakpoint", "boosted", "emulated")
 NEIGHBOURS = ("vfs_read", "vfs_read+5", "vfs_read+7")
 EVENT = "ksys_read+0x5"
 

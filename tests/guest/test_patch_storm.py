@@ -63,7 +63,8 @@ def test_branches_come_and_go(boot: Boot, tmp_path: Path, capsys: pytest.Capture
     guest = boot(append=append, extra=PARALLEL)
     text = tmp_path / "text"
     names = " ".join(SOFTIRQS + SCHEDULER)
-    first = batch(guest, [f"source {HELPERS}", "stop-idle", f"keep-text {text}", say("code", f"code-of {names}")])
+    code_of = say("code", f"code-of optimized {names}")
+    first = batch(guest, [f"source {HELPERS}", "stop-idle", f"keep-text {text}", code_of])
     assert first.status == 0, first.output
     code = first.json("code")
     softirqs = [address for name in SOFTIRQS for address in code[name]["several"]]

@@ -26,6 +26,7 @@ from gdb_optprobe.guest.linux.kernel import Kernel, Structures
 from gdb_optprobe.guest.linux.modular import Modular
 from gdb_optprobe.guest.linux.physical import PhysicalPatch
 from gdb_optprobe.guest.linux.recover import Finder
+from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.guest.symbols import SymbolTable
@@ -146,6 +147,9 @@ class Port(Finder, Protocol):
     def reads(self, kernel: Kernel, machine: Machine, physical: Callable[[int], int | None]) -> Reads:
         """physical: by the kernel's page tables. Raises OptprobeError where memory that may not be there is not read.
         """
+
+    def trap_calls(self, kernel: Kernel, originals: Originals) -> TrapCalls:
+        """Raises OptprobeError."""
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, bits: Bits, read: Callable[[int, int], bytes]

@@ -17,6 +17,7 @@ from gdb_optprobe.guest.linux.ppc64le import find as finding
 from gdb_optprobe.guest.linux.ppc64le import reads as reading
 from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
 from gdb_optprobe.guest.linux.ppc64le.text import VMALLOC, PowerText
+from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Function, Overlay, Text
@@ -97,6 +98,9 @@ class _PPC:
 
     def reads(self, kernel: Kernel, machine: Machine, physical: Callable[[int], int | None]) -> Reads:
         return reading.reads(machine, kernel)
+
+    def trap_calls(self, kernel: Kernel, originals: Originals) -> TrapCalls:
+        raise OptprobeError("where the kernel calls its handler is not looked for")
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, bits: Bits, read: Callable[[int, int], bytes]

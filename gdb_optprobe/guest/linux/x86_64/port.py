@@ -8,7 +8,7 @@ from functools import partial
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
-from gdb_optprobe.guest.linux import filler, physical, stacks
+from gdb_optprobe.guest.linux import filler, physical, stacks, trap_calls
 from gdb_optprobe.guest.linux.current import Current, on_x86_64
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
 from gdb_optprobe.guest.linux.modular import CodeOfModule, Modular
@@ -16,6 +16,7 @@ from gdb_optprobe.guest.linux.module_text import ModuleText
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.port import Bits, LinuxText, Port, Reads, Room, Say, Unwinder
 from gdb_optprobe.guest.linux.text import MODULES, KernelText
+from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.x86_64 import find as finding
 from gdb_optprobe.guest.linux.x86_64 import reads as reading
 from gdb_optprobe.guest.machine import Machine, Memory
@@ -98,6 +99,9 @@ class _X86:
 
     def reads(self, kernel: Kernel, machine: Machine, physical: Callable[[int], int | None]) -> Reads:
         return reading.reads(machine, kernel, physical)
+
+    def trap_calls(self, kernel: Kernel, originals: Originals) -> TrapCalls:
+        return trap_calls.find(kernel, X86_64, originals, "exc_invalid_op", ("asm_exc_invalid_op",))
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, bits: Bits, read: Callable[[int, int], bytes]

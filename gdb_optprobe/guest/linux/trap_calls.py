@@ -1,0 +1,76 @@
+"""Where a kernel calls its handler of the trap instruction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.isa.base import Flow, Insn, Isa
+
+DEPTH = 3
+"""Calls within one another between a trap and its handler: deeper ones are for what is wrong, or for user mode."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrapCalls:
+    """handler: its address. calls: every instruction that calls it, each of the size of a branch.
+
+    ways_in: all code between a trap and these calls: no trap may stand there. Interrupts are off in it.
+    """
+
+    handler: int
+    calls: tuple[Insn, ...]
+    ways_in: tuple[tuple[int, int], ...] = ()
+
+
+Originals = Mapping[int, bytes]
+"""By address, what stood where somebody else of us has written."""
+
+
+def find(
+    kernel: Kernel, isa: Isa, originals: Originals, handler: str, callers: Sequence[str]
+) -> TrapCalls:
+    """By the names of the handler, and of the functions that call it. Raises OptprobeError."""
+    to = kernel.symbols.address(handler)
+    if to is None:
+        raise OptprobeError(f"the kernel has no {handler}")
+    code = [insn for name in callers for insn in _code(kernel, isa, originals, kernel.address(name))]
+    calls = [insn for insn in code if (insn.flow, insn.target) == (Flow.CALL, to)]
+    if not calls or any(insn.size != isa.branch_size for insn in calls):
+        raise OptprobeError(f"{' and '.join(callers)} does not call {handler}")
+    return TrapCalls(to, tuple(calls), tuple(_ways_in(kernel, isa, originals, calls)))
+
+
+def _ways_in(
+    kernel: Kernel, isa: Isa, originals: Originals, calls: Sequence[Insn]
+) -> Iterator[tuple[int, int]]:
+    """The code before these calls, and all that it calls or jumps to, with what this does."""
+    found = {_bounds(kernel, call.address) for call in calls}
+    code: list[Insn] = []
+    for call in calls:
+        start, _ = _bounds(kernel, call.address)
+        yield start, call.end
+        code += [insn for insn in _code(kernel, isa, originals, start) if insn.address < call.address]
+    for _ in range(DEPTH):
+        new = {_bounds(kernel, insn.target) for insn in code if insn.target is not None} - found
+        yield from sorted(new)
+        found |= new
+        code = [insn for start, _ in new for insn in _code(kernel, isa, originals, start)]
+
+
+def _code(kernel: Kernel, isa: Isa, originals: Originals, at: int) -> list[Insn]:
+    start, end = _bounds(kernel, at)
+    code = bytearray(kernel.memory.read(start, end - start))
+    for at, original in originals.items():
+        if start <= at and at + len(original) <= end:
+            code[at - start : at - start + len(original)] = original
+    return isa.decode(bytes(code), start)
+
+
+def _bounds(kernel: Kernel, address: int) -> tuple[int, int]:
+    at = kernel.symbols.at(address)
+    if at is None or not at.size:
+        raise OptprobeError(f"what code is at {address:#x} is not known")
+    return address - at.offset, address - at.offset + at.size

@@ -1,0 +1,77 @@
+"""What runs before the kernel's trap handler: who has trapped at a probe goes on in its detour.
+
+    trap ──► the kernel's entry code ──► here ── not ours, or of user mode ──► the kernel's handler
+                                          └──── ours: the saved PC := detour ──► back, the trap is over
+A probe whose trap has gone meanwhile: the instruction that is there again is run. (kernel/kprobes/core.c,
+kprobe_int3_handler: "the breakpoint instruction was removed right after we hit it")
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gdb_optprobe.isa.code import Code, joined
+from gdb_optprobe.isa.emitter import Arithmetic, Before, Emitter, Label, Memory, Pool, Test, Value
+from gdb_optprobe.isa.trapping import Trapping
+from gdb_optprobe.objects.traps import DETOUR, FACTOR, KEY, SHIFT, SLOT, TrapsLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Traps:
+    """A table of traps in guest memory, at `address`."""
+
+    layout: TrapsLayout
+    address: int
+
+    @property
+    def end(self) -> int:
+        return self.address + self.layout.size
+
+
+def handler(traps: Traps, kernels: int, trap: bytes, isa: Trapping) -> Code:
+    """kernels: its own handler. trap: the instruction."""
+    before = Before(isa.scratch, frozenset((isa.frame,)))
+    emit = isa.emitter(before)
+    emit.pool = Pool([name for name in isa.order(before) if name in isa.scratch.registers and name != isa.frame])
+    again, found, foreign, go_on, back = (Label() for _ in range(5))
+    emit.branch_bits(isa.mode, isa.user, True, foreign)
+    pc, slot, word = (emit.pool.take() for _ in range(3))
+    emit.load(pc, Value(Memory(isa.frame, isa.pc)))
+    _home(emit, traps, pc, slot, word)
+    emit.mark(again)
+    emit.load(word, Value(Memory(slot, KEY)))
+    emit.branch(Test.EQ, word, pc, False, found)
+    emit.branch(Test.EQ, word, 0, False, foreign)
+    _next(emit, traps, slot)
+    emit.jump(again)
+    emit.mark(foreign)
+    emit.leave((), kernels)
+    emit.mark(found)
+    emit.load(word, Value(Memory(slot, DETOUR)))
+    emit.branch(Test.NE, word, 0, False, go_on)
+    there = Value(Memory(pc), len(trap))
+    emit.branch(Test.NE, there, int.from_bytes(trap, "little"), False, back)
+    emit.jump(foreign)
+    emit.mark(go_on)
+    emit.store(Memory(isa.frame, isa.pc), word)
+    emit.mark(back)
+    return joined((emit.finish, lambda at: isa.back))
+
+
+def _home(emit: Emitter, traps: Traps, pc: str, slot: str, word: str) -> None:
+    """The address of a key's first slot."""
+    emit.binary(Arithmetic.MUL, slot, pc, FACTOR, 64, False)
+    emit.binary(Arithmetic.SHR, slot, slot, SHIFT - SLOT.bit_length() + 1, 64, False)
+    emit.binary(Arithmetic.AND, slot, slot, (traps.layout.slots - 1) * SLOT, 64, False)
+    emit.address(word, Memory(offset=traps.address, near=True))
+    emit.binary(Arithmetic.ADD, slot, slot, word, 64, False)
+
+
+def _next(emit: Emitter, traps: Traps, slot: str) -> None:
+    on = Label()
+    emit.binary(Arithmetic.ADD, slot, slot, SLOT, 64, False)
+    with emit.pool.borrowed() as end:
+        emit.address(end, Memory(offset=traps.end, near=True))
+        emit.branch(Test.NE, slot, end, False, on)
+    emit.address(slot, Memory(offset=traps.address, near=True))
+    emit.mark(on)

@@ -1,0 +1,168 @@
+"""Traps of ours in the guest: the table that leads them to detours, and the code before the kernel's own handler.
+
+    probed insn: trap ──► kernel's entry code ── call ──► our handler ── table ──► detour of the branch ──► next insn
+                                                               └── not ours ──► the kernel's handler
+The first trap puts the handler in, by patches of one instruction each; it goes with the arena. A larger table has a
+handler of its own. What a trap leads to is known before the trap is written, and for ever after: see objects/traps.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from gdb_optprobe.detours import patch, quiescence
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.journal import Item
+from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.patch import Patch
+from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.trap_calls import TrapCalls
+from gdb_optprobe.handlers import lowering_traps
+from gdb_optprobe.isa import traps
+from gdb_optprobe.isa.trapping import Trapping
+from gdb_optprobe.objects.traps import DETOUR, KEY, SLOT, TrapsLayout, slot
+from gdb_optprobe.probes.placed import Placed
+from gdb_optprobe.probes.target import Target
+
+SLOTS = 512
+GROWTH = 4
+
+
+@dataclass
+class _Handler:
+    """In the guest, with its table, which holds `data`. calls: the kernel's calls of its own handler lead here."""
+
+    layout: TrapsLayout
+    memory: Slot
+    data: bytearray
+    placed: Placed
+    calls: tuple[Patch, ...]
+
+
+@dataclass
+class Traps:
+    """detours: by the address of every trap that ever was; 0 of those that have gone."""
+
+    target: Target
+    _handler: _Handler | None = None
+    _detours: dict[int, int] = field(default_factory=dict)
+
+    @cached_property
+    def missing(self) -> str:
+        """Why no trap can be handled in the guest, in words; "" where it can."""
+        if traps.of(self.target.isa.name) is None:
+            return f"this is not built for {self.target.isa.name} yet"
+        try:
+            self.target.trap_calls()
+        except OptprobeError as error:
+            return error.message
+        return ""
+
+    @property
+    def ways_in(self) -> tuple[tuple[int, int], ...]:
+        """See Limits."""
+        return () if self.missing else self.target.trap_calls().ways_in
+
+    def lead(self, address: int, detour: int, arena: Arena) -> None:
+        """A trap at `address` that is about to be written leads to `detour`. Raises Refused, OptprobeError."""
+        handler = self._handler
+        if handler is None or (address not in self._detours and len(self._detours) >= handler.layout.room):
+            handler = self._renew(arena)
+        self._detours[address] = detour
+        self._write(handler, address)
+
+    def adopt(self, gone: Iterable[int], arena: Arena) -> None:
+        """Where traps of an earlier session's were until now: who has just come to one goes on. Raises as `lead`."""
+        if not self.missing and (detours := dict.fromkeys(gone, 0)):
+            self._detours |= detours
+            self._renew(arena)
+
+    def forget(self, address: int) -> None:
+        """The trap at `address` has gone, or does not come."""
+        if self._handler is not None and self._detours.get(address):
+            self._detours[address] = 0
+            self._write(self._handler, address)
+
+    def dismiss(self, arena: Arena) -> None:
+        """The kernel calls its own handler again, where no trap of ours is left and nobody has just come to one."""
+        if self._handler is None or any(self._detours.values()):
+            return
+        code = self._handler.placed.detour
+        inside = [*self.target.trap_calls().ways_in, (code.address, code.end)]
+        self.target.step_out(inside)
+        try:
+            if quiescence.busy(inside, self.target.saved()):
+                return
+        except OptprobeError:
+            return
+        self._take_out(self._handler, arena)
+        self._handler, self._detours = None, {}
+
+    def abandon(self) -> None:
+        """The guest that held it all is gone."""
+        self._handler, self._detours = None, {}
+
+    @property
+    def patches(self) -> tuple[Patch, ...]:
+        """What was written into the kernel's text beside the traps."""
+        return self._handler.calls if self._handler is not None else ()
+
+    @property
+    def _isa(self) -> Trapping:
+        found = traps.of(self.target.isa.name)
+        assert found is not None, "no plan has a trap"
+        return found
+
+    def _renew(self, arena: Arena) -> _Handler:
+        """A handler with a table that has room. Raises Refused, TextChanged."""
+        calls = self.target.trap_calls()
+        old = self._handler
+        layout = TrapsLayout(SLOTS if old is None else old.layout.slots)
+        while len(self._detours) >= layout.room:
+            layout = TrapsLayout(GROWTH * layout.slots)
+        memory = arena.allocate_data(layout.size, calls.handler, self.target.isa.data_reach)
+        data = layout.encode(self._detours)
+        self.target.machine.write(memory.address, bytes(data))
+        code = lowering_traps.handler(
+            lowering_traps.Traps(layout, memory.address), calls.handler, self.target.isa.trap, self._isa
+        )
+        try:
+            placed = Placed.near(calls.handler, lambda at: Detour(at, code(at), calls.handler, ()), self.target, arena)
+            if old is not None:
+                self._take_out(old, arena)
+            patches = self._led(calls, placed, arena)
+        except OptprobeError:
+            arena.data.release(memory)
+            raise
+        self._handler = _Handler(layout, memory, data, placed, patches)
+        return self._handler
+
+    def _led(self, calls: TrapCalls, placed: Placed, arena: Arena) -> tuple[Patch, ...]:
+        isa = self.target.isa
+        patches = tuple(
+            Patch(call.address, call.data, isa.redirect(call, placed.detour.address)) for call in calls.calls
+        )
+        for change in patches:
+            arena.journal.put(Item.TEXT, change.address, [change.old.hex(), False])
+        arena.journal.flush()
+        patch.apply(patches, self.target.machine)
+        return patches
+
+    def _take_out(self, handler: _Handler, arena: Arena) -> None:
+        """Whoever is in it goes on. Raises TextChanged."""
+        patch.revert(handler.calls, self.target.machine)
+        for change in handler.calls:
+            arena.journal.drop(Item.TEXT, change.address)
+        handler.placed.give_up(self.target, arena, reached=True)
+        arena.data.release(handler.memory)
+
+    def _write(self, handler: _Handler, key: int) -> None:
+        """The detour before the key: GDB may be killed in between, and the guest may run."""
+        at = handler.layout.place(handler.data, key)
+        handler.data[at : at + SLOT] = slot(key, self._detours[key])
+        for part in (DETOUR, KEY):
+            word = bytes(handler.data[at + part : at + part + 8])
+            self.target.machine.write(handler.memory.address + at + part, word)

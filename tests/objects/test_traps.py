@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gdb_optprobe.objects.traps import SLOT, TrapsLayout, slot
+
+KEYS = st.integers(1, (1 << 64) - 1)
+
+
+@given(st.dictionaries(KEYS, st.integers(0, (1 << 64) - 1), max_size=TrapsLayout(32).room))
+def test_every_key_is_found_where_it_was_put(detours: dict[int, int]) -> None:
+    layout = TrapsLayout(32)
+    data = layout.encode(detours)
+    assert len(data) == layout.size
+    for key, detour in detours.items():
+        at = layout.place(data, key)
+        assert data[at : at + SLOT] == slot(key, detour)
+
+
+@given(st.sets(KEYS, min_size=9, max_size=9))
+def test_a_key_that_is_not_there_gets_a_free_slot(keys: set[int]) -> None:
+    layout = TrapsLayout(16)
+    *some, other = sorted(keys)
+    data = layout.encode(dict.fromkeys(some, 1))
+    at = layout.place(data, other)
+    assert data[at : at + SLOT] == bytes(SLOT)
+
+
+def test_keys_that_follow_one_another_have_homes_of_their_own() -> None:
+    """Probes on neighbouring instructions: a search ends soon."""
+    layout = TrapsLayout(512)
+    keys = range(0xFFFF_FFFF_8134_CC51, 0xFFFF_FFFF_8134_CC51 + 64)
+    assert len({layout.home(key) for key in keys}) >= 48
