@@ -325,14 +325,14 @@ def _record_line(record: RecordView) -> str:
 
 def _verdict(view: ExplainView) -> list[str]:
     where = _place(view.address, view.symbol)
+    cost = f"; a hit costs {_counted(view.instructions, 'instruction')}" if view.instructions else ""
     if view.tier == _BEST:
         waits = "; waits until nobody is inside them" if view.waits else ""
-        cost = f"; a hit costs {_counted(view.instructions, 'instruction')}" if view.instructions else ""
         head = view.displaced[0].address if view.displaced else view.address
         place = f" at {head:#x}" if head != view.address else ""
         verdict = f"{where}: would be optimized, {view.patch_size} bytes patched{place}{waits}{cost}"
     elif view.tier:
-        stops = f"; a hit stops the guest {_STOPS[view.tier]}" if view.tier in _STOPS else ""
+        stops = f"; a hit stops the guest {_STOPS[view.tier]}" if view.tier in _STOPS else f"{cost} and a trap"
         verdict = f"{where}: would be {view.tier}{stops}"
     else:
         verdict = f"{where}: cannot be probed"
