@@ -29,7 +29,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import default_cache
 from gdb_optprobe.guest.linux import ports
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.port import LinuxText
+from gdb_optprobe.guest.linux.port import LinuxText, Port, Unwinder
 from gdb_optprobe.guest.linux.ppc64le.text import PowerText
 from gdb_optprobe.guest.linux.recover import recover
 from gdb_optprobe.guest.linux.structures import CachedStructures
@@ -40,10 +40,12 @@ from gdb_optprobe.guest.text import Function
 from gdb_optprobe.isa.base import Insn, Isa
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.x86_64 import X86_64
+from gdb_optprobe.probes import returnable
+from gdb_optprobe.probes.returnable import NEAR
 from qemu.cache import guests_directory, say
 from qemu.channel import ChannelError
 from qemu.debian import FetchError
-from qemu.frozen import Frozen, freeze
+from qemu.frozen import freeze
 from qemu.guest import Guest, GuestError, Options
 from qemu.linux_rule import BLACKLIST, LinuxRule, ranges
 from qemu.linux_rule_ppc64le import PowerRule
@@ -111,6 +113,7 @@ def report(subject: Subject, every: int, listing: bool) -> None:
     print(f"{found.functions:,} functions, {found.instructions:,} instructions")
     print(f"{took:.1f} s, {found.seconds:.1f} s of processor time")
     print(f"optimizable: {found.share:.2%}; by Linux's own rule: {found.share_by_linux:.2%}")
+    print("\n".join(returns(found)))
 
 
 # --- what is surveyed ------------------------------------------------------------------------------------------------
@@ -130,18 +133,32 @@ class Subject:
     symbols: SymbolTable
     text: LinuxText
     rule: Rule
+    port: Port
+    unwinder: Unwinder | None
+
+    def entry(self, function: int) -> int:
+        """Where a probe on the function stands."""
+        return self.port.entry(function, self.text)
+
+    def is_traced(self, function: int) -> bool:
+        """Whether it has a tracer's site."""
+        return bool(self.text.ftrace_sites(function, self.entry(function) + NEAR))
+
+    def entered(self, function: Function) -> bool:
+        """See Target."""
+        return self.port.entered(function, self.unwinder)
+
+    def at_return(self, address: int) -> int | None:
+        """`address`, where some function is entered."""
+        function = self.text.function(address)
+        return address if function is not None and address == self.entry(function.start) else None
 
 
 def subject_of(guest: Guest) -> Subject:
     """The kernel of a running guest, copied: the guest is no longer needed. Raises GuestError, OptprobeError."""
     isa = ISAS[guest.options.arch]
     blacklist = ranges(guest.check(f"cat {BLACKLIST}"))
-    kernel, symbols, text = _kernel(freeze(guest), isa)
-    return Subject(isa, kernel, symbols, text, _rule(kernel, text, blacklist))
-
-
-def _kernel(frozen: Frozen, isa: Isa) -> tuple[Kernel, SymbolTable, LinuxText]:
-    cache, port = default_cache(), ports.of(isa.name)
+    frozen, cache, port = freeze(guest), default_cache(), ports.of(isa.name)
     recovered = recover(frozen, port, cache, say)
     if recovered is None:
         raise GuestError("the guest runs no Linux")
@@ -149,7 +166,9 @@ def _kernel(frozen: Frozen, isa: Isa) -> tuple[Kernel, SymbolTable, LinuxText]:
     bare = Kernel(memory, symbols)
     structures = CachedStructures(lambda: bare.read(*bare.range("__start_BTF", "__stop_BTF")), cache, recovered.build)
     kernel = port.kernel(memory, symbols, structures)
-    return kernel, symbols, port.text(kernel, lambda _, data: data, cache.shelf(recovered.build), say)
+    text = port.text(kernel, lambda _, data: data, cache.shelf(recovered.build), say)
+    unwinder = port.unwinder(kernel, text, structures.bits, memory.read)
+    return Subject(isa, kernel, symbols, text, _rule(kernel, text, blacklist), port, unwinder)
 
 
 def _rule(kernel: Kernel, text: LinuxText, blacklist: Sequence[tuple[int, int]]) -> Rule:
@@ -179,6 +198,7 @@ class Tally:
 
     by_function: for each function's start, how many instructions it has and how many are optimizable.
     by_linux:    instructions that Linux would optimize a probe on.
+    returns:     functions by the code of why their return cannot be probed, "" where it can. traced: that have a site.
     seconds:     of processor time, of all processes together.
     """
 
@@ -186,6 +206,8 @@ class Tally:
     examples: dict[str, int] = field(default_factory=dict)
     by_function: dict[int, tuple[int, int]] = field(default_factory=dict)
     by_linux: int = 0
+    returns: Counter[str] = field(default_factory=Counter)
+    traced: int = 0
     seconds: float = 0.0
 
     @property
@@ -210,6 +232,8 @@ class Tally:
         self.examples = {**other.examples, **self.examples}
         self.by_function.update(other.by_function)
         self.by_linux += other.by_linux
+        self.returns.update(other.returns)
+        self.traced += other.traced
         self.seconds += other.seconds
 
     def listing(self, subject: Subject) -> Iterator[str]:
@@ -258,6 +282,9 @@ def _sweep(subject: Subject, chunks: Sequence[Sequence[int]]) -> Tally:
             found.by_function[start] = len(asked), codes[""]
             for code in codes.keys() - found.examples.keys():
                 found.examples[code] = next(at for at in asked if asked[at] == code)
+            why = no_return(subject, start, grounds)
+            found.returns[why] += 1
+            found.traced += not why and subject.is_traced(start)
             found.by_linux += sum(insn.address in asked for insn in subject.rule.optimizable(function))
     found.seconds = time.process_time() - began
     return found
@@ -273,6 +300,18 @@ def codes_of(start: int, grounds: Grounds) -> dict[int, str]:
     forbidden = grounds.isa.forbidden(function.own) if function is not None else {}
     codes = {insn.address: code for insn, code in asked}
     return codes | {address: _refused(address, grounds) for address in codes.keys() & forbidden.keys()}
+
+
+def no_return(subject: Subject, function: int, grounds: Grounds) -> str:
+    """The code of why the return of the function that starts there cannot be probed; "" where it can."""
+    address = subject.entry(function)
+    try:
+        if not subject.is_traced(function):  # there a breakpoint is possible at least
+            plan(Site(address), grounds)
+        returnable.check(address, subject)
+    except Refused as refused:
+        return refused.reason.code
+    return ""
 
 
 def _refused(address: int, grounds: Grounds) -> str:
@@ -295,6 +334,14 @@ def table(subject: Subject, found: Tally) -> Iterator[str]:
         yield f"{count:12,} {count / found.instructions:8.3%}  {code or 'optimizable'}"
         if code:
             yield f"{'':23} {_words(found.examples[code], grounds)}"
+
+
+def returns(found: Tally) -> Iterator[str]:
+    """How many functions' returns can be probed, with a tracer's site and without, and why not the others'."""
+    can = found.returns[""]
+    share = can / found.returns.total()
+    yield f"returns: {can:,} of {found.returns.total():,} functions, {share:.2%}; {found.traced:,} have a tracer's site"
+    yield from (f"{count:12,}  {code}" for code, count in found.returns.most_common() if code)
 
 
 def _words(address: int, grounds: Grounds) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Protocol
 
 from gdb_optprobe.detours.refusal import Refusal, Refused
-from gdb_optprobe.guest.text import Function
+from gdb_optprobe.guest.text import Function, Text
 from gdb_optprobe.isa import returns
-from gdb_optprobe.isa.base import Dead, Flow
-from gdb_optprobe.probes.target import Target
+from gdb_optprobe.isa.base import Dead, Flow, Isa
 
 ELSEWHERE = frozenset(
     (
@@ -25,7 +26,23 @@ NEAR = 8
 _PART = re.compile(r"\.cold(\.\d+)?$")
 
 
-def check(address: int, target: Target) -> None:
+class Entered(Protocol):
+    """What of a Target is asked here."""
+
+    @property
+    def isa(self) -> Isa: ...
+
+    @property
+    def text(self) -> Text: ...
+
+    @property
+    def at_return(self) -> Callable[[int], object | None]: ...
+
+    @property
+    def entered(self) -> Callable[[Function], bool]: ...
+
+
+def check(address: int, target: Entered) -> None:
     """Raises Refused where a probe at `address` cannot see the function return."""
     function = target.text.function(address)
     if target.at_return(address) is None or function is None or _PART.search(function.name):
@@ -42,7 +59,7 @@ def check(address: int, target: Target) -> None:
         raise Refused(Refusal.RETURN_NEVER.because(function=function.name))
 
 
-def dead_at_return(address: int, target: Target) -> Dead:
+def dead_at_return(address: int, target: Entered) -> Dead:
     """What callers of the function that is entered at `address` cannot rely on when it has returned.
 
     By ABI, where a tracer could clobber the same. Callers of others may know which registers they leave alone (GCC's
@@ -53,7 +70,7 @@ def dead_at_return(address: int, target: Target) -> Dead:
     return target.isa.dead_at_return() if is_traced else Dead()
 
 
-def _is_traced(function: Function, entry: int, target: Target) -> bool:
+def _is_traced(function: Function, entry: int, target: Entered) -> bool:
     return bool(target.text.ftrace_sites(function.start, entry + NEAR))
 
 
