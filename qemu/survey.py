@@ -53,7 +53,7 @@ from qemu.machines import MACHINES
 from qemu.processes import ending_on_signals
 from qemu.qmp import QmpError
 
-__all__ = ["EVERY", "Subject", "Tally", "codes_of", "functions", "subject_of", "survey", "table"]
+__all__ = ["EVERY", "Subject", "Tally", "codes_of", "functions", "returns", "subject_of", "survey", "table"]
 
 EVERY = {"x86_64": 401, "ppc64le": 101}
 ISAS: dict[str, Isa] = {"x86_64": X86_64, "ppc64le": PPC64LE}

@@ -12,7 +12,7 @@ import pytest
 from gdb_optprobe.detours.ground import Grounds
 from gdb_optprobe.guest.text import Area
 from qemu.guest import Guest
-from qemu.survey import EVERY, Subject, codes_of, functions, subject_of, survey, table
+from qemu.survey import EVERY, Subject, codes_of, functions, returns, subject_of, survey, table
 from tests.guest.batch import batch
 from tests.guest.conftest import FULL
 
@@ -20,18 +20,24 @@ WHOLE, ANSWERS, ALIKE = 1 if FULL else 40, 97, 0.02
 SECONDS = 60.0
 ASKED = 150  # of each kind: those that are refused, those that are not
 PROBES = 80
+NO_RETURN = {"RETURN_NOT_ENTRY", "RETURN_NEVER", "RETURN_UNTRACED", "RETURN_ELSEWHERE"}
+NO_RETURN |= {"ENTRY_TEXT", "EARLY_TEXT", "COPIED_TEXT", "KERNEL_TRAP", "UNDECODABLE"}
 TRACING = "/sys/kernel/tracing"
 
 
 @dataclass(frozen=True)
 class Expected:
-    """share: of instructions that are optimizable, at least. reasons: how many kinds of answer there are, at least."""
+    """share: of instructions that are optimizable, at least. reasons: how many kinds of answer there are, at least.
+
+    returns: of functions whose return can be probed, at least.
+    """
 
     share: float
     reasons: int
+    returns: float
 
 
-EXPECTED = {"x86_64": Expected(0.90, 6), "ppc64le": Expected(0.98, 5)}
+EXPECTED = {"x86_64": Expected(0.90, 6, 0.92), "ppc64le": Expected(0.98, 5, 0.97)}
 
 
 def test_most_instructions_are_optimizable(each_linux: Guest) -> None:
@@ -49,7 +55,12 @@ def test_most_instructions_are_optimizable(each_linux: Guest) -> None:
     took = time.monotonic() - began
     print("\n".join(["", *table(subject, whole)]))
     print(f"\n{whole.share:.2%} of {whole.instructions:,} in {took:.1f} s, {whole.seconds:.1f} s of processor time")
+    print("\n".join(["", *returns(whole)]))
     assert whole.share == pytest.approx(sample.share, abs=ALIKE)
+    can = whole.returns[""]
+    assert can >= expected.returns * whole.functions
+    assert can > 1.1 * whole.traced, "those without a tracer's site too"
+    assert set(whole.returns) <= {"", *NO_RETURN}
     # Two processors do the whole in less than SECONDS; other work on the machine does not count.
     assert whole.seconds < 2 * SECONDS
 
