@@ -16,7 +16,7 @@ from gdb_optprobe.detours.journal import FULL, Item
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.patch import Patch, TextChanged
 from gdb_optprobe.detours.slots import Slot
-from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.isa.base import Insn, Isa, OutOfReach
 from gdb_optprobe.objects.journal import Damaged, State
@@ -30,21 +30,29 @@ LONGEST = 16
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Where things can be: of the kernel's text, of the arena's code and data. fill: of free code memory."""
+    """Where things can be: of the kernel's text, of the arena's code and data, of text that comes and goes.
+
+    fill: of free code memory.
+    """
 
     text: Range
     code: Range
     data: Range
     fill: int = 0
+    loaded: Range = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Where a branch stands, or was about to. traced: whether the guest's tracer is kept off its site."""
+    """Where a branch stands, or was about to.
+
+    traced: whether the guest's tracer is kept off its site. loaded: in a module, which may have been unloaded since.
+    """
 
     address: int
     original: bytes
     traced: bool
+    loaded: bool = False
 
     def is_trap(self, isa: Isa) -> bool:
         """Whether it may be a trap in place of a branch."""
@@ -109,7 +117,7 @@ def undoing(left: Left, memory: Memory, isa: Isa) -> tuple[list[Patch], list[Pat
     texts = [
         Patch(one.address, found, one.original)
         for one in left.texts
-        for found in _ours(one.address, one.original, _written(one, heads, isa), memory)
+        for found in _standing(one, _written(one, heads, isa), memory)
     ]
     ways = [
         Patch(way.address, found, way.data)
@@ -119,6 +127,16 @@ def undoing(left: Left, memory: Memory, isa: Isa) -> tuple[list[Patch], list[Pat
         for found in _ours(way.address, way.data, _redirected(way, heads, isa), memory)
     ]
     return texts, ways
+
+
+def _standing(text: Text, branches: Iterator[bytes], memory: Memory) -> Sequence[bytes]:
+    """As `_ours`. Where a module's text holds something else, it is not the text that was probed."""
+    try:
+        return _ours(text.address, text.original, branches, memory)
+    except (TextChanged, Unreadable):
+        if text.loaded:
+            return ()
+        raise
 
 
 def _ours(address: int, original: bytes, branches: Iterator[bytes], memory: Memory) -> Sequence[bytes]:
@@ -156,8 +174,9 @@ def _text(at: int, value: Any, bounds: Bounds) -> Text:
     original, traced = bytes.fromhex(value[0]), bool(value[1])
     if not 0 < len(original) <= LONGEST:
         raise ValueError(f"a branch of {len(original)} bytes at {at:#x}")
-    _within(Slot(at, len(original)), bounds.text)
-    return Text(at, original, traced)
+    loaded = bounds.loaded[0] <= at < bounds.loaded[1]
+    _within(Slot(at, len(original)), bounds.loaded if loaded else bounds.text)
+    return Text(at, original, traced, loaded)
 
 
 def _code(at: int, value: Any, bounds: Bounds, memory: Memory, isa: Isa) -> tuple[Slot, Detour]:

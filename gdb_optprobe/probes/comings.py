@@ -72,6 +72,11 @@ class Comings:
         self.registry.await_text(probe, Refusal.PENDING.because(location=probe.spec.location, why=why))
         self._tried = None
 
+    def unloaded(self, probe: Probe) -> None:
+        """The module that `probe` was in is gone."""
+        self.registry.await_text(probe, Refusal.MODULE_GONE.because(module=probe.home.partition(":")[0]))
+        self._tried = None
+
     def listen(self) -> None:
         """Have the guest stop as it loads modules for as long as a probe waits for that. Raises OptprobeError."""
         wanted = any(probe.spec.pending and probe.enabled for probe in self.registry.probes())
@@ -146,10 +151,8 @@ class Comings:
                 self.optimizer.returns.close(site, self.target, arena)
             site.abandon()
         for probe in probes:
-            module = probe.home.partition(":")[0]
-            self.registry.await_text(probe, Refusal.MODULE_GONE.because(module=module))
+            self.unloaded(probe)
         self.optimizer.note(probes)
-        self._tried = None
 
     def _lose(self, branch: Branch) -> None:
         """The text in which `branch` stood is gone: its detour goes as if it had been taken away."""
@@ -179,6 +182,7 @@ class Comings:
                 if self._place(probe):
                     placed.append(probe)
             except OptprobeError as error:
+                self._tried = None  # what is in the way may leave: the guest's own probe, say
                 why = f": {error.message}"
                 self.registry.await_text(probe, Refusal.PENDING.because(location=probe.spec.location, why=why))
         sites = {probe.address: self.registry.site_of(probe) for probe in placed}

@@ -79,7 +79,8 @@ def look(
             return Earlier(place, found, NOTHING, ())
         if found is not None:
             mapping = _room(found.state, place, recovered)
-            left = read(found.state, Bounds(_text(kernel, recovered), place.code, place.data, place.fill), memory, isa)
+            bounds = Bounds(_text(kernel, recovered), place.code, place.data, place.fill, port.loaded)
+            left = read(found.state, bounds, memory, isa)
             undoing(left, memory, isa)
             return Earlier(place, found, left, mapping)
     return None

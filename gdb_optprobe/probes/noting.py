@@ -18,7 +18,9 @@ from gdb_optprobe.probes.spec import Kind, Spec
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """python: whether it had a handler of Python's. data: address of its memory. program: see `fingerprint`.
+    """home, waits: where in a module it is, or was; whether it was nowhere in the guest.
+
+    python: whether it had a handler of Python's. data: address of its memory. program: see `fingerprint`.
 
     sizes: settings it was made with, by name. seen: the head of what hits left that stopped the guest.
     """
@@ -33,6 +35,8 @@ class Noted:
     sizes: Mapping[str, int]
     since: Position
     seen: tuple[int, ...]
+    home: str = ""
+    waits: bool = False
 
 
 def note(probe: Probe, journal: Journal) -> None:
@@ -49,6 +53,9 @@ def note(probe: Probe, journal: Journal) -> None:
         "entry if": spec.entry_condition.text if spec.entry_condition is not None else "",
         "entry do": [action.text for action in spec.entry_actions],
         "maxactive": spec.maxactive,
+        "pending": spec.pending,
+        "home": probe.home,
+        "waits": probe.waits is not None,
         "off": not probe.enabled,
         "python": probe.spec.has_python_handler,
         "data": probe.counter.address if probe.counter is not None else 0,
@@ -64,7 +71,7 @@ def noted(number: int, value: Any) -> Noted:
     """Raises Damaged."""
     try:
         following, *pending = map(int, value.get("since", [0]))
-        text = {name: value.get(name, "") for name in ("location", "if", "tier", "name")}
+        text = {name: value.get(name, "") for name in ("location", "if", "tier", "name", "home")}
         actions = tuple(value.get("do", ["count"]))
         entry_if, entry_do = value.get("entry if", ""), value.get("entry do", [])
         typed = (*text.values(), *actions, entry_if, *entry_do)
@@ -78,6 +85,7 @@ def noted(number: int, value: Any) -> Noted:
             tier=text["tier"],
             name=text["name"],
             glob=bool(value.get("glob")),
+            pending=bool(value.get("pending")),
             entry_condition=Fragment.whole(entry_if) if entry_if else None,
             entry_actions=tuple(Fragment.whole(action) for action in entry_do),
             maxactive=int(value.get("maxactive", 0)),
@@ -93,6 +101,8 @@ def noted(number: int, value: Any) -> Noted:
             sizes={str(name): int(size) for name, size in value.get("sizes", {}).items()},
             since=Position(following, tuple(pending)),
             seen=tuple(int(word) for word in value.get("seen", [])),
+            home=text["home"],
+            waits=bool(value.get("waits")),
         )
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as wrong:
         raise Damaged(f"probe {number}: {wrong}") from None

@@ -18,6 +18,7 @@ from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.objects.journal import Damaged
 from gdb_optprobe.probes.gathered import Gathered
+from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.noting import Noted, fingerprint, noted
 from gdb_optprobe.probes.old_points import points_of
 from gdb_optprobe.probes.probe import Probe
@@ -48,14 +49,17 @@ def recover(session: Session) -> Recovered:
         except OptprobeError as error:
             lost.append(f"probe {one.number}, {one.spec.location}, is not recovered: {error.message}")
     arena.release_data({probe.counter for probe in probes if probe.counter is not None})
-    for probe in probes:
+    there = [probe for probe in probes if probe.waits is None]
+    for probe in there:
         _reserve(session, probe)
     recovered = {probe.number for probe in probes}
     for one in found:
         if one.number not in recovered:
             arena.journal.drop(Item.PROBE, one.number)
-    session.optimizer.settle([session.registry.site_of(probe) for probe in probes])
+    session.optimizer.settle([session.registry.site_of(probe) for probe in there])
     session.optimizer.note(probes)
+    session.comings.listen()
+    session.comings.notice()
     return Recovered(session.views([probe.number for probe in probes]) if probes else (), tuple(lost))
 
 
@@ -113,6 +117,8 @@ def _again(session: Session, one: Noted, left: Left) -> Probe:
     """The probe, as it is to be settled. Raises OptprobeError where it would be another one."""
     if one.python:
         raise OptprobeError("its Python handler went with the GDB that had it")
+    if one.waits or session.target.modules.home(one.address) != one.home:
+        return _awaited(session, one, left)
     settings = replace(session.settings(), **one.sizes)  # type: ignore[arg-type]
     plan = session.optimizer.plan(one.address, [one.spec])
     handler = session.handler(one.spec, plan, settings)
@@ -126,6 +132,23 @@ def _again(session: Session, one: Noted, left: Left) -> Probe:
         probe.seen = replace(Gathered.nothing(handler), head=one.seen)
     session.registry.reserve_number(one.number)
     session.registry.add(probe, site)
+    session.comings.settled_in(probe, site)
+    return probe
+
+
+def _awaited(session: Session, one: Noted, left: Left) -> Probe:
+    """A probe whose module was unloaded meanwhile, or that was pending. Raises OptprobeError."""
+    if one.program:
+        raise OptprobeError("its module was unloaded, and without it what was gathered cannot be told")
+    data = left.at(one.data) if one.data is not None else None
+    probe = Probe(one.number, one.spec, one.address, Handler(), one.sizes, one.enabled, data, home=one.home)
+    if len(one.seen) == len(probe.handler.head()):
+        probe.seen = replace(Gathered.nothing(probe.handler), head=one.seen)
+    session.registry.reserve_number(one.number)
+    if one.home:
+        session.comings.unloaded(probe)
+    else:
+        session.comings.wait_for(probe)
     return probe
 
 

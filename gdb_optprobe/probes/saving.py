@@ -1,13 +1,14 @@
 """The set of probes as commands that make it again in a fresh boot of the same kernel, wherever that is loaded.
 
-A location stays as it was typed where it names what it means; addresses become symbol+offset.
+A location stays as it was typed where it names what it means; addresses become symbol+offset. A probe in a module waits
+for it there: `-pending`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import groupby
 
 from gdb_optprobe.errors import OptprobeError
@@ -39,6 +40,9 @@ def saved(probes: Sequence[Probe], settings: Settings, target: Target, takes: Ta
         if spec.has_python_handler:
             left_out += [probe.number for probe in some]
             lines += [f"# {add(spec, _place(probe, target))}: its handlers are Python's" for probe in some]
+        elif any(probe.home or probe.waits is not None for probe in some):
+            for probe in some:
+                lines += _one(probe, _place(probe, target), pending=True)
         elif _is_whole(some, target, takes):
             lines += _one(some[0], spec.location if len(some) > 1 else _as_typed(some[0], target), spec.glob)
         else:
@@ -76,8 +80,8 @@ def with_variables(lines: Sequence[str], value: Callable[[str], int | None]) -> 
     return (lines[0], *(f"set ${name} = {number}" for name, number in values if number is not None), *lines[1:])
 
 
-def _one(probe: Probe, location: str, glob: bool = False) -> list[str]:
-    lines = [add(probe.spec, location, glob)]
+def _one(probe: Probe, location: str, glob: bool = False, pending: bool = False) -> list[str]:
+    lines = [add(replace(probe.spec, pending=pending or probe.spec.pending), location, glob)]
     return lines if probe.enabled else [*lines, "optprobe disable $optprobe"]
 
 
@@ -123,6 +127,8 @@ def _as_typed(probe: Probe, target: Target) -> str:
 
 def _place(probe: Probe, target: Target) -> str:
     """symbol+offset, where only this address is called so; else counted from the kernel's start."""
+    if probe.home or probe.waits is not None:
+        return probe.home or probe.spec.location
     name = target.symbol(probe.address)
     if name and _resolved(name, target) == (probe.address,):
         return name

@@ -110,6 +110,7 @@ class Session:
         except OptprobeError:
             self.registry.remove(probe)
             raise
+        self.optimizer.note([probe])
         self.last_number = probe.number
         return probe
 

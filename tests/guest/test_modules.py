@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +11,13 @@ import pytest
 from qemu.guest import Guest
 from tests.guest.batch import Workload, batch, keep
 from tests.guest.conftest import FULL
+from tests.guest.gdb import Console
 
 TRACING = "/sys/kernel/tracing"
 LOAD, UNLOAD = "insmod /lib/modules/dummy.ko", "rmmod dummy"
 USE = "for i in 1 2 3; do cat /proc/net/dev > /dev/null; done"
-FUNCTIONS = ("dummy_setup", "dummy_dev_init", "dummy_get_stats64", "dummy_dev_uninit")
+STATISTICS = "dummy_get_stats64"
+FUNCTIONS = ("dummy_setup", "dummy_dev_init", STATISTICS, "dummy_dev_uninit")
 """Called as it is loaded, twice; as somebody asks how many packets it had; as it is unloaded."""
 ROUNDS = 50 if FULL else 3
 
@@ -102,6 +105,36 @@ def test_without_pending_it_comes_back_at_the_next_stop(linux: Guest, events: An
     assert [view["state"] for view in found.json("gone")] == ["gone"] * 3
 
 
+def test_saved_ones_wait_for_their_module(linux: Guest, tmp_path: Path) -> None:
+    linux.check(LOAD)
+    file = tmp_path / "probes.gdb"
+    with Console(linux) as gdb:
+        counts = f"{STATISTICS}+5 do count by $comm"
+        for line in ("dummy_setup", "dummy:dummy_dev_* -name devs", counts, "later -pending"):
+            gdb(f"optprobe add {line}")
+        assert "Saved 5 probes" in gdb(f"optprobe save {file}")
+        lines = [line for line in file.read_text().splitlines() if line.startswith("optprobe")]
+        assert lines == [
+            "optprobe add dummy:dummy_setup -pending",
+            "optprobe add dummy:dummy_dev_uninit -pending -name devs",
+            "optprobe add dummy:dummy_dev_init -pending -name devs",
+            "optprobe add dummy:dummy_get_stats64+0x5 -pending do count by $comm",
+            "optprobe add later -pending",
+        ]
+        gdb("optprobe delete")
+        gdb.send("continue")
+        linux.check(UNLOAD)
+        gdb.interrupt()
+        gdb(f"source {file}")
+        assert {view["state"] for view in gdb.probes()} == {"pending"}
+        gdb.send("continue")
+        linux.check(LOAD)
+        gdb.interrupt()
+        assert [(view["state"], view["tier"]) for view in gdb.probes()[:4]] == [("armed", "optimized")] * 4
+        assert gdb.hits(gdb.probes()[0]["number"]) == 1
+    linux.check(UNLOAD)
+
+
 def test_all_of_a_module(linux: Guest, events: Any) -> None:
     """Every function of one with jump labels and traps of WARN: all counted, at work and as it goes."""
     linux.check("insmod /lib/modules/brd.ko rd_nr=1")
@@ -117,6 +150,29 @@ def test_all_of_a_module(linux: Guest, events: Any) -> None:
     assert found.status == 0, found.output
     hits = {name: view["hits"] for name, view in by_function(found.json("gone")).items()}
     assert hits["brd_do_bvec"] >= 128 and hits["brd_exit"] == 1 and hits["brd_free_pages"] == 1, hits
+
+
+@pytest.mark.parametrize("meanwhile", ["true", UNLOAD] + [f"{UNLOAD}; {LOAD}"] * FULL)
+def test_another_gdb_takes_them_over(linux: Guest, events: Any, meanwhile: str) -> None:
+    linux.check(LOAD)
+    before = events()[STATISTICS]
+    with Console(linux) as gdb:
+        for line in (STATISTICS, f"{STATISTICS} if $arg1 do count by $comm", "vfs_fsync", "absent -pending"):
+            assert "optprobe:" not in gdb(f"optprobe add {line}")
+        gdb.send("continue")
+        linux.check(USE)
+        gdb.kill()
+    linux.check(f"sleep 1; {USE}; {meanwhile}")
+    with Console(linux) as gdb:
+        said = gdb("optprobe recover")
+        views = {view["number"]: view for view in gdb.probes()}
+        assert gdb("optprobe check") == "The guest's memory holds what we wrote.\n"
+    seen = events()[STATISTICS] - before
+    # What another load of it has done before a GDB came is the event's alone.
+    assert 6 <= views[1]["hits"] <= seen and (views[1]["hits"] == seen or LOAD in meanwhile)
+    assert views[1]["state"] == ("gone" if meanwhile == UNLOAD else "armed")
+    assert (2 in views) == (meanwhile == "true"), said
+    assert views[3]["state"] == "armed" and views[4]["state"] == "pending"
 
 
 @pytest.mark.parametrize(

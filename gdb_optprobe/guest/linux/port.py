@@ -107,9 +107,10 @@ class Unwinder(Protocol):
 
 
 class Port(Finder, Protocol):
-    """elf: the machine's name for guest/symbolfile.py."""
+    """elf: the machine's name for guest/symbolfile.py. loaded: from where to where modules can be."""
 
     elf: str
+    loaded: tuple[int, int]
 
     def kernel(self, memory: Memory, symbols: SymbolTable, structures: Structures) -> Kernel: ...
 

@@ -48,6 +48,7 @@ class BackChain:
 
 class _PPC:
     elf = "ppc64le"
+    loaded = VMALLOC
     find = staticmethod(finding.find)
     settle = staticmethod(finding.settle)
     notes = staticmethod(finding.notes)

@@ -28,6 +28,7 @@ from gdb_optprobe.isa.x86_64 import X86_64, unwind
 
 class _X86:
     elf = "x86_64"
+    loaded = MODULES
     find = staticmethod(finding.find)
     settle = staticmethod(finding.settle)
     notes = staticmethod(finding.notes)
