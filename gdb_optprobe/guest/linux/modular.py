@@ -6,6 +6,7 @@ is known of a module is kept for as long as it stays loaded.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -56,6 +57,8 @@ class Modular:
         self._text_of = text_of
         self._reader: Modules | None = None
         self._texts: dict[Identity, CodeOfModule] = {}
+        self._starts: list[int] = []
+        self._ends: list[tuple[int, CodeOfModule]] = []
         self._current = False
         self._ready: set[Identity] = set()
         self.strange: dict[str, str] = {}
@@ -71,6 +74,7 @@ class Modular:
 
     def _look(self) -> None:
         known, self._texts, self.strange = self._texts, {}, {}
+        self._starts, self._ends = [], []
         try:
             if self._reader is None:
                 self._reader = Modules(self._kernel, self._area)
@@ -90,6 +94,9 @@ class Modular:
                 continue
             text.renew(module)
             self._texts[module.identity] = text
+        ranges = ((*of, text) for text in self._texts.values() for of in (text.module.text, text.module.init))
+        ordered = sorted(ranges, key=lambda each: each[:2])
+        self._starts, self._ends = [start for start, _, _ in ordered], [(end, text) for _, end, text in ordered]
 
     def check(self) -> None:
         """Raises OptprobeError where this kernel's modules cannot be told."""
@@ -121,11 +128,12 @@ class Modular:
         """The module in whose text or init's text `address` is."""
         if not self._area[0] <= address < self._area[1]:
             return None
-        for text in self.modules():
-            for start, end in (text.module.text, text.module.init):
-                if start <= address < end:
-                    return text
-        return None
+        self.modules()
+        place = bisect_right(self._starts, address) - 1
+        if place < 0:
+            return None
+        end, text = self._ends[place]
+        return text if address < end else None
 
     def identity(self, address: int) -> Identity | None:
         """Of the module that `address` is in."""

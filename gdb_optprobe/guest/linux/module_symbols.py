@@ -12,7 +12,6 @@ A function reaches to the next symbol, as in the kernel; zeros behind its end ar
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from struct import iter_unpack
 
@@ -45,10 +44,10 @@ class ModuleSymbols:
         """bug: bytes of a row of the bug table."""
         self._module = module
         self._core: Names = kernel.symbols
-        self.text = kernel.read(*module.text)
-        symbols, sizes = _symbols(module, kernel)
+        self._kernel = kernel
+        symbols, self._sizes = _symbols(module, kernel)
         self.table = SymbolTable(symbols, [module.text])
-        self._ends = dict(self._trimmed(sizes))
+        self._ends: dict[int, int] = {}
         self._ranges = _ranges(module, {**_ROWS, "bug_table": bug})
 
     def address(self, name: str) -> int | None:
@@ -70,7 +69,7 @@ class ModuleSymbols:
         bounds = self.table.function_bounds(address)
         if bounds is None:
             return None
-        last = self._ends.get(bounds[0], bounds[1])
+        last = self._end(*bounds)
         return (bounds[0], last) if address < last else None
 
     def functions(self) -> Iterator[tuple[str, int]]:
@@ -81,16 +80,13 @@ class ModuleSymbols:
             if kind in FUNCTION_TYPES and start <= address < end:
                 yield name, address
 
-    def _trimmed(self, sizes: Mapping[int, int]) -> Iterator[tuple[int, int]]:
-        """Ends of functions behind which zeros follow, by their starts."""
-        first, last = self._module.text
-        addresses = sorted({*sizes, last})
-        for at, size in sizes.items():
-            if not first <= at < last or not size:
-                continue
-            following = addresses[bisect_right(addresses, at)]
-            if at + size < following and not any(self.text[at + size - first : following - first]):
-                yield at, at + size
+    def _end(self, start: int, following: int) -> int:
+        """Of the function at `start`, which reaches to what is `following` unless there are zeros in between."""
+        if start not in self._ends:
+            end = start + self._sizes.get(start, 0)
+            gap = self._kernel.read(end, following) if start < end < following else b"\xff"
+            self._ends[start] = following if any(gap) else end
+        return self._ends[start]
 
 
 def _ranges(module: Module, rows: Mapping[str, int]) -> dict[str, int]:
