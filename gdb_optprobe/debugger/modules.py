@@ -49,4 +49,4 @@ class LinuxModules:
                 gdb.write(f"optprobe: {error}\n", gdb.STDERR)
 
         self.linux.text.check()
-        return self.stops.set(self.linux.kernel.address(LOADED), hit)
+        return self.stops.set(self.linux.entry(self.linux.kernel.address(LOADED)), hit)

@@ -51,6 +51,7 @@ def marked(mark: Mark, text: Text) -> Reason:
         Fact.LOCK_PREFIX: Refusal.LOCK_PREFIX,
         Fact.BARRIER: Refusal.BARRIER,
         Fact.BUG: Refusal.BUG_TABLE,
+        Fact.UNKNOWN: Refusal.MODULE_TABLES,
     }
     return codes[mark.fact].because(address=Spelled(text.spell, mark.address))
 

@@ -85,6 +85,10 @@ class Refusal(Enum):
         "{address} is in memory for modules, and in no loaded module's text that is known",
         "name what is meant, and have the probe wait for the module: optprobe add MODULE:FUNCTION -pending",
     )
+    MODULE_TABLES = (
+        "what the kernel rewrites in the module, or knows by address, cannot be told of {address}: it has no BTF",
+        "a breakpoint needs no more than the instruction where it stands",
+    )
     MODULE_GONE = (
         "the module {module} was unloaded",
         "load it again: the probe comes back with what it has counted, unless it was given by address",

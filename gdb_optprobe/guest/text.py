@@ -53,6 +53,7 @@ class Fact(Enum):
     LOCK_PREFIX = "the guest turns this prefix into a lock when another CPU comes"
     BARRIER = "the guest switches this barrier on and off at any time"
     BUG = "a trap that the guest recognises by its address"
+    UNKNOWN = "where the guest keeps what it knows of this instruction cannot be told"
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,29 @@ def test_without_pending_it_comes_back_at_the_next_stop(linux: Guest, events: An
     assert [view["state"] for view in found.json("gone")] == ["gone"] * 3
 
 
+def test_on_ppc64le_they_are_breakpoints(ppc_guest: Guest) -> None:
+    """Beyond a branch's reach, in a kernel that does not tell what it rewrites: the first call is seen nevertheless."""
+    found = batch(
+        ppc_guest,
+        [
+            "optprobe add dummy:dummy_setup -pending",
+            f"optprobe add {STATISTICS} -pending if $arg1 != 0 do count by $comm",
+            Workload(LOAD),
+            keep("loaded", "optprobe list"),
+            Workload(f"cat /proc/net/dev > /dev/null; {UNLOAD}"),
+            keep("gone", "optprobe list"),
+            Workload(f"{LOAD}; {UNLOAD}"),
+            keep("again", "optprobe list"),
+        ],
+    )
+    assert found.status == 0, found.output
+    loaded, gone, again = (found.json(name) for name in ("loaded", "gone", "again"))
+    assert {(view["tier"], view["reason"]["code"]) for view in loaded} == {("breakpoint", "MODULE_TABLES")}
+    assert [view["hits"] for view in loaded] == [1, loaded[1]["hits"]]
+    assert gone[1]["hits"] > loaded[1]["hits"] and {view["state"] for view in gone} == {"gone"}
+    assert again[0]["hits"] == 2 and again[1]["hits"] > gone[1]["hits"]
+
+
 def test_saved_ones_wait_for_their_module(linux: Guest, tmp_path: Path) -> None:
     linux.check(LOAD)
     file = tmp_path / "probes.gdb"

@@ -91,7 +91,8 @@ class ModuleSymbols:
 
 def _ranges(module: Module, rows: Mapping[str, int]) -> dict[str, int]:
     named: dict[tuple[str, str], Range] = dict.fromkeys(_NONE, NOTHING)
-    named |= {names: _extent(module.tables.get(member, Table()), rows[member]) for member, names in _TABLES.items()}
+    tables = module.tables or {}
+    named |= {names: _extent(tables.get(member, Table()), rows[member]) for member, names in _TABLES.items()}
     named[("_stext", "_etext")] = module.text
     named[("_sinittext", "_einittext")] = module.init
     named[("__start_rodata", "__end_rodata")] = module.constants[0] if module.constants else NOTHING

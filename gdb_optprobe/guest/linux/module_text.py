@@ -57,6 +57,8 @@ class ModuleText(KernelText):
         return Area.LOADED if found is Area.TEXT else found
 
     def marks(self, start: int, end: int) -> Sequence[Mark]:
+        if self.module.tables is None:
+            return [Mark(Fact.UNKNOWN, at, 1) for at in range(start, end)]
         found = [*super().marks(start, end)]
         function = self.function(start)
         if function is None:

@@ -13,6 +13,7 @@
     UNFORMED   being put together, or taken apart: as good as not there
 
 What is read is believed only where it fits: a module of which any of it does not is passed over, and told (`strange`).
+Where the kernel has no types, layouts are found by what they point to, in the first module there is; tables are not.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Module:
     address:     of its struct module.
     text, init:  of its code; init's is freed when init has run, (0, 0) then.
     constants, data: what else it has in memory of its own.
-    tables:      by the name of the member that points to each.
+    tables:      by the name of the member that points to each; None where it is not known which does.
     symbols, strings, types: its kallsyms.
     load:        differs from one load to the next: pointers to what each load allocates.
     """
@@ -68,7 +69,7 @@ class Module:
     init: Range
     constants: tuple[Range, ...]
     data: tuple[Range, ...]
-    tables: Mapping[str, Table]
+    tables: Mapping[str, Table] | None
     symbols: Table
     strings: int
     types: int
@@ -101,10 +102,14 @@ _LOAD = ("args", "sect_attrs", "notes_attrs", "holders_dir")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where struct module has what. mem: where mem[] is and the size of one of it; None before 6.4."""
+    """Where struct module has what. mem: where mem[] is and the size of one of it; None before 6.4.
+
+    tabled: whether all tables are known.
+    """
 
     offsets: Mapping[str, int]
-    mem: tuple[int, int] | None
+    mem: tuple[int, int] | None = None
+    tabled: bool = True
 
     @property
     def size(self) -> int:
@@ -126,9 +131,47 @@ class Layout:
             return cls(offsets, (mem["mem"], size))
         parts = [f"{layout}.{part}" for layout in ("core_layout", "init_layout") for part in _PARTS]
         offsets |= {name: kernel.offset("module", name) for name in parts}
-        return cls(offsets, None)
+        return cls(offsets)
+
+    @classmethod
+    def derived(cls, address: int, data: bytes) -> Layout:
+        """By what the struct module at `address` points to. Raises OptprobeError.
+
+        struct module_layout: base, four sizes of 4 bytes, and mtn.mod, which is the module; init's comes behind core's.
+        struct mod_kallsyms: symtab, num_symtab, strtab, typetab, which layout_symtab() puts one right behind the other.
+        """
+
+        def word(at: int) -> int:
+            return int.from_bytes(data[at : at + 8], "little")
+
+        def size(at: int) -> int:
+            return word(at) & 0xFFFF_FFFF
+
+        layouts = [at for at in range(0, len(data) - 32, 8) if word(at + 24) == address and not word(at) % PAGE]
+        core = next((at for at in layouts if 0 <= address - word(at) < size(at + 8)), None)
+        init = next((at for at in layouts if core is not None and at > core), None)
+        if core is None or init is None:
+            raise NoSuchKernel("where modules keep their memory is not known (no BTF)")
+        start, end = word(core), word(core) + size(core + 8)
+        for at in range(init, len(data) - 56, 8):
+            symbols, strings, types = word(at), word(at + 16), word(at + 24)
+            if start <= symbols < strings == symbols + SYMBOL * size(at + 8) < types < end:
+                named = {name: at + 8 * place for place, name in enumerate(_KALLSYMS)}
+                parts = {"base": 0, "size": 8, "text_size": 12, "ro_size": 16}
+                layout = {f"core_layout.{part}": core + offset for part, offset in parts.items()}
+                layout |= {f"init_layout.{part}": init + offset for part, offset in parts.items()}
+                return cls({"state": 0, "list": LINKS, "name": NAME, **layout, **named}, tabled=False)
+        raise NoSuchKernel("where modules keep their symbols is not known (no BTF)")
 
 
+# struct mod_kallsyms, and behind it what every load allocates (include/linux/module.h).
+_KALLSYMS = (
+    *("core_kallsyms.symtab", "core_kallsyms.num_symtab", "core_kallsyms.strtab", "core_kallsyms.typetab"),
+    *("sect_attrs", "notes_attrs", "args"),
+)
+LINKS, NAME = 8, 24
+SPAN = 0x500
+"""Bytes of a struct module that are looked at."""
 _PARTS = ("base", "size", "text_size", "ro_size")
 
 
@@ -150,30 +193,33 @@ class Modules:
         self._kernel = kernel
         self._area = area
         self._head = kernel.address("modules")
-        self._layout = Layout.of(kernel)
+        self._layout = Layout.of(kernel) if kernel.structures is not None else None
         self.strange: dict[str, str] = {}
 
     def loaded(self) -> Iterator[Module]:
         """Those there now, but for what is UNFORMED. Raises OptprobeError where the list is broken."""
         self.strange = {}
-        for address in islice(lists.members(self._kernel, self._head, self._layout.offsets["list"]), MOST):
-            module = self._read(address)
+        links = self._layout.offsets["list"] if self._layout is not None else LINKS
+        for address in islice(lists.members(self._kernel, self._head, links), MOST):
+            if self._layout is None:
+                self._layout = Layout.derived(address, self._kernel.memory.read(address, SPAN))
+            module = self._read(address, self._layout)
             if module is not None:
                 yield module
 
-    def _read(self, address: int) -> Module | None:
+    def _read(self, address: int, layout: Layout) -> Module | None:
         if not self._area[0] <= address < self._area[1]:
             self.strange[f"{address:#x}"] = "it is not in memory for modules"
             return None
-        words = _Words(self._kernel.memory.read(address, self._layout.size), self._layout)
+        words = _Words(self._kernel.memory.read(address, layout.size), layout)
         name = words.name()
         try:
-            return self._module(address, name, words)
+            return self._module(address, name, words, layout.tabled)
         except (OptprobeError, ValueError) as wrong:
             self.strange[name or f"{address:#x}"] = str(wrong)
             return None
 
-    def _module(self, address: int, name: str, words: _Words) -> Module | None:
+    def _module(self, address: int, name: str, words: _Words, tabled: bool) -> Module | None:
         state = State(words.number("state", 4))
         if state is State.UNFORMED:
             return None
@@ -189,7 +235,8 @@ class Modules:
         symbols = words.table("core_kallsyms.symtab", "core_kallsyms.num_symtab")
         strings, types = words.number("core_kallsyms.strtab"), words.number("core_kallsyms.typetab")
         load = tuple(words.number(member) for member in _LOAD)
-        module = Module(address, name, state, text, init, constants, data, tables, symbols, strings, types, load)
+        known = tables if tabled else None
+        module = Module(address, name, state, text, init, constants, data, known, symbols, strings, types, load)
         sizes = {pointer: size for pointer, (_, size) in _TABLES.items()}
         for pointer, table in tables.items():
             _check(module, pointer, table, sizes[pointer])

@@ -6,6 +6,7 @@
                 addi  r10,r10,-12892 do_barrier_nospec_fixups  __start___barrier_nospec_fixup, __stop___…
                 cmpld r9,r10         ftrace_location_range     ftrace_pages_start, by a load
                                      is_ftrace_trampoline      ftrace_ops_list, by a load, and ftrace_list_end
+                                     find_module_all            modules, with three others that walk the list
                                      udelay                    tb_ticks_per_usec, by a load
 
 Each is believed only where what it leads to is what it must be: a table of references to text, a list of pages.
@@ -182,6 +183,19 @@ def _ftrace_ops(symbols: DerivedSymbols) -> Derived:
     return {"ftrace_ops_list": None, "ftrace_list_end": None}
 
 
+def _modules(symbols: DerivedSymbols) -> Derived:
+    """The head of a list that all who walk the modules' begin with."""
+    walkers = ("find_module_all", "module_get_kallsym", "module_kallsyms_lookup_name", "print_modules")
+    used = [found.used for name in walkers if (found := symbols.constants_of(name)).used]
+    common = set.intersection(*map(set, used)) if len(used) > 1 else set()
+    heads = []
+    for head in common:
+        following, last = symbols.word(head), symbols.word(head + 8)
+        if following and last and symbols.word(following + 8) == head == symbols.word(last):
+            heads.append(head)
+    return {"modules": heads[0] if len(heads) == 1 else None}
+
+
 def _ticks(symbols: DerivedSymbols) -> Derived:
     """The only variable that `udelay` reads, which multiplies by it."""
     used = symbols.constants_of("udelay").used
@@ -210,4 +224,5 @@ _SOURCES: Mapping[str, Callable[[DerivedSymbols], Derived]] = {
     "ftrace_ops_list": _ftrace_ops,
     "ftrace_list_end": _ftrace_ops,
     "tb_ticks_per_usec": _ticks,
+    "modules": _modules,
 }

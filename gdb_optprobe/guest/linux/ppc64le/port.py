@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux.current import Current, Paca, on_ppc64le, unknown
-from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel, Structures
+from gdb_optprobe.guest.linux.kernel import Kernel, Structures
 from gdb_optprobe.guest.linux.modular import CodeOfModule, Modular
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.port import Bits, LinuxText, Port, Reads, Room, Say, Stacks, Unwinder
@@ -16,6 +16,7 @@ from gdb_optprobe.guest.linux.ppc64le import derive, room, stacks
 from gdb_optprobe.guest.linux.ppc64le import find as finding
 from gdb_optprobe.guest.linux.ppc64le import reads as reading
 from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
+from gdb_optprobe.guest.linux.ppc64le.module_text import PowerModuleText
 from gdb_optprobe.guest.linux.ppc64le.text import VMALLOC, PowerText
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.machine import Machine, Memory
@@ -62,7 +63,7 @@ class _PPC:
 
     def modular(self, kernel: Kernel, text: LinuxText, overlay: Overlay) -> Modular:
         def of(module: Module) -> CodeOfModule:
-            raise NoSuchKernel("modules of this kernel cannot be read")
+            return PowerModuleText(module, kernel, overlay)
 
         return Modular(text, kernel, VMALLOC, of)
 

@@ -1,0 +1,50 @@
+"""The text of modules on ppc64le: too far from the kernel's for a branch to a detour, so it is only read.
+
+What the kernel rewrites there (jump labels, barriers, fixups) is in tables that cannot be found without BTF: nothing is
+copied, and nothing is computed in an instruction's place. A breakpoint needs neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gdb_optprobe.guest.linux.bug_table import row_size
+from gdb_optprobe.guest.linux.ftrace_sites import POWER, FtraceSites
+from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.module_symbols import ModuleSymbols
+from gdb_optprobe.guest.linux.modules import Module
+from gdb_optprobe.guest.linux.ppc64le.text import PowerText
+from gdb_optprobe.guest.text import Area, Fact, Mark, Overlay
+
+
+class PowerModuleText(PowerText):
+    """Fills guest.text.Text for one module."""
+
+    def __init__(self, module: Module, kernel: Kernel, overlay: Overlay) -> None:
+        """Raises OptprobeError."""
+        self.module = module
+        self.symbols = ModuleSymbols(module, kernel, row_size(kernel))
+        super().__init__(Kernel(kernel.memory, self.symbols), overlay)
+        self.renew(module)
+
+    def renew(self, module: Module) -> None:
+        """The guest has run, the module is the same."""
+        self.module = module
+        self.forget()
+        self.ftrace = FtraceSites(self._kernel, POWER, of=module.text)
+
+    def area(self, address: int) -> Area:
+        found = super().area(address)
+        return Area.LOADED if found is Area.TEXT else found
+
+    def marks(self, start: int, end: int) -> Sequence[Mark]:
+        return [Mark(Fact.UNKNOWN, at, 4) for at in range(start, end, 4)]
+
+    def spell(self, address: int) -> str:
+        name = self.symbol(address)
+        return f"{address:#x} <{name}>" if name else f"{address:#x}"
+
+    def symbol(self, address: int) -> str:
+        """MODULE:NAME+OFFSET."""
+        found = self.symbols.table.at(address)
+        return f"{self.module.name}:{found}" if found is not None else ""
