@@ -100,8 +100,12 @@ class InstancesLayout:
     def decode(self, data: bytes) -> Instances:
         """What a table's memory holds."""
         returns, missed, dropped = decode(data[:SLOTS])
-        slots = (self.slot(data, at) for at in range(SLOTS, self.end, self.slot_size))
-        return Instances(returns, missed, dropped, tuple(slot for slot in slots if slot.key))
+        return Instances(returns, missed, dropped, tuple(self.slot(data, at) for at in self.taken(data)))
+
+    def taken(self, data: bytes) -> Sequence[int]:
+        """Offsets of the slots that are not free."""
+        keys = memoryview(data[SLOTS : self.end]).cast("Q")[:: self.slot_size // WORD]
+        return [SLOTS + self.slot_size * number for number, key in enumerate(keys) if key]
 
     def find(self, data: bytes, key: int) -> tuple[Instance, ...]:
         """The calls with this key, the newest first."""
@@ -136,7 +140,7 @@ class InstancesLayout:
 
     def dropped(self, data: bytes, keys: Collection[int]) -> bytes:
         """The table without all calls that have one of these keys: they never return."""
-        for at in range(SLOTS, self.end, self.slot_size):
+        for at in self.taken(data):
             if self.slot(data, at).key in keys:
                 data = _added(self._with(data, at, Instance(0, 0)), DROPPED, 1)
         return data

@@ -151,7 +151,7 @@ class ReturnPoint:
         return self.layout.decode(self._read(target))
 
     def is_half_full(self, target: Target) -> bool:
-        return 2 * len(self.instances(target).active) > self.layout.slots
+        return 2 * len(self.layout.taken(self._read(target))) > self.layout.slots
 
     def calls(self, target: Target) -> Instances:
         """All calls since the first probe of the function, those in older tables among them."""
