@@ -24,6 +24,7 @@ class AddCommand(Subcommand[Add]):
     ACTION is count, sum(e), min(e), max(e), avg(e), hist(e) or
     lhist(e,min,max,step), each with `by KEY` or `by (KEY, ...)`, or
     record(e, ...) or print("format", e, ...); optprobe report prints them.
+    At the entry of a return probe also save NAME = EXPR, for $saved.NAME.
     The last action may be stop: the guest stops there, as at a breakpoint.
 
     OPTIONS, before or after LOCATION (-- ends them):

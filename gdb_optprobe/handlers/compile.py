@@ -71,6 +71,11 @@ def compile_handler(
     return Program(test, tuple(done) or (Update(Cell("count", Count())),))
 
 
+def compile_action(action: Fragment, scope: Scope, limits: Limits) -> Action:
+    """One by itself. Raises OptprobeError, pointing."""
+    return _Compiler(scope, limits).action(parse_action(action, scope.is_type))
+
+
 class _Compiler:
     def __init__(self, scope: Scope, limits: Limits) -> None:
         self._scope = scope

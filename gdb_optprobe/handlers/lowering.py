@@ -133,7 +133,7 @@ def _emit(program: Program, around: Surroundings, machine: Machine, before: Befo
             continue
         index, address = next(objects) if not isinstance(action, Put) else (0, 0)
         with refused(action):
-            _act(emit, pc, around, action, index, address)
+            act(emit, pc, around, action, index, address)
     if program.stop is not None:
         ring(emit, around.bell)
     emit.restore(more)
@@ -172,9 +172,10 @@ def _with(before: Before, saved: Sequence[str]) -> Before:
     return replace(before, dead=replace(before.dead, registers=before.dead.registers | {*saved}))
 
 
-def _act(
+def act(
     emit: Emitter, pc: tuple[str, int], around: Surroundings, action: Update | Emit | Put, index: int, address: int
 ) -> None:
+    """Carry out an action, whose object is the one of that index, at that address. Raises TooManyRegisters."""
     words = Words(emit, pc)
     match action:
         case Update(Table() as table):

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gdb_optprobe.handlers.lowering import refused, ring
+from gdb_optprobe.handlers.lowering import Surroundings, act, refused, ring
 from gdb_optprobe.handlers.lowering_words import Words
-from gdb_optprobe.handlers.program import MASK, Clock, Constant, Expr
+from gdb_optprobe.handlers.program import MASK, Clock, Constant, Expr, Register, Stop, nodes
 from gdb_optprobe.handlers.saved import Entry
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.code import Code, joined
@@ -64,6 +64,7 @@ class Part:
     flag:   what its program sets to have the guest stop.
     data:   a number that a debugger gives the call; 0 where it has none.
     time:   when it was entered, where that can be told.
+    around: of what it does there.
     """
 
     entry: Entry
@@ -73,6 +74,13 @@ class Part:
     flag: int = 0
     data: int = 0
     time: int = 0
+    around: Surroundings | None = None
+
+    @property
+    def registers(self) -> frozenset[str]:
+        """What it reads at the entry."""
+        cpu = nodes(self.around.cpu) if self.around is not None and self.around.cpu is not None else ()
+        return self.entry.registers | {node.name for node in cpu if isinstance(node, Register)}
 
     @property
     def kept(self) -> Iterator[tuple[int, Expr]]:
@@ -89,13 +97,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """By the usual way through an entry, and by the one through a slot that is taken: see lowering.Used."""
+    """By the usual way through an entry, by the one through a slot that is taken, and by actions: see lowering.Used."""
 
     usual: frozenset[str] = frozenset()
     other: frozenset[str] = frozenset()
+    acting: frozenset[str] = frozenset()
 
     def __or__(self, more: Used) -> Used:
-        return Used(self.usual | more.usual, self.other | more.other)
+        return Used(self.usual | more.usual, self.other | more.other, self.acting | more.acting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +127,7 @@ def entry(table: Table, way: Way, before: Before, isa: Returning, parts: Sequenc
 
     Raises NotLowered.
     """
-    before = replace(before, reads=before.reads.union(*(part.entry.registers for part in parts)))
+    before = replace(before, reads=before.reads.union(*(part.registers for part in parts)))
     used = Used()
     while True:
         emit = isa.emitter(before)
@@ -154,12 +163,21 @@ def _entry(
     usual.give(word)
     for part in parts:
         _keep(emit, pc, part, slot)
+    freed = replace(before, dead=replace(before.dead, registers=before.dead.registers | {*saved}))
+    emit.pool = acting = Pool(isa.order(freed))
+    if any(part.around is not None for part in parts):
+        acting.take_this(slot)
+        more = tuple(name for name in isa.kept(used.acting, before) if name not in saved)
+        emit.save(more)
+        for part in parts:
+            _act_at_entry(emit, pc, part, slot)
+        emit.restore(more)
+    emit.pool = usual
     usual.take_this(word)
     emit.return_to(way.trampoline)
     emit.jump(end)
     emit.mark(taken)
-    dead = replace(before.dead, registers=before.dead.registers | {*saved})
-    emit.pool = other = Pool(isa.order(replace(before, dead=dead)))
+    emit.pool = other = Pool(isa.order(freed))
     other.take_this(slot), other.take_this(word)
     more = tuple(name for name in isa.kept(used.other, before) if name not in saved)
     emit.save(more)
@@ -169,7 +187,7 @@ def _entry(
     emit.branch(Test.NE, slot, 0, False, claimed)
     emit.mark(end)
     emit.restore(saved)
-    return Used(frozenset(usual.used), frozenset(other.used))
+    return Used(frozenset(usual.used), frozenset(other.used), frozenset(acting.used))
 
 
 def _unless_wanted(emit: ReturnEmitter, pc: tuple[str, int], parts: Sequence[Part], end: Label) -> None:
@@ -206,6 +224,20 @@ def _keep(emit: ReturnEmitter, pc: tuple[str, int], part: Part, slot: str) -> No
             emit.add(Memory(offset=part.faults, near=True), 1)
             emit.store(at, 0)
             emit.mark(done)
+
+
+def _act_at_entry(emit: ReturnEmitter, pc: tuple[str, int], part: Part, slot: str) -> None:
+    """What a probe that sees the call does besides."""
+    if part.around is None:
+        return
+    skip = Label()
+    if part.armed:
+        emit.branch(Test.EQ, Value(Memory(slot, part.armed)), 0, False, skip)
+    for index, (action, address) in enumerate(zip(part.entry.actions, part.around.objects, strict=True)):
+        assert not isinstance(action, Stop), "it was refused"
+        with refused(action):
+            act(emit, pc, part.around, action, index, address)
+    emit.mark(skip)
 
 
 def _search(emit: ReturnEmitter, table: Table, way: Way, slot: str, word: str) -> None:

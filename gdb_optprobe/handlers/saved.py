@@ -1,20 +1,41 @@
-"""What a return probe keeps of a function's entry for its return: `save n = EXPR`, parameters, the time.
+"""What a return probe does at a function's entry, and keeps for its return: `save n = EXPR`, parameters, the time.
 
     entry    words, evaluated where arguments are ──► a slot of the table of calls
     return   Load(slot register + offset) ◄── `$saved.n`, a parameter's name, `$elapsed`
-Only what the return part names is kept, but for what is asked for by `save`.
+Only what the return part names is kept, but for what is asked for by `save`. Other actions of the entry are carried out
+where the call has found room.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gdb_optprobe.handlers import fold
+from gdb_optprobe.handlers.compile import Limits, compile_action
 from gdb_optprobe.handlers.ctype import UNSIGNED_LONG, CType, Enum, Integer, Member, Struct
 from gdb_optprobe.handlers.parser import parse_expression
-from gdb_optprobe.handlers.program import Clock, Constant, Expr, Frame, Load, Op, Register, nodes
+from gdb_optprobe.handlers.program import (
+    Action,
+    Cell,
+    Clock,
+    Constant,
+    Emit,
+    Expr,
+    Frame,
+    Load,
+    Op,
+    Operand,
+    Program,
+    Records,
+    Register,
+    Table,
+    Update,
+    nodes,
+    operands,
+)
 from gdb_optprobe.handlers.scope import Meaning, Missing, Place, Scope, Value
 from gdb_optprobe.handlers.source import Fragment, fault
 from gdb_optprobe.handlers.typing import Typer
@@ -24,22 +45,32 @@ NANOSECOND_SHIFT = 20
 """Times are ticks * factor >> this: exact to a millionth, for hours."""
 _SAVE = re.compile(r"save\s+([A-Za-z_]\w*)\s*=(?!=)")
 _SAVES = "save NAME = EXPR"
+SAVE = "save"
+_AT_ENTRY = "entry"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """What is done where the function is entered. condition: None for always; else a call is seen where it is not 0.
 
-    words: kept of each call. names: what was asked for by `save`: the number of its word, and whether it has a sign.
+    words:   kept of each call. actions: carried out then.
+    names:   what was asked for by `save`: the number of its word, and whether it has a sign.
     """
 
     condition: Expr | None = None
     words: tuple[Expr, ...] = ()
     names: tuple[tuple[str, int, bool], ...] = ()
+    actions: tuple[Action, ...] = ()
 
     @property
-    def expressions(self) -> tuple[Expr, ...]:
-        return (*((self.condition,) if self.condition is not None else ()), *self.words)
+    def expressions(self) -> tuple[Operand, ...]:
+        condition = (self.condition,) if self.condition is not None else ()
+        return (*condition, *self.words, *(operand for action in self.actions for operand in operands(action)))
+
+    @property
+    def objects(self) -> tuple[Cell | Table | Records, ...]:
+        """What the actions fill, in their order."""
+        return Program(None, self.actions).objects
 
     @property
     def registers(self) -> frozenset[str]:
@@ -63,27 +94,45 @@ class ReturnScope:
         self._hertz = hertz
         self._words: list[Expr] = []
         self._saves: dict[str, tuple[int, CType]] = {}
+        self._actions: list[Action] = []
 
     def entry(self, condition: Fragment | None) -> Entry:
-        """What is kept, once the return part is compiled. Raises OptprobeError."""
+        """What is done and kept, once the return part is compiled. Raises OptprobeError."""
         typer = Typer(self._at_entry)
         test = None
         if condition is not None:
             test = typer.value(parse_expression(condition, self._at_entry.is_type)).expr
         names = tuple((name, (at - SAVED) // WORD, _is_signed(kept)) for name, (at, kept) in self._saves.items())
-        return Entry(None if isinstance(test, Constant) and test.value else test, tuple(self._words), names)
+        test = None if isinstance(test, Constant) and test.value else test
+        return Entry(test, tuple(self._words), names, tuple(self._actions))
 
     def save(self, action: Fragment) -> None:
         """`save n = EXPR`. Raises OptprobeError."""
         found = _SAVE.match(action.line, action.start, action.end)
         if found is None:
-            raise fault("at the entry there is nothing but save", action, _SAVES)
+            raise fault("a name and a value are missing", action, _SAVES)
         name, part = found[1], Fragment(action.line, found.end(), action.end).stripped()
         if name in self._saves:
             raise fault(f"'{name}' is saved twice", Fragment(action.line, *found.span(1)))
         value = Typer(self._at_entry).value(parse_expression(part, self._at_entry.is_type))
         self._words.append(value.expr)  # at a place of its own, whatever else is kept
         self._saves[name] = (SAVED + WORD * (len(self._words) - 1), value.type)
+
+    def act(self, action: Fragment, limits: Limits) -> None:
+        """Any other action. Raises OptprobeError."""
+        name = action.first_word()
+        match name.text:
+            case "stop":
+                raise fault("'stop' does not stand at the entry", action, "a probe of its own: optprobe break LOCATION")
+            case "latency":
+                raise fault("a call's time is known where it has returned", action, "entry … if EXPR do latency")
+            case near if difflib.get_close_matches(near, (SAVE,)):
+                raise fault(f"no action named '{near}'", name, _SAVES)
+        match compile_action(action, self._at_entry, limits):
+            case Update(Cell() | Table() as target) as done:
+                self._actions.append(replace(done, target=replace(target, name=f"{_AT_ENTRY} {target.name}")))
+            case Emit(target) as done:
+                self._actions.append(replace(done, target=replace(target, name=f"{_AT_ENTRY} {target.name}")))
 
     # Scope
 
@@ -146,7 +195,10 @@ def _is_signed(kept: CType) -> bool:
     return isinstance(kept, Integer | Enum) and kept.signed
 
 
-def compile_entry(scope: ReturnScope, actions: Sequence[Fragment]) -> None:
-    """Have what `entry do …` asks for kept. Raises OptprobeError."""
+def compile_entry(scope: ReturnScope, actions: Sequence[Fragment], limits: Limits) -> None:
+    """What `entry do …` asks for. Raises OptprobeError."""
     for action in actions:
-        scope.save(action)
+        if action.first_word().text == SAVE:
+            scope.save(action)
+        else:
+            scope.act(action, limits)

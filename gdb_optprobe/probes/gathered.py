@@ -74,7 +74,7 @@ class Gathered:
         tables = [dict(rows) for rows in self.tables]
         numbers = {id(table): number for number, (table, _) in enumerate(handler.tables)}
         records = [*self.records]
-        kinds = {id(target): kind for kind, target in enumerate(handler.program.objects)}
+        kinds = {id(target): kind for kind, target in enumerate(handler.objects)}
         for done in outcome.done:
             if isinstance(done.action, Put | Stop):
                 continue

@@ -103,7 +103,13 @@ class Handler:
     def is_plain(self) -> bool:
         """Whether it counts every hit, and that is all."""
         nothing_else = self.program.condition is None and len(self.program.actions) == 1
+        nothing_else = nothing_else and not self.entry.actions
         return nothing_else and not any(may_fault(each) for each in self.entry.expressions)
+
+    @cached_property
+    def objects(self) -> tuple[Cell | Table | Records, ...]:
+        """What the program fills, then what is filled at a function's entry."""
+        return (*self.program.objects, *self.entry.objects)
 
     def armed(self, by: Expr) -> Handler:
         """The same where `by` holds."""
@@ -123,18 +129,18 @@ class Handler:
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
         """What the user asked for beside a count and without a key, in order."""
-        return tuple(target for target in self.program.objects[1:] if isinstance(target, Cell))
+        return tuple(target for target in self.objects[1:] if isinstance(target, Cell))
 
     @cached_property
     def tables(self) -> tuple[tuple[Table, TableLayout], ...]:
         """What is asked for by key, in order."""
-        found = (target for target in self.program.objects if isinstance(target, Table))
+        found = (target for target in self.objects if isinstance(target, Table))
         return tuple((one, TableLayout(one.key_size // WORD, one.aggregate, self.table_bits)) for one in found)
 
     @cached_property
     def ring(self) -> RingLayout | None:
         """Where records go, all kinds of them; None where the program makes none."""
-        sizes = [target.size for target in self.program.objects if isinstance(target, Records)]
+        sizes = [target.size for target in self.objects if isinstance(target, Records)]
         return RingLayout(max(sizes) // WORD, self.ring_bits) if sizes else None
 
     @property
@@ -230,7 +236,7 @@ class Handler:
         machine = machines.of(isa.name)
         around = Surroundings(
             address=plan.address,
-            objects=tuple(self._addresses(memory)),
+            objects=tuple(self._addresses(memory))[: len(self.program.objects)],
             faults=memory + WORD,
             dead=dead,
             per_cpu=self.per_cpu,
@@ -246,6 +252,25 @@ class Handler:
         )
         return lower(self.program, around, machine)
 
+    def at_entry(self, memory: int) -> Surroundings | None:
+        """Of what a return probe does where its function is entered; None where it does nothing there but save."""
+        if not self.entry.actions:
+            return None
+        first = len(self.program.objects)
+        return Surroundings(
+            address=0,
+            objects=tuple(self._addresses(memory))[first:],
+            faults=memory + WORD,
+            table_bits=self.table_bits,
+            ring=self.ring,
+            first_kind=first,
+            cpu=self.cpu,
+        )
+
+    def act_at_entry(self, hit: Hit) -> Outcome:
+        """What it does at a hit that stopped the guest there."""
+        return interpret.run(Program(None, self.entry.actions), self.seen(hit))
+
     def part_of(self, node: object, condition: Fragment | None, actions: Sequence[Fragment]) -> Fragment:
         """Where that was typed which `node` is in: the condition or an action."""
         test = self.program.condition
@@ -258,11 +283,11 @@ class Handler:
         return condition or actions[0]
 
     def _addresses(self, memory: int) -> Iterator[int]:
-        """Of each object of the program, in its order."""
+        """Of each object, in their order."""
         cells = iter([memory, *(memory + WORD * place.start for _, place in self.places())])
         table = memory + self.head_size
         tables = iter(self.tables)
-        for target in self.program.objects:
+        for target in self.objects:
             if isinstance(target, Table):
                 yield table
                 table += next(tables)[1].size

@@ -191,7 +191,7 @@ def _row(columns: Sequence[Column], data: bytes, words: tuple[int, ...], target:
 
 
 def _record(probe: Probe, row: Row, target: Target) -> RecordView:
-    kind = probe.handler.program.objects[row.kind]
+    kind = probe.handler.objects[row.kind]
     assert isinstance(kind, Records)
     values = _key(kind.columns, row.fields)
     if kind.stack:

@@ -8,8 +8,8 @@ from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.compile import Limits, compile_handler
 from gdb_optprobe.handlers.lowering_returns import Part, Table, Way, entry
-from gdb_optprobe.handlers.program import Constant, Program, Put, Register, nodes
-from gdb_optprobe.handlers.saved import Entry, ReturnScope, compile_entry
+from gdb_optprobe.handlers.program import Constant, Program, Put, Register, nodes, operands
+from gdb_optprobe.handlers.saved import SAVE, Entry, ReturnScope, compile_entry
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.isa import returns
 from gdb_optprobe.isa.emitter import Before, Readers
@@ -25,7 +25,7 @@ def compile_return(spec: Spec, address: int, target: Target, limits: Limits) -> 
     if names is None or isa is None:
         raise OptprobeError(f"{target.text.spell(address)} is not where a function is entered")
     scope = ReturnScope(names.names, target.scope(address).names, isa.slot, names.hertz)
-    compile_entry(scope, spec.entry_actions)
+    compile_entry(scope, spec.entry_actions, limits)
     program = compile_handler(spec.condition_part, spec.action_parts, scope, limits)
     return program, replace(names, names=scope), scope.entry(spec.entry_condition)
 
@@ -35,8 +35,9 @@ def try_entry(handler: Handler, plan: Plan, target: Target, readers: Readers | N
     isa = returns.of(target.isa.name)
     assert isa is not None, "it was compiled"
     before = Before(plan.dead, per_cpu=handler.per_cpu, base=plan.base, readers=readers)
+    part = Part(handler.entry, around=handler.at_entry(plan.address))
     table = Table(InstancesLayout(1, len(handler.entry.words)), plan.address)
-    entry(table, Way(plan.address, (plan.address, plan.end), plan.address), before, isa, [Part(handler.entry)])
+    entry(table, Way(plan.address, (plan.address, plan.end), plan.address), before, isa, [part])
 
 
 def without_stop(handler: Handler, target: Target) -> Handler:
@@ -48,6 +49,10 @@ def without_stop(handler: Handler, target: Target) -> Handler:
 
 def entry_part(spec: Spec, node: object, kept: Entry) -> Fragment | None:
     """Where that was typed which `node` of the entry is in; None where it is not of the entry."""
+    acting = [part for part in spec.entry_actions if part.first_word().text != SAVE]
+    for part, action in zip(acting, kept.actions, strict=True):
+        if action is node or any(each is node for operand in operands(action) for each in nodes(operand)):
+            return part
     if any(each is node for expression in kept.expressions for each in nodes(expression)):
         parts = (*spec.entry_actions, *((spec.entry_condition,) if spec.entry_condition is not None else ()))
         return parts[0] if parts else None

@@ -19,6 +19,7 @@ from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.handlers import fold, interpret, lowering_returns
 from gdb_optprobe.handlers.arithmetic import Fault
+from gdb_optprobe.handlers.interpret import Outcome
 from gdb_optprobe.handlers.lowering_returns import Part, Table, Trampoline, Way
 from gdb_optprobe.handlers.program import (
     MASK,
@@ -278,6 +279,8 @@ class ReturnPoint:
         assert self.trampoline is not None
         isa = _of(target)
         self._entered = None
+        for probe in self._acting:
+            probe.hit(Outcome(held=False), hit.vcpu)  # so that what is taken back is of this entry
         wanted = [self._holds(probe, part, hit, target) for probe, part in self._served]
         if not any(wanted):
             return
@@ -295,6 +298,9 @@ class ReturnPoint:
             after, _ = self.layout.entered(before, new, alive)
         self._write(before, after, target)
         if room:
+            for probe, part in self._served:
+                if probe in self._acting and (not part.armed or new.saved[(part.armed - SAVED) // WORD]):
+                    probe.hit(probe.handler.act_at_entry(hit), hit.vcpu)
             self._return_to(self.trampoline.detour.address, key, hit.write, target)
             self.stopping.drop_all_but(self.layout.decode(after))
         self._entered, self._had_room = new, room
@@ -302,6 +308,11 @@ class ReturnPoint:
     @property
     def _served(self) -> Iterator[tuple[Probe, Part]]:
         return zip(self._probes, self.parts, strict=True)
+
+    @property
+    def _acting(self) -> list[Probe]:
+        """Those that do something at the entry besides."""
+        return [probe for probe in self._probes if probe.handler.entry.actions]
 
     def _holds(self, probe: Probe, part: Part, hit: Hit, target: Target) -> bool:
         """Whether a probe looks at the call."""
@@ -399,6 +410,7 @@ def parts_of(probes: Sequence[Probe]) -> tuple[Part, ...]:
             flag=next(places) if probe.may_stop else 0,
             data=next(places) if probe.spec.pre_handler is not None else 0,
             time=next(places) if probe.spec.return_handler is not None else 0,
+            around=handler.at_entry(probe.counter.address) if probe.counter is not None else None,
         )
         part = replace(part, area=next(places))
         found.append(part)

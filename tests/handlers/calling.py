@@ -12,7 +12,7 @@ import unicorn
 from unicorn import ppc_const, x86_const
 
 from gdb_optprobe.handlers.lowering import Surroundings, lower
-from gdb_optprobe.handlers.lowering_returns import Leaving, Table, Trampoline, Way, entry, look, trampoline
+from gdb_optprobe.handlers.lowering_returns import Leaving, Part, Table, Trampoline, Way, entry, look, trampoline
 from gdb_optprobe.handlers.program import Program
 from gdb_optprobe.isa import machines
 from gdb_optprobe.isa.base import Dead, Isa
@@ -147,6 +147,7 @@ class World:
     """One vCPU, and a function that is probed.
 
     traced:   it has a tracer's site. programs: at its return, with their objects behind the counter.
+    parts:    at its entry.
     flags:    where in a slot each of these says that it leaves to a pad, and before that a debugger looks.
     at_pad:   the slot's register there, each time that somebody came. looked: the programs behind which one may have.
     """
@@ -157,6 +158,7 @@ class World:
     seed: int = 0
     number: int = 0
     programs: tuple[Program, ...] = ()
+    parts: tuple[Part, ...] = ()
     flags: tuple[int, ...] = ()
     executed: int = 0
     at_pad: list[int] = field(default_factory=list)
@@ -182,7 +184,7 @@ class World:
         if side is not INTEL:
             self.machine.reg_write(ppc_const.UC_PPC_REG_MSR, _LITTLE_ENDIAN)
         way = Way(side.trampoline, (side.code, side.code + PAGE), hidden=side.hooks)
-        code = entry(self._table, way, Before(self.dead, base=side.base), side.returning)(side.entry)
+        code = entry(self._table, way, Before(self.dead, base=side.base), side.returning, self.parts)(side.entry)
         self.end = side.entry + len(code)
         assert self.end < side.pad
         self.write(side.pad, side.returning.end)
@@ -259,10 +261,12 @@ class World:
 
     # what a context does -------------------------------------------------------------------------------------------
 
-    def enter(self, sp: int, back: int, interrupted: bool = False) -> bool:
-        """A call with the stack pointer `sp` that returns to `back`; whether it is seen."""
+    def enter(
+        self, sp: int, back: int, interrupted: bool = False, registers: Mapping[str, int] | None = None
+    ) -> bool:
+        """A call with the stack pointer `sp` that returns to `back`; whether it is seen. registers: its arguments."""
         side = self.side
-        before = self.registers(sp)
+        before = registers or self.registers(sp)
         self._set(before)
         self.write(sp + side.place, back.to_bytes(8, "little"))
         if side.link is not None:

@@ -11,8 +11,10 @@ import random
 import pytest
 
 from gdb_optprobe.handlers import fold
-from gdb_optprobe.handlers.lowering import RUNG
+from gdb_optprobe.handlers.lowering import RUNG, Surroundings
+from gdb_optprobe.handlers.lowering_returns import Part
 from gdb_optprobe.handlers.program import Cell, Constant, Expr, Load, Op, Program, Put, Register, Update
+from gdb_optprobe.handlers.saved import Entry
 from gdb_optprobe.objects.aggregate import Sum
 from gdb_optprobe.objects.instances import KEY, RETURN, SAVED, WORD, Instance, Instances, InstancesLayout
 from tests.handlers.calling import INTEL, SIDES, Side, World
@@ -167,6 +169,35 @@ def test_returns_that_stop(side: Side, traced: bool) -> None:
         world.looked.clear()
     found = world.instances()
     assert (found.returns, found.active) == (5, ()) and world.count() == 5
+
+
+@on_each_side
+@whether_traced
+def test_actions_at_the_entry(side: Side, traced: bool) -> None:
+    """They are carried out where a call has found room and its probe looks at it, and change no register."""
+    tested, summed = (Register(name) for name in (("rdx", "rsi") if side is INTEL else ("r5", "r4")))
+    total, calls = side.counter + 0x100, side.counter + 0x108
+    some = Entry(fold.binary(Op.AND, tested, Constant(1), 64, False), actions=(_sum(summed),))
+    parts = (
+        Part(some, area=SAVED + WORD, armed=SAVED, around=Surroundings(0, (total,))),
+        Part(Entry(actions=(_sum(Constant(1)),)), area=SAVED + WORD, around=Surroundings(0, (calls,))),
+    )
+    world = World(side, InstancesLayout(2, 1), traced, parts=parts)
+    expected, seen = 0, list[int]()
+    for number in range(12):
+        sp = side.stacks + 0x8000 + 0x100 * number
+        arguments = {**world.registers(sp), tested.name: number, summed.name: number}
+        if world.enter(sp, world.caller(), registers=arguments):
+            expected += number * (number & 1)
+            seen.append(sp)
+        if number % 3 == 2:
+            world.leave(seen[-1])
+    assert (world.word(total), world.word(calls)) == (expected, len(seen))
+    assert len(seen) == 5 and world.instances().missed == 7
+
+
+def _sum(word: Expr) -> Update:
+    return Update(Cell("", Sum(signed=False)), word)
 
 
 COSTS = {
