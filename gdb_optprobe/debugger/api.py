@@ -63,12 +63,14 @@ def kprobe(
     post_handler: Handler | None = None,
     tier: str = "",
     name: str = "",
+    pending: bool = False,
 ) -> Handle:
     """Add a probe; its handle. A location with several addresses makes several probes; the handle is the first's.
 
     when, do: a condition in C and actions, as typed after `if` and `do`; without Python handlers they run in the guest.
     pre_handler, post_handler: called with the `Hit` while the guest stands before, or behind, the instruction, where
              the condition holds.
+    pending: wait for a module's function that is not there yet.
     """
     session = current_session()
     actions = tuple(part.text for part in split(Fragment.whole(do))) if isinstance(do, str) else tuple(do)
@@ -78,6 +80,7 @@ def kprobe(
         actions=actions,
         tier=tier,
         name=name,
+        pending=pending,
         pre_handler=pre_handler,
         post_handler=post_handler,
     )

@@ -169,6 +169,8 @@ def _trapped(place: Place) -> Plan | Reason:
     if place.limits.trap_missing:
         return Refusal.TRAP_TIER_MISSING.because(missing=place.limits.trap_missing)
     ground, insn = place.ground, place.insn
+    if ground.text.area(place.address) is Area.LOADED:
+        return Refusal.MODULE_TRAP.because(address=ground.text.spell(place.address))
     if any(start <= place.address < end for start, end in place.limits.ways_to_trap):
         return Refusal.TRAP_PATH.because(address=ground.text.spell(place.address))
     if stop := next((at for at in range(insn.address, insn.end) if at in place.site.breakpoints), None):

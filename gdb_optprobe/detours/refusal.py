@@ -168,6 +168,10 @@ class Refusal(Enum):
         "set optprobe arena to a range that is nearer",
     )
     TRAP_PATH = ("{address} runs between a trap and its handler", "")
+    MODULE_TRAP = (
+        "at {address}, in a module, a trap of another module's own may come before it is seen that this one is gone",
+        "",
+    )
     TRAP_TIER_MISSING = ("traps cannot be handled in this guest: {missing}", "")
     TEXT_CHANGED = (
         "the bytes at {address} are not what they were when the probe was planned",

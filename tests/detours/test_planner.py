@@ -209,6 +209,27 @@ def test_jump_to_unknown_memory_is_the_guests_own_patch() -> None:
     assert why(found) == "FOREIGN_JUMP"
 
 
+class BesideAModule(FakeText):
+    """A module's text begins a MiB behind the function, or one before."""
+
+    def area(self, address: int) -> Area:
+        return self.where if abs(address - START) < 1 << 16 else Area.LOADED
+
+
+def test_jump_to_a_module_is_a_patch_in_the_kernel_and_none_in_a_module() -> None:
+    leaving = "e9 fb ff 0f 00  jmp 0x100000\n" + PUSHES
+    assert why(planned(BesideAModule(leaving))) == "FOREIGN_JUMP"
+    assert planned(BesideAModule(leaving, where=Area.LOADED)).tier is Tier.OPTIMIZED
+
+
+def test_nothing_traps_in_a_module() -> None:
+    """By the time a trap comes, its address may be that of another module's own."""
+    short = planned(FakeText("55  push %rbp\nc3  ret", where=Area.LOADED), limits=TRAPS)
+    refused = short.why_not(Tier.TRAPPED)
+    assert refused is not None and refused.code == "MODULE_TRAP"
+    assert planned(FakeText("55  push %rbp\nc3  ret"), limits=TRAPS).tier is Tier.TRAPPED
+
+
 # --- no tier at all --------------------------------------------------------------------------------------------------
 
 

@@ -198,6 +198,30 @@ def test_another_gdb_takes_them_over(linux: Guest, events: Any, meanwhile: str) 
     assert views[3]["state"] == "armed" and views[4]["state"] == "pending"
 
 
+def test_the_first_call_stops_where_a_condition_or_a_handler_says_so(linux: Guest) -> None:
+    """What stops the guest is set as the module is loaded, too."""
+    with Console(linux) as gdb:
+        handler = "lambda hit: print('handled', hit.regs['rdi'] > 0)"
+        gdb(f"python from gdb_optprobe import kprobe; kprobe('dummy:dummy_setup', pending=True, pre_handler={handler})")
+        gdb("optprobe add dummy:dummy_dev_init -pending if $arg1 != 0 do stop")
+        gdb("optprobe add dummy:dummy_dev_uninit -pending -tier boosted")
+        gdb.send("continue")
+        loading = linux.spawn(LOAD)
+        said = gdb.until(r"hit optprobe 2[^$]*\(gdb\) $")
+        assert "handled True" in said
+        assert [(view["hits"], view["tier"]) for view in gdb.probes()] == [
+            (1, "emulated"),
+            (1, "optimized"),
+            (0, "boosted"),
+        ]
+        assert "register_netdevice" in gdb("bt")
+        gdb.send("continue")
+        loading.wait(20)
+        linux.check(UNLOAD)
+        gdb.interrupt()
+        assert [(view["hits"], view["state"]) for view in gdb.probes()] == [(1, "gone")] * 3
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
