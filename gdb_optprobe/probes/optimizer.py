@@ -25,7 +25,6 @@ from gdb_optprobe.detours import quiescence
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.ground import Grounds
 from gdb_optprobe.detours.journal import Item
-from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.place import Neighbours
 from gdb_optprobe.detours.planner import Limits, Neighbour, Plan, joins, plan
 from gdb_optprobe.detours.planner import Site as Place
@@ -36,6 +35,7 @@ from gdb_optprobe.probes import branching, waiting
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.collector import Collector, Why
 from gdb_optprobe.probes.links import Links
+from gdb_optprobe.probes.lost import Lost
 from gdb_optprobe.probes.noting import note
 from gdb_optprobe.probes.old_points import points_of
 from gdb_optprobe.probes.pace import Pace
@@ -75,7 +75,7 @@ class Optimizer:
     pace: Pace = field(default_factory=Pace)
     traps: Traps = field(init=False)
     _grounds: Grounds = field(init=False)
-    _lost: list[Patch] = field(default_factory=list)
+    _lost: Lost = field(default_factory=Lost)
     _found: Arena | None = None
     _arena: Arena | None = None
     _arena_missing: Reason | None = None
@@ -99,7 +99,7 @@ class Optimizer:
 
     def plan(self, address: int, specs: Sequence[Spec], neighbours: Neighbours | None = None) -> Plan:
         """The best plan for probes `specs` at `address` as things stand. Raises Refused where there is none."""
-        if any(lost.address <= address < lost.end for lost in self._lost):
+        if self._lost.covers(address):
             raise Refused(Refusal.TEXT_CHANGED.because(address=self.target.text.spell(address)))
         limits = self._limits(specs)
         place = Place(address, neighbours or self._neighbours(), self.target.breakpoints())
@@ -175,6 +175,7 @@ class Optimizer:
     def give_back_arena(self) -> bool:
         """Give its memory back, and look anew when some is next needed; False while somebody may be inside."""
         if self._arena is not None:
+            self._take_back_lost()
             self.collector.collect(self._arena, Why.COMMIT)
             self.traps.dismiss(self._arena)
             self._arena.dismiss()
@@ -258,7 +259,14 @@ class Optimizer:
         if some:
             self.target.alive()
             self.settle(some)
+        self._take_back_lost()
         self.tidy()
+
+    def _take_back_lost(self) -> None:
+        """Branches that hold our bytes again."""
+        if self._arena is not None:
+            for branch in self._lost.take_back(self.target, self._arena):
+                self._let_tracer_in(branch.plan)
 
     def _must_be_empty(self, plan: Plan) -> bool:
         """Whether somebody may be inside what `plan` displaces, and nobody may be."""
@@ -323,9 +331,9 @@ class Optimizer:
     def release_counter(self, probe: Probe) -> None:
         """A deleted probe's counter and pad: code that still runs may come there, so they are reused only with it.
 
-        A detour that somebody else's change made us leave goes on counting for ever.
+        A detour that somebody else's change made us leave goes on counting until that is undone.
         """
-        if self._arena is None or (probe.waits is None and self.registry.site_of(probe).gone):
+        if self._arena is None or self._lost.keeps(probe):
             return
         probe.drop_point()
         if probe.counter is not None:
@@ -334,7 +342,7 @@ class Optimizer:
         if probe.pad is not None:
             self._arena.pads.release(probe.pad.slot)
             probe.pad = None
-        if probe.returns and probe.waits is None:
+        if probe.returns and probe.waits is None and not self.registry.site_of(probe).gone:
             self.returns.release(self.registry.site_of(probe), probe, self.target, self._arena)
 
     def _replan(self, site: Site, neighbours: Neighbours) -> None:
@@ -396,7 +404,7 @@ class Optimizer:
                 self.traps.forget(branch.plan.head)
             except OptprobeError as error:
                 lost.append(error)
-                self._lost.append(branch.patch)
+                self._lost.branches.append(branch)
                 # Somebody else has changed our bytes: they are left alone, and so is the detour they may lead to.
                 for site in served:
                     site.abandon()
