@@ -21,7 +21,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TypeVar
 
-from gdb_optprobe.detours import quiescence
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.ground import Grounds
 from gdb_optprobe.detours.journal import Item
@@ -240,17 +239,7 @@ class Optimizer:
 
     def is_inside(self, site: Site) -> bool:
         """Whether somebody may be in a program of `site`, or in a detour that was left, which may have been one's."""
-        left = self._arena.left if self._arena is not None else ()
-        detours = (*left, *((site.branch.detour,) if site.branch is not None else ()))
-        inside = [(one.address, one.end) for one in detours]
-        # Whoever is yet to come to a trampoline has not begun.
-        inside += [(one.address + 1, one.end) for one in (site.point.trampolines if site.point is not None else ())]
-        if not inside or self.target.stacks_missing:
-            return bool(inside)
-        try:
-            return bool(quiescence.busy(inside, self.target.saved()))
-        except OptprobeError:
-            return True
+        return waiting.may_be_inside(site, self.target, self._arena)
 
     def retry(self, grow: bool = True) -> None:
         """Try the sites that wait, and free what piles up. grow: try those whose tables of calls are half full, too."""
@@ -266,6 +255,7 @@ class Optimizer:
         """Branches that hold our bytes again."""
         if self._arena is not None:
             for branch in self._lost.take_back(self.target, self._arena):
+                self.traps.forget(branch.plan.head)
                 self._let_tracer_in(branch.plan)
 
     def _must_be_empty(self, plan: Plan) -> bool:

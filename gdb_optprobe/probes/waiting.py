@@ -1,4 +1,4 @@
-"""Who is in the way of a branch that would displace several instructions."""
+"""Who is in the way: of a branch that would displace several instructions, of a program that is to begin anew."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Refusal
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.target import Target
 
 
@@ -47,3 +48,18 @@ def _windows(plan: Plan, detours: Sequence[Detour], arena: Arena | None) -> Iter
             yield detour.address, detour.end
             # From a pad somebody comes to a detour.
             yield from pads
+
+
+def may_be_inside(site: Site, target: Target, arena: Arena | None) -> bool:
+    """Whether somebody may be in a program of `site`, or in a detour that was left, which may have been one's."""
+    left = arena.left if arena is not None else ()
+    detours = (*left, *((site.branch.detour,) if site.branch is not None else ()))
+    inside = [(one.address, one.end) for one in detours]
+    # Whoever is yet to come to a trampoline has not begun.
+    inside += [(one.address + 1, one.end) for one in (site.point.trampolines if site.point is not None else ())]
+    if not inside or target.stacks_missing:
+        return bool(inside)
+    try:
+        return bool(quiescence.busy(inside, target.saved()))
+    except OptprobeError:
+        return True
