@@ -55,6 +55,8 @@ class Returns:
 
     def abandon(self) -> None:
         """The guest that held it all is gone."""
+        for point in self.points:
+            point.stopping.forget()
         self.points = []
 
     def at(self, pc: int) -> Detour | None:

@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 from itertools import groupby
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.scope import OURS
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.spec import Kind, Spec
@@ -73,9 +74,9 @@ def _clause(condition: str, actions: Sequence[str]) -> list[str]:
 
 
 def with_variables(lines: Sequence[str], value: Callable[[str], int | None]) -> tuple[str, ...]:
-    """`lines`, and before the probes the values of the debugger's variables that they name; most names are ours."""
+    """`lines`, and before the probes the values of the debugger's variables that they name; what is ours is none."""
     text = "\n".join(line for line in lines if line.startswith("optprobe add"))
-    names = dict.fromkeys(re.findall(r"\$([A-Za-z_]\w*)", text))
+    names = [name for name in dict.fromkeys(re.findall(r"\$([A-Za-z_]\w*)", text)) if name not in OURS]
     values = ((name, value(name)) for name in names)
     return (lines[0], *(f"set ${name} = {number}" for name, number in values if number is not None), *lines[1:])
 
