@@ -294,9 +294,10 @@ class Optimizer:
         with self.pace.kept():
             return any(point.is_half_full(self.target) for point in points)
 
-    def under_way(self) -> Sequence[UnderWay]:
-        """Calls that return probes saw entered and that have not returned."""
-        return self.returns.under_way(self.target, self._arena) if self._arena is not None else ()
+    def under_way(self, site: Site) -> Sequence[UnderWay]:
+        """Calls that the return probes of `site` saw entered and that have not returned."""
+        tables = site.point.tables if site.point is not None else ()
+        return self.returns.under_way(self.target, self._arena, tables) if self._arena is not None else ()
 
     def _grows(self, site: Site) -> bool:
         """Whether calls at `site` get a larger table; where there is no memory for one they are missed some day."""

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from gdb_optprobe.objects.instances import Instances
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.returns import UnderWay
-from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Kind
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.views import CallsView, OutView, ProbeView
@@ -20,19 +19,14 @@ def calls(found: Instances, out: Sequence[UnderWay]) -> CallsView:
     return CallsView(found.entries, found.returns, len(found.active), found.missed, found.dropped, tuple(callers))
 
 
-def of(site: Site, out: Sequence[UnderWay]) -> Sequence[UnderWay]:
-    """Those that count for the probes of `site`."""
-    points = list(site.point.tables) if site.point is not None else []
-    return [one for one in out if any(one.point is point for point in points)]
-
-
 def deleted(optimizer: Optimizer) -> Iterator[ProbeView]:
     """A row for each function with calls under way that only return probes saw entered which are no more."""
-    points, target, out = optimizer.returns.points, optimizer.target, optimizer.under_way()
-    theirs = {id(one) for site in optimizer.registry.sites() for one in of(site, out)}
-    left = [one for one in out if id(one) not in theirs]
-    for address in sorted({one.point.address for one in left}):
-        here = [one for one in left if one.point.address == address]
+    target, arena = optimizer.target, optimizer.arena
+    kept = {id(point) for site in optimizer.registry.sites() if site.point is not None for point in site.point.tables}
+    points = [point for point in optimizer.returns.points if id(point) not in kept]
+    out = optimizer.returns.under_way(target, arena, points) if arena is not None else []
+    for address in sorted({one.point.address for one in out}):
+        here = [one for one in out if one.point.address == address]
         tables = [point.instances(target) for point in points if any(point is one.point for one in here)]
         yield _deleted(address, tables, here, target)
 

@@ -105,11 +105,14 @@ def _runs(slots: Sequence[Slot]) -> list[list[Slot]]:
     return runs
 
 
-def probe(probe: Probe, site: Site, found: Gathered, target: Target, out: Sequence[UnderWay] = ()) -> ProbeView:
-    """One row of the listing, or of the report where tables were read too. out: all calls that are under way."""
+def probe(
+    probe: Probe, site: Site, found: Gathered, target: Target, out: Callable[[Site], Sequence[UnderWay]]
+) -> ProbeView:
+    """One row of the listing, or of the report where tables were read too. out: calls of a site that are under way."""
     tier = site.tier if probe.enabled and site.tier is not None else site.plan.tier
     state = _state(probe, site)
     change = site.patch
+    callers = out(site) if probe.returns else ()  # what never returns is dropped now
     under_way = calls(site, probe, target)
     return ProbeView(
         number=probe.number,
@@ -136,7 +139,7 @@ def probe(probe: Probe, site: Site, found: Gathered, target: Target, out: Sequen
         dropped=found.dropped,
         faults=found.head[1] if len(found.head) > 1 else 0,
         stops=site.stops,
-        calls=outstanding.calls(under_way, outstanding.of(site, out)) if under_way is not None else None,
+        calls=outstanding.calls(under_way, callers) if under_way is not None else None,
         objects=tuple(_objects(probe.handler, found, target)),
         records=tuple(_record(probe, row, target) for row in found.records),
     )

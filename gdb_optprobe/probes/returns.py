@@ -10,7 +10,7 @@ Who may still come to a trampoline that is left:
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -130,9 +130,14 @@ class Returns:
         trampolines = {where for where in slots if where[0] in left}
         return found | trampolines if found - trampolines else found
 
-    def under_way(self, target: Target, arena: Arena) -> list[UnderWay]:
-        """The calls that have not returned, and whose they are; what is seen never to return is dropped."""
-        tables = [(point, point.instances(target).active) for point in self.points]
+    def under_way(
+        self, target: Target, arena: Arena, points: Iterable[ReturnPoint] | None = None
+    ) -> list[UnderWay]:
+        """The calls that have not returned, and whose they are; what is seen never to return is dropped.
+
+        points: whose calls; else of all.
+        """
+        tables = [(point, point.instances(target).active) for point in (self.points if points is None else points)]
         if not any(active for _, active in tables):
             return []
         judged = self._judge(target, arena)

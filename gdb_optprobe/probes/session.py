@@ -308,11 +308,11 @@ class Session:
         return self._views(self.registry.probes(numbers), whole=True)
 
     def _views(self, probes: Sequence[Probe], whole: bool = False) -> tuple[ProbeView, ...]:
-        found, out = present.gathered(probes, self.target, whole), self.optimizer.under_way()
+        found, under_way = present.gathered(probes, self.target, whole), self.optimizer.under_way
         return tuple(
             present.waiting(probe, found[probe.number], self.target)
             if probe.waits is not None
-            else present.probe(probe, self.registry.site_of(probe), found[probe.number], self.target, out)
+            else present.probe(probe, self.registry.site_of(probe), found[probe.number], self.target, under_way)
             for probe in probes
         )
 

@@ -227,8 +227,8 @@ EVERYWHERE = (
 STOPS = 1000 if FULL else 15
 LOOKS = (
     "python from gdb_optprobe.debugger.attach import current_session; from random import Random; "
-    "from json import dumps; _s, _r = current_session(), Random(6); "
-    f"_a = [_s.run(0.05 * _r.random()) and len(_s.optimizer.under_way()) for _ in range({STOPS})]; "
+    "from json import dumps; _s, _r = current_session(), Random(6); _o = _s.optimizer; "
+    f"_a = [_s.run(0.05 * _r.random()) and len(_o.returns.under_way(_s.target, _o.arena)) for _ in range({STOPS})]; "
     "print('@@looks'); print(dumps(_a))"
 )
 
