@@ -7,12 +7,14 @@ from collections.abc import Mapping
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
-from tests.linux.fakes import Machine
+from gdb_optprobe.guest.linux.stacks import Stacks
+from tests.linux.fakes import Machine, kernel
 from tests.linux.small_guest import (
     COUNTED,
     CPUS,
     LISTED,
     NAMES,
+    OFFSETS,
     ON_STACK,
     PER_CPU_EXITING,
     STACKS,
@@ -176,3 +178,15 @@ def test_listed_where_the_list_is_broken() -> None:
 def test_a_kernel_without_preemption() -> None:
     there = queued(guest())
     assert ENDING not in words(there, NAMES)
+
+
+@pytest.mark.parametrize(
+    ("names", "ending", "hides"),
+    [(COUNTED, 0, False), (COUNTED, 1, True), (LISTED, 1, False), (NAMES, 0, True)],
+    ids=["counted-none", "counted-one", "listed", "no-account"],
+)
+def test_return_addresses_may_be_hidden(names: Mapping[str, int], ending: int, hides: bool) -> None:
+    """Of a thread that ends and sleeps, wherever that is, so that a stack that nobody has may be its."""
+    there = guest()
+    count_exiting(there, 7 + ending, 7)
+    assert Stacks(kernel(there, names, OFFSETS), there, ("rip",)).hides() is hides

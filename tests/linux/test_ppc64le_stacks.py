@@ -331,3 +331,18 @@ def test_two_vcpus_with_one_paca() -> None:
 def test_a_cpu_that_is_counted_and_not_found() -> None:
     with pytest.raises(OptprobeError, match="not every CPU's paca"):
         after_derivation(guest(), {POINTERS + 8: 0})
+
+
+def test_whose_stacks_they_are() -> None:
+    """From where on each is in use, to where it ends; on a CPU with what a leaf function may use below it."""
+    found = {one.stack.name: one for one in saved(guest()) if one.stack is not None and one.stack.pid is not None}
+    assert {name: one.stack and one.stack.pid for name, one in found.items()} == {
+        "swapper/0": 0,
+        "swapper/1": 0,
+        "leader": number("leader"),
+        "thread": number("thread"),
+    }
+    for name, start in ("thread", SAVED_SP["thread"]), ("leader", SP["leader"] - 288):
+        assert found[name].address == start
+        stack = found[name].stack
+        assert stack is not None and (stack.start, stack.end) == (STACKS[name], STACKS[name] + SIZE)

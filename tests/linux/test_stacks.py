@@ -59,6 +59,26 @@ def test_saved_stacks_are_scanned_from_their_sp() -> None:
     assert below("thread") not in found, "below a sleeping thread's SP is nothing that lives"
 
 
+def test_whose_stacks_they_are() -> None:
+    """From where on each is in use, to where it ends."""
+    there = guest(IN_USER_MODE)
+    found = {one.stack.name: one for one in saved(there) if one.stack is not None}
+    assert {name: one.stack and one.stack.pid for name, one in found.items()} == {
+        name: number(name) for name in ("init", "leader", "thread", "idle1")
+    }
+    for name, start in ("thread", STACKS["thread"] + 0x3F00), ("leader", STACKS["leader"] + 0x4000):
+        assert found[name].address == start, "nothing of it where it is in user mode"
+        stack = found[name].stack
+        assert stack is not None and (stack.start, stack.end) == (STACKS[name], STACKS[name] + 0x4000)
+
+
+def test_the_stack_of_an_interrupt_is_nobodys() -> None:
+    there = guest({"rsp": INTERRUPT_ENDS[0] - 0x20})
+    there.put_words(INTERRUPT_ENDS[0] - 8, SP)
+    (found,) = [one.stack for one in saved(there) if one.stack is not None and one.stack.pid is None]
+    assert (found.start, found.end) == (INTERRUPT_ENDS[0] - 0x4000, INTERRUPT_ENDS[0])
+
+
 def test_registers_are_saved_pcs_too() -> None:
     assert RIP in words(guest())
 
