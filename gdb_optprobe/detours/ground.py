@@ -230,6 +230,9 @@ class Ground:
             foreign = next((insn for insn in self.function.hot if self._breaks_in(insn)), None)
             if foreign is not None:
                 return Refusal.FOREIGN_BREAKPOINT.because(address=spell(foreign.address))
+            patch = next((insn for insn in whole.code.values() if obstacles.is_patch(insn, self.text)), None)
+            if patch is not None:
+                return Refusal.FOREIGN_JUMP.because(address=spell(patch.address))
             return Refusal.UNDECODABLE.because(address=spell(self.function.start))
         if whole.blind_jumps:
             return Refusal.INDIRECT_JUMP.because(source=spell(whole.blind_jumps[0]), needed=self.isa.branch_size)

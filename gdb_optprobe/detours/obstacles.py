@@ -29,14 +29,17 @@ def unmovable(insn: Insn, isa: Isa, text: Text) -> Reason | None:
         return Refusal.TRAP_INSTRUCTION.because(insn=insn.text, address=address)
     if insn.flow is Flow.SYSTEM:
         return Refusal.SYSTEM_INSTRUCTION.because(insn=insn.text, address=address)
-    if insn.flow is Flow.JUMP and insn.target is not None and _is_patch(insn.address, insn.target, text):
+    if is_patch(insn, text):
         return Refusal.FOREIGN_JUMP.because(address=address)
     return None
 
 
-def _is_patch(source: int, target: int, text: Text) -> bool:
-    found = text.area(target)
-    return found in _NEVER_CODE or (found is Area.LOADED and text.area(source) is not Area.LOADED)
+def is_patch(insn: Insn, text: Text) -> bool:
+    """Whether `insn` is a jump that somebody, a kprobe of the guest's own say, wrote over what stood there."""
+    if insn.flow is not Flow.JUMP or insn.target is None:
+        return False
+    found = text.area(insn.target)
+    return found in _NEVER_CODE or (found is Area.LOADED and text.area(insn.address) is not Area.LOADED)
 
 
 def marked(mark: Mark, text: Text) -> Reason:

@@ -230,6 +230,13 @@ def test_nothing_traps_in_a_module() -> None:
     assert planned(FakeText("55  push %rbp\nc3  ret"), limits=TRAPS).tier is Tier.TRAPPED
 
 
+def test_a_patch_elsewhere_in_the_function_is_named() -> None:
+    """Behind it the code cannot be decoded, so that jumps from there may land anywhere."""
+    found = planned(FakeText(PUSHES.removesuffix("c3  ret") + "\n e9 00 00 00 f0  jmp -0x10000000", complete=False))
+    assert found.reason is not None and found.reason.code == "FOREIGN_JUMP"
+    assert "the jump at victim+" in found.reason.text
+
+
 # --- no tier at all --------------------------------------------------------------------------------------------------
 
 

@@ -85,7 +85,8 @@ def test_what_the_guest_does_to_its_text_holds_a_probe_down_until_it_is_undone(e
     finished = batch(each_linux, script)
     assert finished.status == 0, finished.output
     held, free = tiers(finished, "held"), tiers(finished, "free")
-    assert [code for _, code in held[1:]] == (["UNDECODABLE"] if inside else [])
+    # Linux optimizes its own a moment after it is switched on.
+    assert len(held) == 1 + bool(inside) and {code for _, code in held[1:]} <= {"FOREIGN_JUMP", "FOREIGN_BREAKPOINT"}
     assert held[0][1] == "FTRACE_IN_USE" and {tier for tier, _ in held} <= {"breakpoint", "boosted", "emulated"}
     assert {tier for tier, _ in free} == {"optimized"}, finished.output
     assert each_linux.problems() == []
