@@ -31,6 +31,13 @@ def deleted(optimizer: Optimizer) -> Iterator[ProbeView]:
         yield _deleted(address, tables, here, target)
 
 
+def told(optimizer: Optimizer) -> Iterator[str]:
+    """What nobody waits for, in words: these calls return when they please."""
+    for view in deleted(optimizer):
+        count = "1 call is" if view.active == 1 else f"{view.active} calls are"
+        yield f"{view.location}: {count} under way that deleted probes saw entered"
+
+
 def _deleted(address: int, tables: Sequence[Instances], out: Sequence[UnderWay], target: Target) -> ProbeView:
     symbol = target.symbol(address)
     counts = [(table.returns, table.missed, table.dropped) for table in tables]

@@ -468,7 +468,7 @@ class Session:
             waiting = [site for site in self.registry.sites() if site.waits]
             dirty = self.optimizer.reclaim()
             if not waiting and not dirty:
-                return ("everything is settled",)
+                return ("everything is settled", *outstanding.told(self.optimizer))
             names = (f"{self.target.text.spell(site.address)}: {site.waits}" for site in waiting)
             if time.monotonic() >= deadline:
                 raise OptprobeError("; ".join(names) or f"{dirty} freed slots are still in use")

@@ -281,6 +281,7 @@ def test_probes_are_removed_while_calls_are_under_way(traced: Guest) -> None:
     assert (left["number"], left["state"], left["symbol"]) == (0, "deleted", "hrtimer_nanosleep")
     assert (left["active"], sleeping(left)) == (SLEEPERS, SLEEPERS)
     assert f"{SLEEPERS} calls under way: sleep (" in finished.output
+    assert f"hrtimer_nanosleep: {SLEEPERS} calls are under way that deleted probes saw entered" in finished.output
     for name in ("deleted", "waiting"):
         points, left, dirty, code, data = finished.json(name)
         assert points == 1 and left and dirty and code and data, finished.output
