@@ -80,6 +80,7 @@ def _leaves(function: Function) -> bool:
         return True
     code = function.whole.code
     return any(
-        insn.flow in (Flow.RETURN, Flow.INDIRECT_JUMP) or (insn.flow is Flow.JUMP and insn.target not in code)
+        insn.flow in (Flow.RETURN, Flow.INDIRECT_JUMP)
+        or (insn.flow in (Flow.JUMP, Flow.BRANCH) and insn.target not in code)
         for insn in code.values()
     )
