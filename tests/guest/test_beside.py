@@ -15,7 +15,7 @@ from tests.guest.test_bad_input import attempt
 TRACING = "/sys/kernel/tracing"
 READS = 20
 WORK = Workload(f"dd if=/dev/zero of=/dev/null bs=1 count={READS} 2>/dev/null")
-ROUNDS = int(os.environ.get("OPTPROBE_ROUNDS", "100" if FULL else "2"))
+ROUNDS = int(os.environ.get("OPTPROBE_ROUNDS", "100" if FULL else "1"))
 # See conftest.py on guests that rewrite their own text.
 SINGLE = ("-accel", "tcg,thread=single")
 

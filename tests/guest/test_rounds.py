@@ -13,7 +13,7 @@ from tests.guest.conftest import FULL, PARALLEL, Boot
 from tests.guest.test_hot_functions import HELPERS, left, tell
 from tests.guest.test_patch_storm import background
 
-ROUNDS = int(os.environ.get("OPTPROBE_ROUNDS", "1000" if FULL else "3"))
+ROUNDS = int(os.environ.get("OPTPROBE_ROUNDS", "1000" if FULL else "2"))
 SEED = int(os.environ.get("OPTPROBE_SEED", "1"))
 MACHINES = [("x86_64", smp, append) for append in ("preempt=full", "") for smp in (2, 4)]
 # Debian's ppc64le kernel has no preemption in the kernel.
