@@ -406,8 +406,8 @@ class Optimizer:
     def _standing(self, group: Sequence[Site]) -> Branch | None:
         """The branch of `group`, where it stands in the guest as it is wanted."""
         branch = group[0].branch
-        wanted = branching.serves(group), group[0].plan.displaced
-        if branch is None or (branch.serves, branch.plan.displaced) != wanted:
+        wanted = branching.serves(group), group[0].plan.displaced, group[0].plan.tier
+        if branch is None or (branch.serves, branch.plan.displaced, branch.plan.tier) != wanted:
             return None
         if any(site.next_point is not None for site in group):
             return None
