@@ -113,6 +113,9 @@ class BareText:
     def hold(self, site: FtraceSite) -> None:
         """There is no tracer."""
 
+    def passed_over(self) -> Sequence[int]:
+        return ()
+
     def forget(self, site: FtraceSite) -> None:
         raise AssertionError("this guest has no modules")
 

@@ -22,6 +22,7 @@ from gdb_optprobe.debugger.stops import Hidden, define_hook
 from gdb_optprobe.debugger.watch import note_resume, note_stop
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.interrupts import held, unbroken
+from gdb_optprobe.probes.session import Session
 
 LEAVING = ("detach", "disconnect")
 
@@ -68,16 +69,24 @@ class Lifecycle:
         if gdb.selected_thread() is None:  # it let go before
             return
         if not count:
-            self._quietly(attachment.session.leave)
+            self._quietly(lambda: self._clean(attachment.session))
             return
         if not is_stopped():
             _tell(f"the guest is running: {_probes(count)} in it ('optprobe recover' in a new GDB takes them over)")
             return
         if self._remove(count):
-            self._quietly(attachment.session.leave)
+            self._quietly(lambda: self._clean(attachment.session))
         else:
             self._quietly(attachment.stops.go_on)
             _tell(f"{_probes(count)} in the guest; what is optimized counts on")
+
+    def _clean(self, session: Session) -> None:
+        """A tracer's site that is not given back by then stays with us: another GDB's probe there takes it over."""
+        try:
+            session.leave()
+        finally:
+            for line in session.passed_over():
+                _tell(line)
 
     def _remove(self, count: int) -> bool:
         wish = current_settings().on_exit

@@ -328,25 +328,33 @@ class SiteTracer:
 
     def __init__(self, linux: Linux) -> None:
         self._linux = linux
+        self._held: dict[int, FtraceSite] = {}
         self._owed: dict[int, FtraceSite] = {}
 
     def hold(self, site: FtraceSite) -> None:
         """Mark the site as disabled. Raises Refused when a tracer has come since it was planned."""
         record = self._record(site)
         self._owed.pop(site.address, None)
-        if record.disabled:
-            return
-        if record.in_use:
-            raise Refused(Refusal.FTRACE_IN_USE.because(site=self._linux.text.spell(site.address)))
-        self._change(ftrace_sites.disable(record))
+        if not record.disabled:
+            if record.in_use:
+                raise Refused(Refusal.FTRACE_IN_USE.because(site=self._linux.text.spell(site.address)))
+            self._change(ftrace_sites.disable(record))
+        self._held[site.address] = site
 
     def release(self, site: FtraceSite) -> None:
         """Give the site back; while a tracer runs it stays disabled, as the tracer has not counted it."""
+        self._held.pop(site.address, None)
         self._owed[site.address] = site
         self.give_back()
 
     def forget(self, site: FtraceSite) -> None:
+        self._held.pop(site.address, None)
         self._owed.pop(site.address, None)
+
+    def passed_over(self) -> tuple[int, ...]:
+        if not (self._held or self._owed) or not self._linux.text.ftrace.tracing():
+            return ()
+        return tuple(sorted({*self._held, *self._owed}))
 
     def give_back(self) -> None:
         """Give back what is owed, as soon as no tracer runs."""

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.pads import Pad
 from gdb_optprobe.detours.planner import Plan
@@ -28,7 +27,7 @@ from gdb_optprobe.handlers.supported import check_action
 from gdb_optprobe.interrupts import checkpoint
 from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.isa.paths import depth
-from gdb_optprobe.probes import outstanding, present, returnable, saving
+from gdb_optprobe.probes import checking, outstanding, present, returnable, saving
 from gdb_optprobe.probes.comings import Comings, can_wait
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.optimizer import Optimizer
@@ -374,28 +373,11 @@ class Session:
     def check(self) -> tuple[str, ...]:
         """Where the guest's memory does not hold what we wrote, in words."""
         self.target.alive()
-        problems: list[str] = []
-        for branch in self.registry.branches():
-            changes = () if self.optimizer.stopping.is_lifted(branch) else (branch.patch,)
-            problems += [str(change.message) for change in patch.check(changes, self.target.machine)]
-            problems += self._changed(branch.detour, self.optimizer.links.in_detour(branch))
-        problems += [str(change.message) for change in patch.check(self.optimizer.traps.patches, self.target.machine)]
-        for point in self.optimizer.returns.points:
-            if point.trampoline is not None:
-                problems += self._changed(point.trampoline.detour, point.trampoline.detour.data)
-        for site in self.registry.sites():
-            if site.branch is None and site.detour is not None:
-                problems += self._changed(site.detour, site.detour.data)
-            if site.enabled and site.placed is None:
-                problems.append(f"nothing in the guest counts at {self.target.text.spell(site.address)} any more")
-        if (resident := self.resident) is not None and self._changed(resident, resident.data):
-            problems.append("the routine that reads memory was changed")
-        return tuple(problems)
+        return tuple(checking.problems(self.optimizer, self.resident))
 
-    def _changed(self, detour: Detour, data: bytes) -> list[str]:
-        if self.target.machine.read(detour.address, detour.size) == data:
-            return []
-        return [f"the detour of {self.target.text.spell(detour.head)} was changed"]
+    def passed_over(self) -> tuple[str, ...]:
+        """What tracers of the guest's own do not see because of us, in words."""
+        return checking.passed_over(self.target)
 
     @property
     def resident(self) -> Detour | None:

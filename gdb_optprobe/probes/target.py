@@ -29,6 +29,9 @@ class Tracer(Protocol):
     def release(self, site: FtraceSite) -> None:
         """Give the site back."""
 
+    def passed_over(self) -> Sequence[int]:
+        """Sites that a tracer, which runs now, does not see because of us, even where our branch has gone."""
+
     def forget(self, site: FtraceSite) -> None:
         """The text around the site is gone, and the guest's record of it."""
 

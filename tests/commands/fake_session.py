@@ -191,6 +191,9 @@ class FakeSession:
     def check(self) -> tuple[str, ...]:
         return ("vfs_read was changed",) if self.probes else ()
 
+    def passed_over(self) -> tuple[str, ...]:
+        return ()
+
     def run(
         self, seconds: float | None = None, until_hits: tuple[int, int] | None = None, timeout: float | None = None
     ) -> str:

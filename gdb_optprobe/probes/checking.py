@@ -1,0 +1,45 @@
+"""Whether the guest's memory still holds what we wrote, and whom that keeps from seeing something; in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gdb_optprobe.detours import patch
+from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.probes.optimizer import Optimizer
+from gdb_optprobe.probes.target import Target
+
+AGAIN = "it will once it is switched on anew with no probe at its site"
+
+
+def problems(optimizer: Optimizer, resident: Detour | None) -> Iterator[str]:
+    """Where memory is not what it should be. Raises OptprobeError."""
+    target, registry = optimizer.target, optimizer.registry
+    for branch in registry.branches():
+        changes = () if optimizer.stopping.is_lifted(branch) else (branch.patch,)
+        yield from (str(change.message) for change in patch.check(changes, target.machine))
+        yield from _changed(branch.detour, optimizer.links.in_detour(branch), target)
+    yield from (str(change.message) for change in patch.check(optimizer.traps.patches, target.machine))
+    for point in optimizer.returns.points:
+        if point.trampoline is not None:
+            yield from _changed(point.trampoline.detour, point.trampoline.detour.data, target)
+    for site in registry.sites():
+        if site.branch is None and site.detour is not None:
+            yield from _changed(site.detour, site.detour.data, target)
+        if site.enabled and site.placed is None:
+            yield f"nothing in the guest counts at {target.text.spell(site.address)} any more"
+    if resident is not None and any(_changed(resident, resident.data, target)):
+        yield "the routine that reads memory was changed"
+
+
+def passed_over(target: Target) -> tuple[str, ...]:
+    """One line while a tracer of the guest's own runs that does not see a site of ours, or one that was; else none."""
+    if not (sites := target.tracer.passed_over()):
+        return ()
+    names = ", ".join(target.symbol(site) for site in sites)
+    return (f"a tracer of the guest's own is running and does not see {names}: {AGAIN}",)
+
+
+def _changed(detour: Detour, data: bytes, target: Target) -> Iterator[str]:
+    if target.machine.read(detour.address, detour.size) != data:
+        yield f"the detour of {target.text.spell(detour.head)} was changed"
