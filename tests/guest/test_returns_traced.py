@@ -144,6 +144,20 @@ def ours(finished: Finished, name: str) -> int:
     return int(returned["hits"])
 
 
+def test_a_tracer_that_still_runs_when_we_leave(linux: Guest) -> None:
+    """It goes on passing over our site, which GDB says; a probe there that comes and goes without it gives it back."""
+    takes_the_name = f"cd {TRACING}; echo vfs_read > set_ftrace_filter"
+    linux.check(f"cd {TRACING}; echo ksys_read > set_ftrace_filter")
+    left = batch(linux, ["optprobe add vfs_read -return", Workload(f"echo function > {TRACING}/current_tracer"), DD])
+    assert left.output.count("running and does not see vfs_read: it will once it is switched on anew") == 1
+    linux.check(f"echo nop > {TRACING}/current_tracer")
+    assert linux.run(takes_the_name)[0] != 0
+    after = batch(linux, ["optprobe add vfs_read", "optprobe delete", "optprobe check"])
+    assert left.status == after.status == 0, after.output
+    assert "does not see" not in after.output
+    linux.check(f"{takes_the_name}; grep -q vfs_read set_ftrace_filter; echo > set_ftrace_filter")
+
+
 CONTROL_ROUNDS = 40
 BUSY = "while :; do dd if=/dev/zero of=/dev/null bs=7 count=50 2>/dev/null; done"
 SWITCH = f"cd {TRACING}; echo function_graph > current_tracer; echo nop > current_tracer"
