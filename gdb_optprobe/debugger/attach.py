@@ -255,12 +255,14 @@ def _step_out(machine: GdbMachine, linux: Linux, ranges: Sequence[tuple[int, int
 
 def _unwind(linux: Linux, recovered: Recovered, machine: GdbMachine) -> UnwindKernel | None:
     # Packets of our own in the middle of unwinding make GDB 13 crash: an unwinder reads through GDB alone.
-    unwinder = linux.unwinder(machine.read_virtual)
+    unwinder = linux.unwinder(machine.read_virtual, quietly=True)
     if unwinder is None:
         return None
 
     def start(address: int) -> int | None:
-        bounds = recovered.symbols.function_bounds(address)
+        module = linux.text.known(address)
+        symbols = recovered.symbols if module is None else module.symbols.table
+        bounds = symbols.function_bounds(address)
         return bounds[0] if bounds is not None else None
 
     return UnwindKernel(unwinder, linux.isa, start, machine.read_virtual)

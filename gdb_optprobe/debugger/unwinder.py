@@ -156,8 +156,7 @@ def _called(resident: Detour, pc: int, state: State, kernel: Kernel) -> tuple[Fr
 def _innermost(pending: gdb.PendingFrame, kernel: Kernel, session: Session) -> dict[int, State]:
     """The state of frame 0; nothing where it is neither in the kernel nor in a detour."""
     pc = int(pending.read_register(kernel.isa.pc)) & MASK
-    in_text = kernel.unwinder.text[0] <= pc < kernel.unwinder.text[1]
-    if not in_text and not session.is_inside(pc):
+    if not kernel.unwinder.knows(pc) and not session.is_inside(pc):
         return {}
     registers = {name: int(pending.read_register(name)) & MASK for name in kernel.registers()}
     return {0: State(registers, exact=True)}

@@ -20,6 +20,7 @@ from gdb_optprobe.guest.linux.clock import hertz
 from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.modular import Modular
+from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.port import LinuxText, Port, Reads, Room, Say, Stacks, Unwinder
 from gdb_optprobe.guest.linux.recover import Recovered
 from gdb_optprobe.guest.linux.structures import CachedStructures
@@ -228,9 +229,18 @@ class Linux:
 
     # the unwinder ----------------------------------------------------------------------------------------------------
 
-    def unwinder(self, read: Callable[[int, int], bytes]) -> Unwinder | None:
-        """From a frame to its caller; None where this kernel's stack cannot be unwound."""
-        return self.port.unwinder(self.kernel, self.core, self.structures.bits, read)
+    def unwinder(self, read: Callable[[int, int], bytes], quietly: bool = False) -> Unwinder | None:
+        """From a frame to its caller; None where this kernel's stack cannot be unwound.
+
+        quietly: of modules, by what is known: nothing is read but by `read`.
+        """
+        find = self.text.known if quietly else self.text.at
+
+        def module(address: int) -> Module | None:
+            found = find(address)
+            return found.module if found is not None else None
+
+        return self.port.unwinder(self.kernel, self.core, self.structures.bits, read, module)
 
     def entry(self, function: int) -> int:
         """Where a probe on the function whose symbol is at `function` stands."""

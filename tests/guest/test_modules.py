@@ -222,6 +222,28 @@ def test_the_first_call_stops_where_a_condition_or_a_handler_says_so(linux: Gues
         assert [(view["hits"], view["state"]) for view in gdb.probes()] == [(1, "gone")] * 3
 
 
+def test_backtraces_go_through_modules(linux: Guest) -> None:
+    linux.check("insmod /lib/modules/brd.ko rd_nr=1")
+    with Console(linux) as gdb:
+        gdb("optprobe add brd_rw_page do stack")
+        gdb("optprobe add page_endio do stack, stop")
+        gdb.send("continue")
+        reading = linux.spawn("dd if=/dev/ram0 of=/dev/null bs=4k count=1")
+        gdb.until(r"hit optprobe 2[^$]*\(gdb\) $")
+        frames = gdb("bt").splitlines()
+        report = gdb("optprobe report")
+        gdb("optprobe delete 2")
+        gdb.send("continue")
+        reading.wait(20)
+        gdb.interrupt()
+    linux.check("rmmod brd")
+    entered, called = (line.split(": ", 1)[1] for line in report.splitlines() if " / " in line)
+    assert re.match(r"brd:brd_rw_page / bdev_read_page\+", entered), report
+    assert re.match(r"page_endio / brd:brd_rw_page\+\w+ / bdev_read_page\+", called), report
+    assert [frame.split(" in ")[-1].split()[0] for frame in frames[1:3]] == ["??", "bdev_read_page"], frames
+    assert "ksys_read" in "".join(frames), frames
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [

@@ -129,8 +129,12 @@ class Modular:
         if not self._area[0] <= address < self._area[1]:
             return None
         self.modules()
+        return self.known(address)
+
+    def known(self, address: int) -> CodeOfModule | None:
+        """As `at`, by what was last read: nothing is read now."""
         place = bisect_right(self._starts, address) - 1
-        if place < 0:
+        if place < 0 or not self._area[0] <= address < self._area[1]:
             return None
         end, text = self._ends[place]
         return text if address < end else None

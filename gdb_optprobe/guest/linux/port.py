@@ -24,6 +24,7 @@ from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
 from gdb_optprobe.guest.linux.modular import Modular
+from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.physical import PhysicalPatch
 from gdb_optprobe.guest.linux.recover import Finder
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
@@ -38,6 +39,14 @@ Say = Callable[[str], None]
 """Tells the user of work that takes seconds."""
 Bits = Callable[[str], Mapping[str, tuple[int, int]]]
 """The bitfields of a structure, by name: their first bit and how many they have. Raises OptprobeError."""
+
+
+ModuleAt = Callable[[int], Module | None]
+
+
+def nowhere(_: int) -> Module | None:
+    """No module's text."""
+    return None
 
 
 class LinuxText(Text, Protocol):
@@ -92,9 +101,8 @@ class Reads(Protocol):
 class Unwinder(Protocol):
     """From a frame to its caller, by registers' names as GDB has them."""
 
-    @property
-    def text(self) -> tuple[int, int]:
-        """Start and end of the code it knows."""
+    def knows(self, pc: int) -> bool:
+        """Whether `pc` is in code that it knows."""
 
     def caller(self, registers: Mapping[str, int], exact: bool) -> tuple[Mapping[str, int], bool] | None:
         """The caller's registers, and whether its PC is the next instruction (no return address); None at the end.
@@ -153,6 +161,6 @@ class Port(Finder, Protocol):
         """Raises OptprobeError."""
 
     def unwinder(
-        self, kernel: Kernel, text: LinuxText, bits: Bits, read: Callable[[int, int], bytes]
+        self, kernel: Kernel, text: LinuxText, bits: Bits, read: ReadMemory, module: ModuleAt = nowhere
     ) -> Unwinder | None:
-        """None where this kernel's stack cannot be unwound."""
+        """None where this kernel's stack cannot be unwound. module: the one whose text an address is in."""

@@ -11,7 +11,7 @@ from gdb_optprobe.guest.linux.current import Current, Paca, on_ppc64le, unknown
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
 from gdb_optprobe.guest.linux.modular import CodeOfModule, Modular
 from gdb_optprobe.guest.linux.modules import Module
-from gdb_optprobe.guest.linux.port import Bits, LinuxText, Port, Reads, Room, Say, Stacks, Unwinder
+from gdb_optprobe.guest.linux.port import Bits, LinuxText, ModuleAt, Port, Reads, Room, Say, Stacks, Unwinder, nowhere
 from gdb_optprobe.guest.linux.ppc64le import derive, room, stacks
 from gdb_optprobe.guest.linux.ppc64le import find as finding
 from gdb_optprobe.guest.linux.ppc64le import reads as reading
@@ -34,6 +34,9 @@ class BackChain:
     text: tuple[int, int]
     code: PowerText
     read: Callable[[int, int], bytes]
+
+    def knows(self, pc: int) -> bool:
+        return self.text[0] <= pc < self.text[1]
 
     def caller(self, registers: Mapping[str, int], exact: bool) -> tuple[Mapping[str, int], bool] | None:
         found = unwind.unwind(unwind.State(registers, exact=exact), self._function, self.read)
@@ -105,7 +108,7 @@ class _PPC:
         raise OptprobeError("where the kernel calls its handler is not looked for")
 
     def unwinder(
-        self, kernel: Kernel, text: LinuxText, bits: Bits, read: Callable[[int, int], bytes]
+        self, kernel: Kernel, text: LinuxText, bits: Bits, read: ReadMemory, module: ModuleAt = nowhere
     ) -> Unwinder | None:
         assert isinstance(text, PowerText)
         return BackChain(kernel.range("_stext", "_etext"), text.through(read), read)

@@ -14,7 +14,7 @@ from gdb_optprobe.guest.linux.kernel import Kernel, Structures
 from gdb_optprobe.guest.linux.modular import CodeOfModule, Modular
 from gdb_optprobe.guest.linux.module_text import ModuleText
 from gdb_optprobe.guest.linux.modules import Module
-from gdb_optprobe.guest.linux.port import Bits, LinuxText, Port, Reads, Room, Say, Unwinder
+from gdb_optprobe.guest.linux.port import Bits, LinuxText, ModuleAt, Port, Reads, Room, Say, Unwinder, nowhere
 from gdb_optprobe.guest.linux.text import MODULES, KernelText
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.x86_64 import find as finding
@@ -105,7 +105,7 @@ class _X86:
         return trap_calls.find(kernel, X86_64, originals, "exc_invalid_op", ("asm_exc_invalid_op",))
 
     def unwinder(
-        self, kernel: Kernel, text: LinuxText, bits: Bits, read: Callable[[int, int], bytes]
+        self, kernel: Kernel, text: LinuxText, bits: Bits, read: ReadMemory, module: ModuleAt = nowhere
     ) -> OrcUnwinder | None:
         ips = kernel.range("__start_orc_unwind_ip", "__stop_orc_unwind_ip")
         entries = kernel.symbols.address("__start_orc_unwind")
@@ -114,7 +114,7 @@ class _X86:
         lookup, end = kernel.range("orc_lookup", "orc_lookup_end")
         span = (kernel.address("_stext"), max(kernel.address("_etext"), kernel.address("_einittext")))
         tables = unwind.Tables(span, ips, entries, (lookup, (end - lookup) // 4), _encoding(bits))
-        return OrcUnwinder(span, tables, read)
+        return OrcUnwinder(span, tables, read, read, module)
 
 
 def _encoding(bits: Bits) -> unwind.Encoding:
@@ -127,21 +127,36 @@ def _encoding(bits: Bits) -> unwind.Encoding:
 
 @dataclass(frozen=True, slots=True)
 class OrcUnwinder:
-    """By the kernel's own unwind tables."""
+    """By the kernel's own unwind tables, and a module's in its text. stack: reads what they lead to."""
 
     text: tuple[int, int]
     tables: unwind.Tables
-    read: Callable[[int, int], bytes]
+    read: ReadMemory
+    stack: ReadMemory
+    module: ModuleAt = nowhere
+
+    def knows(self, pc: int) -> bool:
+        return self.text[0] <= pc < self.text[1] or self.module(pc) is not None
 
     def caller(self, registers: Mapping[str, int], exact: bool) -> tuple[Mapping[str, int], bool] | None:
-        found = unwind.unwind(unwind.State(registers, exact=exact), self.tables, self.read)
+        tables = self._tables(registers["rip"] - (not exact))
+
+        def read(address: int, size: int) -> bytes:
+            return (self.read if tables.holds(address) else self.stack)(address, size)
+
+        found = unwind.unwind(unwind.State(registers, exact=exact), tables, read)
         return (found.registers, found.exact) if found is not None else None
 
     def over(self, read: ReadMemory) -> OrcUnwinder:
-        def either(address: int, size: int) -> bytes:
-            return self.read(address, size) if self.tables.holds(address) else read(address, size)
+        return replace(self, stack=read)
 
-        return replace(self, read=either)
+    def _tables(self, pc: int) -> unwind.Tables:
+        found = self.module(pc) if not self.text[0] <= pc < self.text[1] else None
+        if found is None or found.tables is None:
+            return self.tables
+        ips, entries = (found.tables[name] for name in ("arch.orc_unwind_ip", "arch.orc_unwind"))
+        span = (ips.start, ips.start + 4 * ips.count)
+        return unwind.Tables(found.text, span, entries.start, encoding=self.tables.encoding)
 
 
 X86 = _X86()
