@@ -215,6 +215,7 @@ def test_the_first_call_stops_where_a_condition_or_a_handler_says_so(linux: Gues
             (0, "boosted"),
         ]
         assert "register_netdevice" in gdb("bt")
+        assert "register_netdevice" in gdb("finish")
         gdb.send("continue")
         loading.wait(20)
         linux.check(UNLOAD)
@@ -232,6 +233,8 @@ def test_backtraces_go_through_modules(linux: Guest) -> None:
         gdb.until(r"hit optprobe 2[^$]*\(gdb\) $")
         frames = gdb("bt").splitlines()
         report = gdb("optprobe report")
+        assert "bdev_read_page" in (gdb("finish"), gdb("bt"))[1].splitlines()[1]
+        assert "bdev_read_page" in (gdb("finish"), gdb("bt"))[1].splitlines()[0]
         gdb("optprobe delete 2")
         gdb.send("continue")
         reading.wait(20)
