@@ -247,16 +247,14 @@ def test_backtraces_go_through_modules(linux: Guest) -> None:
     assert "ksys_read" in "".join(frames), frames
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("*0xffffffffc0000000", "is in memory for modules"),
-        ("*0xffffffffc0000000 -pending", "is in memory for modules"),
-        ("nothing:at_all", "no module called nothing is loaded"),
-        ("nothing_* -pending", "no function matches"),
-    ],
-)
-def test_what_is_in_no_module_is_refused(linux: Guest, line: str, said: str) -> None:
-    found = batch(linux, [f"optprobe add {line}"])
-    assert found.status == 1
-    assert said in found.output.split("optprobe: ")[1], found.output
+def test_what_is_in_no_module_is_refused(linux: Guest) -> None:
+    refused = {
+        "*0xffffffffc0000000": "is in memory for modules",
+        "*0xffffffffc0000000 -pending": "is in memory for modules",
+        "nothing:at_all": "no module called nothing is loaded",
+        "nothing_* -pending": "no function matches",
+    }
+    with Console(linux) as gdb:
+        for line, why in refused.items():
+            said = gdb(f"optprobe add {line}")
+            assert said.startswith("optprobe: ") and why in said
