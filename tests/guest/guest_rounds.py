@@ -2,7 +2,7 @@
 
 After each round the arena is as it was before the first: nothing in use, nothing dirty, and filled with bytes that
 trap, so that whoever were still inside a slot that was freed would make the guest ill. But for trampolines of calls
-that have not returned. The last line printed is JSON.
+that have not returned, and the code that handles traps, which goes with the arena. The last line printed is JSON.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Rounds:
                 self.told["refused"] += 1
                 continue
             view = probe.view
-            if view.tier == "optimized" or view.state == "optimizing":
+            if view.tier in ("optimized", "trapped") or view.state == "optimizing":
                 added += 1
             else:
                 self.told["slower"] += 1
@@ -97,16 +97,22 @@ class Rounds:
     def _is_as_it_was(self, high: int) -> None:
         arena = self.session.optimizer.arena
         assert arena is not None and arena.ranges.fill is not None
-        left = self.session.optimizer.returns.left
+        left = {*self.session.optimizer.returns.left, *self._handler()}
         there = (*arena.dirty(), *_used(arena.code))
         kept = [slot for slot in there if slot.address in left]
         assert len(kept) == len(there), f"not freed: {sorted(there)}"
-        self.told["trampolines that calls were under way to"] += len(kept)
+        self.told["trampolines that calls were under way to"] += len(kept) - len(self._handler())
         start = arena.ranges.code[0][0]
         data = bytearray(self.session.target.machine.read(start, high - start))
         for slot in kept:
             data[slot.address - start : slot.end - start] = bytes([arena.ranges.fill]) * slot.size
         assert set(data) <= {arena.ranges.fill}, "what was freed does not trap"
+
+
+    def _handler(self) -> tuple[int, ...]:
+        """Of traps, where there is one."""
+        handler = self.session.optimizer.traps._handler
+        return (handler.placed.slot.address,) if handler is not None else ()
 
 
 def _used(pool: object) -> tuple[Slot, ...]:
