@@ -150,6 +150,7 @@ class World:
     parts:    at its entry.
     flags:    where in a slot each of these says that it leaves to a pad, and before that a debugger looks.
     at_pad:   the slot's register there, each time that somebody came. looked: the programs behind which one may have.
+    executed: instructions. passed: their addresses, and the stack pointer before each, where asked for.
     """
 
     side: Side
@@ -163,6 +164,7 @@ class World:
     executed: int = 0
     at_pad: list[int] = field(default_factory=list)
     looked: list[int] = field(default_factory=list)
+    passed: list[tuple[int, int]] | None = None
 
     def __post_init__(self) -> None:
         side = self.side
@@ -225,6 +227,8 @@ class World:
 
     def _count(self, _: object, address: int, *__: object) -> None:
         self.executed += 1
+        if self.passed is not None:
+            self.passed.append((address, int(self.machine.reg_read(self.side.numbers[self.side.isa.sp]))))
         assert self.executed < MOST, "it runs in circles"
         if address in self._looks:
             self.looked.append(self._looks[address])

@@ -15,6 +15,7 @@ from gdb_optprobe.handlers.lowering import RUNG, Surroundings
 from gdb_optprobe.handlers.lowering_returns import Part
 from gdb_optprobe.handlers.program import Cell, Constant, Expr, Load, Op, Program, Put, Register, Update
 from gdb_optprobe.handlers.saved import Entry
+from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.objects.aggregate import Sum
 from gdb_optprobe.objects.instances import KEY, RETURN, SAVED, WORD, Instance, Instances, InstancesLayout
 from tests.handlers.calling import INTEL, SIDES, Side, World
@@ -37,7 +38,7 @@ def test_calls_on_many_stacks(side: Side, slots: int, saved: int, number: int, t
     chosen = random.Random(slots)
     under_way: dict[int, list[int]] = {}
     entries = returns = 0
-    for _ in range(500):
+    for _ in range(250):
         sp = side.stacks + 0x2000 * chosen.randrange(1, 16) + 0x1E50
         calls = under_way.setdefault(sp, [])
         kind = chosen.choice(("return", "tail", "abandoned")) if calls else "call"
@@ -69,7 +70,7 @@ def test_calls_on_many_stacks(side: Side, slots: int, saved: int, number: int, t
 def test_interrupted_anywhere(side: Side, slots: int, traced: bool) -> None:
     """An interrupt's calls are deeper on the stack that it interrupts; in the end nobody is left in the table."""
     world = World(side, InstancesLayout(slots), traced, seed=slots)
-    for _ in range(150):
+    for _ in range(70):
         sp, back = world.stack(), world.caller()
         if world.enter(sp, back, interrupted=True):
             assert world.leave(sp, interrupted=True) == back
@@ -77,7 +78,7 @@ def test_interrupted_anywhere(side: Side, slots: int, traced: bool) -> None:
             assert world.returns_to(sp) == back
     found = world.instances()
     assert found.active == () and found.dropped == 0 and bool(found.missed) is (slots == 2)
-    assert found.returns + found.missed > 300
+    assert found.returns + found.missed > 140
 
 
 @on_each_side
@@ -198,6 +199,24 @@ def test_actions_at_the_entry(side: Side, traced: bool) -> None:
 
 def _sum(word: Expr) -> Update:
     return Update(Cell("", Sum(signed=False)), word)
+
+
+@on_each_side
+@whether_traced
+def test_how_deep_the_stack_is(side: Side, traced: bool) -> None:
+    """From every instruction of a trampoline an unwinder finds the stack pointer that its caller gets."""
+    world = World(side, traced=traced, programs=(Program(None, (_sum(Register(side.isa.flags)),)),))
+    sp = world.stack()
+    world.enter(sp, world.caller())
+    passed = world.passed = []
+    world.leave(sp)
+    data = world.read(side.trampoline, 0x300)
+    found = {
+        now + depth(side.isa.decode(data[: at - side.trampoline], side.trampoline), at, side.isa.pushed)
+        for at, now in passed
+        if at >= side.trampoline
+    }
+    assert found == {sp + side.popped}
 
 
 COSTS = {
