@@ -40,7 +40,7 @@ class Modules(Protocol):
     """Text that comes and goes while the guest runs."""
 
     def identity(self, address: int) -> object:
-        """The same for as long as the module at `address` stays loaded; None where none is."""
+        """The same for as long as the module at `address` stays loaded; None where none is. Raises OptprobeError."""
 
     def staying(self) -> object:
         """Another value whenever other modules are there that can be probed."""

@@ -8,9 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.modular import Modular
 from gdb_optprobe.guest.linux.module_symbols import ModuleSymbols
 from gdb_optprobe.guest.linux.module_text import ModuleText
 from gdb_optprobe.guest.linux.modules import Module, Modules, State
+from gdb_optprobe.guest.linux.text import KernelText
 from gdb_optprobe.guest.text import Area, Fact
 from gdb_optprobe.isa.x86_64 import X86_64
 from tests.linux.fakes import Pages, Structures, kernel
@@ -73,7 +76,7 @@ def module_at(memory: Pages, state: State = State.LIVE) -> None:
 def reader(memory: Pages, typed: bool = True) -> Modules:
     offsets = {f"module.{name}": at for name, at in OFFSETS.items()}
     found = kernel(memory, {"modules": HEAD})
-    return Modules(type(found)(memory, found.symbols, Structures(offsets) if typed else None), AREA)
+    return Modules(Kernel(memory, found.symbols, Structures(offsets if typed else {})), AREA)
 
 
 def the_module(memory: Pages, typed: bool = True) -> Module:
@@ -163,6 +166,28 @@ def test_a_list_that_leads_elsewhere_is_an_error_or_told() -> None:
     memory.put_words(MODULE + 8, HEAD + 0x1000)
     with pytest.raises(OptprobeError):
         list(reader(memory).loaded())
+
+
+def test_which_modules_are_there_is_read_once_while_the_guest_stands() -> None:
+    """And where it cannot be told, nobody is told that one has gone."""
+    memory = Pages()
+    module_at(memory)
+    known = kernel(memory, {"modules": HEAD})
+    both = Modular(KernelText(known, X86_64), known, AREA, lambda module: text_of(memory, typed=False))
+    identity = both.identity(TEXT)
+    assert identity is not None and both.staying() == {identity} and both.symbol(TEXT + 1) == "some:first+0x1"
+    assert list(both.names("some")) == [("first", TEXT), ("second", TEXT + 0x10)]
+    memory.put(MODULE, int(State.GOING).to_bytes(4, "little"))
+    assert both.staying() == {identity}
+    both.forget()
+    assert both.identity(TEXT) == identity and not both.staying() and not list(both.names())
+    memory.put_words(HEAD, HEAD, HEAD)
+    both.forget()
+    assert both.identity(TEXT) is None and both.area(TEXT) is Area.MODULE
+    memory.put_words(HEAD, HEAD + 0x1000)
+    both.forget()
+    with pytest.raises(OptprobeError):
+        both.identity(TEXT)
 
 
 def test_no_bytes_are_more_than_an_error() -> None:

@@ -140,8 +140,10 @@ class Modular:
         return text if address < end else None
 
     def identity(self, address: int) -> Identity | None:
-        """Of the module that `address` is in."""
+        """Of the module that `address` is in. Raises OptprobeError where nobody can tell which are there."""
         found = self.at(address)
+        if found is None and self._area[0] <= address < self._area[1]:
+            self.check()
         return found.module.identity if found is not None else None
 
     def called(self, name: str) -> CodeOfModule | None:

@@ -185,6 +185,14 @@ def _those_there(kernel: Kernel, members: tuple[str, ...]) -> dict[str, int]:
     return found
 
 
+def _told(kernel: Kernel) -> Layout | None:
+    """None where the kernel's types do not tell."""
+    try:
+        return Layout.of(kernel)
+    except OptprobeError:
+        return None
+
+
 class Modules:
     """Reads the list of modules."""
 
@@ -193,7 +201,7 @@ class Modules:
         self._kernel = kernel
         self._area = area
         self._head = kernel.address("modules")
-        self._layout = Layout.of(kernel) if kernel.structures is not None else None
+        self._layout = _told(kernel)
         self.strange: dict[str, str] = {}
 
     def loaded(self) -> Iterator[Module]:
