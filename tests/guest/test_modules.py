@@ -194,7 +194,8 @@ def test_another_gdb_takes_them_over(linux: Guest, events: Any, meanwhile: str) 
     # What another load of it has done before a GDB came is the event's alone.
     assert 6 <= views[1]["hits"] <= seen and (views[1]["hits"] == seen or LOAD in meanwhile)
     assert views[1]["state"] == ("gone" if meanwhile == UNLOAD else "armed")
-    assert (2 in views) == (meanwhile == "true"), said
+    # Loaded again, it may lie where it did: then the program means what it meant.
+    assert (2 in views) == (meanwhile == "true") or LOAD in meanwhile, said
     assert views[3]["state"] == "armed" and views[4]["state"] == "pending"
 
 
