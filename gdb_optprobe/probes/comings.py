@@ -55,6 +55,7 @@ class Comings:
     plan: Find
     compile: Compile
     _modules: dict[int, object] = field(default_factory=dict)
+    _calls: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     _tried: object = None
     _point: StopPoint | None = None
 
@@ -146,6 +147,10 @@ class Comings:
             self._lose(branch)
         probes = [probe for site in sites for probe in list(site.probes)]
         for site in sites:
+            if site.point is not None:
+                found = site.point.calls(self.target)
+                before = found.returns + len(found.active), found.missed, found.dropped
+                self._calls |= {probe.number: before for probe in site.probes if probe.returns}
             site.stop_no_more(self.target, arena)
             if arena is not None:
                 self.optimizer.returns.close(site, self.target, arena)
@@ -210,6 +215,9 @@ class Comings:
         self.registry.add(probe, site)
         self.settled_in(probe, site)
         self.optimizer.reserve(probe, plan)
+        before = self._calls.pop(probe.number, None)
+        if before is not None and site.next_point is not None:
+            site.next_point.before = before
         return True
 
 

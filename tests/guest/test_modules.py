@@ -85,11 +85,12 @@ def test_without_pending_it_comes_back_at_the_next_stop(linux: Guest, events: An
             "optprobe add dummy_get_stats64",
             f"optprobe add *{place + 5:#x} -tier breakpoint",
             "optprobe add dummy:dummy_get_st* if $arg1 != 0 do count by $comm",
+            "optprobe add dummy_get_stats64 -return",
             Workload(USE),
             Workload(f"{UNLOAD}; {LOAD}"),
             keep("back", "optprobe list"),
             Workload(USE),
-            keep("after", "optprobe report"),
+            keep("after", "optprobe list"),
             "optprobe disable 1",
             Workload(UNLOAD),
             "optprobe enable 1",
@@ -99,10 +100,12 @@ def test_without_pending_it_comes_back_at_the_next_stop(linux: Guest, events: An
     assert found.status == 0, found.output
     back = found.json("back")
     there = ("armed", "optimized")
-    assert [(view["state"], view["tier"]) for view in back] == [there, ("gone", ""), there]
-    assert back[0]["hits"] == back[2]["hits"] and back[0]["hits"] >= 3
+    assert [(view["state"], view["tier"]) for view in back] == [there, ("gone", ""), there, there]
+    assert back[0]["hits"] == back[2]["hits"] == back[3]["hits"] and back[0]["hits"] >= 3
     assert found.json("gone")[0]["hits"] == back[0]["hits"] + 3
-    assert [view["state"] for view in found.json("gone")] == ["gone"] * 3
+    assert [view["state"] for view in found.json("gone")] == ["gone"] * 4
+    returns = found.json("after")[3]
+    assert returns["hits"] == returns["calls"]["entries"] == returns["calls"]["returns"] == back[0]["hits"] + 3
 
 
 def test_on_ppc64le_they_are_breakpoints(ppc_guest: Guest) -> None:
