@@ -160,6 +160,7 @@ class Bench:
             *self._trapped(),
             self.optimized,
             self._row(BEHIND, self._ours(behind, "optimized"), self._running),
+            *self._returns(),
             *self._programs(),
             self._row(BREAK_FALSE, self._ours(FUNCTION, "optimized", BREAK), self._running),
             self._row(LINUX_TRAP, self._event(behind, False, ""), self._running),
@@ -171,6 +172,11 @@ class Bench:
             self._row(LINUX_READ, self._with(self._subject.flags), self._running),
             self._row(LINUX_RETURN, self._return, self._running),
         ]
+
+    def _returns(self) -> Iterator[Cost]:
+        """Whose entry stops the guest; the trampoline is the guest's in every tier."""
+        for tier in ("breakpoint", "boosted"):
+            yield self._row(f"a return, {tier}", self._ours(FUNCTION, tier, "-return"), self._stopping)
 
     def _programs(self) -> Iterator[Cost]:
         self._debugger(f"set optprobe ring-records {RECORDS}")
