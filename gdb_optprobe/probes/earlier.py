@@ -79,16 +79,11 @@ def look(
             return Earlier(place, found, NOTHING, ())
         if found is not None:
             mapping = _room(found.state, place, recovered)
-            bounds = Bounds(_text(kernel, recovered), place.code, place.data, place.fill, port.loaded)
+            bounds = Bounds(recovered.text, place.code, place.data, place.fill, port.loaded)
             left = read(found.state, bounds, memory, isa)
             undoing(left, memory, isa)
             return Earlier(place, found, left, mapping)
     return None
-
-
-def _text(kernel: Kernel, recovered: Recovered) -> tuple[int, int]:
-    """Entry code, whose calls may lead to us, is behind the rest."""
-    return recovered.text[0], max(recovered.text[1], kernel.range("__entry_text_start", "__entry_text_end")[1])
 
 
 def facts(room: Room, recovered: Recovered) -> list[Any]:

@@ -38,6 +38,7 @@ def test_counts_go_on_across_a_kill(linux: Guest) -> None:
         linux.check("dd if=/dev/zero of=/dev/null bs=7 count=100 2>/dev/null")
         with Console(linux) as gdb:
             said = gdb("optprobe add vfs_write")
+            assert "optimized" in gdb("optprobe explain __do_softirq"), "code behind our data is known"
             assert "optprobe: probes of an earlier GDB are in this guest" in said, said
             assert gdb("optprobe recover").count("optimized") == 3
             assert gdb("optprobe check") == "The guest's memory holds what we wrote.\n"

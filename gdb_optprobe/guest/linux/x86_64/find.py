@@ -69,10 +69,15 @@ def find(machine: Machine) -> tuple[Image, View] | None:
 
 
 def settle(where: Image, view: View, symbols: SymbolTable) -> tuple[Image, View]:
-    """Through the kernel's own top page table, which no process takes away."""
+    """Through the kernel's own top page table, which no process takes away; its text to the end.
+
+    Data of ours within (guest/linux/filler.py), which an earlier session has left, have another protection.
+    """
     assert isinstance(view, PageTables)
     own = symbols.address("init_top_pgt") or symbols.address("swapper_pg_dir")
     page = view.walk(own) if own is not None else None
+    text, end = where.text, symbols.address("_etext") or 0
+    where = replace(where, text=replace(text, size=max(text.size, end - text.start)))
     return where, replace(view, root=page[0]) if page is not None else view
 
 
