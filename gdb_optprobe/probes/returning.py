@@ -164,7 +164,9 @@ class ReturnPoint:
     def drop(self, keys: Collection[int], target: Target) -> None:
         """The calls with these keys never return."""
         before = self._read(target)
-        self._write(before, self.layout.dropped(before, keys), target)
+        after = self.layout.dropped(before, keys)
+        self._write(before, after, target)
+        self.stopping.drop_all_but(self.layout.decode(after))
 
     def close(self, target: Target, arena: Arena) -> None:
         """The last probe is gone, or another table serves from now on. The memory is free once all calls returned."""

@@ -38,7 +38,7 @@ DIFFERENCES = 40
 class Kept:
     """What one command leaves for the next."""
 
-    tier: str = ""
+    tier: str = "optimized"
     accepted: list[int] = field(default_factory=list)
 
 

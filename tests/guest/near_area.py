@@ -97,7 +97,7 @@ def line_of(insn: Insn) -> list[Insn]:
 
 
 def own_place(name: str) -> dict[str, object]:
-    text = session().target.text
+    text = linux().text.core
     assert isinstance(text, PowerText)
     code = function(name)
     behind = max([entry(code.start), *(site.end for site in text.ftrace_sites(code.start, code.end))])

@@ -66,7 +66,7 @@ OF_ARCH = {
         "optprobe add *vfs_read+12 if $arg1 == 3": "not available at this address",
         "optprobe add vfs_read+0x12": "in the middle of the instruction",
         "optprobe add *0xc000000000000500": "entry text",
-        "optprobe add *0xc008000000000000": "in a module",
+        "optprobe add *0xc008000000000000": "in memory for modules",
     },
 }
 

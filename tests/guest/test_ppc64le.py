@@ -131,7 +131,7 @@ BAD = {
     "*0xc000000000000500": "is entry text",
     "interrupt_return_srr": "is entry text",
     "vfs_read+0x10000": "is outside of it",
-    "*0xc008000000000000": "is in a module",
+    "*0xc008000000000000": "is in memory for modules",
     "*0xfffffffffffffffc": "is not in the guest's code",
     "start_kernel": "is init text",
     "optinsn_slot": "<optinsn_slot> is not in the guest's code",
