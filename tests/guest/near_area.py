@@ -97,6 +97,7 @@ def line_of(insn: Insn) -> list[Insn]:
 
 
 def own_place(name: str) -> dict[str, object]:
+    session()
     text = linux().text.core
     assert isinstance(text, PowerText)
     code = function(name)
