@@ -89,8 +89,8 @@ class Storm:
 def test_a_ctrl_c_at_any_moment(linux: Guest, tmp_path: Path) -> None:
     text = tmp_path / "text"
     # What an earlier GDB had to leave, because somebody was inside, goes first.
-    clean = ["optprobe add vfs_write", "optprobe delete", "optprobe commit"]
-    first = batch(linux, [*clean, f"source {HELPERS}", "stop-idle", f"keep-text {text}"])
+    assert batch(linux, ["optprobe add vfs_write", "optprobe delete", "optprobe commit"]).status == 0
+    first = batch(linux, [f"source {HELPERS}", "stop-idle", f"keep-text {text}"])
     assert first.status == 0, first.output
     with Console(linux) as gdb:
         assert "optimized" in gdb("optprobe add read_zero")
