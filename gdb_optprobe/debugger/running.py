@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import redirect_stdout
+from io import StringIO
 from typing import Literal, Protocol, TypeAlias
 
 import gdb
@@ -36,18 +38,20 @@ def run_for(
 ) -> gdb.StopEvent | Interrupted | None:
     """Continue until something stops the guest or `seconds` pass (None: no bound); the stop, or None at the time's end.
 
-    A Ctrl-C of the user's ends it too, if that is heeded. Where hits of ours follow so fast that the stub never sees
-    GDB's interrupt, the next hit hands the guest over.
+    What Python handlers print is shown at its end. A Ctrl-C of the user's ends it too, if that is heeded. Where hits of
+    ours follow so fast that the stub never sees GDB's interrupt, the next hit hands the guest over.
     """
     seen: list[gdb.StopEvent] = []
+    said = StringIO()
     gdb.events.stop.connect(seen.append)
     handed_over = False
     try:
         with watched(seconds, heeds) as watch:
             if stops is not None:
                 stops.asked = watch.asked
-            # to_string keeps GDB's "[Switching to Thread …]" of every silent stop off the screen.
-            gdb.execute("continue", to_string=True)
+            # to_string keeps GDB's "[Switching to Thread …]" of silent stops off the screen, but not handlers' words.
+            with redirect_stdout(said):
+                gdb.execute("continue", to_string=True)
     except gdb.error:
         # A hit that hands the guest over ends the commands of its breakpoint with an error.
         handed_over = stops is not None and stops.handed_over()
@@ -57,6 +61,7 @@ def run_for(
         # But for one whose probe moved up at this stop: the breakpoint has gone, with its commands.
         handed_over = stops is not None and stops.handed_over()
     finally:
+        print(said.getvalue(), end="")
         if stops is not None:
             stops.asked = never
         gdb.events.stop.disconnect(seen.append)

@@ -199,7 +199,9 @@ def test_a_python_handler_and_run(linux: Guest) -> None:
         assert " hit optprobe 1, optprobe 2, 0x" in gdb("optprobe run")
         gdb("python p.delete()")
         assert " hit optprobe 2, 0x" in gdb("optprobe run")
-        gdb("python q.delete()")
+        gdb(f'python r = kprobe("vfs_read", when="count == {SIZE}", pre_handler=lambda hit: print("seen", hit.probe))')
+        assert "seen 3\n" in gdb("optprobe run")
+        gdb("python q.delete(); r.delete()")
         gdb.finish_work()
 
 
