@@ -221,7 +221,7 @@ class Optimizer:
         for site in sites:
             site.waits = blocked.get(site.plan.head, "") if site.enabled else ""
         for group in groups:
-            self._optimize([site for site in group if not site.gone])
+            lost += self._optimize([site for site in group if not site.gone])
         for site in sites:
             if not site.gone and site.branch is None:
                 self._stop_at(site)
@@ -413,10 +413,10 @@ class Optimizer:
             return None
         return branch if self.reading.is_kept(branch) else None
 
-    def _optimize(self, group: Sequence[Site]) -> None:
-        """Write the branch of `group`, if it does not stand and nobody is in the way."""
+    def _optimize(self, group: Sequence[Site]) -> Sequence[OptprobeError]:
+        """Write the branch of `group`, if it does not stand and nobody is in the way; what went wrong."""
         if not group or group[0].branch is not None or any(site.waits or site.pinned for site in group):
-            return
+            return ()
         for site in group:
             site.stop_no_more(self.target, self._arena)
         wanted = group[0].plan
@@ -431,14 +431,17 @@ class Optimizer:
             self._let_tracer_in(wanted)
             for site in group:
                 site.plan = self._lower(site.address, self._limits(site.specs), refused.reason)
-        except OptprobeError:
+        except OptprobeError as error:
             self._let_tracer_in(wanted)
-            raise
+            for site in group:
+                site.waits = error.message
+            return (error,)
         else:
             self.registry.stands(branch)
             self.links.add(branch)
             for site in group:
                 self.stopping.arm(site)
+        return ()
 
     def _let_tracer_in(self, wanted: Plan) -> None:
         if wanted.ftrace is not None:
