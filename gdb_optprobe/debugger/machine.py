@@ -30,6 +30,8 @@ _X86_64 = ("rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rbp", "rsp", *(f"r{n}" for
 _POWER = {**{f"r{n}": n for n in range(32)}, "pc": 64, "cr": 66, "lr": 67, "ctr": 68, "xer": 69}
 NUMBERS = {**{name: number for number, name in enumerate(_X86_64)}, **_POWER}
 
+HANDED_OVER = "optprobe: interrupted at a hit"
+
 
 class GdbMachine:
     """A stopped guest. `memory` is what reads and writes kernel addresses; raw virtual access until it is replaced."""
@@ -79,7 +81,7 @@ class GdbMachine:
                 if self._packet(f"M{address + start:x},{len(chunk):x}:{chunk.hex()}") != b"OK":
                     raise Unreadable(address + start, len(chunk))
         # GDB knows nothing of this write: make it forget what it has read.
-        gdb.execute("maint flush dcache", to_string=True)
+        _flush("dcache")
 
     @contextmanager
     def _physical_mode(self) -> Iterator[None]:
@@ -154,8 +156,8 @@ class GdbMachine:
                 if not any(start <= at < end for start, end in ranges):
                     break
                 self._packet(f"vCont;s:p1.{vcpu.number + 1:x}")
-                gdb.execute("maint flush register-cache", to_string=True)
-        gdb.execute("maint flush dcache", to_string=True)
+                _flush("register-cache")
+        _flush("dcache")
 
     def change(self, registers: Mapping[str, int], memory: Iterable[tuple[int, bytes]]) -> Change:
         """What the selected vCPU is about to get, as the stub has it."""
@@ -261,3 +263,12 @@ def _selected(vcpu: Vcpu) -> Iterator[None]:
     finally:
         if before is not None and before.is_valid():
             before.switch()
+
+
+def _flush(cache: str) -> None:
+    """Behind any command GDB runs those of the breakpoint it is at: where a hit hands the guest over, with an error."""
+    try:
+        gdb.execute(f"maint flush {cache}", to_string=True)
+    except gdb.error as error:
+        if str(error) != HANDED_OVER:
+            raise

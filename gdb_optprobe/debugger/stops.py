@@ -24,7 +24,7 @@ import gdb
 
 from gdb_optprobe.debugger.guard import Guard
 from gdb_optprobe.debugger.landings import Landings, announcement, returned
-from gdb_optprobe.debugger.machine import GdbMachine, read_register, write_selected_registers
+from gdb_optprobe.debugger.machine import HANDED_OVER, GdbMachine, read_register, write_selected_registers
 from gdb_optprobe.debugger.parameters import machine_interface
 from gdb_optprobe.debugger.running import never
 from gdb_optprobe.debugger.watch import Watch, note_resume, note_stop
@@ -38,7 +38,6 @@ MOVE_COMMAND = "optprobe-move"
 MOVING = f"silent\n{MOVE_COMMAND}\ncontinue"
 CONTINUING_COMMAND = "optprobe-continuing"
 HAND_OVER = "hand over"
-HANDED_OVER = "optprobe: interrupted at a hit"
 
 
 class GdbStops:
