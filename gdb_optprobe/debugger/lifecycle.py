@@ -16,6 +16,7 @@ from collections.abc import Callable
 import gdb
 
 from gdb_optprobe.debugger.attach import Attachments
+from gdb_optprobe.debugger.machine import flush
 from gdb_optprobe.debugger.parameters import current_settings, machine_interface
 from gdb_optprobe.debugger.running import is_stopped
 from gdb_optprobe.debugger.stops import Hidden, define_hook
@@ -56,8 +57,8 @@ class Lifecycle:
     def _monitored(self) -> None:
         """QEMU's monitor may have loaded a snapshot or reset the guest: GDB and we have read another one's memory."""
         if self._attachments.current is not None and is_stopped():
-            gdb.execute("maint flush register-cache", to_string=True)
-            gdb.execute("maint flush dcache", to_string=True)
+            flush("register-cache")
+            flush("dcache")
         self._resumed(None)
 
     def leave(self) -> None:

@@ -81,7 +81,7 @@ class GdbMachine:
                 if self._packet(f"M{address + start:x},{len(chunk):x}:{chunk.hex()}") != b"OK":
                     raise Unreadable(address + start, len(chunk))
         # GDB knows nothing of this write: make it forget what it has read.
-        _flush("dcache")
+        flush("dcache")
 
     @contextmanager
     def _physical_mode(self) -> Iterator[None]:
@@ -156,8 +156,8 @@ class GdbMachine:
                 if not any(start <= at < end for start, end in ranges):
                     break
                 self._packet(f"vCont;s:p1.{vcpu.number + 1:x}")
-                _flush("register-cache")
-        _flush("dcache")
+                flush("register-cache")
+        flush("dcache")
 
     def change(self, registers: Mapping[str, int], memory: Iterable[tuple[int, bytes]]) -> Change:
         """What the selected vCPU is about to get, as the stub has it."""
@@ -265,7 +265,7 @@ def _selected(vcpu: Vcpu) -> Iterator[None]:
             before.switch()
 
 
-def _flush(cache: str) -> None:
+def flush(cache: str) -> None:
     """Behind any command GDB runs those of the breakpoint it is at: where a hit hands the guest over, with an error."""
     try:
         gdb.execute(f"maint flush {cache}", to_string=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gdb_optprobe.handlers.lowering import Surroundings, act, refused, ring
+from gdb_optprobe.handlers.lowering_search import Slots, following, home
 from gdb_optprobe.handlers.lowering_words import Words
 from gdb_optprobe.handlers.program import MASK, Clock, Constant, Expr, Register, Stop, nodes
 from gdb_optprobe.handlers.saved import Entry
@@ -49,6 +50,10 @@ class Table:
     def end(self) -> int:
         """Behind the last slot."""
         return self.address + self.layout.end
+
+    @property
+    def slots(self) -> Slots:
+        return Slots(self.first, self.end, self.layout.slot_size, self.layout.homes, FACTOR, SHIFT)
 
     def counter(self, offset: int) -> Memory:
         return Memory(offset=self.address + offset, near=True)
@@ -258,7 +263,7 @@ def _search(emit: ReturnEmitter, table: Table, way: Way, slot: str, word: str) -
     emit.store(Memory(at, KEY), 0)
     emit.add(table.counter(DROPPED), 1)
     emit.mark(dead_next)
-    _next(emit, table, at)
+    following(emit, table.slots, at)
     _count_down(emit, count, dead)
     emit.mark(search)
     _begin(emit, table, at, count, slot)
@@ -266,7 +271,7 @@ def _search(emit: ReturnEmitter, table: Table, way: Way, slot: str, word: str) -
     emit.claim(Memory(at, KEY), busy)
     emit.jump(found)
     emit.mark(busy)
-    _next(emit, table, at)
+    following(emit, table.slots, at)
     _count_down(emit, count, again)
     emit.add(table.counter(MISSED), 1)
     emit.constant(slot, 0)
@@ -450,7 +455,7 @@ def _find(emit: ReturnEmitter, table: Table, slot: str) -> None:
         emit.key(word)
         emit.mark(again)
         emit.branch(Test.EQ, Value(Memory(slot, KEY)), word, False, found)
-        _next(emit, table, slot)
+        following(emit, table.slots, slot)
         emit.jump(again)
         emit.mark(found)
         emit.load(word, Value(Memory(slot, RETURN)))
@@ -462,28 +467,13 @@ def _find(emit: ReturnEmitter, table: Table, slot: str) -> None:
 
 def _home(emit: ReturnEmitter, table: Table, slot: str, word: str) -> None:
     """The address of a key's first slot; changes `word`."""
-    size = table.layout.slot_size
     emit.key(word)
-    emit.binary(Arithmetic.MUL, slot, word, FACTOR, 64, False)
-    emit.binary(Arithmetic.SHR, slot, slot, SHIFT - size.bit_length() + 1, 64, False)
-    emit.binary(Arithmetic.AND, slot, slot, (table.layout.homes - 1) * size, 64, False)
-    emit.address(word, Memory(offset=table.first, near=True))
-    emit.binary(Arithmetic.ADD, slot, slot, word, 64, False)
+    home(emit, table.slots, word, slot, word)
 
 
 def _begin(emit: ReturnEmitter, table: Table, at: str, count: str, slot: str) -> None:
     emit.copy(at, slot)
     emit.constant(count, table.layout.slots)
-
-
-def _next(emit: ReturnEmitter, table: Table, at: str) -> None:
-    on = Label()
-    emit.binary(Arithmetic.ADD, at, at, table.layout.slot_size, 64, False)
-    with emit.pool.borrowed() as end:
-        emit.constant(end, table.end)
-        emit.branch(Test.NE, at, end, False, on)
-    emit.constant(at, table.first)
-    emit.mark(on)
 
 
 def _count_down(emit: ReturnEmitter, count: str, label: Label) -> None:

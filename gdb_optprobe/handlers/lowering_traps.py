@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gdb_optprobe.handlers.lowering_search import Slots, following, home
 from gdb_optprobe.isa.code import Code, joined
-from gdb_optprobe.isa.emitter import Arithmetic, Before, Emitter, Label, Memory, Pool, Test, Value
+from gdb_optprobe.isa.emitter import Before, Label, Memory, Pool, Test, Value
 from gdb_optprobe.isa.trapping import Trapping
 from gdb_optprobe.objects.traps import DETOUR, FACTOR, KEY, SHIFT, SLOT, TrapsLayout
 
@@ -24,8 +25,9 @@ class Traps:
     address: int
 
     @property
-    def end(self) -> int:
-        return self.address + self.layout.size
+    def slots(self) -> Slots:
+        end = self.address + self.layout.size
+        return Slots(self.address, end, SLOT, self.layout.slots, FACTOR, SHIFT)
 
 
 def handler(traps: Traps, kernels: int, trap: bytes, isa: Trapping) -> Code:
@@ -37,12 +39,12 @@ def handler(traps: Traps, kernels: int, trap: bytes, isa: Trapping) -> Code:
     emit.branch_bits(isa.mode, isa.user, True, foreign)
     pc, slot, word = (emit.pool.take() for _ in range(3))
     emit.load(pc, Value(Memory(isa.frame, isa.pc)))
-    _home(emit, traps, pc, slot, word)
+    home(emit, traps.slots, pc, slot, word)
     emit.mark(again)
     emit.load(word, Value(Memory(slot, KEY)))
     emit.branch(Test.EQ, word, pc, False, found)
     emit.branch(Test.EQ, word, 0, False, foreign)
-    _next(emit, traps, slot)
+    following(emit, traps.slots, slot)
     emit.jump(again)
     emit.mark(foreign)
     emit.leave((), kernels)
@@ -56,22 +58,3 @@ def handler(traps: Traps, kernels: int, trap: bytes, isa: Trapping) -> Code:
     emit.store(Memory(isa.frame, isa.pc), word)
     emit.mark(back)
     return joined((emit.finish, lambda at: isa.back))
-
-
-def _home(emit: Emitter, traps: Traps, pc: str, slot: str, word: str) -> None:
-    """The address of a key's first slot."""
-    emit.binary(Arithmetic.MUL, slot, pc, FACTOR, 64, False)
-    emit.binary(Arithmetic.SHR, slot, slot, SHIFT - SLOT.bit_length() + 1, 64, False)
-    emit.binary(Arithmetic.AND, slot, slot, (traps.layout.slots - 1) * SLOT, 64, False)
-    emit.address(word, Memory(offset=traps.address, near=True))
-    emit.binary(Arithmetic.ADD, slot, slot, word, 64, False)
-
-
-def _next(emit: Emitter, traps: Traps, slot: str) -> None:
-    on = Label()
-    emit.binary(Arithmetic.ADD, slot, slot, SLOT, 64, False)
-    with emit.pool.borrowed() as end:
-        emit.address(end, Memory(offset=traps.end, near=True))
-        emit.branch(Test.NE, slot, end, False, on)
-    emit.address(slot, Memory(offset=traps.address, near=True))
-    emit.mark(on)

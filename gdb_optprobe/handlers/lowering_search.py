@@ -1,0 +1,45 @@
+"""A search through the slots of an open hash table in guest memory: from a key's home on, round the end.
+
+Whoever looks finds the same slots in the same order as objects/ has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gdb_optprobe.isa.emitter import Arithmetic, Emitter, Label, Memory, Test
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """first, end: addresses. size: of a slot, a power of two, like `homes`.
+
+    home: (key * factor mod 2^64 >> shift) & (homes - 1)
+    """
+
+    first: int
+    end: int
+    size: int
+    homes: int
+    factor: int
+    shift: int
+
+
+def home(emit: Emitter, slots: Slots, key: str, slot: str, word: str) -> None:
+    """`slot` is the address of the key's first one; changes `word`, which may be the key."""
+    emit.binary(Arithmetic.MUL, slot, key, slots.factor, 64, False)
+    emit.binary(Arithmetic.SHR, slot, slot, slots.shift - slots.size.bit_length() + 1, 64, False)
+    emit.binary(Arithmetic.AND, slot, slot, (slots.homes - 1) * slots.size, 64, False)
+    emit.address(word, Memory(offset=slots.first, near=True))
+    emit.binary(Arithmetic.ADD, slot, slot, word, 64, False)
+
+
+def following(emit: Emitter, slots: Slots, slot: str) -> None:
+    """`slot` is the address of the one behind it."""
+    on = Label()
+    emit.binary(Arithmetic.ADD, slot, slot, slots.size, 64, False)
+    with emit.pool.borrowed() as end:
+        emit.constant(end, slots.end)
+        emit.branch(Test.NE, slot, end, False, on)
+    emit.constant(slot, slots.first)
+    emit.mark(on)
