@@ -3,7 +3,7 @@
     GDB ──── relay.path ──── relay ──── gdb.sock ──── QEMU
                packets sent ───►  ◄─── packets received, stops among them
 
-What passes is not changed; a byte is handed on before the next one is looked at.
+What passes is not changed; a piece is counted and handed on as it comes.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ class Relay:
 def _pump(source: socket.socket, sink: socket.socket, tally: Tally) -> None:
     with contextlib.suppress(OSError):
         while data := source.recv(65536):
-            sink.sendall(data)
+            # First: who has received it may ask for the count at once.
             tally.add(data)
+            sink.sendall(data)
     with contextlib.suppress(OSError):
         sink.shutdown(socket.SHUT_RDWR)
