@@ -18,6 +18,7 @@ import gdb
 from gdb_optprobe.debugger.attach import Attachments
 from gdb_optprobe.debugger.machine import flush
 from gdb_optprobe.debugger.parameters import current_settings, machine_interface
+from gdb_optprobe.debugger.posted import listen, post
 from gdb_optprobe.debugger.running import is_stopped
 from gdb_optprobe.debugger.stops import Hidden, define_hook
 from gdb_optprobe.debugger.watch import note_resume, note_stop
@@ -42,6 +43,7 @@ class Lifecycle:
         gdb.events.inferior_call.connect(unbroken(self._resumed))
         gdb.events.register_changed.connect(unbroken(self._resumed))
         gdb.events.gdb_exiting.connect(lambda _: self.leave())
+        listen()
         gdb.events.connection_removed.connect(unbroken(lambda gone: attachments.parted(gone.connection)))
         gdb.events.breakpoint_created.connect(unbroken(self._breakpoints_changed))
         gdb.events.breakpoint_modified.connect(unbroken(self._breakpoints_changed))
@@ -117,7 +119,7 @@ class Lifecycle:
             return
         if self._mi:
             # Else the answer to -break-insert would tell of a breakpoint of ours.
-            gdb.post_event(unbroken(self._make_way))
+            post(unbroken(self._make_way))
         else:
             # At this event a deleted breakpoint is still among GDB's.
             self._make_way(breakpoint if gone else None)

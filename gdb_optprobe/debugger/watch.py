@@ -6,8 +6,8 @@ connection. So, while the guest is run, SIGINT is blocked in GDB's thread, and a
 
     SIGINT, or the time is up ──► a command `interrupt` for GDB's event loop, where GDB is at nothing else
                                   again, where a hit of ours may have made QEMU miss it, until the run has ended
-No command may be left in that loop at the end of a run: GDB 13 crashes as it exits with one. So while GDB tells of a
-stop, however long that takes, and while one is on its way to QEMU, there is no other.
+No command shall be left in that loop at the end of a run (posted.py): while GDB tells of a stop, however long that
+takes, and while one is on its way to QEMU, there is no other.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from contextlib import contextmanager
 
 import gdb
 
+from gdb_optprobe.debugger.posted import post
 from gdb_optprobe.interrupts import CTRL_C, send_again
 
 AGAIN = 0.05
@@ -103,9 +104,9 @@ class Watch:
             now = time.monotonic()
             if not self.stands and (self.missed or now - last >= ANYWAY):
                 self.missed, last = False, now
-                gdb.post_event(self._interrupt)
+                post(self._interrupt)
             if self._comes(AGAIN) and not self._ending and time.monotonic() - since > PATIENCE:
-                gdb.post_event(self._give_up)
+                post(self._give_up)
                 break
         self._over.wait()
 
