@@ -62,6 +62,10 @@ class Arena:
         self._pages: list[Slot] = []
         self._bell: Slot | None = None
         self._left: dict[Slot, Detour] = {}
+        # Counts what was left. What is in use from a count on, nobody knows who was left by then.
+        self._lefts = 0
+        self._left_as: dict[Slot, int] = {}
+        self._used_from: dict[int, int] = {}
         self._before: dict[Slot, bytes] = {}
 
     def allocate_code(self, size: int, near: int, reach: int) -> Slot:
@@ -106,6 +110,7 @@ class Arena:
             slot = self.data.allocate(size, 0, 1 << 64, 0)
         else:
             slot = self.data.allocate(size, near - reach + size + 4096, near + reach - size - 4096, near)
+        self._used_from[slot.address] = self._lefts
         self.journal.put(Item.DATA, slot.address, slot.size)
         return slot
 
@@ -139,6 +144,8 @@ class Arena:
         """Nothing leads to `detour` in `slot` any more, but somebody may still be inside and will go on to the text."""
         self.code.release(slot)
         self._left[slot] = detour
+        self._lefts += 1
+        self._left_as[slot] = self._lefts
 
     def dismiss(self) -> None:
         """Nothing calls the resident any more, where nothing else of ours is in the code memory."""
@@ -158,8 +165,8 @@ class Arena:
     def reclaim(self, busy: Callable[[Sequence[Range]], Collection[Range]]) -> tuple[Slot, ...]:
         """Free every released slot of which `busy` says that nobody is inside; returns what is free now.
 
-        Data and pads that were released are free when all released code is: what still runs may write and stop. From
-        a pad it goes on anywhere.
+        Data that were released are free once all code is that was left while they were in use: it may write there.
+        Pads are when all released code is: it may stop there. From a pad somebody goes on anywhere.
         """
         waiting = self.dirty()
         if not waiting:
@@ -172,9 +179,10 @@ class Arena:
         self.code.reclaim(empty)
         for slot in empty:
             self._left.pop(slot, None)
+            self._left_as.pop(slot, None)
+        self._reclaim_data(max((self._left_as.get(slot, self._lefts + 1) for slot in self.code.dirty), default=0))
         if inside:
             return empty
-        self._reclaim_data()
         return (*empty, *self._reclaim_pads())
 
     @property
@@ -212,10 +220,13 @@ class Arena:
         self.pads.slots.append(Slots(page.address, page.end, pads.SIZE))
         self.journal.put(Item.PADS, page.address, page.size)
 
-    def _reclaim_data(self) -> None:
-        for slot in self.data.dirty:
+    def _reclaim_data(self, left: int = 0) -> None:
+        """What was released, and in use only since so many were left."""
+        empty = [slot for slot in self.data.dirty if self._used_from.get(slot.address, 0) >= left]
+        for slot in empty:
             self.journal.drop(Item.DATA, slot.address)
-        self.data.reclaim(self.data.dirty)
+            self._used_from.pop(slot.address, None)
+        self.data.reclaim(empty)
 
     def _reclaim_pads(self) -> tuple[Slot, ...]:
         """All that were released; a page without one goes back to the code."""

@@ -69,6 +69,24 @@ def test_a_released_slot_waits_for_its_proof() -> None:
     assert there.allocate_data(8) == counter
 
 
+def test_data_in_use_only_since_a_detour_was_left_do_not_wait_for_it() -> None:
+    there = arena()
+    first, second = (there.allocate_code(16, CODE[0], REACH) for _ in range(2))
+    before = there.allocate_data(8)
+    there.leave(first, Detour(first.address, b"", 0, ()))
+    since = there.allocate_data(8)
+    there.leave(second, Detour(second.address, b"", 0, ()))
+    for counter in (before, since):
+        there.data.release(counter)
+    inside = [(first.address, first.end), (second.address, second.end)]
+    assert there.reclaim(lambda ranges: inside) == ()
+    assert there.data.dirty == (before, since), "the second was in use with both"
+    assert there.reclaim(lambda ranges: inside[:1]) == (second,)
+    assert there.data.dirty == (before,)
+    assert there.reclaim(lambda ranges: ()) == (first,)
+    assert there.data.dirty == ()
+
+
 def test_foreign_bytes_lose_the_slot() -> None:
     there = arena()
     memory = FakeMemory(CODE[0], b"\xcc" * 15 + b"\x90" + b"\xcc" * 240)
