@@ -153,9 +153,9 @@ def count_exiting(there: Machine, entered: int, left: int) -> None:
     there.put_words(CPUS[1] + PER_CPU_EXITING + 0x20, left, 0)
 
 
-def hold_a_queue(there: Machine) -> None:
+def hold_a_queue(there: Machine, count: int = 1) -> None:
     """CPU 1 has interrupts and preemption off: it may be moving a thread."""
-    there.put_words(CPUS[1] + 0x118, 1)
+    there.put_words(CPUS[1] + 0x118, count)
 
 
 def saved(there: Machine, names: Mapping[str, int] = NAMES) -> list[Saved]:

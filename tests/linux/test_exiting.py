@@ -109,6 +109,17 @@ def test_a_thread_that_ends_moves_others_only_as_it_gives_up_its_cpu(count: int,
         assert ENDING in words(there, COUNTED)
 
 
+@pytest.mark.parametrize(("count", "moves"), [(0x101, True), (0x10000, False), (0x10102, False), (0x110001, True)])
+def test_a_hard_interrupt_moves_nobody(count: int, moves: bool) -> None:
+    there = hiding()
+    hold_a_queue(there, count)
+    if moves:
+        with pytest.raises(OptprobeError, match="only 0"):
+            saved(there, COUNTED)
+    else:
+        assert saved(there, COUNTED)
+
+
 def test_one_found_does_not_stand_for_another() -> None:
     there = queued(guest())
     count_exiting(there, 9, 7)

@@ -28,7 +28,9 @@ NAME_SIZE = 16
 DEAD = 0x80  # TASK_DEAD
 EXITING = 4  # PF_EXITING
 SWITCHING = 2  # the preempt count of __schedule, once it holds the queue's lock
-FIRST_INTERRUPT = 1 << 8  # SOFTIRQ_OFFSET of a preempt count
+# Of a preempt count (include/linux/preempt.h): SOFTIRQ_OFFSET, HARDIRQ_MASK and NMI_MASK.
+FIRST_INTERRUPT = 1 << 8
+HARD_INTERRUPTS, NON_MASKABLE = 0xF << 16, 0xF << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +183,11 @@ def _may_move(cpu: OnCpu, count: int, threads: Mapping[int, Task]) -> bool:
     """Whether a CPU with interrupts off may be moving a thread from queue to queue.
 
     Who moves one holds a queue's lock, is in a soft interrupt, or looks for a thread to run in its place (kernel/sched/
-    core.c and fair.c): preemption is off. A thread that ends and is to run on does so only as it is preempted.
+    core.c and fair.c): preemption is off, and so are interrupts until the thread is in a queue again. So a hard
+    interrupt does not come in between, and its own work moves none: it raises a soft interrupt for that. A thread that
+    ends and is to run on moves others only as it is preempted.
     """
-    if not count:
+    if not count or (count & HARD_INTERRUPTS and not count & NON_MASKABLE):
         return False
     task = threads.get(cpu.current)
     ends = task is not None and task.flags & EXITING and not task.state and cpu.current == cpu.next
