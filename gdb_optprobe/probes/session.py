@@ -39,6 +39,7 @@ from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.views import CollectorView, ExplainView, ProbeView, Saved, ShowView
+from gdb_optprobe.probes.waiting import told
 
 # Runs the guest for some seconds (None: no bound); why it stopped, or None when the time was up.
 Run = Callable[[float | None], str | None]
@@ -451,11 +452,11 @@ class Session:
             dirty = self.optimizer.reclaim()
             if not waiting and not dirty:
                 return ("everything is settled", *outstanding.told(self.optimizer))
-            names = (f"{self.target.text.spell(site.address)}: {site.waits}" for site in waiting)
+            why = "; ".join(told(waiting, self.target))
             if time.monotonic() >= deadline:
-                raise OptprobeError("; ".join(names) or f"{dirty} freed slots are still in use")
+                raise OptprobeError(why or f"{dirty} freed slots are still in use")
             if before != (before := (len(waiting), dirty)):
-                tell(f"{len(waiting)} addresses wait, {dirty} freed slots are in use: {next(names, 'nobody waits')}")
+                tell(f"{len(waiting)} addresses wait, {dirty} freed slots are in use: {why or 'nobody waits'}")
             if (reason := self._run(SLICE)) is not None:
                 raise OptprobeError(f"the guest was stopped before all was settled: {reason}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gdb_optprobe.detours import quiescence
 from gdb_optprobe.detours.arena import Arena
@@ -12,6 +12,21 @@ from gdb_optprobe.detours.refusal import Refusal
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.target import Target
+
+MOST_NAMED = 4
+
+
+def told(sites: Iterable[Site], target: Target) -> tuple[str, ...]:
+    """What `sites` wait for, in words: each reason once, behind the addresses that it holds up."""
+    held: dict[str, list[str]] = {}
+    for site in sites:
+        held.setdefault(site.waits, []).append(target.text.spell(site.address))
+    return tuple(f"{_listed(places)}: {why}" for why, places in held.items())
+
+
+def _listed(places: Sequence[str]) -> str:
+    more = len(places) - MOST_NAMED
+    return ", ".join(places[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def who_is_inside(

@@ -109,7 +109,7 @@ class Counted:
         count = self._count() if self._preempts() else 0
         found = sum(thread.ending and not thread.dead for thread in accounted) if count else 0
         if count > found and (moving or self._others()):
-            raise NoSuchKernel(f"{count} threads are just ending and only {found} can be found")
+            raise NoSuchKernel(f"{count - found} of {count} threads that are just ending cannot be found")
 
     def hides(self) -> bool:
         return self._count() != 0
