@@ -23,8 +23,8 @@ class GuestGone(gdb.Command):
         linux = attachments.current.linux
         for place in linux.port.places(linux.machine, linux.kernel):
             for start, end in (place.code, place.journal):
-                if linux.memory.read(start, end - start).strip(bytes([place.fill])):
-                    raise gdb.GdbError(f"something is left between {start:#x} and {end:#x}")
+                if left := linux.memory.read(start, end - start).strip(bytes([place.fill])):
+                    raise gdb.GdbError(f"left between {start:#x} and {end:#x}: {len(left)} bytes, {left[:64].hex()}…")
 
 
 GuestGone()

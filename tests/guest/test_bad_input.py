@@ -162,13 +162,21 @@ def test_guest_rebooted_meanwhile(boot: Boot, arch: str) -> None:
     assert guest.problems() == []
 
 
-def small_arena(guest: Guest) -> tuple[int, str]:
-    """Where memory for detours begins, and a line that sets 64 bytes of it for code and 32 for data."""
+PUT_BACK = "python gdb.selected_inferior().write_memory(data, kept)"
+
+
+def small_arena(guest: Guest) -> tuple[int, list[str]]:
+    """Where memory for detours begins, and lines that set 64 bytes of it for code and 32 for data.
+
+    The data are what `PUT_BACK` puts back: who probes with an arena of its own finds bytes of nobody else there.
+    """
     # A hole in the kernel's filler would do too; this is a page that nobody reads: the arena's own end.
     finished = batch(guest, ["optprobe add vfs_read", keep("probes", "optprobe list"), "optprobe delete"])
     assert finished.status == 0
     start = int(finished.json("probes")[0]["detour"]["address"], 16)
-    return start, f"set optprobe arena code={start:#x}-{start + 64:#x} data={start + 0x1000:#x}-{start + 0x1020:#x}"
+    data = start + 0x1000
+    keeps = f"python data, kept = {data}, bytes(gdb.selected_inferior().read_memory({data}, 32))"
+    return start, [keeps, f"set optprobe arena code={start:#x}-{start + 64:#x} data={data:#x}-{data + 0x20:#x}"]
 
 
 def test_detour_memory_exhausted(each_linux: Guest) -> None:
@@ -177,12 +185,13 @@ def test_detour_memory_exhausted(each_linux: Guest) -> None:
         each_linux,
         [
             "set optprobe exit-on-error off",
-            arena,
+            *arena,
             "optprobe explain vfs_read",
             *[f"optprobe add {name}" for name in ("vfs_read", "vfs_write", "ksys_read", "ksys_write", "vfs_open")],
             attempt("optprobe add vfs_llseek -tier optimized"),
             keep("probes", "optprobe list"),
             "optprobe delete",
+            PUT_BACK,
         ],
     )
     assert finished.status == 0, finished.output
@@ -193,9 +202,9 @@ def test_detour_memory_exhausted(each_linux: Guest) -> None:
 
 def test_arena_moves_once_it_is_empty(each_linux: Guest) -> None:
     start, arena = small_arena(each_linux)
-    other = arena.replace(f"{start:#x}-{start + 64:#x}", f"{start + 0x800:#x}-{start + 0x840:#x}")
-    script = [arena, "optprobe add vfs_read", other, "optprobe delete", "optprobe commit", other]
-    script += ["optprobe add vfs_read", keep("probes", "optprobe list")]
+    other = arena[-1].replace(f"{start:#x}-{start + 64:#x}", f"{start + 0x800:#x}-{start + 0x840:#x}")
+    script = [*arena, "optprobe add vfs_read", other, "optprobe delete", "optprobe commit", other]
+    script += ["optprobe add vfs_read", keep("probes", "optprobe list"), "optprobe delete", PUT_BACK]
     finished = batch(each_linux, script)
     assert finished.status == 0, finished.output
     told = errors(finished.output)
