@@ -46,6 +46,7 @@ class Attachment:
     symbols: where the code begins that GDB was given symbols for; None where it had its own.
     leaving: a breakpoint of the user's that is being deleted, and that GDB still lists.
     unguarded: the user was told that nobody frees the guest should GDB die.
+    gone: the user was told that the guest is another one now.
     """
 
     connection: gdb.RemoteTargetConnection
@@ -57,6 +58,11 @@ class Attachment:
     symbols: int | None = None
     leaving: gdb.Breakpoint | None = None
     unguarded: bool = False
+    gone: bool = False
+
+    def is_here(self) -> bool:
+        """Whether GDB is connected to that guest now, and finds in it what was put there; nothing is changed."""
+        return gdb.selected_inferior().connection is self.connection and self.session.target.is_here()
 
 
 class Attachments:
@@ -80,6 +86,15 @@ class Attachments:
         self.current = attach(connection)
         on_change(self._setting_changed)
         return self.current.session
+
+    def here(self) -> Attachment | None:
+        """The attachment, if it is to the guest that GDB is connected to now; for events, which attach to none."""
+        connection = gdb.selected_inferior().connection
+        if self.current is not None and self.current.connection is not connection:
+            if not isinstance(connection, gdb.RemoteTargetConnection) or not is_stopped():
+                return None
+            self._reconnect(connection)
+        return self.current
 
     def forget(self) -> None:
         """The guest is gone."""
@@ -147,6 +162,7 @@ class Attachments:
         if not self._unsettled:
             return
         moved, self._unsettled, self._moved = self._moved, False, False
+        session.target.alive()
         try:
             if moved:
                 session.move_arena()
@@ -230,6 +246,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
         resolve=locations.resolve,
         breakpoints=_breakpoints,
         alive=lambda: _alive(linux, holder),
+        is_here=lambda: _is_here(linux, holder[0]),
         scope=lambda address: linux.scope(address, convenience, dwarf),
         backtrace=partial(_backtrace, linux.unwinder(memory.read), isa, holder),
         hidden_returns=linux.hidden_returns,
@@ -350,14 +367,21 @@ def _run(seconds: float | None) -> str | None:
     return stops.told.rstrip() if stops is not None and stops.told else describe(stop)
 
 
+def _is_here(linux: Linux, session: Session) -> bool:
+    """See Target. Modules that were unloaded are not looked for: what was in them may be all that is missing."""
+    try:
+        return linux.still_there() and (linux.keeps_journal or session.something_left())
+    except (Unreadable, gdb.error):
+        return False
+
+
 def _alive(linux: Linux, holder: list[Session]) -> None:
     """Raises OptprobeError when the guest was rebooted, or is another one: its kernel or our branches are gone."""
     session = holder[0]
     registry = session.registry
-    lost = OptprobeError(
-        f"the guest is not the one that was probed (rebooted, or a snapshot?): its {len(registry)} probes are gone",
-        "add them again",
-    )
+    counted = "its 1 probe is" if len(registry) == 1 else f"its {len(registry)} probes are"
+    why = f"the guest is not the one that was probed (rebooted, or a snapshot?): {counted} gone"
+    lost = OptprobeError(why, "add what you want of them again")
     try:
         same = linux.still_there()
         if same:

@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import gdb
 
-from gdb_optprobe.debugger.attach import Attachments
+from gdb_optprobe.debugger.attach import Attachment, Attachments
 from gdb_optprobe.debugger.machine import flush
 from gdb_optprobe.debugger.parameters import current_settings, machine_interface
 from gdb_optprobe.debugger.posted import listen, post
 from gdb_optprobe.debugger.running import is_stopped
 from gdb_optprobe.debugger.stops import Hidden, define_hook
 from gdb_optprobe.debugger.watch import note_resume, note_stop
-from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.interrupts import held, unbroken
+from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.interrupts import held, is_held, unbroken
 from gdb_optprobe.probes.session import Session
 
 LEAVING = ("detach", "disconnect")
@@ -62,6 +63,9 @@ class Lifecycle:
             flush("register-cache")
             flush("dcache")
         self._resumed(None)
+        # Else it is a command of ours that asks the monitor.
+        if not is_held() and is_stopped() and (attachment := self._attachments.here()) is not None:
+            self._is_gone(attachment)
 
     def leave(self) -> None:
         """GDB is about to let go of the guest."""
@@ -98,7 +102,7 @@ class Lifecycle:
         return wish != "keep"
 
     def _stopped(self, _: gdb.StopEvent) -> None:
-        attachment = self._attachments.current
+        attachment = self._attachments.here()
         if attachment is None:
             return
         if attachment.linux is not None:
@@ -106,7 +110,24 @@ class Lifecycle:
             self._quietly(attachment.linux.tracer.give_back)
         if attachment.session.comings.watches:
             self._quietly(attachment.session.target.alive)
-        self._quietly(attachment.session.optimizer.stopped)
+        self._quietly(partial(self._look, attachment))
+
+    def _look(self, attachment: Attachment) -> None:
+        """What waits is tried again. Raises OptprobeError."""
+        try:
+            attachment.session.optimizer.stopped()
+        except Unreadable:
+            if not self._is_gone(attachment):
+                raise
+
+    def _is_gone(self, attachment: Attachment) -> bool:
+        """Whether the probes are in the guest no more, which is told once: the next command forgets them."""
+        count = len(attachment.session.registry)
+        before, attachment.gone = attachment.gone, bool(count) and not attachment.is_here()
+        if attachment.gone and not before:
+            is_gone = "is" if count == 1 else "are"
+            _tell(f"the guest was reset, or put back to a snapshot: its {_counted(count)} {is_gone} gone")
+        return attachment.gone
 
     def _resumed(self, _: object) -> None:
         """Not every run ends in a stop that GDB tells of: hits of ours do not, nor do calls. Or the user set a PC."""
@@ -127,7 +148,8 @@ class Lifecycle:
     @held()
     def _make_way(self, leaving: gdb.Breakpoint | None = None) -> None:
         attachment = self._attachments.current
-        if attachment is None or not is_stopped():
+        if attachment is None or not is_stopped() or not attachment.is_here():
+            # What is to be told of another guest is told at the next stop or command: GDB is in the middle of this.
             return
         attachment.leaving = leaving
         now = attachment.session.target.breakpoints()

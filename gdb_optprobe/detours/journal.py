@@ -97,6 +97,11 @@ class Journal:
             self._clear_all()
         self._generation = self._tail = 0
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it is kept: there is memory for it, and it has not become full."""
+        return self._open
+
     def stands(self) -> bool:
         """Whether the guest holds it as it was written last: not where another snapshot of it was loaded."""
         if not self._open:

@@ -106,6 +106,8 @@ class Comings:
 
     def _arrives(self, module: int) -> None:
         """A module is complete, and nothing of it has run: nobody can be in the way. Raises OptprobeError."""
+        if not self.target.is_here():
+            return
         self.optimizer.untouched = self.target.modules.arrived(module)
         try:
             self.notice()

@@ -117,6 +117,11 @@ class Linux:
             return False
         return not self._took or self.room is None or (self.room.stands() and self._journal.stands())
 
+    @property
+    def keeps_journal(self) -> bool:
+        """Whether `still_there` tells a snapshot that was loaded meanwhile."""
+        return self._took and self.room is not None and self._journal.is_open
+
     # stacks --------------------------------------------------------------------------------------------------------
 
     @cached_property

@@ -83,7 +83,7 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         self.links = Links(self.target, self.registry)
-        self.stopping = Stopping(self.target, self.registry)
+        self.stopping = Stopping(self.target, self.registry, self.links)
         self.collector = Collector(self.target, self.returns)
         self.traps = Traps(self.target)
         self._grounds = Grounds(self.target.isa, self.target.text)

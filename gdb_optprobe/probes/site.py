@@ -16,6 +16,7 @@ from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.tier import Tier
+from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.isa.base import Effects, ReadMemory
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.placed import Placed
@@ -186,7 +187,7 @@ class Site:
     # a hit that stops the guest ------------------------------------------------------------------------------------
 
     def _hit(self, plan: Plan, target: Target, hit: Hit) -> Move | None:
-        if not self.stands():
+        if not (self.stands() and self._is_here(plan, target)):
             return None
         self._hit_last = tuple(self.enabled)
         held = []
@@ -203,6 +204,18 @@ class Site:
         if plan.tier is Tier.BOOSTED and self._copy is not None:
             return Move({target.isa.pc: self._copy.detour.address})
         return None
+
+    def _is_here(self, plan: Plan, target: Target) -> bool:
+        """Whether the guest holds what this hit is going to use: not where it was reset, or put back, meanwhile."""
+        used = [(plan.insn.address, plan.insn.data)] if plan.tier is Tier.EMULATED else []
+        detours = [] if self._copy is None else [self._copy.detour]
+        if self.point is not None and self.point.trampoline is not None:
+            detours.append(self.point.trampoline.detour)
+        used += [(detour.address, detour.data) for detour in detours]
+        try:
+            return all(target.machine.read(at, len(data)) == data for at, data in used)
+        except Unreadable:
+            return False
 
     def _enter(self, hit: Hit, target: Target) -> None:
         if self.point is not None and self.returning:

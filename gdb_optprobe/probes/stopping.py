@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.pads import Pad
+from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.handlers.lowering import RUNG
 from gdb_optprobe.probes.branch import Branch
+from gdb_optprobe.probes.links import Links
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.site import Site
@@ -27,6 +29,7 @@ class Stopping:
 
     target: Target
     registry: Registry
+    links: Links
     _lifted: dict[int, Branch] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -49,7 +52,9 @@ class Stopping:
         """Nobody stands in the bytes of the branches that were lifted. Raises TextChanged."""
         while self._lifted:
             _, branch = self._lifted.popitem()
-            patch.apply([branch.patch], self.target.machine)
+            # Where a snapshot of before the stop was loaded it stands, in an older one there is nothing to lead to.
+            if self._is_in(branch) and patch.check([branch.patch], self.target.machine):
+                patch.apply([branch.patch], self.target.machine)
 
     def _landing(self, probe: Probe, pad: Pad) -> Landing:
         return Landing(
@@ -81,4 +86,13 @@ class Stopping:
 
     def _behind(self, address: int) -> int | None:
         site = self.registry.site(address)
-        return site.behind() if site is not None else None
+        inside = site is not None and site.branch is not None and self._is_in(site.branch)
+        return site.behind() if site is not None and inside else None
+
+    def _is_in(self, branch: Branch) -> bool:
+        """Whether the guest holds the detour of `branch`; asked while GDB resumes it, which is no time for more."""
+        try:
+            held = self.target.machine.read(branch.detour.address, branch.detour.size)
+        except Unreadable:
+            return False
+        return held == self.links.in_detour(branch)

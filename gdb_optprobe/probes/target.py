@@ -126,7 +126,8 @@ class Target:
     left:           probes of an earlier GDB that are in the guest; None where none are. Raises OptprobeError.
     hidden_returns: where tracers of the guest's own have calls return to.
     trap_calls:     where the guest calls its handler of traps. Raises OptprobeError where that is not known.
-    alive:          raises OptprobeError when this is no longer the guest that was attached to.
+    is_here:        whether this is still the guest that was attached to, with what was put there; nothing is changed.
+    alive:          raises OptprobeError when it is not, after it was forgotten.
     guard:          called before the first probe is written: see that the guest is freed should the debugger die.
     step_out:       single-step every vCPU that is in one of these ranges until it is not.
     """
@@ -157,3 +158,4 @@ class Target:
     modules: Modules = field(default_factory=NoModules)
     hides: Callable[[], bool] = lambda: True
     trap_calls: Callable[[], TrapCalls] = _no_traps
+    is_here: Callable[[], bool] = lambda: True

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from qemu.guest import Guest
 from tests.guest.batch import Workload, batch, keep
 from tests.guest.conftest import Boot
 from tests.guest.test_bad_input import attempt
@@ -43,3 +44,48 @@ def test_what_is_in_the_guest_is_what_the_snapshot_held(boot: Boot, arch: str) -
     assert finished.output.count("holds what we wrote") == 4
     assert "internal error" not in finished.output
     assert guest.problems() == []
+
+
+STOPS = "hrtimer_interrupt"
+RUN = "python from gdb_optprobe.debugger.running import run_for; run_for({})"
+INSIDE = (
+    f"python at = int(gdb.parse_and_eval('(long)&{STOPS}')) & (1 << 64) - 1; "
+    "insns = gdb.selected_frame().architecture().disassemble(at, count=3); "
+    "[gdb.set_convenience_variable(f'i{n}', insn['addr']) for n, insn in enumerate(insns)]"
+)
+# What an idle guest runs. The last one stops it, on x86-64 in the middle of a branch, which is out of the text then.
+LEFT = [
+    "optprobe add tick_nohz_idle_enter -tier boosted",
+    "optprobe add tick_nohz_idle_exit -return -tier boosted",
+    "optprobe add ktime_get -tier emulated",
+    "optprobe add ktime_get_update_offsets_now",
+    "break ktime_get_update_offsets_now",
+    "disable",
+    "enable",
+    INSIDE,
+    "optprobe add *$i1",
+    "optprobe break *$i2",
+    "disable",
+    RUN.format(5),
+    "enable",
+    "x/i $pc",
+]
+
+
+def test_who_goes_on_from_a_snapshot_without_a_command_of_ours_finds_nothing_of_ours(each_linux: Guest) -> None:
+    """What is left of a guest that is no more moves nobody to code that is not there, and writes no branch to it."""
+    script = ["optprobe explain vfs_read", SAVED.format("clean"), *LEFT, keep("left", LIST)]
+    script += [LOADED.format("clean"), "delete", "stepi", RUN.format(1), "echo @@@\\n"]
+    script += ["set optprobe optimization off", attempt(LIST), "optprobe check", "monitor delvm clean"]
+    finished = batch(each_linux, script)
+    assert finished.status == 0, finished.output
+    left = [(probe["tier"], probe["hits"] > 0) for probe in finished.json("left")]
+    assert [tier for tier, _ in left[:3]] == ["boosted", "boosted", "emulated"], left
+    assert left[3][0] != "optimized" and left[4:] == [("optimized", True)] * 2, left
+    assert f"<{STOPS}+" in finished.output
+    before, after = finished.output.split("@@@")
+    assert before.count("the guest was reset, or put back to a snapshot: its 6 probes are gone") == 1
+    assert after.count("is not the one that was probed (rebooted, or a snapshot?)") == 1
+    assert "No probes." in after and "holds what we wrote" in after
+    assert not re.search("Traceback|Python Exception|internal error|cannot access", finished.output), finished.output
+    assert each_linux.problems() == []
