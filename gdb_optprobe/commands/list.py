@@ -29,7 +29,7 @@ class ListCommand(Subcommand[Selection]):
         return parse_selection(text, LIST_OPTIONS)
 
     def run(self, args: Selection, out: Output) -> None:
-        session = self.session if args.wanted or attach.session_or_none() else None
+        session = self.session if args.wanted or attach.is_connected() else None
         out.probes(session.views(resolve(session, args)) if session else ())
         if session and not args.wanted and (found := session.collector()) is not None:
             out.quarantine(found)

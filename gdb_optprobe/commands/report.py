@@ -28,7 +28,7 @@ class ReportCommand(Subcommand[Selection]):
         return parse_selection(text, REPORT_OPTIONS)
 
     def run(self, args: Selection, out: Output) -> None:
-        session = self.session if args.wanted or args.clear or attach.session_or_none() else None
+        session = self.session if args.wanted or args.clear or attach.is_connected() else None
         numbers = resolve(session, args) if session else None
         out.report(session.reports(numbers) if session else ())
         if session and numbers is None and (found := session.collector()) is not None:

@@ -183,6 +183,12 @@ def session_or_none() -> Session | None:
     return attachments.current.session if attachments.current is not None else None
 
 
+def is_connected() -> bool:
+    """Whether there is a session, or a guest to attach one to: what an earlier GDB left in it is told then."""
+    connection = gdb.selected_inferior().connection
+    return attachments.current is not None or isinstance(connection, gdb.RemoteTargetConnection)
+
+
 def unwind_kernel() -> UnwindKernel | None:
     """What the unwinder needs, once a kernel is attached to."""
     return attachments.current.unwind if attachments.current is not None else None

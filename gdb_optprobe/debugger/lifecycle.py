@@ -43,7 +43,7 @@ class Lifecycle:
         gdb.events.cont.connect(unbroken(self._resumed))
         gdb.events.inferior_call.connect(unbroken(self._resumed))
         gdb.events.register_changed.connect(unbroken(self._resumed))
-        gdb.events.gdb_exiting.connect(lambda _: self.leave())
+        gdb.events.gdb_exiting.connect(lambda _: self._exit())
         listen()
         gdb.events.connection_removed.connect(unbroken(lambda gone: attachments.parted(gone.connection)))
         gdb.events.breakpoint_created.connect(unbroken(self._breakpoints_changed))
@@ -67,8 +67,16 @@ class Lifecycle:
         if not is_held() and is_stopped() and (attachment := self._attachments.here()) is not None:
             self._is_gone(attachment)
 
+    def _exit(self) -> None:
+        """GDB ends, and a Ctrl-C at our question does not keep it: then the probes stay."""
+        try:
+            self.leave()
+        except KeyboardInterrupt:
+            if self._attachments.current is not None:
+                self._keep(self._attachments.current)
+
     def leave(self) -> None:
-        """GDB is about to let go of the guest."""
+        """GDB is about to let go of the guest. Raises KeyboardInterrupt where the user does not want that after all."""
         attachment = self._attachments.current
         if attachment is None:
             return
@@ -84,8 +92,11 @@ class Lifecycle:
         if self._remove(count):
             self._quietly(lambda: self._clean(attachment.session))
         else:
-            self._quietly(attachment.stops.go_on)
-            _tell(f"{_probes(count)} in the guest; what is optimized counts on")
+            self._keep(attachment)
+
+    def _keep(self, attachment: Attachment) -> None:
+        self._quietly(attachment.stops.go_on)
+        _tell(f"{_probes(len(attachment.session.registry))} in the guest; what is optimized counts on")
 
     def _clean(self, session: Session) -> None:
         """A tracer's site that is not given back by then stays with us: another GDB's probe there takes it over."""
@@ -98,7 +109,7 @@ class Lifecycle:
     def _remove(self, count: int) -> bool:
         wish = current_settings().on_exit
         if wish == "ask" and sys.stdin is not None and sys.stdin.isatty():
-            return not input(f"Remove the {_counted(count)} of optprobe from the guest? (y or n) ").startswith("n")
+            return _asked(f"Remove the {_counted(count)} of optprobe from the guest?")
         return wish != "keep"
 
     def _stopped(self, _: gdb.StopEvent) -> None:
@@ -167,6 +178,19 @@ class Lifecycle:
                 action()
         except (OptprobeError, gdb.error) as error:
             _tell(str(error))
+
+
+def _asked(question: str) -> bool:
+    """As GDB asks: again where the answer is neither; the end of the input is a yes."""
+    while True:
+        try:
+            answer = input(f"{question} (y or n) ").strip().lower()
+        except EOFError:
+            gdb.write("EOF [assumed Y]\n")
+            return True
+        if answer[:1] in ("y", "n"):
+            return answer[:1] == "y"
+        gdb.write("Please answer y or n.\n")
 
 
 def _counted(probes: int) -> str:

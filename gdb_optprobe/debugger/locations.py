@@ -149,7 +149,9 @@ class Locations:
 
 def _expression(expression: str, location: str) -> int:
     try:
-        value = int(gdb.parse_and_eval(expression))
+        found = gdb.parse_and_eval(expression)
+        # As for GDB's own commands, a function is where it begins.
+        value = int(found.address if found.type.code == gdb.TYPE_CODE_FUNC and found.address is not None else found)
         if not -(MASK >> 1) - 1 <= value <= MASK:
             raise OverflowError("it has more than 64 bits")
         return value & MASK

@@ -14,7 +14,10 @@ from tests.commands.fake_session import FakeSession
 session = FakeSession()
 attach = ModuleType("gdb_optprobe.debugger.attach")
 vars(attach).update(
-    current_session=lambda: session, session_or_none=lambda: session, convenience=gdb.convenience_variable
+    current_session=lambda: session,
+    session_or_none=lambda: session,
+    is_connected=lambda: True,
+    convenience=gdb.convenience_variable,
 )
 sys.modules["gdb_optprobe.debugger.attach"] = attach
 debugger.attach = attach

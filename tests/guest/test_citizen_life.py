@@ -54,19 +54,26 @@ def test_leaving_removes(linux: Guest, line: str) -> None:
     linux.check("dd if=/dev/zero of=/dev/null bs=1 count=1000 2>/dev/null")
 
 
-@pytest.mark.parametrize(("answer", "left"), [("n", True), ("y", False)])
-def test_quit_asks(boot: Boot, answer: str, left: bool) -> None:
-    linux = boot()
+@pytest.mark.parametrize(("answers", "left"), [(["what", "No"], True), (["y"], False), (["\x03"], True)])
+def test_quit_asks(linux: Guest, answers: list[str], left: bool) -> None:
     before = text(linux)
     with Console(linux) as gdb:
         assert "optprobe on-exit is ask" in gdb("show optprobe on-exit")
         assert "optimized" in gdb("optprobe add vfs_read+7")
         gdb.send("quit")
-        gdb.until(r"Remove the 1 probe of optprobe from the guest\? \(y or n\) $")
-        gdb.send(answer)
-        assert ("stays in the guest" in gdb.rest()) is left
+        for answer in answers:
+            gdb.until(r"Remove the 1 probe of optprobe from the guest\? \(y or n\) $")
+            gdb.send(answer)
+        said = gdb.rest()
+        assert ("stays in the guest" in said) is left and "Python" not in said, said
     assert (text(linux) != before) is left
     linux.check("dd if=/dev/zero of=/dev/null bs=1 count=1000 2>/dev/null")
+    if left:
+        with Console(linux) as gdb:
+            assert "Probes of an earlier GDB are in this guest" in gdb("optprobe list")
+            assert gdb("optprobe recover -remove") == "1 probe of an earlier GDB removed\n"
+            assert "0x" in gdb("optprobe explain *vfs_read"), "an address as GDB's own commands take it"
+        assert text(linux) == before
 
 
 def test_reconnecting_finds_the_probes_and_what_they_counted_meanwhile(boot: Boot) -> None:
