@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gdb_optprobe.handlers.lowering_search import Slots, following, home
-from gdb_optprobe.isa.code import Code, joined
-from gdb_optprobe.isa.emitter import Before, Label, Memory, Pool, Test, Value
-from gdb_optprobe.isa.trapping import Trapping
+from gdb_optprobe.isa.code import Code
+from gdb_optprobe.isa.emitter import Label, Memory, Test, Value
+from gdb_optprobe.isa.trapping import Entry, Trapping
 from gdb_optprobe.objects.traps import DETOUR, FACTOR, KEY, SHIFT, SLOT, TrapsLayout
 
 
@@ -30,15 +30,12 @@ class Traps:
         return Slots(self.address, end, SLOT, self.layout.slots, FACTOR, SHIFT)
 
 
-def handler(traps: Traps, kernels: int, trap: bytes, isa: Trapping) -> Code:
-    """kernels: its own handler. trap: the instruction."""
-    before = Before(isa.scratch, frozenset((isa.frame,)))
-    emit = isa.emitter(before)
-    emit.pool = Pool([name for name in isa.order(before) if name in isa.scratch.registers and name != isa.frame])
+def handler(traps: Traps, entry: Entry, trap: bytes, isa: Trapping) -> Code:
+    """trap: the instruction."""
+    emit = isa.emitter(entry)
     again, found, foreign, go_on, back = (Label() for _ in range(5))
-    emit.branch_bits(isa.mode, isa.user, True, foreign)
-    pc, slot, word = (emit.pool.take() for _ in range(3))
-    emit.load(pc, Value(Memory(isa.frame, isa.pc)))
+    emit.begin(foreign)
+    pc, slot, word = emit.trapped_at(), emit.pool.take(), emit.pool.take()
     home(emit, traps.slots, pc, slot, word)
     emit.mark(again)
     emit.load(word, Value(Memory(slot, KEY)))
@@ -47,7 +44,7 @@ def handler(traps: Traps, kernels: int, trap: bytes, isa: Trapping) -> Code:
     following(emit, traps.slots, slot)
     emit.jump(again)
     emit.mark(foreign)
-    emit.leave((), kernels)
+    emit.kernels()
     emit.mark(found)
     emit.load(word, Value(Memory(slot, DETOUR)))
     emit.branch(Test.NE, word, 0, False, go_on)
@@ -55,6 +52,7 @@ def handler(traps: Traps, kernels: int, trap: bytes, isa: Trapping) -> Code:
     emit.branch(Test.NE, there, int.from_bytes(trap, "little"), False, back)
     emit.jump(foreign)
     emit.mark(go_on)
-    emit.store(Memory(isa.frame, isa.pc), word)
+    emit.go_on_at(word)
     emit.mark(back)
-    return joined((emit.finish, lambda at: isa.back))
+    emit.end()
+    return emit.finish

@@ -1,35 +1,51 @@
-"""What a kernel's trap handler is given: the registers of who has trapped, saved in memory (struct pt_regs)."""
+"""What runs in place of a kernel's handler of traps, or before it: where it comes in, and the verbs it is made of."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from .base import Dead
-from .emitter import Before, Emitter, Value
+from .base import Insn
+from .emitter import Emitter, Label
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where ours comes in, and what the kernel's own code has done by then.
+
+    kernels:   where the kernel's own goes on with a trap.
+    displaced: what runs before that: the instruction in whose place ours was branched to; None where that was a call.
+    saved:     by register, where it is in this CPU's own memory, where that is how registers are saved by then.
+    stale:     a byte of that memory that is 0 where the registers to return with are not in the CPU (any more).
+    """
+
+    kernels: int
+    displaced: Insn | None = None
+    saved: Mapping[str, int] = field(default_factory=dict)
+    stale: int = 0
+
+
+class TrapEmitter(Emitter, Protocol):
+    """An emitter with these verbs more, whose pool is free for use behind `begin`."""
+
+    def begin(self, users: Label) -> None:
+        """The first of all. users: where a trap of user mode goes."""
+
+    def trapped_at(self) -> str:
+        """The register that has the PC of the trap now, for good."""
+
+    def go_on_at(self, address: str) -> None:
+        """Who has trapped goes on there."""
+
+    def end(self) -> None:
+        """Back to who has trapped, with nothing more done about it."""
+
+    def kernels(self) -> None:
+        """On to the kernel's own, which finds everything as if nobody had come between."""
 
 
 class Trapping(Protocol):
-    """How an ISA makes code that runs in place of the handler, a C function with one argument.
+    """How an ISA makes such emitters."""
 
-    frame:  the register that has the address of the saved registers.
-    pc:     offset of the saved PC there, which is that of the trap.
-    mode:   what tells from where the trap came; user: bits of it that are set for user mode.
-    scratch: what a C function may change.
-    back:   code that goes back to who called the handler, with nothing more done about the trap.
-    """
-
-    frame: str
-    pc: int
-    mode: Value
-    user: int
-    scratch: Dead
-    back: bytes
-
-    def emitter(self, before: Before) -> Emitter: ...
-
-    def order(self, before: Before) -> tuple[str, ...]:
-        """See Machine."""
-
-    def kept(self, used: Collection[str], before: Before) -> tuple[str, ...]:
-        """See Machine."""
+    def emitter(self, entry: Entry) -> TrapEmitter: ...

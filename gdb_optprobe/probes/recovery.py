@@ -100,7 +100,7 @@ def _take(session: Session, left: Left, undone: Sequence[Patch]) -> Arena:
     """Take the arena, and the branches out of the text."""
     arena = session.optimizer.take_arena()
     patch.apply(undone, session.target.machine)
-    session.optimizer.traps.adopt([text.address for text in left.texts if text.is_trap(session.target.isa)], arena)
+    session.optimizer.traps.adopt(left.texts, arena)
     for text in left.texts:
         _let_tracer_in(session, text)
         arena.journal.drop(Item.TEXT, text.address)

@@ -1,14 +1,14 @@
 """Traps of ours in the guest: the table that leads them to detours, and the code before the kernel's own handler.
 
-    probed insn: trap ──► kernel's entry code ── call ──► our handler ── table ──► detour of the branch ──► next insn
-                                                               └── not ours ──► the kernel's handler
+    probed insn: trap ──► kernel's entry code ── branch ──► our handler ── table ──► detour of the branch ──► next insn
+                                                                 └── not ours ──► the kernel's handler
 The first trap puts the handler in, by patches of one instruction each; it goes with the arena. A larger table has a
 handler of its own. What a trap leads to is known before the trap is written, and for ever after: see objects/traps.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,6 +16,7 @@ from gdb_optprobe.detours import patch, quiescence
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.left import Text
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
@@ -74,11 +75,16 @@ class Traps:
         self._detours[address] = detour
         self._write(handler, address)
 
-    def adopt(self, gone: Iterable[int], arena: Arena) -> None:
+    def adopt(self, texts: Sequence[Text], arena: Arena) -> None:
         """Where traps of an earlier session's were until now: who has just come to one goes on. Raises as `lead`."""
-        if not self.missing and (detours := dict.fromkeys(gone, 0)):
-            self._detours |= detours
+        places = {text.address for text in texts if text.is_trap(self.target.isa)}
+        if places and not self.missing and self._was_there(text.address for text in texts):
+            self._detours |= dict.fromkeys(places, 0)
             self._renew(arena)
+
+    def _was_there(self, places: Iterable[int]) -> bool:
+        """Whether an earlier session had a handler, of what it had written to."""
+        return not {call.address for call in self.target.trap_calls().calls}.isdisjoint(places)
 
     def forget(self, address: int) -> None:
         """The trap at `address` has gone, or does not come."""
@@ -127,7 +133,7 @@ class Traps:
         data = layout.encode(self._detours)
         self.target.machine.write(memory.address, bytes(data))
         code = lowering_traps.handler(
-            lowering_traps.Traps(layout, memory.address), calls.handler, self.target.isa.trap, self._isa
+            lowering_traps.Traps(layout, memory.address), calls.entry, self.target.isa.trap, self._isa
         )
         try:
             placed = Placed.near(calls.handler, lambda at: Detour(at, code(at), calls.handler, ()), self.target, arena)
@@ -141,9 +147,10 @@ class Traps:
         return self._handler
 
     def _led(self, calls: TrapCalls, placed: Placed, arena: Arena) -> tuple[Patch, ...]:
-        isa = self.target.isa
+        ours, isa = placed.detour.address, self.target.isa
         patches = tuple(
-            Patch(call.address, call.data, isa.redirect(call, placed.detour.address)) for call in calls.calls
+            Patch(at.address, at.data, isa.redirect(at, ours) if at.target else isa.branch(at.address, ours))
+            for at in calls.calls
         )
         for change in patches:
             arena.journal.put(Item.TEXT, change.address, [change.old.hex(), False])

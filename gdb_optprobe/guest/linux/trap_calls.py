@@ -1,4 +1,4 @@
-"""Where a kernel calls its handler of the trap instruction."""
+"""Where a kernel goes from a trap to its handler, and where ours comes between."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.isa.base import Flow, Insn, Isa
+from gdb_optprobe.isa.trapping import Entry
 
 DEPTH = 3
 """Calls within one another between a trap and its handler: deeper ones are for what is wrong, or for user mode."""
@@ -15,13 +16,16 @@ DEPTH = 3
 
 @dataclass(frozen=True, slots=True)
 class TrapCalls:
-    """handler: its address. calls: every instruction that calls it, each of the size of a branch.
+    """handler: the address of the kernel's code that ours takes the place of.
 
+    calls:   every instruction that leads there, each of the size of a branch: a call, or the first of that code itself.
+    entry:   what is so where ours begins.
     ways_in: all code between a trap and these calls: no trap may stand there. Interrupts are off in it.
     """
 
     handler: int
     calls: tuple[Insn, ...]
+    entry: Entry
     ways_in: tuple[tuple[int, int], ...] = ()
 
 
@@ -36,11 +40,11 @@ def find(
     to = kernel.symbols.address(handler)
     if to is None:
         raise OptprobeError(f"the kernel has no {handler}")
-    code = [insn for name in callers for insn in _code(kernel, isa, originals, kernel.address(name))]
+    code = [insn for name in callers for insn in code_at(kernel, isa, originals, kernel.address(name))]
     calls = [insn for insn in code if (insn.flow, insn.target) == (Flow.CALL, to)]
     if not calls or any(insn.size != isa.branch_size for insn in calls):
         raise OptprobeError(f"{' and '.join(callers)} does not call {handler}")
-    return TrapCalls(to, tuple(calls), tuple(_ways_in(kernel, isa, originals, calls)))
+    return TrapCalls(to, tuple(calls), Entry(to), tuple(_ways_in(kernel, isa, originals, calls)))
 
 
 def _ways_in(
@@ -52,15 +56,16 @@ def _ways_in(
     for call in calls:
         start, _ = _bounds(kernel, call.address)
         yield start, call.end
-        code += [insn for insn in _code(kernel, isa, originals, start) if insn.address < call.address]
+        code += [insn for insn in code_at(kernel, isa, originals, start) if insn.address < call.address]
     for _ in range(DEPTH):
         new = {_bounds(kernel, insn.target) for insn in code if insn.target is not None} - found
         yield from sorted(new)
         found |= new
-        code = [insn for start, _ in new for insn in _code(kernel, isa, originals, start)]
+        code = [insn for start, _ in new for insn in code_at(kernel, isa, originals, start)]
 
 
-def _code(kernel: Kernel, isa: Isa, originals: Originals, at: int) -> list[Insn]:
+def code_at(kernel: Kernel, isa: Isa, originals: Originals, at: int) -> list[Insn]:
+    """The code of the symbol around `at`, as it was before we came. Raises OptprobeError."""
     start, end = _bounds(kernel, at)
     code = bytearray(kernel.memory.read(start, end - start))
     for at, original in originals.items():

@@ -20,7 +20,7 @@ class _PPC64LE:
     data_reach = 1 << 64
     pc, sp, flags = abi.PC, abi.SP, abi.FLAGS
     registers: tuple[str, ...] = abi.REGISTERS
-    trap = bytes(4)  # an illegal instruction for ever (Power ISA, book I, appendix on illegal instructions)
+    trap = to_bytes(relocator.PROBE)  # see trapping.py
     breakpoint = to_bytes(relocator.TRAP)  # trap: BREAKPOINT_INSTRUCTION of asm/probes.h
 
     decode = staticmethod(decoder.decode)

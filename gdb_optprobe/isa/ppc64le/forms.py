@@ -85,6 +85,11 @@ _SOURCES = {
     "blr": ("blr", "blr"),
     "mfmsr": ("mfmsr 0", "mfmsr r0"),
     "mtmsrd": ("mtmsrd 0, 1", "mtmsrd r0, 1"),
+    "mtsrr0": ("mtspr 26, 0", "mtspr 0x1a, r0"),
+    "mfsrr1": ("mfspr 0, 27", "mfspr r0, 0x1b"),
+    "mtsprg2": ("mtspr 274, 0", "mtspr 0x112, r0"),
+    "mfsprg2": ("mfspr 0, 274", "mfspr r0, 0x112"),
+    "rfid": ("rfid", "rfid"),
     "mfpid": ("mfspr 0, 48", "mfpid r0"),
     "mcrf": ("mcrf 0, 0", "mcrf cr0, cr0"),
 }  # fmt: skip

@@ -57,6 +57,7 @@ from .words import (
 from .writer import Kept, branch, keep
 
 NOP, TRAP = 0x6000_0000, 0x7FE0_0008
+PROBE = 0x0BE0_0000  # tdi 31,r0,0: traps always
 LINE = 64  # no prefixed instruction may cross such a boundary (Book I, 1.6)
 TBEGIN = 654  # an extended opcode of 31
 SCRATCH = (12, 11, 0, *range(10, 2, -1))

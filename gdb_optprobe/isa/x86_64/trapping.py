@@ -2,32 +2,56 @@
 
 No `int3`: GDB takes a breakpoint that it sets on one for a permanent one, which it never writes and steps over itself.
 
-struct pt_regs (arch/x86/include/uapi/asm/ptrace.h), whose address is the argument of the handler, a C function.
+Ours runs in place of the kernel's handler, a C function with one argument, the address of struct pt_regs
+(arch/x86/include/uapi/asm/ptrace.h).
 """
 
 from __future__ import annotations
 
 from ..base import Dead
-from ..emitter import Before, Memory, Value
-from ..trapping import Trapping
+from ..emitter import Before, Label, Memory, Pool, Value
+from ..trapping import Entry, TrapEmitter, Trapping
+from . import emitter
 from .abi import CALLEE_SAVED, CARRY, GENERAL
-from .emitter import MACHINE, Emitter
+from .emitter import MACHINE
 
+_FRAME = "rdi"
 _IP, _CS = 128, 136
+_USER = 3
+_DEAD = Dead(True, frozenset((*GENERAL, CARRY)).difference(CALLEE_SAVED))
+_BEFORE = Before(_DEAD, frozenset((_FRAME,)))
+
+
+class _Emitter(emitter.Emitter):
+    """See ..trapping.TrapEmitter."""
+
+    def __init__(self, entry: Entry) -> None:
+        super().__init__(_BEFORE)
+        self._entry = entry
+        usable = [name for name in MACHINE.order(_BEFORE) if name in _DEAD.registers and name != _FRAME]
+        self.pool = Pool(usable)
+
+    def begin(self, users: Label) -> None:
+        self.branch_bits(Value(Memory(_FRAME, _CS), 1), _USER, True, users)
+
+    def trapped_at(self) -> str:
+        pc = self.pool.take()
+        self.load(pc, Value(Memory(_FRAME, _IP)))
+        return pc
+
+    def go_on_at(self, address: str) -> None:
+        self.store(Memory(_FRAME, _IP), address)
+
+    def end(self) -> None:
+        self._code(b"\xc3")
+
+    def kernels(self) -> None:
+        self.leave((), self._entry.kernels)
 
 
 class _Trapping:
-    frame = "rdi"
-    pc = _IP
-    mode = Value(Memory("rdi", _CS), 1)
-    user = 3
-    scratch = Dead(True, frozenset((*GENERAL, CARRY)).difference(CALLEE_SAVED))
-    back = b"\xc3"
-    order = staticmethod(MACHINE.order)
-    kept = staticmethod(MACHINE.kept)
-
-    def emitter(self, before: Before) -> Emitter:
-        return Emitter(before)
+    def emitter(self, entry: Entry) -> TrapEmitter:
+        return _Emitter(entry)
 
 
 TRAPPING = _Trapping()

@@ -12,7 +12,7 @@ from gdb_optprobe.guest.linux.kernel import Kernel, Structures
 from gdb_optprobe.guest.linux.modular import CodeOfModule, Modular
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.port import Bits, LinuxText, ModuleAt, Port, Reads, Room, Say, Stacks, Unwinder, nowhere
-from gdb_optprobe.guest.linux.ppc64le import derive, room, stacks
+from gdb_optprobe.guest.linux.ppc64le import derive, program_check, room, stacks
 from gdb_optprobe.guest.linux.ppc64le import find as finding
 from gdb_optprobe.guest.linux.ppc64le import reads as reading
 from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
@@ -105,7 +105,7 @@ class _PPC:
         return reading.reads(machine, kernel)
 
     def trap_calls(self, kernel: Kernel, originals: Originals) -> TrapCalls:
-        raise OptprobeError("where the kernel calls its handler is not looked for")
+        return program_check.find(kernel, originals)
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, bits: Bits, read: ReadMemory, module: ModuleAt = nowhere
