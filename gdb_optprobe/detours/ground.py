@@ -31,6 +31,7 @@ _ENDS = (Flow.JUMP, Flow.INDIRECT_JUMP, Flow.RETURN)
 
 _GOES_ON = (Flow.NEXT, Flow.BRANCH)
 _PLAIN = (Flow.NEXT, Flow.BRANCH, Flow.CALL, Flow.RETURN)
+_BY_ADDRESS = (Fact.EXCEPTION, Fact.RESTART)  # what is not there is not known, and nothing is rewritten
 
 
 class Ground:
@@ -149,7 +150,7 @@ class Ground:
     def rewritten_by_guest(self, insn: Insn) -> Reason | None:
         """Whether the guest compares and rewrites `insn`, or knows it as a trap of its own."""
         mark = self._marked.get(insn.address)
-        return obstacles.marked(mark, self.text) if mark is not None and mark.fact is not Fact.EXCEPTION else None
+        return obstacles.marked(mark, self.text) if mark is not None and mark.fact not in _BY_ADDRESS else None
 
     def _obstacle(self, insn: Insn) -> Reason | None:
         sites = self._shared.get(insn.address)

@@ -53,6 +53,7 @@ def marked(mark: Mark, text: Text) -> Reason:
         Fact.STATIC_CALL: Refusal.STATIC_CALL,
         Fact.LOCK_PREFIX: Refusal.LOCK_PREFIX,
         Fact.BARRIER: Refusal.BARRIER,
+        Fact.RESTART: Refusal.RESTARTED,
         Fact.BUG: Refusal.BUG_TABLE,
         Fact.UNKNOWN: Refusal.MODULE_TABLES,
     }

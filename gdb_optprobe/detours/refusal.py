@@ -114,6 +114,10 @@ class Refusal(Enum):
         "probe an instruction of at least {needed} bytes",
     )
     EXCEPTION_TABLE = ("the kernel recovers from a fault of the instruction at {address} by its address", "")
+    RESTARTED = (
+        "{address} is in a sequence that the kernel starts again, by its address, when an interrupt comes in it",
+        "probe an instruction before or behind it",
+    )
     FTRACE_IN_USE = ("a tracer of the guest's own is attached at {site}", "switch the guest's tracer off")
     FTRACE_SITE = ("the bytes reach into the tracer's site at {site}", "probe {site} instead")
     FTRACE_CHANGED = (

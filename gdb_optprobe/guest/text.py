@@ -52,6 +52,7 @@ class Fact(Enum):
     STATIC_CALL = "the guest rewrites this call at any time"
     LOCK_PREFIX = "the guest turns this prefix into a lock when another CPU comes"
     BARRIER = "the guest switches this barrier on and off at any time"
+    RESTART = "the guest starts again from elsewhere where an interrupt comes at this instruction"
     BUG = "a trap that the guest recognises by its address"
     UNKNOWN = "where the guest keeps what it knows of this instruction cannot be told"
 

@@ -12,6 +12,7 @@ from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.ppc64le import areas, data_page, radix, room
 from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols, constants
 from gdb_optprobe.guest.linux.ppc64le.find import LINEAR_MAP, LinearMap
+from gdb_optprobe.guest.linux.ppc64le.restarts import Restarts
 from gdb_optprobe.guest.linux.ppc64le.text import PowerText
 from gdb_optprobe.guest.text import Area, Fact
 from gdb_optprobe.isa.base import Dead
@@ -94,6 +95,27 @@ def test_a_table_gets_its_name_from_the_function_that_searches_it() -> None:
     table_at(memory, TABLE, 3)
     found = power_kernel(memory)
     assert found.range("__start___bug_table", "__stop___bug_table") == (TABLE, TABLE + 36)
+
+
+def restarting(memory: Pages, *rows: tuple[int, int, int]) -> Kernel:
+    memory.put(USER + 0xC0, toc_setup(USER + 0xC0) + made_of_toc(9, TABLE) + made_of_toc(8, TABLE + 24 * len(rows)))
+    for number, row in enumerate(rows):
+        memory.put(TABLE + 24 * number, pack("<QQQ", *row))
+    return power_kernel(memory, NAMES | {"search_kernel_restart_table": USER + 0xC0, "tail": USER + 0x100})
+
+
+def test_sequences_that_are_started_again() -> None:
+    kernel = restarting(Pages(), (USER + 8, USER + 20, USER + 8), (USER + 0x30, USER + 0x34, USER))
+    found = Restarts(kernel)
+    assert found.within(USER, USER + 0x40) == [USER + 8, USER + 12, USER + 16, USER + 0x30]
+    assert found.within(USER + 12, USER + 16) == [USER + 12]
+    kinds = {(mark.fact, mark.address) for mark in PowerText(kernel).marks(USER, USER + 16)}
+    assert kinds == {(Fact.RESTART, USER + 8), (Fact.RESTART, USER + 12)}
+
+
+def test_what_does_not_lead_to_text_is_no_table_of_sequences() -> None:
+    kernel = restarting(Pages(), (USER + 8, USER + 20, USER + 8), (USER + 0x30, USER + 0x34, 0x1234))
+    assert Restarts(kernel).within(USER, USER + 0x40) == []
 
 
 def test_what_is_no_table_gets_no_name() -> None:

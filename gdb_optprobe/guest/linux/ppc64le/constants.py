@@ -5,7 +5,8 @@
                 addis r10,r2,349     jump_label_text_reserved  __start___jump_table, __stop___jump_table
                 addi  r10,r10,-12892 do_barrier_nospec_fixups  __start___barrier_nospec_fixup, __stop___…
                 cmpld r9,r10         ftrace_location_range     ftrace_pages_start, by a load
-                                     is_ftrace_trampoline      ftrace_ops_list, by a load, and ftrace_list_end
+                                     search_kernel_restart_table   __start___restart_table, __stop___restart_table
+                             is_ftrace_trampoline      ftrace_ops_list, by a load, and ftrace_list_end
                                      find_module_all            modules, with three others that walk the list
                                      udelay                    tb_ticks_per_usec, by a load
 
@@ -41,6 +42,9 @@ SAMPLES = 64
 TICKS_A_MICROSECOND = range(1, 10_000)
 BARRIER_ROW = Struct("<q")
 """asm/feature-fixups.h, NOSPEC_BARRIER_FIXUP_SECTION: where a barrier or its nop is, relative to itself."""
+
+RESTART_ROW = Struct("<QQQ")
+"""asm/interrupt.h, struct restart_table_entry: from where to where, and where it goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +161,21 @@ def _table(first: str, last: str, function: str, row: Struct, columns: int) -> C
     return derive
 
 
+def _restarts(symbols: DerivedSymbols) -> Derived:
+    """A table of addresses of text."""
+    first, last = "__start___restart_table", "__stop___restart_table"
+    for start, end in permutations(symbols.constants_of("search_kernel_restart_table").made, 2):
+        if not 0 < end - start <= CHUNK or (end - start) % RESTART_ROW.size:
+            continue
+        try:
+            rows = [*RESTART_ROW.iter_unpack(symbols.memory.read(start, end - start))]
+        except OptprobeError:
+            continue
+        if all(row[0] < row[1] and all(map(symbols.in_text, row)) for row in rows):
+            return {first: start, last: end}
+    return {first: None, last: None}
+
+
 def _ftrace_pages(symbols: DerivedSymbols) -> Derived:
     """The variable that leads to a page whose first record is that of a place in text."""
     for variable in symbols.constants_of("ftrace_location_range").used:
@@ -220,6 +239,8 @@ _SOURCES: Mapping[str, Callable[[DerivedSymbols], Derived]] = {
     "__stop___jump_table": _JUMP,
     "__start___barrier_nospec_fixup": _BARRIER,
     "__stop___barrier_nospec_fixup": _BARRIER,
+    "__start___restart_table": _restarts,
+    "__stop___restart_table": _restarts,
     "ftrace_pages_start": _ftrace_pages,
     "ftrace_ops_list": _ftrace_ops,
     "ftrace_list_end": _ftrace_ops,

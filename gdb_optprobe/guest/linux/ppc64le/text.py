@@ -21,6 +21,7 @@ from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.ppc64le import areas
 from gdb_optprobe.guest.linux.ppc64le.barriers import Barriers
 from gdb_optprobe.guest.linux.ppc64le.constants import EXCEPTION_ROW
+from gdb_optprobe.guest.linux.ppc64le.restarts import Restarts
 from gdb_optprobe.guest.text import FORBIDDEN, Area, Fact, Function, Jump, Mark, Overlay, Whole
 from gdb_optprobe.isa.base import Flow, Hazard, Insn
 from gdb_optprobe.isa.ppc64le import PPC64LE
@@ -58,6 +59,10 @@ class PowerText(CoreText):
     def barriers(self) -> Barriers:
         return Barriers(self._kernel)
 
+    @cached_property
+    def restarts(self) -> Restarts:
+        return Restarts(self._kernel)
+
     def forget(self) -> None:
         super().forget()
         self._never.clear()
@@ -84,6 +89,7 @@ class PowerText(CoreText):
     def marks(self, start: int, end: int) -> Sequence[Mark]:
         found = [*super().marks(start, end)]
         found += [Mark(Fact.BARRIER, at, 1) for at in self.barriers.within(start, end)]
+        found += [Mark(Fact.RESTART, at, 4) for at in self.restarts.within(start, end)]
         found += [Mark(Fact.BUG, at, 4) for at in range(start, end, 4) if self.bugs.has(at)]
         return found
 
