@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gdb_optprobe.handlers.lowering_search import Slots, following, home
 from gdb_optprobe.isa.code import Code
-from gdb_optprobe.isa.emitter import Label, Memory, Test, Value
+from gdb_optprobe.isa.emitter import Arithmetic, Label, Memory, Test, Value
 from gdb_optprobe.isa.trapping import Entry, Trapping
 from gdb_optprobe.objects.traps import DETOUR, FACTOR, KEY, SHIFT, SLOT, TrapsLayout
 
@@ -30,8 +30,7 @@ class Traps:
         return Slots(self.address, end, SLOT, self.layout.slots, FACTOR, SHIFT)
 
 
-def handler(traps: Traps, entry: Entry, trap: bytes, isa: Trapping) -> Code:
-    """trap: the instruction."""
+def handler(traps: Traps, entry: Entry, isa: Trapping) -> Code:
     emit = isa.emitter(entry)
     again, found, foreign, go_on, back = (Label() for _ in range(5))
     emit.begin(foreign)
@@ -48,9 +47,13 @@ def handler(traps: Traps, entry: Entry, trap: bytes, isa: Trapping) -> Code:
     emit.mark(found)
     emit.load(word, Value(Memory(slot, DETOUR)))
     emit.branch(Test.NE, word, 0, False, go_on)
-    there = Value(Memory(pc), len(trap))
-    emit.branch(Test.NE, there, int.from_bytes(trap, "little"), False, back)
-    emit.jump(foreign)
+    # What stands there by now is the instruction itself, or somebody's trap.
+    emit.load(word, Value(Memory(pc), isa.size))
+    with emit.pool.borrowed() as bits:
+        for mask, value in isa.traps:
+            emit.binary(Arithmetic.AND, bits, word, mask, 64, False)
+            emit.branch(Test.EQ, bits, value, False, foreign)
+    emit.jump(back)
     emit.mark(go_on)
     emit.go_on_at(word)
     emit.mark(back)

@@ -46,6 +46,12 @@ class TrapEmitter(Emitter, Protocol):
 
 
 class Trapping(Protocol):
-    """How an ISA makes such emitters."""
+    """How an ISA makes such emitters.
+
+    traps: masks and values of the instructions that the kernel takes for such a trap; size: the bytes of each.
+    """
+
+    traps: tuple[tuple[int, int], ...]
+    size: int
 
     def emitter(self, entry: Entry) -> TrapEmitter: ...

@@ -132,9 +132,7 @@ class Traps:
         memory = arena.allocate_data(layout.size, calls.handler, self.target.isa.data_reach)
         data = layout.encode(self._detours)
         self.target.machine.write(memory.address, bytes(data))
-        code = lowering_traps.handler(
-            lowering_traps.Traps(layout, memory.address), calls.entry, self.target.isa.trap, self._isa
-        )
+        code = lowering_traps.handler(lowering_traps.Traps(layout, memory.address), calls.entry, self._isa)
         try:
             placed = Placed.near(calls.handler, lambda at: Detour(at, code(at), calls.handler, ()), self.target, arena)
             if old is not None:

@@ -114,6 +114,19 @@ def test_switched_off_and_on_again(each_linux: Guest) -> None:
         assert gdb.hits(1) >= 300 and gdb.probe(1)["stops"] == 0
 
 
+def test_a_kprobe_of_the_guests_where_a_trap_of_ours_was(traced: Guest) -> None:
+    """What looks at traps is still ours then."""
+    place = OF_ARCH[traced.options.arch].probed[1]
+    with Console(traced) as gdb:
+        gdb(f"optprobe add {place} -tier trapped")
+        gdb("optprobe delete")
+        gdb.send("continue")
+        traced.check(f"cd {TRACING}; echo 'p {place}' > kprobe_events; echo 1 > events/kprobes/enable")
+        traced.check(DD.format(300))
+        gdb.interrupt()
+    assert event_hits(traced) == (300, 0)
+
+
 def test_another_gdb_takes_traps_over(traced: Guest) -> None:
     traced.check(f"cd {TRACING}; echo 'p {OF_ARCH[traced.options.arch].event}' > kprobe_events")
     traced.check(f"echo 1 > {TRACING}/events/kprobes/enable")
@@ -133,3 +146,12 @@ def test_another_gdb_takes_traps_over(traced: Guest) -> None:
     release(traced)
     assert event_hits(traced) == (1500, 0)
     assert traced.problems() == []
+
+
+def test_a_kprobe_of_the_guests_on_a_trap_of_ours_is_refused(ppc_guest: Guest) -> None:
+    with Console(ppc_guest) as gdb:
+        gdb("optprobe add read_zero+0x10 -tier trapped")
+        gdb.send("continue")
+        status, _ = ppc_guest.run(f"echo 'p read_zero+0x10' > {TRACING}/kprobe_events")
+        gdb.interrupt()
+    assert status != 0

@@ -41,7 +41,7 @@ def trapped(detours: Mapping[int, int], at: int, there: bytes = X86_64.trap, cs:
         machine.mem_map(page, 0x1_0000)
     executed: list[int] = []
     machine.hook_add(unicorn.UC_HOOK_CODE, lambda _, address, *__: executed.append(address))
-    code = handler(Traps(layout, TABLE), Entry(KERNELS), X86_64.trap, TRAPPING)(CODE)
+    code = handler(Traps(layout, TABLE), Entry(KERNELS), TRAPPING)(CODE)
     frame = random.Random(at).randbytes(128) + at.to_bytes(8, "little") + cs.to_bytes(8, "little")
     for where, data in ((CODE, code), (TABLE, table), (FRAME, frame), (TEXT + at % 0x1000, there)):
         machine.mem_write(where, data)

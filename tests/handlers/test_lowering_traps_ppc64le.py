@@ -55,7 +55,7 @@ class After:
 
 def trapped(detours: Mapping[int, int], at: int, there: bytes = PPC64LE.trap, msr: int = KERNEL) -> After:
     """A trap at `at`, where `there` stands by now. Asserts that nothing else was changed."""
-    code = handler(Traps(LAYOUT, TABLE), ENTRY, PPC64LE.trap, TRAPPING)(HERE)
+    code = handler(Traps(LAYOUT, TABLE), ENTRY, TRAPPING)(HERE)
     words = [word_of(code[i : i + 4]) for i in range(0, len(code), 4)]
     code = to_bytes(*(IN_USER_MODE.get(word, word) for word in words))
     rng = random.Random(at)
@@ -127,5 +127,7 @@ def test_where_our_trap_has_gone_the_instruction_is_run() -> None:
     assert trapped({TEXT: 0}, TEXT, there=GONE) == After(False, TEXT)
 
 
-def test_where_somebody_elses_trap_stands_by_now_it_is_the_kernels() -> None:
-    assert trapped({TEXT: 0}, TEXT) == After(True, TEXT)
+@pytest.mark.parametrize("word", [0x7FE00008, 0x7D821008, 0x7C0A4888, 0x0B090000, 0x0FE00000, 0x0BE00000])
+def test_where_somebody_elses_trap_stands_by_now_it_is_the_kernels(word: int) -> None:
+    """A kprobe's or kgdb's, on a condition or always."""
+    assert trapped({TEXT: 0}, TEXT, there=to_bytes(word)) == After(True, TEXT)

@@ -65,6 +65,14 @@ class _Emitter(emitter.Emitter):
 
 
 class _Trapping:
+    # tw, td, tdi and twi (asm/probes.h, is_trap): a kprobe of the guest's own where a trap of ours has gone.
+    traps: tuple[tuple[int, int], ...] = (
+        (0xFC00_07FE, 0x7C00_0008),
+        (0xFC00_07FE, 0x7C00_0088),
+        (0xF800_0000, 0x0800_0000),
+    )
+    size = 4
+
     def emitter(self, entry: Entry) -> TrapEmitter:
         return _Emitter(entry)
 

@@ -50,6 +50,9 @@ class _Emitter(emitter.Emitter):
 
 
 class _Trapping:
+    traps: tuple[tuple[int, int], ...] = ((0xFF, 0xCE),)
+    size = 1
+
     def emitter(self, entry: Entry) -> TrapEmitter:
         return _Emitter(entry)
 

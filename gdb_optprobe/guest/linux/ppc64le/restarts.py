@@ -25,8 +25,4 @@ class Restarts:
 
     def within(self, start: int, end: int) -> list[int]:
         """Instructions in [start, end) that are in such a sequence, ascending."""
-        return sorted(
-            at
-            for first, last in self._ranges
-            for at in range(max(first, start), min(last, end), STEP)
-        )
+        return sorted(at for first, last in self._ranges for at in range(max(first, start), min(last, end), STEP))
