@@ -281,15 +281,19 @@ def test_every_instruction_of_hot_functions(
     assert seen.slower <= SLOWER
 
 
-@pytest.mark.parametrize("threads", ACCELERATORS if FULL else (ONE,))
+TRAPPED = [(arch, threads) for arch in SYSTEM_CALL for threads in ACCELERATORS]
+
+
+@pytest.mark.parametrize(("arch", "threads"), TRAPPED if FULL else TRAPPED[:1])
 def test_every_instruction_of_hot_functions_trapped(
-    boot: Boot, tmp_path: Path, capsys: pytest.CaptureFixture[str], threads: str
+    boot: Boot, tmp_path: Path, capsys: pytest.CaptureFixture[str], arch: str, threads: str
 ) -> None:
     """A trap takes the kernel's way in and out: slower than a branch, and as exact."""
-    guest = boot(smp=2, append="preempt=full", extra=ACCELERATORS[threads])
-    places = [SYSTEM_CALL["x86_64"] + place for name in FUNCTIONS for place in CALLERS.get(name, ())]
+    append = "preempt=full" if arch == "x86_64" else ""
+    guest = boot(arch=arch, smp=2, append=append, extra=ACCELERATORS[threads])
+    places = [SYSTEM_CALL[arch] + place for name in FUNCTIONS for place in CALLERS.get(name, ())]
     seen = drive(guest, tmp_path / "text", places if threads == ONE else [], "trapped")
-    tell(capsys, "\n" + table(seen, f"x86_64, 2 vCPUs, {threads}, preempt=full"))
-    check_counts(seen, "x86_64")
+    tell(capsys, "\n" + table(seen, f"{arch}, 2 vCPUs, {threads}, {append or 'default'}"))
+    check_counts(seen, arch)
     assert seen.share == 1.0
     assert sum(seen.hits.values()) >= 1_000_000
