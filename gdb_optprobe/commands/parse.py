@@ -224,7 +224,7 @@ def _check_options(options: Mapping[str, Option]) -> None:
         if name == "-name" and not _NAME.fullmatch(option.value):
             raise fault(f"'{option.value}' cannot be a name", option.argument, "a name starts with a letter")
         if name in ("-maxactive", "-pid") and (not option.value.isdecimal() or int(option.value) == 0):
-            raise fault(f"{name} takes a number", option.argument)
+            raise fault(f"{name} takes a number from 1 on", option.argument)
 
 
 def _clause(line: Line, at: int) -> tuple[Clause, int]:

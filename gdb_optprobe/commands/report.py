@@ -15,7 +15,8 @@ class ReportCommand(Subcommand[Selection]):
 
     Behind them stands when the slot collector ran, what it freed and how long it held the guest.
 
-    -clear sets the counters to zero afterwards; -json prints a line of JSON for each probe.
+    -clear sets what was counted and gathered to zero afterwards, but for stops and a function's calls.
+    -json prints a line of JSON for each probe.
 
     Examples:
       optprobe report

@@ -12,15 +12,20 @@ from gdb_optprobe.probes.views import CollectorView
 def lines(found: CollectorView) -> list[str]:
     """For people."""
     told = list(quarantine(found))
+    left = f"{_size(found.garbage_slots, found.garbage_bytes)} still to be collected"
+    if not found.runs and not found.failed and not found.quarantined:
+        return [f"Collector: {left}"]
     if found.runs:
-        runs = ", ".join(f"{count} for {why}" for why, count in found.runs.items())
-        told.append(f"Collector: {sum(found.runs.values())} runs ({runs}); {_size(found.slots, found.bytes)} freed")
+        each = ", ".join(f"{count} for {why}" for why, count in found.runs.items())
+        runs = _counted(sum(found.runs.values()), "run")
+        told.append(f"Collector: {runs} ({each}); {_size(found.slots, found.bytes)} freed")
         held = f"{1000 * found.longest:.1f} ms at most, {1000 * found.total:.1f} ms in all"
-        told += indented(f"the guest was held for {held}; the last run looked through {found.stacks} stacks")
+        last = f"the last run looked through {_counted(found.stacks, 'stack')}"
+        told += indented(f"the guest was held for {held}; {last}")
     if found.failed:
         told += indented(f"{found.failed} of the runs freed nothing: not all stacks could be told just then")
     if found.garbage_slots and not found.quarantined:
-        told += indented(f"{_size(found.garbage_slots, found.garbage_bytes)} are still to be collected")
+        told += indented(left)
     return told
 
 
@@ -40,4 +45,8 @@ def value(found: CollectorView) -> dict[str, object]:
 
 
 def _size(slots: int, size: int) -> str:
-    return f"{slots} slots of {size:,} bytes"
+    return f"{_counted(slots, 'slot')} of {size:,} bytes"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s'[: number != 1]}"

@@ -338,8 +338,17 @@ def _detour_lines(site: Site, target: Target) -> tuple[CodeLine, ...]:
         for at, original in detour.origins
     }
     for start, end, original in detour.programs:
-        notes |= {start: f"the program of {spell(original)}: count", end: notes[start]}
+        what = f": {_done(site)}" if original == site.address else ""
+        notes |= {start: f"the program of {spell(original)}{what}", end: notes[start]}
     return _lines(target.isa.decode(code, detour.address), notes)
+
+
+def _done(site: Site) -> str:
+    """What the programs at the address of `site` do, one after the other."""
+    done = [", ".join(probe.spec.actions) for probe in site.enabled if not probe.returns]
+    if site.returning:
+        done.append("the entry of a call whose return is probed")
+    return "; ".join(done)
 
 
 def _lines(insns: Iterable[Insn], notes: Mapping[int, str]) -> tuple[CodeLine, ...]:

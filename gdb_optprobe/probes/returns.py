@@ -19,6 +19,7 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.quiescence import Range
+from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.isa.base import ReadMemory
@@ -102,9 +103,18 @@ class Returns:
         return True
 
     def _made(self, address: int, layout: InstancesLayout, target: Target, arena: Arena) -> ReturnPoint:
-        point = ReturnPoint.made(
-            address, layout, target, arena, lambda pc, key: self.back(pc, key, target.machine.read)
-        )
+        def behind(pc: int, key: int) -> int | None:
+            return self.back(pc, key, target.machine.read)
+
+        try:
+            point = ReturnPoint.made(address, layout, target, arena, behind)
+        except Refused as refused:
+            if refused.reason.code != Refusal.ARENA_FULL.code:
+                raise
+            room = f"a table with room for {layout.slots} calls of a function at once takes {layout.size} bytes"
+            text = f"{refused.reason.text}: {room}, and {arena.data.largest} are free in one piece"
+            hint = f"-maxactive N, with fewer calls, or {refused.reason.hint}"
+            raise Refused(Reason(refused.reason.code, text, hint)) from None
         self.points.append(point)
         arena.journal.put(Item.POINT, point.memory.address, [address, layout.slots, layout.saved])
         return point

@@ -210,7 +210,7 @@ def test_what_the_collector_did_and_what_it_may_never_free() -> None:
         "        the guest was held for 23.4 ms at most, 51.2 ms in all; the last run looked through 61",
         "          stacks",
         "        1 of the runs freed nothing: not all stacks could be told just then",
-        "        2 slots of 48 bytes are still to be collected",
+        "        2 slots of 48 bytes still to be collected",
     ]
     assert text("quarantine", COLLECTOR) == []
     kept = replace(COLLECTOR, runs={}, failed=0, quarantined="no threads are known")
