@@ -46,6 +46,7 @@ WRONG = {
     "set optprobe table-keys 1": "table-keys cannot be 1",
     'optprobe add vfs_read do print("%d")': "the format takes 1 arguments",
     "optprobe add vfs_read do conut": "conut",
+    "optprobe add vfs_read -return -maxactive 1000000": "a table with room for 1000000 calls",
     "optprobe add '*(char *)0x10'": "0x10",
     "optprobe show 7": "7",
     "optprobe delete 7": "7",
