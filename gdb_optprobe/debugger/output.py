@@ -274,6 +274,8 @@ def _asked(probe: ProbeView) -> str:
         parts.append(f"({probe.kind})")
     if probe.name:
         parts.append(f'"{probe.name}"')
+    if probe.entry:
+        parts.append(probe.entry)
     if probe.condition:
         parts.append(f"if {probe.condition}")
     if probe.actions and probe.actions != ("count",):
@@ -401,6 +403,7 @@ def _probe(probe: ProbeView) -> dict[str, object]:
         "faults": probe.faults,
         "stops": probe.stops,
         **({"calls": asdict(probe.calls)} if probe.calls is not None else {}),
+        **({"entry": probe.entry} if probe.kind == "kretprobe" else {}),
     }
 
 

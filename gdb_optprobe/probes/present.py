@@ -16,7 +16,7 @@ from gdb_optprobe.handlers.program import WORD, Column, Form, Records
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.objects.instances import Instances
-from gdb_optprobe.probes import outstanding
+from gdb_optprobe.probes import outstanding, saving
 from gdb_optprobe.probes.gathered import Gathered, Row
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.probe import Probe
@@ -133,6 +133,7 @@ def probe(
         detour=_detour(site, target),
         condition=probe.spec.condition,
         actions=probe.spec.actions,
+        entry=saving.entry(probe.spec),
         hits=found.head[0],
         missed=under_way.missed if under_way else 0,
         active=len(under_way.active) if under_way else 0,
@@ -169,6 +170,7 @@ def waiting(probe: Probe, found: Gathered, target: Target) -> ProbeView:
         detour=None,
         condition=probe.spec.condition,
         actions=probe.spec.actions,
+        entry=saving.entry(probe.spec),
         hits=found.head[0],
         missed=0,
         active=0,

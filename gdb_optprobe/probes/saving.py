@@ -61,11 +61,16 @@ def add(spec: Spec, location: str, glob: bool = False) -> str:
     words += ["-pending"] if spec.pending else []
     words += ["-name", spec.name] if spec.name else []
     words += ["-tier", spec.tier] if spec.tier else []
-    entry = spec.entry_condition.text if spec.entry_condition is not None else ""
-    on_entry = _clause(entry, tuple(action.text for action in spec.entry_actions))
-    words += ["entry", *on_entry] if on_entry else []
+    words += [entry(spec)] if entry(spec) else []
     words += _clause(spec.condition, spec.actions if spec.actions != ("count",) else ())
     return " ".join(words)
+
+
+def entry(spec: Spec) -> str:
+    """The part of a return probe's command that is about the entry; empty where there is none."""
+    condition = spec.entry_condition.text if spec.entry_condition is not None else ""
+    words = _clause(condition, tuple(action.text for action in spec.entry_actions))
+    return " ".join(["entry", *words]) if words else ""
 
 
 def _clause(condition: str, actions: Sequence[str]) -> list[str]:

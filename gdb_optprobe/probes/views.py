@@ -118,6 +118,7 @@ class ProbeView:
              way that return probes saw entered which were deleted since.
     tags:    the kernel's: "OPTIMIZED", "DISABLED", "GONE", "FTRACE", and "OPTIMIZING", "DELETED".
     stops:   how often this probe stopped the guest.
+    entry:   of a return probe, what it does where the function is entered, as it is typed.
     """
 
     number: int
@@ -147,6 +148,7 @@ class ProbeView:
     objects: tuple[ObjectView, ...] = ()
     records: tuple[RecordView, ...] = ()
     calls: CallsView | None = None
+    entry: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,6 +254,17 @@ def test_threads_with_calls_under_way_are_told_by_name() -> None:
     )
 
 
+def test_what_a_return_probe_does_at_the_entry_is_told_as_typed() -> None:
+    lines: list[str] = []
+    view = probe(kind="kretprobe", entry="entry if count > 4 do save n = count", actions=("sum($saved.n)",))
+    Text(lines.append).probes([view])
+    Json(lines.append).probes([view])
+    told = " ".join("".join(lines[:-1]).split())
+    assert "vfs_read (kretprobe) entry if count > 4 do save n = count do sum($saved.n)" in told, told
+    (row,) = json.loads(lines[-1])
+    assert row["entry"] == view.entry
+
+
 def test_calls_of_a_deleted_probe_have_a_row_without_a_number() -> None:
     lines: list[str] = []
     Text(lines.append).probes([probe(0, kind="kretprobe", tier="", state="deleted", calls=under_way((7, "cat")))])
