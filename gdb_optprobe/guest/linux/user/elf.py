@@ -1,0 +1,308 @@
+"""A program's file: where its code is, and what its symbols are. Pure: bytes in.
+
+    header ─► program headers: PT_LOAD: what is mapped where; PT_NOTE: the build-id
+           └► section headers: SYMTAB, DYNSYM and their strings
+
+System V ABI, chapters 4 and 5; 32-bit and 64-bit, little-endian. Addresses are the file's own ("virtual"), as symbols
+have them; where the program is loaded elsewhere, all are shifted alike. Every number is checked as a stranger's.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from gdb_optprobe.errors import OptprobeError
+
+Read = Callable[[int, int], bytes]
+"""Bytes of the file, by offset and size. Raises OptprobeError."""
+
+MAGIC = b"\x7fELF"
+LITTLE_ENDIAN = 1
+EXECUTABLE, SHARED = 2, 3  # e_type
+LOAD, NOTE = 1, 4  # p_type
+CODE = 1  # PF_X
+SYMTAB, DYNSYM = 2, 11  # sh_type
+NOTHING, FUNCTION = 0, 2  # STT_NOTYPE, STT_FUNC
+BUILD_ID = 3  # NT_GNU_BUILD_ID
+UNDEFINED = 0  # SHN_UNDEF
+PAGE = 4096
+MOST_HEADERS = 1 << 12
+LARGEST_TABLE = 1 << 26
+LARGEST_NOTE = 1 << 12
+MACHINES = {3: "i386", 62: "x86_64"}
+_LOCATION = re.compile(r"(?P<symbol>[^+\s]+?)(\s*\+\s*(?P<offset>0[xX][0-9a-fA-F]+|\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Of one word size: header behind e_ident, program header, section header, symbol, and the order of their fields."""
+
+    header: struct.Struct
+    program: struct.Struct
+    section: struct.Struct
+    symbol: struct.Struct
+    program_fields: tuple[str, ...]
+    symbol_fields: tuple[str, ...]
+
+
+_LAYOUTS = {
+    32: _Layout(
+        struct.Struct("<HHIIIIIHHHHHH"),
+        struct.Struct("<IIIIIIII"),
+        struct.Struct("<IIIIIIIIII"),
+        struct.Struct("<IIIBBH"),
+        ("type", "offset", "address", "physical", "size", "memory", "flags", "align"),
+        ("name", "value", "size", "info", "other", "section"),
+    ),
+    64: _Layout(
+        struct.Struct("<HHIQQQIHHHHHH"),
+        struct.Struct("<IIQQQQQQ"),
+        struct.Struct("<IIQQQQIIQQ"),
+        struct.Struct("<IBBHQQ"),
+        ("type", "flags", "offset", "address", "physical", "size", "memory", "align"),
+        ("name", "info", "other", "section", "value", "size"),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What is mapped: `size` bytes of the file from `offset` on, at `address`. code: executable."""
+
+    address: int
+    offset: int
+    size: int
+    code: bool
+
+    @property
+    def end(self) -> int:
+        return self.address + self.size
+
+    def holds(self, address: int) -> bool:
+        return self.address <= address < self.end
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Symbol:
+    """size: 0 where the file does not say."""
+
+    address: int
+    size: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Elf:
+    """`name` is what messages call it. bits: 32 or 64. entry: where it begins to run.
+
+    sections: offset and number of the section headers, size of the file. named_by: the file whose symbols are taken.
+    """
+
+    name: str
+    read: Read
+    bits: int
+    machine: str
+    entry: int
+    segments: tuple[Segment, ...]
+    build_id: bytes
+    sections: tuple[int, int, int]
+    named_by: Elf | None = None
+
+    @staticmethod
+    def of(name: str, read: Read, size: int) -> Elf:
+        """Raises OptprobeError."""
+        no_elf = OptprobeError(f"{name} is no program of this machine's (ELF, x86)")
+        if size < 64:
+            raise no_elf
+        ident = read(0, 16)
+        layout = _LAYOUTS.get({1: 32, 2: 64}.get(ident[4], 0))
+        if ident[:4] != MAGIC or layout is None or ident[5] != LITTLE_ENDIAN:
+            raise no_elf
+        kind, machine, _, entry, programs, sections, _, _, each, count, section_each, section_count, _ = (
+            layout.header.unpack(read(16, layout.header.size))
+        )
+        if kind not in (EXECUTABLE, SHARED) or machine not in MACHINES:
+            raise no_elf
+        if each != layout.program.size or not 0 < count <= MOST_HEADERS:
+            raise OptprobeError(f"the program headers of {name} are damaged")
+        headers = [
+            dict(zip(layout.program_fields, values, strict=True))
+            for values in layout.program.iter_unpack(_bounded(read, programs, each * count, size, name))
+        ]
+        loads = tuple(
+            Segment(h["address"], h["offset"], h["size"], bool(h["flags"] & CODE))
+            for h in headers
+            if h["type"] == LOAD and h["offset"] + h["size"] <= size and h["address"] + h["size"] < 1 << 63
+        )
+        if not any(segment.code for segment in loads):
+            raise OptprobeError(f"{name} has no code")
+        notes = (h for h in headers if h["type"] == NOTE and h["size"] <= LARGEST_NOTE)
+        ids = (_build_id(_bounded(read, h["offset"], h["size"], size, name)) for h in notes)
+        table = (sections, section_count if section_each == layout.section.size else 0, size)
+        bits = 64 if layout is _LAYOUTS[64] else 32
+        return Elf(name, read, bits, MACHINES[machine], entry, loads, next(filter(None, ids), b""), table)
+
+    # where -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def code(self) -> tuple[Segment, ...]:
+        return tuple(segment for segment in self.segments if segment.code)
+
+    @property
+    def first_code(self) -> int:
+        """The address of the first executable segment: the kernel's mm->start_code, less what it is shifted by.
+
+        (fs/binfmt_elf.c, load_elf_binary: the lowest p_vaddr with PF_X)
+        """
+        return min(segment.address for segment in self.code)
+
+    @property
+    def filler(self) -> tuple[int, int]:
+        """Behind the last code: what of its last page the file's code does not need, mapped executable. May be empty.
+
+        Another segment's bytes may be there, which nobody uses by that address.
+        """
+        end = max(segment.end for segment in self.code)
+        return end, -(-end // PAGE) * PAGE
+
+    def offset(self, address: int) -> int:
+        """Where in the file the code at `address` is. Raises OptprobeError."""
+        for segment in self.code:
+            if segment.holds(address):
+                return address - segment.address + segment.offset
+        raise OptprobeError(f"{address:#x} is in no code of {self.name}", self._ranges())
+
+    def address(self, offset: int) -> int:
+        """Of the code at that offset in the file. Raises OptprobeError."""
+        for segment in self.code:
+            if segment.offset <= offset < segment.offset + segment.size:
+                return offset - segment.offset + segment.address
+        raise OptprobeError(f"offset {offset:#x} of {self.name} is outside its code", self._ranges())
+
+    def text(self, address: int, size: int) -> bytes:
+        """At most `size` bytes of code, fewer where it ends. Raises OptprobeError."""
+        segment = next((segment for segment in self.code if segment.holds(address)), None)
+        at = self.offset(address)
+        assert segment is not None, "self.offset raises"
+        return self.read(at, min(size, segment.end - address))
+
+    def _ranges(self) -> str:
+        ranges = ", ".join(f"{s.offset:#x} to {s.offset + s.size:#x}" for s in self.code)
+        return f"its code is at offset {ranges}"
+
+    # symbols ---------------------------------------------------------------------------------------------------------
+
+    def resolve(self, location: str) -> int:
+        """The address of SYMBOL, SYMBOL+OFFSET or an offset in the file. Raises OptprobeError."""
+        found = _LOCATION.fullmatch(location.strip())
+        if found is None:
+            raise OptprobeError(
+                f"{location or 'nothing'} is no place in {self.name}", "BINARY:SYMBOL, BINARY:SYMBOL+OFFSET or BINARY:OFFSET"
+            )
+        symbol, more = found["symbol"], int(found["offset"] or "0", 0)
+        number = _number(symbol)
+        if number is not None:
+            return self.address(number + more)
+        address = self._named(symbol) + more
+        self.offset(address)
+        return address
+
+    def _named(self, name: str) -> int:
+        if not self.symbols:
+            raise OptprobeError(
+                f"{self.name} has no symbols: it is stripped", "give the same program with its symbols by -file PATH, or an offset"
+            )
+        found = {symbol.address for symbol in self.symbols if symbol.name == name}
+        if not found:
+            raise OptprobeError(f"{self.name} has no function {name}")
+        if len(found) > 1:
+            offsets = ", ".join(f"{self.offset(address):#x}" for address in sorted(found))
+            raise OptprobeError(f"{self.name} has {len(found)} functions {name}", f"give one's offset: {offsets}")
+        return found.pop()
+
+    def spell(self, address: int) -> str:
+        """symbol+0x3; the offset in the file where no symbol is known."""
+        symbol = self._around(address)
+        if symbol is None:
+            return f"{self.offset(address):#x}"
+        return symbol.name + (f"+{address - symbol.address:#x}" if address > symbol.address else "")
+
+    def function(self, address: int) -> tuple[int, int] | None:
+        """Start and end of the function there, as its symbol has them; None where no symbol tells."""
+        symbol = self._around(address)
+        return None if symbol is None else (symbol.address, self._end(symbol))
+
+    def _around(self, address: int) -> Symbol | None:
+        index = bisect_right(self.symbols, address, key=lambda symbol: symbol.address) - 1
+        if index < 0:
+            return None
+        start = self.symbols[index].address
+        same = [symbol for symbol in self.symbols[max(index - 16, 0) : index + 1] if symbol.address == start]
+        symbol = max(same, key=lambda symbol: symbol.size)
+        return symbol if address < self._end(symbol) else None
+
+    def _end(self, symbol: Symbol) -> int:
+        """Where its size ends it; without one, the next symbol or its segment."""
+        if symbol.size:
+            return symbol.address + symbol.size
+        index = bisect_right(self.symbols, symbol.address, key=lambda symbol: symbol.address)
+        ends = [segment.end for segment in self.code if segment.holds(symbol.address)]
+        return min(ends + [following.address for following in self.symbols[index : index + 1]])
+
+    @cached_property
+    def symbols(self) -> tuple[Symbol, ...]:
+        """Functions and labels in its code, by address. Raises OptprobeError."""
+        if self.named_by is not None:
+            return tuple(s for s in self.named_by.symbols if any(code.holds(s.address) for code in self.code))
+        layout = _LAYOUTS[self.bits]
+        start, count, size = self.sections
+        if not start or not 0 < count <= MOST_HEADERS:
+            return ()
+        table = _bounded(self.read, start, count * layout.section.size, size, self.name)
+        headers = list(layout.section.iter_unpack(table))
+        found: set[Symbol] = set()
+        for _, kind, _, _, offset, length, link, _, _, each in headers:
+            if kind in (SYMTAB, DYNSYM) and each == layout.symbol.size and link < len(headers):
+                strings = _bounded(self.read, headers[link][4], headers[link][5], size, self.name)
+                rows = _bounded(self.read, offset, length - length % each, size, self.name)
+                found.update(self._functions(layout, rows, strings))
+        return tuple(sorted(found))
+
+    def _functions(self, layout: _Layout, rows: bytes, strings: bytes) -> Iterator[Symbol]:
+        for values in layout.symbol.iter_unpack(rows):
+            row = dict(zip(layout.symbol_fields, values, strict=True))
+            end = strings.find(b"\0", row["name"])
+            name = strings[row["name"] : max(end, row["name"])].decode("utf-8", "replace")
+            wanted = row["info"] & 15 in (NOTHING, FUNCTION) and row["section"] != UNDEFINED and name
+            if wanted and any(segment.holds(row["value"]) for segment in self.code):
+                yield Symbol(row["value"], row["size"], name)
+
+
+def _number(text: str) -> int | None:
+    try:
+        return int(text, 0)
+    except ValueError:
+        return None
+
+
+def _bounded(read: Read, offset: int, size: int, end: int, name: str) -> bytes:
+    if size > LARGEST_TABLE or offset + size > end:
+        raise OptprobeError(f"{name} is damaged: it refers to what lies behind its end")
+    return read(offset, size)
+
+
+def _build_id(notes: bytes) -> bytes:
+    """(name size, size, type), name and description, each filled up to four bytes."""
+    at = 0
+    while at + 12 <= len(notes):
+        name, size, kind = struct.unpack_from("<III", notes, at)
+        start = at + 12 + (name + 3) // 4 * 4
+        if kind == BUILD_ID and notes[at + 12 : at + 12 + name] == b"GNU\0":
+            return notes[start : start + size]
+        at = start + (size + 3) // 4 * 4
+    return b""

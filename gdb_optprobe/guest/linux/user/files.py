@@ -1,0 +1,209 @@
+"""A file of the guest's by its path: what its kernel keeps of directories in memory.
+
+    process 1 ─► fs->root ─► dentry ─d_subdirs─► dentry ─► …          a mount's root takes its mountpoint's place
+                             inode: S_IFLNK ─► i_link: the path goes on there
+
+A file that is open or mapped has its directories in memory up to the root (fs/dcache.c). Nobody need have mapped it.
+What is read may be anything: it is checked as a stranger's.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
+from gdb_optprobe.guest.linux.lists import members
+
+MOST_LINKS = 40  # MAXSYMLINKS
+MOST_CHILDREN = 1 << 16
+LONGEST = 4096
+NAME_MAX = 255
+IN_MEMORY = "have it run once in the guest, so that its kernel has it in memory"
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A regular file. inode, mapping: addresses of the kernel's struct inode and struct address_space.
+
+    inode, number and device together are the file's identity, for as long as it stays in memory.
+    """
+
+    path: str
+    inode: int
+    number: int
+    device: int
+    size: int
+    mapping: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A dentry as it is seen through a mount (struct mount)."""
+
+    mount: int
+    dentry: int
+
+
+def find(kernel: Kernel, path: str) -> File:
+    """The file at `path` as process 1 sees it. Raises OptprobeError."""
+    return _Names(kernel).file(path)
+
+
+class _Names:
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        offset = kernel.offset
+        self._vfsmount = offset("mount", "mnt")
+        self._mounts = offset("mount", "mnt_mounts")
+        self._mount_child = offset("mount", "mnt_child")
+        self._mountpoint = offset("mount", "mnt_mountpoint")
+        self._mount_root = self._vfsmount + offset("vfsmount", "mnt_root")
+        self._name = offset("dentry", "d_name.name")
+        self._length = offset("dentry", "d_name.len")
+        self._d_inode = offset("dentry", "d_inode")
+        self._children = offset("dentry", "d_children", "d_subdirs")
+        self._sibling = offset("dentry", "d_sib", "d_child")
+        self._mode = offset("inode", "i_mode")
+        self._link = offset("inode", "i_link")
+
+    def file(self, path: str) -> File:
+        """Raises OptprobeError."""
+        if not path.startswith("/"):
+            raise OptprobeError(f"{path} is no path in the guest", "it begins with /, as in -user /bin/busybox:main")
+        if len(path) >= LONGEST or "\0" in path:
+            raise OptprobeError("a path in the guest has less than 4096 bytes, and no zero among them")
+        place = self._walk(path)
+        inode = self._inode(place.dentry)
+        mode = self._number(inode + self._mode, 2)
+        if not stat.S_ISREG(mode):
+            raise OptprobeError(f"{path} is no regular file of the guest")
+        kernel = self._kernel
+        device = self._number(kernel.word(inode + kernel.offset("inode", "i_sb")) + self._device, 4)
+        return File(
+            path,
+            inode,
+            kernel.word(inode + kernel.offset("inode", "i_ino")),
+            device,
+            kernel.word(inode + kernel.offset("inode", "i_size")),
+            kernel.word(inode + kernel.offset("inode", "i_mapping")),
+        )
+
+    @property
+    def _device(self) -> int:
+        return self._kernel.offset("super_block", "s_dev")
+
+    def _walk(self, path: str) -> _Place:
+        root = self._root()
+        trail = [root]
+        names = _split(path)
+        links = 0
+        while names:
+            name = names.pop(0)
+            if name == "..":
+                trail = trail[:-1] or [root]
+                continue
+            found = self._child(trail[-1], name)
+            if found is None:
+                raise OptprobeError(f"the guest knows of no file {path}", IN_MEMORY)
+            target = self._target(found, path)
+            if target is None:
+                trail.append(found)
+                continue
+            links += 1
+            if links > MOST_LINKS:
+                raise OptprobeError(f"{path} leads through too many symbolic links")
+            trail = [root] if target.startswith("/") else trail
+            names = _split(target) + names
+        return trail[-1]
+
+    def _root(self) -> _Place:
+        """Of process 1: the first that was made of another than init_task."""
+        kernel = self._kernel
+        tasks = kernel.offset("task_struct", "tasks")
+        pid = kernel.offset("task_struct", "pid")
+        for task in members(kernel, kernel.address("init_task") + tasks, tasks):
+            if self._number(task + pid, 4) == 1:
+                root = kernel.word(task + kernel.offset("task_struct", "fs")) + kernel.offset("fs_struct", "root")
+                mount = kernel.word(root + kernel.offset("path", "mnt")) - self._vfsmount
+                return self._top(_Place(mount, kernel.word(root + kernel.offset("path", "dentry"))))
+        raise NoSuchKernel("the guest has no process 1 yet")
+
+    def _top(self, place: _Place) -> _Place:
+        """What is mounted there last."""
+        for _ in range(MOST_LINKS):
+            above = next((m for m in self._mounted_in(place.mount) if self._point(m) == place.dentry), None)
+            if above is None:
+                return place
+            place = _Place(above, self._kernel.word(above + self._mount_root))
+        raise NoSuchKernel("too many file systems are mounted on one another")
+
+    def _mounted_in(self, mount: int) -> Iterator[int]:
+        return members(self._kernel, mount + self._mounts, self._mount_child)
+
+    def _point(self, mount: int) -> int:
+        return self._kernel.word(mount + self._mountpoint)
+
+    def _child(self, place: _Place, name: str) -> _Place | None:
+        wanted = name.encode("utf-8", "surrogateescape")
+        if len(wanted) > NAME_MAX:
+            return None
+        for dentry in self._entries(place.dentry):
+            if self._inode(dentry) and self._named(dentry, len(wanted)) == wanted:
+                return self._top(_Place(place.mount, dentry))
+        return None
+
+    def _entries(self, directory: int) -> Iterator[int]:
+        """The dentries in a directory: in a list with two ends, since Linux 6.8 in one with one."""
+        kernel = self._kernel
+        head = directory + self._children
+        seen: set[int] = set()
+        at = kernel.word(head)
+        while at not in (0, head):
+            if at in seen or len(seen) > MOST_CHILDREN:
+                raise NoSuchKernel(f"the list of a directory's files is broken at {at:#x}")
+            seen.add(at)
+            yield at - self._sibling
+            at = kernel.word(at)
+
+    def _named(self, dentry: int, length: int) -> bytes:
+        """The name, where it has that length."""
+        kernel = self._kernel
+        if self._number(dentry + self._length, 4) != length:
+            return b""
+        return kernel.memory.read(kernel.word(dentry + self._name), length)
+
+    def _target(self, place: _Place, path: str) -> str | None:
+        """Where a symbolic link leads; None where it is none."""
+        inode = self._inode(place.dentry)
+        if not stat.S_ISLNK(self._number(inode + self._mode, 2)):
+            return None
+        link = self._kernel.word(inode + self._link)
+        text = self._string(link) if link else b""
+        if not text:
+            raise OptprobeError(
+                f"{path} leads through a symbolic link that the guest has not in memory", "name the file it leads to"
+            )
+        return text.decode("utf-8", "surrogateescape")
+
+    def _string(self, address: int) -> bytes:
+        """Up to its zero, no page being read that it does not begin or go on in."""
+        found = b""
+        while b"\0" not in found:
+            if len(found) >= LONGEST:
+                raise NoSuchKernel(f"the path at {address:#x} does not end")
+            at = address + len(found)
+            found += self._kernel.memory.read(at, min(64, 4096 - at % 4096))
+        return found[: found.index(b"\0")]
+
+    def _inode(self, dentry: int) -> int:
+        return self._kernel.word(dentry + self._d_inode)
+
+    def _number(self, address: int, size: int) -> int:
+        return int.from_bytes(self._kernel.memory.read(address, size), "little")
+
+
+def _split(path: str) -> list[str]:
+    return [name for name in path.split("/") if name not in ("", ".")]

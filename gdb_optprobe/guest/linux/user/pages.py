@@ -1,0 +1,71 @@
+"""Pages of an address space: which are its own, and so can be written without the file's being changed.
+
+    mm_struct ─► pgd ─► page tables ─► frame ─► struct page: mapping & 3 == 1: anonymous, no page of a file's
+                                    (include/linux/page-flags.h, PAGE_MAPPING_ANON; 3: merged with others, KSM)
+
+An entry that is not dirty may be that of a page which the guest also has swapped out: what is written there may get lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.physical import Changed
+from gdb_optprobe.guest.linux.user.frames import PAGE, Frames
+from gdb_optprobe.isa.x86_64 import paging
+
+ANONYMOUS, KIND = 1, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """la57: whether page tables have five levels."""
+
+    kernel: Kernel
+    frames: Frames
+    la57: bool
+
+    def read(self, mm: int, address: int, size: int) -> bytes | None:
+        """What is there, within one page; None where no page is there now."""
+        page = self._page(mm, address)
+        return self.frames.read(page.frame_of(address), size) if page is not None else None
+
+    def is_private(self, mm: int, address: int) -> bool:
+        """Whether the page there can be written: it is the space's own, or shared with its forks alone."""
+        page = self._page(mm, address)
+        if page is None or page.level != 1 or not page.entry & paging.DIRTY:
+            return False
+        record = self.frames.record(page.frame_of(address))
+        mapping = self.kernel.word(record + self.kernel.offset("page", "mapping"))
+        return mapping & KIND == ANONYMOUS
+
+    def write(self, mm: int, address: int, old: bytes, new: bytes) -> bool:
+        """Replace `old` by `new` while the guest stands; False, nothing written, where the page is not the space's own.
+
+        Both within one page. What has gone there meanwhile is left alone. Raises Changed.
+        """
+        if not self.is_private(mm, address):
+            return False
+        page = self._page(mm, address)
+        assert page is not None, "the guest stands"
+        at = page.frame_of(address)
+        there = self.frames.read(at, len(old))
+        if there not in (old, new):
+            raise Changed(f"the program's memory at {address:#x} is not what was written there")
+        if there != new:
+            self.frames.write(at, new)
+        if self.frames.read(at, len(new)) != new:
+            raise Changed(f"the program's memory at {address:#x} cannot be written")
+        return True
+
+    def _page(self, mm: int, address: int) -> paging.Mapping | None:
+        top = self.kernel.word(mm + self.kernel.offset("mm_struct", "pgd")) - self.frames.start
+        page = paging.translate(self.frames.read, top, address, la57=self.la57)
+        return page if page is not None and page.user else None
+
+
+def within_pages(address: int, data: bytes) -> tuple[tuple[int, bytes], ...]:
+    """`data` at `address`, in pieces that lie in one page each."""
+    ends = [*range(PAGE - address % PAGE, len(data), PAGE), len(data)]
+    return tuple((address + start, data[start:end]) for start, end in zip([0, *ends], ends, strict=False) if start < end)

@@ -1,0 +1,147 @@
+"""Every address space that has a file's code mapped, by the file's own tree of mappings.
+
+    address_space ─► i_mmap: red-black tree of vm_area_struct (shared.rb) ─► vm_mm ─► processes with this mm
+
+That tree has them all, whether the process is in the list of tasks yet, or still (mm/interval_tree.c): a child that is
+half made too. So do the kernel's uprobes find them (kernel/events/uprobes.c, build_map_info). It is read while nobody
+changes it: who does holds i_mmap_rwsem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
+from gdb_optprobe.guest.linux.lists import members
+from gdb_optprobe.guest.linux.members import Members
+from gdb_optprobe.guest.linux.user.files import File
+from gdb_optprobe.guest.linux.user.frames import PAGE
+
+EXECUTE, MAY_EXECUTE, MAY_SHARE, HUGE = 0x4, 0x40, 0x80, 0x400000
+WRITER = 1  # RWSEM_WRITER_LOCKED
+MOST_MAPPINGS = 1 << 16
+NAME_SIZE = 16
+
+
+class Busy(OptprobeError):
+    """Somebody in the guest changes just now what was to be read: once it has run a little, it can be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    pid: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.pid})"
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """One executable mapping of a file: what is at `offset` of it stands at `start`.
+
+    mm:         the address space. start_code: its program's first code, see elf.Elf.first_code.
+    program:    the inode that the space runs; the file's own where it is the program itself, and no library.
+    processes:  those whose memory it is; a child that is being made is not among them yet.
+    """
+
+    mm: int
+    start: int
+    end: int
+    offset: int
+    start_code: int
+    program: int
+    processes: tuple[Process, ...]
+
+    def holds(self, offset: int) -> bool:
+        return self.offset <= offset < self.offset + self.end - self.start
+
+    def address(self, offset: int) -> int:
+        """Of what is at that offset of the file, which is mapped here."""
+        return self.start + offset - self.offset
+
+
+def spaces(kernel: Kernel, file: File) -> tuple[Space, ...]:
+    """Every private, executable mapping of `file`, by address space and address. Raises Busy, OptprobeError."""
+    return _Reader(kernel).of(file)
+
+
+class _Reader:
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        offset = kernel.offset
+        self._node = offset("vm_area_struct", "shared.rb")
+        self._right, self._left = offset("rb_node", "rb_right"), offset("rb_node", "rb_left")
+        self._area = Members.of(
+            start=(offset("vm_area_struct", "vm_start"), 8),
+            end=(offset("vm_area_struct", "vm_end"), 8),
+            mm=(offset("vm_area_struct", "vm_mm"), 8),
+            flags=(offset("vm_area_struct", "vm_flags"), 8),
+            page=(offset("vm_area_struct", "vm_pgoff"), 8),
+        )
+        self._users = offset("mm_struct", "mm_users")
+        self._start_code = offset("mm_struct", "start_code")
+        self._program = offset("mm_struct", "exe_file")
+
+    def of(self, file: File) -> tuple[Space, ...]:
+        kernel = self._kernel
+        lock = file.mapping + kernel.offset("address_space", "i_mmap_rwsem.count")
+        if kernel.word(lock) & WRITER:
+            raise Busy(f"mappings of {file.path} are being changed just now", "let the guest run a little, then try again")
+        areas = [self._area.read(kernel, area) for area in self._areas(file)]
+        wanted = [area for area in areas if _is_private_code(area["flags"])]
+        processes = self._processes() if wanted else {}
+        found = [self._space(area, processes) for area in wanted if self._lives(area["mm"])]
+        return tuple(sorted(found, key=lambda space: (space.mm, space.start)))
+
+    def _areas(self, file: File) -> Iterator[int]:
+        """Each node of the tree once."""
+        kernel = self._kernel
+        root = kernel.word(file.mapping + kernel.offset("address_space", "i_mmap"))
+        seen: set[int] = set()
+        waiting = [root] if root else []
+        while waiting:
+            node = waiting.pop()
+            if node in seen or len(seen) >= MOST_MAPPINGS:
+                raise NoSuchKernel(f"the tree of mappings of {file.path} is broken at {node:#x}")
+            seen.add(node)
+            yield node - self._node
+            both = kernel.word(node + self._left), kernel.word(node + self._right)
+            waiting += [child for child in both if child]
+
+    def _lives(self, mm: int) -> bool:
+        """Whether anybody uses it: else it is being torn down, and its pages have gone."""
+        return int.from_bytes(self._kernel.memory.read(mm + self._users, 4), "little") > 0
+
+    def _space(self, area: dict[str, int], processes: dict[int, list[Process]]) -> Space:
+        kernel, mm = self._kernel, area["mm"]
+        if area["start"] % PAGE or area["end"] % PAGE or not area["start"] < area["end"]:
+            raise NoSuchKernel(f"a mapping from {area['start']:#x} to {area['end']:#x} cannot be")
+        file = kernel.word(mm + self._program)
+        program = kernel.word(file + kernel.offset("file", "f_inode")) if file else 0
+        code = kernel.word(mm + self._start_code)
+        own = tuple(processes.get(mm, ()))
+        return Space(mm, area["start"], area["end"], area["page"] * PAGE, code, program, own)
+
+    def _processes(self) -> dict[int, list[Process]]:
+        """By their address space, in the order of the list of tasks."""
+        kernel = self._kernel
+        tasks = kernel.offset("task_struct", "tasks")
+        layout = Members.of(
+            mm=(kernel.offset("task_struct", "mm"), 8),
+            pid=(kernel.offset("task_struct", "tgid"), 4),
+            comm=(kernel.offset("task_struct", "comm"), NAME_SIZE),
+        )
+        found: dict[int, list[Process]] = {}
+        for task in members(kernel, kernel.address("init_task") + tasks, tasks):
+            values = layout.read(kernel, task)
+            name = values["comm"].to_bytes(NAME_SIZE, "little").split(b"\0")[0].decode("utf-8", "replace")
+            found.setdefault(values["mm"], []).append(Process(values["pid"], name))
+        return found
+
+
+def _is_private_code(flags: int) -> bool:
+    """As valid_vma has it (kernel/events/uprobes.c), of what is executable now."""
+    return bool(flags & EXECUTE) and flags & (MAY_EXECUTE | MAY_SHARE | HUGE) == MAY_EXECUTE
