@@ -23,6 +23,7 @@ EXECUTE, MAY_EXECUTE, MAY_SHARE, HUGE = 0x4, 0x40, 0x80, 0x400000
 WRITER = 1  # RWSEM_WRITER_LOCKED
 MOST_MAPPINGS = 1 << 16
 NAME_SIZE = 16
+LATER = "let the guest run a little, then try again"
 
 
 class Busy(OptprobeError):
@@ -89,7 +90,7 @@ class _Reader:
         kernel = self._kernel
         lock = file.mapping + kernel.offset("address_space", "i_mmap_rwsem.count")
         if kernel.word(lock) & WRITER:
-            raise Busy(f"mappings of {file.path} are being changed just now", "let the guest run a little, then try again")
+            raise Busy(f"mappings of {file.path} are being changed just now", LATER)
         areas = [self._area.read(kernel, area) for area in self._areas(file)]
         wanted = [area for area in areas if _is_private_code(area["flags"])]
         processes = self._processes() if wanted else {}

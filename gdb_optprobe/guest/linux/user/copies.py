@@ -1,0 +1,272 @@
+"""Write into address spaces of programs: the guest does it itself, with a copy of the page that is the space's own.
+
+    vCPU at a safe point      thunk (code)                               table (data)
+    ┌───────────────┐  PC,    ┌──────────────────────────────────────┐   ┌───────────────────────────────┐
+    │ …             │ ─r15──► │ save all; of each row:               │◄──┤ r15 │ PC │ done │             │
+    │               │         │   access_remote_vm(mm, …, FORCE)     │   │ mm │ address │ data │ … │ row  │
+    │               │ ◄────── │   mmput(mm); restore, r15 too; ret   │──►│ …                      result │
+    └───────────────┘         └──────────────────────────────────────┘   │ the rows' data                │
+                                                                         └───────────────────────────────┘
+access_remote_vm is what ptrace writes with: it breaks copy-on-write of a private mapping, whatever its protection, so
+that neither the file nor another process sees it (mm/memory.c). It may sleep, so the vCPU must be where its thread
+holds no lock. The reference to each mm is taken from outside, while the guest stands, and given back by the thunk.
+
+Once a vCPU has the PC and the table, the guest does all the rest whatever becomes of the debugger. Several vCPUs may be
+in the thunk at once, with a table each: all it needs of a table for its last two instructions is on the stack.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.call import INTERRUPTS, CallFailed
+from gdb_optprobe.guest.linux import preemption
+from gdb_optprobe.guest.linux.kernel import MASK, Kernel
+from gdb_optprobe.guest.linux.user.spaces import LATER, Busy
+from gdb_optprobe.guest.machine import Machine, Vcpu
+
+HEAD = struct.Struct("<QQQ")
+"""A table's beginning: r15 and PC of who uses it, and whether it is done with."""
+ROW = struct.Struct("<QQQIIi4x")
+"""mm, address, where the data is, its size, flags, the result: how many bytes were written. mm 0 ends the rows."""
+TABLE_SIZE = 2048
+ROWS = 16
+DATA = HEAD.size + ROW.size * ROWS + 8
+TABLES = 4
+LARGEST = TABLE_SIZE - DATA
+"""Bytes of data that one table has room for."""
+CODE_SIZE = 192
+
+WRITE, FORCE = 0x01, 0x10
+"""FOLL_WRITE, FOLL_FORCE of kernels whose types do not tell them (include/linux/mm.h until 6.3)."""
+SAFE_POINTS = ("ksys_read", "ksys_write", "do_sys_openat2", "kernel_wait4", "hrtimer_nanosleep", "do_sys_poll")
+"""Entered by system calls before anything is locked."""
+IDLE_POINT = "schedule_timeout"
+"""Where kernel threads wait, which an idle guest reaches too; those that work for others may hold locks there."""
+KERNEL_THREAD, WORKER, RECLAIMS = 0x00200000, 0x20, 0x800  # PF_KTHREAD, PF_WQ_WORKER, PF_MEMALLOC
+
+_SAVE = bytes.fromhex("41ff7708 41ff37 9c 50 51 52 53 55 56 57 4150 4151 4152 4153 4154 4155 4156")
+_RESTORE = bytes.fromhex("415e 415d 415c 415b 415a 4159 4158 5f 5e 5d 5b 5a 59 58 9d")
+_DONE = bytes.fromhex("49c7471001000000 415f c3")  # movq $1, 16(%r15); pop %r15; ret
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """`data` at `address` of the address space `mm`."""
+
+    mm: int
+    address: int
+    data: bytes
+
+
+def code(address: int, write: int, put: int) -> bytes:
+    """The thunk at `address`; write, put: access_remote_vm and mmput, within reach of a call. Raises CallFailed."""
+    made = bytearray(_SAVE)
+
+    def call(target: int) -> None:
+        try:
+            made.extend(b"\xe8" + (target - address - len(made) - 5).to_bytes(4, "little", signed=True))
+        except OverflowError:
+            raise CallFailed(f"{target:#x} cannot be reached from a call thunk at {address:#x}") from None
+
+    made += bytes.fromhex("4889e5 4883e4f0 fc")  # mov %rsp, %rbp; and $-16, %rsp; cld
+    made += bytes.fromhex("498d5f") + bytes([HEAD.size])  # lea rows(%r15), %rbx
+    loop = len(made)
+    made += bytes.fromhex("488b3b 4885ff 74")  # mov (%rbx), %rdi; test %rdi, %rdi; je end
+    leave = len(made)
+    made += b"\0"
+    made += bytes.fromhex("488b7308 488b5310 8b4b18 448b431c")  # address, data, size, flags: rsi, rdx, ecx, r8d
+    call(write)
+    made += bytes.fromhex("894320 488b3b")  # mov %eax, 32(%rbx); mov (%rbx), %rdi
+    call(put)
+    made += bytes.fromhex("4883c3") + bytes([ROW.size])  # add $row, %rbx
+    made += b"\xeb" + (loop - len(made) - 2).to_bytes(1, "little", signed=True)
+    made[leave] = len(made) - leave - 1
+    made += bytes.fromhex("4889ec") + _RESTORE + _DONE  # mov %rbp, %rsp
+    assert len(made) <= CODE_SIZE, "the thunk has its room"
+    return bytes(made)
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What a vCPU is to carry out, and the registers that set it on its way."""
+
+    table: int
+    writes: tuple[Write, ...]
+    registers: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Copies:
+    """One thunk in code memory, at `address`, and TABLES tables of TABLE_SIZE bytes in data memory.
+
+    constant: the value of an enumerator of the kernel's. avoid: whether somebody else of ours stops at an address.
+    """
+
+    machine: Machine
+    kernel: Kernel
+    address: int
+    tables: tuple[int, ...]
+    constant: Callable[[str], int | None]
+    avoid: Callable[[int], bool] = lambda address: False
+
+    @property
+    def code(self) -> bytes:
+        """What must stand at `address`. Raises OptprobeError."""
+        return code(self.address, self.kernel.address("access_remote_vm"), self.kernel.address("mmput"))
+
+    def clear(self) -> None:
+        """Make the tables, which are new, free."""
+        for table in self.tables:
+            self.machine.write(table, HEAD.pack(0, 0, 1))
+
+    # one vCPU --------------------------------------------------------------------------------------------------------
+
+    def start(self, vcpu: Vcpu, writes: Sequence[Write]) -> Started:
+        """Have `vcpu`, which is where it may sleep and holds no lock, carry out as many of `writes` as there is room for.
+
+        Once it is given the registers it is on its way, and back where it was when all is done. Spaces that nobody
+        uses any more are left out. Raises Busy, OptprobeError.
+        """
+        table = next((table for table in self.tables if self._is_free(table)), None)
+        if table is None:
+            raise Busy("threads of the guest write into programs just now", LATER)
+        taken = _that_fit(writes)
+        alive = [write for write in taken if self._users(write.mm)]
+        self._check_locks(alive)
+        at = self.machine.registers(vcpu, ("rip", "r15"))
+        flags = self._flag("FOLL_WRITE", WRITE) | self._flag("FOLL_FORCE", FORCE)
+        rows, data = b"", b""
+        for write in alive:
+            rows += ROW.pack(write.mm, write.address, table + DATA + len(data), len(write.data), flags, 0)
+            data += write.data
+        self.machine.write(table, (HEAD.pack(at["r15"], at["rip"], 0) + rows).ljust(DATA, b"\0") + data)
+        for write in alive:
+            self._hold(write.mm)
+        return Started(table, tuple(taken), {"rip": self.address, "r15": table})
+
+    def results(self, started: Started) -> tuple[bool, ...] | None:
+        """Of each of its writes whether it was carried out; None while they are. Ask before `start` is called again."""
+        if not self._is_free(started.table):
+            return None
+        rows = ROW.iter_unpack(self.machine.read(started.table + HEAD.size, ROW.size * ROWS))
+        done = {(row[0], row[1]) for row in rows if row[5] == row[3]}
+        return tuple((write.mm, write.address) in done for write in started.writes)
+
+    def may_start(self, vcpu: Vcpu) -> bool:
+        """Whether the thread on `vcpu`, at one of `safe_points`, may sleep and holds no lock."""
+        if not self.machine.registers(vcpu, ("eflags",))["eflags"] & INTERRUPTS:
+            return False
+        if not preemption.may_sleep(self.machine, self.kernel, vcpu):
+            return False
+        if self.machine.registers(vcpu, ("rip",))["rip"] != self.kernel.symbols.address(IDLE_POINT):
+            return True
+        flags = self._flags_of_current(vcpu)
+        return bool(flags & KERNEL_THREAD) and not flags & (WORKER | RECLAIMS)
+
+    def safe_points(self) -> tuple[int, ...]:
+        names = (*SAFE_POINTS, IDLE_POINT)
+        found = (self.kernel.symbols.address(name) for name in names)
+        return tuple(at for at in found if at is not None and not self.avoid(at))
+
+    def is_idle(self) -> bool:
+        """Whether nobody uses a table; who is in the thunk's last instructions is to be found by his PC."""
+        return all(map(self._is_free, self.tables))
+
+    # now -------------------------------------------------------------------------------------------------------------
+
+    def write(self, writes: Sequence[Write], timeout: float) -> tuple[bool, ...]:
+        """Run the guest until all is written: of each whether it was; not where the space or the page has gone.
+
+        Raises CallFailed.
+        """
+        deadline = time.monotonic() + timeout
+        done: list[bool] = []
+        while len(done) < len(writes):
+            vcpu = self._reach(deadline)
+            try:
+                started = self.start(vcpu, writes[len(done) :])
+            except Busy:
+                continue
+            self.machine.write_registers(vcpu, started.registers)
+            done += self._finish(started, deadline)
+        return tuple(done)
+
+    def _finish(self, started: Started, deadline: float) -> tuple[bool, ...]:
+        end = self.address + len(self.code) - 1
+        while (results := self.results(started)) is None:
+            left = deadline - time.monotonic()
+            vcpu = self.machine.run_until([end], left) if left > 0 else None
+            if vcpu is None:
+                raise CallFailed(
+                    "the guest has not written into its programs in time; it will go on by itself",
+                    "let the guest run on, then try again",
+                    unfinished=True,
+                )
+            self._return(vcpu)
+        return results
+
+    def _return(self, vcpu: Vcpu) -> None:
+        """`vcpu` is at the thunk's last instruction: nobody is to see it there."""
+        stack = self.machine.registers(vcpu, ("rsp",))["rsp"]
+        self.machine.write_registers(vcpu, {"rip": self.kernel.word(stack), "rsp": stack + 8})
+
+    def _reach(self, deadline: float) -> Vcpu:
+        points = self.safe_points()
+        while (left := deadline - time.monotonic()) > 0:
+            vcpu = self.machine.run_until(points, left)
+            if vcpu is not None and self.may_start(vcpu):
+                return vcpu
+        raise CallFailed(
+            "no thread of the guest came to where it can write into programs", "let the guest do something, then try again"
+        )
+
+    # the guest's -----------------------------------------------------------------------------------------------------
+
+    def _is_free(self, table: int) -> bool:
+        return bool(HEAD.unpack(self.machine.read(table, HEAD.size))[2])
+
+    def _users(self, mm: int) -> int:
+        users: int = struct.unpack("<i", self.machine.read(self._count(mm), 4))[0]
+        return max(users, 0)
+
+    def _hold(self, mm: int) -> None:
+        """As mmget does, for the guest stands: mmput in the thunk gives it back."""
+        self.machine.write(self._count(mm), struct.pack("<i", self._users(mm) + 1))
+
+    def _count(self, mm: int) -> int:
+        return mm + self.kernel.offset("mm_struct", "mm_users") & MASK
+
+    def _check_locks(self, writes: Iterable[Write]) -> None:
+        """Who is here may be who holds one, were his thread to be at no safe point after all. Raises Busy."""
+        lock = self.kernel.offset("mm_struct", "mmap_lock.count", "mmap_sem.count")
+        if any(self.kernel.word(mm + lock) for mm in {write.mm for write in writes}):
+            raise Busy("a program's memory is being changed just now", LATER)
+
+    def _flags_of_current(self, vcpu: Vcpu) -> int:
+        base = self.machine.registers(vcpu, ("gs_base",))["gs_base"]
+        variable = self.kernel.symbols.address("current_task")
+        if variable is None:
+            variable = self.kernel.address("pcpu_hot") + self.kernel.offset("pcpu_hot", "current_task")
+        task = self.kernel.word(base + variable & MASK)
+        return int.from_bytes(self.machine.read(task + self.kernel.offset("task_struct", "flags"), 4), "little")
+
+    def _flag(self, name: str, otherwise: int) -> int:
+        value = self.constant(name)
+        return otherwise if value is None else value
+
+
+def _that_fit(writes: Sequence[Write]) -> Sequence[Write]:
+    """The first of `writes` that one table has room for. Raises OptprobeError where the first has none."""
+    size = 0
+    for number, write in enumerate(writes[:ROWS]):
+        size += len(write.data)
+        if size > LARGEST:
+            if not number:
+                raise OptprobeError(f"{len(write.data)} bytes are more than can be written into a program at once")
+            return writes[:number]
+    return writes[:ROWS]
