@@ -34,13 +34,13 @@ PAGE = 4096
 MOST_HEADERS = 1 << 12
 LARGEST_TABLE = 1 << 26
 LARGEST_NOTE = 1 << 12
-MACHINES = {3: "i386", 62: "x86_64"}
+MACHINES = (3, 62)  # EM_386, EM_X86_64
 _LOCATION = re.compile(r"(?P<symbol>[^+\s]+?)(\s*\+\s*(?P<offset>0[xX][0-9a-fA-F]+|\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Of one word size: header behind e_ident, program header, section header, symbol, and the order of their fields."""
+    """Of one word size: header behind e_ident, program and section headers, symbol, and the order of their fields."""
 
     header: struct.Struct
     program: struct.Struct
@@ -98,7 +98,7 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Elf:
-    """`name` is what messages call it. bits: 32 or 64. entry: where it begins to run.
+    """`name` is what messages call it. bits: 32 or 64. pie: it may be loaded anywhere. entry: where it begins to run.
 
     sections: offset and number of the section headers, size of the file. named_by: the file whose symbols are taken.
     """
@@ -106,7 +106,7 @@ class Elf:
     name: str
     read: Read
     bits: int
-    machine: str
+    pie: bool
     entry: int
     segments: tuple[Segment, ...]
     build_id: bytes
@@ -145,7 +145,7 @@ class Elf:
         ids = (_build_id(_bounded(read, h["offset"], h["size"], size, name)) for h in notes)
         table = (sections, section_count if section_each == layout.section.size else 0, size)
         bits = 64 if layout is _LAYOUTS[64] else 32
-        return Elf(name, read, bits, MACHINES[machine], entry, loads, next(filter(None, ids), b""), table)
+        return Elf(name, read, bits, kind == SHARED, entry, loads, next(filter(None, ids), b""), table)
 
     # where -----------------------------------------------------------------------------------------------------------
 
@@ -202,7 +202,8 @@ class Elf:
         found = _LOCATION.fullmatch(location.strip())
         if found is None:
             raise OptprobeError(
-                f"{location or 'nothing'} is no place in {self.name}", "BINARY:SYMBOL, BINARY:SYMBOL+OFFSET or BINARY:OFFSET"
+                f"{location or 'nothing'} is no place in {self.name}",
+                "BINARY:SYMBOL, BINARY:SYMBOL+OFFSET or BINARY:OFFSET",
             )
         symbol, more = found["symbol"], int(found["offset"] or "0", 0)
         number = _number(symbol)
@@ -215,7 +216,8 @@ class Elf:
     def _named(self, name: str) -> int:
         if not self.symbols:
             raise OptprobeError(
-                f"{self.name} has no symbols: it is stripped", "give the same program with its symbols by -file PATH, or an offset"
+                f"{self.name} has no symbols: it is stripped",
+                "give the same program with its symbols by -file PATH, or an offset",
             )
         found = {symbol.address for symbol in self.symbols if symbol.name == name}
         if not found:

@@ -8,7 +8,7 @@ from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 
 PAGE = 4096
 RECORD = 64
-"""Bytes of a struct page (include/linux/mm_types.h): told wrong, no page would say that it holds what was looked for."""
+"""Bytes of a struct page (include/linux/mm_types.h): were it another, no page would hold what is looked for."""
 FIXED_RECORDS = 0xFFFF_EA00_0000_0000
 """Where they are in kernels that do not choose (arch/x86/include/asm/pgtable_64_types.h, __VMEMMAP_BASE_L4)."""
 

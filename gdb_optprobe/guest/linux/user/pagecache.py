@@ -1,7 +1,7 @@
 """What of a file is in the guest's memory: its page cache.
 
     address_space ─► i_pages: xarray ─► slots of 64 ─► … ─► struct page ─► frame
-                     an entry's low bits: 00 a page, 10 a node, or, below 4096, "as in slot N"     (include/linux/xarray.h)
+                     an entry's low bits: 00 a page, 10 a node, or, below 256, "as in slot N"   (include/linux/xarray.h)
 
 A page is believed where it says itself which file and which part of it it holds.
 """

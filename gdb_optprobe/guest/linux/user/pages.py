@@ -3,7 +3,7 @@
     mm_struct ─► pgd ─► page tables ─► frame ─► struct page: mapping & 3 == 1: anonymous, no page of a file's
                                     (include/linux/page-flags.h, PAGE_MAPPING_ANON; 3: merged with others, KSM)
 
-An entry that is not dirty may be that of a page which the guest also has swapped out: what is written there may get lost.
+An entry that is not dirty may be that of a page that the guest has a copy of on disk: what is written may get lost.
 """
 
 from __future__ import annotations
@@ -67,5 +67,6 @@ class Pages:
 
 def within_pages(address: int, data: bytes) -> tuple[tuple[int, bytes], ...]:
     """`data` at `address`, in pieces that lie in one page each."""
-    ends = [*range(PAGE - address % PAGE, len(data), PAGE), len(data)]
-    return tuple((address + start, data[start:end]) for start, end in zip([0, *ends], ends, strict=False) if start < end)
+    starts = [0, *range(PAGE - address % PAGE, len(data), PAGE)]
+    ends = [*starts[1:], len(data)]
+    return tuple((address + start, data[start:end]) for start, end in zip(starts, ends, strict=True))

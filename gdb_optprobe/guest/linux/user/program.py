@@ -24,12 +24,50 @@ class Program:
     elf: Elf
 
     @property
-    def name(self) -> str:
-        return self.file.path.rpartition("/")[2]
+    def path(self) -> str:
+        return self.file.path
+
+    @property
+    def inode(self) -> int:
+        return self.file.inode
+
+    @property
+    def bits(self) -> int:
+        return self.elf.bits
+
+    @property
+    def pie(self) -> bool:
+        return self.elf.pie
+
+    @property
+    def first_code(self) -> int:
+        return self.elf.first_code
+
+    @property
+    def filler(self) -> tuple[int, int]:
+        return self.elf.filler
+
+    def resolve(self, location: str) -> int:
+        return self.elf.resolve(location)
 
     def spell(self, address: int) -> str:
         """busybox:main+0x4"""
-        return f"{self.name}:{self.elf.spell(address)}"
+        return f"{self.path.rpartition('/')[2]}:{self.elf.spell(address)}"
+
+    def function(self, address: int) -> tuple[int, int] | None:
+        return self.elf.function(address)
+
+    def text(self, address: int, size: int) -> bytes:
+        """What the file has for the program's memory there: code, or what is behind it in its last page.
+
+        Raises OptprobeError.
+        """
+        start, end = self.filler
+        if not start <= address < end:
+            return self.elf.text(address, size)
+        offset = self.elf.offset(start - 1) + 1 + address - start
+        inside = max(min(size, self.file.size - offset), 0)
+        return self.elf.read(offset, inside).ljust(size, b"\0")
 
 
 def find(kernel: Kernel, frames: Frames, path: str, host: Path | None = None) -> Program:

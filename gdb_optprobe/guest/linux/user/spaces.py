@@ -64,6 +64,18 @@ class Space:
         return self.start + offset - self.offset
 
 
+@dataclass(frozen=True, slots=True)
+class Running:
+    """An address space that runs a program. start_code: where its first code is, see elf.Elf.first_code."""
+
+    mm: int
+    start_code: int
+    processes: tuple[Process, ...] = ()
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.processes)) or "a process that is being made"
+
+
 def spaces(kernel: Kernel, file: File) -> tuple[Space, ...]:
     """Every private, executable mapping of `file`, by address space and address. Raises Busy, OptprobeError."""
     return _Reader(kernel).of(file)

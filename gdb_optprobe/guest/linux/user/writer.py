@@ -26,8 +26,10 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.call import INTERRUPTS, CallFailed
 from gdb_optprobe.guest.linux import preemption
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel
+from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.user.spaces import LATER, Busy
 from gdb_optprobe.guest.machine import Machine, Vcpu
+from gdb_optprobe.isa.base import OutOfReach
 
 HEAD = struct.Struct("<QQQ")
 """A table's beginning: r15 and PC of who uses it, and whether it is done with."""
@@ -36,7 +38,8 @@ ROW = struct.Struct("<QQQIIi4x")
 TABLE_SIZE = 2048
 ROWS = 16
 DATA = HEAD.size + ROW.size * ROWS + 8
-TABLES = 4
+TABLES = 8
+SIZE = TABLES * TABLE_SIZE
 LARGEST = TABLE_SIZE - DATA
 """Bytes of data that one table has room for."""
 CODE_SIZE = 192
@@ -63,15 +66,28 @@ class Write:
     data: bytes
 
 
-def code(address: int, write: int, put: int) -> bytes:
-    """The thunk at `address`; write, put: access_remote_vm and mmput, within reach of a call. Raises CallFailed."""
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Where the kernel's access_remote_vm and mmput are."""
+
+    write: int
+    put: int
+
+
+def calls(kernel: Kernel) -> Calls:
+    """Raises OptprobeError."""
+    return Calls(kernel.address("access_remote_vm"), kernel.address("mmput"))
+
+
+def code(address: int, to: Calls) -> bytes:
+    """The thunk at `address`, from where both are within reach of a call. Raises OutOfReach."""
     made = bytearray(_SAVE)
 
     def call(target: int) -> None:
         try:
             made.extend(b"\xe8" + (target - address - len(made) - 5).to_bytes(4, "little", signed=True))
         except OverflowError:
-            raise CallFailed(f"{target:#x} cannot be reached from a call thunk at {address:#x}") from None
+            raise OutOfReach(address, target) from None
 
     made += bytes.fromhex("4889e5 4883e4f0 fc")  # mov %rsp, %rbp; and $-16, %rsp; cld
     made += bytes.fromhex("498d5f") + bytes([HEAD.size])  # lea rows(%r15), %rbx
@@ -80,9 +96,9 @@ def code(address: int, write: int, put: int) -> bytes:
     leave = len(made)
     made += b"\0"
     made += bytes.fromhex("488b7308 488b5310 8b4b18 448b431c")  # address, data, size, flags: rsi, rdx, ecx, r8d
-    call(write)
+    call(to.write)
     made += bytes.fromhex("894320 488b3b")  # mov %eax, 32(%rbx); mov (%rbx), %rdi
-    call(put)
+    call(to.put)
     made += bytes.fromhex("4883c3") + bytes([ROW.size])  # add $row, %rbx
     made += b"\xeb" + (loop - len(made) - 2).to_bytes(1, "little", signed=True)
     made[leave] = len(made) - leave - 1
@@ -101,43 +117,46 @@ class Started:
 
 
 @dataclass(frozen=True)
-class Copies:
-    """One thunk in code memory, at `address`, and TABLES tables of TABLE_SIZE bytes in data memory.
+class Writer:
+    """One thunk in code memory, at `address`, and TABLES tables of TABLE_SIZE bytes each, at `tables`, in data memory.
 
-    constant: the value of an enumerator of the kernel's. avoid: whether somebody else of ours stops at an address.
+    avoid: whether somebody else stops the guest at an address.
     """
 
-    machine: Machine
-    kernel: Kernel
+    programs: Programs
     address: int
-    tables: tuple[int, ...]
-    constant: Callable[[str], int | None]
+    tables: int
     avoid: Callable[[int], bool] = lambda address: False
 
     @property
-    def code(self) -> bytes:
-        """What must stand at `address`. Raises OptprobeError."""
-        return code(self.address, self.kernel.address("access_remote_vm"), self.kernel.address("mmput"))
+    def machine(self) -> Machine:
+        return self.programs.machine
+
+    @property
+    def kernel(self) -> Kernel:
+        return self.programs.kernel
 
     def clear(self) -> None:
         """Make the tables, which are new, free."""
-        for table in self.tables:
+        for table in self._tables:
             self.machine.write(table, HEAD.pack(0, 0, 1))
 
     # one vCPU --------------------------------------------------------------------------------------------------------
 
-    def start(self, vcpu: Vcpu, writes: Sequence[Write]) -> Started:
-        """Have `vcpu`, which is where it may sleep and holds no lock, carry out as many of `writes` as there is room for.
+    def start(self, vcpu: Vcpu, writes: Sequence[Write], sure: bool = False) -> Started:
+        """Have `vcpu`, which is where it may sleep and holds no lock, carry out as many of `writes` as fit.
 
         Once it is given the registers it is on its way, and back where it was when all is done. Spaces that nobody
-        uses any more are left out. Raises Busy, OptprobeError.
+        uses any more are left out. sure: it is known that the thread holds none of their locks. Raises Busy,
+        OptprobeError.
         """
-        table = next((table for table in self.tables if self._is_free(table)), None)
+        table = next((table for table in self._tables if self._is_free(table)), None)
         if table is None:
             raise Busy("threads of the guest write into programs just now", LATER)
         taken = _that_fit(writes)
         alive = [write for write in taken if self._users(write.mm)]
-        self._check_locks(alive)
+        if not sure:
+            self._check_locks(alive)
         at = self.machine.registers(vcpu, ("rip", "r15"))
         flags = self._flag("FOLL_WRITE", WRITE) | self._flag("FOLL_FORCE", FORCE)
         rows, data = b"", b""
@@ -165,7 +184,8 @@ class Copies:
             return False
         if self.machine.registers(vcpu, ("rip",))["rip"] != self.kernel.symbols.address(IDLE_POINT):
             return True
-        flags = self._flags_of_current(vcpu)
+        task = self.programs.current(vcpu)
+        flags = int.from_bytes(self.machine.read(task + self.kernel.offset("task_struct", "flags"), 4), "little")
         return bool(flags & KERNEL_THREAD) and not flags & (WORKER | RECLAIMS)
 
     def safe_points(self) -> tuple[int, ...]:
@@ -175,7 +195,7 @@ class Copies:
 
     def is_idle(self) -> bool:
         """Whether nobody uses a table; who is in the thunk's last instructions is to be found by his PC."""
-        return all(map(self._is_free, self.tables))
+        return all(map(self._is_free, self._tables))
 
     # now -------------------------------------------------------------------------------------------------------------
 
@@ -197,10 +217,10 @@ class Copies:
         return tuple(done)
 
     def _finish(self, started: Started, deadline: float) -> tuple[bool, ...]:
-        end = self.address + len(self.code) - 1
+        end = self.address + len(code(self.address, calls(self.kernel))) - 1
         while (results := self.results(started)) is None:
             left = deadline - time.monotonic()
-            vcpu = self.machine.run_until([end], left) if left > 0 else None
+            vcpu = self._run([end], left) if left > 0 else None
             if vcpu is None:
                 raise CallFailed(
                     "the guest has not written into its programs in time; it will go on by itself",
@@ -218,14 +238,24 @@ class Copies:
     def _reach(self, deadline: float) -> Vcpu:
         points = self.safe_points()
         while (left := deadline - time.monotonic()) > 0:
-            vcpu = self.machine.run_until(points, left)
+            vcpu = self._run(points, left)
             if vcpu is not None and self.may_start(vcpu):
                 return vcpu
         raise CallFailed(
-            "no thread of the guest came to where it can write into programs", "let the guest do something, then try again"
+            "no thread of the guest came to where it can write into programs",
+            "let the guest do something, then try again",
         )
 
+    def _run(self, addresses: Sequence[int], timeout: float) -> Vcpu | None:
+        vcpu = self.machine.run_until(addresses, timeout)
+        self.programs.forget()
+        return vcpu
+
     # the guest's -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _tables(self) -> range:
+        return range(self.tables, self.tables + SIZE, TABLE_SIZE)
 
     def _is_free(self, table: int) -> bool:
         return bool(HEAD.unpack(self.machine.read(table, HEAD.size))[2])
@@ -247,16 +277,8 @@ class Copies:
         if any(self.kernel.word(mm + lock) for mm in {write.mm for write in writes}):
             raise Busy("a program's memory is being changed just now", LATER)
 
-    def _flags_of_current(self, vcpu: Vcpu) -> int:
-        base = self.machine.registers(vcpu, ("gs_base",))["gs_base"]
-        variable = self.kernel.symbols.address("current_task")
-        if variable is None:
-            variable = self.kernel.address("pcpu_hot") + self.kernel.offset("pcpu_hot", "current_task")
-        task = self.kernel.word(base + variable & MASK)
-        return int.from_bytes(self.machine.read(task + self.kernel.offset("task_struct", "flags"), 4), "little")
-
     def _flag(self, name: str, otherwise: int) -> int:
-        value = self.constant(name)
+        value = self.programs.constant(name)
         return otherwise if value is None else value
 
 

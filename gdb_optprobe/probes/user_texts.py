@@ -1,0 +1,248 @@
+"""Bytes of ours in programs of the guest's: in every process that runs the file, in no other's memory, not in the file.
+
+    arm ──► every space that runs it: a page of its own already: written while the guest stands
+                                      else: the guest copies the page and writes (guest/linux/user/writer.py)
+    fork    copies the page, and us with it
+    exec    at the end of load_elf_binary, before the program's first instruction: stopped once, armed, and on
+    disarm  every space again, children that are being made too: written back while the guest stands
+
+Bytes are armed in the order they are given, each once all before it are in that space: what leads to others comes last.
+The file's inode is held, as kernel uprobes do, so that no other file can come to its address.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.physical import Changed
+from gdb_optprobe.guest.linux.user.files import File
+from gdb_optprobe.guest.linux.user.pages import within_pages
+from gdb_optprobe.guest.linux.user.program import Program
+from gdb_optprobe.guest.linux.user.programs import Programs
+from gdb_optprobe.guest.linux.user.spaces import Busy, Running
+from gdb_optprobe.guest.linux.user.writer import Write, Writer
+from gdb_optprobe.guest.machine import Vcpu
+from gdb_optprobe.probes.stops import Hit, StopPoint, Stops
+
+LOADED = "finalize_exec"
+"""The last that load_elf_binary calls before a program begins, whatever its word size: no lock is held (fs/exec.c)."""
+TIMEOUT = 20.0
+ROUNDS = 8
+PAUSE = 0.05
+TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Bytes of a program, by their address in its file: `old` is what the file has."""
+
+    address: int
+    old: bytes
+    new: bytes
+
+
+@dataclass(slots=True)
+class _Armed:
+    program: Program
+    changes: dict[int, Change] = field(default_factory=dict)
+
+
+@dataclass
+class UserTexts:
+    """What is armed in one guest.
+
+    run:    lets the guest run for so many seconds.
+    say:    tells the user what went wrong at an exec.
+    writer: given before anything is armed.
+    """
+
+    programs: Programs
+    stops: Stops
+    run: Callable[[float], None]
+    say: Callable[[str], None]
+    writer: Writer | None = None
+    _armed: dict[int, _Armed] = field(default_factory=dict)
+    _point: StopPoint | None = None
+    _tries: dict[int, int] = field(default_factory=dict)
+
+    def program(self, path: str, host: Path | None) -> Program:
+        """See program.find."""
+        return self.programs.find(path, host)
+
+    def arm(self, program: Program, texts: Mapping[int, bytes]) -> None:
+        """Put bytes at addresses of the file wherever it runs now, and will.
+
+        The guest runs for it where it has to. Raises OptprobeError: then nothing of it is left.
+        """
+        changes = [Change(at, program.text(at, len(new)), new) for at, new in texts.items()]
+        armed = self._armed.get(program.inode)
+        if armed is None:
+            self.programs.hold(program.file, 1)
+            armed = self._armed[program.inode] = _Armed(program)
+        armed.changes.update((change.address, change) for change in changes)
+        try:
+            self._listen()
+            self._settle(program, changes)
+        except OptprobeError:
+            self.disarm(program, list(texts))
+            raise
+
+    def disarm(self, program: Program, addresses: Collection[int]) -> None:
+        """Put the file's bytes back wherever it runs, last first. Raises OptprobeError where some could not be."""
+        armed = self._armed.get(program.inode)
+        if armed is None:
+            return
+        gone = [change for at, change in armed.changes.items() if at in addresses]
+        armed.changes = {at: change for at, change in armed.changes.items() if at not in addresses}
+        try:
+            self.take_out(program, gone)
+        finally:
+            if not armed.changes:
+                del self._armed[program.inode]
+                self.programs.hold(program.file, -1)
+            self._listen()
+
+    def take_out(self, program: Program, changes: Sequence[Change]) -> None:
+        """Put `old` back where `new` stands in any space that runs the program. Raises OptprobeError."""
+        left: list[Write] = []
+        back = [Change(change.address, change.new, change.old) for change in reversed(changes)]
+        spaces = self._spaces(program.file)
+        for space in spaces:
+            held = [change for change in back if self._may_hold(program, space, change)]
+            left += self._directly(program, space, held)
+        if left and not all(self._writer.write(left, TIMEOUT)):
+            kept = {write.mm for write in left} & {space.mm for space in self._spaces(program.file)}
+            if kept:
+                raise OptprobeError(f"{len(kept)} processes may keep what was written into {program.path}")
+
+    def problems(self) -> Sequence[str]:
+        """Where a process does not have what is armed, in words."""
+        found = []
+        for armed in self._armed.values():
+            program, changes = armed.program, tuple(armed.changes.values())
+            for space in self._spaces(program.file):
+                lost = self._next(program, space, changes)
+                if lost is not None:
+                    found.append(f"{space} does not have what was written at {program.spell(lost.address)}")
+        return found
+
+    def abandon(self) -> None:
+        """The guest is gone."""
+        self._armed.clear()
+        self._listen()
+
+    # spaces there are ------------------------------------------------------------------------------------------------
+
+    def _settle(self, program: Program, changes: Sequence[Change]) -> None:
+        """Until no space lacks anything: while the guest runs, others may come. Raises OptprobeError."""
+        tried: dict[tuple[int, int], int] = {}
+        deadline = time.monotonic() + TIMEOUT
+        while time.monotonic() < deadline:
+            spaces = self._spaces(program.file)
+            wanted = [write for space in spaces for write in self._advance(program, space, changes)]
+            if not wanted:
+                return
+            for write in wanted:
+                key = write.mm, write.address
+                tried[key] = tried.get(key, 0) + 1
+                if tried[key] > ROUNDS:
+                    raise OptprobeError(f"the guest does not let {program.path} be written at {write.address:#x}")
+            self._writer.write(wanted, max(deadline - time.monotonic(), 1.0))
+        raise OptprobeError(f"processes that run {program.path} come faster than they can be written into")
+
+    def _spaces(self, file: File) -> tuple[Running, ...]:
+        """Those that run it; the guest runs a little where that cannot be told just now. Raises OptprobeError."""
+        for _ in range(ROUNDS):
+            try:
+                return self.programs.running(file)
+            except Busy:
+                self.run(PAUSE)
+        return self.programs.running(file)
+
+    def _advance(self, program: Program, space: Running, changes: Sequence[Change]) -> list[Write]:
+        """Write what can be while the guest stands; the first that cannot, which all others wait for."""
+        while (following := self._next(program, space, changes)) is not None:
+            left = self._directly(program, space, [following])
+            if left:
+                return left
+        return []
+
+    def _next(self, program: Program, space: Running, changes: Iterable[Change]) -> Change | None:
+        """The first that `space` lacks."""
+        return next((change for change in changes if not self._stands(program, space, change)), None)
+
+    def _stands(self, program: Program, space: Running, change: Change) -> bool:
+        pieces = self._pieces(program, space, change)
+        return all(self.programs.pages.read(space.mm, at, len(new)) == new for at, _, new in pieces)
+
+    def _may_hold(self, program: Program, space: Running, back: Change) -> bool:
+        """Whether what is to go stands there, or the page is away: the guest may have put it into a swap file."""
+        read = self.programs.pages.read
+        return any(read(space.mm, at, len(old)) in (None, old) for at, old, _ in self._pieces(program, space, back))
+
+    def _directly(self, program: Program, space: Running, changes: Iterable[Change]) -> list[Write]:
+        """Write what is in pages of the space's own; what is not. Raises Changed."""
+        left = []
+        for change in changes:
+            for at, old, new in self._pieces(program, space, change):
+                if not self.programs.pages.write(space.mm, at, old, new):
+                    self._check(space, at, old, new)
+                    left.append(Write(space.mm, at, new))
+        return left
+
+    def _check(self, space: Running, at: int, old: bytes, new: bytes) -> None:
+        there = self.programs.pages.read(space.mm, at, len(old))
+        if there not in (None, old, new):
+            raise Changed(f"{space} has other code at {at:#x} than its file")
+
+    def _pieces(self, program: Program, space: Running, change: Change) -> Iterator[tuple[int, bytes, bytes]]:
+        """Address in the space, old and new bytes of each page."""
+        start = change.address + space.start_code - program.first_code
+        for (at, old), (_, new) in zip(within_pages(start, change.old), within_pages(start, change.new), strict=True):
+            yield at, old, new
+
+    @property
+    def _writer(self) -> Writer:
+        if self.writer is None:
+            raise OptprobeError("the guest has no code of ours that writes into programs")
+        return self.writer
+
+    # spaces that come ------------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        """Have the guest stop as it has loaded a program, for as long as anything is armed. Raises OptprobeError."""
+        if self._armed and self._point is None:
+            self._point = self.stops.set(self.programs.kernel.address(LOADED), self._loaded)
+        elif not self._armed and self._point is not None:
+            self._point.remove()
+            self._point = None
+            self._tries.clear()
+
+    def _loaded(self, hit: Hit) -> None:
+        """A program has been loaded. What its memory lacks is written by its own thread, which comes by here again."""
+        self.programs.forget()
+        armed = self._armed.get(self.programs.executed(hit.regs["rdi"]))
+        if armed is None:
+            return
+        vcpu = next(vcpu for vcpu in self.programs.machine.vcpus() if vcpu.number == hit.vcpu)
+        try:
+            self._arm_loaded(armed, vcpu, hit)
+        except OptprobeError as error:
+            self.say(f"a process that begins to run {armed.program.path} is not probed: {error}")
+
+    def _arm_loaded(self, armed: _Armed, vcpu: Vcpu, hit: Hit) -> None:
+        space = self.programs.loaded(vcpu)
+        mm, changes = space.mm, tuple(armed.changes.values())
+        writes = self._advance(armed.program, space, changes)
+        if not writes:
+            self._tries.pop(mm, None)
+            return
+        self._tries[mm] = self._tries.get(mm, 0) + 1
+        if self._tries[mm] > len(changes) + TRIES:
+            del self._tries[mm]
+            raise OptprobeError(f"the guest does not write at {writes[0].address:#x}")
+        hit.write(self._writer.start(vcpu, writes, sure=True).registers)
