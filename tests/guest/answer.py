@@ -1,0 +1,85 @@
+"""A program of the guest's, assembled here: it ends with what its function `answer` says, 7.
+
+With an argument it waits first until its input ends.
+"""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+from pathlib import Path
+
+from qemu.guest import Guest
+
+_SOURCES = {
+    64: """
+.globl _start
+_start: cmpq $1, (%rsp)
+        je ask
+wait:   xor %eax, %eax
+        xor %edi, %edi
+        lea -8(%rsp), %rsi
+        mov $1, %edx
+        syscall
+        cmp $0, %rax
+        jg wait
+ask:    call answer
+        mov %eax, %edi
+        mov $60, %eax
+        syscall
+.type answer, @function
+answer: push %rbp
+        mov %rsp, %rbp
+        mov $7, %eax
+        pop %rbp
+        ret
+.size answer, . - answer
+""",
+    32: """
+.globl _start
+_start: cmpl $1, (%esp)
+        je ask
+wait:   mov $3, %eax
+        xor %ebx, %ebx
+        lea -8(%esp), %ecx
+        mov $1, %edx
+        int $0x80
+        cmp $0, %eax
+        jg wait
+ask:    call answer
+        mov %eax, %ebx
+        mov $1, %eax
+        int $0x80
+.type answer, @function
+answer: push %ebp
+        mov %esp, %ebp
+        mov $7, %eax
+        pop %ebp
+        ret
+.size answer, . - answer
+""",
+}
+_FORMATS = {64: ("--64", "elf_x86_64"), 32: ("--32", "elf_i386")}
+VALUE = {64: 5, 32: 4}
+"""Where in `answer` the byte is that is its value."""
+
+
+def build(folder: Path, bits: int, *options: str) -> Path:
+    """The program; `options` of the linker's, such as -s for no symbols."""
+    source, assembled = folder / f"answer{bits}.s", folder / f"answer{bits}.o"
+    program = folder / f"answer{bits}{''.join(options)}"
+    source.write_text(_SOURCES[bits])
+    assembler, linker = _FORMATS[bits]
+    subprocess.run(["as", assembler, "-o", str(assembled), str(source)], check=True)
+    link = ["ld", "-m", linker, "-static", "--build-id", *options, "-o", str(program), str(assembled)]
+    subprocess.run(link, check=True)
+    return program
+
+
+def put(guest: Guest, program: Path, path: str) -> None:
+    """Have it in the guest at `path`."""
+    text = base64.b64encode(program.read_bytes()).decode()
+    guest.check(f"rm -f {path} {path}.b64")
+    for start in range(0, len(text), 2000):
+        guest.check(f"echo {text[start : start + 2000]} >> {path}.b64")
+    guest.check(f"base64 -d {path}.b64 > {path}; rm {path}.b64; chmod +x {path}")

@@ -1,0 +1,108 @@
+"""Sourced into GDB by tests: `user-NAME ARGUMENT...` looks into programs of the guest and writes there, as probes do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import gdb
+
+from gdb_optprobe.debugger.attach import attachments, current_session
+from gdb_optprobe.debugger.running import run_for
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.user.programs import Programs
+from gdb_optprobe.guest.linux.x86_64.reads import Reads
+from gdb_optprobe.probes.user_texts import UserTexts
+from gdb_optprobe.probes.user_writer import UserWriter
+
+session = current_session()
+attachment = attachments.current
+assert attachment is not None and attachment.linux is not None
+linux = attachment.linux
+reads = linux._reads
+assert isinstance(reads, Reads)
+programs = Programs.of(
+    attachment.machine,
+    linux.kernel,
+    (reads.direct.start, reads.direct.size),
+    reads.direct.la57,
+    linux.structures.btf.constant,
+    linux.forget,
+)
+
+
+def say(text: str) -> None:
+    gdb.write(f"optprobe: {text}\n")
+
+
+def run(seconds: float) -> None:
+    run_for(seconds)
+    linux.forget()
+
+
+texts = UserTexts(programs, session.target.stops, run, say)
+writer = UserWriter(session.target)
+
+
+class _Command(gdb.Command):
+    def __init__(self, name: str, do: Callable[..., None]) -> None:
+        super().__init__(name, gdb.COMMAND_DATA)
+        self._do = do
+
+    def invoke(self, argument: str, from_tty: bool) -> None:
+        linux.forget()
+        try:
+            self._do(*argument.split())
+        except OptprobeError as error:
+            gdb.write(f"refused: {error}\n")
+
+
+def find(path: str, *locations: str) -> None:
+    """PATH LOCATION... [file=HOST]"""
+    host = next((Path(each[5:]) for each in locations if each.startswith("file=")), None)
+    program = programs.find(path, host)
+    gdb.write(f"program {program.bits} {program.path} {program.pie} {program.first_code:#x}\n")
+    for location in locations:
+        if not location.startswith("file="):
+            try:
+                at = program.resolve(location)
+                gdb.write(f"place {location} {at:#x} {program.spell(at)} {program.text(at, 4).hex()}\n")
+            except OptprobeError as error:
+                gdb.write(f"refused: {error}\n")
+
+
+def spaces(path: str) -> None:
+    for space in programs.running(programs.find(path).file):
+        gdb.write(f"space {space}\n")
+
+
+def arm(path: str, *changes: str) -> None:
+    """PATH ADDRESS=HEX..."""
+    arena = session.optimizer.take_arena()
+    texts.writer = writer.begin(programs, arena, lambda at: False)
+    pairs = (change.split("=") for change in changes)
+    texts.arm(programs.find(path), {int(at, 0): bytes.fromhex(data) for at, data in pairs})
+    gdb.write("armed\n")
+
+
+def disarm(path: str, *addresses: str) -> None:
+    texts.disarm(programs.find(path), [int(at, 0) for at in addresses])
+    gdb.write("disarmed\n")
+
+
+def check() -> None:
+    for problem in texts.problems():
+        gdb.write(f"problem {problem}\n")
+    gdb.write("checked\n")
+
+
+def leave() -> None:
+    """As when the last probe has gone."""
+    arena = session.optimizer.arena
+    assert arena is not None and writer.made is not None and writer.made.is_idle()
+    writer.dismiss(arena)
+    gdb.write("left\n")
+
+
+for command in (find, spaces, arm, disarm, check, leave):
+    _Command(f"user-{command.__name__}", command)
