@@ -64,16 +64,22 @@ VALUE = {64: 5, 32: 4}
 """Where in `answer` the byte is that is its value."""
 
 
-def build(folder: Path, bits: int, *options: str) -> Path:
-    """The program; `options` of the linker's, such as -s for no symbols."""
-    source, assembled = folder / f"answer{bits}.s", folder / f"answer{bits}.o"
-    program = folder / f"answer{bits}{''.join(options)}"
+def build(folder: Path, bits: int) -> Path:
+    """The program, with its symbols."""
+    source, assembled, program = (folder / f"answer{bits}{suffix}" for suffix in (".s", ".o", ""))
     source.write_text(_SOURCES[bits])
     assembler, linker = _FORMATS[bits]
     subprocess.run(["as", assembler, "-o", str(assembled), str(source)], check=True)
-    link = ["ld", "-m", linker, "-static", "--build-id", *options, "-o", str(program), str(assembled)]
+    link = ["ld", "-m", linker, "-static", "--build-id", "-o", str(program), str(assembled)]
     subprocess.run(link, check=True)
     return program
+
+
+def strip(program: Path) -> Path:
+    """The same without its symbols."""
+    stripped = program.with_suffix(".stripped")
+    subprocess.run(["strip", "-o", str(stripped), str(program)], check=True)
+    return stripped
 
 
 def put(guest: Guest, program: Path, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Sourced into GDB by tests: `user-NAME ARGUMENT...` looks into programs of the guest and writes there, as probes do."""
+"""Sourced into GDB by tests: `user-NAME ARGUMENT...` finds programs of the guest and writes into them, as probes do."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import gdb
 from gdb_optprobe.debugger.attach import attachments, current_session
 from gdb_optprobe.debugger.running import run_for
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.x86_64.reads import Reads
 from gdb_optprobe.probes.user_texts import UserTexts
@@ -77,17 +78,26 @@ def spaces(path: str) -> None:
 
 
 def arm(path: str, *changes: str) -> None:
-    """PATH ADDRESS=HEX..."""
+    """PATH LOCATION=HEX..."""
     arena = session.optimizer.take_arena()
     texts.writer = writer.begin(programs, arena, lambda at: False)
+    program = programs.find(path)
     pairs = (change.split("=") for change in changes)
-    texts.arm(programs.find(path), {int(at, 0): bytes.fromhex(data) for at, data in pairs})
+    texts.arm(program, {_address(program, at): bytes.fromhex(data) for at, data in pairs})
     gdb.write("armed\n")
 
 
-def disarm(path: str, *addresses: str) -> None:
-    texts.disarm(programs.find(path), [int(at, 0) for at in addresses])
+def disarm(path: str, *locations: str) -> None:
+    program = programs.find(path)
+    texts.disarm(program, [_address(program, at) for at in locations])
     gdb.write("disarmed\n")
+
+
+def _address(program: Program, location: str) -> int:
+    """filler+N: so far behind its code."""
+    if location.startswith("filler+"):
+        return program.filler[0] + int(location.partition("+")[2])
+    return program.resolve(location)
 
 
 def check() -> None:

@@ -1,4 +1,4 @@
-"""Programs of the guest's, found from outside, and bytes of ours in them: in their processes alone, never in the file."""
+"""Programs of the guest's, found from outside, and bytes of ours in their processes: in no others', not in the file."""
 
 from __future__ import annotations
 
@@ -26,22 +26,23 @@ def test_every_process_now_and_later_and_never_the_file(linux: Guest, tmp_path: 
         linux.check(f"(sleep 300 | {path} wait; echo said $? >> /tmp/said) > /dev/null 2>&1 &")
     try:
         value = f"answer+{answer.VALUE[bits]}"
-        found = batch(linux, [USER, f"user-find {path} {value}", f"user-spaces {path}"])
-        (at,) = re.findall(rf"^place {re.escape(value)} (0x[0-9a-f]+) answer{bits}:answer\+\S+ 07", found.output, re.M)
-        assert len(re.findall(rf"^space answer{bits} \(\d+\)$", found.output, re.M)) == WAITING, found.output
         ask = f"{path}; echo said $?"
         several = f"for i in $(seq {AT_ONCE}); do ({path}; echo said $?) & done; wait"
         found = batch(
             linux,
             [
                 USER,
-                f"user-arm {path} {at}=09",
+                f"user-find {path} {value}",
+                f"user-spaces {path}",
+                # The second is behind its code, on the same page.
+                f"user-arm {path} filler+8=c3c3 {value}=09",
                 "user-check",
                 Workload(f"{ask}; cat {path} | md5sum"),
                 Workload(several),
                 Workload(f"killall sleep; while [ $(grep -c said /tmp/said) -lt {WAITING} ]; do sleep 0.1; done"),
-                f"user-disarm {path} {at}",
+                f"user-disarm {path} {value}",
                 Workload(ask),
+                f"user-disarm {path} filler+8",
                 "user-leave",
                 "optprobe commit -timeout 20",
             ],
@@ -50,6 +51,8 @@ def test_every_process_now_and_later_and_never_the_file(linux: Guest, tmp_path: 
         linux.run("killall sleep; sleep 0.2")
         said = linux.check("cat /tmp/said; rm -f /tmp/said")
     assert found.status == 0, found.output
+    assert re.search(rf"^place {re.escape(value)} 0x[0-9a-f]+ answer{bits}:answer\+\S+ 07", found.output, re.M)
+    assert len(re.findall(rf"^space answer{bits} \(\d+\)$", found.output, re.M)) == WAITING
     armed, at_once, _, disarmed = found.workloads
     assert armed.splitlines()[0] == "said 9" and armed.split()[2] == before.split()[0]
     assert at_once.splitlines() == ["said 9"] * AT_ONCE
@@ -57,3 +60,49 @@ def test_every_process_now_and_later_and_never_the_file(linux: Guest, tmp_path: 
     assert disarmed == "said 7\n"
     assert "problem" not in found.output and "everything is settled" in found.output
     assert linux.check(f"md5sum {path}") == before
+
+
+def test_bad_input_is_one_line_and_the_file_on_the_host_has_to_be_the_same(linux: Guest, tmp_path: Path) -> None:
+    whole, other = answer.build(tmp_path, 64), answer.build(tmp_path, 32)
+    answer.put(linux, answer.strip(whole), "/tmp/stripped")
+    try:
+        found = batch(
+            linux,
+            [
+                USER,
+                "user-find /tmp/nosuch",
+                "user-find tmp/stripped",
+                "user-find /dev/null",
+                "user-find /tmp",
+                "user-find /init",
+                "user-find /tmp/stripped answer 0x10 0xfffffffff answer+ -1",
+                f"user-find /tmp/stripped answer answer+4 answer+0x1000 nosuch file={whole}",
+                f"user-find /tmp/stripped file={other}",
+                f"user-find /tmp/stripped file={tmp_path}/nosuch",
+            ],
+        )
+    finally:
+        linux.run("rm -f /tmp/stripped")
+    lines = [line for line in found.output.splitlines() if line.startswith(("refused", "program", "place"))]
+    assert [line.split(";")[0] for line in lines if line.startswith("refused")] == [
+        "refused: the guest knows of no file /tmp/nosuch",
+        "refused: tmp/stripped is no path in the guest",
+        "refused: /dev/null is no regular file of the guest",
+        "refused: /tmp is no regular file of the guest",
+        "refused: /init is no program of this machine's (ELF, x86)",
+        "refused: /tmp/stripped has no symbols: it is stripped",
+        "refused: offset 0x10 of /tmp/stripped is outside its code",
+        "refused: offset 0xfffffffff of /tmp/stripped is outside its code",
+        "refused: answer+ is no place in /tmp/stripped",
+        "refused: offset -0x1 of /tmp/stripped is outside its code",
+        "refused: answer+0x1000 is in no code of /tmp/stripped",
+        "refused: /tmp/stripped has no function nosuch",
+        f"refused: {other} is another program than /tmp/stripped in the guest",
+        f"refused: {tmp_path}/nosuch cannot be read: No such file or directory",
+    ]
+    places = [line.split()[1:] for line in lines if line.startswith("place")]
+    assert [(where, spelled) for where, _, spelled, _ in places] == [
+        ("answer", "stripped:answer"),
+        ("answer+4", "stripped:answer+0x4"),
+    ]
+    assert "Traceback" not in found.output

@@ -72,11 +72,15 @@ _LAYOUTS = {
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What is mapped: `size` bytes of the file from `offset` on, at `address`. code: executable."""
+    """What is mapped: `size` bytes of the file from `offset` on, at `address`, and zeros up to `memory` bytes.
+
+    code: executable.
+    """
 
     address: int
     offset: int
     size: int
+    memory: int
     code: bool
 
     @property
@@ -135,7 +139,7 @@ class Elf:
             for values in layout.program.iter_unpack(_bounded(read, programs, each * count, size, name))
         ]
         loads = tuple(
-            Segment(h["address"], h["offset"], h["size"], bool(h["flags"] & CODE))
+            Segment(h["address"], h["offset"], h["size"], h["memory"], bool(h["flags"] & CODE))
             for h in headers
             if h["type"] == LOAD and h["offset"] + h["size"] <= size and h["address"] + h["size"] < 1 << 63
         )
@@ -165,10 +169,13 @@ class Elf:
     def filler(self) -> tuple[int, int]:
         """Behind the last code: what of its last page the file's code does not need, mapped executable. May be empty.
 
-        Another segment's bytes may be there, which nobody uses by that address.
+        What the file has there, if anything, belongs to another segment, which is mapped elsewhere.
         """
-        end = max(segment.end for segment in self.code)
-        return end, -(-end // PAGE) * PAGE
+        last = max(self.code, key=lambda segment: segment.end)
+        end = -(-last.end // PAGE) * PAGE
+        others = (segment for segment in self.segments if segment is not last)
+        taken = any(segment.address < end and segment.address + segment.memory > end - PAGE for segment in others)
+        return (last.end, last.end if taken or last.memory > last.size else end)
 
     def offset(self, address: int) -> int:
         """Where in the file the code at `address` is. Raises OptprobeError."""
@@ -210,7 +217,8 @@ class Elf:
         if number is not None:
             return self.address(number + more)
         address = self._named(symbol) + more
-        self.offset(address)
+        if not any(segment.holds(address) for segment in self.code):
+            raise OptprobeError(f"{location} is in no code of {self.name}")
         return address
 
     def _named(self, name: str) -> int:

@@ -13,7 +13,8 @@ from gdb_optprobe.guest.linux.user.files import File
 from gdb_optprobe.guest.linux.user.frames import Frames
 from gdb_optprobe.guest.linux.user.pagecache import NotInMemory, PageCache
 
-HEADERS = 4096
+SOME = 4096
+"""Bytes of code that are compared."""
 
 
 @dataclass(frozen=True)
@@ -90,27 +91,28 @@ def find(kernel: Kernel, frames: Frames, path: str, host: Path | None = None) ->
         if file.size != len(data):
             raise _other(host, path) from None
         return Program(file, theirs)
-    if not _same(own, theirs, file.size, len(data)):
+    if not _same(own, theirs):
         raise _other(host, path)
-    return Program(file, _both(own, theirs, same=file.size == len(data)))
+    return Program(file, _both(own, theirs))
 
 
-def _same(own: Elf, theirs: Elf, size: int, host_size: int) -> bool:
-    """By the build-id; without one they have the same size and beginning."""
+def _same(own: Elf, theirs: Elf) -> bool:
+    """By the build-id; without one they are loaded alike, and their code begins alike."""
     if own.build_id or theirs.build_id:
         return own.build_id == theirs.build_id and own.bits == theirs.bits
-    first = min(size, HEADERS)
-    return size == host_size and own.read(0, first) == theirs.read(0, first)
+    at = own.first_code
+    alike = (own.bits, own.entry, own.segments) == (theirs.bits, theirs.entry, theirs.segments)
+    return alike and own.text(at, SOME) == theirs.text(at, SOME)
 
 
-def _both(own: Elf, theirs: Elf, same: bool) -> Elf:
-    """The guest's code with the host's symbols; where the files are alike, the host's bytes serve too."""
+def _both(own: Elf, theirs: Elf) -> Elf:
+    """The guest's code with the host's symbols; where both are loaded alike, the host's bytes serve too."""
 
     def read(offset: int, size: int) -> bytes:
         try:
             return own.read(offset, size)
         except NotInMemory:
-            if same:
+            if own.segments == theirs.segments:
                 return theirs.read(offset, size)
             raise
 
