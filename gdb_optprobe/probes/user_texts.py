@@ -23,7 +23,7 @@ from gdb_optprobe.guest.linux.user.files import File
 from gdb_optprobe.guest.linux.user.pages import within_pages
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user.programs import Programs
-from gdb_optprobe.guest.linux.user.spaces import Busy, Running
+from gdb_optprobe.guest.linux.user.spaces import LATER, Busy, Running
 from gdb_optprobe.guest.linux.user.writer import Write, Writer
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.probes.stops import Hit, StopPoint, Stops
@@ -67,7 +67,7 @@ class UserTexts:
     writer: Writer | None = None
     _armed: dict[int, _Armed] = field(default_factory=dict)
     _point: StopPoint | None = None
-    _tries: dict[int, int] = field(default_factory=dict)
+    _tries: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def program(self, path: str, host: Path | None) -> Program:
         """See program.find."""
@@ -108,24 +108,40 @@ class UserTexts:
 
     def take_out(self, program: Program, changes: Sequence[Change]) -> None:
         """Put `old` back where `new` stands in any space that runs the program. Raises OptprobeError."""
-        left: list[Write] = []
         back = [Change(change.address, change.new, change.old) for change in reversed(changes)]
-        spaces = self._spaces(program.file)
-        for space in spaces:
-            held = [change for change in back if self._may_hold(program, space, change)]
-            left += self._directly(program, space, held)
-        if left and not all(self._writer.write(left, TIMEOUT)):
-            kept = {write.mm for write in left} & {space.mm for space in self._spaces(program.file)}
-            if kept:
-                raise OptprobeError(f"{len(kept)} processes may keep what was written into {program.path}")
+        self._recall(program, back)
+        for _ in range(ROUNDS):
+            left = [write for space in self._spaces(program.file) for write in self._put_back(program, space, back)]
+            if not left:
+                return
+            self._writer.write(left, TIMEOUT)
+        raise OptprobeError(f"{len({w.mm for w in left})} processes may keep what was written into {program.path}")
+
+    def _recall(self, program: Program, back: Sequence[Change]) -> None:
+        """Who is just being armed writes the file's bytes instead; he is waited for. Raises OptprobeError."""
+        if self.writer is None:
+            return
+        deadline = time.monotonic() + TIMEOUT
+        while time.monotonic() < deadline:
+            changes = {
+                (space.mm, at): (old, new)
+                for space in self._spaces(program.file)
+                for change in back
+                for at, old, new in self._pieces(program, space, change)
+            }
+            if not self.writer.recall(changes):
+                return
+            self.run(PAUSE)
+        raise OptprobeError(f"somebody has been writing into {program.path} for {TIMEOUT:g} s", LATER)
 
     def problems(self) -> Sequence[str]:
         """Where a process does not have what is armed, in words."""
         found = []
         for armed in self._armed.values():
             program, changes = armed.program, tuple(armed.changes.values())
-            for space in self._spaces(program.file):
-                lost = self._next(program, space, changes)
+            arming = {mm for mm, _ in self._tries}
+            for space in (space for space in self._spaces(program.file) if space.mm not in arming):
+                lost = next((change for change in changes if self._is_lost(program, space, change)), None)
                 if lost is not None:
                     found.append(f"{space} does not have what was written at {program.spell(lost.address)}")
         return found
@@ -163,6 +179,10 @@ class UserTexts:
                 self.run(PAUSE)
         return self.programs.running(file)
 
+    def _put_back(self, program: Program, space: Running, back: Iterable[Change]) -> list[Write]:
+        """What cannot be while the guest stands."""
+        return self._directly(program, space, [change for change in back if self._may_hold(program, space, change)])
+
     def _advance(self, program: Program, space: Running, changes: Sequence[Change]) -> list[Write]:
         """Write what can be while the guest stands; the first that cannot, which all others wait for."""
         while (following := self._next(program, space, changes)) is not None:
@@ -178,6 +198,12 @@ class UserTexts:
     def _stands(self, program: Program, space: Running, change: Change) -> bool:
         pieces = self._pieces(program, space, change)
         return all(self.programs.pages.read(space.mm, at, len(new)) == new for at, _, new in pieces)
+
+    def _is_lost(self, program: Program, space: Running, change: Change) -> bool:
+        """Whether something else is there. Where no page is, the space may be on its way to have it: in an exec."""
+        read = self.programs.pages.read
+        there = ((read(space.mm, at, len(new)), new) for at, _, new in self._pieces(program, space, change))
+        return bool(space.processes) and any(found not in (None, new) for found, new in there)
 
     def _may_hold(self, program: Program, space: Running, back: Change) -> bool:
         """Whether what is to go stands there, or the page is away: the guest may have put it into a swap file."""
@@ -236,13 +262,14 @@ class UserTexts:
 
     def _arm_loaded(self, armed: _Armed, vcpu: Vcpu, hit: Hit) -> None:
         space = self.programs.loaded(vcpu)
-        mm, changes = space.mm, tuple(armed.changes.values())
+        changes = tuple(armed.changes.values())
         writes = self._advance(armed.program, space, changes)
+        # Who was killed halfway is never seen again, and his memory may be another's.
+        key = (space.mm, space.processes[0].pid)
+        tries = self._tries.pop(key, 0)
         if not writes:
-            self._tries.pop(mm, None)
             return
-        self._tries[mm] = self._tries.get(mm, 0) + 1
-        if self._tries[mm] > len(changes) + TRIES:
-            del self._tries[mm]
+        if tries > len(changes) + TRIES:
             raise OptprobeError(f"the guest does not write at {writes[0].address:#x}")
+        self._tries = {(mm, pid): n for (mm, pid), n in self._tries.items() if mm != space.mm} | {key: tries + 1}
         hit.write(self._writer.start(vcpu, writes, sure=True).registers)

@@ -236,10 +236,11 @@ class Elf:
         return found.pop()
 
     def spell(self, address: int) -> str:
-        """symbol+0x3; the offset in the file where no symbol is known."""
+        """symbol+0x3; the offset in the file where no symbol is known; the address outside code."""
         symbol = self._around(address)
         if symbol is None:
-            return f"{self.offset(address):#x}"
+            inside = any(segment.holds(address) for segment in self.code)
+            return f"{self.offset(address):#x}" if inside else f"*{address:#x}"
         return symbol.name + (f"+{address - symbol.address:#x}" if address > symbol.address else "")
 
     def function(self, address: int) -> tuple[int, int] | None:

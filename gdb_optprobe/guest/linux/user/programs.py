@@ -48,14 +48,17 @@ class Programs:
         return program.find(self.kernel, self.frames, path, host)
 
     def running(self, file: File) -> tuple[Running, ...]:
-        """The spaces whose program `file` is. Raises Busy, OptprobeError."""
-        found = (space for space in spaces.spaces(self.kernel, file) if space.program == file.inode)
+        """The spaces whose program `file` is, but for those that are being loaded. Raises Busy, OptprobeError."""
+        loaded = (space for space in spaces.spaces(self.kernel, file) if space.start_code)
+        found = (space for space in loaded if space.program == file.inode)
         return tuple({space.mm: Running(space.mm, space.start_code, space.processes) for space in found}.values())
 
     def loaded(self, vcpu: Vcpu) -> Running:
         """The space of the thread on `vcpu`, which has just loaded a program. Raises OptprobeError."""
-        mm = self.kernel.word(self.current(vcpu) + self.kernel.offset("task_struct", "mm"))
-        return Running(mm, self.kernel.word(mm + self.kernel.offset("mm_struct", "start_code")))
+        kernel, task = self.kernel, self.current(vcpu)
+        mm = kernel.word(task + kernel.offset("task_struct", "mm"))
+        start = kernel.word(mm + kernel.offset("mm_struct", "start_code"))
+        return Running(mm, start, (spaces.process(kernel, task),))
 
     def current(self, vcpu: Vcpu) -> int:
         """The thread on `vcpu`, which is in the kernel."""

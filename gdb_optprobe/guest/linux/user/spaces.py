@@ -142,17 +142,21 @@ class _Reader:
         """By their address space, in the order of the list of tasks."""
         kernel = self._kernel
         tasks = kernel.offset("task_struct", "tasks")
-        layout = Members.of(
-            mm=(kernel.offset("task_struct", "mm"), 8),
-            pid=(kernel.offset("task_struct", "tgid"), 4),
-            comm=(kernel.offset("task_struct", "comm"), NAME_SIZE),
-        )
+        mm = kernel.offset("task_struct", "mm")
         found: dict[int, list[Process]] = {}
         for task in members(kernel, kernel.address("init_task") + tasks, tasks):
-            values = layout.read(kernel, task)
-            name = values["comm"].to_bytes(NAME_SIZE, "little").split(b"\0")[0].decode("utf-8", "replace")
-            found.setdefault(values["mm"], []).append(Process(values["pid"], name))
+            found.setdefault(kernel.word(task + mm), []).append(process(kernel, task))
         return found
+
+
+def process(kernel: Kernel, task: int) -> Process:
+    """The one that a thread belongs to."""
+    layout = Members.of(
+        pid=(kernel.offset("task_struct", "tgid"), 4), comm=(kernel.offset("task_struct", "comm"), NAME_SIZE)
+    )
+    values = layout.read(kernel, task)
+    name = values["comm"].to_bytes(NAME_SIZE, "little").split(b"\0")[0].decode("utf-8", "replace")
+    return Process(values["pid"], name)
 
 
 def _is_private_code(flags: int) -> bool:

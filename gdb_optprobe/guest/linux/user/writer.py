@@ -197,6 +197,16 @@ class Writer:
         """Whether nobody uses a table; who is in the thunk's last instructions is to be found by his PC."""
         return all(map(self._is_free, self._tables))
 
+    def recall(self, changes: Mapping[tuple[int, int], tuple[bytes, bytes]]) -> bool:
+        """Have who is about to write the first bytes by (mm, address) write the second; whether anybody is at it."""
+        busy = [table for table in self._tables if not self._is_free(table)]
+        for table in busy:
+            for mm, address, data, size, *_ in ROW.iter_unpack(self.machine.read(table + HEAD.size, ROW.size * ROWS)):
+                wrong, right = changes.get((mm, address), (b"", b""))
+                if mm and len(wrong) == size and self.machine.read(data, size) == wrong:
+                    self.machine.write(data, right)
+        return bool(busy)
+
     # now -------------------------------------------------------------------------------------------------------------
 
     def write(self, writes: Sequence[Write], timeout: float) -> tuple[bool, ...]:
