@@ -174,7 +174,7 @@ def test_a_path_leads_through_directories_links_and_mounts(guest: Kernel) -> Non
 
 @pytest.mark.parametrize(
     "path",
-    ["bin/busybox", "", "/", "/nosuch", "/gone", "/loop", "/far", "/busybox/x", "/bin\0", f"/{5000 * 'x'}", f"/{300 * 'y'}"],
+    ["bin/busybox", "", "/", "/nosuch", "/gone", "/loop", "/far", "/busybox/x", "/bin\0", f"/{5000 * 'x'}"],
 )
 def test_a_path_that_leads_nowhere_is_refused(guest: Kernel, path: str) -> None:
     guest.within(
