@@ -62,6 +62,39 @@ def test_every_process_now_and_later_and_never_the_file(linux: Guest, tmp_path: 
     assert linux.check(f"md5sum {path}") == before
 
 
+def test_what_the_guest_has_swapped_out_is_put_back_too(linux: Guest, tmp_path: Path) -> None:
+    path = "/tmp/answer"
+    answer.put(linux, answer.build(tmp_path, 64), path)
+    linux.check("insmod /lib/modules/brd.ko rd_nr=1 rd_size=16384; mkswap /dev/ram0; swapon /dev/ram0")
+    linux.check("mkdir -p /tmp/cg; mount -t cgroup2 none /tmp/cg; echo +memory > /tmp/cg/cgroup.subtree_control")
+    linux.check("mkdir /tmp/cg/test")
+    start = f"echo 0 > /tmp/cg/test/cgroup.procs; sleep 300 | {path} wait; echo said $? > /tmp/said"
+    linux.check(f"({start}) > /dev/null 2>&1 &")
+    swapped = f"grep -A22 r-xp /proc/$(pidof {path.rpartition('/')[2]})/smaps | grep -m 1 Swap:"
+    place = f"answer+{answer.VALUE[64]}"
+    try:
+        found = batch(
+            linux,
+            [
+                USER,
+                f"user-arm {path} {place}=09",
+                Workload(f"echo 8M > /tmp/cg/test/memory.reclaim 2> /dev/null; {swapped}"),
+                "user-check",
+                f"user-disarm {path} {place}",
+                Workload(swapped),
+                Workload("killall sleep; while [ ! -e /tmp/said ]; do sleep 0.1; done; cat /tmp/said"),
+                "user-leave",
+                "optprobe commit -timeout 20",
+            ],
+        )
+    finally:
+        linux.run(f"killall sleep; sleep 0.2; rm -f /tmp/said {path}; swapoff /dev/ram0; rmmod brd")
+        linux.run("rmdir /tmp/cg/test; umount /tmp/cg; rmdir /tmp/cg")
+    assert found.status == 0, found.output
+    assert [line.split() for line in found.workloads] == [["Swap:", "4", "kB"], ["Swap:", "0", "kB"], ["said", "7"]]
+    assert "problem" not in found.output and "everything is settled" in found.output
+
+
 def test_bad_input_is_one_line_and_the_file_on_the_host_has_to_be_the_same(linux: Guest, tmp_path: Path) -> None:
     whole, other = answer.build(tmp_path, 64), answer.build(tmp_path, 32)
     answer.put(linux, answer.strip(whole), "/tmp/stripped")
