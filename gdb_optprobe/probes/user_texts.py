@@ -111,7 +111,7 @@ class UserTexts:
         back = [Change(change.address, change.new, change.old) for change in reversed(changes)]
         self._recall(program, back)
         for _ in range(ROUNDS):
-            left = [write for space in self._spaces(program.file) for write in self._put_back(program, space, back)]
+            left = [write for space in self.spaces(program.file) for write in self._put_back(program, space, back)]
             if not left:
                 return
             self._writer.write(left, TIMEOUT)
@@ -125,7 +125,7 @@ class UserTexts:
         while time.monotonic() < deadline:
             changes = {
                 (space.mm, at): (old, new)
-                for space in self._spaces(program.file)
+                for space in self.spaces(program.file)
                 for change in back
                 for at, old, new in self._pieces(program, space, change)
             }
@@ -140,7 +140,7 @@ class UserTexts:
         for armed in self._armed.values():
             program, changes = armed.program, tuple(armed.changes.values())
             arming = {mm for mm, _ in self._tries}
-            for space in (space for space in self._spaces(program.file) if space.mm not in arming):
+            for space in (space for space in self.spaces(program.file) if space.mm not in arming):
                 lost = next((change for change in changes if self._is_lost(program, space, change)), None)
                 if lost is not None:
                     found.append(f"{space} does not have what was written at {program.spell(lost.address)}")
@@ -158,7 +158,7 @@ class UserTexts:
         tried: dict[tuple[int, int], int] = {}
         deadline = time.monotonic() + TIMEOUT
         while time.monotonic() < deadline:
-            spaces = self._spaces(program.file)
+            spaces = self.spaces(program.file)
             wanted = [write for space in spaces for write in self._advance(program, space, changes)]
             if not wanted:
                 return
@@ -170,7 +170,7 @@ class UserTexts:
             self._writer.write(wanted, max(deadline - time.monotonic(), 1.0))
         raise OptprobeError(f"processes that run {program.path} come faster than they can be written into")
 
-    def _spaces(self, file: File) -> tuple[Running, ...]:
+    def spaces(self, file: File) -> tuple[Running, ...]:
         """Those that run it; the guest runs a little where that cannot be told just now. Raises OptprobeError."""
         for _ in range(ROUNDS):
             try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,6 +95,32 @@ def disarm(path: str, *locations: str) -> None:
     gdb.write("disarmed\n")
 
 
+def rounds(path: str, seconds: str) -> None:
+    """Arm and disarm what nobody runs, for so long; what is not as it should be at any stop in between."""
+    program = programs.find(path)
+    at = program.filler[0]
+    texts.writer = writer.begin(programs, session.optimizer.take_arena(), lambda at: False)
+    chance, done, end = random.Random(1), 0, time.monotonic() + float(seconds)
+    while time.monotonic() < end:
+        texts.arm(program, {at + 16: b"\xaa\xbb", at: 8 * b"\xcc"})
+        problems()
+        run(chance.random() / 2)
+        problems()
+        texts.disarm(program, [at, at + 16])
+        for _ in range(2):
+            for space in texts.spaces(program.file):
+                if (programs.pages.read(space.mm, at, 18) or b"").strip(b"\0"):
+                    gdb.write(f"problem {space} has kept something\n")
+            run(chance.random() / 4)
+        done += 1
+    gdb.write(f"rounds {done}\n")
+
+
+def problems() -> None:
+    for problem in texts.problems():
+        gdb.write(f"problem {problem}\n")
+
+
 def _address(program: Program, location: str) -> int:
     """filler+N: so far behind its code."""
     if location.startswith("filler+"):
@@ -101,8 +129,7 @@ def _address(program: Program, location: str) -> int:
 
 
 def check() -> None:
-    for problem in texts.problems():
-        gdb.write(f"problem {problem}\n")
+    problems()
     gdb.write("checked\n")
 
 
@@ -114,5 +141,5 @@ def leave() -> None:
     gdb.write("left\n")
 
 
-for command in (find, spaces, arm, disarm, check, leave):
+for command in (find, spaces, arm, disarm, check, rounds, leave):
     _Command(f"user-{command.__name__}", command)

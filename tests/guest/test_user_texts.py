@@ -10,10 +10,13 @@ import pytest
 from qemu.guest import Guest
 from tests.guest import answer
 from tests.guest.batch import Workload, batch
+from tests.guest.conftest import FULL
 
 USER = f"source {Path(__file__).with_name('guest_user.py')}"
 WAITING = 3
 AT_ONCE = 8
+STORM = 120 if FULL else 4
+"""Seconds."""
 
 
 @pytest.mark.parametrize("bits", [64, 32])
@@ -60,6 +63,23 @@ def test_every_process_now_and_later_and_never_the_file(linux: Guest, tmp_path: 
     assert disarmed == "said 7\n"
     assert "problem" not in found.output and "everything is settled" in found.output
     assert linux.check(f"md5sum {path}") == before
+
+
+def test_armed_and_disarmed_while_processes_come_and_go(linux: Guest) -> None:
+    """Nothing is left in any, forks and what is just being loaded among them."""
+    some = "(true; (ls / | wc -l); expr 1 + 1) > /dev/null || echo bad >> /tmp/storm"
+    loop = f"while [ ! -e /tmp/enough ]; do {some}; done; echo done >> /tmp/storm"
+    linux.check(f"rm -f /tmp/enough /tmp/storm; for j in 1 2 3 4; do ({loop}) > /dev/null 2>&1 & done")
+    digest = linux.check("md5sum /bin/busybox")
+    try:
+        script = [USER, f"user-rounds /bin/busybox {STORM}", "user-leave"]
+        found = batch(linux, script)
+    finally:
+        linux.check("touch /tmp/enough; while [ $(grep -c done /tmp/storm) -lt 4 ]; do sleep 0.1; done", timeout=100)
+        said = linux.check("cat /tmp/storm; rm /tmp/storm /tmp/enough")
+    assert found.status == 0, found.output
+    assert re.search(r"^rounds [1-9]", found.output, re.M) and "problem" not in found.output, found.output
+    assert said.split() == 4 * ["done"] and linux.check("md5sum /bin/busybox") == digest
 
 
 def test_what_the_guest_has_swapped_out_is_put_back_too(linux: Guest, tmp_path: Path) -> None:
