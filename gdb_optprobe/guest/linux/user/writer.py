@@ -21,6 +21,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.call import INTERRUPTS, CallFailed
@@ -158,10 +159,9 @@ class Writer:
         if not sure:
             self._check_locks(alive)
         at = self.machine.registers(vcpu, ("rip", "r15"))
-        flags = self._flag("FOLL_WRITE", WRITE) | self._flag("FOLL_FORCE", FORCE)
         rows, data = b"", b""
         for write in alive:
-            rows += ROW.pack(write.mm, write.address, table + DATA + len(data), len(write.data), flags, 0)
+            rows += ROW.pack(write.mm, write.address, table + DATA + len(data), len(write.data), self._flags, 0)
             data += write.data
         self.machine.write(table, (HEAD.pack(at["r15"], at["rip"], 0) + rows).ljust(DATA, b"\0") + data)
         for write in alive:
@@ -287,9 +287,12 @@ class Writer:
         if any(self.kernel.word(mm + lock) for mm in {write.mm for write in writes}):
             raise Busy("a program's memory is being changed just now", LATER)
 
-    def _flag(self, name: str, otherwise: int) -> int:
-        value = self.programs.constant(name)
-        return otherwise if value is None else value
+    @cached_property
+    def _flags(self) -> int:
+        """What access_remote_vm is to do."""
+        values = (self.programs.constant("FOLL_WRITE"), self.programs.constant("FOLL_FORCE"))
+        write, force = (old if new is None else new for new, old in zip(values, (WRITE, FORCE), strict=True))
+        return write | force
 
 
 def _that_fit(writes: Sequence[Write]) -> Sequence[Write]:
