@@ -1,0 +1,105 @@
+"""Where the kernel may write what is at a user's address, without a fault: walk the page tables first.
+
+    address ─► the user's? within a page? ─► CR3 ─► … ─► leaf: present, writable, the user's, dirty
+                                                           └─► its page in the direct map, present and writable there
+What is written goes where a store of the user's would that had its translation cached: interrupts are off meanwhile, so
+nobody has an answer to a flush of translations, and only then are pages taken away, shared or cleaned (mm/gup.c,
+gup_fast). A page that is not dirty yet is left to the processor, which notes that it becomes so.
+
+    rax   address        ─►  where it is in the direct map, CF clear; or CF set
+    rsi   size, 1-8
+    rdx, r8 to r11, flags    lost
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+
+import capstone
+
+from ..assemble import assemble, check
+from . import paging
+from .peek import PAGE, Direct
+
+_CONSTANTS = ("tables", "base", "size")
+
+
+def routine(direct: Direct) -> bytes:
+    """The code, wherever it stands. Raises OptprobeError where keystone cannot be loaded or is wrong."""
+    numbers = (paging.ADDRESS, direct.start, direct.size)
+    return _assembled(direct.la57) + b"".join(number.to_bytes(8, "little") for number in numbers)
+
+
+def _source(la57: bool) -> Iterator[str]:
+    """As capstone writes it, but for names of places."""
+    user = 56 if la57 else 47
+    yield "mov edx, 7"
+    yield from ("mov r11, rax", f"shr r11, {user:#x}", "jne fault")
+    yield from ("mov r11d, eax", f"and r11d, {PAGE - 1:#x}", "add r11d, esi", f"cmp r11d, {PAGE:#x}", "ja fault")
+    yield "walk:"
+    yield "mov r10, cr3"
+    for level in range(5 if la57 else 4, 0, -1):
+        yield from (
+            "and r10, qword ptr [rip + tables]",
+            "mov r11, rax",
+            f"shr r11, {9 * level:#x}" if level > 1 else "shr r11, 9",
+            "and r11d, 0xff8",
+            "add r11, qword ptr [rip + base]",
+            "mov r10, qword ptr [r10 + r11]",
+            "mov r11d, r10d",
+            "not r11d",
+            "test edx, r11d",
+            "jne fault",
+        )
+        if level in (2, 3):
+            yield from ("test r10b, r10b", f"js leaf{level}")
+    for level in (1, 2, 3):
+        yield f"leaf{level}:"
+        yield f"mov r8d, {(PAGE << 9 * (level - 1)) - 1:#x}"
+        if level < 3:
+            yield "jmp compose"
+    yield from f"""
+    compose:
+        test r10b, {paging.DIRTY:#x}
+        je fault
+        test rax, rax
+        js done
+        and r10, qword ptr [rip + tables]
+        and rax, r8
+        not r8
+        and r10, r8
+        or rax, r10
+        cmp rax, qword ptr [rip + size]
+        jae fault
+        add rax, qword ptr [rip + base]
+        mov edx, 3
+        jmp walk
+    done:
+        ret
+    fault:
+        stc
+        ret
+    """.strip().splitlines()
+
+
+def _without_places(line: str) -> str:
+    return re.sub(r"^(call|j\w+) .*|rip \+ \w+", lambda found: found[1] or "rip", line)
+
+
+@cache
+def _assembled(la57: bool) -> bytes:
+    """The code before its constants."""
+    lines = [line.strip() for line in _source(la57)]
+    code = assemble("\n".join([*lines, *(f"{name}: .quad 0" for name in _CONSTANTS)]), "KS_ARCH_X86", "KS_MODE_64")
+    code = code[: -8 * len(_CONSTANTS)]
+    engine = capstone.Cs(capstone.CS_ARCH_X86, capstone.CS_MODE_64)
+    at = 0
+    for line in lines:
+        if line.endswith(":"):
+            continue
+        _, size, mnemonic, operands = next(engine.disasm_lite(code[at : at + 15], 0, 1), (0, 0, "nothing", ""))
+        check(line, _without_places(line), *_without_places(f"{mnemonic} {operands}").partition(" ")[::2])
+        at += size
+    return code

@@ -1,0 +1,63 @@
+"""A table of the trap instructions of ours in user programs, and of the code that is run for each.
+
+    key: how far behind │ the program's file, │ the code       │ 0      an open hash, a power of two of slots, no more
+    the program's code  │ by its inode's      │                │        than half of them full
+    starts              │ address             │                │
+home = (key * FACTOR mod 2^64 >> SHIFT) & (slots - 1), of the first word; a search walks on from there until an inode of
+0. A key stays when its trap has gone, with other code: a CPU may have trapped before.
+
+One slot serves a program wherever it is loaded, and all processes that run it, forked ones among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gdb_optprobe.objects.traps import FACTOR, SHIFT
+
+OFFSET, INODE, CODE = 0, 8, 16
+SLOT = 32
+
+Key = tuple[int, int]
+"""Offset of the byte behind the trap from where the program's code starts, and the address of the file's inode."""
+
+
+@dataclass(frozen=True, slots=True)
+class UserTrapsLayout:
+    """slots: a power of two."""
+
+    slots: int
+
+    @property
+    def size(self) -> int:
+        return self.slots * SLOT
+
+    @property
+    def room(self) -> int:
+        """How many traps there may be."""
+        return self.slots // 2
+
+    def place(self, data: bytes | bytearray, key: Key) -> int:
+        """The offset of the slot of `key`, or of the free one that it gets."""
+        offset, inode = key
+        at = (offset * FACTOR >> SHIFT & self.slots - 1) * SLOT
+        while (found := _words(data, at))[1] and found[:2] != (offset, inode):
+            at = (at + SLOT) % self.size
+        return at
+
+    def encode(self, codes: Mapping[Key, int]) -> bytearray:
+        """By key."""
+        data = bytearray(self.size)
+        for key, code in codes.items():
+            at = self.place(data, key)
+            data[at : at + SLOT] = slot(key, code)
+        return data
+
+
+def _words(data: bytes | bytearray, at: int) -> tuple[int, int]:
+    return int.from_bytes(data[at : at + 8], "little"), int.from_bytes(data[at + 8 : at + 16], "little")
+
+
+def slot(key: Key, code: int) -> bytes:
+    return b"".join(word.to_bytes(8, "little") for word in (*key, code, 0))
