@@ -32,6 +32,10 @@ class AddCommand(Subcommand[Add]):
       -tier TIER      this tier only: breakpoint, boosted, emulated, trapped, optimized
       -pending        wait for a symbol that is not there yet
       -glob           LOCATION is a glob
+      -user           LOCATION is BINARY:SYMBOL, BINARY:SYMBOL+OFFSET or
+                      BINARY:OFFSET of a program, BINARY a path in the guest
+      -file PATH      the same file here, for its symbols
+      -pid N          in this process only
       -json           print the probes as one line of JSON
 
     Examples:

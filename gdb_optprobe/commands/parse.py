@@ -34,7 +34,14 @@ ADD_OPTIONS: Mapping[str, str] = {
     "-json": "",
 }
 EXPLAIN_OPTIONS: Mapping[str, str] = {"-tier": "TIER", "-glob": "", "-json": ""}
-_LATER = ("-user", "-file", "-pid")
+
+_KINDS = {
+    (False, False): Kind.KPROBE,
+    (False, True): Kind.KRETPROBE,
+    (True, False): Kind.UPROBE,
+    (True, True): Kind.URETPROBE,
+}
+"""By whether a program is probed, and where it returns."""
 
 _KEYWORD = re.compile(r"(?<!\S)(if|do|entry)(?=[\s(]|$)")
 _CLAUSE = re.compile(r"(?<![\w$])(if|do)(?!\w)")
@@ -87,9 +94,10 @@ class Add:
 
     def spec(self) -> Spec:
         """What the session understands. Raises OptprobeError, pointing, for what is not built yet."""
-        for name in _LATER:
-            if name in self.place.options:
-                raise fault(f"{name} is not built yet", self.place.options[name].where)
+        user = "-user" in self.place.options
+        for name in ("-file", "-pid"):
+            if name in self.place.options and not user:
+                raise fault(f"{name} needs -user", self.place.options[name].where)
         returns = "-return" in self.place.options
         if not returns and "-maxactive" in self.place.options:
             raise fault("-maxactive needs -return", self.place.options["-maxactive"].where)
@@ -99,7 +107,7 @@ class Add:
                 raise fault("latency needs -return", action)
         return replace(
             self.place.spec(),
-            kind=Kind.KRETPROBE if returns else Kind.KPROBE,
+            kind=_KINDS[user, returns],
             condition=self.clause.condition.text if self.clause.condition else "",
             condition_at=self.clause.condition,
             actions=tuple(action.text for action in self.clause.actions) or ("count",),
@@ -108,6 +116,8 @@ class Add:
             entry_condition=self.entry.condition if self.entry else None,
             entry_actions=self.entry.actions if self.entry else (),
             maxactive=int(self.place.value("-maxactive") or 0),
+            file=self.place.value("-file"),
+            pid=int(self.place.value("-pid") or 0),
         )
 
 

@@ -34,9 +34,10 @@ from gdb_optprobe.handlers.scope import Scope
 from gdb_optprobe.interrupts import held, interruptible
 from gdb_optprobe.isa.base import Isa
 from gdb_optprobe.probes.linux import Linux, given_arena
+from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.original import overlaid
 from gdb_optprobe.probes.session import LEFT, RECOVER, Session
-from gdb_optprobe.probes.target import NamesAt, Target
+from gdb_optprobe.probes.target import Target
 
 
 @dataclass

@@ -30,7 +30,9 @@ class UserTrapping(Trapping, Protocol):
     """
 
     trap: bytes
-    registers: Mapping[str, int]
+
+    @property
+    def registers(self) -> Mapping[str, int]: ...
 
     def emulation(self, insn: Insn, bits: int, writable: int) -> Emulation | None:
         """insn: of a program of 32 or 64 bits, wherever it is loaded.

@@ -225,4 +225,4 @@ class Comings:
 
 def _returns(probe: Probe) -> bool:
     """Whether a probe comes back by itself: an address means nothing in another load."""
-    return not probe.spec.location.strip().startswith("*")
+    return not (probe.spec.in_program or probe.spec.location.strip().startswith("*"))

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Protocol
 
 from gdb_optprobe.detours.pads import Pad
-from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.guest.linux.port import Reads
 from gdb_optprobe.handlers import interpret
 from gdb_optprobe.handlers.interpret import Outcome
@@ -57,6 +57,16 @@ _NOTHING_DEAD = Dead()
 _NOTHING_KEPT = Kept()
 END = (1).to_bytes(WORD, "little")
 _BEFORE_CELLS = 2
+
+
+class Where(Protocol):
+    """address: the probed one. base: see Isa.count."""
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def base(self) -> int | None: ...
 
 
 @dataclass(frozen=True)
@@ -218,7 +228,7 @@ class Handler:
     def code(
         self,
         isa: Isa,
-        plan: Plan,
+        plan: Where,
         dead: Dead,
         memory: int,
         readers: Readers | None,

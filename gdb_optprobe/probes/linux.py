@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from gdb_optprobe.detours import patch
@@ -25,6 +25,7 @@ from gdb_optprobe.guest.linux.port import LinuxText, Port, Reads, Room, Say, Sta
 from gdb_optprobe.guest.linux.recover import Recovered
 from gdb_optprobe.guest.linux.structures import CachedStructures
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
+from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.memory import KernelMemory
 from gdb_optprobe.guest.saved import Saved
@@ -32,12 +33,13 @@ from gdb_optprobe.guest.scope import Debug
 from gdb_optprobe.guest.scope import Site as Probed
 from gdb_optprobe.guest.text import FtraceSite, Function, Overlay
 from gdb_optprobe.guest.types import BtfTypes
+from gdb_optprobe.guest.user_scope import user_scope
 from gdb_optprobe.handlers.program import Expr
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Isa
 from gdb_optprobe.probes.earlier import Earlier, facts, look
+from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.settings import ArenaRanges, Settings
-from gdb_optprobe.probes.target import NamesAt
 
 LARGEST_BTF = 1 << 26
 TYPES = "types.btf"
@@ -220,6 +222,21 @@ class Linux:
         left = self.left()
         originals = {text.address: text.original for text in left.texts} if left is not None else {}
         return self.port.trap_calls(self.kernel, originals)
+
+    @cached_property
+    def user_kernel(self) -> UserKernel:
+        """What probes on programs need of it. Raises OptprobeError."""
+        left = self.left()
+        originals = {text.address: text.original for text in left.texts} if left is not None else {}
+        return self.port.user_kernel(self.kernel, self.machine, self.memory.physical, originals)
+
+    def user_names(
+        self, address: int, entry: bool, bits: int, convenience: Callable[[str], int | None]
+    ) -> NamesAt:
+        """What names mean at an address of a program."""
+        found = self._names(scope.Site(address, "", entry), convenience)
+        assert isinstance(found.names, scope.KernelScope), "of this kernel"
+        return replace(found, names=user_scope(found.names, bits))
 
     @cached_property
     def _types(self) -> BtfTypes | None:

@@ -54,6 +54,8 @@ def note(probe: Probe, journal: Journal) -> None:
         "entry do": [action.text for action in spec.entry_actions],
         "maxactive": spec.maxactive,
         "pending": spec.pending,
+        "file": spec.file,
+        "pid": spec.pid,
         "home": probe.home,
         "waits": probe.waits is not None,
         "off": not probe.enabled,
@@ -71,7 +73,7 @@ def noted(number: int, value: Any) -> Noted:
     """Raises Damaged."""
     try:
         following, *pending = map(int, value.get("since", [0]))
-        text = {name: value.get(name, "") for name in ("location", "if", "tier", "name", "home")}
+        text = {name: value.get(name, "") for name in ("location", "if", "tier", "name", "home", "file")}
         actions = tuple(value.get("do", ["count"]))
         entry_if, entry_do = value.get("entry if", ""), value.get("entry do", [])
         typed = (*text.values(), *actions, entry_if, *entry_do)
@@ -89,6 +91,8 @@ def noted(number: int, value: Any) -> Noted:
             entry_condition=Fragment.whole(entry_if) if entry_if else None,
             entry_actions=tuple(Fragment.whole(action) for action in entry_do),
             maxactive=int(value.get("maxactive", 0)),
+            file=text["file"],
+            pid=int(value.get("pid", 0)),
         )
         return Noted(
             number=number,

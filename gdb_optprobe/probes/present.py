@@ -141,8 +141,8 @@ def probe(
         faults=found.head[1] if len(found.head) > 1 else 0,
         stops=site.stops,
         calls=outstanding.calls(under_way, callers) if under_way is not None else None,
-        objects=tuple(_objects(probe.handler, found, target)),
-        records=tuple(_record(probe, row, target) for row in found.records),
+        objects=tuple(objects(probe.handler, found, target)),
+        records=tuple(record(probe, row, target) for row in found.records),
     )
 
 
@@ -177,12 +177,13 @@ def waiting(probe: Probe, found: Gathered, target: Target) -> ProbeView:
         dropped=found.dropped,
         faults=found.head[1] if len(found.head) > 1 else 0,
         stops=0,
-        objects=tuple(_objects(probe.handler, found, target)),
-        records=tuple(_record(probe, row, target) for row in found.records),
+        objects=tuple(objects(probe.handler, found, target)),
+        records=tuple(record(probe, row, target) for row in found.records),
     )
 
 
-def _objects(handler: Handler, found: Gathered, target: Target) -> Iterator[ObjectView]:
+def objects(handler: Handler, found: Gathered, target: Target) -> Iterator[ObjectView]:
+    """What each action gathered."""
     for cell, place in handler.places():
         yield ObjectView(cell.name, cell.aggregate, (RowView((), found.head[place]),))
     for (table, _), rows, lost in zip(handler.tables, found.tables, found.lost, strict=True):
@@ -195,7 +196,8 @@ def _row(columns: Sequence[Column], data: bytes, words: tuple[int, ...], target:
     return RowView(key, words, f"[{', '.join(_spelled(value, target) for value in key)}]")
 
 
-def _record(probe: Probe, row: Row, target: Target) -> RecordView:
+def record(probe: Probe, row: Row, target: Target) -> RecordView:
+    """What an action kept of one hit."""
     kind = probe.handler.objects[row.kind]
     assert isinstance(kind, Records)
     values = _key(kind.columns, row.fields)

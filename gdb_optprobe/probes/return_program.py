@@ -15,8 +15,9 @@ from gdb_optprobe.isa import returns
 from gdb_optprobe.isa.emitter import Before, Readers
 from gdb_optprobe.objects.instances import InstancesLayout
 from gdb_optprobe.probes.handler import Handler
+from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.spec import Spec
-from gdb_optprobe.probes.target import NamesAt, Target
+from gdb_optprobe.probes.target import Target
 
 
 def compile_return(spec: Spec, address: int, target: Target, limits: Limits) -> tuple[Program, NamesAt, Entry]:

@@ -15,7 +15,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.scope import OURS
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.settings import Settings
-from gdb_optprobe.probes.spec import Kind, Spec
+from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.views import Saved
 
@@ -56,9 +56,12 @@ def add(spec: Spec, location: str, glob: bool = False) -> str:
     """The command for a probe of `spec` at `location`."""
     words = ["optprobe add", location]
     words += ["-glob"] if glob else []
-    words += ["-return"] if spec.kind is Kind.KRETPROBE else []
+    words += ["-user"] if spec.in_program else []
+    words += ["-file", spec.file] if spec.file else []
+    words += ["-pid", str(spec.pid)] if spec.pid else []
+    words += ["-return"] if spec.returns else []
     words += ["-maxactive", str(spec.maxactive)] if spec.maxactive else []
-    words += ["-pending"] if spec.pending else []
+    words += ["-pending"] if spec.pending and not spec.in_program else []
     words += ["-name", spec.name] if spec.name else []
     words += ["-tier", spec.tier] if spec.tier else []
     words += [entry(spec)] if entry(spec) else []

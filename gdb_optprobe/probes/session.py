@@ -27,7 +27,7 @@ from gdb_optprobe.handlers.supported import check_action
 from gdb_optprobe.interrupts import checkpoint
 from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.isa.paths import depth
-from gdb_optprobe.probes import checking, outstanding, present, returnable, saving
+from gdb_optprobe.probes import checking, outstanding, present, present_users, returnable, saving
 from gdb_optprobe.probes.comings import Comings, can_wait
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.optimizer import Optimizer
@@ -38,6 +38,7 @@ from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.users import Users
 from gdb_optprobe.probes.views import CollectorView, ExplainView, ProbeView, Saved, ShowView
 from gdb_optprobe.probes.waiting import told
 
@@ -65,6 +66,7 @@ class Session:
         self.registry = Registry()
         self.optimizer = Optimizer(target, self.registry, settings)
         self.comings = Comings(target, self.registry, self.optimizer, settings, self._standing, self.handler)
+        self.users = Users(target, self.registry, self.optimizer, settings)
         self.last_number: int | None = None
         self._run = run
 
@@ -77,6 +79,8 @@ class Session:
             raise OptprobeError(LEFT, RECOVER)
         for action in spec.action_parts:
             check_action(action)
+        if spec.in_program:
+            return self._views([self._in_program(spec)])
         if spec.tier and spec.tier not in {tier.value for tier in Tier}:
             raise OptprobeError(f"no tier is called '{spec.tier}'", "there are: " + ", ".join(t.value for t in Tier))
         try:
@@ -99,6 +103,11 @@ class Session:
         self.last_number = probes[-1].number
         self.comings.listen()
         return self._views(probes)
+
+    def _in_program(self, spec: Spec) -> Probe:
+        probe = self.users.add(spec)
+        self.last_number = probe.number
+        return probe
 
     def _await(self, spec: Spec) -> Probe:
         """A probe on a function that is not there yet."""
@@ -244,6 +253,7 @@ class Session:
         failure: OptprobeError | None = None
         try:
             self.optimizer.settle(self._sites_of(probes))
+            self.users.remove(probes)
         except OptprobeError as error:
             failure = error
         left = sum(self.registry.site_of(probe).gone for probe in probes if probe.waits is None)
@@ -268,6 +278,7 @@ class Session:
         for probe in probes:
             probe.enabled = on
         self.optimizer.settle(self._sites_of(probes))
+        self.users.settle(probes)
         self.optimizer.note(probes)
         self.comings.listen()
         return tuple(probe.number for probe in probes)
@@ -310,7 +321,9 @@ class Session:
     def _views(self, probes: Sequence[Probe], whole: bool = False) -> tuple[ProbeView, ...]:
         found, under_way = present.gathered(probes, self.target, whole), self.optimizer.under_way
         return tuple(
-            present.waiting(probe, found[probe.number], self.target)
+            present_users.probe(probe, self.users.point(probe), found[probe.number], self.target)
+            if probe.spec.in_program
+            else present.waiting(probe, found[probe.number], self.target)
             if probe.waits is not None
             else present.probe(probe, self.registry.site_of(probe), found[probe.number], self.target, under_way)
             for probe in probes
@@ -374,7 +387,7 @@ class Session:
     def check(self) -> tuple[str, ...]:
         """Where the guest's memory does not hold what we wrote, in words."""
         self.target.alive()
-        return tuple(checking.problems(self.optimizer, self.resident))
+        return (*checking.problems(self.optimizer, self.resident), *self.users.problems())
 
     def passed_over(self) -> tuple[str, ...]:
         """What tracers of the guest's own do not see because of us, in words."""
@@ -466,6 +479,7 @@ class Session:
         """Take everything out of the guest: probes, and the arena. Raises OptprobeError where that is still in use."""
         self.target.alive()
         self.delete()
+        self.users.tidy()
         arena = self.optimizer.arena
         if self.optimizer.give_back_arena() or arena is None or self.target.stacks_missing:
             return
@@ -479,4 +493,5 @@ class Session:
         self.registry.abandon()
         self.optimizer.returns.abandon()
         self.comings.abandon()
+        self.users.abandon()
         self.optimizer.traps.abandon()

@@ -35,6 +35,7 @@ class Spec:
     pre_handler, post_handler: of Python's, before the instruction (a return probe's: at the entry), and behind it.
     return_handler: of Python's, where the function has returned.
     maxactive: of a return probe, how many calls at once it sees; 0 for as many as there are.
+    file, pid: of a probe on a program, where GDB has the same file; the only process, 0 for all.
     condition_at, actions_at: where they stand in a typed line; None and empty where they come one by one.
     """
 
@@ -54,6 +55,17 @@ class Spec:
     entry_condition: Fragment | None = None
     entry_actions: tuple[Fragment, ...] = ()
     maxactive: int = 0
+    file: str = ""
+    pid: int = 0
+
+    @property
+    def in_program(self) -> bool:
+        """Whether it is on a user's program."""
+        return self.kind in (Kind.UPROBE, Kind.URETPROBE)
+
+    @property
+    def returns(self) -> bool:
+        return self.kind in (Kind.KRETPROBE, Kind.URETPROBE)
 
     @property
     def has_python_handler(self) -> bool:

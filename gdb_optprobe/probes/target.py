@@ -9,15 +9,14 @@ from typing import Protocol
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.left import Left
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.port import Reads
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.guest.text import FtraceSite, Function, Text
-from gdb_optprobe.handlers.program import Expr
-from gdb_optprobe.handlers.scope import UNREAD, Missing, Scope
 from gdb_optprobe.isa.base import Isa
+from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.stops import StopPoint, Stops
+from gdb_optprobe.probes.user_target import UserTarget
 
 
 class Tracer(Protocol):
@@ -80,24 +79,8 @@ class NoModules:
         raise OptprobeError("no text comes or goes in this guest: a probe has nothing to wait for")
 
 
-UNTIMED = Missing("how fast this guest's clock runs is not known")
-
-
-@dataclass(frozen=True, slots=True)
-class NamesAt:
-    """What names mean at an address, and what else programs there need.
-
-    per_cpu: see isa.emitter.Before.
-    cpu:     this CPU's number.
-    hertz:   ticks of Clock in a second.
-    reads:   how memory that may not be there is read.
-    """
-
-    names: Scope
-    per_cpu: int | None = None
-    cpu: Expr | None = None
-    reads: Reads | Missing = UNREAD
-    hertz: int | Missing = UNTIMED
+def _no_user() -> UserTarget:
+    raise OptprobeError("programs are probed in a Linux guest on x86-64 only")
 
 
 def _no_traps() -> TrapCalls:
@@ -126,6 +109,7 @@ class Target:
     left:           probes of an earlier GDB that are in the guest; None where none are. Raises OptprobeError.
     hidden_returns: where tracers of the guest's own have calls return to.
     trap_calls:     where the guest calls its handler of traps. Raises OptprobeError where that is not known.
+    user:           what probes on programs need. Raises OptprobeError where there can be none.
     is_here:        whether this is still the guest that was attached to, with what was put there; nothing is changed.
     alive:          raises OptprobeError when it is not, after it was forgotten.
     guard:          called before the first probe is written: see that the guest is freed should the debugger die.
@@ -159,3 +143,4 @@ class Target:
     hides: Callable[[], bool] = lambda: True
     trap_calls: Callable[[], TrapCalls] = _no_traps
     is_here: Callable[[], bool] = lambda: True
+    user: Callable[[], UserTarget] = _no_user

@@ -23,11 +23,12 @@ from gdb_optprobe.handlers.ctype import UNSIGNED_LONG, CType
 from gdb_optprobe.handlers.program import Expr, Frame, Register
 from gdb_optprobe.handlers.scope import Meaning, Missing, Value
 from gdb_optprobe.isa.x86_64 import X86_64
+from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.stops import Hit, Landing, OnHit
-from gdb_optprobe.probes.target import NamesAt, Target
+from gdb_optprobe.probes.target import Target
 from tests.detours import fakes
 
 # Sizes of 1 to 7 bytes; every instruction changes what the next ones make of it; flags live across some, not others.

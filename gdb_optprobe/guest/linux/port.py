@@ -28,6 +28,7 @@ from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.physical import PhysicalPatch
 from gdb_optprobe.guest.linux.recover import Finder
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
+from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.guest.symbols import SymbolTable
@@ -159,6 +160,11 @@ class Port(Finder, Protocol):
 
     def trap_calls(self, kernel: Kernel, originals: Originals) -> TrapCalls:
         """Raises OptprobeError."""
+
+    def user_kernel(
+        self, kernel: Kernel, machine: Machine, physical: Callable[[int], int | None], originals: Originals
+    ) -> UserKernel:
+        """Raises OptprobeError where the guest's programs are not probed. physical: see `reads`."""
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, bits: Bits, read: ReadMemory, module: ModuleAt = nowhere

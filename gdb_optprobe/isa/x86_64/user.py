@@ -16,7 +16,6 @@ from ..code import Code, joined
 from ..emitter import Before, Memory, Value
 from ..user import Emulation, UserTrapping
 from .abi import ARITHMETIC_FLAGS, CALLEE_SAVED, CARRY, GENERAL
-from .decoder import shape
 from .emitter import MACHINE, Emitter
 from .encode import Relative, immediate, instruction, push
 from .writer import fits
@@ -30,6 +29,8 @@ _RET = b"\xc3"
 _CARRY, _ZERO, _SIGN, _OVERFLOW, _PARITY = 0x001, 0x040, 0x080, 0x800, 0x004
 # Opcodes of two registers that change no other (SDM volume 2, table A-2), for operands of 32 and 64 bits.
 _OF_TWO = {base + form for base in range(0x00, 0x40, 8) for form in (1, 3)} | {0x85, 0x89, 0x8B}
+_ON_REGISTERS = {(opcode, 1) for opcode in _OF_TWO} | {(0x83, 2), (0x81, 5)}
+"""Opcodes, and bytes from ModRM on."""
 
 
 class _User:
@@ -79,9 +80,7 @@ def _alone(data: bytes, bits: int) -> bytes | None:
     done = None
     if opcode == 0x8D and rest[0] < 0xC0:
         done = _lea(rex, rest, behind, bits)
-    elif opcode in _OF_TWO and len(rest) == 1 and rest[0] >= 0xC0:
-        done = _operation(rex, opcode, rest)
-    elif (opcode, len(rest)) in ((0x83, 2), (0x81, 5)) and rest[0] >= 0xC0:
+    elif rest[0] >= 0xC0 and (opcode, len(rest)) in _ON_REGISTERS:
         done = _operation(rex, opcode, rest)
     elif opcode == 0xC7 and len(rest) == 5 and rest[0] & 0xF8 == 0xC0:
         done = instruction(b"\xc7", 0, "rax", 8 if rex & 8 else 4, rest[1:])

@@ -19,6 +19,7 @@ from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
 from gdb_optprobe.guest.linux.ppc64le.module_text import PowerModuleText
 from gdb_optprobe.guest.linux.ppc64le.text import VMALLOC, PowerText
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
+from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Function, Overlay, Text
@@ -106,6 +107,11 @@ class _PPC:
 
     def trap_calls(self, kernel: Kernel, originals: Originals) -> TrapCalls:
         return program_check.find(kernel, originals)
+
+    def user_kernel(
+        self, kernel: Kernel, machine: Machine, physical: Callable[[int], int | None], originals: Originals
+    ) -> UserKernel:
+        raise OptprobeError("programs are not probed on ppc64le yet: their traps are the kernel's alone there")
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, bits: Bits, read: ReadMemory, module: ModuleAt = nowhere

@@ -17,8 +17,10 @@ from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.port import Bits, LinuxText, ModuleAt, Port, Reads, Room, Say, Unwinder, nowhere
 from gdb_optprobe.guest.linux.text import MODULES, KernelText
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
+from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.linux.x86_64 import find as finding
 from gdb_optprobe.guest.linux.x86_64 import reads as reading
+from gdb_optprobe.guest.linux.x86_64 import user
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Function, Overlay, Text
@@ -103,6 +105,12 @@ class _X86:
 
     def trap_calls(self, kernel: Kernel, originals: Originals) -> TrapCalls:
         return trap_calls.find(kernel, X86_64, originals, "exc_invalid_op", ("asm_exc_invalid_op",))
+
+    def user_kernel(
+        self, kernel: Kernel, machine: Machine, physical: Callable[[int], int | None], originals: Originals
+    ) -> UserKernel:
+        direct = reading.reads(machine, kernel, physical).direct
+        return user.user_kernel(kernel, self.current(kernel).task, direct, originals)
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, bits: Bits, read: ReadMemory, module: ModuleAt = nowhere

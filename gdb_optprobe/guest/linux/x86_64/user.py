@@ -1,0 +1,45 @@
+"""Probes on user programs on x86-64: how the program that runs is known, and where a breakpoint trap comes to.
+
+A trap of a user's is handled with interrupts off from its first instruction to its last, and nothing of the kernel's is
+called: to the kernel it is one long instruction of the user's. So what it does on its way in and out of C
+(kernel/entry/common.c, irqentry_enter_from_user_mode and irqentry_exit_to_user_mode) has no work here: what others
+want done meanwhile comes with an interrupt, which is taken right behind. Where the kernel takes a CPU that runs a
+user's code for one that looks at nothing (context tracking, nohz_full), page tables could go while they are walked: not
+there.
+"""
+
+from __future__ import annotations
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux import trap_calls
+from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.trap_calls import Originals
+from gdb_optprobe.guest.linux.user_kernel import UserKernel
+from gdb_optprobe.handlers import fold
+from gdb_optprobe.handlers.lowering_user_traps import Running
+from gdb_optprobe.handlers.program import Expr, Load, Op
+from gdb_optprobe.handlers.scope import Missing
+from gdb_optprobe.isa.x86_64 import X86_64, writable
+from gdb_optprobe.isa.x86_64.peek import Direct
+from gdb_optprobe.isa.x86_64.user import USER
+
+HANDLER, CALLER = "exc_int3", "asm_exc_int3"
+TRACKING = "context_tracking_key"
+
+
+def user_kernel(kernel: Kernel, task: Expr | Missing, direct: Direct, originals: Originals) -> UserKernel:
+    """Raises OptprobeError."""
+    if isinstance(task, Missing):
+        raise OptprobeError(task.message, task.hint)
+    tracking = kernel.symbols.address(TRACKING)
+    if tracking is not None and int.from_bytes(kernel.memory.read(tracking, 4), "little"):
+        raise OptprobeError("this guest's kernel tracks who runs user code (nohz_full): its programs are not probed")
+    place = fold.binary(Op.ADD, task, fold.constant(kernel.offset("task_struct", "mm")), 64, False)
+    running = Running(
+        mm=Load(place, 8, signed=False, mapped=True),
+        file=kernel.offset("mm_struct", "exe_file"),
+        start=kernel.offset("mm_struct", "start_code"),
+        inode=kernel.offset("file", "f_inode"),
+    )
+    calls = trap_calls.find(kernel, X86_64, originals, HANDLER, (CALLER,))
+    return UserKernel(USER, running, writable.routine(direct), calls, (direct.start, direct.size), direct.la57)

@@ -1,0 +1,47 @@
+"""What names mean in a user's program on Linux: its registers, what runs, and the kernel's own names.
+
+`UserScope` is a `handlers.scope.Scope`. A register is one of the program's; where it is kept is known elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from gdb_optprobe.guest.scope import KernelScope
+from gdb_optprobe.handlers import fold
+from gdb_optprobe.handlers.ctype import UNSIGNED_LONG
+from gdb_optprobe.handlers.program import Expr, Frame, Load, Op, Register
+from gdb_optprobe.handlers.scope import Meaning, Missing, Value
+
+
+@dataclass(frozen=True)
+class UserScope(KernelScope):
+    """bits: 32 or 64, of the program."""
+
+    bits: int = 64
+
+    def frame(self) -> Frame | Missing:
+        return Missing("the stack of a user's program is not unwound", "*(unsigned long *)$sp can be read")
+
+    def _register(self, name: str) -> Value | None:
+        if name in ("pc", self.abi.pc):
+            return Value(Register(self.abi.pc), self.abi.registers[self.abi.pc])
+        return super()._register(name)
+
+    def _word(self, slot: int) -> Expr:
+        """The user's stack may be anything: it is read as such."""
+        registers = self.abi.arguments if self.bits == 64 else ()
+        if slot < len(registers):
+            return Register(registers[slot])
+        size = self.bits // 8
+        offset = fold.constant(size + size * (slot - len(registers)))
+        return Load(fold.binary(Op.ADD, Register(self.abi.sp), offset, 64, False), size, signed=False)
+
+    def _argument(self, name: str) -> Meaning | Missing:
+        found = super()._argument(name)
+        return Value(found.expr, UNSIGNED_LONG) if isinstance(found, Value) else found
+
+
+def user_scope(kernel: KernelScope, bits: int) -> UserScope:
+    """With what is known of the kernel."""
+    return UserScope(**{each.name: getattr(kernel, each.name) for each in fields(kernel)}, bits=bits)

@@ -1,0 +1,28 @@
+"""What names mean at a probed address, as a session is told it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gdb_optprobe.guest.linux.port import Reads
+from gdb_optprobe.handlers.program import Expr
+from gdb_optprobe.handlers.scope import UNREAD, Missing, Scope
+
+UNTIMED = Missing("how fast this guest's clock runs is not known")
+
+
+@dataclass(frozen=True, slots=True)
+class NamesAt:
+    """What names mean at an address, and what else programs there need.
+
+    per_cpu: see isa.emitter.Before.
+    cpu:     this CPU's number.
+    hertz:   ticks of Clock in a second.
+    reads:   how memory that may not be there is read.
+    """
+
+    names: Scope
+    per_cpu: int | None = None
+    cpu: Expr | None = None
+    reads: Reads | Missing = UNREAD
+    hertz: int | Missing = UNTIMED

@@ -1,0 +1,324 @@
+"""Probes on user programs: a trap in a private copy of the text of every process, handled in the guest.
+
+    add ─► program and instruction found ─► code of the probes and of the instruction ─► table ─► traps in the processes
+A trap's code runs the programs of its probes on the registers that the kernel's entry code has saved, then does to them
+what the instruction does; or has the process go on in a copy of the instruction, which leads back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.refusal import Reason
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.handlers import fold
+from gdb_optprobe.handlers.compile import Limits, compile_handler
+from gdb_optprobe.handlers.framed import Saved, framed
+from gdb_optprobe.handlers.lowering_words import UNMAPPED, NotLowered
+from gdb_optprobe.handlers.program import WORD, And, Expr, Load, Op, Stop
+from gdb_optprobe.handlers.scope import Missing, Value
+from gdb_optprobe.handlers.source import fault
+from gdb_optprobe.handlers.supported import check_action
+from gdb_optprobe.isa.base import Dead, Insn
+from gdb_optprobe.isa.code import Code, joined
+from gdb_optprobe.isa.emitter import Readers
+from gdb_optprobe.isa.user import UserTrapping
+from gdb_optprobe.probes.handler import Handler
+from gdb_optprobe.probes.names import NamesAt
+from gdb_optprobe.probes.noting import note
+from gdb_optprobe.probes.optimizer import Optimizer
+from gdb_optprobe.probes.placed import Placed
+from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.registry import Registry
+from gdb_optprobe.probes.resident import readers
+from gdb_optprobe.probes.settings import Settings, sizes_of
+from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.user_copies import Copies, copy_of
+from gdb_optprobe.probes.user_target import Program, UserTarget
+from gdb_optprobe.probes.user_traps import UserTraps
+
+LONGEST = 16
+INT_SIZE = 4
+IN_PROGRAM = Reason("USER_TEXT", "its code is a program's, not the kernel's")
+"""Why such a probe is nowhere in the kernel's text."""
+
+
+@dataclass
+class Point:
+    """A probed instruction. needs_copy: it may have to be run out of line. placed: its code, where a trap stands."""
+
+    program: Program
+    insn: Insn
+    needs_copy: bool
+    trap: bytes
+    probes: list[Probe] = field(default_factory=list)
+    placed: Placed | None = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """See objects/user_traps.py."""
+        return self.insn.address + 1 - self.program.first_code, self.program.inode
+
+    @property
+    def enabled(self) -> list[Probe]:
+        return [probe for probe in self.probes if probe.enabled]
+
+
+@dataclass
+class Users:
+    """The probes on user programs of a session."""
+
+    target: Target
+    registry: Registry
+    optimizer: Optimizer
+    settings: Callable[[], Settings]
+    traps: UserTraps = field(init=False)
+    _points: dict[int, Point] = field(default_factory=dict)
+    _programs: dict[int, Program] = field(default_factory=dict)
+    _copies: Copies = field(default_factory=Copies)
+
+    def __post_init__(self) -> None:
+        self.traps = UserTraps(self.target)
+
+    def add(self, spec: Spec) -> Probe:
+        """A probe on an instruction of a program. Raises OptprobeError, the guest as it was."""
+        user = self.target.user()
+        self._check(spec)
+        for action in spec.action_parts:
+            check_action(action)
+        path, _, place = spec.location.rpartition(":")
+        if not path or not place:
+            raise OptprobeError(f"'{spec.location}' is no place in a program", "-user BINARY:SYMBOL or BINARY:OFFSET")
+        program = user.texts.program(path, Path(spec.file) if spec.file else None)
+        program = self._programs.setdefault(program.inode, program)
+        address = program.resolve(place)
+        insn = _insn(program, address, self.target)
+        point = self._point(program, insn, user)
+        handler = self._handler(spec, point, user)
+        arena = self.optimizer.take_arena()
+        self.target.guard()
+        probe = Probe(self.registry.next_number(), spec, address, handler, sizes_of(self.settings()))
+        try:
+            self._reserve(probe, user, arena)
+            self.registry.await_text(probe, IN_PROGRAM)
+            self._points[probe.number] = point
+            point.probes.append(probe)
+            note(probe, arena.journal)
+            self._settle(point, user, arena)
+        except BaseException:
+            self.remove([probe])
+            self._drop(probe)
+            raise
+        return probe
+
+    def settle(self, probes: Sequence[Probe]) -> None:
+        """Probes of ours among these were switched on or off. Raises OptprobeError."""
+        points = {self._points[probe.number].key: self._points[probe.number] for probe in probes if self.has(probe)}
+        if points:
+            user, arena = self.target.user(), self.optimizer.take_arena()
+            for point in points.values():
+                self._settle(point, user, arena)
+
+    def has(self, probe: Probe) -> bool:
+        return probe.number in self._points
+
+    def point(self, probe: Probe) -> Point:
+        return self._points[probe.number]
+
+    def remove(self, probes: Sequence[Probe]) -> None:
+        """Those of ours among these are taken out of the guest, and forgotten here. Raises OptprobeError."""
+        ours = [probe for probe in probes if self.has(probe)]
+        points = {self._points[probe.number].key: self._points[probe.number] for probe in ours}
+        for probe in ours:
+            self._points.pop(probe.number).probes.remove(probe)
+        if points:
+            user, arena = self.target.user(), self.optimizer.take_arena()
+            for point in points.values():
+                self._settle(point, user, arena)
+        self.tidy()
+
+    def tidy(self) -> None:
+        """What nothing needs any more goes, where nobody can be in it. Raises OptprobeError."""
+        arena = self.optimizer.arena
+        if not self._points and arena is not None and self.traps.patches:
+            user = self.target.user()
+            self._copies.give_back(self._programs, user.texts)
+            self.traps.dismiss(user, arena)
+
+    def problems(self) -> Sequence[str]:
+        """Where a process does not have what was written, in words."""
+        return self.target.user().texts.problems() if self._points else ()
+
+    def abandon(self) -> None:
+        """The guest that held it all is gone."""
+        if self._points:
+            self.target.user().texts.abandon()
+        self.traps.abandon()
+        self._points.clear()
+        self._programs.clear()
+        self._copies.clear()
+
+    # a probe ---------------------------------------------------------------------------------------------------------
+
+    def _check(self, spec: Spec) -> None:
+        for what, asked in (("-return", spec.returns), ("-pending", spec.pending), ("a glob", spec.glob)):
+            if asked:
+                raise OptprobeError(f"{what} is not built yet for programs")
+        if spec.tier not in ("", "trapped"):
+            raise OptprobeError(f"code of a program cannot be {spec.tier}: it is probed by traps", "-tier trapped")
+        if spec.has_python_handler:
+            raise OptprobeError("a Python handler cannot run where a program is probed", "use an action in its place")
+
+    def _point(self, program: Program, insn: Insn, user: UserTarget) -> Point:
+        for point in self._points.values():
+            if (point.program.inode, point.insn.address) == (program.inode, insn.address):
+                return point
+        emulated = user.kernel.isa.emulation(insn, program.bits, 0)
+        point = Point(program, insn, emulated is None or emulated.may_fail, user.kernel.isa.trap)
+        if point.needs_copy:
+            # What cannot be copied is refused before anything is written.
+            copy_of(insn, program, program.filler[0], self.target.isa)
+        return point
+
+    def _handler(self, spec: Spec, point: Point, user: UserTarget) -> Handler:
+        """What a hit does. Raises OptprobeError, pointing at what cannot be done."""
+        program, settings = point.program, self.settings()
+        bounds = program.function(point.insn.address)
+        names = user.names(point.insn.address, bounds is not None and bounds[0] == point.insn.address, program.bits)
+        if spec.counts and not spec.pid:
+            return Handler()
+        condition, actions = spec.condition_part, spec.action_parts
+        limits = Limits(text=settings.string_length, stack=settings.stack_size // WORD)
+        compiled = compile_handler(condition, actions, names.names, limits)
+        if any(isinstance(action, Stop) for action in compiled.actions):
+            raise OptprobeError("stop is not built yet for programs", "record or print what is to be known")
+        if spec.pid:
+            test = _is_process(names, spec.pid)
+            both = And(test, compiled.condition) if compiled.condition is not None else test
+            compiled = replace(compiled, condition=both)
+        compiled = framed(compiled, _saved(user.kernel.isa, self.target.isa.pc))
+        bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
+        handler = Handler.of(compiled, names.per_cpu, names.cpu, names.reads, *bits)
+        near = user.kernel.calls.handler
+        somewhere = None if isinstance(names.reads, Missing) else Readers(near, near)
+        try:
+            handler.code(self.target.isa, At(near), _dead(user.kernel.isa), near, somewhere)
+        except NotLowered as stuck:
+            why = names.reads if stuck.why == UNMAPPED and isinstance(names.reads, Missing) else Missing(stuck.why)
+            raise fault(why.message, handler.part_of(stuck.node, condition, actions), why.hint) from None
+        return handler
+
+    def _reserve(self, probe: Probe, user: UserTarget, arena: Arena) -> None:
+        """Memory for what its program gathers, and all that traps come to. Raises Refused."""
+        near = user.kernel.calls.handler
+        reads = user.names(probe.address, False, 64).reads
+        if isinstance(reads, Missing):
+            raise OptprobeError(reads.message, reads.hint)
+        probe.readers = readers(reads, near, self.target, arena)
+        self.traps.begin(user, probe.readers, arena)
+        probe.counter = arena.allocate_data(probe.handler.size, near, self.target.isa.data_reach)
+        self.target.machine.write(probe.counter.address, probe.handler.initial())
+
+    def _drop(self, probe: Probe) -> None:
+        """One that could not be made."""
+        if self.registry.has(probe):
+            self.registry.remove(probe)
+        self.optimizer.release_counter(probe)
+        self.optimizer.note(gone=[probe])
+
+    # a probed instruction --------------------------------------------------------------------------------------------
+
+    def _settle(self, point: Point, user: UserTarget, arena: Arena) -> None:
+        """What is in the guest for `point` is what its enabled probes want. Raises OptprobeError."""
+        program, address = point.program, point.insn.address
+        if not point.enabled:
+            if point.placed is not None:
+                user.texts.disarm(program, [address])
+                self.traps.forget(point.key)
+                self._give_up(point, arena)
+            return
+        changes: dict[int, bytes] = {}
+        copy = None
+        if point.needs_copy:
+            copy, data = self._copies.take(point.insn, program, self.target.isa)
+            changes[copy] = data
+        code = self._code(point, copy, user)
+        placed = self.traps.place(code, user.kernel.calls.handler, arena)
+        arena.journal.flush()
+        stood = point.placed is not None
+        self._give_up(point, arena)
+        point.placed = placed
+        self.traps.lead(point.key, placed.detour.address)
+        if not stood:
+            try:
+                user.texts.arm(program, changes | {address: user.kernel.isa.trap})
+            except BaseException:
+                self.traps.forget(point.key)
+                self._give_up(point, arena)
+                raise
+
+    def _give_up(self, point: Point, arena: Arena) -> None:
+        if point.placed is not None:
+            point.placed.give_up(self.target, arena, reached=True)
+            point.placed = None
+
+    def _code(self, point: Point, copy: int | None, user: UserTarget) -> Code:
+        """What a trap at `point` comes to."""
+        near = user.kernel.calls.handler
+        parts: list[Code] = []
+        for probe in point.enabled:
+            assert probe.counter is not None, "reserved"
+            at = At(near)
+            parts.append(
+                probe.handler.code(self.target.isa, at, _dead(user.kernel.isa), probe.counter.address, probe.readers)
+            )
+        emulated = user.kernel.isa.emulation(point.insn, point.program.bits, self.traps.writable)
+        if emulated is not None:
+            parts.append(emulated.code)
+        if copy is not None:
+            parts.append(user.kernel.isa.moved(copy - point.insn.address - len(user.kernel.isa.trap)))
+        return joined(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """See probes.handler.Where."""
+
+    address: int
+    base: int | None = None
+
+
+def _insn(program: Program, address: int, target: Target) -> Insn:
+    """The instruction there. Raises OptprobeError where none begins."""
+    bounds = program.function(address)
+    start = bounds[0] if bounds is not None else address
+    code = target.isa.decode(program.text(start, address - start + LONGEST), start)
+    found = next((insn for insn in code if insn.address == address), None)
+    if found is not None:
+        return found
+    inside = next((insn for insn in code if insn.address < address < insn.end), None)
+    if inside is not None:
+        at = program.spell(inside.address)
+        raise OptprobeError(f"{program.spell(address)} is in the middle of the instruction at {at}", f"probe {at}")
+    raise OptprobeError(f"the code at {program.spell(address)} cannot be decoded")
+
+
+def _saved(isa: UserTrapping, pc: str) -> Saved:
+    return Saved(isa.frame, isa.registers, pc, len(isa.trap))
+
+
+def _dead(isa: UserTrapping) -> Dead:
+    return replace(isa.scratch, registers=isa.scratch.registers - {isa.frame})
+
+
+def _is_process(names: NamesAt, pid: int) -> Expr:
+    """Whether the process of that number runs; its tgid is what user space calls its pid. Raises OptprobeError."""
+    found = names.names.dollar("tgid")
+    if isinstance(found, Missing):
+        raise OptprobeError(found.message, found.hint)
+    expr = found.expr if isinstance(found, Value) else Load(found.address, INT_SIZE, signed=True, mapped=True)
+    return fold.binary(Op.EQ, expr, fold.constant(pid), 64, False)
