@@ -23,6 +23,7 @@ from gdb_optprobe.debugger.parameters import current_settings, on_change
 from gdb_optprobe.debugger.running import describe, is_stopped, run_for
 from gdb_optprobe.debugger.stops import GdbStops, addresses_of_users
 from gdb_optprobe.debugger.unwinder import Kernel as UnwindKernel
+from gdb_optprobe.debugger.users import LinuxPrograms
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.cache import default_cache
 from gdb_optprobe.guest.linux import ports
@@ -264,6 +265,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
         left=linux.left,
         modules=LinuxModules(linux, locations, stops),
         trap_calls=linux.trap_calls,
+        user=LinuxPrograms(linux, stops, convenience, _run).target,
     )
     session = Session(target, current_settings, _run)
     holder.append(session)

@@ -230,6 +230,10 @@ class Linux:
         originals = {text.address: text.original for text in left.texts} if left is not None else {}
         return self.port.user_kernel(self.kernel, self.machine, self.memory.physical, originals)
 
+    def constant(self, name: str) -> int | None:
+        """The value of an enumerator of the kernel's; None where none is known of that name."""
+        return self._types.btf.constant(name) if self._types is not None else None
+
     def user_names(
         self, address: int, entry: bool, bits: int, convenience: Callable[[str], int | None]
     ) -> NamesAt:

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.isa.base import Flow, Insn, Isa, OutOfReach, Unrelocatable
-from gdb_optprobe.probes.user_target import Program, Texts
+from gdb_optprobe.probes.user_texts import UserTexts
 
 STEP = 16
 
@@ -32,7 +33,7 @@ class Copies:
             self._at[key], self._free[program.inode] = at, end
         return at, copy_of(insn, program, at, isa)
 
-    def give_back(self, programs: Mapping[int, Program], texts: Texts) -> None:
+    def give_back(self, programs: Mapping[int, Program], texts: UserTexts) -> None:
         """No trap leads to any. Raises OptprobeError."""
         for inode in self._free:
             texts.disarm(programs[inode], [at for (of, _), at in self._at.items() if of == inode])

@@ -14,6 +14,7 @@ from pathlib import Path
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.refusal import Reason
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.compile import Limits, compile_handler
 from gdb_optprobe.handlers.framed import Saved, framed
@@ -38,8 +39,9 @@ from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user_copies import Copies, copy_of
-from gdb_optprobe.probes.user_target import Program, UserTarget
+from gdb_optprobe.probes.user_target import UserTarget
 from gdb_optprobe.probes.user_traps import UserTraps
+from gdb_optprobe.probes.user_writer import UserWriter
 
 LONGEST = 16
 INT_SIZE = 4
@@ -77,12 +79,14 @@ class Users:
     optimizer: Optimizer
     settings: Callable[[], Settings]
     traps: UserTraps = field(init=False)
+    _writer: UserWriter = field(init=False)
     _points: dict[int, Point] = field(default_factory=dict)
     _programs: dict[int, Program] = field(default_factory=dict)
     _copies: Copies = field(default_factory=Copies)
 
     def __post_init__(self) -> None:
         self.traps = UserTraps(self.target)
+        self._writer = UserWriter(self.target)
 
     def add(self, spec: Spec) -> Probe:
         """A probe on an instruction of a program. Raises OptprobeError, the guest as it was."""
@@ -147,6 +151,7 @@ class Users:
         if not self._points and arena is not None and self.traps.patches:
             user = self.target.user()
             self._copies.give_back(self._programs, user.texts)
+            self._writer.dismiss(arena)
             self.traps.dismiss(user, arena)
 
     def problems(self) -> Sequence[str]:
@@ -158,9 +163,14 @@ class Users:
         if self._points:
             self.target.user().texts.abandon()
         self.traps.abandon()
+        self._writer.abandon()
         self._points.clear()
         self._programs.clear()
         self._copies.clear()
+
+    def _is_stopped_at(self, address: int) -> bool:
+        """Whether something else may stop the guest there."""
+        return address in self.target.breakpoints() or any(True for _ in self.registry.near(address, LONGEST))
 
     # a probe ---------------------------------------------------------------------------------------------------------
 
@@ -220,6 +230,7 @@ class Users:
             raise OptprobeError(reads.message, reads.hint)
         probe.readers = readers(reads, near, self.target, arena)
         self.traps.begin(user, probe.readers, arena)
+        user.texts.writer = self._writer.begin(user.programs, arena, self._is_stopped_at)
         probe.counter = arena.allocate_data(probe.handler.size, near, self.target.isa.data_reach)
         self.target.machine.write(probe.counter.address, probe.handler.initial())
 

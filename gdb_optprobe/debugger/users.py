@@ -1,0 +1,48 @@
+"""The guest's programs as probes see them: `probes.user_target.UserTarget`, filled for a Linux guest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import gdb
+
+from gdb_optprobe.guest.linux.user.programs import Programs
+from gdb_optprobe.probes.linux import Linux
+from gdb_optprobe.probes.names import NamesAt
+from gdb_optprobe.probes.stops import Stops
+from gdb_optprobe.probes.user_target import UserTarget
+from gdb_optprobe.probes.user_texts import UserTexts
+
+
+@dataclass(frozen=True)
+class LinuxPrograms:
+    """convenience: the values of GDB's variables. run: lets the guest run for so many seconds."""
+
+    linux: Linux
+    stops: Stops
+    convenience: Callable[[str], int | None]
+    run: Callable[[float], object]
+
+    def target(self) -> UserTarget:
+        """Raises OptprobeError where programs cannot be probed."""
+        return self._target
+
+    @cached_property
+    def _target(self) -> UserTarget:
+        kernel, linux = self.linux.user_kernel, self.linux
+        programs = Programs.of(
+            linux.machine, linux.kernel, kernel.direct, kernel.la57, linux.constant, linux.forget
+        )
+        return UserTarget(kernel, self._names, programs, UserTexts(programs, self.stops, self._run, _say))
+
+    def _names(self, address: int, entry: bool, bits: int) -> NamesAt:
+        return self.linux.user_names(address, entry, bits, self.convenience)
+
+    def _run(self, seconds: float) -> None:
+        self.run(seconds)
+
+
+def _say(text: str) -> None:
+    gdb.write(f"optprobe: {text}\n", gdb.STDERR)
