@@ -34,6 +34,15 @@ class UserTrapping(Trapping, Protocol):
     @property
     def registers(self) -> Mapping[str, int]: ...
 
+    def decode(self, code: bytes, address: int, bits: int) -> list[Insn]:
+        """As Isa.decode, of a program of 32 or 64 bits."""
+
+    def copy(self, insn: Insn, at: int, bits: int, pie: bool) -> bytes:
+        """`insn`, to run at `at`, with the way back; pie: wherever the program is loaded.
+
+        Raises Unrelocatable, OutOfReach.
+        """
+
     def emulation(self, insn: Insn, bits: int, writable: int) -> Emulation | None:
         """insn: of a program of 32 or 64 bits, wherever it is loaded.
 

@@ -1,61 +1,78 @@
 """Copies of displaced instructions in programs, run where they cannot be emulated: in bytes of their text that are
 nobody's, with a jump back behind each.
+
+A thread may be in one, or come back to one from a signal's handler, at any time: so copies stay in the processes that
+have them, as Linux's own do, and a place is never used for another instruction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.program import Program
-from gdb_optprobe.isa.base import Flow, Insn, Isa, OutOfReach, Unrelocatable
-from gdb_optprobe.probes.user_texts import UserTexts
+from gdb_optprobe.guest.linux.user.programs import Programs
+from gdb_optprobe.isa.base import Insn, OutOfReach, Unrelocatable
+from gdb_optprobe.isa.user import UserTrapping
 
 STEP = 16
 
 
 @dataclass
 class Copies:
-    """By the program's inode and the instruction's address, where its copy is; and what is free from where on."""
+    """Where they are, by the program's inode and the instruction's address."""
 
     _at: dict[tuple[int, int], int] = field(default_factory=dict)
-    _free: dict[int, int] = field(default_factory=dict)
 
-    def take(self, insn: Insn, program: Program, isa: Isa) -> tuple[int, bytes]:
+    def take(self, insn: Insn, program: Program, isa: UserTrapping, programs: Programs) -> tuple[int, bytes]:
         """Where the copy is or shall be, and its bytes. Raises OptprobeError."""
         key = (program.inode, insn.address)
         at = self._at.get(key)
         if at is None:
-            at = self._free.get(program.inode, -(-program.filler[0] // STEP) * STEP)
-            data = copy_of(insn, program, at, isa)
-            end = at + -(-len(data) // STEP) * STEP
-            self._at[key], self._free[program.inode] = at, end
-        return at, copy_of(insn, program, at, isa)
-
-    def give_back(self, programs: Mapping[int, Program], texts: UserTexts) -> None:
-        """No trap leads to any. Raises OptprobeError."""
-        for inode in self._free:
-            texts.disarm(programs[inode], [at for (of, _), at in self._at.items() if of == inode])
-        self.clear()
+            at = self._free(insn, program, isa, programs)
+        data = copy_of(insn, program, at, isa)
+        self._at[key] = at
+        return at, data
 
     def clear(self) -> None:
+        """The guest is gone."""
         self._at.clear()
-        self._free.clear()
+
+    def of(self, program: Program) -> tuple[int, ...]:
+        """Where those of the program are."""
+        return tuple(at for (inode, _), at in self._at.items() if inode == program.inode)
+
+    def _free(self, insn: Insn, program: Program, isa: UserTrapping, programs: Programs) -> int:
+        """Where no process has anything, or what an earlier GDB has left there is the same. Raises OptprobeError."""
+        taken = set(self.of(program))
+        start, end = program.filler
+        own = program.text(start, end - start)
+        there = []
+        for space in programs.running(program.file):
+            held = programs.pages.read(space.mm, start + space.start_code - program.first_code, end - start)
+            if held is not None and held != own:
+                there.append(held)
+        for at in range(-(-start // STEP) * STEP, end, STEP):
+            data = copy_of(insn, program, at, isa)
+            places = range(at, at + len(data), STEP)
+            here = slice(at - start, at - start + len(data))
+            if taken.isdisjoint(places) and all(held[here] in (data, own[here]) for held in there):
+                return at
+        raise no_room(insn, program)
 
 
-def copy_of(insn: Insn, program: Program, at: int, isa: Isa) -> bytes:
+def copy_of(insn: Insn, program: Program, at: int, isa: UserTrapping) -> bytes:
     """The instruction's copy, to run at `at`. Raises OptprobeError where there is none."""
-    where = program.spell(insn.address)
-    if program.bits != 64:
-        raise OptprobeError(f"{insn.text} at {where} is not emulated, and 32-bit programs have no copies yet")
-    if program.pie and insn.flow in (Flow.CALL, Flow.INDIRECT_CALL):
-        raise OptprobeError(f"{insn.text} at {where} pushes an address, which is another in each process")
     try:
-        data = isa.relocate([insn], at).data
+        data = isa.copy(insn, at, program.bits, program.pie)
     except (Unrelocatable, OutOfReach) as stuck:
-        raise OptprobeError(f"{insn.text} at {where} cannot run elsewhere: {stuck}") from None
-    start, end = program.filler
-    if not start <= at or at + len(data) > end:
-        raise OptprobeError(f"{insn.text} at {where} has to run elsewhere, and {program.path} has no bytes left for it")
+        raise OptprobeError(f"{insn.text} at {program.spell(insn.address)} cannot run elsewhere: {stuck}") from None
+    if at + len(data) > program.filler[1]:
+        raise no_room(insn, program)
     return data
+
+
+def no_room(insn: Insn, program: Program) -> OptprobeError:
+    """The instruction has no copy."""
+    where = program.spell(insn.address)
+    return OptprobeError(f"{insn.text} at {where} has to run elsewhere, and {program.path} has no bytes left for that")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gdb_optprobe.detours.arena import Arena
-from gdb_optprobe.detours.refusal import Reason
+from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.handlers import fold
@@ -100,7 +100,7 @@ class Users:
         program = user.texts.program(path, Path(spec.file) if spec.file else None)
         program = self._programs.setdefault(program.inode, program)
         address = program.resolve(place)
-        insn = _insn(program, address, self.target)
+        insn = _insn(program, address, user.kernel.isa)
         point = self._point(program, insn, user)
         handler = self._handler(spec, point, user)
         arena = self.optimizer.take_arena()
@@ -150,7 +150,8 @@ class Users:
         arena = self.optimizer.arena
         if not self._points and arena is not None and self.traps.patches:
             user = self.target.user()
-            self._copies.give_back(self._programs, user.texts)
+            for program in self._programs.values():
+                user.texts.leave(program, self._copies.of(program))
             self._writer.dismiss(arena)
             self.traps.dismiss(user, arena)
 
@@ -180,6 +181,8 @@ class Users:
                 raise OptprobeError(f"{what} is not built yet for programs")
         if spec.tier not in ("", "trapped"):
             raise OptprobeError(f"code of a program cannot be {spec.tier}: it is probed by traps", "-tier trapped")
+        if not self.settings().trap:
+            raise Refused(Refusal.TRAP_OFF.because())
         if spec.has_python_handler:
             raise OptprobeError("a Python handler cannot run where a program is probed", "use an action in its place")
 
@@ -191,7 +194,7 @@ class Users:
         point = Point(program, insn, emulated is None or emulated.may_fail, user.kernel.isa.trap)
         if point.needs_copy:
             # What cannot be copied is refused before anything is written.
-            copy_of(insn, program, program.filler[0], self.target.isa)
+            copy_of(insn, program, program.filler[0], user.kernel.isa)
         return point
 
     def _handler(self, spec: Spec, point: Point, user: UserTarget) -> Handler:
@@ -255,7 +258,7 @@ class Users:
         changes: dict[int, bytes] = {}
         copy = None
         if point.needs_copy:
-            copy, data = self._copies.take(point.insn, program, self.target.isa)
+            copy, data = self._copies.take(point.insn, program, user.kernel.isa, user.programs)
             changes[copy] = data
         code = self._code(point, copy, user)
         placed = self.traps.place(code, user.kernel.calls.handler, arena)
@@ -303,11 +306,11 @@ class At:
     base: int | None = None
 
 
-def _insn(program: Program, address: int, target: Target) -> Insn:
+def _insn(program: Program, address: int, isa: UserTrapping) -> Insn:
     """The instruction there. Raises OptprobeError where none begins."""
     bounds = program.function(address)
     start = bounds[0] if bounds is not None else address
-    code = target.isa.decode(program.text(start, address - start + LONGEST), start)
+    code = isa.decode(program.text(start, address - start + LONGEST), start, program.bits)
     found = next((insn for insn in code if insn.address == address), None)
     if found is not None:
         return found

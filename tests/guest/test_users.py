@@ -9,6 +9,7 @@ import pytest
 
 from gdb_optprobe.guest.linux.user.elf import Elf
 from gdb_optprobe.isa.x86_64 import X86_64
+from gdb_optprobe.isa.x86_64.user import USER
 from qemu.guest import Guest
 from tests.guest import answer, calls
 from tests.guest.batch import Workload, batch, keep
@@ -17,6 +18,7 @@ from tests.guest.gdb import TRACING
 
 COUNT = 20_000 if FULL else 2_000
 AT_ONCE = 8
+WAITING = 3
 PATH = "/tmp/calls"
 
 
@@ -77,3 +79,36 @@ def test_every_instruction_in_many_processes(linux: Guest, program: Path) -> Non
     assert finished.output.count("holds what we wrote") == 2
     assert {(probe["kind"], probe["tier"]) for probe in finished.json("all")} == {("uprobe", "trapped")}
     assert linux.problems() == []
+
+
+@pytest.mark.parametrize("bits", [64, 32])
+def test_both_word_sizes(linux: Guest, tmp_path: Path, bits: int) -> None:
+    """Where the processes are there before, and wait."""
+    path = f"/tmp/answer{bits}"
+    built = answer.build(tmp_path, bits)
+    answer.put(linux, built, path)
+    for _ in range(WAITING):
+        linux.check(f"(sleep 300 | {path} wait; echo said $? >> /tmp/said) > /dev/null 2>&1 &")
+    places = [f"answer+{insn.address:#x}" for insn in USER.decode(_code(built), 0, bits)]
+    try:
+        script: list[str | Workload] = [f"optprobe add -user {path}:{place}" for place in places]
+        script += [
+            Workload(f"for i in $(seq {AT_ONCE}); do ({path}; echo said $?) & done; wait"),
+            Workload(f"killall sleep; while [ $(grep -c said /tmp/said) -lt {WAITING} ]; do sleep 0.1; done"),
+            keep("list", "optprobe list"),
+        ]
+        finished = batch(linux, script)
+    finally:
+        linux.run("killall sleep; sleep 0.2")
+        said = linux.check(f"cat /tmp/said; rm -f /tmp/said {path}")
+    assert finished.status == 0, finished.output
+    assert finished.workloads[0].splitlines() == ["said 7"] * AT_ONCE
+    assert said.splitlines() == ["said 7"] * WAITING
+    assert [probe["hits"] for probe in finished.json("list")] == [AT_ONCE + WAITING] * len(places)
+
+
+def _code(program: Path) -> bytes:
+    data = program.read_bytes()
+    elf = Elf.of(str(program), lambda offset, size: data[offset : offset + size], len(data))
+    (symbol,) = elf.symbols
+    return elf.text(symbol.address, symbol.size)

@@ -18,6 +18,7 @@ from ..user import Emulation, UserTrapping
 from .abi import ARITHMETIC_FLAGS, CALLEE_SAVED, CARRY, GENERAL
 from .emitter import MACHINE, Emitter
 from .encode import Relative, immediate, instruction, push
+from .user_code import copied, decoded
 from .writer import fits
 
 _ORDER = ("r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx", "rsi", "rdi")
@@ -44,6 +45,9 @@ class _User:
     back = _RET
     order = staticmethod(MACHINE.order)
     kept = staticmethod(MACHINE.kept)
+
+    decode = staticmethod(decoded)
+    copy = staticmethod(copied)
 
     def emitter(self, before: Before) -> Emitter:
         return Emitter(before)

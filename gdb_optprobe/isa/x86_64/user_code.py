@@ -1,0 +1,87 @@
+"""Code of user programs of both word sizes: decoded, and copied to run elsewhere in the same program.
+
+32 bits     what is no branch is its own copy: nothing is relative to its address; `call *%eax` pushes where it would
+            return to and jumps
+64 bits     as the kernel's (relocator.py); and what enters the kernel, which goes on behind itself wherever it is
+A program that may be loaded anywhere has copies that serve everywhere, or none.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import capstone
+
+from ..base import Flow, Hazard, Insn, Unrelocatable
+from .decoder import decode, shape
+from .relocator import relocate
+from .writer import branch
+
+SYSTEM_CALLS = (b"\x0f\x05", b"\xcd\x80")
+FAR = 1 << 28
+_OF_GROUP = {
+    capstone.CS_GRP_CALL: (Flow.CALL, Flow.INDIRECT_CALL),
+    capstone.CS_GRP_RET: (Flow.RETURN, Flow.RETURN),
+    capstone.CS_GRP_IRET: (Flow.SYSTEM, Flow.SYSTEM),
+    capstone.CS_GRP_INT: (Flow.SYSTEM, Flow.SYSTEM),
+}
+_TRAPS = ("int3", "int1", "ud2", "hlt", "into")
+_ENTERS = ("sysenter", "syscall", "lcall", "ljmp", "retf", "lret")
+
+
+def decoded(code: bytes, address: int, bits: int) -> list[Insn]:
+    """As Isa.decode."""
+    return decode(code, address) if bits == 64 else _decoded(code, address)
+
+
+@lru_cache(64)
+def _decoded(code: bytes, address: int) -> list[Insn]:
+    engine = capstone.Cs(capstone.CS_ARCH_X86, capstone.CS_MODE_32)
+    engine.detail, engine.syntax = True, capstone.CS_OPT_SYNTAX_ATT
+    found = []
+    for insn in engine.disasm(code, address):
+        kind, direct = Flow.NEXT, insn.op_count(capstone.x86.X86_OP_IMM) == 1
+        if insn.mnemonic in _TRAPS:
+            kind = Flow.TRAP
+        elif insn.mnemonic in _ENTERS:
+            kind = Flow.SYSTEM
+        elif insn.group(capstone.CS_GRP_JUMP):
+            always = insn.mnemonic.startswith("jmp")
+            kind = Flow.INDIRECT_JUMP if not direct else Flow.JUMP if always else Flow.BRANCH
+        else:
+            for group, (to_place, elsewhere) in _OF_GROUP.items():
+                if insn.group(group):
+                    kind = to_place if direct else elsewhere
+        goes = direct and kind in (Flow.CALL, Flow.JUMP, Flow.BRANCH)
+        target = insn.operands[0].imm & 0xFFFF_FFFF if goes else None
+        found.append(Insn(insn.address, bytes(insn.bytes), f"{insn.mnemonic} {insn.op_str}".strip(), kind, target))
+    return found
+
+
+def copied(insn: Insn, at: int, bits: int, pie: bool) -> bytes:
+    """`insn` to run at `at`, with the way back behind it. Raises Unrelocatable, OutOfReach."""
+    data = _copied(insn, at, bits)
+    if pie and _copied(insn._replace(address=insn.address + FAR, target=_moved(insn)), at + FAR, bits) != data:
+        raise Unrelocatable(Hazard.READS_ITS_ADDRESS, insn)
+    return data
+
+
+def _moved(insn: Insn) -> int | None:
+    return insn.target + FAR if insn.target is not None else None
+
+
+def _copied(insn: Insn, at: int, bits: int) -> bytes:
+    if insn.data in SYSTEM_CALLS or (bits == 32 and insn.flow is Flow.NEXT):
+        return insn.data + branch(at + insn.size, insn.end)
+    if bits == 64:
+        return relocate([insn], at).data
+    if insn.flow in (Flow.RETURN, Flow.INDIRECT_JUMP):
+        return insn.data
+    if insn.flow is Flow.CALL and insn.target is not None:
+        pushed = b"\x68" + insn.end.to_bytes(4, "little")
+        return pushed + branch(at + len(pushed), insn.target)
+    parts = shape(insn.data)
+    if insn.flow is Flow.INDIRECT_CALL and parts.is_register and parts.modrm_byte & 7 != 4:
+        pushed = b"\x68" + insn.end.to_bytes(4, "little")
+        return pushed + b"\xff" + bytes((parts.modrm_byte & ~0x38 | 0x20,))
+    raise Unrelocatable(Hazard.TRAP if insn.flow is Flow.TRAP else Hazard.NOT_SUPPORTED, insn)
