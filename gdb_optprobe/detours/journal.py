@@ -7,6 +7,7 @@
     data   address   size
     probe  number    probes/recovery.py
     point  address   of return probes, the same
+    user   number    probes/user_notes.py
     room   -         the arena itself, by its maker                                  first of all
 What is gone is noted with the next change: until then what it tells of is in nobody's way.
 """
@@ -39,6 +40,7 @@ class Item(StrEnum):
     DATA = "data"
     PROBE = "probe"
     POINT = "point"
+    USER = "user"
     ROOM = "room"
 
 

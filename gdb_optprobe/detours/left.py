@@ -63,7 +63,7 @@ class Text:
 class Left:
     """code: detours, left ones too, by their slots: those not written yet, or wiped again, hold `fill`.
 
-    probes, points: as they were noted.
+    probes, points, users: as they were noted.
     """
 
     texts: tuple[Text, ...] = ()
@@ -73,6 +73,7 @@ class Left:
     probes: Mapping[int, Any] | None = None
     points: Mapping[int, Any] | None = None
     fill: int = 0
+    users: Mapping[int, Any] | None = None
 
     @property
     def detours(self) -> Mapping[Slot, Detour]:
@@ -103,7 +104,9 @@ def read(state: State, bounds: Bounds, memory: Memory, isa: Isa) -> Left:
         _apart(data)
     except (ValueError, TypeError, KeyError, IndexError, OverflowError) as wrong:
         raise Damaged(f"{wrong}") from None
-    return Left(texts, code, pages, data, kinds.get(Item.PROBE, {}), kinds.get(Item.POINT, {}), bounds.fill)
+    noted = (kinds.get(kind, {}) for kind in (Item.PROBE, Item.POINT, Item.USER))
+    probes, points, users = noted
+    return Left(texts, code, pages, data, probes, points, bounds.fill, users)
 
 
 def undoing(left: Left, memory: Memory, isa: Isa) -> tuple[list[Patch], list[Patch]]:

@@ -39,7 +39,7 @@ class Earlier:
     def is_empty(self) -> bool:
         """Whether nobody can be in any of it, and no text leads there."""
         left = self.left
-        return not (left.detours or left.pads or left.data or left.probes or left.points)
+        return not (left.detours or left.pads or left.data or left.probes or left.points or left.users)
 
     def finish(self, machine: Machine, memory: Memory) -> None:
         """Give it back."""

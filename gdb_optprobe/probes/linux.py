@@ -317,7 +317,7 @@ class Linux:
             return None
         left = earlier.left
         texts, _ = undoing(left, self.memory, self.isa)
-        return left if left.probes or texts else None
+        return left if left.probes or left.users or texts else None
 
     def _look_back(self) -> Earlier | None:
         if not self._asked:

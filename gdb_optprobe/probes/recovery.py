@@ -17,6 +17,7 @@ from gdb_optprobe.detours.left import Left, Text, undoing
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.objects.journal import Damaged
+from gdb_optprobe.probes import user_notes
 from gdb_optprobe.probes.gathered import Gathered
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.noting import Noted, fingerprint, noted
@@ -43,20 +44,29 @@ def recover(session: Session) -> Recovered:
     arena = _take(session, left, undone)
     probes: list[Probe] = []
     lost: list[str] = []
+    programs = [one for one in found if one.spec.in_program]
     for one in found:
+        if one.spec.in_program:
+            continue
         try:
             probes.append(_again(session, one, left))
         except OptprobeError as error:
             lost.append(f"probe {one.number}, {one.spec.location}, is not recovered: {error.message}")
-    arena.release_data({probe.counter for probe in probes if probe.counter is not None})
+    kept = (left.at(one.data) for one in programs if one.data is not None)
+    arena.release_data({probe.counter for probe in probes if probe.counter is not None} | {*filter(None, kept)})
     there = [probe for probe in probes if probe.waits is None]
     for probe in there:
         _reserve(session, probe)
+    session.optimizer.settle([session.registry.site_of(probe) for probe in there])
+    for one in programs:
+        try:
+            probes.append(session.users.again(one, left.at(one.data) if one.data is not None else None))
+        except OptprobeError as error:
+            lost.append(f"probe {one.number}, {one.spec.location}, is not recovered: {error.message}")
     recovered = {probe.number for probe in probes}
     for one in found:
         if one.number not in recovered:
             arena.journal.drop(Item.PROBE, one.number)
-    session.optimizer.settle([session.registry.site_of(probe) for probe in there])
     session.optimizer.note(probes)
     session.comings.listen()
     session.comings.notice()
@@ -92,6 +102,8 @@ def _left(session: Session) -> tuple[Left, Sequence[Noted], Sequence[Patch]]:
         if one.data is not None and left.at(one.data) is None:
             raise Damaged(f"probe {one.number} has no memory at {one.data:#x}")
     points_of(left, None)
+    if user_notes.noted(left.users or {}):
+        session.target.user()
     texts, ways = undoing(left, session.target.machine, session.target.isa)
     return left, found, (*texts, *ways)
 
@@ -99,11 +111,16 @@ def _left(session: Session) -> tuple[Left, Sequence[Noted], Sequence[Patch]]:
 def _take(session: Session, left: Left, undone: Sequence[Patch]) -> Arena:
     """Take the arena, and the branches out of the text."""
     arena = session.optimizer.take_arena()
+    gone = session.users.take_out(user_notes.noted(left.users or {}), arena)
     patch.apply(undone, session.target.machine)
-    session.optimizer.traps.adopt(left.texts, arena)
     for text in left.texts:
         _let_tracer_in(session, text)
         arena.journal.drop(Item.TEXT, text.address)
+    for number in left.users or {}:
+        arena.journal.drop(Item.USER, number)
+    # Its patches are at the same addresses: what is noted of them now stays.
+    session.optimizer.traps.adopt(left.texts, arena)
+    session.users.adopt(gone, arena)
     return arena
 
 

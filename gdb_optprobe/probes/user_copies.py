@@ -34,6 +34,10 @@ class Copies:
         self._at[key] = at
         return at, data
 
+    def known(self, insn: Insn, program: Program) -> int | None:
+        """Where the copy is, if it has one."""
+        return self._at.get((program.inode, insn.address))
+
     def clear(self) -> None:
         """The guest is gone."""
         self._at.clear()

@@ -106,6 +106,17 @@ class UserTexts:
                 self.programs.hold(program.file, -1)
             self._listen()
 
+    def leave(self, program: Program, addresses: Collection[int]) -> None:
+        """Who has these keeps them, and nobody else gets them."""
+        armed = self._armed.get(program.inode)
+        if armed is None:
+            return
+        armed.changes = {at: change for at, change in armed.changes.items() if at not in addresses}
+        if not armed.changes:
+            del self._armed[program.inode]
+            self.programs.hold(program.file, -1)
+        self._listen()
+
     def take_out(self, program: Program, changes: Sequence[Change]) -> None:
         """Put `old` back where `new` stands in any space that runs the program. Raises OptprobeError."""
         back = [Change(change.address, change.new, change.old) for change in reversed(changes)]

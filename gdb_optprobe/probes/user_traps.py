@@ -103,6 +103,11 @@ class UserTraps:
         if self._hook is not None and key in self._codes:
             self._write(key, self._hook.gone.detour.address)
 
+    def pass_by(self, key: Key) -> None:
+        """A trap was there until now, of an earlier GDB's."""
+        assert self._hook is not None, "begin"
+        self.lead(key, self._hook.gone.detour.address)
+
     def dismiss(self, user: UserTarget, arena: Arena) -> None:
         """The kernel calls its own handler again, where no trap of ours is left and nobody has just come to one."""
         hook = self._hook

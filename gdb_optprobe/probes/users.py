@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
+from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.handlers import fold
@@ -27,9 +29,11 @@ from gdb_optprobe.isa.base import Dead, Insn
 from gdb_optprobe.isa.code import Code, joined
 from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.isa.user import UserTrapping
+from gdb_optprobe.objects.user_traps import Key
+from gdb_optprobe.probes import user_notes
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.names import NamesAt
-from gdb_optprobe.probes.noting import note
+from gdb_optprobe.probes.noting import Noted, fingerprint, note
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.placed import Placed
 from gdb_optprobe.probes.probe import Probe
@@ -39,7 +43,9 @@ from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user_copies import Copies, copy_of
+from gdb_optprobe.probes.user_notes import NotedTrap, left_over
 from gdb_optprobe.probes.user_target import UserTarget
+from gdb_optprobe.probes.user_texts import Change
 from gdb_optprobe.probes.user_traps import UserTraps
 from gdb_optprobe.probes.user_writer import UserWriter
 
@@ -51,12 +57,16 @@ IN_PROGRAM = Reason("USER_TEXT", "its code is a program's, not the kernel's")
 
 @dataclass
 class Point:
-    """A probed instruction. needs_copy: it may have to be run out of line. placed: its code, where a trap stands."""
+    """A probed instruction. number: in the journal.
+
+    needs_copy: it may have to be run out of line. placed: its code, where a trap stands.
+    """
 
     program: Program
     insn: Insn
     needs_copy: bool
     trap: bytes
+    number: int
     probes: list[Probe] = field(default_factory=list)
     placed: Placed | None = None
 
@@ -83,6 +93,7 @@ class Users:
     _points: dict[int, Point] = field(default_factory=dict)
     _programs: dict[int, Program] = field(default_factory=dict)
     _copies: Copies = field(default_factory=Copies)
+    _next: int = 1
 
     def __post_init__(self) -> None:
         self.traps = UserTraps(self.target)
@@ -90,8 +101,62 @@ class Users:
 
     def add(self, spec: Spec) -> Probe:
         """A probe on an instruction of a program. Raises OptprobeError, the guest as it was."""
-        user = self.target.user()
+        user, settings = self.target.user(), self.settings()
         self._check(spec)
+        point = self._planned(spec, user)
+        handler = self._handler(spec, point, user, settings)
+        self.target.guard()
+        probe = Probe(self.registry.next_number(), spec, point.insn.address, handler, sizes_of(settings))
+        return self._put(probe, point, user)
+
+    def again(self, one: Noted, data: Slot | None) -> Probe:
+        """A probe of an earlier GDB's, whose traps were taken out; data: its memory. Raises OptprobeError."""
+        user, settings = self.target.user(), replace(self.settings(), **one.sizes)  # type: ignore[arg-type]
+        try:
+            point = self._planned(one.spec, user)
+            handler = self._handler(one.spec, point, user, settings)
+            fits = data is None or handler.size <= data.size
+            if not fits or (not handler.is_plain and fingerprint(handler) != one.program):
+                raise OptprobeError("it would not do here what it did there")
+        except OptprobeError:
+            if data is not None:
+                self.optimizer.take_arena().data.release(data)
+            raise
+        address = point.insn.address
+        probe = Probe(one.number, one.spec, address, handler, one.sizes, one.enabled, data, since=one.since)
+        self.registry.reserve_number(one.number)
+        return self._put(probe, point, user)
+
+    def take_out(self, left: Sequence[NotedTrap], arena: Arena) -> Sequence[Key]:
+        """The traps of an earlier GDB, whose code is still there; their keys. Raises OptprobeError with some left."""
+        if not left:
+            return ()
+        user = self.target.user()
+        user.texts.writer = self._writer.begin(user.programs, arena, self._is_stopped_at)
+        keys = []
+        programs = {trap.file.inode: user.programs.known(trap.file) for trap in left}
+        for trap in left:
+            program = programs[trap.file.inode]
+            change = Change(trap.address, trap.original, user.kernel.isa.trap)
+            try:
+                user.texts.take_out(program, [change])
+            except OptprobeError as error:
+                raise left_over(error) from None
+            keys.append((trap.address + 1 - program.first_code, program.inode))
+        for program in programs.values():
+            user.programs.hold(program.file, -1)
+        return keys
+
+    def adopt(self, gone: Sequence[Key], arena: Arena) -> None:
+        """Where traps of an earlier GDB's were until now: who has just come to one goes on. Raises OptprobeError."""
+        if gone:
+            user = self.target.user()
+            self._begin(user, arena)
+            for key in gone:
+                self.traps.pass_by(key)
+
+    def _planned(self, spec: Spec, user: UserTarget) -> Point:
+        """Where the probe would be. Raises OptprobeError."""
         for action in spec.action_parts:
             check_action(action)
         path, _, place = spec.location.rpartition(":")
@@ -100,12 +165,11 @@ class Users:
         program = user.texts.program(path, Path(spec.file) if spec.file else None)
         program = self._programs.setdefault(program.inode, program)
         address = program.resolve(place)
-        insn = _insn(program, address, user.kernel.isa)
-        point = self._point(program, insn, user)
-        handler = self._handler(spec, point, user)
+        return self._point(program, _insn(program, address, user.kernel.isa), user)
+
+    def _put(self, probe: Probe, point: Point, user: UserTarget) -> Probe:
+        """Raises OptprobeError, the guest as it was."""
         arena = self.optimizer.take_arena()
-        self.target.guard()
-        probe = Probe(self.registry.next_number(), spec, address, handler, sizes_of(self.settings()))
         try:
             self._reserve(probe, user, arena)
             self.registry.await_text(probe, IN_PROGRAM)
@@ -114,8 +178,10 @@ class Users:
             note(probe, arena.journal)
             self._settle(point, user, arena)
         except BaseException:
-            self.remove([probe])
-            self._drop(probe)
+            try:
+                self.remove([probe])
+            finally:
+                self._drop(probe)
             raise
         return probe
 
@@ -191,15 +257,16 @@ class Users:
             if (point.program.inode, point.insn.address) == (program.inode, insn.address):
                 return point
         emulated = user.kernel.isa.emulation(insn, program.bits, 0)
-        point = Point(program, insn, emulated is None or emulated.may_fail, user.kernel.isa.trap)
+        point = Point(program, insn, emulated is None or emulated.may_fail, user.kernel.isa.trap, self._next)
+        self._next += 1
         if point.needs_copy:
             # What cannot be copied is refused before anything is written.
             copy_of(insn, program, program.filler[0], user.kernel.isa)
         return point
 
-    def _handler(self, spec: Spec, point: Point, user: UserTarget) -> Handler:
+    def _handler(self, spec: Spec, point: Point, user: UserTarget, settings: Settings) -> Handler:
         """What a hit does. Raises OptprobeError, pointing at what cannot be done."""
-        program, settings = point.program, self.settings()
+        program = point.program
         bounds = program.function(point.insn.address)
         names = user.names(point.insn.address, bounds is not None and bounds[0] == point.insn.address, program.bits)
         if spec.counts and not spec.pid:
@@ -227,15 +294,21 @@ class Users:
 
     def _reserve(self, probe: Probe, user: UserTarget, arena: Arena) -> None:
         """Memory for what its program gathers, and all that traps come to. Raises Refused."""
-        near = user.kernel.calls.handler
-        reads = user.names(probe.address, False, 64).reads
+        probe.readers = self._begin(user, arena)
+        if probe.counter is None:
+            near = user.kernel.calls.handler
+            probe.counter = arena.allocate_data(probe.handler.size, near, self.target.isa.data_reach)
+            self.target.machine.write(probe.counter.address, probe.handler.initial())
+
+    def _begin(self, user: UserTarget, arena: Arena) -> Readers:
+        """All that traps come to, and what writes them. Raises Refused."""
+        reads = user.names(0, False, 64).reads
         if isinstance(reads, Missing):
             raise OptprobeError(reads.message, reads.hint)
-        probe.readers = readers(reads, near, self.target, arena)
-        self.traps.begin(user, probe.readers, arena)
+        found = readers(reads, user.kernel.calls.handler, self.target, arena)
+        self.traps.begin(user, found, arena)
         user.texts.writer = self._writer.begin(user.programs, arena, self._is_stopped_at)
-        probe.counter = arena.allocate_data(probe.handler.size, near, self.target.isa.data_reach)
-        self.target.machine.write(probe.counter.address, probe.handler.initial())
+        return found
 
     def _drop(self, probe: Probe) -> None:
         """One that could not be made."""
@@ -251,9 +324,7 @@ class Users:
         program, address = point.program, point.insn.address
         if not point.enabled:
             if point.placed is not None:
-                user.texts.disarm(program, [address])
-                self.traps.forget(point.key)
-                self._give_up(point, arena)
+                self._disarm(point, user, arena)
             return
         changes: dict[int, bytes] = {}
         copy = None
@@ -261,19 +332,33 @@ class Users:
             copy, data = self._copies.take(point.insn, program, user.kernel.isa, user.programs)
             changes[copy] = data
         code = self._code(point, copy, user)
-        placed = self.traps.place(code, user.kernel.calls.handler, arena)
-        arena.journal.flush()
         stood = point.placed is not None
+        self._lead(point, code, user, arena)
+        if not stood:
+            try:
+                user_notes.note(point.number, program, address, point.insn.data[: len(point.trap)], arena.journal)
+                user.texts.arm(program, changes | {address: user.kernel.isa.trap})
+            except BaseException:
+                self._disarm(point, user, arena)
+                raise
+
+    def _lead(self, point: Point, code: Code, user: UserTarget, arena: Arena) -> None:
+        """Have traps at `point` come to `code`. Raises Refused."""
+        placed = self.traps.place(code, user.kernel.calls.handler, arena)
         self._give_up(point, arena)
         point.placed = placed
         self.traps.lead(point.key, placed.detour.address)
-        if not stood:
-            try:
-                user.texts.arm(program, changes | {address: user.kernel.isa.trap})
-            except BaseException:
-                self.traps.forget(point.key)
-                self._give_up(point, arena)
-                raise
+
+    def _disarm(self, point: Point, user: UserTarget, arena: Arena) -> None:
+        """Raises OptprobeError where traps are left; they lead to what does nothing but the instruction."""
+        try:
+            user.texts.disarm(point.program, [point.insn.address])
+        except OptprobeError:
+            self._lead(point, self._code(point, self._copies.known(point.insn, point.program), user), user, arena)
+            raise
+        self.traps.forget(point.key)
+        self._give_up(point, arena)
+        arena.journal.drop(Item.USER, point.number)
 
     def _give_up(self, point: Point, arena: Arena) -> None:
         if point.placed is not None:

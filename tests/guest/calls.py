@@ -76,6 +76,7 @@ leaf:   lea leaf(%rip), %rdx
 .size leaf, . - leaf
 value:  .quad 0x123456789
 """
+FUNCTIONS = ("test", "inner", "leaf")
 SELDOM = 4
 """How often `test` runs its nopl, however often it is called."""
 THEIRS = 0x1000

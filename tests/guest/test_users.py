@@ -14,7 +14,7 @@ from qemu.guest import Guest
 from tests.guest import answer, calls
 from tests.guest.batch import Workload, batch, keep
 from tests.guest.conftest import FULL
-from tests.guest.gdb import TRACING
+from tests.guest.gdb import TRACING, Console, release
 
 COUNT = 20_000 if FULL else 2_000
 AT_ONCE = 8
@@ -36,7 +36,7 @@ def instructions(program: Path) -> Mapping[str, int]:
     data = program.read_bytes()
     elf = Elf.of(str(program), lambda offset, size: data[offset : offset + size], len(data))
     found = {}
-    for symbol in elf.symbols:
+    for symbol in (symbol for symbol in elf.symbols if symbol.name in calls.FUNCTIONS):
         for insn in X86_64.decode(elf.text(symbol.address, symbol.size), symbol.address):
             seldom = insn.text.startswith("nopl")
             found[f"{symbol.name}+{insn.address - symbol.address:#x}"] = calls.SELDOM if seldom else COUNT
@@ -110,5 +110,117 @@ def test_both_word_sizes(linux: Guest, tmp_path: Path, bits: int) -> None:
 def _code(program: Path) -> bytes:
     data = program.read_bytes()
     elf = Elf.of(str(program), lambda offset, size: data[offset : offset + size], len(data))
-    (symbol,) = elf.symbols
+    (symbol,) = (symbol for symbol in elf.symbols if symbol.name == "answer")
     return elf.text(symbol.address, symbol.size)
+
+
+@pytest.fixture
+def waiting(linux: Guest, tmp_path: Path) -> Iterator[str]:
+    """The path of a program that WAITING processes run, which wait; `killall sleep` has them go on."""
+    path = "/tmp/answer64"
+    answer.put(linux, answer.build(tmp_path, 64), path)
+    for _ in range(WAITING):
+        linux.check(f"(sleep 300 | {path} wait; echo said $? >> /tmp/said) > /dev/null 2>&1 &")
+    yield path
+    linux.run("killall sleep; sleep 0.2")
+    linux.run(f"rm -f /tmp/said {path}")
+
+
+GO_ON = f"killall sleep; while [ $(grep -c said /tmp/said) -lt {WAITING} ]; do sleep 0.1; done; cat /tmp/said"
+
+
+def test_conditions_and_actions(linux: Guest, waiting: str) -> None:
+    pids = [int(pid) for pid in linux.check("pidof answer64").split()]
+    seen = 'print("%s %d %s", $comm, $pid, str(*(char **)($sp + 16)))'
+    script: list[str | Workload] = [
+        f"optprobe add -user {waiting}:answer do count by $pid, {seen}",
+        f"optprobe add -user {waiting}:answer -pid {pids[0]}",
+        f"optprobe add -user {waiting}:answer if $pid != {pids[0]} && $sp % 16 == 8 do hist((long)$pc)",
+        f"optprobe add -user {waiting}:answer+5 if $rbp != $sp",
+        f"optprobe add -user {waiting}:answer do sum(*(long *)0)",
+        Workload(GO_ON),
+        keep("list", "optprobe list"),
+        "optprobe report 1",
+        keep("report", "optprobe report"),
+    ]
+    finished = batch(linux, script)
+    assert finished.status == 0, finished.output
+    assert finished.workloads[0].splitlines() == ["said 7"] * WAITING
+    everyone, one, others, never, faulty = finished.json("list")
+    assert [probe["hits"] for probe in (everyone, one, others, never, faulty)] == [WAITING, 1, WAITING - 1, 0, WAITING]
+    assert faulty["faults"] == WAITING
+    for pid in pids:
+        assert f"answer64 {pid} {waiting}" in finished.output
+
+
+def test_switched_off_and_on_killed_and_left(linux: Guest, waiting: str) -> None:
+    """What GDB leaves behind as it quits is nothing."""
+    ask = Workload(f"{waiting}; echo said $?")
+    kill = Workload(f"kill -9 $(pidof answer64 | cut -d' ' -f1); {waiting}; {waiting}; echo said $?")
+    script: list[str | Workload] = [
+        f"optprobe add -user {waiting}:answer",
+        ask,
+        "optprobe disable",
+        ask,
+        "optprobe enable",
+        kill,
+        "optprobe check",
+        keep("list", "optprobe list"),
+    ]
+    finished = batch(linux, script)
+    assert finished.status == 0, finished.output
+    assert "holds what we wrote" in finished.output
+    assert {*finished.workloads} == {"said 7\n"}
+    (probe,) = finished.json("list")
+    assert (probe["hits"], probe["stops"]) == (3, 0)
+    assert linux.check(GO_ON).splitlines() == ["said 137", *["said 7"] * (WAITING - 1)]
+    assert linux.problems() == []
+
+
+BAD = {
+    "/nothing:main": "/nothing",
+    "{path}:nothing": "nothing",
+    "{path}:0x999999": "0x999999",
+    "{path}:answer+2": "in the middle of the instruction at",
+    "/bin/busybox:main": "busybox",
+    "{path}": "no place in a program",
+    "{path}:answer -tier optimized": "probed by traps",
+    "{path}:answer -return": "-return is not built yet",
+    "{path}:answer do stop": "stop is not built yet",
+    "{path}:answer do stack": "is not unwound",
+    "{path}:answer if nothing == 1": "nothing",
+}
+
+
+def test_what_cannot_be_is_told_in_a_line(linux: Guest, waiting: str) -> None:
+    """And nothing is left in the guest."""
+    with Console(linux) as gdb:
+        for typed, told in BAD.items():
+            line, *_ = gdb(f"optprobe add -user {typed.format(path=waiting)}").strip().splitlines()
+            assert line.startswith("optprobe: ") and told in line, line
+            assert "internal error" not in line
+        assert "-pid needs -user" in gdb("optprobe add vfs_read -pid 3")
+        assert gdb("optprobe list").strip() == "No probes."
+        assert "holds what we wrote" in gdb("optprobe check")
+
+
+@pytest.mark.parametrize("remove", [True, False])
+def test_another_gdb_finds_what_a_killed_one_left(linux: Guest, waiting: str, remove: bool) -> None:
+    """Meanwhile hits are counted on."""
+    with Console(linux) as gdb:
+        assert "trapped" in gdb(f"optprobe add -user {waiting}:answer do count by $comm", 60)
+        assert "trapped" in gdb(f"optprobe add -user {waiting}:answer+9", 60)
+        gdb.kill()
+    release(linux)
+    assert linux.check(GO_ON).splitlines() == ["said 7"] * WAITING
+    script: list[str | Workload] = ["optprobe recover -remove"] if remove else [
+        "optprobe recover", keep("list", "optprobe list")
+    ]  # fmt: skip
+    script += [Workload(f"{waiting}; echo said $?"), keep("after", "optprobe list"), "optprobe check"]
+    finished = batch(linux, script)
+    assert finished.status == 0, finished.output
+    assert finished.workloads == ("said 7\n",)
+    if not remove:
+        assert [probe["hits"] for probe in finished.json("list")] == [WAITING, WAITING]
+    assert [probe["hits"] for probe in finished.json("after")] == ([] if remove else [WAITING + 1] * 2)
+    assert linux.problems() == []

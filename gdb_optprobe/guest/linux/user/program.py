@@ -96,6 +96,11 @@ def find(kernel: Kernel, frames: Frames, path: str, host: Path | None = None) ->
     return Program(file, _both(own, theirs))
 
 
+def inside(kernel: Kernel, frames: Frames, file: File) -> Program:
+    """The program in a file that was found before. Raises OptprobeError."""
+    return Program(file, Elf.of(file.path, PageCache(kernel, frames, file).read, file.size))
+
+
 def _same(own: Elf, theirs: Elf) -> bool:
     """By the build-id; without one they are loaded alike, and their code begins alike."""
     if own.build_id or theirs.build_id:

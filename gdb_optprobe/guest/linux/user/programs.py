@@ -47,6 +47,10 @@ class Programs:
         """See program.find."""
         return program.find(self.kernel, self.frames, path, host)
 
+    def known(self, file: File) -> Program:
+        """What is in a file that is held, wherever its name has gone. Raises OptprobeError."""
+        return program.inside(self.kernel, self.frames, file)
+
     def running(self, file: File) -> tuple[Running, ...]:
         """The spaces whose program `file` is, but for those that are being loaded. Raises Busy, OptprobeError."""
         loaded = (space for space in spaces.spaces(self.kernel, file) if space.start_code)
