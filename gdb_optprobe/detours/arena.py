@@ -209,10 +209,11 @@ class Arena:
             self.data.claim(slot.address, slot.size)
 
     def release_data(self, kept: Collection[Slot] = ()) -> None:
-        """What is in use of the data, but for `kept`, goes with the code that may still write there."""
+        """What was adopted of the data, but for `kept`, goes with the code that may still write there."""
+        adopted = self.left_before.data if self.left_before is not None else ()
         for slots in self.data.slots:
             for slot in slots.used:
-                if slot not in kept:
+                if slot in adopted and slot not in kept:
                     slots.release(slot)
 
     def _has_pads(self, page: Slot) -> None:

@@ -292,14 +292,14 @@ def added(plan: Plan, detour: Detour, target: Target) -> int:
     code = len(target.isa.decode(detour.data, detour.address))
     for original, program in _programs(detour, target):
         code -= len(program)
-        code += sum(map(_cost, program)) if original == plan.address else 0
+        code += sum(map(cost_of, program)) if original == plan.address else 0
     return 1 + code - len(plan.displaced)
 
 
 def _spared(plan: Plan, detour: Detour, target: Target) -> int:
     """How many instructions the shortest way through the probed instruction's program leaves out."""
     here = (program for original, program in _programs(detour, target) if original == plan.address)
-    return sum(sum(map(_cost, program)) - shortest(program, _cost) for program in here)
+    return sum(sum(map(cost_of, program)) - shortest(program, cost_of) for program in here)
 
 
 def _programs(detour: Detour, target: Target) -> Iterator[tuple[int, Sequence[Insn]]]:
@@ -308,7 +308,7 @@ def _programs(detour: Detour, target: Target) -> Iterator[tuple[int, Sequence[In
         yield original, target.isa.decode(detour.data[start - detour.address : end - detour.address], start)
 
 
-def _cost(insn: Insn) -> int:
+def cost_of(insn: Insn) -> int:
     """Instructions that one of a program stands for: a call is that of a read."""
     return 1 + READ * (insn.flow is Flow.CALL)
 

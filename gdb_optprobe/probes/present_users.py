@@ -15,7 +15,8 @@ def probe(probe: Probe, point: Point, found: Gathered, target: Target) -> ProbeV
     """address: the one that the program was linked for. needs_gdb: never; but new processes wait for one."""
     stands = point.placed is not None
     detour = point.placed.detour if point.placed is not None else None
-    count = len(target.isa.decode(detour.data, detour.address)) if detour is not None else 0
+    code = target.isa.decode(detour.data, detour.address) if detour is not None else ()
+    count, most = len(code), sum(map(present.cost_of, code))
     return ProbeView(
         number=probe.number,
         name=probe.spec.name,
@@ -32,7 +33,7 @@ def probe(probe: Probe, point: Point, found: Gathered, target: Target) -> ProbeV
         patch_size=int(stands),
         original_bytes=point.insn.data,
         patched_bytes=point.trap if stands else b"",
-        detour=DetourView(detour.address, detour.size, count, count, count, detour.head) if detour else None,
+        detour=DetourView(detour.address, detour.size, count, most, most, detour.head) if detour else None,
         condition=probe.spec.condition,
         actions=probe.spec.actions,
         hits=found.head[0],

@@ -85,6 +85,7 @@ def remove(session: Session, timeout: float) -> int:
     for one in found:
         arena.journal.drop(Item.PROBE, one.number)
     session.optimizer.note()
+    session.users.tidy()
     if not session.optimizer.give_back_arena():
         session.commit(timeout)
         session.optimizer.give_back_arena()
