@@ -90,7 +90,8 @@ class Comings:
     @property
     def watches(self) -> bool:
         """Whether there is anything to notice."""
-        return bool(self._modules) or any(probe.waits is not None and not probe.spec.in_program for probe in self.registry.probes())
+        waiting = (probe.waits is not None and not probe.spec.in_program for probe in self.registry.probes())
+        return bool(self._modules) or any(waiting)
 
     def abandon(self) -> None:
         """The guest is gone."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gdb_optprobe.detours import patch
+from gdb_optprobe.detours import patch, quiescence
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.left import Left, Text, undoing
@@ -105,8 +105,16 @@ def _left(session: Session) -> tuple[Left, Sequence[Noted], Sequence[Patch]]:
     points_of(left, None)
     if user_notes.noted(left.users or {}):
         session.target.user()
+        _check_writers(session, left)
     texts, ways = undoing(left, session.target.machine, session.target.isa)
     return left, found, (*texts, *ways)
+
+
+def _check_writers(session: Session, left: Left) -> None:
+    """Raises OptprobeError while somebody may be about to write traps into programs, in code that no branch leads to."""
+    routines = [(slot.address, slot.end) for slot, detour in left.detours.items() if detour.head == slot.address]
+    if quiescence.busy(routines, session.target.saved()):
+        raise OptprobeError("a thread runs code of the earlier GDB's just now", "continue for a moment, then try again")
 
 
 def _take(session: Session, left: Left, undone: Sequence[Patch]) -> Arena:
