@@ -1,0 +1,28 @@
+"""The table of traps in programs: every key is found where a search from its home comes first."""
+
+from __future__ import annotations
+
+import random
+
+from gdb_optprobe.objects.user_traps import CODE, INODE, OFFSET, SLOT, UserTrapsLayout
+
+LAYOUT = UserTrapsLayout(64)
+
+
+def test_all_keys_are_found_and_no_other() -> None:
+    chosen = random.Random(1)
+    inodes = [0xFFFF_8880_0000_0000 + 0x400 * number for number in range(3)]
+    codes = {(chosen.randrange(1 << 20), chosen.choice(inodes)): 1 + n for n in range(LAYOUT.room)}
+    data = LAYOUT.encode(codes)
+    for (offset, inode), code in codes.items():
+        at = LAYOUT.place(data, (offset, inode))
+        words = [int.from_bytes(data[at + part : at + part + 8], "little") for part in (OFFSET, INODE, CODE)]
+        assert words == [offset, inode, code]
+    free = LAYOUT.place(data, (1 << 30, inodes[0]))
+    assert data[free : free + SLOT] == bytes(SLOT)
+
+
+def test_one_offset_in_several_programs() -> None:
+    codes = {(0x100, inode): inode for inode in range(1, LAYOUT.room)}
+    data = LAYOUT.encode(codes)
+    assert len({LAYOUT.place(data, key) for key in codes}) == len(codes)
