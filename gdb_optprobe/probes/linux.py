@@ -68,6 +68,7 @@ class Linux:
     _took: bool = False
     _earlier: Earlier | None = None
     _asked: bool = False
+    _constants: dict[str, int | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.tracer = SiteTracer(self)
@@ -232,7 +233,9 @@ class Linux:
 
     def constant(self, name: str) -> int | None:
         """The value of an enumerator of the kernel's; None where none is known of that name."""
-        return self._types.btf.constant(name) if self._types is not None else None
+        if name not in self._constants:
+            self._constants[name] = self._types.btf.constant(name) if self._types is not None else None
+        return self._constants[name]
 
     def user_names(
         self, address: int, entry: bool, bits: int, convenience: Callable[[str], int | None]

@@ -111,7 +111,7 @@ def _left(session: Session) -> tuple[Left, Sequence[Noted], Sequence[Patch]]:
 
 
 def _check_writers(session: Session, left: Left) -> None:
-    """Raises OptprobeError while somebody may be about to write traps into programs, in code that no branch leads to."""
+    """Raises OptprobeError while somebody may be about to write traps into programs, in code of its own."""
     routines = [(slot.address, slot.end) for slot, detour in left.detours.items() if detour.head == slot.address]
     if quiescence.busy(routines, session.target.saved()):
         raise OptprobeError("a thread runs code of the earlier GDB's just now", "continue for a moment, then try again")

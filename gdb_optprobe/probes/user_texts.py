@@ -196,15 +196,10 @@ class UserTexts:
 
     def _advance(self, program: Program, space: Running, changes: Sequence[Change]) -> list[Write]:
         """Write what can be while the guest stands; the first that cannot, which all others wait for."""
-        while (following := self._next(program, space, changes)) is not None:
-            left = self._directly(program, space, [following])
-            if left:
+        for change in changes:
+            if not self._stands(program, space, change) and (left := self._directly(program, space, [change])):
                 return left
         return []
-
-    def _next(self, program: Program, space: Running, changes: Iterable[Change]) -> Change | None:
-        """The first that `space` lacks."""
-        return next((change for change in changes if not self._stands(program, space, change)), None)
 
     def _stands(self, program: Program, space: Running, change: Change) -> bool:
         pieces = self._pieces(program, space, change)

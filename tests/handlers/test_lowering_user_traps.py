@@ -53,7 +53,7 @@ def ran(code: bytes, frame: bytes, table: bytes = b"", file: int = FILE, there: 
     ends: list[int] = []
 
     def end(_: object, address: int, *__: object) -> None:
-        if address in (KERNELS, CALLER) or OURS + 0x100 <= address:
+        if address in (KERNELS, CALLER) or address >= OURS + 0x100:
             ends.append(address)
             machine.emu_stop()
 
