@@ -16,7 +16,7 @@ from tests.guest.batch import Workload, batch, keep
 from tests.guest.conftest import FULL
 from tests.guest.gdb import TRACING, Console, release
 
-COUNT = 20_000 if FULL else 2_000
+COUNT = 20_000 if FULL else 500
 AT_ONCE = 8 if FULL else 4
 WAITING = 2
 PATH = "/tmp/calls"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from gdb_optprobe.probes.saving import with_variables
+from dataclasses import replace
+
+from gdb_optprobe.commands.parse import parse_add
+from gdb_optprobe.probes.saving import add, with_variables
+from gdb_optprobe.probes.spec import Kind, Spec
 
 
 def test_variables_that_probes_name() -> None:
@@ -10,3 +14,11 @@ def test_variables_that_probes_name() -> None:
     lines = ("# head", "optprobe add f -return if $retval == $wanted && $pid == 1")
     values = {"retval": 777, "wanted": 5}
     assert with_variables(lines, values.get) == (lines[0], "set $wanted = 5", lines[1])
+
+
+def test_a_probe_on_a_program() -> None:
+    does = {"condition": "$rdi == 1", "actions": ("count by $pid",)}
+    spec = Spec("/bin/x:main+4", kind=Kind.UPROBE, file="/tmp/x", pid=3, **does)  # type: ignore[arg-type]
+    words = "optprobe add /bin/x:main+4 -user -file /tmp/x -pid 3 if $rdi == 1 do count by $pid"
+    assert add(spec, spec.location) == words
+    assert replace(parse_add(words.removeprefix("optprobe add ")).spec(), condition_at=None, actions_at=()) == spec

@@ -1,0 +1,71 @@
+"""Copies of instructions do elsewhere what these do where they are, and where a program is loaded anywhere too."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from typing import Any
+
+import pytest
+import unicorn
+from unicorn import x86_const
+
+from gdb_optprobe.isa.base import Flow, Unrelocatable
+from gdb_optprobe.isa.x86_64 import abi
+from gdb_optprobe.isa.x86_64.user import USER
+
+TEXT, COPY, DATA = 0x10_0000, 0x18_0000, 0x20_0000
+MODES = {64: unicorn.UC_MODE_64, 32: unicorn.UC_MODE_32}
+NAMES = {64: (*abi.GENERAL, "rip", "eflags"), 32: (*(f"e{name[1:]}" for name in abi.GENERAL[:8]), "eip", "eflags")}
+AT = TEXT + 0x800
+CODE = {
+    64: ("8b442408", "48034718", "e810000000", "ff5708", "ffd0", "488d0510000000", "0fb60511000000", "c3", "5d",
+         "ff2510000000", "c5f877"),
+    32: ("55", "89e5", "83ec10", "8b442408", "e810000000", "ffd0", "c3", "5d", "0fa2", "ff6008", "0fb60500402000"),
+}  # fmt: skip
+
+
+def ran(bits: int, at: int, code: bytes, shift: int, seed: int, steps: int) -> dict[str, int]:
+    """All registers once execution has left the code, and the stack's top."""
+    machine: Any = unicorn.Uc(unicorn.UC_ARCH_X86, MODES[bits])
+    machine.mem_map(TEXT + shift, 0x10_0000)
+    machine.mem_map(DATA, 0x1_0000)
+    machine.mem_write(DATA, random.Random(seed).randbytes(0x1_0000))
+    machine.mem_write(at, code)
+    chosen = random.Random(seed)
+    numbers = {name: getattr(x86_const, f"UC_X86_REG_{name.upper()}") for name in NAMES[bits]}
+    for number in numbers.values():
+        machine.reg_write(number, DATA + 0x4000 + 8 * chosen.randrange(0x100))
+    machine.reg_write(numbers["eflags"], 0x202 | chosen.getrandbits(8) & abi.ARITHMETIC_FLAGS)
+    with contextlib.suppress(unicorn.UcError):
+        machine.emu_start(at, AT + shift + len(code), count=steps)
+    found = {name: machine.reg_read(number) for name, number in numbers.items()}
+    top = machine.mem_read(found["rsp" if bits == 64 else "esp"], bits // 8)
+    return found | {"top": int.from_bytes(top, "little")}
+
+
+@pytest.mark.parametrize(("bits", "text"), [(bits, text) for bits, some in CODE.items() for text in some])
+@pytest.mark.parametrize("pie", [False, True])
+def test_a_copy_does_the_same(bits: int, text: str, pie: bool) -> None:
+    (insn,) = USER.decode(bytes.fromhex(text), AT, bits)
+    try:
+        copy = USER.copy(insn, COPY, bits, pie)
+    except Unrelocatable:
+        assert pie and insn.flow in (Flow.CALL, Flow.INDIRECT_CALL)
+        return
+    steps = len(USER.decode(copy, COPY, bits))
+    for seed in range(4):
+        for shift in (0, 0x400_0000) if pie else (0,):
+            assert ran(bits, COPY + shift, copy, shift, seed, steps) == ran(bits, AT + shift, insn.data, shift, seed, 1)
+
+
+@pytest.mark.parametrize("bits", [64, 32])
+def test_system_calls_go_on_behind(bits: int) -> None:
+    """And what traps has no copy."""
+    entering = {64: b"\x0f\x05", 32: b"\xcd\x80"}[bits]
+    (insn,) = USER.decode(entering, AT, bits)
+    assert USER.copy(insn, COPY, bits, True)[:2] == entering
+    for data in (b"\xcc", b"\x0f\x0b"):
+        (insn,) = USER.decode(data, AT, bits)
+        with pytest.raises(Unrelocatable):
+            USER.copy(insn, COPY, bits, False)
