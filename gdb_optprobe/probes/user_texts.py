@@ -13,20 +13,19 @@ The file's inode is held, as kernel uprobes do, so that no other file can come t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.physical import Changed
 from gdb_optprobe.guest.linux.user.files import File
-from gdb_optprobe.guest.linux.user.pages import within_pages
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.user.spaces import LATER, Busy, Running
-from gdb_optprobe.guest.linux.user.writer import Write, Writer
+from gdb_optprobe.guest.linux.user.writer import Writer
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.probes.stops import Hit, StopPoint, Stops
+from gdb_optprobe.probes.user_space import Change, UserSpace
 
 LOADED = "finalize_exec"
 """The last that load_elf_binary calls before a program begins, whatever its word size: no lock is held (fs/exec.c)."""
@@ -34,15 +33,6 @@ TIMEOUT = 20.0
 ROUNDS = 8
 PAUSE = 0.05
 TRIES = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Bytes of a program, by their address in its file: `old` is what the file has."""
-
-    address: int
-    old: bytes
-    new: bytes
 
 
 @dataclass(slots=True)
@@ -122,7 +112,7 @@ class UserTexts:
         back = [Change(change.address, change.new, change.old) for change in reversed(changes)]
         self._recall(program, back)
         for _ in range(ROUNDS):
-            left = [write for space in self.spaces(program.file) for write in self._put_back(program, space, back)]
+            left = [write for space in self.spaces(program.file) for write in self._in(program, space).put_back(back)]
             if not left:
                 return
             self._writer.write(left, TIMEOUT)
@@ -138,7 +128,7 @@ class UserTexts:
                 (space.mm, at): (old, new)
                 for space in self.spaces(program.file)
                 for change in back
-                for at, old, new in self._pieces(program, space, change)
+                for at, old, new in self._in(program, space).pieces(change)
             }
             if not self.writer.recall(changes):
                 return
@@ -152,7 +142,7 @@ class UserTexts:
             program, changes = armed.program, tuple(armed.changes.values())
             arming = {mm for mm, _ in self._tries}
             for space in (space for space in self.spaces(program.file) if space.mm not in arming):
-                lost = next((change for change in changes if self._is_lost(program, space, change)), None)
+                lost = next(filter(self._in(program, space).is_lost, changes), None)
                 if lost is not None:
                     found.append(f"{space} does not have what was written at {program.spell(lost.address)}")
         return found
@@ -170,7 +160,7 @@ class UserTexts:
         deadline = time.monotonic() + TIMEOUT
         while time.monotonic() < deadline:
             spaces = self.spaces(program.file)
-            wanted = [write for space in spaces for write in self._advance(program, space, changes)]
+            wanted = [write for space in spaces for write in self._in(program, space).advance(changes)]
             if not wanted:
                 return
             for write in wanted:
@@ -190,52 +180,8 @@ class UserTexts:
                 self.run(PAUSE)
         return self.programs.running(file)
 
-    def _put_back(self, program: Program, space: Running, back: Iterable[Change]) -> list[Write]:
-        """What cannot be while the guest stands."""
-        return self._directly(program, space, [change for change in back if self._may_hold(program, space, change)])
-
-    def _advance(self, program: Program, space: Running, changes: Sequence[Change]) -> list[Write]:
-        """Write what can be while the guest stands; the first that cannot, which all others wait for."""
-        for change in changes:
-            if not self._stands(program, space, change) and (left := self._directly(program, space, [change])):
-                return left
-        return []
-
-    def _stands(self, program: Program, space: Running, change: Change) -> bool:
-        pieces = self._pieces(program, space, change)
-        return all(self.programs.pages.read(space.mm, at, len(new)) == new for at, _, new in pieces)
-
-    def _is_lost(self, program: Program, space: Running, change: Change) -> bool:
-        """Whether something else is there. Where no page is, the space may be on its way to have it: in an exec."""
-        read = self.programs.pages.read
-        there = ((read(space.mm, at, len(new)), new) for at, _, new in self._pieces(program, space, change))
-        return bool(space.processes) and any(found not in (None, new) for found, new in there)
-
-    def _may_hold(self, program: Program, space: Running, back: Change) -> bool:
-        """Whether what is to go stands there, or the page is away: the guest may have put it into a swap file."""
-        read = self.programs.pages.read
-        return any(read(space.mm, at, len(old)) in (None, old) for at, old, _ in self._pieces(program, space, back))
-
-    def _directly(self, program: Program, space: Running, changes: Iterable[Change]) -> list[Write]:
-        """Write what is in pages of the space's own; what is not. Raises Changed."""
-        left = []
-        for change in changes:
-            for at, old, new in self._pieces(program, space, change):
-                if not self.programs.pages.write(space.mm, at, old, new):
-                    self._check(space, at, old, new)
-                    left.append(Write(space.mm, at, new))
-        return left
-
-    def _check(self, space: Running, at: int, old: bytes, new: bytes) -> None:
-        there = self.programs.pages.read(space.mm, at, len(old))
-        if there not in (None, old, new):
-            raise Changed(f"{space} has other code at {at:#x} than its file")
-
-    def _pieces(self, program: Program, space: Running, change: Change) -> Iterator[tuple[int, bytes, bytes]]:
-        """Address in the space, old and new bytes of each page."""
-        start = change.address + space.start_code - program.first_code
-        for (at, old), (_, new) in zip(within_pages(start, change.old), within_pages(start, change.new), strict=True):
-            yield at, old, new
+    def _in(self, program: Program, space: Running) -> UserSpace:
+        return UserSpace(program, space, self.programs.pages.of(space.mm))
 
     @property
     def _writer(self) -> Writer:
@@ -269,7 +215,7 @@ class UserTexts:
     def _arm_loaded(self, armed: _Armed, vcpu: Vcpu, hit: Hit) -> None:
         space = self.programs.loaded(vcpu)
         changes = tuple(armed.changes.values())
-        writes = self._advance(armed.program, space, changes)
+        writes = self._in(armed.program, space).advance(changes)
         # Who was killed halfway is never seen again, and his memory may be another's.
         key = (space.mm, space.processes[0].pid)
         tries = self._tries.pop(key, 0)

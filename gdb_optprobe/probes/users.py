@@ -44,8 +44,8 @@ from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user_copies import Copies, copy_of
 from gdb_optprobe.probes.user_notes import NotedTrap, left_over
+from gdb_optprobe.probes.user_space import Change
 from gdb_optprobe.probes.user_target import UserTarget
-from gdb_optprobe.probes.user_texts import Change
 from gdb_optprobe.probes.user_traps import UserTraps
 from gdb_optprobe.probes.user_writer import UserWriter
 

@@ -91,6 +91,8 @@ def test_what_the_guest_has_swapped_out_is_put_back_too(linux: Guest, tmp_path: 
     start = f"echo 0 > /tmp/cg/test/cgroup.procs; sleep 300 | {path} wait; echo said $? > /tmp/said"
     linux.check(f"({start}) > /dev/null 2>&1 &")
     swapped = f"grep -A22 r-xp /proc/$(pidof {path.rpartition('/')[2]})/smaps | grep -m 1 Swap:"
+    # It takes two looks to see that a page is not used, and the program has to have begun.
+    reclaim = "echo 8M > /tmp/cg/test/memory.reclaim 2> /dev/null"
     place = f"answer+{answer.VALUE[64]}"
     try:
         found = batch(
@@ -98,7 +100,7 @@ def test_what_the_guest_has_swapped_out_is_put_back_too(linux: Guest, tmp_path: 
             [
                 USER,
                 f"user-arm {path} {place}=09",
-                Workload(f"echo 8M > /tmp/cg/test/memory.reclaim 2> /dev/null; {swapped}"),
+                Workload(f"for i in $(seq 50); do {reclaim}; {swapped} | grep -q 4 && break; done; {swapped}"),
                 "user-check",
                 f"user-disarm {path} {place}",
                 Workload(swapped),

@@ -13,11 +13,10 @@ from gdb_optprobe.guest.linux.user import files
 from gdb_optprobe.guest.linux.user.files import File
 from gdb_optprobe.guest.linux.user.frames import FIXED_RECORDS, Frames
 from gdb_optprobe.guest.linux.user.pagecache import NotInMemory, PageCache
-from gdb_optprobe.guest.linux.user.pages import Pages as UserPages
-from gdb_optprobe.guest.linux.user.pages import within_pages
+from gdb_optprobe.guest.linux.user.pages import Pages, Standing, within_pages
 from gdb_optprobe.guest.linux.user.spaces import Busy, Process, spaces
 from gdb_optprobe.isa.x86_64 import paging
-from tests.linux.fakes import Pages, kernel
+from tests.linux import fakes
 
 DIRECT = 0xFFFF888000000000
 INIT = DIRECT + 0x1000
@@ -74,13 +73,13 @@ OFFSETS = {
 CODE = 0x75  # VM_READ | VM_EXEC | VM_MAYREAD, VM_MAYWRITE, VM_MAYEXEC
 
 
-class Kernel(Pages):
+class Kernel(fakes.Pages):
     """Files in directories, on mounts; each thing has a page to itself."""
 
     def __init__(self) -> None:
         super().__init__()
         self._pages = count(DIRECT + 0x10000, 0x1000)
-        self.known = kernel(self, {"d_init_task": INIT}, OFFSETS)
+        self.known = fakes.kernel(self, {"d_init_task": INIT}, OFFSETS)
         self.frames = Frames.of(self.known, DIRECT, 1 << 32)
         self.superblock = self.new()
         self.put(self.superblock + 0x10, (0x800001).to_bytes(4, "little"))
@@ -301,8 +300,8 @@ def test_a_tree_that_is_being_changed_is_left_alone_and_a_broken_one_refused(gue
 HELD = paging.PRESENT | paging.USER | paging.DIRTY
 
 
-def mapped(guest: Kernel, mapping: int, bits: int = HELD) -> tuple[UserPages, int, int]:
-    """A space with one page at 0x401000, whose record says `mapping`: the reader, its mm, where the page is."""
+def mapped(guest: Kernel, mapping: int, bits: int = HELD) -> tuple[Standing, int]:
+    """A space with one page at 0x401000, whose record says `mapping`; and where that page is."""
     mm, data = guest.new(), guest.new()
     tables = [guest.new() for _ in range(4)]
     guest.put_words(mm + 0x58, tables[0])
@@ -312,16 +311,16 @@ def mapped(guest: Kernel, mapping: int, bits: int = HELD) -> tuple[UserPages, in
         guest.put_words(table + 8 * index, following - DIRECT | flags)
     guest.put_words(guest.frames.record(data - DIRECT) + 0x18, mapping)
     guest.put(data, b"original")
-    return UserPages(guest.known, guest.frames, False), mm, data
+    return Pages(guest.known, guest.frames, False).of(mm), data
 
 
 def test_a_page_of_its_own_is_written_and_a_changed_one_refused(guest: Kernel) -> None:
-    pages, mm, data = mapped(guest, DIRECT + 1)
-    assert pages.read(mm, 0x401000, 8) == b"original" and pages.read(mm, 0x402000, 1) is None
-    assert pages.write(mm, 0x401000, b"o", b"\xcc") and guest.read(data, 8) == b"\xccriginal"
-    assert pages.write(mm, 0x401000, b"o", b"\xcc"), "it is there"
+    pages, data = mapped(guest, DIRECT + 1)
+    assert pages.read(0x401000, 8) == b"original" and pages.read(0x402000, 1) is None
+    assert pages.write(0x401000, b"o", b"\xcc") and guest.read(data, 8) == b"\xccriginal"
+    assert pages.write(0x401000, b"o", b"\xcc"), "it is there"
     with pytest.raises(Changed):
-        pages.write(mm, 0x401001, b"o", b"\xcc")
+        pages.write(0x401001, b"o", b"\xcc")
     assert guest.read(data, 8) == b"\xccriginal"
 
 
@@ -331,9 +330,9 @@ def test_a_page_of_its_own_is_written_and_a_changed_one_refused(guest: Kernel) -
     ids=["a file's", "merged with others", "with a copy on disk", "away"],
 )
 def test_what_is_not_the_spaces_own_is_not_written(guest: Kernel, mapping: int, bits: int) -> None:
-    pages, mm, data = mapped(guest, mapping, bits)
-    assert not pages.write(mm, 0x401000, b"o", b"\xcc")
-    assert not pages.write(mm, 0x402000, b"o", b"\xcc")
+    pages, data = mapped(guest, mapping, bits)
+    assert not pages.write(0x401000, b"o", b"\xcc")
+    assert not pages.write(0x402000, b"o", b"\xcc")
     assert guest.read(data, 8) == b"original"
 
 

@@ -8,7 +8,7 @@ An entry that is not dirty may be that of a page that the guest has a copy of on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.physical import Changed
@@ -26,43 +26,67 @@ class Pages:
     frames: Frames
     la57: bool
 
-    def read(self, mm: int, address: int, size: int) -> bytes | None:
-        """What is there, within one page; None where no page is there now."""
-        page = self._page(mm, address)
-        return self.frames.read(page.frame_of(address), size) if page is not None else None
+    def of(self, mm: int) -> Standing:
+        """Those of one space, for as long as the guest stands."""
+        return Standing(self, mm)
 
-    def is_private(self, mm: int, address: int) -> bool:
-        """Whether the page there can be written: it is the space's own, or shared with its forks alone."""
-        page = self._page(mm, address)
-        if page is None or page.level != 1 or not page.entry & paging.DIRTY:
+    def read(self, mm: int, address: int, size: int) -> bytes | None:
+        """See Standing."""
+        return self.of(mm).read(address, size)
+
+    def find(self, mm: int, address: int) -> paging.Mapping | None:
+        """The page that a program of the space may use there now."""
+        top = self.kernel.word(mm + self.kernel.offset("mm_struct", "pgd")) - self.frames.start
+        page = paging.translate(self.frames.read, top, address, la57=self.la57)
+        return page if page is not None and page.user else None
+
+    def is_private(self, page: paging.Mapping, address: int) -> bool:
+        """Whether the page at `address` can be written: it is the space's own, or shared with its forks alone."""
+        if page.level != 1 or not page.entry & paging.DIRTY:
             return False
         record = self.frames.record(page.frame_of(address))
         mapping = self.kernel.word(record + self.kernel.offset("page", "mapping"))
         return mapping & KIND == ANONYMOUS
 
-    def write(self, mm: int, address: int, old: bytes, new: bytes) -> bool:
-        """Replace `old` by `new` while the guest stands; False, nothing written, where the page is not the space's own.
+
+@dataclass
+class Standing:
+    """The pages of a space while the guest stands: each is looked up once."""
+
+    pages: Pages
+    mm: int
+    _found: dict[int, tuple[int, bool] | None] = field(default_factory=dict)
+
+    def read(self, address: int, size: int) -> bytes | None:
+        """What is there, within one page; None where no page is there now."""
+        found = self._page(address)
+        return None if found is None else self.pages.frames.read(found[0] + address % PAGE, size)
+
+    def write(self, address: int, old: bytes, new: bytes) -> bool:
+        """Replace `old` by `new`; False, nothing written, where the page is not the space's own.
 
         Both within one page. What has gone there meanwhile is left alone. Raises Changed.
         """
-        if not self.is_private(mm, address):
+        found = self._page(address)
+        if found is None or not found[1]:
             return False
-        page = self._page(mm, address)
-        assert page is not None, "the guest stands"
-        at = page.frame_of(address)
-        there = self.frames.read(at, len(old))
+        frames, at = self.pages.frames, found[0] + address % PAGE
+        there = frames.read(at, len(old))
         if there not in (old, new):
             raise Changed(f"the program's memory at {address:#x} is not what was written there")
         if there != new:
-            self.frames.write(at, new)
-        if self.frames.read(at, len(new)) != new:
-            raise Changed(f"the program's memory at {address:#x} cannot be written")
+            frames.write(at, new)
+            if frames.read(at, len(new)) != new:
+                raise Changed(f"the program's memory at {address:#x} cannot be written")
         return True
 
-    def _page(self, mm: int, address: int) -> paging.Mapping | None:
-        top = self.kernel.word(mm + self.kernel.offset("mm_struct", "pgd")) - self.frames.start
-        page = paging.translate(self.frames.read, top, address, la57=self.la57)
-        return page if page is not None and page.user else None
+    def _page(self, address: int) -> tuple[int, bool] | None:
+        """Where it is in physical memory, and whether it is the space's own."""
+        start = address - address % PAGE
+        if start not in self._found:
+            page = self.pages.find(self.mm, start)
+            self._found[start] = None if page is None else (page.frame_of(start), self.pages.is_private(page, start))
+        return self._found[start]
 
 
 def within_pages(address: int, data: bytes) -> tuple[tuple[int, bytes], ...]:

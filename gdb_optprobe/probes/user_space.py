@@ -1,0 +1,73 @@
+"""What of ours is in the text of one process, and what can be written there, while the guest stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from gdb_optprobe.guest.linux.physical import Changed
+from gdb_optprobe.guest.linux.user.pages import Standing, within_pages
+from gdb_optprobe.guest.linux.user.program import Program
+from gdb_optprobe.guest.linux.user.spaces import Running
+from gdb_optprobe.guest.linux.user.writer import Write
+
+Piece = tuple[int, bytes, bytes]
+"""Address in the space, old and new bytes, within one page."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Bytes of a program, by their address in its file: `old` is what the file has."""
+
+    address: int
+    old: bytes
+    new: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class UserSpace:
+    """`program` as `space` has it. pages: those of the space."""
+
+    program: Program
+    space: Running
+    pages: Standing
+
+    def advance(self, changes: Iterable[Change]) -> list[Write]:
+        """Make changes in this order; the first that only the guest can make: others wait for it. Raises Changed."""
+        for change in changes:
+            if not self._stands(change):
+                left = self._write(change)
+                if left:
+                    return left
+        return []
+
+    def put_back(self, back: Iterable[Change]) -> list[Write]:
+        """Make those changes whose old bytes are there; what only the guest can do of it. Raises Changed."""
+        return [write for change in back if self._may_hold(change) for write in self._write(change)]
+
+    def is_lost(self, change: Change) -> bool:
+        """Whether something else is there. Where no page is, the space may be on its way to have it: in an exec."""
+        there = ((self.pages.read(at, len(new)), new) for at, _, new in self.pieces(change))
+        return bool(self.space.processes) and any(found not in (None, new) for found, new in there)
+
+    def pieces(self, change: Change) -> Iterator[Piece]:
+        start = change.address + self.space.start_code - self.program.first_code
+        for (at, old), (_, new) in zip(within_pages(start, change.old), within_pages(start, change.new), strict=True):
+            yield at, old, new
+
+    def _stands(self, change: Change) -> bool:
+        return all(self.pages.read(at, len(new)) == new for at, _, new in self.pieces(change))
+
+    def _may_hold(self, back: Change) -> bool:
+        """Whether what is to go stands there, or the page is away: the guest may have put it into a swap file."""
+        return any(self.pages.read(at, len(old)) in (None, old) for at, old, _ in self.pieces(back))
+
+    def _write(self, change: Change) -> list[Write]:
+        """What is in pages of the space's own; what is not."""
+        left = []
+        for at, old, new in self.pieces(change):
+            if not self.pages.write(at, old, new):
+                if self.pages.read(at, len(old)) not in (None, old, new):
+                    raise Changed(f"{self.space} has other code at {at:#x} than its file")
+                left.append(Write(self.space.mm, at, new))
+        return left
