@@ -82,6 +82,7 @@ def test_armed_and_disarmed_while_processes_come_and_go(linux: Guest) -> None:
     assert said.split() == 4 * ["done"] and linux.check("md5sum /bin/busybox") == digest
 
 
+@pytest.mark.skipif(not FULL, reason="a guest under load takes its time to swap a page out; OPTPROBE_FULL=1")
 def test_what_the_guest_has_swapped_out_is_put_back_too(linux: Guest, tmp_path: Path) -> None:
     path = "/tmp/answer"
     answer.put(linux, answer.build(tmp_path, 64), path)
