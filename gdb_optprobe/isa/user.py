@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from .base import Insn
+from .base import Dead, Insn
 from .code import Code
-from .trapping import Trapping
+from .emitter import Before, Emitter, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +22,30 @@ class Emulation:
     may_fail: bool
 
 
-class UserTrapping(Trapping, Protocol):
-    """Beside Trapping.
+class UserTrapping(Protocol):
+    """How an ISA makes code that runs in place of the handler of such traps, a C function with one argument.
 
     trap:      the trap instruction in user text.
+    frame:     the register that has the address of the saved registers.
+    pc:        offset of the saved PC there, which is that of the byte behind the trap.
+    mode:      what tells from where the trap came; user: bits of it that are set for user mode.
+    scratch:   what a C function may change.
+    back:      code that goes back to who called the handler, with nothing more done about the trap.
     registers: by name, the offset of each in what `frame` leads to.
     """
 
     trap: bytes
+    frame: str
+    pc: int
+    mode: Value
+    user: int
+    scratch: Dead
+    back: bytes
+
+    def emitter(self, before: Before) -> Emitter: ...
+
+    def order(self, before: Before) -> tuple[str, ...]:
+        """See Machine."""
 
     @property
     def registers(self) -> Mapping[str, int]: ...

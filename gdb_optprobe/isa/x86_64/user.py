@@ -44,7 +44,6 @@ class _User:
     scratch = Dead(True, frozenset((*GENERAL, CARRY)).difference(CALLEE_SAVED))
     back = _RET
     order = staticmethod(MACHINE.order)
-    kept = staticmethod(MACHINE.kept)
 
     decode = staticmethod(decoded)
     copy = staticmethod(copied)
