@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import gdb
@@ -49,6 +49,7 @@ class Attachment:
     leaving: a breakpoint of the user's that is being deleted, and that GDB still lists.
     unguarded: the user was told that nobody frees the guest should GDB die.
     gone: the user was told that the guest is another one now.
+    breaks: where breakpoints of the user's stood when probes last made way for them; at first, those that were there.
     """
 
     connection: gdb.RemoteTargetConnection
@@ -61,6 +62,7 @@ class Attachment:
     leaving: gdb.Breakpoint | None = None
     unguarded: bool = False
     gone: bool = False
+    breaks: frozenset[int] = field(default_factory=addresses_of_users)
 
     def is_here(self) -> bool:
         """Whether GDB is connected to that guest now, and finds in it what was put there; nothing is changed."""
@@ -388,9 +390,12 @@ def _alive(linux: Linux, holder: list[Session]) -> None:
     """Raises OptprobeError when the guest was rebooted, or is another one: its kernel or our branches are gone."""
     session = holder[0]
     registry = session.registry
-    counted = "its 1 probe is" if len(registry) == 1 else f"its {len(registry)} probes are"
-    why = f"the guest is not the one that was probed (rebooted, or a snapshot?): {counted} gone"
-    lost = OptprobeError(why, "add what you want of them again")
+    gone = {0: "what was known of it is forgotten", 1: "its 1 probe is gone"}
+    lost = OptprobeError(
+        "the guest is not the one that was probed (rebooted, or a snapshot?): "
+        + gone.get(len(registry), f"its {len(registry)} probes are gone"),
+        "add what you want of them again" if len(registry) else "give the command again",
+    )
     try:
         same = linux.still_there()
         if same:

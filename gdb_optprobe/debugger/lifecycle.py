@@ -35,7 +35,6 @@ class Lifecycle:
 
     def __init__(self, attachments: Attachments) -> None:
         self._attachments = attachments
-        self._last: frozenset[int] = frozenset()
         self._mi = machine_interface()
         gdb.events.stop.connect(unbroken(note_stop))
         gdb.events.cont.connect(unbroken(note_resume))
@@ -164,7 +163,7 @@ class Lifecycle:
             return
         attachment.leaving = leaving
         now = attachment.session.target.breakpoints()
-        changed, self._last = now ^ self._last, now
+        changed, attachment.breaks = now ^ attachment.breaks, now
         try:
             if changed:
                 self._quietly(lambda: attachment.session.make_way(changed))

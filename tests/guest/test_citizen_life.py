@@ -140,6 +140,15 @@ def test_kill_ends_the_guest_and_is_forgotten(boot: Boot) -> None:
     assert not guest.running
 
 
+def test_a_breakpoint_that_was_there_first_keeps_a_probe_down_until_it_goes(linux: Guest) -> None:
+    address = linux.check("grep -w vfs_read /proc/kallsyms").split()[0]
+    with Console(linux) as gdb:
+        gdb(f"break *0x{address}")
+        assert "your breakpoint" in gdb("optprobe add vfs_read")
+        gdb("delete")
+        assert gdb.probe(1)["tier"] == "optimized"
+
+
 def test_sourced_twice(linux: Guest) -> None:
     with Console(linux) as gdb:
         probe(gdb)
