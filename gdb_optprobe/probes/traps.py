@@ -117,6 +117,11 @@ class Traps:
         return self._handler.calls if self._handler is not None else ()
 
     @property
+    def memory(self) -> tuple[Slot, ...]:
+        """The table's."""
+        return (self._handler.memory,) if self._handler is not None else ()
+
+    @property
     def _isa(self) -> Trapping:
         found = traps.of(self.target.isa.name)
         assert found is not None, "no plan has a trap"

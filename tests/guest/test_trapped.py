@@ -143,8 +143,16 @@ def test_another_gdb_takes_traps_over(traced: Guest) -> None:
         traced.check(DD.format(500))
         gdb.interrupt()
         assert gdb.hits(1) == 1500
+        # Nothing else gets the memory in which the trap is looked up.
+        gdb("optprobe add vfs_read do count by $comm, hist($arg3)")
+        gdb.send("continue")
+        traced.check(DD.format(500))
+        gdb.kill()
+    assert event_hits(traced) == (2000, 0)
+    with Console(traced) as gdb:
+        assert "2 probes" in gdb("optprobe recover -remove")
+        assert gdb("optprobe check") == "The guest's memory holds what we wrote.\n"
     release(traced)
-    assert event_hits(traced) == (1500, 0)
     assert traced.problems() == []
 
 
