@@ -156,10 +156,12 @@ def test_another_gdb_takes_traps_over(traced: Guest) -> None:
     assert traced.problems() == []
 
 
-def test_a_kprobe_of_the_guests_on_a_trap_of_ours_is_refused(ppc_guest: Guest) -> None:
-    with Console(ppc_guest) as gdb:
-        gdb("optprobe add read_zero+0x10 -tier trapped")
+def test_a_kprobe_of_the_guests_on_a_trap_of_ours_is_refused(each_linux: Guest) -> None:
+    """It would execute the trap elsewhere."""
+    place = OF_ARCH[each_linux.options.arch].probed[1]
+    with Console(each_linux) as gdb:
+        gdb(f"optprobe add {place} -tier trapped")
         gdb.send("continue")
-        status, _ = ppc_guest.run(f"echo 'p read_zero+0x10' > {TRACING}/kprobe_events")
+        status, _ = each_linux.run(f"echo 'p {place}' > {TRACING}/kprobe_events")
         gdb.interrupt()
     assert status != 0

@@ -16,7 +16,7 @@ class _X86_64:
     pc, sp, flags = abi.PC, abi.SP, abi.FLAGS
     registers: tuple[str, ...] = abi.REGISTERS
     breakpoint = b"\xcc"
-    trap = b"\xce"  # into: #UD in 64-bit mode (SDM volume 2, INT n)
+    trap = b"\xea"  # jmp ptr16:32: #UD in 64-bit mode (SDM volume 2, JMP); see trapping.py
 
     decode = staticmethod(decoder.decode)
     branch = staticmethod(writer.branch)

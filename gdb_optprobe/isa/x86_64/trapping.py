@@ -1,6 +1,7 @@
 """Traps on x86-64: an invalid opcode of one byte, at which the saved PC is.
 
 No `int3`: GDB takes a breakpoint that it sets on one for a permanent one, which it never writes and steps over itself.
+A far jump, as the guest's own kprobes refuse it (kernel/kprobes/core.c, prepare_emulation): a copy would trap elsewhere.
 
 Ours runs in place of the kernel's handler, a C function with one argument, the address of struct pt_regs
 (arch/x86/include/uapi/asm/ptrace.h).
@@ -50,7 +51,7 @@ class _Emitter(emitter.Emitter):
 
 
 class _Trapping:
-    traps: tuple[tuple[int, int], ...] = ((0xFF, 0xCE),)
+    traps: tuple[tuple[int, int], ...] = ((0xFF, 0xEA),)
     size = 1
 
     def emitter(self, entry: Entry) -> TrapEmitter:
