@@ -1,7 +1,7 @@
 """Traps on x86-64: an invalid opcode of one byte, at which the saved PC is.
 
 No `int3`: GDB takes a breakpoint that it sets on one for a permanent one, which it never writes and steps over itself.
-A far jump, as the guest's own kprobes refuse it (kernel/kprobes/core.c, prepare_emulation): a copy would trap elsewhere.
+A far jump, which the guest's own kprobes refuse (prepare_emulation in kprobes/core.c): a copy would trap elsewhere.
 
 Ours runs in place of the kernel's handler, a C function with one argument, the address of struct pt_regs
 (arch/x86/include/uapi/asm/ptrace.h).
