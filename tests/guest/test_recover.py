@@ -18,7 +18,7 @@ from tests.guest.test_guardian import BUSY, killable, lines, lives, running
 
 HOT_CODE = Path(__file__).with_name("hot_code.py")
 GONE = Path(__file__).with_name("guest_gone.py")
-KILLS = int(os.environ.get("OPTPROBE_KILLS", "100"))
+KILLS = int(os.environ.get("OPTPROBE_KILLS", "500"))
 LONGEST = 3.0
 SOON = 5.0
 
@@ -66,34 +66,32 @@ def test_killed_at_any_instant_and_recovered_or_removed(linux: Guest, tmp_path: 
     text, chance = tmp_path / "text", random.Random(11)
     batch(linux, [f"source {HOT_CODE}", f"keep-text {text}"])
     work = linux.check(f"({BUSY}) > /dev/null 2>&1 & echo $!").strip()
-    try:
-        for kill in range(KILLS):
-            notes = tmp_path / str(kill)
-            gdb = killable(linux, notes, kill)
-            try:
-                ready = lines(notes, gdb)[0]
-                time.sleep(chance.uniform(0, LONGEST))
-            finally:
-                gdb.kill()
-                gdb.wait()
-            killed = time.monotonic()
-            while lives(ready["guardian"]) or not running(linux):
-                assert time.monotonic() < killed + SOON, "the guest does not run"
-                time.sleep(0.01)
-            take_out = ["optprobe recover -remove"] if kill % 2 else ["optprobe recover", keep("all", "optprobe list")]
-            script = ["set optprobe on-exit remove", f"source {HOT_CODE}", *take_out]
-            script += ["optprobe check", "optprobe run -for 0.1", f"source {GONE}", "guest-gone"]
-            done = batch(linux, [*script, f"text-diff {text}"])
-            what = f"kill {kill}, at {lines(notes)[-1]}\n{done.output}"
-            assert done.status == 0, what
-            assert "is not recovered" not in done.output, what
-            assert done.output.rstrip().endswith("[]\n[Inferior 1 (process 1) detached]"), what
-            if not kill % 2:
-                probes = done.json("all")
-                assert probes[0]["location"] == "vfs_read" and probes[0]["hits"] > 0, what
-            assert linux.problems() == [], what
-    finally:
-        linux.check(f"kill {work}")
+    for kill in range(KILLS):
+        notes = tmp_path / str(kill)
+        gdb = killable(linux, notes, kill)
+        try:
+            ready = lines(notes, gdb)[0]
+            time.sleep(chance.uniform(0, LONGEST))
+        finally:
+            gdb.kill()
+            gdb.wait()
+        killed = time.monotonic()
+        while lives(ready["guardian"]) or not running(linux):
+            assert time.monotonic() < killed + SOON, "the guest does not run"
+            time.sleep(0.01)
+        take_out = ["optprobe recover -remove"] if kill % 2 else ["optprobe recover", keep("all", "optprobe list")]
+        script = ["set optprobe on-exit remove", f"source {HOT_CODE}", *take_out]
+        script += ["optprobe check", "optprobe run -for 0.1", f"source {GONE}", "guest-gone"]
+        done = batch(linux, [*script, f"text-diff {text}"])
+        what = f"kill {kill}, at {lines(notes)[-1]}\n{done.output}"
+        assert done.status == 0, what
+        assert "is not recovered" not in done.output, what
+        assert done.output.rstrip().endswith("[]\n[Inferior 1 (process 1) detached]"), what
+        if not kill % 2:
+            probes = done.json("all")
+            assert probes[0]["location"] == "vfs_read" and probes[0]["hits"] > 0, what
+        assert linux.problems() == [], what
+    linux.check(f"kill {work}")
 
 
 def test_what_is_asked_without_reason(linux: Guest) -> None:
