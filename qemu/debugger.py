@@ -23,7 +23,7 @@ from typing import TypeVar
 
 from qemu.processes import end_with_parent
 
-__all__ = ["Debugger", "DebuggerError", "gdb_program", "lines_to_start"]
+__all__ = ["PATIENTLY", "Debugger", "DebuggerError", "gdb_program", "lines_to_start"]
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT = 120.0
@@ -46,6 +46,10 @@ class DebuggerError(Exception):
 
 class DebuggerTimeout(DebuggerError):
     """GDB has not answered yet."""
+
+
+PATIENTLY = "set remotetimeout 30"
+"""For a busy machine: GDB asks again after 2 s, and takes the second answer for that to its next question."""
 
 
 def gdb_program() -> str:
@@ -78,7 +82,7 @@ class Debugger:
             preexec_fn=end_with_parent(),
         )
         self._until(self._send(TRY), TIMEOUT)
-        for line in ("set pagination off", "set width 0", "set confirm off", *lines_to_start(socket)):
+        for line in ("set pagination off", "set width 0", "set confirm off", PATIENTLY, *lines_to_start(socket)):
             self(line)
         # Without a terminal there is no prompt to ask at.
         self("set optprobe on-exit remove")

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qemu.debugger import PATIENTLY
 from qemu.guest import Guest
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +68,7 @@ def batch(
     """Run `script` in a GDB that is connected to `guest` and has sourced scripts/optprobe.py."""
     with tempfile.TemporaryDirectory() as folder:
         runner = _Runner(guest, Path(folder))
-        lines = ["set pagination off", "set width 0", f"target remote {guest.gdb_socket}"]
+        lines = ["set pagination off", "set width 0", PATIENTLY, f"target remote {guest.gdb_socket}"]
         lines += [f"source {ROOT}/scripts/optprobe.py"] if source else []
         lines += [runner.line(step) if isinstance(step, Workload) else step for step in script]
         path = Path(folder) / "script.gdb"

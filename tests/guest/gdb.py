@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import Any
 
 from qemu.channel import Command
+from qemu.debugger import PATIENTLY
 from qemu.guest import Guest
 
 ROOT = Path(__file__).parents[2]
@@ -122,7 +123,7 @@ class Console(Gdb):
         os.close(theirs)
         super().__init__(process, ours, ours)
         self.until(re.escape(PROMPT) + "$")
-        for line in () if bare else ("set confirm off", "set pagination off", *self.lines()):
+        for line in () if bare else ("set confirm off", "set pagination off", PATIENTLY, *self.lines()):
             self(line)
 
     def lines(self) -> tuple[str, ...]:
@@ -277,8 +278,9 @@ def _own_terminal() -> None:
 
 def release(guest: Guest) -> None:
     """Attach and detach a GDB without us: QEMU drops its breakpoints and lets the guest run."""
+    words = [word for line in (PATIENTLY, f"target remote {guest.gdb_socket}", "detach") for word in ("-ex", line)]
     subprocess.run(
-        ["gdb-multiarch", "-nx", "-batch", "-ex", f"target remote {guest.gdb_socket}", "-ex", "detach"],
+        ["gdb-multiarch", "-nx", "-batch", *words],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         timeout=30,

@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from qemu.debugger import PATIENTLY
 from qemu.guest import Guest
 from tests.guest.conftest import FULL, Boot
 from tests.guest.gdb import ROOT, Console
@@ -112,7 +113,7 @@ def killable(guest: Guest, notes: Path, seed: int) -> subprocess.Popen[bytes]:
     """A GDB that adds, runs and deletes, and tells `notes`."""
     script = notes.with_suffix(".gdb")
     script.write_text(
-        f"set pagination off\ntarget remote {guest.gdb_socket}\nsource {ROOT}/scripts/optprobe.py\n"
+        f"set pagination off\n{PATIENTLY}\ntarget remote {guest.gdb_socket}\nsource {ROOT}/scripts/optprobe.py\n"
         f"set optprobe exit-on-error off\n"
         f"source {Path(__file__).with_name('guest_kills.py')}\nguest-kills {notes} {seed}\n"
     )
