@@ -12,8 +12,8 @@ from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.probes.linux import Linux
 from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.stops import Stops
-from gdb_optprobe.probes.user_target import UserTarget
-from gdb_optprobe.probes.user_texts import UserTexts
+from gdb_optprobe.probes.user.target import UserTarget
+from gdb_optprobe.probes.user.texts import UserTexts
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@
     data   address   size
     probe  number    probes/recovery.py
     point  address   of return probes, the same
-    user   number    probes/user_notes.py
+    user   number    probes/user/notes.py
     room   -         the arena itself, by its maker                                  first of all
 What is gone is noted with the next change: until then what it tells of is in nobody's way.
 """

@@ -17,7 +17,6 @@ from gdb_optprobe.detours.left import Left, Text, undoing
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.objects.journal import Damaged
-from gdb_optprobe.probes import user_notes
 from gdb_optprobe.probes.gathered import Gathered
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.noting import Noted, fingerprint, noted
@@ -25,6 +24,7 @@ from gdb_optprobe.probes.old_points import points_of
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.site import Site
+from gdb_optprobe.probes.user import notes as user_notes
 from gdb_optprobe.probes.views import ProbeView
 
 CHANGED = "it would not do here what it did there"

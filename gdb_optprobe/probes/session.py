@@ -27,7 +27,7 @@ from gdb_optprobe.handlers.supported import check_action
 from gdb_optprobe.interrupts import checkpoint
 from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.isa.paths import depth
-from gdb_optprobe.probes import checking, outstanding, present, present_users, returnable, saving
+from gdb_optprobe.probes import checking, outstanding, present, returnable, saving
 from gdb_optprobe.probes.comings import Comings, can_wait
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.optimizer import Optimizer
@@ -38,7 +38,8 @@ from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.target import Target
-from gdb_optprobe.probes.users import Users
+from gdb_optprobe.probes.user import present as user_present
+from gdb_optprobe.probes.user.probes import Users
 from gdb_optprobe.probes.views import CollectorView, ExplainView, ProbeView, Saved, ShowView
 from gdb_optprobe.probes.waiting import told
 
@@ -321,7 +322,7 @@ class Session:
     def _views(self, probes: Sequence[Probe], whole: bool = False) -> tuple[ProbeView, ...]:
         found, under_way = present.gathered(probes, self.target, whole), self.optimizer.under_way
         return tuple(
-            present_users.probe(probe, self.users.point(probe), found[probe.number], self.target)
+            user_present.probe(probe, self.users.point(probe), found[probe.number], self.target)
             if probe.spec.in_program
             else present.waiting(probe, found[probe.number], self.target)
             if probe.waits is not None

@@ -16,7 +16,7 @@ from gdb_optprobe.guest.text import FtraceSite, Function, Text
 from gdb_optprobe.isa.base import Isa
 from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.stops import StopPoint, Stops
-from gdb_optprobe.probes.user_target import UserTarget
+from gdb_optprobe.probes.user.target import UserTarget
 
 
 class Tracer(Protocol):

@@ -15,8 +15,8 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.x86_64.reads import Reads
-from gdb_optprobe.probes.user_texts import UserTexts
-from gdb_optprobe.probes.user_writer import UserWriter
+from gdb_optprobe.probes.user.texts import UserTexts
+from gdb_optprobe.probes.user.writer import UserWriter
 
 session = current_session()
 attachment = attachments.current

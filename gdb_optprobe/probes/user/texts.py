@@ -25,7 +25,7 @@ from gdb_optprobe.guest.linux.user.spaces import LATER, Busy, Running
 from gdb_optprobe.guest.linux.user.writer import Writer
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.probes.stops import Hit, StopPoint, Stops
-from gdb_optprobe.probes.user_space import Change, UserSpace
+from gdb_optprobe.probes.user.space import Change, UserSpace
 
 LOADED = "finalize_exec"
 """The last that load_elf_binary calls before a program begins, whatever its word size: no lock is held (fs/exec.c)."""

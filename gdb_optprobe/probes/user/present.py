@@ -7,7 +7,7 @@ from gdb_optprobe.probes import present
 from gdb_optprobe.probes.gathered import Gathered
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.target import Target
-from gdb_optprobe.probes.users import Point
+from gdb_optprobe.probes.user.probes import Point
 from gdb_optprobe.probes.views import DetourView, ProbeView
 
 

@@ -22,7 +22,7 @@ from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.objects.user_traps import CODE, SLOT, Key, UserTrapsLayout, slot
 from gdb_optprobe.probes.placed import Placed
 from gdb_optprobe.probes.target import Target
-from gdb_optprobe.probes.user_target import UserTarget
+from gdb_optprobe.probes.user.target import UserTarget
 
 SLOTS = 512
 

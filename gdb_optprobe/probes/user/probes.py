@@ -30,7 +30,6 @@ from gdb_optprobe.isa.code import Code, joined
 from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.objects.user_traps import Key
-from gdb_optprobe.probes import user_notes
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.noting import Noted, fingerprint, note
@@ -42,12 +41,13 @@ from gdb_optprobe.probes.resident import readers
 from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
-from gdb_optprobe.probes.user_copies import Copies, copy_of
-from gdb_optprobe.probes.user_notes import NotedTrap, left_over
-from gdb_optprobe.probes.user_space import Change
-from gdb_optprobe.probes.user_target import UserTarget
-from gdb_optprobe.probes.user_traps import UserTraps
-from gdb_optprobe.probes.user_writer import UserWriter
+from gdb_optprobe.probes.user import notes
+from gdb_optprobe.probes.user.copies import Copies, copy_of
+from gdb_optprobe.probes.user.notes import NotedTrap, left_over
+from gdb_optprobe.probes.user.space import Change
+from gdb_optprobe.probes.user.target import UserTarget
+from gdb_optprobe.probes.user.traps import UserTraps
+from gdb_optprobe.probes.user.writer import UserWriter
 
 LONGEST = 16
 INT_SIZE = 4
@@ -336,7 +336,7 @@ class Users:
         self._lead(point, code, user, arena)
         if not stood:
             try:
-                user_notes.note(point.number, program, address, point.insn.data[: len(point.trap)], arena.journal)
+                notes.note(point.number, program, address, point.insn.data[: len(point.trap)], arena.journal)
                 user.texts.arm(program, changes | {address: user.kernel.isa.trap})
             except BaseException:
                 self._disarm(point, user, arena)
