@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from gdb_optprobe.interrupts import checkpoint, held, interruptible, is_held, spare_events, unbroken
+
+
+@pytest.fixture(autouse=True)
+def _heeded() -> Iterator[None]:
+    """What is started in the background may have been told to ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def ctrl_c() -> None:
