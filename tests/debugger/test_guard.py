@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Iterator
@@ -59,12 +60,19 @@ def test_why_not() -> None:
     assert "cannot be opened a second time" in Guard().start("| nc somewhere 1234")
 
 
+def open_files(process: int) -> Iterator[tuple[int, str]]:
+    """Those of a process that may close some meanwhile."""
+    for name in os.listdir(f"/proc/{process}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            yield int(name), os.readlink(f"/proc/{process}/fd/{name}")
+
+
 def test_one_process_of_a_session_of_its_own_without_our_files(guard: Guard, stub: socket.socket) -> None:
     process = guard.process
     assert process is not None
     assert guard.start(stub.getsockname()) == "" and guard.process is process
     assert os.getsid(process.pid) == process.pid
-    files = {int(name): os.readlink(f"/proc/{process.pid}/fd/{name}") for name in os.listdir(f"/proc/{process.pid}/fd")}
+    files = dict(open_files(process.pid))
     assert files[0].startswith("pipe:") and files[1] == files[2] == "/dev/null"
     assert stub.fileno() not in files or "socket" not in files[stub.fileno()]
 

@@ -89,5 +89,6 @@ def test_neighbours_count_alike_and_their_memory_is_used_again(ppc_guest: Guest)
         (hits,) = {probe["hits"] for probe in probes}
         assert hits >= 2 * 500
     lists = [finished.json(f"list{number}") for number in range(ROUNDS)]
-    detours = {tuple(probe["detour"]["address"] for probe in probes) for probes in lists}
+    # What an earlier GDB had to leave is gone behind the first commit.
+    detours = {tuple(probe["detour"]["address"] for probe in probes) for probes in lists[1:]}
     assert len(detours) == 1, "what was left is used again"

@@ -19,6 +19,7 @@ from tests.guest.gdb import TRACING, Console, release
 COUNT = 20_000 if FULL else 500
 AT_ONCE = 8 if FULL else 4
 WAITING = 2
+ALL_SAID = f"killall sleep; touch /tmp/said; while [ $(grep -c said /tmp/said) -lt {WAITING} ]; do sleep 0.1; done"
 PATH = "/tmp/calls"
 
 
@@ -94,7 +95,7 @@ def test_both_word_sizes(linux: Guest, tmp_path: Path, bits: int) -> None:
         script: list[str | Workload] = [f"optprobe add -user {path}:{place}" for place in places]
         script += [
             Workload(f"for i in $(seq {AT_ONCE}); do ({path}; echo said $?) & done; wait"),
-            Workload(f"killall sleep; while [ $(grep -c said /tmp/said) -lt {WAITING} ]; do sleep 0.1; done"),
+            Workload(ALL_SAID),
             keep("list", "optprobe list"),
         ]
         finished = batch(linux, script)
@@ -126,7 +127,7 @@ def waiting(linux: Guest, tmp_path: Path) -> Iterator[str]:
     linux.run(f"rm -f /tmp/said {path}")
 
 
-GO_ON = f"killall sleep; while [ $(grep -c said /tmp/said) -lt {WAITING} ]; do sleep 0.1; done; cat /tmp/said"
+GO_ON = f"{ALL_SAID}; cat /tmp/said"
 
 
 def test_conditions_and_actions(linux: Guest, waiting: str) -> None:
