@@ -16,19 +16,16 @@ Of `text`, all could be read where a 0 was.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-import capstone
-
-from ..assemble import assemble, check
 from ..base import ReadMemory
 from ..emitter import Routine
 from . import paging
 from .abi import PC, SP
 from .decoder import decode
+from .routine import Assembled, assembled
 from .writer import pushed
 
 WORD, SIZE, LOST = "rax", "r10", "r11"
@@ -54,8 +51,8 @@ class Direct:
 def routine(direct: Direct) -> Routine:
     """The code, wherever it stands. Raises OptprobeError where keystone cannot be loaded or is wrong."""
     numbers = (paging.ADDRESS, direct.start, direct.size, _LOW, _HIGH)
-    code, text = _assembled(direct.la57)
-    return Routine(code + b"".join(number.to_bytes(8, "little") for number in numbers), text)
+    made = _assembled(direct.la57)
+    return Routine(made.with_constants(numbers), made.places["text"])
 
 
 def caller(routine: bytes, at: int, registers: Mapping[str, int], read: ReadMemory) -> Mapping[str, int]:
@@ -209,23 +206,6 @@ def _translate(la57: bool) -> Iterator[str]:
     """.strip().splitlines()
 
 
-def _without_places(line: str) -> str:
-    return re.sub(r"^(call|j\w+) .*|rip \+ \w+", lambda found: found[1] or "rip", line)
-
-
 @cache
-def _assembled(la57: bool) -> tuple[bytes, int]:
-    """The code before its constants, and where in it `text` begins."""
-    lines = [line.strip() for line in _source(la57)]
-    code = assemble("\n".join([*lines, *(f"{name}: .quad 0" for name in _CONSTANTS)]), "KS_ARCH_X86", "KS_MODE_64")
-    code = code[: -8 * len(_CONSTANTS)]
-    engine = capstone.Cs(capstone.CS_ARCH_X86, capstone.CS_MODE_64)
-    at, text = 0, 0
-    for line in lines:
-        if line.endswith(":"):
-            text = at if line == "text:" else text
-            continue
-        _, size, mnemonic, operands = next(engine.disasm_lite(code[at : at + 15], 0, 1), (0, 0, "nothing", ""))
-        check(line, _without_places(line), *_without_places(f"{mnemonic} {operands}").partition(" ")[::2])
-        at += size
-    return code, text
+def _assembled(la57: bool) -> Assembled:
+    return assembled(_source(la57), _CONSTANTS)

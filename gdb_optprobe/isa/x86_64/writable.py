@@ -13,15 +13,12 @@ gup_fast). A page that is not dirty yet is left to the processor, which notes th
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from functools import cache
 
-import capstone
-
-from ..assemble import assemble, check
 from . import paging
 from .peek import PAGE, Direct
+from .routine import Assembled, assembled
 
 _CONSTANTS = ("tables", "base", "size")
 
@@ -29,7 +26,7 @@ _CONSTANTS = ("tables", "base", "size")
 def routine(direct: Direct) -> bytes:
     """The code, wherever it stands. Raises OptprobeError where keystone cannot be loaded or is wrong."""
     numbers = (paging.ADDRESS, direct.start, direct.size)
-    return _assembled(direct.la57) + b"".join(number.to_bytes(8, "little") for number in numbers)
+    return _assembled(direct.la57).with_constants(numbers)
 
 
 def _source(la57: bool) -> Iterator[str]:
@@ -84,22 +81,6 @@ def _source(la57: bool) -> Iterator[str]:
     """.strip().splitlines()
 
 
-def _without_places(line: str) -> str:
-    return re.sub(r"^(call|j\w+) .*|rip \+ \w+", lambda found: found[1] or "rip", line)
-
-
 @cache
-def _assembled(la57: bool) -> bytes:
-    """The code before its constants."""
-    lines = [line.strip() for line in _source(la57)]
-    code = assemble("\n".join([*lines, *(f"{name}: .quad 0" for name in _CONSTANTS)]), "KS_ARCH_X86", "KS_MODE_64")
-    code = code[: -8 * len(_CONSTANTS)]
-    engine = capstone.Cs(capstone.CS_ARCH_X86, capstone.CS_MODE_64)
-    at = 0
-    for line in lines:
-        if line.endswith(":"):
-            continue
-        _, size, mnemonic, operands = next(engine.disasm_lite(code[at : at + 15], 0, 1), (0, 0, "nothing", ""))
-        check(line, _without_places(line), *_without_places(f"{mnemonic} {operands}").partition(" ")[::2])
-        at += size
-    return code
+def _assembled(la57: bool) -> Assembled:
+    return assembled(_source(la57), _CONSTANTS)
