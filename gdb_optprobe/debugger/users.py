@@ -1,4 +1,4 @@
-"""The guest's programs as probes see them: `probes.user_target.UserTarget`, filled for a Linux guest."""
+"""The guest's programs as probes see them: `probes.user.target.UserTarget`, filled for a Linux guest."""
 
 from __future__ import annotations
 

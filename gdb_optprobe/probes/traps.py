@@ -12,9 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from gdb_optprobe.detours import patch, quiescence
 from gdb_optprobe.detours.arena import Arena
-from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.left import Text
 from gdb_optprobe.detours.patch import Patch
@@ -25,6 +23,7 @@ from gdb_optprobe.handlers import lowering_traps
 from gdb_optprobe.isa import traps
 from gdb_optprobe.isa.trapping import Trapping
 from gdb_optprobe.objects.traps import DETOUR, KEY, SLOT, TrapsLayout, slot
+from gdb_optprobe.probes import hooks
 from gdb_optprobe.probes.placed import Placed
 from gdb_optprobe.probes.target import Target
 
@@ -98,11 +97,7 @@ class Traps:
             return
         code = self._handler.placed.detour
         inside = [*self.target.trap_calls().ways_in, (code.address, code.end)]
-        self.target.step_out(inside)
-        try:
-            if quiescence.busy(inside, self.target.saved()):
-                return
-        except OptprobeError:
+        if not hooks.is_deserted(inside, self.target):
             return
         self._take_out(self._handler, arena)
         self._handler, self._detours = None, {}
@@ -155,17 +150,12 @@ class Traps:
             Patch(at.address, at.data, isa.redirect(at, ours) if at.target else isa.branch(at.address, ours))
             for at in calls.calls
         )
-        for change in patches:
-            arena.journal.put(Item.TEXT, change.address, [change.old.hex(), False])
-        arena.journal.flush()
-        patch.apply(patches, self.target.machine)
+        hooks.put_in(patches, self.target, arena)
         return patches
 
     def _take_out(self, handler: _Handler, arena: Arena) -> None:
         """Whoever is in it goes on. Raises TextChanged."""
-        patch.revert(handler.calls, self.target.machine)
-        for change in handler.calls:
-            arena.journal.drop(Item.TEXT, change.address)
+        hooks.take_out(handler.calls, self.target, arena)
         handler.placed.give_up(self.target, arena, reached=True)
         arena.data.release(handler.memory)
 

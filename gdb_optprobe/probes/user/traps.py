@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gdb_optprobe.detours import patch, quiescence
 from gdb_optprobe.detours.arena import Arena
-from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.slots import Slot
@@ -20,6 +18,7 @@ from gdb_optprobe.handlers import lowering_user_traps
 from gdb_optprobe.isa.code import Code
 from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.objects.user_traps import CODE, SLOT, Key, UserTrapsLayout, slot
+from gdb_optprobe.probes import hooks
 from gdb_optprobe.probes.placed import Placed
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user.target import UserTarget
@@ -71,10 +70,7 @@ class UserTraps:
             patches = tuple(
                 Patch(call.address, call.data, isa.redirect(call, handler.detour.address)) for call in calls.calls
             )
-            for change in patches:
-                arena.journal.put(Item.TEXT, change.address, [change.old.hex(), False])
-            arena.journal.flush()
-            patch.apply(patches, self.target.machine)
+            hooks.put_in(patches, self.target, arena)
         except OptprobeError:
             for one in placed:
                 one.give_up(self.target, arena, reached=False)
@@ -114,15 +110,9 @@ class UserTraps:
         if hook is None or any(code != hook.gone.detour.address for code in self._codes.values()):
             return
         inside = [*user.kernel.calls.ways_in, *((one.detour.address, one.detour.end) for one in self._code(hook))]
-        self.target.step_out(inside)
-        try:
-            if quiescence.busy(inside, self.target.saved()):
-                return
-        except OptprobeError:
+        if not hooks.is_deserted(inside, self.target):
             return
-        patch.revert(hook.calls, self.target.machine)
-        for change in hook.calls:
-            arena.journal.drop(Item.TEXT, change.address)
+        hooks.take_out(hook.calls, self.target, arena)
         for one in self._code(hook):
             one.give_up(self.target, arena, reached=True)
         arena.data.release(hook.memory)

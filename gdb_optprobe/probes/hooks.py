@@ -1,0 +1,39 @@
+"""Patches that have the kernel come to code of ours before its own handler of traps, of one instruction each.
+
+Another GDB knows of them before they are written. They go while nobody is on the way to that code, or in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gdb_optprobe.detours import patch, quiescence
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.journal import Item
+from gdb_optprobe.detours.patch import Patch
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.probes.target import Target
+
+
+def put_in(patches: Sequence[Patch], target: Target, arena: Arena) -> None:
+    """Raises TextChanged."""
+    for change in patches:
+        arena.journal.put(Item.TEXT, change.address, [change.old.hex(), False])
+    arena.journal.flush()
+    patch.apply(patches, target.machine)
+
+
+def take_out(patches: Sequence[Patch], target: Target, arena: Arena) -> None:
+    """Whoever is behind them goes on. Raises TextChanged."""
+    patch.revert(patches, target.machine)
+    for change in patches:
+        arena.journal.drop(Item.TEXT, change.address)
+
+
+def is_deserted(inside: Sequence[tuple[int, int]], target: Target) -> bool:
+    """Whether nobody is in these ranges, once every vCPU was stepped out of them; not where that cannot be told."""
+    target.step_out(inside)
+    try:
+        return not quiescence.busy(inside, target.saved())
+    except OptprobeError:
+        return False
