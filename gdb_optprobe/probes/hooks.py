@@ -23,6 +23,12 @@ def put_in(patches: Sequence[Patch], target: Target, arena: Arena) -> None:
     patch.apply(patches, target.machine)
 
 
+def exchange(old: Sequence[Patch], new: Sequence[Patch], target: Target) -> None:
+    """`new` in the places of `old`: one of the two leads on at any instant, for GDB may die. Raises TextChanged."""
+    pairs = zip(old, new, strict=True)
+    patch.apply([Patch(now.address, before.new, now.new) for before, now in pairs], target.machine)
+
+
 def take_out(patches: Sequence[Patch], target: Target, arena: Arena) -> None:
     """Whoever is behind them goes on. Raises TextChanged."""
     patch.revert(patches, target.machine)

@@ -99,7 +99,8 @@ class Traps:
         inside = [*self.target.trap_calls().ways_in, (code.address, code.end)]
         if not hooks.is_deserted(inside, self.target):
             return
-        self._take_out(self._handler, arena)
+        hooks.take_out(self._handler.calls, self.target, arena)
+        self._give_up(self._handler, arena)
         self._handler, self._detours = None, {}
 
     def abandon(self) -> None:
@@ -133,29 +134,33 @@ class Traps:
         data = layout.encode(self._detours)
         self.target.machine.write(memory.address, bytes(data))
         code = lowering_traps.handler(lowering_traps.Traps(layout, memory.address), calls.entry, self._isa)
+        placed = None
         try:
             placed = Placed.near(calls.handler, lambda at: Detour(at, code(at), calls.handler, ()), self.target, arena)
-            if old is not None:
-                self._take_out(old, arena)
-            patches = self._led(calls, placed, arena)
+            patches = self._leading(calls, placed)
+            if old is None:
+                hooks.put_in(patches, self.target, arena)
+            else:
+                hooks.exchange(old.calls, patches, self.target)
         except OptprobeError:
+            if placed is not None:
+                placed.give_up(self.target, arena, reached=False)
             arena.data.release(memory)
             raise
         self._handler = _Handler(layout, memory, data, placed, patches)
+        if old is not None:
+            self._give_up(old, arena)
         return self._handler
 
-    def _led(self, calls: TrapCalls, placed: Placed, arena: Arena) -> tuple[Patch, ...]:
+    def _leading(self, calls: TrapCalls, placed: Placed) -> tuple[Patch, ...]:
         ours, isa = placed.detour.address, self.target.isa
-        patches = tuple(
+        return tuple(
             Patch(at.address, at.data, isa.redirect(at, ours) if at.target else isa.branch(at.address, ours))
             for at in calls.calls
         )
-        hooks.put_in(patches, self.target, arena)
-        return patches
 
-    def _take_out(self, handler: _Handler, arena: Arena) -> None:
-        """Whoever is in it goes on. Raises TextChanged."""
-        hooks.take_out(handler.calls, self.target, arena)
+    def _give_up(self, handler: _Handler, arena: Arena) -> None:
+        """Nothing leads there any more; whoever is in it goes on."""
         handler.placed.give_up(self.target, arena, reached=True)
         arena.data.release(handler.memory)
 
