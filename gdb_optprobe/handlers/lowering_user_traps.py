@@ -1,34 +1,22 @@
 """What runs before the kernel's handler of breakpoint traps: a trap of ours in a user's program has its code run.
 
     trap ──► the kernel's entry code ──► here ── the kernel's own, or not in the table ──► the kernel's handler
-                                          └──── ours ──► the probe's code ──► back: the trap is over
+                                          ├──── ours ──► the probe's code ──► back: the trap is over
+                                          └──── its page has gone meanwhile ──► back, to the trap once more
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gdb_optprobe.handlers import lowering_mapped
+from gdb_optprobe.handlers.lowering_mapped import UNKNOWN, Mapped, Ways
 from gdb_optprobe.handlers.lowering_search import Slots, following, home
-from gdb_optprobe.handlers.lowering_words import Words
-from gdb_optprobe.handlers.program import Expr
 from gdb_optprobe.isa.code import Code, joined
-from gdb_optprobe.isa.emitter import Arithmetic, Before, Emitter, Label, Memory, Pool, Readers, Test, Value
-from gdb_optprobe.isa.user import UserTrapping
+from gdb_optprobe.isa.emitter import Arithmetic, Before, Label, Memory, Pool, Readers, Test, Value
+from gdb_optprobe.isa.user import UserEmitter, UserTrapping
 from gdb_optprobe.objects.traps import FACTOR, SHIFT
 from gdb_optprobe.objects.user_traps import CODE, INODE, OFFSET, SLOT, UserTrapsLayout
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """How the program that runs is known. mm: an expression of its address space; offsets in that, and in a file.
-
-    file: of the file that is run, which may be 0. start: of the address at which the program's code starts.
-    """
-
-    mm: Expr
-    file: int
-    start: int
-    inode: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,34 +32,33 @@ class UserTraps:
         return Slots(self.address, end, SLOT, self.layout.slots, FACTOR, SHIFT)
 
 
-def handler(traps: UserTraps, running: Running, kernels: int, isa: UserTrapping) -> Code:
-    """kernels: its own handler."""
+def handler(traps: UserTraps, mapped: Mapped, leaf: int, kernels: int, isa: UserTrapping) -> Code:
+    """kernels: its own handler. leaf: the routine that looks up a user's page."""
     emit = _emitter(isa, None)
-    again, other, found, foreign, go_on = (Label() for _ in range(5))
+    search, other, found, absent, foreign = (Label() for _ in range(5))
     emit.branch_bits(isa.mode, isa.user, False, foreign)
-    key, inode, slot, word = (emit.pool.take() for _ in range(4))
-    Words(emit, ("", 0)).into(word, running.mm)
-    emit.load(key, Value(Memory(isa.frame, isa.pc)))
-    emit.load(inode, Value(Memory(word, running.start)))
-    emit.binary(Arithmetic.SUB, key, key, inode, 64, False)
-    emit.load(inode, Value(Memory(word, running.file)))
-    emit.branch(Test.EQ, inode, 0, False, foreign)
-    emit.load(inode, Value(Memory(inode, running.inode)))
+    if isa.far:
+        emit.branch_bits(isa.mode, isa.far, True, foreign)
+    key, inode = lowering_mapped.tell(emit, isa, mapped, leaf, Ways(absent, foreign))
+    slot, word = emit.pool.take(), emit.pool.take()
     home(emit, traps.slots, key, slot, word)
-    emit.mark(again)
+    emit.mark(search)
     emit.load(word, Value(Memory(slot, INODE)))
-    emit.branch(Test.EQ, word, inode, False, found)
     emit.branch(Test.EQ, word, 0, False, foreign)
+    emit.branch(Test.NE, Value(Memory(slot, OFFSET)), key, False, other)
+    emit.branch(Test.EQ, word, inode, False, found)
+    emit.branch(Test.EQ, inode, UNKNOWN, False, found)
     emit.mark(other)
     following(emit, traps.slots, slot)
-    emit.jump(again)
+    emit.jump(search)
     emit.mark(foreign)
     emit.leave((), kernels)
+    emit.mark(absent)
+    emit.load(word, Value(Memory(isa.frame, isa.pc)))
+    emit.binary(Arithmetic.SUB, word, word, len(isa.trap), 64, False)
+    emit.store(Memory(isa.frame, isa.pc), word)
+    emit.back()
     emit.mark(found)
-    emit.load(word, Value(Memory(slot, OFFSET)))
-    emit.branch(Test.EQ, word, key, False, go_on)
-    emit.jump(other)
-    emit.mark(go_on)
     emit.load(word, Value(Memory(slot, CODE)))
     return joined((emit.finish, lambda at: isa.go_to(word)))
 
@@ -90,10 +77,11 @@ def gone(kernels: int, readers: Readers, isa: UserTrapping) -> Code:
     emit.leave((), kernels)
     emit.mark(back)
     emit.store(Memory(isa.frame, isa.pc), pc)
-    return joined((emit.finish, lambda at: isa.back))
+    emit.back()
+    return emit.finish
 
 
-def _emitter(isa: UserTrapping, readers: Readers | None) -> Emitter:
+def _emitter(isa: UserTrapping, readers: Readers | None) -> UserEmitter:
     before = Before(isa.scratch, frozenset((isa.frame,)), readers=readers)
     emit = isa.emitter(before)
     emit.pool = Pool([name for name in isa.order(before) if name in isa.scratch.registers and name != isa.frame])

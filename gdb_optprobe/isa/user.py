@@ -10,6 +10,34 @@ from .base import Dead, Insn
 from .code import Code
 from .emitter import Before, Emitter, Value
 
+ABSENT, OTHER = 0, 1
+"""What a routine that looks a page up leaves in place of its record: there is none, or none that we have written to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """The registers of the routine that looks up the page that a user's address is on.
+
+    address: given, and kept. record: where the kernel's record of the page (struct page) is; ABSENT; OTHER.
+    entry:   where the page's entry in the page tables can be read. value: what that was. lost: what is changed else.
+    """
+
+    address: str
+    record: str
+    entry: str
+    value: str
+    lost: tuple[str, ...] = ()
+
+
+class UserEmitter(Emitter, Protocol):
+    """An emitter of what a trap comes to."""
+
+    def call(self, routine: int) -> None:
+        """One of ours; what it changes is for the caller to know."""
+
+    def back(self) -> None:
+        """The trap is over, see UserTrapping.back."""
+
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
@@ -29,6 +57,8 @@ class UserTrapping(Protocol):
     frame:     the register that has the address of the saved registers.
     pc:        offset of the saved PC there, which is that of the byte behind the trap.
     mode:      what tells from where the trap came; user: bits of it that are set for user mode.
+    far:       bits of it that are set where the PC alone is not the address: a segment of the program's own; or 0.
+    leaf:      of the routine that finds the trap's page.
     scratch:   what a C function may change.
     back:      code that goes back to who called the handler, with nothing more done about the trap.
     registers: by name, the offset of each in what `frame` leads to.
@@ -39,10 +69,12 @@ class UserTrapping(Protocol):
     pc: int
     mode: Value
     user: int
+    far: int
+    leaf: Leaf
     scratch: Dead
     back: bytes
 
-    def emitter(self, before: Before) -> Emitter: ...
+    def emitter(self, before: Before) -> UserEmitter: ...
 
     def order(self, before: Before) -> tuple[str, ...]:
         """See Machine."""

@@ -1,12 +1,11 @@
 """A table of the trap instructions of ours in user programs, and of the code that is run for each.
 
-    key: how far behind │ the program's file, │ the code       │ 0      an open hash, a power of two of slots, no more
-    the program's code  │ by its inode's      │                │        than half of them full
-    starts              │ address             │                │
+    key: the trap's   │ the file, by its  │ the code │ 0      an open hash, a power of two of slots, no more than
+    offset in a file  │ inode's address   │          │        half of them full
 home = (key * FACTOR mod 2^64 >> SHIFT) & (slots - 1), of the first word; a search walks on from there until an inode of
 0. A key stays when its trap has gone, with other code: a CPU may have trapped before.
 
-One slot serves a program wherever it is loaded, and all processes that run it, forked ones among them.
+One slot serves a program or a library wherever it is mapped, and all processes that have it, forked ones among them.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ OFFSET, INODE, CODE = 0, 8, 16
 SLOT = 32
 
 Key = tuple[int, int]
-"""Offset of the byte behind the trap from where the program's code starts, and the address of the file's inode."""
+"""The trap's offset in the file, and the address of the file's inode."""
 
 
 @dataclass(frozen=True, slots=True)

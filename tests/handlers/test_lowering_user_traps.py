@@ -11,21 +11,25 @@ import pytest
 import unicorn
 from unicorn import x86_const
 
-from gdb_optprobe.handlers import fold
-from gdb_optprobe.handlers.lowering_user_traps import Running, UserTraps, gone, handler
-from gdb_optprobe.handlers.program import Load
+from gdb_optprobe.handlers.lowering_mapped import Mapped
+from gdb_optprobe.handlers.lowering_user_traps import UserTraps, gone, handler
 from gdb_optprobe.isa.emitter import Readers
+from gdb_optprobe.isa.user import ABSENT, OTHER
 from gdb_optprobe.isa.x86_64 import abi
 from gdb_optprobe.isa.x86_64.user import REGISTERS, USER
 from gdb_optprobe.objects.user_traps import Key, UserTrapsLayout
 
 CODE, KERNELS, CALLER, TABLE, FRAME, STACK, KERNEL, OURS = range(0x10_0000, 0x90_0000, 0x10_0000)
 NUMBERS = {name: getattr(x86_const, f"UC_X86_REG_{name.upper()}") for name in abi.GENERAL}
-TASK, MM, FILE, INODE = (KERNEL + 0x1000 * number for number in range(4))
-RUNNING = Running(Load(fold.constant(TASK + 0x40), 8, signed=False, mapped=True), 0x380, 0x110, 0x20)
-START = 0x40_1000
+RECORD, OWNER, NODE, AREA, FILE, ENTRY, OTHER_NODE, OTHER_AREA, OTHER_FILE = range(KERNEL, KERNEL + 0x9000, 0x1000)
+INODE = KERNEL + 0x9000
+MAPPED = Mapped(bits=12, mapping=0x18, index=0x20, root=0x40, area=-0x20, file=0x90, inode=0x20)
+LEAF = OURS + 0x800
+PAGE_ENTRY = 0x8000_0000_1234_5867
 LAYOUT = UserTrapsLayout(64)
-USERS, KERNELS_CS, USERS_32 = 0x33, 0x10, 0x23
+USERS, KERNELS_CS, USERS_32, SEGMENT = 0x33, 0x10, 0x23, 0x0F
+PAGE_IN_FILE, PC = 3, 0x7F12_3456_7001
+"""The page of the file that the trap is on, and where that is mapped, wherever in it the trap is."""
 
 
 @dataclass(frozen=True)
@@ -36,28 +40,62 @@ class After:
     saved: int
 
 
-def ran(code: bytes, frame: bytes, table: bytes = b"", file: int = FILE, there: bytes = b"") -> After:
+def words(**other: int) -> dict[int, int]:
+    """The kernel's memory, from a page's record to its file's inode; other: parts of it that are not as they are."""
+    parts = {"mapping": OWNER + 1, "root": NODE, "area": AREA, "file": FILE, "inode": INODE} | other
+    return {
+        RECORD + 0x18: parts["mapping"],
+        RECORD + 0x20: PAGE_IN_FILE,
+        OWNER + 0x40: parts["root"],
+        NODE - 0x20: parts["area"],
+        AREA + 0x90: parts["file"],
+        FILE + 0x20: parts["inode"],
+        ENTRY: PAGE_ENTRY,
+        OTHER_NODE - 0x20: OTHER_AREA,
+        OTHER_AREA + 0x90: OTHER_FILE,
+        OTHER_FILE + 0x20: INODE + 8,
+    }
+
+
+def ran(
+    code: bytes,
+    frame: bytes,
+    table: bytes = b"",
+    there: bytes = b"",
+    record: int = RECORD,
+    kernel: Mapping[int, int] | None = None,
+    meanwhile: Mapping[int, Mapping[int, int]] | None = None,
+) -> After:
+    """meanwhile: what another CPU writes as the code is about to make its Nth load of the kernel's memory."""
     machine: Any = unicorn.Uc(unicorn.UC_ARCH_X86, unicorn.UC_MODE_64)
     for page in (CODE, KERNELS, CALLER, TABLE, FRAME, STACK, KERNEL, OURS):
         machine.mem_map(page, 0x1_0000)
-    words = {TASK + 0x40: MM, MM + 0x380: file, MM + 0x110: START, FILE + 0x20: INODE, STACK + 0x800: CALLER}
-    for at, word in words.items():
+    for at, word in ((words() if kernel is None else kernel) | {STACK + 0x800: CALLER}).items():
         machine.mem_write(at, word.to_bytes(8, "little"))
     # mov $there, %eax; mov $8 or $0, %r10d; ret: a reader of what stands at the trap
     reader = b"\xb8" + there.ljust(4, b"\0") + b"\x41\xba" + (8 * bool(there)).to_bytes(4, "little") + b"\xc3"
-    for where, data in ((CODE, code), (TABLE, table), (FRAME, frame), (OURS, reader)):
+    # mov $record, %ecx; mov $entry, %r9d; mov (%r9), %r10; ret
+    looked = b"\xb9" + record.to_bytes(4, "little") + b"\x41\xb9" + ENTRY.to_bytes(4, "little") + b"\x4d\x8b\x11\xc3"
+    for where, data in ((CODE, code), (TABLE, table), (FRAME, frame), (OURS, reader), (LEAF, looked)):
         machine.mem_write(where, data)
     before = {name: random.Random(name).getrandbits(64) for name in abi.GENERAL} | {"rsp": STACK + 0x800, "rdi": FRAME}
     for name, value in before.items():
         machine.reg_write(NUMBERS[name], value)
     ends: list[int] = []
+    loads: list[int] = []
 
     def end(_: object, address: int, *__: object) -> None:
-        if address in (KERNELS, CALLER) or address >= OURS + 0x100:
+        if address in (KERNELS, CALLER) or OURS + 0x100 <= address < LEAF:
             ends.append(address)
             machine.emu_stop()
 
+    def load(_: object, access: int, address: int, *__: object) -> None:
+        loads.append(address)
+        for at, word in (meanwhile or {}).get(len(loads), {}).items():
+            machine.mem_write(at, word.to_bytes(8, "little"))
+
     machine.hook_add(unicorn.UC_HOOK_CODE, end)
+    machine.hook_add(unicorn.UC_HOOK_MEM_READ, load, begin=KERNEL, end=KERNEL + 0xFFFF)
     machine.emu_start(CODE, 0, count=1000)
     kept = (*abi.CALLEE_SAVED, "rdi")
     assert {name: machine.reg_read(NUMBERS[name]) for name in kept} == {name: before[name] for name in kept} | {
@@ -76,35 +114,76 @@ def saved(pc: int, cs: int = USERS) -> bytes:
     return bytes(frame)
 
 
-def trapped(codes: Mapping[Key, int], offset: int, cs: int = USERS, file: int = FILE) -> After:
-    """A trap so far behind where the program's code starts, the byte of the trap included."""
-    code = handler(UserTraps(LAYOUT, TABLE), RUNNING, KERNELS, USER)(CODE)
-    return ran(code, saved(START + offset, cs), bytes(LAYOUT.encode(codes)), file)
+def at(offset: int) -> int:
+    """The offset in the file of a trap that is so far in its page."""
+    return PAGE_IN_FILE << 12 | offset
+
+
+def trapped(codes: Mapping[Key, int], offset: int, cs: int = USERS, **more: Any) -> After:
+    """A trap that is so far in its page."""
+    code = handler(UserTraps(LAYOUT, TABLE), MAPPED, LEAF, KERNELS, USER)(CODE)
+    return ran(code, saved(PC + offset, cs), bytes(LAYOUT.encode(codes)), **more)
+
+
+HERE = {(at(0x234), INODE): OURS + 0x200}
+TRAPPED = PC + 0x234
+FOUND, FOREIGN, AGAIN = After(OURS + 0x200, TRAPPED), After(KERNELS, TRAPPED), After(CALLER, TRAPPED - 1)
 
 
 @pytest.mark.parametrize("cs", [USERS, USERS_32])
 def test_a_trap_of_ours_comes_to_its_code(cs: int) -> None:
-    assert trapped({(0x234, INODE): OURS + 0x200}, 0x234, cs) == After(OURS + 0x200, START + 0x234)
+    assert trapped(HERE, 0x234, cs) == FOUND
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_among_many(seed: int) -> None:
     chosen = random.Random(seed)
-    keys = {(chosen.randrange(1, 0x1000), inode) for inode in (INODE, INODE + 0x400) for _ in range(16)}
+    keys = {(at(chosen.randrange(0x1000)), inode) for inode in (INODE, INODE + 0x400) for _ in range(16)}
     codes = {key: OURS + 0x100 + 8 * number for number, key in enumerate(sorted(keys))}
     for (offset, inode), code in codes.items():
         if inode == INODE:
-            assert trapped(codes, offset).to == code
-    other = next(at for at in range(1, 0x1000) if (at, INODE) not in codes)
-    assert trapped(codes, other) == After(KERNELS, START + other)
+            assert trapped(codes, offset & 0xFFF).to == code
+    other = next(each for each in range(0x1000) if (at(each), INODE) not in codes)
+    assert trapped(codes, other) == After(KERNELS, PC + other)
 
 
 def test_what_is_not_ours_is_the_kernels() -> None:
-    codes = {(0x234, INODE): OURS + 0x200}
-    assert trapped(codes, 0x235).to == KERNELS
-    assert trapped({(0x234, INODE + 8): OURS + 0x200}, 0x234).to == KERNELS
-    assert trapped(codes, 0x234, KERNELS_CS).to == KERNELS
-    assert trapped(codes, 0x234, file=0).to == KERNELS
+    assert trapped(HERE, 0x235).to == KERNELS
+    assert trapped({(at(0x234), INODE + 8): OURS + 0x200}, 0x234) == FOREIGN
+    for cs in (KERNELS_CS, SEGMENT):
+        assert trapped(HERE, 0x234, cs) == FOREIGN
+
+
+def test_a_page_that_is_no_file_s_and_the_space_s_own_is_the_kernels() -> None:
+    assert trapped(HERE, 0x234, record=OTHER) == FOREIGN
+    assert trapped(HERE, 0x234, kernel=words(mapping=OWNER)) == FOREIGN
+    assert trapped(HERE, 0x234, kernel=words(file=0)) == FOREIGN
+    assert trapped(HERE, 0x234, kernel=words(root=0)) == FOREIGN
+
+
+def test_a_page_that_has_gone_has_the_program_come_again() -> None:
+    assert trapped(HERE, 0x234, record=ABSENT) == AGAIN
+
+
+def test_a_merged_page_is_known_by_its_place() -> None:
+    """What its record leads to is no owner of pages."""
+    merged = words(mapping=OWNER + 3, root=1)
+    assert trapped(HERE, 0x234, kernel=merged) == FOUND
+    assert trapped(HERE, 0x235, kernel=merged).to == KERNELS
+
+
+LOADS = 12
+"""Of the kernel's memory, where all stays as it is: one round of the look-up."""
+
+
+@pytest.mark.parametrize("load", range(1, LOADS + 1))
+def test_what_changes_meanwhile_is_read_again(load: int) -> None:
+    """The mapping at the root of the tree is freed, and its memory used for another file's; or all has gone."""
+    freed = {NODE - 0x20: OTHER_AREA, AREA + 0x90: OTHER_FILE, FILE + 0x20: INODE + 8}
+    root = {OWNER + 0x40: OTHER_NODE, OTHER_FILE + 0x20: INODE}
+    assert trapped(HERE, 0x234, meanwhile={load: freed | root}) == FOUND
+    gone = trapped(HERE, 0x234, meanwhile={load: {OWNER + 0x40: 0, ENTRY: 0, RECORD + 0x18: 0}})
+    assert gone in (FOUND, FOREIGN)
 
 
 GONE = [(b"\x55\x48", CALLER, 1), (b"\xcc\x48", KERNELS, 0), (b"", KERNELS, 0)]
@@ -114,4 +193,4 @@ GONE = [(b"\x55\x48", CALLER, 1), (b"\xcc\x48", KERNELS, 0), (b"", KERNELS, 0)]
 def test_a_trap_that_has_gone(there: bytes, to: int, back: int) -> None:
     """The instruction that is there again is run; a trap that is there by now is another's."""
     code = gone(KERNELS, Readers(OURS, OURS), USER)(CODE)
-    assert ran(code, saved(START + 1), there=there) == After(to, START + 1 - back)
+    assert ran(code, saved(PC + 1), there=there) == After(to, PC + 1 - back)

@@ -5,21 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
-from gdb_optprobe.handlers.lowering_user_traps import Running
+from gdb_optprobe.handlers.lowering_mapped import Mapped
 from gdb_optprobe.isa.user import UserTrapping
 
 
 @dataclass(frozen=True, slots=True)
 class UserKernel:
-    """running: how the program that runs is known. writable: code of the routine that isa.emulation calls.
+    """mapped: how the file is known that a trap stands in. writable: code of the routine that isa.emulation calls.
 
+    leaf:   code of the routine that looks a user's page up.
     calls:  where it calls its handler of the trap.
     direct: where its map of physical memory begins, and its size. la57: whether page tables have five levels.
     """
 
     isa: UserTrapping
-    running: Running
+    mapped: Mapped
     writable: bytes
+    leaf: bytes
     calls: TrapCalls
     direct: tuple[int, int]
     la57: bool

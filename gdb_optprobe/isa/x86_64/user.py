@@ -14,7 +14,8 @@ from collections.abc import Callable
 from ..base import Dead, Insn
 from ..code import Code, joined
 from ..emitter import Before, Memory, Value
-from ..user import Emulation, UserTrapping
+from ..user import Emulation, UserEmitter, UserTrapping
+from . import leaf
 from .abi import ARITHMETIC_FLAGS, CALLEE_SAVED, CARRY, GENERAL
 from .emitter import MACHINE, Emitter
 from .encode import Relative, immediate, instruction, push
@@ -34,6 +35,14 @@ _ON_REGISTERS = {(opcode, 1) for opcode in _OF_TWO} | {(0x83, 2), (0x81, 5)}
 """Opcodes, and bytes from ModRM on."""
 
 
+class _Emitter(Emitter):
+    def call(self, routine: int) -> None:
+        self._items.append(Relative(b"\xe8" + bytes(4), 1, routine))
+
+    def back(self) -> None:
+        self._items.append(_RET)
+
+
 class _User:
     frame = "rdi"
     trap = b"\xcc"
@@ -41,6 +50,8 @@ class _User:
     pc = REGISTERS["rip"]
     mode = Value(Memory("rdi", REGISTERS["cs"]), 1)
     user = 3
+    far = 4  # of a selector: in the LDT (SDM volume 3, 3.4.2)
+    leaf = leaf.REGISTERS
     scratch = Dead(True, frozenset((*GENERAL, CARRY)).difference(CALLEE_SAVED))
     back = _RET
     order = staticmethod(MACHINE.order)
@@ -48,8 +59,8 @@ class _User:
     decode = staticmethod(decoded)
     copy = staticmethod(copied)
 
-    def emitter(self, before: Before) -> Emitter:
-        return Emitter(before)
+    def emitter(self, before: Before) -> UserEmitter:
+        return _Emitter(before)
 
     def go_to(self, register: str) -> bytes:
         """An indirect jump would have to find endbr64 (SDM volume 1, 17.3)."""

@@ -73,7 +73,7 @@ class Point:
     @property
     def key(self) -> tuple[int, int]:
         """See objects/user_traps.py."""
-        return self.insn.address + 1 - self.program.first_code, self.program.inode
+        return self.program.offset(self.insn.address), self.program.inode
 
     @property
     def enabled(self) -> list[Probe]:
@@ -142,7 +142,7 @@ class Users:
                 user.texts.take_out(program, [change])
             except OptprobeError as error:
                 raise left_over(error) from None
-            keys.append((trap.address + 1 - program.first_code, program.inode))
+            keys.append((program.offset(trap.address), program.inode))
         for program in programs.values():
             user.programs.hold(program.file, -1)
         return keys

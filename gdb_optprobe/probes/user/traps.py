@@ -28,11 +28,12 @@ SLOTS = 512
 
 @dataclass
 class _Hook:
-    """In the guest. writable, gone, handler: code; memory: the table, which holds `data`."""
+    """In the guest. writable, leaf, gone, handler: code; memory: the table, which holds `data`."""
 
     memory: Slot
     data: bytearray
     writable: Placed
+    leaf: Placed
     gone: Placed
     handler: Placed
     calls: tuple[Patch, ...]
@@ -57,16 +58,17 @@ class UserTraps:
         data = self.layout.encode({})
         self.target.machine.write(memory.address, bytes(data))
         table = lowering_user_traps.UserTraps(self.layout, memory.address)
-        codes = (
-            lambda at: user.kernel.writable,
-            lowering_user_traps.gone(near, readers, user.kernel.isa),
-            lowering_user_traps.handler(table, user.kernel.running, near, user.kernel.isa),
-        )
-        isa, placed = self.target.isa, list[Placed]()
+        kernel, isa, placed = user.kernel, self.target.isa, list[Placed]()
+
+        def put(code: Code) -> Placed:
+            placed.append(self.place(code, near, arena))
+            return placed[-1]
+
         try:
-            for code in codes:
-                placed.append(self.place(code, near, arena))
-            writable, gone, handler = placed
+            writable, leaf = put(lambda at: kernel.writable), put(lambda at: kernel.leaf)
+            gone = put(lowering_user_traps.gone(near, readers, kernel.isa))
+            page = leaf.detour.address
+            handler = put(lowering_user_traps.handler(table, kernel.mapped, page, near, kernel.isa))
             patches = tuple(
                 Patch(call.address, call.data, isa.redirect(call, handler.detour.address)) for call in calls.calls
             )
@@ -76,7 +78,7 @@ class UserTraps:
                 one.give_up(self.target, arena, reached=False)
             arena.data.release(memory)
             raise
-        self._hook = _Hook(memory, data, writable, gone, handler, patches)
+        self._hook = _Hook(memory, data, writable, leaf, gone, handler, patches)
 
     @property
     def writable(self) -> int:
@@ -128,7 +130,7 @@ class UserTraps:
         return self._hook.calls if self._hook is not None else ()
 
     def _code(self, hook: _Hook) -> tuple[Placed, ...]:
-        return hook.handler, hook.gone, hook.writable
+        return hook.handler, hook.gone, hook.leaf, hook.writable
 
     def _write(self, key: Key, code: int) -> None:
         """The key last: GDB may be killed in between, and the guest may run."""

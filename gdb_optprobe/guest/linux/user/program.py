@@ -58,6 +58,16 @@ class Program:
     def function(self, address: int) -> tuple[int, int] | None:
         return self.elf.function(address)
 
+    def offset(self, address: int) -> int:
+        """Where in the file the page has it that is mapped there: code, or what is behind it in its last page.
+
+        Raises OptprobeError.
+        """
+        start, end = self.filler
+        if not start <= address < end:
+            return self.elf.offset(address)
+        return self.elf.offset(start - 1) + 1 + address - start
+
     def text(self, address: int, size: int) -> bytes:
         """What the file has for the program's memory there: code, or what is behind it in its last page.
 
@@ -66,7 +76,7 @@ class Program:
         start, end = self.filler
         if not start <= address < end:
             return self.elf.text(address, size)
-        offset = self.elf.offset(start - 1) + 1 + address - start
+        offset = self.offset(address)
         inside = max(min(size, self.file.size - offset), 0)
         return self.elf.read(offset, inside).ljust(size, b"\0")
 

@@ -1,4 +1,4 @@
-"""Probes on user programs on x86-64: how the program that runs is known, and where a breakpoint trap comes to.
+"""Probes on user programs on x86-64: how the file is known that a trap stands in, and where a trap comes to.
 
 A trap of a user's is handled with interrupts off from its first instruction to its last, and nothing of the kernel's is
 called: to the kernel it is one long instruction of the user's. So what it does on its way in and out of C
@@ -14,12 +14,10 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import trap_calls
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.trap_calls import Originals
+from gdb_optprobe.guest.linux.user.frames import Frames
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
-from gdb_optprobe.handlers import fold
-from gdb_optprobe.handlers.lowering_user_traps import Running
-from gdb_optprobe.handlers.program import Expr, Load, Op
-from gdb_optprobe.handlers.scope import Missing
-from gdb_optprobe.isa.x86_64 import X86_64, writable
+from gdb_optprobe.handlers.lowering_mapped import Mapped
+from gdb_optprobe.isa.x86_64 import X86_64, leaf, writable
 from gdb_optprobe.isa.x86_64.peek import Direct
 from gdb_optprobe.isa.x86_64.user import USER
 
@@ -27,19 +25,22 @@ HANDLER, CALLER = "exc_int3", "asm_exc_int3"
 TRACKING = "context_tracking_key"
 
 
-def user_kernel(kernel: Kernel, task: Expr | Missing, direct: Direct, originals: Originals) -> UserKernel:
+def user_kernel(kernel: Kernel, direct: Direct, originals: Originals) -> UserKernel:
     """Raises OptprobeError."""
-    if isinstance(task, Missing):
-        raise OptprobeError(task.message, task.hint)
     tracking = kernel.symbols.address(TRACKING)
     if tracking is not None and int.from_bytes(kernel.memory.read(tracking, 4), "little"):
         raise OptprobeError("this guest's kernel tracks who runs user code (nohz_full): its programs are not probed")
-    place = fold.binary(Op.ADD, task, fold.constant(kernel.offset("task_struct", "mm")), 64, False)
-    running = Running(
-        mm=Load(place, 8, signed=False, mapped=True),
-        file=kernel.offset("mm_struct", "exe_file"),
-        start=kernel.offset("mm_struct", "start_code"),
-        inode=kernel.offset("file", "f_inode"),
+    offset = kernel.offset
+    mapped = Mapped(
+        bits=12,
+        mapping=offset("page", "mapping"),
+        index=offset("page", "index"),
+        root=offset("anon_vma", "rb_root.rb_root.rb_node"),
+        area=offset("anon_vma_chain", "vma") - offset("anon_vma_chain", "rb"),
+        file=offset("vm_area_struct", "vm_file"),
+        inode=offset("file", "f_inode"),
     )
+    records = Frames.of(kernel, direct.start, direct.size).records
     calls = trap_calls.find(kernel, X86_64, originals, HANDLER, (CALLER,))
-    return UserKernel(USER, running, writable.routine(direct), calls, (direct.start, direct.size), direct.la57)
+    routines = writable.routine(direct), leaf.routine(direct, records)
+    return UserKernel(USER, mapped, *routines, calls, (direct.start, direct.size), direct.la57)

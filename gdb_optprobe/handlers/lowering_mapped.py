@@ -1,0 +1,94 @@
+"""Which file a trap in a program stands in, and where in it: told by the page that it is on.
+
+    entry of the page tables ─► struct page ─► index: which page of the file
+                                           └─► anon_vma ─► a node of its tree ─► mapping ─► file ─► inode
+A page that was written to is its space's own, "anonymous", and keeps what it was of the file when it is moved, swapped
+or shared with a fork (mm/rmap.c, __page_set_anon_rmap). All mappings in one anon_vma's tree are of one file, at one
+distance (mm/mmap.c, anon_vma_compatible). That tree may be changed meanwhile: what was at its root is what it was as
+long as it is the root, so that is looked at behind every load, and the page's entry behind all.
+
+Interrupts are off: an anon_vma stays one, whosever (SLAB_TYPESAFE_BY_RCU), and a page that has gone out of the tables
+is not used for anything else before they are on again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gdb_optprobe.isa.emitter import Arithmetic, Label, Memory, Test, Value
+from gdb_optprobe.isa.user import ABSENT, OTHER, UserEmitter, UserTrapping
+
+ANONYMOUS, MOVED = 1, 2
+"""Bits of a page's `mapping`; both: it is merged with others that hold the same (include/linux/page-flags.h)."""
+UNKNOWN = 0
+"""The inode where a page is merged: all that were have the same trap at the same place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """bits: of an address within a page.
+
+    Offsets: mapping, index: in a struct page. root: of the tree's root in an anon_vma. area: from a node of the tree to
+    where its mapping is. file: in that, of the file. inode: in a file.
+    """
+
+    bits: int
+    mapping: int
+    index: int
+    root: int
+    area: int
+    file: int
+    inode: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """absent: there is no page any more. foreign: no page of a file's that is the space's own."""
+
+    absent: Label
+    foreign: Label
+
+
+def tell(emit: UserEmitter, isa: UserTrapping, mapped: Mapped, routine: int, ways: Ways) -> tuple[str, str]:
+    """The registers with the trap's offset in its file, and with the file's inode, which may be UNKNOWN."""
+    leaf, pool = isa.leaf, emit.pool
+    again, told, none, on = (Label() for _ in range(4))
+    for name in (leaf.address, leaf.record, leaf.entry, leaf.value, *leaf.lost):
+        pool.take_this(name)
+    emit.mark(again)
+    emit.load(leaf.address, Value(Memory(isa.frame, isa.pc)))
+    emit.binary(Arithmetic.SUB, leaf.address, leaf.address, len(isa.trap), 64, False)
+    emit.call(routine)
+    emit.branch(Test.EQ, leaf.record, ABSENT, False, ways.absent)
+    emit.branch(Test.EQ, leaf.record, OTHER, False, ways.foreign)
+    for name in leaf.lost:
+        pool.give(name)
+    offset, owner, inode = leaf.address, pool.take(), pool.take()
+    emit.load(owner, Value(Memory(leaf.record, mapped.mapping)))
+    emit.load(inode, Value(Memory(leaf.record, mapped.index)))
+    emit.binary(Arithmetic.SHL, inode, inode, mapped.bits, 64, False)
+    emit.binary(Arithmetic.AND, offset, offset, (1 << mapped.bits) - 1, 64, False)
+    emit.binary(Arithmetic.OR, offset, offset, inode, 64, False)
+    emit.constant(inode, UNKNOWN)
+    emit.branch_bits(owner, ANONYMOUS, False, none)
+    emit.branch_bits(owner, MOVED, True, told)
+    node, root = leaf.record, Value(Memory(owner, mapped.root - ANONYMOUS))
+    emit.load(node, root)
+    emit.branch(Test.EQ, node, 0, False, none)
+    emit.load(inode, Value(Memory(node, mapped.area)))
+    emit.branch(Test.NE, root, node, False, again)
+    emit.load(inode, Value(Memory(inode, mapped.file)))
+    emit.branch(Test.NE, root, node, False, again)
+    emit.branch(Test.EQ, inode, 0, False, none)
+    emit.load(inode, Value(Memory(inode, mapped.inode)))
+    emit.branch(Test.NE, root, node, False, again)
+    emit.mark(told)
+    emit.branch(Test.EQ, Value(Memory(leaf.entry)), leaf.value, False, on)
+    emit.jump(again)
+    emit.mark(none)
+    emit.branch(Test.NE, Value(Memory(leaf.entry)), leaf.value, False, again)
+    emit.jump(ways.foreign)
+    emit.mark(on)
+    for name in (leaf.record, leaf.entry, leaf.value, owner):
+        pool.give(name)
+    return offset, inode
