@@ -21,6 +21,7 @@ from gdb_optprobe.probes.user.writer import UserWriter
 session = current_session()
 attachment = attachments.current
 assert attachment is not None and attachment.linux is not None
+assert session.target.left() is None, "what a GDB has left is not written over"
 linux = attachment.linux
 reads = linux._reads
 assert isinstance(reads, Reads)
