@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import statistics
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tests.guest.batch import batch, keep
 from tests.guest.conftest import FULL
 from tests.guest.gdb import TRACING, Console, release
 from tests.guest.test_guardian import BUSY, killable, lines, lives, running
+from tests.guest.test_hot_functions import tell
 
 HOT_CODE = Path(__file__).with_name("hot_code.py")
 GONE = Path(__file__).with_name("guest_gone.py")
@@ -62,8 +64,10 @@ def test_counts_go_on_across_a_kill(linux: Guest) -> None:
 
 
 @pytest.mark.skipif(not FULL, reason="kills GDB many times: OPTPROBE_FULL=1")
-def test_killed_at_any_instant_and_recovered_or_removed(linux: Guest, tmp_path: Path) -> None:
-    text, chance = tmp_path / "text", random.Random(11)
+def test_killed_at_any_instant_and_recovered_or_removed(
+    linux: Guest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, chance, freed = tmp_path / "text", random.Random(11), list[float]()
     batch(linux, [f"source {HOT_CODE}", f"keep-text {text}"])
     work = linux.check(f"({BUSY}) > /dev/null 2>&1 & echo $!").strip()
     for kill in range(KILLS):
@@ -79,6 +83,7 @@ def test_killed_at_any_instant_and_recovered_or_removed(linux: Guest, tmp_path: 
         while lives(ready["guardian"]) or not running(linux):
             assert time.monotonic() < killed + SOON, "the guest does not run"
             time.sleep(0.01)
+        freed.append(time.monotonic() - killed)
         take_out = ["optprobe recover -remove"] if kill % 2 else ["optprobe recover", keep("all", "optprobe list")]
         script = ["set optprobe on-exit remove", f"source {HOT_CODE}", *take_out]
         script += ["optprobe check", "optprobe run -for 0.1", f"source {GONE}", "guest-gone"]
@@ -92,6 +97,7 @@ def test_killed_at_any_instant_and_recovered_or_removed(linux: Guest, tmp_path: 
             assert probes[0]["location"] == "vfs_read" and probes[0]["hits"] > 0, what
         assert linux.problems() == [], what
     linux.check(f"kill {work}")
+    tell(capsys, f"\n{KILLS} kills: the guest ran after {statistics.median(freed):.2f} s, at most {max(freed):.2f} s")
 
 
 def test_what_is_asked_without_reason(linux: Guest) -> None:
