@@ -98,7 +98,7 @@ class Optimizer:
 
     def plan(self, address: int, specs: Sequence[Spec], neighbours: Neighbours | None = None) -> Plan:
         """The best plan for probes `specs` at `address` as things stand. Raises Refused where there is none."""
-        if self._lost.covers(address):
+        if self._lost.covers(address) or any(hook.address <= address < hook.end for hook in self.registry.hooks):
             raise Refused(Refusal.TEXT_CHANGED.because(address=self.target.text.spell(address)))
         limits = self._limits(specs)
         place = Place(address, neighbours or self._neighbours(), self.target.breakpoints())

@@ -113,7 +113,8 @@ def _left(session: Session) -> tuple[Left, Sequence[Noted], Sequence[Patch]]:
 
 def _check_writers(session: Session, left: Left) -> None:
     """Raises OptprobeError while somebody may be about to write traps into programs, in code of its own."""
-    routines = [(slot.address, slot.end) for slot, detour in left.detours.items() if detour.head == slot.address]
+    own = session.users.writers()
+    routines = [(at.address, at.end) for at, detour in left.detours.items() if detour.head in (at.address, *own)]
     if quiescence.busy(routines, session.target.saved()):
         raise OptprobeError("a thread runs code of the earlier GDB's just now", "continue for a moment, then try again")
 
@@ -121,6 +122,11 @@ def _check_writers(session: Session, left: Left) -> None:
 def _take(session: Session, left: Left, undone: Sequence[Patch]) -> Arena:
     """Take the arena, and the branches out of the text."""
     arena = session.optimizer.take_arena()
+    if left.users:
+        # Nobody is in the code that writes traps into new mappings, and nobody comes there any more.
+        first = session.users.leading_there(undone)
+        patch.apply(first, session.target.machine)
+        undone = [change for change in undone if change not in first]
     gone = session.users.take_out(user_notes.noted(left.users or {}), arena)
     patch.apply(undone, session.target.machine)
     for text in left.texts:

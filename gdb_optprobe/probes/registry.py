@@ -16,9 +16,13 @@ from gdb_optprobe.probes.site import Site
 
 
 class Registry:
-    """Probes by number and sites by address. It changes nothing in the guest."""
+    """Probes by number and sites by address. It changes nothing in the guest.
+
+    hooks: what else of ours stands in the kernel's text, for as long as it does: no probe can be there.
+    """
 
     def __init__(self) -> None:
+        self.hooks: tuple[Patch, ...] = ()
         self._probes: dict[int, Probe] = {}
         self._sites: dict[int, Site] = {}
         self._addresses: list[int] = []
@@ -132,10 +136,11 @@ class Registry:
         return [self._branches[head] for head in self._heads[first:last]]
 
     def patches(self, start: int, end: int) -> Iterator[Patch]:
-        """What our branches changed in the text between `start` and `end`."""
+        """What our branches and hooks changed in the text between `start` and `end`."""
+        yield from (hook for hook in self.hooks if hook.address < end and hook.end > start)
         first = bisect_left(self._heads, start - LONGEST)  # a branch is one instruction
         found = (self._branches[head].patch for head in self._heads[first : bisect_left(self._heads, end)])
-        return (patch for patch in found if patch.end > start)
+        yield from (patch for patch in found if patch.end > start)
 
     def detour_at(self, pc: int) -> Detour | None:
         """The detour that `pc` is in; of a pad, one that stands for the probed address."""

@@ -11,10 +11,13 @@ import gdb
 
 from gdb_optprobe.debugger.attach import attachments, current_session
 from gdb_optprobe.debugger.running import run_for
+from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user.programs import Programs
+from gdb_optprobe.guest.linux.user.writer import flags
 from gdb_optprobe.guest.linux.x86_64.reads import Reads
+from gdb_optprobe.probes.user.arrivals import Arrivals
 from gdb_optprobe.probes.user.texts import UserTexts
 from gdb_optprobe.probes.user.writer import UserWriter
 
@@ -46,6 +49,7 @@ def run(seconds: float) -> None:
 
 texts = UserTexts(programs, session.target.stops, run, say)
 writer = UserWriter(session.target)
+arrivals = Arrivals(session.target)
 
 
 class _Command(gdb.Command):
@@ -76,14 +80,23 @@ def find(path: str, *locations: str) -> None:
 
 
 def spaces(path: str) -> None:
-    for space in programs.running(programs.find(path).file):
+    for space in programs.mapping(programs.find(path).file):
         gdb.write(f"space {space}\n")
+
+
+def begin(arena: Arena) -> None:
+    """As for the first probe."""
+    texts.writer = writer.begin(programs, arena, lambda at: False)
+    arriving = linux.user_kernel.arriving
+    if arriving is not None:
+        arrivals.begin(arriving, flags(programs), arena)
+        texts.arrivals = arrivals
 
 
 def arm(path: str, *changes: str) -> None:
     """PATH LOCATION=HEX..."""
     arena = session.optimizer.take_arena()
-    texts.writer = writer.begin(programs, arena, lambda at: False)
+    begin(arena)
     program = programs.find(path)
     pairs = (change.split("=") for change in changes)
     texts.arm(program, {_address(program, at): bytes.fromhex(data) for at, data in pairs})
@@ -100,7 +113,7 @@ def rounds(path: str, seconds: str) -> None:
     """Arm and disarm what nobody runs, for so long; what is not as it should be at any stop in between."""
     program = programs.find(path)
     at = program.filler[0]
-    texts.writer = writer.begin(programs, session.optimizer.take_arena(), lambda at: False)
+    begin(session.optimizer.take_arena())
     chance, done, end = random.Random(1), 0, time.monotonic() + float(seconds)
     while time.monotonic() < end:
         texts.arm(program, {at + 16: b"\xaa\xbb", at: 8 * b"\xcc"})
@@ -110,7 +123,8 @@ def rounds(path: str, seconds: str) -> None:
         texts.disarm(program, [at, at + 16])
         for _ in range(2):
             for space in texts.spaces(program.file):
-                if (programs.pages.read(space.mm, at, 18) or b"").strip(b"\0"):
+                there = space.address(program.offset(at))
+                if (programs.pages.read(space.mm, there, 18) or b"").strip(b"\0"):
                     gdb.write(f"problem {space} has kept something\n")
             run(chance.random() / 4)
         done += 1
@@ -138,6 +152,7 @@ def leave() -> None:
     """As when the last probe has gone."""
     arena = session.optimizer.arena
     assert arena is not None and writer.made is not None and writer.made.is_idle()
+    arrivals.dismiss(arena)
     writer.dismiss(arena)
     gdb.write("left\n")
 

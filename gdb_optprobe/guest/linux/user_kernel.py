@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
+from gdb_optprobe.guest.linux.user.arriving import Arriving
 from gdb_optprobe.handlers.lowering_mapped import Mapped
 from gdb_optprobe.isa.user import UserTrapping
 
@@ -16,6 +17,7 @@ class UserKernel:
     leaf:   code of the routine that looks a user's page up.
     calls:  where it calls its handler of the trap.
     direct: where its map of physical memory begins, and its size. la57: whether page tables have five levels.
+    arriving: how code of ours sees new mappings; None where the guest has to stop for that.
     """
 
     isa: UserTrapping
@@ -25,3 +27,4 @@ class UserKernel:
     calls: TrapCalls
     direct: tuple[int, int]
     la57: bool
+    arriving: Arriving | None = None

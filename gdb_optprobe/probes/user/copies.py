@@ -52,8 +52,9 @@ class Copies:
         start, end = program.filler
         own = program.text(start, end - start)
         there = []
-        for space in programs.running(program.file):
-            held = programs.pages.read(space.mm, start + space.start_code - program.first_code, end - start)
+        offset = program.offset(start) if start < end else 0
+        for space in filter(lambda space: space.holds(offset), programs.mapping(program.file)):
+            held = programs.pages.read(space.mm, space.address(offset), end - start)
             if held is not None and held != own:
                 there.append(held)
         for at in range(-(-start // STEP) * STEP, end, STEP):

@@ -11,12 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.journal import Item
+from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.program import Program
+from gdb_optprobe.guest.linux.user.writer import flags
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.compile import Limits, compile_handler
 from gdb_optprobe.handlers.framed import Saved, framed
@@ -42,6 +45,7 @@ from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import notes
+from gdb_optprobe.probes.user.arrivals import Arrivals
 from gdb_optprobe.probes.user.copies import Copies, copy_of
 from gdb_optprobe.probes.user.notes import NotedTrap, left_over
 from gdb_optprobe.probes.user.space import Change
@@ -90,6 +94,7 @@ class Users:
     settings: Callable[[], Settings]
     traps: UserTraps = field(init=False)
     _writer: UserWriter = field(init=False)
+    _arrivals: Arrivals = field(init=False)
     _points: dict[int, Point] = field(default_factory=dict)
     _programs: dict[int, Program] = field(default_factory=dict)
     _copies: Copies = field(default_factory=Copies)
@@ -98,6 +103,7 @@ class Users:
     def __post_init__(self) -> None:
         self.traps = UserTraps(self.target)
         self._writer = UserWriter(self.target)
+        self._arrivals = Arrivals(self.target)
 
     def add(self, spec: Spec) -> Probe:
         """A probe on an instruction of a program. Raises OptprobeError, the guest as it was."""
@@ -126,6 +132,17 @@ class Users:
         probe = Probe(one.number, one.spec, address, handler, one.sizes, one.enabled, data, since=one.since)
         self.registry.reserve_number(one.number)
         return self._put(probe, point, user)
+
+    def writers(self) -> Sequence[int]:
+        """Functions of the kernel before which an earlier GDB may have code that writes traps. Raises OptprobeError."""
+        arriving = self.target.user().kernel.arriving
+        return (arriving.to,) if arriving is not None else ()
+
+    def leading_there(self, undone: Sequence[Patch]) -> Sequence[Patch]:
+        """Of patches that undo an earlier GDB's, those of what leads to that code. Raises OptprobeError."""
+        arriving = self.target.user().kernel.arriving
+        calls = {call.address for call in arriving.calls} if arriving is not None else set()
+        return [change for change in undone if change.address in calls]
 
     def take_out(self, left: Sequence[NotedTrap], arena: Arena) -> Sequence[Key]:
         """The traps of an earlier GDB, whose code is still there; their keys. Raises OptprobeError with some left."""
@@ -218,12 +235,16 @@ class Users:
             user = self.target.user()
             for program in self._programs.values():
                 user.texts.leave(program, self._copies.of(program))
+            self._arrivals.dismiss(arena)
+            self.registry.hooks = ()
             self._writer.dismiss(arena)
             self.traps.dismiss(user, arena)
 
     def problems(self) -> Sequence[str]:
-        """Where a process does not have what was written, in words."""
-        return self.target.user().texts.problems() if self._points else ()
+        """Where the kernel or a process does not have what was written, in words."""
+        hooks = patch.check((*self.traps.patches, *self._arrivals.patches), self.target.machine)
+        texts = self.target.user().texts.problems() if self._points else ()
+        return (*(str(change.message) for change in hooks), *texts)
 
     def abandon(self) -> None:
         """The guest that held it all is gone."""
@@ -231,6 +252,8 @@ class Users:
             self.target.user().texts.abandon()
         self.traps.abandon()
         self._writer.abandon()
+        self._arrivals.abandon()
+        self.registry.hooks = ()
         self._points.clear()
         self._programs.clear()
         self._copies.clear()
@@ -308,6 +331,10 @@ class Users:
         found = readers(reads, user.kernel.calls.handler, self.target, arena)
         self.traps.begin(user, found, arena)
         user.texts.writer = self._writer.begin(user.programs, arena, self._is_stopped_at)
+        if user.kernel.arriving is not None:
+            self._arrivals.begin(user.kernel.arriving, flags(user.programs), arena)
+            user.texts.arrivals = self._arrivals
+            self.registry.hooks = self._arrivals.patches
         return found
 
     def _drop(self, probe: Probe) -> None:

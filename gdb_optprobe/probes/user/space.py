@@ -1,4 +1,4 @@
-"""What of ours is in the text of one process, and what can be written there, while the guest stands."""
+"""What of ours is in one mapping of a file's code, and what can be written there, while the guest stands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gdb_optprobe.guest.linux.physical import Changed
 from gdb_optprobe.guest.linux.user.pages import Standing, within_pages
 from gdb_optprobe.guest.linux.user.program import Program
-from gdb_optprobe.guest.linux.user.spaces import Running
+from gdb_optprobe.guest.linux.user.spaces import Space
 from gdb_optprobe.guest.linux.user.writer import Write
 
 Piece = tuple[int, bytes, bytes]
@@ -29,7 +29,7 @@ class UserSpace:
     """`program` as `space` has it. pages: those of the space."""
 
     program: Program
-    space: Running
+    space: Space
     pages: Standing
 
     def advance(self, changes: Iterable[Change]) -> list[Write]:
@@ -51,7 +51,11 @@ class UserSpace:
         return bool(self.space.processes) and any(found not in (None, new) for found, new in there)
 
     def pieces(self, change: Change) -> Iterator[Piece]:
-        start = change.address + self.space.start_code - self.program.first_code
+        """None where what the file has there is mapped elsewhere, if at all."""
+        offset = self.program.offset(change.address)
+        if not self.space.holds(offset):
+            return
+        start = self.space.address(offset)
         for (at, old), (_, new) in zip(within_pages(start, change.old), within_pages(start, change.new), strict=True):
             yield at, old, new
 

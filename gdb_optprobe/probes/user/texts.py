@@ -3,6 +3,7 @@
     arm ──► every space that runs it: a page of its own already: written while the guest stands
                                       else: the guest copies the page and writes (guest/linux/user/writer.py)
     fork    copies the page, and us with it
+    mmap    exec's and a loader's: code in the guest writes it before anybody can run there (arrivals.py); without that:
     exec    at the end of load_elf_binary, before the program's first instruction: stopped once, armed, and on
     disarm  every space again, children that are being made too: written back while the guest stands
 
@@ -16,14 +17,16 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.files import File
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user.programs import Programs
-from gdb_optprobe.guest.linux.user.spaces import LATER, Busy, Running
+from gdb_optprobe.guest.linux.user.spaces import LATER, Busy, Space
 from gdb_optprobe.guest.linux.user.writer import Writer
 from gdb_optprobe.guest.machine import Vcpu
+from gdb_optprobe.objects.user_rows import Row
 from gdb_optprobe.probes.stops import Hit, StopPoint, Stops
 from gdb_optprobe.probes.user.space import Change, UserSpace
 
@@ -35,10 +38,28 @@ PAUSE = 0.05
 TRIES = 3
 
 
+class Arrivals(Protocol):
+    """What writes into new mappings. busy: somebody may be about to. failed: how many did not get all."""
+
+    def hold(self, rows: Sequence[Row]) -> None:
+        """Have these written from now on, in this order, and no others. Raises OptprobeError."""
+
+    @property
+    def busy(self) -> bool: ...
+
+    @property
+    def failed(self) -> int: ...
+
+
 @dataclass(slots=True)
 class _Armed:
     program: Program
     changes: dict[int, Change] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        offset, inode = self.program.offset, self.program.inode
+        return [Row(inode, offset(change.address), change.new, change.old) for change in self.changes.values()]
 
 
 @dataclass
@@ -47,7 +68,7 @@ class UserTexts:
 
     run:    lets the guest run for so many seconds.
     say:    tells the user what went wrong at an exec.
-    writer: given before anything is armed.
+    writer: given before anything is armed. arrivals: the same; None where the guest has to stop at every exec.
     """
 
     programs: Programs
@@ -55,6 +76,7 @@ class UserTexts:
     run: Callable[[float], None]
     say: Callable[[str], None]
     writer: Writer | None = None
+    arrivals: Arrivals | None = None
     _armed: dict[int, _Armed] = field(default_factory=dict)
     _point: StopPoint | None = None
     _tries: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -89,6 +111,7 @@ class UserTexts:
         gone = [change for at, change in armed.changes.items() if at in addresses]
         armed.changes = {at: change for at, change in armed.changes.items() if at not in addresses}
         try:
+            self._listen()
             self.take_out(program, gone)
         finally:
             if not armed.changes:
@@ -108,7 +131,7 @@ class UserTexts:
         self._listen()
 
     def take_out(self, program: Program, changes: Sequence[Change]) -> None:
-        """Put `old` back where `new` stands in any space that runs the program. Raises OptprobeError."""
+        """Put `old` back where `new` stands in any space that maps the program. Raises OptprobeError."""
         back = [Change(change.address, change.new, change.old) for change in reversed(changes)]
         self._recall(program, back)
         for _ in range(ROUNDS):
@@ -130,14 +153,23 @@ class UserTexts:
                 for change in back
                 for at, old, new in self._in(program, space).pieces(change)
             }
-            if not self.writer.recall(changes):
+            if not self.writer.recall(changes) and not self._is_arriving:
                 return
             self.run(PAUSE)
         raise OptprobeError(f"somebody has been writing into {program.path} for {TIMEOUT:g} s", LATER)
 
+    @property
+    def _is_arriving(self) -> bool:
+        """Whether somebody has mapped a file and may not have written yet what belongs there."""
+        return self.arrivals is not None and self.arrivals.busy
+
     def problems(self) -> Sequence[str]:
         """Where a process does not have what is armed, in words."""
+        if self._is_arriving:
+            return ()
         found = []
+        if self.arrivals is not None and self.arrivals.failed:
+            found.append(f"{self.arrivals.failed} new mappings did not get all that was to be written into them")
         for armed in self._armed.values():
             program, changes = armed.program, tuple(armed.changes.values())
             arming = {mm for mm, _ in self._tries}
@@ -150,6 +182,7 @@ class UserTexts:
     def abandon(self) -> None:
         """The guest is gone."""
         self._armed.clear()
+        self.arrivals = None
         self._listen()
 
     # spaces there are ------------------------------------------------------------------------------------------------
@@ -171,16 +204,16 @@ class UserTexts:
             self._writer.write(wanted, max(deadline - time.monotonic(), 1.0))
         raise OptprobeError(f"processes that run {program.path} come faster than they can be written into")
 
-    def spaces(self, file: File) -> tuple[Running, ...]:
-        """Those that run it; the guest runs a little where that cannot be told just now. Raises OptprobeError."""
+    def spaces(self, file: File) -> tuple[Space, ...]:
+        """Those that map it; the guest runs a little where that cannot be told just now. Raises OptprobeError."""
         for _ in range(ROUNDS):
             try:
-                return self.programs.running(file)
+                return self.programs.mapping(file)
             except Busy:
                 self.run(PAUSE)
-        return self.programs.running(file)
+        return self.programs.mapping(file)
 
-    def _in(self, program: Program, space: Running) -> UserSpace:
+    def _in(self, program: Program, space: Space) -> UserSpace:
         return UserSpace(program, space, self.programs.pages.of(space.mm))
 
     @property
@@ -192,8 +225,10 @@ class UserTexts:
     # spaces that come ------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        """Have the guest stop as it has loaded a program, for as long as anything is armed. Raises OptprobeError."""
-        if self._armed and self._point is None:
+        """Have the guest write what is armed into new mappings, or stop as it loads a program. Raises OptprobeError."""
+        if self.arrivals is not None:
+            self.arrivals.hold([row for armed in self._armed.values() for row in armed.rows])
+        elif self._armed and self._point is None:
             self._point = self.stops.set(self.programs.kernel.address(LOADED), self._loaded)
         elif not self._armed and self._point is not None:
             self._point.remove()
@@ -213,9 +248,10 @@ class UserTexts:
             self.say(f"a process that begins to run {armed.program.path} is not probed: {error}")
 
     def _arm_loaded(self, armed: _Armed, vcpu: Vcpu, hit: Hit) -> None:
-        space = self.programs.loaded(vcpu)
         changes = tuple(armed.changes.values())
-        writes = self._in(armed.program, space).advance(changes)
+        spaces = self.programs.loaded(vcpu, armed.program.file)
+        writes = [write for space in spaces for write in self._in(armed.program, space).advance(changes)]
+        space = spaces[0]
         # Who was killed halfway is never seen again, and his memory may be another's.
         key = (space.mm, space.processes[0].pid)
         tries = self._tries.pop(key, 0)

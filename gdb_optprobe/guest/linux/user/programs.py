@@ -12,7 +12,7 @@ from gdb_optprobe.guest.linux.user.files import File
 from gdb_optprobe.guest.linux.user.frames import Frames
 from gdb_optprobe.guest.linux.user.pages import Pages
 from gdb_optprobe.guest.linux.user.program import Program
-from gdb_optprobe.guest.linux.user.spaces import Running
+from gdb_optprobe.guest.linux.user.spaces import Space
 from gdb_optprobe.guest.machine import Machine, Vcpu
 
 
@@ -51,18 +51,15 @@ class Programs:
         """What is in a file that is held, wherever its name has gone. Raises OptprobeError."""
         return program.inside(self.kernel, self.frames, file)
 
-    def running(self, file: File) -> tuple[Running, ...]:
-        """The spaces whose program `file` is, but for those that are being loaded. Raises Busy, OptprobeError."""
-        loaded = (space for space in spaces.spaces(self.kernel, file) if space.start_code)
-        found = (space for space in loaded if space.program == file.inode)
-        return tuple({space.mm: Running(space.mm, space.start_code, space.processes) for space in found}.values())
+    def mapping(self, file: File) -> tuple[Space, ...]:
+        """Where the file's code is mapped. Raises Busy, OptprobeError."""
+        return spaces.spaces(self.kernel, file)
 
-    def loaded(self, vcpu: Vcpu) -> Running:
-        """The space of the thread on `vcpu`, which has just loaded a program. Raises OptprobeError."""
+    def loaded(self, vcpu: Vcpu, file: File) -> tuple[Space, ...]:
+        """Those of the thread on `vcpu`, which has just loaded the program. Raises Busy, OptprobeError."""
         kernel, task = self.kernel, self.current(vcpu)
         mm = kernel.word(task + kernel.offset("task_struct", "mm"))
-        start = kernel.word(mm + kernel.offset("mm_struct", "start_code"))
-        return Running(mm, start, (spaces.process(kernel, task),))
+        return tuple(space for space in self.mapping(file) if space.mm == mm)
 
     def current(self, vcpu: Vcpu) -> int:
         """The thread on `vcpu`, which is in the kernel."""

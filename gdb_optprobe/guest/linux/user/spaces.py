@@ -43,18 +43,18 @@ class Process:
 class Space:
     """One executable mapping of a file: what is at `offset` of it stands at `start`.
 
-    mm:         the address space. start_code: its program's first code, see elf.Elf.first_code.
-    program:    the inode that the space runs; the file's own where it is the program itself, and no library.
-    processes:  those whose memory it is; a child that is being made is not among them yet.
+    mm:        the address space.
+    processes: those whose memory it is; a child that is being made is not among them yet.
     """
 
     mm: int
     start: int
     end: int
     offset: int
-    start_code: int
-    program: int
     processes: tuple[Process, ...]
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.processes)) or "a process that is being made"
 
     def holds(self, offset: int) -> bool:
         return self.offset <= offset < self.offset + self.end - self.start
@@ -62,18 +62,6 @@ class Space:
     def address(self, offset: int) -> int:
         """Of what is at that offset of the file, which is mapped here."""
         return self.start + offset - self.offset
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """An address space that runs a program. start_code: where its first code is, see elf.Elf.first_code."""
-
-    mm: int
-    start_code: int
-    processes: tuple[Process, ...] = ()
-
-    def __str__(self) -> str:
-        return ", ".join(map(str, self.processes)) or "a process that is being made"
 
 
 def spaces(kernel: Kernel, file: File) -> tuple[Space, ...]:
@@ -95,8 +83,6 @@ class _Reader:
             page=(offset("vm_area_struct", "vm_pgoff"), 8),
         )
         self._users = offset("mm_struct", "mm_users")
-        self._start_code = offset("mm_struct", "start_code")
-        self._program = offset("mm_struct", "exe_file")
 
     def of(self, file: File) -> tuple[Space, ...]:
         kernel = self._kernel
@@ -129,14 +115,10 @@ class _Reader:
         return int.from_bytes(self._kernel.memory.read(mm + self._users, 4), "little") > 0
 
     def _space(self, area: dict[str, int], processes: dict[int, list[Process]]) -> Space:
-        kernel, mm = self._kernel, area["mm"]
         if area["start"] % PAGE or area["end"] % PAGE or not area["start"] < area["end"]:
             raise NoSuchKernel(f"a mapping from {area['start']:#x} to {area['end']:#x} cannot be")
-        file = kernel.word(mm + self._program)
-        program = kernel.word(file + kernel.offset("file", "f_inode")) if file else 0
-        code = kernel.word(mm + self._start_code)
-        own = tuple(processes.get(mm, ()))
-        return Space(mm, area["start"], area["end"], area["page"] * PAGE, code, program, own)
+        own = tuple(processes.get(area["mm"], ()))
+        return Space(area["mm"], area["start"], area["end"], area["page"] * PAGE, own)
 
     def _processes(self) -> dict[int, list[Process]]:
         """By their address space, in the order of the list of tasks."""

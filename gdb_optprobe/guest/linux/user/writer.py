@@ -289,10 +289,14 @@ class Writer:
 
     @cached_property
     def _flags(self) -> int:
-        """What access_remote_vm is to do."""
-        values = (self.programs.constant("FOLL_WRITE"), self.programs.constant("FOLL_FORCE"))
-        write, force = (old if new is None else new for new, old in zip(values, (WRITE, FORCE), strict=True))
-        return write | force
+        return flags(self.programs)
+
+
+def flags(programs: Programs) -> int:
+    """What has access_remote_vm write into private copies."""
+    values = (programs.constant("FOLL_WRITE"), programs.constant("FOLL_FORCE"))
+    write, force = (old if new is None else new for new, old in zip(values, (WRITE, FORCE), strict=True))
+    return write | force
 
 
 def _that_fit(writes: Sequence[Write]) -> Sequence[Write]:

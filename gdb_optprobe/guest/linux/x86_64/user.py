@@ -14,10 +14,13 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import trap_calls
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.trap_calls import Originals
+from gdb_optprobe.guest.linux.user import arriving
+from gdb_optprobe.guest.linux.user.arriving import MAPS, WRITES, Arriving
 from gdb_optprobe.guest.linux.user.frames import Frames
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.handlers.lowering_mapped import Mapped
 from gdb_optprobe.isa.x86_64 import X86_64, leaf, writable
+from gdb_optprobe.isa.x86_64.mapping import Mapping
 from gdb_optprobe.isa.x86_64.peek import Direct
 from gdb_optprobe.isa.x86_64.user import USER
 
@@ -43,4 +46,15 @@ def user_kernel(kernel: Kernel, direct: Direct, originals: Originals) -> UserKer
     records = Frames.of(kernel, direct.start, direct.size).records
     calls = trap_calls.find(kernel, X86_64, originals, HANDLER, (CALLER,))
     routines = writable.routine(direct), leaf.routine(direct, records)
-    return UserKernel(USER, mapped, *routines, calls, (direct.start, direct.size), direct.la57)
+    physical = (direct.start, direct.size), direct.la57
+    return UserKernel(USER, mapped, *routines, calls, *physical, _arriving(kernel, originals))
+
+
+def _arriving(kernel: Kernel, originals: Originals) -> Arriving:
+    current = kernel.symbols.address("current_task")
+    if current is None:
+        current = kernel.address("pcpu_hot") + kernel.offset("pcpu_hot", "current_task")
+    to = kernel.address(MAPS)
+    inside = kernel.offset("task_struct", "mm"), kernel.offset("file", "f_inode")
+    mapping = Mapping(to, kernel.address(WRITES), current, *inside)
+    return Arriving(arriving.calls(kernel, X86_64, originals), to, mapping.code)

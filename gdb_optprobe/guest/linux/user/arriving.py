@@ -1,0 +1,44 @@
+"""Where a kernel maps files into programs, and code that comes in between: exec and mmap, of any word size.
+
+    elf_map ─► vm_mmap ─────────┐
+    mmap(2) ─► ksys_mmap_pgoff ─┴─► vm_mmap_pgoff (mm/util.c): takes mmap_lock, maps, lets it go
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.trap_calls import Originals, code_at
+from gdb_optprobe.isa.base import Flow, Insn, Isa
+from gdb_optprobe.isa.code import Code
+
+MAPS, WRITES = "vm_mmap_pgoff", "access_remote_vm"
+CALLERS = ("vm_mmap", "ksys_mmap_pgoff")
+
+
+@dataclass(frozen=True, slots=True)
+class Arriving:
+    """calls: what leads to the kernel's function that maps, at `to`; each of the size of a branch.
+
+    code: of what comes in its place, by where the table of rows is and what has WRITES make private copies.
+    """
+
+    calls: tuple[Insn, ...]
+    to: int
+    code: Callable[[int, int], Code]
+
+
+def calls(kernel: Kernel, isa: Isa, originals: Originals) -> tuple[Insn, ...]:
+    """Raises OptprobeError where the kernel maps files in another way."""
+    to = kernel.address(MAPS)
+    found: list[Insn] = []
+    for name in CALLERS:
+        code = code_at(kernel, isa, originals, kernel.address(name))
+        here = [insn for insn in code if insn.flow in (Flow.CALL, Flow.JUMP) and insn.target == to]
+        if not here or any(insn.size != isa.branch_size for insn in here):
+            raise OptprobeError(f"{name} does not call {MAPS}", f"optprobe delete probes in {name}, if there are any")
+        found += here
+    return tuple(found)

@@ -1,0 +1,114 @@
+"""Code that the kernel comes to in place of a function that maps files: it maps, and writes what of ours belongs there.
+
+    call ─► not executable, shared, no file ─► the kernel's own
+       └──► the kernel's own ─► each row of the file's, within what was mapped: access_remote_vm ─► back
+See objects/user_rows.py. Who is here holds no lock and may sleep; nothing of what he has mapped has run yet.
+(mm/util.c, vm_mmap_pgoff(file, addr, len, prot, flag, pgoff))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gdb_optprobe.objects.user_rows import DATA, FAILED, INODE, INSIDE, LENGTH, OFFSET, ROWS, SIZE
+
+from ..code import Code
+from .encode import Relative
+from .routine import assembled
+
+EXECUTABLE, SHARED = 4, 1  # PROT_EXEC; MAP_SHARED and MAP_SHARED_VALIDATE, not MAP_PRIVATE
+_CONSTANTS = ("table",)
+_PLACE = b"\x90" * 5
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """maps, writes: addresses of vm_mmap_pgoff and access_remote_vm.
+
+    current: per-CPU address of the running thread; mm, inode: offsets in that, and in a file.
+    """
+
+    maps: int
+    writes: int
+    current: int
+    mm: int
+    inode: int
+
+    def code(self, table: int, force: int) -> Code:
+        """table: where the rows are. force: what has `writes` write into private copies.
+
+        Raises OptprobeError where keystone cannot be loaded or is wrong.
+        """
+        made = assembled(self._source(force), _CONSTANTS)
+        data = made.with_constants((table,))
+
+        def at(address: int) -> bytes:
+            code = bytearray(data)
+            for name, target in (("maps", self.maps), ("writes", self.writes)):
+                place = made.places[name]
+                assert code[place : place + len(_PLACE)] == _PLACE, "room for a jump"
+                code[place : place + len(_PLACE)] = Relative(b"\xe9" + bytes(4), 1, target).standing(address + place)
+            return bytes(code)
+
+        return at
+
+    def _source(self, force: int) -> Iterator[str]:
+        """As capstone writes it, but for names of places."""
+        saved = ("rbx", "rbp", "r12", "r13", "r14", "r15")
+        yield from ("test rdi, rdi", "je maps", f"test cl, {EXECUTABLE}", "je maps", f"test r8b, {SHARED}", "jne maps")
+        yield from (f"push {name}" for name in saved)
+        yield from f"""
+            mov r15, qword ptr [rip + table]
+            mov rbx, qword ptr [rdi{_offset(self.inode)}]
+            lea r12, [rdx + 0xfff]
+            mov r13, r9
+            lock inc qword ptr [r15{_offset(INSIDE)}]
+            call maps
+            push rax
+            cmp rax, -0x1000
+            ja done
+            mov r14, rax
+            and r12, 0xfffffffffffff000
+            shl r13, 0xc
+            lea rbp, [r15{_offset(ROWS)}]
+        row:
+            mov rax, qword ptr [rbp{_offset(INODE)}]
+            test rax, rax
+            je done
+            cmp rax, rbx
+            jne next
+            mov rsi, qword ptr [rbp{_offset(OFFSET)}]
+            sub rsi, r13
+            jb next
+            cmp rsi, r12
+            jae next
+            add rsi, r14
+            mov edi, {self.current:#x}
+            mov rdi, qword ptr gs:[rdi]
+            mov rdi, qword ptr [rdi{_offset(self.mm)}]
+            lea rdx, [rbp{_offset(DATA)}]
+            mov ecx, dword ptr [rbp{_offset(LENGTH)}]
+            mov r8d, {force:#x}
+            call writes
+            cmp eax, dword ptr [rbp{_offset(LENGTH)}]
+            je next
+            lock inc qword ptr [r15{_offset(FAILED)}]
+            jmp done
+        next:
+            add rbp, {SIZE:#x}
+            jmp row
+        done:
+            lock dec qword ptr [r15{_offset(INSIDE)}]
+            pop rax
+        """.strip().splitlines()
+        yield from (f"pop {name}" for name in reversed(saved))
+        yield "ret"
+        for name in ("maps", "writes"):
+            yield f"{name}:"
+            yield from ["nop"] * len(_PLACE)
+
+
+def _offset(number: int) -> str:
+    """As capstone writes it."""
+    return f" + {number:#x}" if number > 9 else f" + {number}" if number else ""
