@@ -11,7 +11,7 @@ from gdb_optprobe.guest.linux.user.elf import Elf
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.isa.x86_64.user import USER
 from qemu.guest import Guest
-from tests.guest import answer, calls
+from tests.guest import answer, calls, library
 from tests.guest.batch import Workload, batch, keep
 from tests.guest.conftest import FULL
 from tests.guest.gdb import TRACING, Console, release
@@ -21,6 +21,7 @@ AT_ONCE = 8 if FULL else 4
 WAITING = 2
 ALL_SAID = f"killall sleep; touch /tmp/said; while [ $(grep -c said /tmp/said) -lt {WAITING} ]; do sleep 0.1; done"
 PATH = "/tmp/calls"
+LIBRARY_CALLS = 100
 
 
 @pytest.fixture
@@ -127,6 +128,47 @@ def waiting(linux: Guest, tmp_path: Path) -> Iterator[str]:
     linux.run(f"rm -f /tmp/said {path}")
 
 
+def test_libraries(linux: Guest, tmp_path: Path) -> None:
+    """Two with the same bytes: who has mapped one before, and who maps it later, is counted in that one alone."""
+    built = library.build(tmp_path, LIBRARY_CALLS)
+    paths = [f"{folder}/{library.NAME}" for folder in ("/tmp/one", "/tmp/other")]
+    linux.check("mkdir /tmp/one /tmp/other")
+    answer.put(linux, built.library, paths[0])
+    linux.check(f"cp {paths[0]} {paths[1]}")
+    answer.put(linux, built.program, "/tmp/caller")
+    one, other = (f"(cd {path.rpartition('/')[0]}; /tmp/caller; echo said $?)" for path in paths)
+    wait = "(cd /tmp/one; sleep 300 | /tmp/caller wait; echo said $? >> /tmp/said)"
+    data = built.library.read_bytes()
+    elf = Elf.of("library", lambda offset, size: data[offset : offset + size], len(data))
+    (symbol,) = (symbol for symbol in elf.symbols if symbol.name == "answer")
+    code = X86_64.decode(elf.text(symbol.address, symbol.size), 0)
+    digests = linux.check(f"md5sum {' '.join(paths)}")
+    for _ in range(WAITING):
+        linux.check(f"{wait} > /dev/null 2>&1 &")
+    try:
+        places = [f"{path}:answer+{insn.address}" for path in paths for insn in code]
+        script: list[str | Workload] = [f"optprobe add -user {place}" for place in places]
+        script += [
+            Workload(f"{one}; {other}; {one} | grep -v 7; md5sum {' '.join(paths)}"),
+            Workload(GO_ON),
+            "optprobe check",
+            keep("list", "optprobe list"),
+            "optprobe delete",
+            Workload(one),
+            "optprobe check",
+        ]
+        finished = batch(linux, script)
+    finally:
+        linux.run("killall sleep; sleep 0.2")
+        linux.run("rm -rf /tmp/said /tmp/caller /tmp/one /tmp/other")
+    assert finished.status == 0, finished.output
+    assert finished.workloads == ("said 7\n" * 2 + digests, "said 7\n" * WAITING, "said 7\n")
+    hits = [probe["hits"] for probe in finished.json("list")]
+    assert hits == [LIBRARY_CALLS * (2 + WAITING)] * len(code) + [LIBRARY_CALLS] * len(code)
+    assert finished.output.count("holds what we wrote") == 2
+    assert linux.problems() == []
+
+
 GO_ON = f"{ALL_SAID}; cat /tmp/said"
 
 
@@ -178,6 +220,9 @@ def test_switched_off_and_on_killed_and_left(linux: Guest, waiting: str) -> None
     assert linux.problems() == []
 
 
+ON_A_HOOK = """python import gdb_optprobe.debugger.attach as attach; \
+gdb.execute(f"optprobe add *{attach.current_session().registry.hooks[0].address:#x}")"""
+"""A probe on the kernel, where a call of its own leads to our code."""
 BAD = {
     "/nothing:main": "/nothing",
     "{path}:nothing": "nothing",
@@ -202,6 +247,8 @@ def test_what_cannot_be_is_told_in_a_line(linux: Guest, waiting: str) -> None:
             assert "internal error" not in line
         assert "-pid needs -user" in gdb("optprobe add vfs_read -pid 3")
         assert gdb("optprobe list").strip() == "No probes."
+        gdb(f"optprobe add -user {waiting}:answer", 60)
+        assert "not what they were" in gdb(ON_A_HOOK)
         assert "holds what we wrote" in gdb("optprobe check")
 
 
