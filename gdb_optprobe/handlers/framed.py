@@ -5,12 +5,12 @@ The saved PC is that of the byte behind the trap; what the program reads as the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TypeVar
 
 from gdb_optprobe.handlers import fold
-from gdb_optprobe.handlers.program import Expr, Load, Op, Program, Register
+from gdb_optprobe.handlers.program import Binary, Expr, Load, Op, Register
 
 Node = TypeVar("Node")
 
@@ -31,18 +31,27 @@ class Saved:
         return word if name != self.pc else fold.binary(Op.SUB, word, fold.constant(self.behind), 64, False)
 
 
-def framed(program: Program, saved: Saved) -> Program:
-    """`program` with its registers read from there."""
-    return _within(program, saved)
+def framed(node: Node, saved: Saved, but: Collection[str] = ()) -> Node:
+    """A program, or what is done at a function's entry, with its registers read from there; `but` are no registers."""
+    return _within(node, lambda name: None if name in but else saved.word(name))
 
 
-def _within(node: Node, saved: Saved) -> Node:
+def placed(node: Node, name: str, place: Expr) -> Node:
+    """`node` with what is called `name` in place of a register."""
+    return _within(node, lambda found: place if found == name else None)
+
+
+def _within(node: Node, meaning: Callable[[str], Expr | None]) -> Node:
     if isinstance(node, Register):
-        return saved.word(node.name)  # type: ignore[return-value]
+        return meaning(node.name) or node  # type: ignore[return-value]
     if isinstance(node, tuple):
-        return tuple(_within(each, saved) for each in node)  # type: ignore[return-value]
+        return tuple(_within(each, meaning) for each in node)  # type: ignore[return-value]
     if not is_dataclass(node) or isinstance(node, type):
         return node
-    new = {each.name: _within(getattr(node, each.name), saved) for each in fields(node)}
+    new = {each.name: _within(getattr(node, each.name), meaning) for each in fields(node)}
     same = all(new[each.name] is getattr(node, each.name) for each in fields(node))
-    return node if same else replace(node, **new)
+    if same:
+        return node
+    if isinstance(node, Binary):
+        return fold.binary(**new)  # type: ignore[return-value]
+    return replace(node, **new)

@@ -18,7 +18,7 @@ from gdb_optprobe.handlers.program import MASK, Clock, Constant, Expr, Register,
 from gdb_optprobe.handlers.saved import Entry
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.code import Code, joined
-from gdb_optprobe.isa.emitter import Arithmetic, Before, Kept, Label, Memory, Pool, Test, Value
+from gdb_optprobe.isa.emitter import Arithmetic, Before, Emitter, Kept, Label, Memory, Pool, Test, Value
 from gdb_optprobe.isa.returning import ReturnEmitter, Returning
 from gdb_optprobe.objects.instances import (
     DROPPED,
@@ -156,7 +156,7 @@ def _entry(
     saved = isa.kept(used.usual, before)
     emit.pool = usual = Pool(isa.order(before))
     emit.save(saved)
-    _unless_wanted(emit, pc, parts, end)
+    unless_wanted(emit, pc, parts, end)
     slot, word = usual.take(), usual.take()
     _home(emit, table, slot, word)
     emit.claim(Memory(slot), taken)
@@ -167,7 +167,7 @@ def _entry(
     emit.store(Memory(slot, RETURN), word)
     usual.give(word)
     for part in parts:
-        _keep(emit, pc, part, slot)
+        keep(emit, pc, part, slot)
     freed = replace(before, dead=replace(before.dead, registers=before.dead.registers | {*saved}))
     emit.pool = acting = Pool(isa.order(freed))
     if any(part.around is not None for part in parts):
@@ -175,7 +175,7 @@ def _entry(
         more = tuple(name for name in isa.kept(used.acting, before) if name not in saved)
         emit.save(more)
         for part in parts:
-            _act_at_entry(emit, pc, part, slot)
+            act_at_entry(emit, pc, part, slot)
         emit.restore(more)
     emit.pool = usual
     usual.take_this(word)
@@ -195,7 +195,7 @@ def _entry(
     return Used(frozenset(usual.used), frozenset(other.used), frozenset(acting.used))
 
 
-def _unless_wanted(emit: ReturnEmitter, pc: tuple[str, int], parts: Sequence[Part], end: Label) -> None:
+def unless_wanted(emit: Emitter, pc: tuple[str, int], parts: Sequence[Part], end: Label) -> None:
     """To `end` where no probe wants to see the call."""
     tests = [(part.entry.condition, part.faults) for part in parts]
     if any(test is None for test, _ in tests):
@@ -216,7 +216,7 @@ def _unless_wanted(emit: ReturnEmitter, pc: tuple[str, int], parts: Sequence[Par
     emit.mark(wanted)
 
 
-def _keep(emit: ReturnEmitter, pc: tuple[str, int], part: Part, slot: str) -> None:
+def keep(emit: Emitter, pc: tuple[str, int], part: Part, slot: str) -> None:
     """The words of one probe into the call's slot; 0 for what cannot be evaluated."""
     for offset, node in part.kept:
         at = Memory(slot, offset)
@@ -231,7 +231,7 @@ def _keep(emit: ReturnEmitter, pc: tuple[str, int], part: Part, slot: str) -> No
             emit.mark(done)
 
 
-def _act_at_entry(emit: ReturnEmitter, pc: tuple[str, int], part: Part, slot: str) -> None:
+def act_at_entry(emit: Emitter, pc: tuple[str, int], part: Part, slot: str) -> None:
     """What a probe that sees the call does besides."""
     if part.around is None:
         return

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
 from gdb_optprobe.guest.linux.user.arriving import Arriving
+from gdb_optprobe.guest.linux.user.space_calls import SpaceCalls
 from gdb_optprobe.handlers.lowering_mapped import Mapped
+from gdb_optprobe.handlers.program import Expr
 from gdb_optprobe.isa.user import UserTrapping
+from gdb_optprobe.isa.user_returns import UserReturning
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnKernel:
+    """What return probes on programs need besides. mm: an expression of the address space that runs.
+
+    copied, ended: where it says that a space becomes another's copy, and that nobody runs in one any more.
+    """
+
+    isa: UserReturning
+    mm: Expr
+    copied: SpaceCalls
+    ended: SpaceCalls
+
+
+def no_returns() -> ReturnKernel:
+    """Raises OptprobeError."""
+    raise OptprobeError("-return is not built yet for this guest's programs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +41,8 @@ class UserKernel:
     calls:  where it calls its handler of the trap.
     direct: where its map of physical memory begins, and its size. la57: whether page tables have five levels.
     arriving: how code of ours sees new mappings; None where the guest has to stop for that.
+
+    returning: raises OptprobeError where returns cannot be probed.
     """
 
     isa: UserTrapping
@@ -28,3 +53,4 @@ class UserKernel:
     direct: tuple[int, int]
     la57: bool
     arriving: Arriving | None = None
+    returning: Callable[[], ReturnKernel] = no_returns

@@ -110,7 +110,7 @@ class _X86:
         self, kernel: Kernel, machine: Machine, physical: Callable[[int], int | None], originals: Originals
     ) -> UserKernel:
         direct = reading.reads(machine, kernel, physical).direct
-        return user.user_kernel(kernel, direct, originals)
+        return user.user_kernel(kernel, self.current(kernel).task, direct, originals)
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, bits: Bits, read: ReadMemory, module: ModuleAt = nowhere

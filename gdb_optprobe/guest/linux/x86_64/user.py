@@ -14,22 +14,26 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import trap_calls
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.trap_calls import Originals
-from gdb_optprobe.guest.linux.user import arriving
+from gdb_optprobe.guest.linux.user import arriving, space_calls
 from gdb_optprobe.guest.linux.user.arriving import MAPS, WRITES, Arriving
 from gdb_optprobe.guest.linux.user.frames import Frames
-from gdb_optprobe.guest.linux.user_kernel import UserKernel
+from gdb_optprobe.guest.linux.user_kernel import ReturnKernel, UserKernel
+from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.lowering_mapped import Mapped
+from gdb_optprobe.handlers.program import Expr, Load, Op
+from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.x86_64 import X86_64, leaf, writable
 from gdb_optprobe.isa.x86_64.mapping import Mapping
 from gdb_optprobe.isa.x86_64.peek import Direct
 from gdb_optprobe.isa.x86_64.user import USER
+from gdb_optprobe.isa.x86_64.user_returns import RETURNING
 
 HANDLER, CALLER = "exc_int3", "asm_exc_int3"
 TRACKING = "context_tracking_key"
 
 
-def user_kernel(kernel: Kernel, direct: Direct, originals: Originals) -> UserKernel:
-    """Raises OptprobeError."""
+def user_kernel(kernel: Kernel, task: Expr | Missing, direct: Direct, originals: Originals) -> UserKernel:
+    """task: the thread that runs. Raises OptprobeError."""
     tracking = kernel.symbols.address(TRACKING)
     if tracking is not None and int.from_bytes(kernel.memory.read(tracking, 4), "little"):
         raise OptprobeError("this guest's kernel tracks who runs user code (nohz_full): its programs are not probed")
@@ -47,7 +51,15 @@ def user_kernel(kernel: Kernel, direct: Direct, originals: Originals) -> UserKer
     calls = trap_calls.find(kernel, X86_64, originals, HANDLER, (CALLER,))
     routines = writable.routine(direct), leaf.routine(direct, records)
     physical = (direct.start, direct.size), direct.la57
-    return UserKernel(USER, mapped, *routines, calls, *physical, _arriving(kernel, originals))
+
+    def returning() -> ReturnKernel:
+        if isinstance(task, Missing):
+            raise OptprobeError(task.message, task.hint)
+        place = fold.binary(Op.ADD, task, fold.constant(kernel.offset("task_struct", "mm")), 64, False)
+        copied, ended = (find(kernel, X86_64, originals) for find in (space_calls.copied, space_calls.ended))
+        return ReturnKernel(RETURNING, Load(place, 8, signed=False, mapped=True), copied, ended)
+
+    return UserKernel(USER, mapped, *routines, calls, *physical, _arriving(kernel, originals), returning)
 
 
 def _arriving(kernel: Kernel, originals: Originals) -> Arriving:

@@ -1,0 +1,365 @@
+"""The code of return probes on user programs, all of it over one table: objects/user_calls.py.
+
+    trap at a function's entry ─► entered   a slot for the call, the trampoline's address in place of the return address
+    trap in the trampoline     ─► returned  finds the slot ─► code of the function's probes: begin │ programs │ end
+    fork                       ─► copied    the child has the parent's stack, and so its calls
+    the end of a space         ─► ended     its calls never return
+Traps run with interrupts off, and only one thread's stack has a call's stack address: so nobody but that thread, and a
+fork that copies what it may not need, looks at a call's slot while it is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gdb_optprobe.handlers.lowering_returns import Part, act_at_entry, keep, unless_wanted
+from gdb_optprobe.handlers.lowering_search import Slots, home
+from gdb_optprobe.handlers.lowering_words import Words
+from gdb_optprobe.handlers.program import MASK, Expr
+from gdb_optprobe.isa.base import Dead
+from gdb_optprobe.isa.code import Code, joined
+from gdb_optprobe.isa.emitter import Arithmetic, Before, Emitter, Label, Machine, Memory, Pool, Test, Value
+from gdb_optprobe.isa.user import UserTrapping
+from gdb_optprobe.isa.user_returns import UserReturnEmitter, UserReturning
+from gdb_optprobe.objects.instances import FACTOR, SHIFT
+from gdb_optprobe.objects.user_calls import (
+    ACTIVE,
+    BEING_FILLED,
+    CODE,
+    DROPPED,
+    KEY,
+    MISSED,
+    POINT,
+    RETURN,
+    RETURNS,
+    SLOT,
+    SPACE,
+    WORD,
+    UserCallsLayout,
+)
+
+MOST_POPPED = 16
+"""Words that a 32-bit function may take off the stack beyond its return address: `ret N`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """In guest memory, at `address`. mm: an expression of the address space that runs."""
+
+    layout: UserCallsLayout
+    address: int
+    mm: Expr
+
+    @property
+    def end(self) -> int:
+        return self.address + self.layout.end
+
+    @property
+    def slots(self) -> Slots:
+        return Slots(self.address, self.end, SLOT, self.layout.homes, FACTOR, SHIFT)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Of a function's calls. point: where they are counted. code: what their return comes to.
+
+    on:   how far the trampoline is behind the PC that a trap at the entry saves. size: of the program's words.
+    most: how many calls at once are looked at.
+    """
+
+    point: int
+    code: int
+    on: int
+    size: int
+    most: int
+
+    def count(self, offset: int) -> Memory:
+        return Memory(offset=self.point + offset, near=True)
+
+
+# a call is entered -----------------------------------------------------------------------------------------------
+
+
+def entered(
+    table: Table,
+    way: Way,
+    parts: Sequence[Part],
+    before: Before,
+    traps: UserTrapping,
+    isa: UserReturning,
+    machine: Machine,
+    writable: int,
+) -> Code:
+    """What runs at a trap on a function's entry; falls through at its end. Without room the call is missed.
+
+    before: of that trap's programs. Raises NotLowered.
+    """
+    reads = before.reads.union({traps.frame}, *(part.registers for part in parts))
+    before = replace(before, reads=reads)
+    used: frozenset[str] = frozenset()
+    while True:
+        emit = isa.emitter(before, writable)
+        saved = machine.kept(used, before)
+        emit.pool = Pool([name for name in machine.order(before) if name not in reads])
+        end = Label()
+        emit.save(saved)
+        _entered(emit, table, way, parts, traps, isa, end)
+        emit.mark(end)
+        emit.restore(saved)
+        more = used | emit.pool.used
+        if more == used:
+            return emit.finish
+        used = more
+
+
+def _entered(
+    emit: UserReturnEmitter,
+    table: Table,
+    way: Way,
+    parts: Sequence[Part],
+    traps: UserTrapping,
+    isa: UserReturning,
+    end: Label,
+) -> None:
+    pc = ("", 0)
+    missed, crowded, taken, claimed = (Label() for _ in range(4))
+    unless_wanted(emit, pc, parts, end)
+    place = emit.pool.take()
+    emit.return_place(place, way.size, missed)
+    mm, key, slot, word = (emit.pool.take() for _ in range(4))
+    emit.fetch_add(word, way.count(ACTIVE), 1)
+    emit.branch(Test.GE, word, way.most, True, crowded)
+    Words(emit, pc).into(mm, table.mm)
+    _key(emit, key, Value(Memory(traps.frame, isa.sp), way.size))
+    _home(emit, table, key, mm, slot, word)
+    emit.claim(Memory(slot, KEY), taken)
+    emit.mark(claimed)
+    emit.store(Memory(slot, SPACE), mm)
+    emit.load(word, Value(Memory(place), way.size))
+    emit.store(Memory(slot, RETURN), word)
+    emit.store(Memory(slot, CODE), way.code)
+    emit.store(Memory(slot, POINT), way.point)
+    for register in (mm, key, word):
+        emit.pool.give(register)
+    for part in parts:
+        keep(emit, pc, part, slot)
+    for part in parts:
+        act_at_entry(emit, pc, part, slot)
+    emit.pool.take_this(word), emit.pool.take_this(key)
+    _trampoline(emit, word, way, traps)
+    emit.store(Memory(place), word, way.size)
+    _key(emit, key, Value(Memory(traps.frame, isa.sp), way.size))
+    emit.publish(Memory(slot, KEY), key)
+    emit.jump(end)
+    emit.mark(taken)
+    emit.pool.take_this(mm)
+    other = emit.pool.take()
+    search = Label()
+    emit.load(other, Value(Memory(place), way.size))
+    _trampoline(emit, word, way, traps)
+    emit.branch(Test.EQ, other, word, False, search)
+    _drop_dead(emit, table, key, mm, slot, word, other)
+    emit.mark(search)
+    _claim(emit, table, key, mm, slot, word, other, crowded)
+    emit.jump(claimed)
+    emit.mark(crowded)
+    emit.add(way.count(ACTIVE), MASK)
+    emit.mark(missed)
+    emit.add(way.count(MISSED), 1)
+
+
+def _trampoline(emit: Emitter, to: str, way: Way, traps: UserTrapping) -> None:
+    """Its address in the program that runs."""
+    emit.load(to, Value(Memory(traps.frame, traps.pc), way.size))
+    emit.binary(Arithmetic.ADD, to, to, way.on & MASK, 64, False)
+    if way.size < WORD:
+        emit.extend(to, to, 8 * way.size, False)
+
+
+def _drop_dead(emit: Emitter, table: Table, key: str, mm: str, slot: str, at: str, word: str) -> None:
+    """Calls of the same key up to the first free slot: another one has their stack address now."""
+    again, on, end = Label(), Label(), Label()
+    emit.copy(at, slot)
+    emit.mark(again)
+    emit.branch(Test.EQ, Value(Memory(at, KEY)), 0, False, end)
+    emit.branch(Test.NE, Value(Memory(at, KEY)), key, False, on)
+    emit.branch(Test.NE, Value(Memory(at, SPACE)), mm, False, on)
+    _drop(emit, at, word)
+    emit.mark(on)
+    _next(emit, table, at, word, again)
+    emit.mark(end)
+
+
+def _drop(emit: Emitter, at: str, word: str) -> None:
+    """The call whose slot `at` is never returns."""
+    emit.load(word, Value(Memory(at, POINT)))
+    emit.add(Memory(word, DROPPED), 1)
+    emit.add(Memory(word, ACTIVE), MASK)
+    emit.publish(Memory(at, KEY), 0)
+
+
+def _claim(emit: Emitter, table: Table, key: str, mm: str, slot: str, at: str, word: str, full: Label) -> None:
+    """`slot`, of the home, is the first of its key that is now the call's; to the label where none is free."""
+    again, busy, found = Label(), Label(), Label()
+    emit.copy(at, slot)
+    emit.mark(again)
+    emit.claim(Memory(at, KEY), busy)
+    emit.jump(found)
+    emit.mark(busy)
+    _next(emit, table, at, word, again)
+    emit.jump(full)
+    emit.mark(found)
+    back, done = Label(), Label()
+    with emit.pool.borrowed() as hole:
+        emit.copy(hole, at)
+        emit.mark(back)
+        emit.branch(Test.EQ, at, slot, False, done)
+        emit.binary(Arithmetic.SUB, at, at, SLOT, 64, False)
+        emit.branch(Test.NE, Value(Memory(at, KEY)), key, False, back)
+        emit.branch(Test.NE, Value(Memory(at, SPACE)), mm, False, back)
+        _copy(emit, hole, at, word, SPACE)
+        emit.publish(Memory(hole, KEY), key)
+        emit.copy(hole, at)
+        emit.jump(back)
+        emit.mark(done)
+        emit.copy(slot, hole)
+
+
+def _copy(emit: Emitter, to: str, source: str, word: str, first: int) -> None:
+    """A slot's words from that offset on."""
+    for offset in range(first, SLOT, WORD):
+        emit.load(word, Value(Memory(source, offset)))
+        emit.store(Memory(to, offset), word)
+
+
+# a call returns --------------------------------------------------------------------------------------------------
+
+
+def returned(table: Table, size: int, kernels: int, traps: UserTrapping, isa: UserReturning) -> Code:
+    """What runs at a trap in a trampoline of programs with words of that size. kernels: its own handler."""
+    before = Before(traps.scratch, frozenset((traps.frame,)))
+    emit = traps.emitter(before)
+    emit.pool = _scratch(traps, before)
+    emit.pool.take_this(isa.slot)
+    slot = isa.slot
+    key, mm, word, popped = (emit.pool.take() for _ in range(4))
+    look, again, on, found = (Label() for _ in range(4))
+    Words(emit, ("", 0)).into(mm, table.mm)
+    _key(emit, key, Value(Memory(traps.frame, isa.sp), size), isa.popped(size))
+    emit.constant(popped, MOST_POPPED if size < WORD else 1)
+    emit.mark(look)
+    _home(emit, table, key, mm, slot, word)
+    emit.mark(again)
+    emit.branch(Test.NE, Value(Memory(slot, KEY)), key, False, on)
+    emit.branch(Test.EQ, Value(Memory(slot, SPACE)), mm, False, found)
+    emit.mark(on)
+    _next(emit, table, slot, word, again)
+    emit.binary(Arithmetic.SUB, key, key, 2 * size, 64, False)
+    emit.binary(Arithmetic.SUB, popped, popped, 1, 64, False)
+    emit.branch(Test.NE, popped, 0, False, look)
+    emit.leave((), kernels)
+    emit.mark(found)
+    emit.load(word, Value(Memory(slot, CODE)))
+    return joined((emit.finish, lambda at: traps.go_to(word)))
+
+
+def returning(point: int, programs: Sequence[Code], traps: UserTrapping, isa: UserReturning) -> Code:
+    """What the return of a function's calls comes to. The programs find the call's slot in `isa.slot`."""
+    before = Before(traps.scratch, frozenset((traps.frame, isa.slot)))
+    begin, end = traps.emitter(before), traps.emitter(before)
+    begin.pool, end.pool = _scratch(traps, before), _scratch(traps, before)
+    with begin.pool.borrowed() as word:
+        begin.load(word, Value(Memory(isa.slot, RETURN)))
+        begin.store(Memory(traps.frame, traps.pc), word)
+    end.publish(Memory(isa.slot, KEY), 0)
+    end.add(Memory(offset=point + RETURNS, near=True), 1)
+    end.add(Memory(offset=point + ACTIVE, near=True), MASK)
+    return joined((begin.finish, *programs, end.finish, lambda at: traps.back))
+
+
+def dead_at_return(traps: UserTrapping, isa: UserReturning) -> Dead:
+    """What programs between may overwrite."""
+    return replace(traps.scratch, registers=traps.scratch.registers - {traps.frame, isa.slot})
+
+
+# spaces come and go ----------------------------------------------------------------------------------------------
+
+
+def copied(table: Table, kernels: int, traps: UserTrapping, isa: UserReturning) -> Code:
+    """Before the kernel's function(old space, new space): calls of the old one are the new one's too.
+
+    Where there is no room any more a child's call would have nowhere to return to: the parent's is not looked at then.
+    """
+    old, new = isa.arguments
+    before = Before(isa.scratch, frozenset(isa.arguments))
+    emit = traps.emitter(before)
+    emit.pool = Pool([name for name in traps.order(before) if name in isa.scratch.registers and name not in (old, new)])
+    source, key, slot, at, word = (emit.pool.take() for _ in range(5))
+    again, on, full = (Label() for _ in range(3))
+    emit.constant(source, table.end)
+    emit.mark(again)
+    emit.binary(Arithmetic.SUB, source, source, SLOT, 64, False)
+    emit.branch(Test.NE, Value(Memory(source, SPACE)), old, False, on)
+    emit.load(key, Value(Memory(source, KEY)))
+    emit.branch(Test.LE, key, BEING_FILLED, False, on)
+    _home(emit, table, key, new, slot, word)
+    _claim(emit, table, key, new, slot, at, word, full)
+    _copy(emit, slot, source, word, RETURN)
+    emit.store(Memory(slot, SPACE), new)
+    emit.load(word, Value(Memory(slot, POINT)))
+    emit.add(Memory(word, ACTIVE), 1)
+    emit.publish(Memory(slot, KEY), key)
+    emit.mark(on)
+    emit.constant(word, table.address)
+    emit.branch(Test.NE, source, word, False, again)
+    emit.mark(full)
+    emit.leave((), kernels)
+    return emit.finish
+
+
+def ended(table: Table, kernels: int, traps: UserTrapping, isa: UserReturning) -> Code:
+    """Before the kernel's function(space), which nobody runs in any more."""
+    space, _ = isa.arguments
+    before = Before(isa.scratch, frozenset(isa.arguments))
+    emit = traps.emitter(before)
+    emit.pool = Pool([n for n in traps.order(before) if n in isa.scratch.registers and n not in isa.arguments])
+    at, word = emit.pool.take(), emit.pool.take()
+    again, on = Label(), Label()
+    emit.constant(at, table.address)
+    emit.mark(again)
+    emit.branch(Test.LE, Value(Memory(at, KEY)), BEING_FILLED, False, on)
+    emit.branch(Test.NE, Value(Memory(at, SPACE)), space, False, on)
+    _drop(emit, at, word)
+    emit.mark(on)
+    _next(emit, table, at, word, again)
+    emit.leave((), kernels)
+    return emit.finish
+
+
+# the search ------------------------------------------------------------------------------------------------------
+
+
+def _scratch(traps: UserTrapping, before: Before) -> Pool:
+    return Pool([n for n in traps.order(before) if n in traps.scratch.registers and n not in before.reads])
+
+
+def _key(emit: Emitter, to: str, stack_pointer: Value, popped: int = 0) -> None:
+    emit.load(to, stack_pointer)
+    if popped:
+        emit.binary(Arithmetic.SUB, to, to, popped, 64, False)
+    emit.binary(Arithmetic.ADD, to, to, to, 64, False)
+    emit.binary(Arithmetic.ADD, to, to, 1, 64, False)
+
+
+def _home(emit: Emitter, table: Table, key: str, mm: str, slot: str, word: str) -> None:
+    """The address of a key's first slot; changes `word`."""
+    emit.binary(Arithmetic.ADD, word, key, mm, 64, False)
+    home(emit, table.slots, word, slot, word)
+
+
+def _next(emit: Emitter, table: Table, at: str, word: str, label: Label) -> None:
+    """On to the next slot; to the label unless that was the last; changes `word`."""
+    emit.binary(Arithmetic.ADD, at, at, SLOT, 64, False)
+    emit.constant(word, table.end)
+    emit.branch(Test.NE, at, word, False, label)
