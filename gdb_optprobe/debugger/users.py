@@ -35,10 +35,14 @@ class LinuxPrograms:
         programs = Programs.of(
             linux.machine, linux.kernel, kernel.direct, kernel.la57, linux.constant, linux.forget
         )
-        return UserTarget(kernel, self._names, programs, UserTexts(programs, self.stops, self._run, _say))
+        texts = UserTexts(programs, self.stops, self._run, _say)
+        return UserTarget(kernel, self._names, programs, texts, self._names_at_return)
 
     def _names(self, address: int, entry: bool, bits: int) -> NamesAt:
         return self.linux.user_names(address, entry, bits, self.convenience)
+
+    def _names_at_return(self, bits: int) -> NamesAt:
+        return self.linux.user_names(0, False, bits, self.convenience, returns=True)
 
     def _run(self, seconds: float) -> None:
         self.run(seconds)

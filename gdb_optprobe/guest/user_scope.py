@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 
 from gdb_optprobe.guest.scope import KernelScope
 from gdb_optprobe.handlers import fold
-from gdb_optprobe.handlers.ctype import UNSIGNED_LONG
+from gdb_optprobe.handlers.ctype import INT, UNSIGNED_LONG
 from gdb_optprobe.handlers.program import Expr, Frame, Load, Op, Register
 from gdb_optprobe.handlers.scope import Meaning, Missing, Value
 
@@ -27,6 +27,12 @@ class UserScope(KernelScope):
         if name in ("pc", self.abi.pc):
             return Value(Register(self.abi.pc), self.abi.registers[self.abi.pc])
         return super()._register(name)
+
+    def _result(self) -> Meaning | Missing:
+        found = super()._result()
+        if self.bits == 64 or not isinstance(found, Value):
+            return found
+        return Value(fold.convert(found.expr, 32, True), INT)
 
     def _word(self, slot: int) -> Expr:
         """The user's stack may be anything: it is read as such."""

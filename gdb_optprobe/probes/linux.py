@@ -238,10 +238,15 @@ class Linux:
         return self._constants[name]
 
     def user_names(
-        self, address: int, entry: bool, bits: int, convenience: Callable[[str], int | None]
+        self,
+        address: int,
+        entry: bool,
+        bits: int,
+        convenience: Callable[[str], int | None],
+        returns: bool = False,
     ) -> NamesAt:
         """What names mean at an address of a program."""
-        found = self._names(scope.Site(address, "", entry), convenience)
+        found = self._names(scope.Site(address, "", entry, returns), convenience)
         assert isinstance(found.names, scope.KernelScope), "of this kernel"
         return replace(found, names=user_scope(found.names, bits))
 

@@ -312,7 +312,8 @@ class Session:
         """
         self.target.alive()
         views = self._views(self.registry.probes(numbers))
-        return views if numbers is not None else (*views, *outstanding.deleted(self.optimizer))
+        deleted = (*outstanding.deleted(self.optimizer), *user_present.deleted(self.users)) if numbers is None else ()
+        return (*views, *deleted)
 
     def reports(self, numbers: Sequence[int] | None = None) -> tuple[ProbeView, ...]:
         """As `views`, with all that was gathered by key."""
@@ -322,7 +323,7 @@ class Session:
     def _views(self, probes: Sequence[Probe], whole: bool = False) -> tuple[ProbeView, ...]:
         found, under_way = present.gathered(probes, self.target, whole), self.optimizer.under_way
         return tuple(
-            user_present.probe(probe, self.users.point(probe), found[probe.number], self.target)
+            user_present.probe(probe, self.users, found[probe.number], self.target)
             if probe.spec.in_program
             else present.waiting(probe, found[probe.number], self.target)
             if probe.waits is not None
@@ -358,7 +359,7 @@ class Session:
     def missed(self, number: int) -> int:
         (probe,) = self.registry.probes([number])
         if probe.waits is not None:
-            return 0
+            return self.users.missed(probe)
         calls = present.calls(self.registry.site_of(probe), probe, self.target)
         return calls.missed if calls is not None else 0
 

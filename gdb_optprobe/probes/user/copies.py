@@ -7,6 +7,7 @@ have them, as Linux's own do, and a place is never used for another instruction.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gdb_optprobe.errors import OptprobeError
@@ -16,6 +17,8 @@ from gdb_optprobe.isa.base import Insn, OutOfReach, Unrelocatable
 from gdb_optprobe.isa.user import UserTrapping
 
 STEP = 16
+NO_INSTRUCTION = -1
+"""Stands for the program's trampoline."""
 
 
 @dataclass
@@ -29,10 +32,22 @@ class Copies:
         key = (program.inode, insn.address)
         at = self._at.get(key)
         if at is None:
-            at = self._free(insn, program, isa, programs)
+            at = self._free(program, lambda at: copy_of(insn, program, at, isa), programs)
+            if at is None:
+                raise no_room(insn, program)
         data = copy_of(insn, program, at, isa)
         self._at[key] = at
         return at, data
+
+    def trampoline(self, program: Program, trap: bytes, programs: Programs) -> int:
+        """Where calls of the program's functions may return to. Raises OptprobeError."""
+        key = (program.inode, NO_INSTRUCTION)
+        if key not in self._at:
+            at = self._free(program, lambda at: trap, programs)
+            if at is None:
+                raise OptprobeError(f"{program.path} has no bytes left for what its functions return to")
+            self._at[key] = at
+        return self._at[key]
 
     def known(self, insn: Insn, program: Program) -> int | None:
         """Where the copy is, if it has one."""
@@ -46,7 +61,7 @@ class Copies:
         """Where those of the program are."""
         return tuple(at for (inode, _), at in self._at.items() if inode == program.inode)
 
-    def _free(self, insn: Insn, program: Program, isa: UserTrapping, programs: Programs) -> int:
+    def _free(self, program: Program, made: Callable[[int], bytes], programs: Programs) -> int | None:
         """Where no process has anything, or what an earlier GDB has left there is the same. Raises OptprobeError."""
         taken = set(self.of(program))
         start, end = program.filler
@@ -58,12 +73,12 @@ class Copies:
             if held is not None and held != own:
                 there.append(held)
         for at in range(-(-start // STEP) * STEP, end, STEP):
-            data = copy_of(insn, program, at, isa)
+            data = made(at)
             places = range(at, at + len(data), STEP)
             here = slice(at - start, at - start + len(data))
             if taken.isdisjoint(places) and all(held[here] in (data, own[here]) for held in there):
                 return at
-        raise no_room(insn, program)
+        return None
 
 
 def copy_of(insn: Insn, program: Program, at: int, isa: UserTrapping) -> bytes:

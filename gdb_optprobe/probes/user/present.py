@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from gdb_optprobe.detours.tier import Tier
-from gdb_optprobe.probes import present
+from gdb_optprobe.objects.user_calls import Call
+from gdb_optprobe.probes import present, saving
 from gdb_optprobe.probes.gathered import Gathered
 from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.spec import Kind
 from gdb_optprobe.probes.target import Target
-from gdb_optprobe.probes.user.probes import Point
-from gdb_optprobe.probes.views import DetourView, ProbeView
+from gdb_optprobe.probes.user.calls import Function
+from gdb_optprobe.probes.user.probes import Users
+from gdb_optprobe.probes.views import CallsView, DetourView, OutView, ProbeView
 
 
-def probe(probe: Probe, point: Point, found: Gathered, target: Target) -> ProbeView:
+def probe(probe: Probe, users: Users, found: Gathered, target: Target) -> ProbeView:
     """address: the one that the program was linked for. needs_gdb: never; but new processes wait for one."""
+    point = users.point(probe)
+    function = users.calls.functions.get((point.program.inode, probe.address)) if probe.spec.returns else None
+    calls = _calls(function, users, users.calls.under_way()) if function is not None else None
     stands = point.placed is not None
     detour = point.placed.detour if point.placed is not None else None
     code = target.isa.decode(detour.data, detour.address) if detour is not None else ()
@@ -36,12 +44,67 @@ def probe(probe: Probe, point: Point, found: Gathered, target: Target) -> ProbeV
         detour=DetourView(detour.address, detour.size, count, most, most, detour.head) if detour else None,
         condition=probe.spec.condition,
         actions=probe.spec.actions,
+        entry=saving.entry(probe.spec),
         hits=found.head[0],
-        missed=0,
-        active=0,
+        missed=calls.missed if calls is not None else 0,
+        active=calls.active if calls is not None else 0,
         dropped=found.dropped,
         faults=found.head[1] if len(found.head) > 1 else 0,
         stops=0,
+        calls=calls,
         objects=tuple(present.objects(probe.handler, found, target)),
         records=tuple(present.record(probe, row, target) for row in found.records),
     )
+
+
+def deleted(users: Users) -> Iterator[ProbeView]:
+    """A row for each function with calls under way that only return probes saw entered which are no more."""
+    if not users.calls.left:
+        return
+    users.tidy()
+    out = users.calls.under_way()
+    for function in users.calls.left:
+        if any(call.point == function.counts.address for call in out):
+            yield _deleted(function, _calls(function, users, out))
+
+
+def _deleted(function: Function, calls: CallsView) -> ProbeView:
+    place = function.program.spell(function.address)
+    return ProbeView(
+        number=0,
+        name="",
+        kind=Kind.URETPROBE.value,
+        location=place,
+        address=function.address,
+        symbol=place,
+        tier="",
+        state="deleted",
+        tags=("DELETED",),
+        enabled=False,
+        needs_gdb=False,
+        reason=None,
+        patch_size=0,
+        original_bytes=b"",
+        patched_bytes=b"",
+        detour=None,
+        condition="",
+        actions=(),
+        hits=calls.returns,
+        missed=calls.missed,
+        active=calls.active,
+        dropped=0,
+        faults=0,
+        stops=0,
+        calls=calls,
+    )
+
+
+def _calls(function: Function, users: Users, out: Sequence[Call]) -> CallsView:
+    """out: of all functions."""
+    counts = users.calls.counts(function)
+    own = [call for call in out if call.point == function.counts.address]
+    spaces = {space.mm: space.processes for space in users.spaces(function.program)} if own else {}
+    who = [process for call in own for process in spaces.get(call.mm, ())[:1]]
+    shown = sorted((OutView(str(each), each.pid, each.name) for each in who), key=lambda one: one.pid or 0)
+    entries = counts.returns + counts.active + counts.missed + counts.dropped
+    return CallsView(entries, counts.returns, counts.active, counts.missed, counts.dropped, tuple(shown))

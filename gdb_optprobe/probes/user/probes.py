@@ -19,22 +19,21 @@ from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.program import Program
+from gdb_optprobe.guest.linux.user.spaces import Space
 from gdb_optprobe.guest.linux.user.writer import flags
-from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.compile import Limits, compile_handler
-from gdb_optprobe.handlers.framed import Saved, framed
+from gdb_optprobe.handlers.framed import framed
 from gdb_optprobe.handlers.lowering_words import UNMAPPED, NotLowered
-from gdb_optprobe.handlers.program import WORD, And, Expr, Load, Op, Stop
-from gdb_optprobe.handlers.scope import Missing, Value
+from gdb_optprobe.handlers.program import WORD, And, Stop
+from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.source import fault
 from gdb_optprobe.handlers.supported import check_action
-from gdb_optprobe.isa.base import Dead, Insn
+from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.code import Code, joined
 from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.objects.user_traps import Key
 from gdb_optprobe.probes.handler import Handler
-from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.noting import Noted, fingerprint, note
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.placed import Placed
@@ -46,9 +45,12 @@ from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import notes
 from gdb_optprobe.probes.user.arrivals import Arrivals
+from gdb_optprobe.probes.user.calls import UserCalls
 from gdb_optprobe.probes.user.copies import Copies, copy_of
 from gdb_optprobe.probes.user.notes import NotedTrap, left_over
+from gdb_optprobe.probes.user.return_handler import return_handler
 from gdb_optprobe.probes.user.space import Change
+from gdb_optprobe.probes.user.surroundings import At, dead_at_trap, is_process, saved
 from gdb_optprobe.probes.user.target import UserTarget
 from gdb_optprobe.probes.user.traps import UserTraps
 from gdb_optprobe.probes.user.writer import UserWriter
@@ -93,6 +95,7 @@ class Users:
     optimizer: Optimizer
     settings: Callable[[], Settings]
     traps: UserTraps = field(init=False)
+    calls: UserCalls = field(init=False)
     _writer: UserWriter = field(init=False)
     _arrivals: Arrivals = field(init=False)
     _points: dict[int, Point] = field(default_factory=dict)
@@ -102,6 +105,7 @@ class Users:
 
     def __post_init__(self) -> None:
         self.traps = UserTraps(self.target)
+        self.calls = UserCalls(self.target, self.traps, self._copies, self._number)
         self._writer = UserWriter(self.target)
         self._arrivals = Arrivals(self.target)
 
@@ -231,14 +235,27 @@ class Users:
     def tidy(self) -> None:
         """What nothing needs any more goes, where nobody can be in it. Raises OptprobeError."""
         arena = self.optimizer.arena
-        if not self._points and arena is not None and self.traps.patches:
-            user = self.target.user()
+        if arena is None or not self.traps.patches:
+            return
+        user = self.target.user()
+        if self.calls.tidy(user, arena) and not self._points:
             for program in self._programs.values():
                 user.texts.leave(program, self._copies.of(program))
             self._arrivals.dismiss(arena)
             self.registry.hooks = ()
             self._writer.dismiss(arena)
             self.traps.dismiss(user, arena)
+
+    def spaces(self, program: Program) -> tuple[Space, ...]:
+        """Those that run it. Raises OptprobeError."""
+        return self.target.user().texts.spaces(program.file)
+
+    def missed(self, probe: Probe) -> int:
+        """How many calls of its function found no room."""
+        point = self._points.get(probe.number)
+        key = (point.program.inode, probe.address) if point is not None else None
+        function = self.calls.functions.get(key) if key is not None else None
+        return self.calls.counts(function).missed if function is not None else 0
 
     def problems(self) -> Sequence[str]:
         """Where the kernel or a process does not have what was written, in words."""
@@ -251,6 +268,7 @@ class Users:
         if self._points:
             self.target.user().texts.abandon()
         self.traps.abandon()
+        self.calls.abandon()
         self._writer.abandon()
         self._arrivals.abandon()
         self.registry.hooks = ()
@@ -265,7 +283,7 @@ class Users:
     # a probe ---------------------------------------------------------------------------------------------------------
 
     def _check(self, spec: Spec) -> None:
-        for what, asked in (("-return", spec.returns), ("-pending", spec.pending), ("a glob", spec.glob)):
+        for what, asked in (("-pending", spec.pending), ("a glob", spec.glob)):
             if asked:
                 raise OptprobeError(f"{what} is not built yet for programs")
         if spec.tier not in ("", "trapped"):
@@ -280,15 +298,22 @@ class Users:
             if (point.program.inode, point.insn.address) == (program.inode, insn.address):
                 return point
         emulated = user.kernel.isa.emulation(insn, program.bits, 0)
-        point = Point(program, insn, emulated is None or emulated.may_fail, user.kernel.isa.trap, self._next)
-        self._next += 1
+        needs_copy = emulated is None or emulated.may_fail
+        point = Point(program, insn, needs_copy, user.kernel.isa.trap, self._number())
         if point.needs_copy:
             # What cannot be copied is refused before anything is written.
             copy_of(insn, program, program.filler[0], user.kernel.isa)
         return point
 
+    def _number(self) -> int:
+        """Of a trap in the journal."""
+        number, self._next = self._next, self._next + 1
+        return number
+
     def _handler(self, spec: Spec, point: Point, user: UserTarget, settings: Settings) -> Handler:
         """What a hit does. Raises OptprobeError, pointing at what cannot be done."""
+        if spec.returns:
+            return return_handler(spec, point.program, point.insn.address, user, self.target, settings)
         program = point.program
         bounds = program.function(point.insn.address)
         names = user.names(point.insn.address, bounds is not None and bounds[0] == point.insn.address, program.bits)
@@ -300,16 +325,16 @@ class Users:
         if any(isinstance(action, Stop) for action in compiled.actions):
             raise OptprobeError("stop is not built yet for programs", "record or print what is to be known")
         if spec.pid:
-            test = _is_process(names, spec.pid)
+            test = is_process(names, spec.pid)
             both = And(test, compiled.condition) if compiled.condition is not None else test
             compiled = replace(compiled, condition=both)
-        compiled = framed(compiled, _saved(user.kernel.isa, self.target.isa.pc))
+        compiled = framed(compiled, saved(user.kernel.isa, self.target.isa.pc))
         bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
         handler = Handler.of(compiled, names.per_cpu, names.cpu, names.reads, *bits)
         near = user.kernel.calls.handler
         somewhere = None if isinstance(names.reads, Missing) else Readers(near, near)
         try:
-            handler.code(self.target.isa, At(near), _dead(user.kernel.isa), near, somewhere)
+            handler.code(self.target.isa, At(near), dead_at_trap(user.kernel.isa), near, somewhere)
         except NotLowered as stuck:
             why = names.reads if stuck.why == UNMAPPED and isinstance(names.reads, Missing) else Missing(stuck.why)
             raise fault(why.message, handler.part_of(stuck.node, condition, actions), why.hint) from None
@@ -349,6 +374,7 @@ class Users:
     def _settle(self, point: Point, user: UserTarget, arena: Arena) -> None:
         """What is in the guest for `point` is what its enabled probes want. Raises OptprobeError."""
         program, address = point.program, point.insn.address
+        self._settle_calls(point)
         if not point.enabled:
             if point.placed is not None:
                 self._disarm(point, user, arena)
@@ -358,7 +384,7 @@ class Users:
         if point.needs_copy:
             copy, data = self._copies.take(point.insn, program, user.kernel.isa, user.programs)
             changes[copy] = data
-        code = self._code(point, copy, user)
+        code = self._code(point, copy, user, arena)
         stood = point.placed is not None
         self._lead(point, code, user, arena)
         if not stood:
@@ -381,7 +407,8 @@ class Users:
         try:
             user.texts.disarm(point.program, [point.insn.address])
         except OptprobeError:
-            self._lead(point, self._code(point, self._copies.known(point.insn, point.program), user), user, arena)
+            copy = self._copies.known(point.insn, point.program)
+            self._lead(point, self._code(point, copy, user, arena), user, arena)
             raise
         self.traps.forget(point.key)
         self._give_up(point, arena)
@@ -392,30 +419,30 @@ class Users:
             point.placed.give_up(self.target, arena, reached=True)
             point.placed = None
 
-    def _code(self, point: Point, copy: int | None, user: UserTarget) -> Code:
+    def _settle_calls(self, point: Point) -> None:
+        """Calls are entered for the return probes that are switched on, and for no others."""
+        returns = [probe for probe in point.probes if probe.spec.returns]
+        if not returns:
+            self.calls.release(point.program, point.insn.address)
+        elif not any(probe.enabled for probe in returns):
+            self.calls.retire(point.program, point.insn.address)
+
+    def _code(self, point: Point, copy: int | None, user: UserTarget, arena: Arena) -> Code:
         """What a trap at `point` comes to."""
         near = user.kernel.calls.handler
         parts: list[Code] = []
-        for probe in point.enabled:
+        for probe in (probe for probe in point.enabled if not probe.spec.returns):
             assert probe.counter is not None, "reserved"
-            at = At(near)
-            parts.append(
-                probe.handler.code(self.target.isa, at, _dead(user.kernel.isa), probe.counter.address, probe.readers)
-            )
+            memory, dead = probe.counter.address, dead_at_trap(user.kernel.isa)
+            parts.append(probe.handler.code(self.target.isa, At(near), dead, memory, probe.readers))
+        if returns := [probe for probe in point.enabled if probe.spec.returns]:
+            parts.append(self.calls.entry(point.program, point.insn.address, returns, user, arena))
         emulated = user.kernel.isa.emulation(point.insn, point.program.bits, self.traps.writable)
         if emulated is not None:
             parts.append(emulated.code)
         if copy is not None:
             parts.append(user.kernel.isa.moved(copy - point.insn.address - len(user.kernel.isa.trap)))
         return joined(parts)
-
-
-@dataclass(frozen=True, slots=True)
-class At:
-    """See probes.handler.Where."""
-
-    address: int
-    base: int | None = None
 
 
 def _insn(program: Program, address: int, isa: UserTrapping) -> Insn:
@@ -431,20 +458,3 @@ def _insn(program: Program, address: int, isa: UserTrapping) -> Insn:
         at = program.spell(inside.address)
         raise OptprobeError(f"{program.spell(address)} is in the middle of the instruction at {at}", f"probe {at}")
     raise OptprobeError(f"the code at {program.spell(address)} cannot be decoded")
-
-
-def _saved(isa: UserTrapping, pc: str) -> Saved:
-    return Saved(isa.frame, isa.registers, pc, len(isa.trap))
-
-
-def _dead(isa: UserTrapping) -> Dead:
-    return replace(isa.scratch, registers=isa.scratch.registers - {isa.frame})
-
-
-def _is_process(names: NamesAt, pid: int) -> Expr:
-    """Whether the process of that number runs; its tgid is what user space calls its pid. Raises OptprobeError."""
-    found = names.names.dollar("tgid")
-    if isinstance(found, Missing):
-        raise OptprobeError(found.message, found.hint)
-    expr = found.expr if isinstance(found, Value) else Load(found.address, INT_SIZE, signed=True, mapped=True)
-    return fold.binary(Op.EQ, expr, fold.constant(pid), 64, False)

@@ -13,9 +13,13 @@ from gdb_optprobe.probes.user.texts import UserTexts
 
 @dataclass(frozen=True, slots=True)
 class UserTarget:
-    """names: what they mean in a program, by the address, whether it is a function's entry, and the program's bits."""
+    """names: what they mean in a program, by the address, whether it is a function's entry, and the program's bits.
+
+    names_at_return: where a function of a program of so many bits has returned.
+    """
 
     kernel: UserKernel
     names: Callable[[int, bool, int], NamesAt]
     programs: Programs
     texts: UserTexts
+    names_at_return: Callable[[int], NamesAt]

@@ -85,8 +85,8 @@ class UserTexts:
         """See program.find."""
         return self.programs.find(path, host)
 
-    def arm(self, program: Program, texts: Mapping[int, bytes]) -> None:
-        """Put bytes at addresses of the file wherever it runs now, and will.
+    def arm(self, program: Program, texts: Mapping[int, bytes], first: bool = False) -> None:
+        """Put bytes at addresses of the file wherever it runs now, and will. first: where it will, before all others.
 
         The guest runs for it where it has to. Raises OptprobeError: then nothing of it is left.
         """
@@ -95,7 +95,8 @@ class UserTexts:
         if armed is None:
             self.programs.hold(program.file, 1)
             armed = self._armed[program.inode] = _Armed(program)
-        armed.changes.update((change.address, change) for change in changes)
+        new = {change.address: change for change in changes}
+        armed.changes = new | armed.changes | new if first else armed.changes | new
         try:
             self._listen()
             self._settle(program, changes)

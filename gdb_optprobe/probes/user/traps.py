@@ -129,6 +129,12 @@ class UserTraps:
         """What was written into the kernel's text."""
         return self._hook.calls if self._hook is not None else ()
 
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """The code that every trap comes to."""
+        hook = self._hook
+        return tuple((one.detour.address, one.detour.end) for one in self._code(hook)) if hook is not None else ()
+
     def _code(self, hook: _Hook) -> tuple[Placed, ...]:
         return hook.handler, hook.gone, hook.leaf, hook.writable
 

@@ -1,0 +1,295 @@
+"""Calls of user functions that return probes see: their table in the guest, and the trampolines they return to.
+
+    trap at the entry ─► a slot of the table, return address := the program's trampoline
+    trap there        ─► the slot ─► code of the function's return probes ─► where the call returns to
+A trampoline is a trap in bytes of the program that are nobody's, one for all functions. What nobody probes any more goes
+once no call is under way that was seen entered: a thread may be at its trampoline at any time, even in the frame of a
+signal, so nobody but the guest takes a call for over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.journal import Item
+from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.patch import Patch
+from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.user.program import Program
+from gdb_optprobe.guest.linux.user.space_calls import SpaceCalls
+from gdb_optprobe.guest.linux.user_kernel import ReturnKernel
+from gdb_optprobe.handlers import lowering_user_calls
+from gdb_optprobe.handlers.lowering_user_calls import Table, Way
+from gdb_optprobe.isa.code import Code
+from gdb_optprobe.objects.user_calls import POINT_INITIAL, Call, Point, UserCallsLayout
+from gdb_optprobe.probes import hooks
+from gdb_optprobe.probes.placed import Placed
+from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.user import notes
+from gdb_optprobe.probes.user.copies import Copies
+from gdb_optprobe.probes.user.return_program import at_return, entry_code, parts_of
+from gdb_optprobe.probes.user.space import Change
+from gdb_optprobe.probes.user.surroundings import At
+from gdb_optprobe.probes.user.target import UserTarget
+from gdb_optprobe.probes.user.traps import UserTraps
+
+LAYOUT = UserCallsLayout(1024)
+
+
+@dataclass
+class Function:
+    """A function with return probes, or that had some. counts: where its calls are counted.
+
+    placed: what their return comes to; left: what that of earlier ones may. serves: numbers of the probes it runs.
+    """
+
+    program: Program
+    address: int
+    counts: Slot
+    placed: Placed | None = None
+    serves: tuple[int, ...] = ()
+    left: list[Placed] = field(default_factory=list)
+
+    def retire(self) -> None:
+        """Calls are not entered any more, with what was placed."""
+        if self.placed is not None:
+            self.left.append(self.placed)
+        self.placed, self.serves = None, ()
+
+
+@dataclass
+class _Trampoline:
+    """address: in the program. number: in the journal. armed: whether processes that come get it."""
+
+    program: Program
+    address: int
+    original: bytes
+    number: int
+    code: Placed
+    armed: bool = False
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.program.offset(self.address), self.program.inode
+
+
+@dataclass
+class _There:
+    """In the guest. memory: the table. codes, calls: what the kernel comes to before it copies and ends spaces."""
+
+    table: Table
+    memory: Slot
+    codes: tuple[Placed, ...]
+    calls: tuple[Patch, ...]
+
+
+@dataclass
+class UserCalls:
+    """functions: with return probes, by program and address. left: without, which calls may still return from."""
+
+    target: Target
+    traps: UserTraps
+    copies: Copies
+    number: Callable[[], int]
+    functions: dict[tuple[int, int], Function] = field(default_factory=dict)
+    left: list[Function] = field(default_factory=list)
+    _there: _There | None = None
+    _trampolines: dict[int, _Trampoline] = field(default_factory=dict)
+
+    # calls are seen --------------------------------------------------------------------------------------------------
+
+    def entry(
+        self, program: Program, address: int, probes: Sequence[Probe], user: UserTarget, arena: Arena
+    ) -> Code:
+        """What runs at a trap on the function's entry, all that it leads to in the guest. Raises OptprobeError."""
+        kernel = user.kernel.returning()
+        there = self._begin(kernel, user, arena)
+        trampoline = self._take(program, kernel, user, arena)
+        function = self._serve(program, address, probes, kernel, user, arena)
+        assert function.placed is not None, "just served"
+        bounds = [probe.spec.maxactive for probe in probes]
+        trap = len(user.kernel.isa.trap)
+        way = Way(
+            function.counts.address,
+            function.placed.detour.address,
+            trampoline.address - address - trap,
+            program.bits // 8,
+            max(bounds) if all(bounds) else LAYOUT.slots,
+        )
+        return entry_code(there.table, way, probes, user, self.traps.writable, self.target)
+
+    def release(self, program: Program, address: int) -> None:
+        """The function has no return probe any more."""
+        function = self.functions.pop((program.inode, address), None)
+        if function is not None:
+            function.retire()
+            self.left.append(function)
+
+    def retire(self, program: Program, address: int) -> None:
+        """All of its return probes are switched off."""
+        if (function := self.functions.get((program.inode, address))) is not None:
+            function.retire()
+
+    def counts(self, function: Function) -> Point:
+        return Point.decode(self.target.machine.read(function.counts.address, len(POINT_INITIAL)))
+
+    def under_way(self) -> Sequence[Call]:
+        """All calls that have a slot."""
+        there = self._there
+        return list(LAYOUT.calls(self.target.machine.read(there.memory.address, LAYOUT.size))) if there else ()
+
+    # in the guest ----------------------------------------------------------------------------------------------------
+
+    def _begin(self, kernel: ReturnKernel, user: UserTarget, arena: Arena) -> _There:
+        if self._there is not None:
+            return self._there
+        traps = user.kernel.isa
+        memory = arena.allocate_data(LAYOUT.size, kernel.copied.to, self.target.isa.data_reach)
+        self.target.machine.write(memory.address, LAYOUT.initial())
+        table = Table(LAYOUT, memory.address, kernel.mm)
+        placed: list[Placed] = []
+        patches: list[Patch] = []
+        routines = (
+            (kernel.copied, lowering_user_calls.copied(table, kernel.copied.to, traps, kernel.isa)),
+            (kernel.ended, lowering_user_calls.ended(table, kernel.ended.to, traps, kernel.isa)),
+        )
+        try:
+            for calls, code in routines:
+                placed.append(self._before(calls, code, arena))
+                patches += [self._redirected(calls, placed[-1], number) for number in range(len(calls.calls))]
+            hooks.put_in(patches, self.target, arena)
+        except OptprobeError:
+            for one in placed:
+                one.give_up(self.target, arena, reached=False)
+            arena.data.release(memory)
+            raise
+        self._there = _There(table, memory, tuple(placed), tuple(patches))
+        return self._there
+
+    def _before(self, calls: SpaceCalls, code: Code, arena: Arena) -> Placed:
+        return Placed.near(calls.to, lambda at: Detour(at, code(at), calls.to, ()), self.target, arena)
+
+    def _redirected(self, calls: SpaceCalls, to: Placed, number: int) -> Patch:
+        call = calls.calls[number]
+        return Patch(call.address, call.data, self.target.isa.redirect(call, to.detour.address))
+
+    def _take(self, program: Program, kernel: ReturnKernel, user: UserTarget, arena: Arena) -> _Trampoline:
+        """The program's trampoline, in every process that runs it. Raises OptprobeError."""
+        there, traps = self._there, user.kernel.isa
+        assert there is not None, "begin"
+        found = self._trampolines.get(program.inode)
+        if found is not None and found.armed:
+            return found
+        if found is None:
+            address = self.copies.trampoline(program, traps.trap, user.programs)
+            handler = user.kernel.calls.handler
+            code = lowering_user_calls.returned(there.table, program.bits // 8, handler, traps, kernel.isa)
+            placed, original = self.traps.place(code, handler, arena), program.text(address, len(traps.trap))
+            found = _Trampoline(program, address, original, self.number(), placed)
+            self._trampolines[program.inode] = found
+            self.traps.lead(found.key, placed.detour.address)
+            notes.note(found.number, program, address, found.original, arena.journal, there.memory.address)
+        user.texts.arm(program, {found.address: traps.trap}, first=True)
+        found.armed = True
+        return found
+
+    def _serve(
+        self,
+        program: Program,
+        address: int,
+        probes: Sequence[Probe],
+        kernel: ReturnKernel,
+        user: UserTarget,
+        arena: Arena,
+    ) -> Function:
+        """Have the function's calls that are entered from now on return to code for `probes`. Raises OptprobeError."""
+        near, traps = user.kernel.calls.handler, user.kernel.isa
+        function = self.functions.get((program.inode, address))
+        if function is None:
+            counts = arena.allocate_data(len(POINT_INITIAL), near, self.target.isa.data_reach)
+            self.target.machine.write(counts.address, POINT_INITIAL)
+            function = self.functions[program.inode, address] = Function(program, address, counts)
+        wanted = tuple(probe.number for probe in probes)
+        if function.serves != wanted:
+            dead = lowering_user_calls.dead_at_return(traps, kernel.isa)
+            programs = []
+            for probe, part in zip(probes, parts_of(probes), strict=True):
+                assert probe.counter is not None, "reserved"
+                handler = at_return(probe.handler, part, kernel.isa)
+                programs.append(handler.code(self.target.isa, At(near), dead, probe.counter.address, probe.readers))
+            code = lowering_user_calls.returning(function.counts.address, programs, traps, kernel.isa)
+            placed = self.traps.place(code, near, arena)
+            function.retire()
+            function.placed, function.serves = placed, wanted
+        return function
+
+    # what nobody probes any more -------------------------------------------------------------------------------------
+
+    def tidy(self, user: UserTarget, arena: Arena) -> bool:
+        """What no call needs any more goes, where nobody can be in it; whether nothing is left. Raises OptprobeError."""
+        if self._there is None:
+            return True
+        some = [function for function in (*self.functions.values(), *self.left) if function.left]
+        idle = [one for one in self._trampolines.values() if not self._is_probed(one.program)]
+        if not (some or self.left or idle) and self.functions:
+            return False
+        inside = [*user.kernel.calls.ways_in, *self.traps.ranges, *((one.address, one.end) for one in arena.left)]
+        if not hooks.is_deserted(inside, self.target):
+            return False
+        calls = self.under_way()
+        codes, points = {call.code for call in calls}, {call.point for call in calls}
+        if any(call.at is None for call in calls):
+            return False
+        for function in some:
+            for one in [one for one in function.left if one.detour.address not in codes]:
+                one.give_up(self.target, arena, reached=True)
+                function.left.remove(one)
+        for function in [one for one in self.left if one.counts.address not in points]:
+            arena.data.release(function.counts)
+            self.left.remove(function)
+        for trampoline in idle:
+            self._withdraw(trampoline, user, arena)
+        if self.functions or self.left or self._trampolines or calls:
+            return False
+        self._end(arena)
+        return True
+
+    def _is_probed(self, program: Program) -> bool:
+        return any(function.program.inode == program.inode for function in self.functions.values())
+
+    def _withdraw(self, one: _Trampoline, user: UserTarget, arena: Arena) -> None:
+        """No call is entered any more that returns there; it goes once none does."""
+        if one.armed:
+            user.texts.leave(one.program, [one.address])
+            one.armed = False
+        if any(function.program.inode == one.program.inode for function in self.left):
+            return
+        user.texts.take_out(one.program, [Change(one.address, one.original, user.kernel.isa.trap)])
+        self.traps.forget(one.key)
+        one.code.give_up(self.target, arena, reached=True)
+        arena.journal.drop(Item.USER, one.number)
+        del self._trampolines[one.program.inode]
+
+    def _end(self, arena: Arena) -> None:
+        there, self._there = self._there, None
+        assert there is not None, "begin"
+        hooks.take_out(there.calls, self.target, arena)
+        for one in there.codes:
+            one.give_up(self.target, arena, reached=True)
+        arena.data.release(there.memory)
+
+    def abandon(self) -> None:
+        """The guest that held it all is gone."""
+        self.functions.clear()
+        self.left.clear()
+        self._trampolines.clear()
+        self._there = None
+
+    @property
+    def patches(self) -> Iterator[Patch]:
+        """What was written into the kernel's text."""
+        yield from self._there.calls if self._there is not None else ()

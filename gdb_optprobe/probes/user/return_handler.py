@@ -1,0 +1,86 @@
+"""What a return probe on a program does, from what was typed, tried before anything is written into the guest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.user.program import Program
+from gdb_optprobe.handlers import lowering_user_calls
+from gdb_optprobe.handlers.compile import Limits
+from gdb_optprobe.handlers.lowering_user_calls import Table, Way
+from gdb_optprobe.handlers.lowering_words import UNMAPPED, NotLowered
+from gdb_optprobe.handlers.program import WORD, Stop
+from gdb_optprobe.handlers.scope import Missing
+from gdb_optprobe.handlers.source import fault
+from gdb_optprobe.isa.emitter import Readers
+from gdb_optprobe.objects.user_calls import UserCallsLayout
+from gdb_optprobe.probes.handler import Handler
+from gdb_optprobe.probes.names import NamesAt
+from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.return_program import entry_part
+from gdb_optprobe.probes.settings import Settings
+from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.user.return_program import at_return, compile_return, entry_code, parts_of
+from gdb_optprobe.probes.user.surroundings import At, is_process, saved
+from gdb_optprobe.probes.user.target import UserTarget
+
+TWICE = ("setjmp", "_setjmp", "sigsetjmp", "__sigsetjmp", "vfork", "__vfork", "getcontext", "swapcontext")
+"""Return once more with a return address that they have kept (GCC's special_function_p, of what C libraries have)."""
+READS_IT = ("__x86.get_pc_thunk.", "__i686.get_pc_thunk.")
+"""Functions of 32-bit code that tell their caller its own address begin so."""
+
+
+def return_handler(
+    spec: Spec, program: Program, address: int, user: UserTarget, target: Target, settings: Settings
+) -> Handler:
+    """Of the function that is entered at `address`. Raises OptprobeError, pointing at what cannot be done."""
+    _check_function(program, address)
+    isa = user.kernel.returning().isa
+    at_entry = user.names(address, True, program.bits)
+    if spec.counts and not spec.pid:
+        return Handler()
+    limits = Limits(text=settings.string_length, stack=settings.stack_size // WORD)
+    only = is_process(at_entry, spec.pid) if spec.pid else None
+    registers = saved(user.kernel.isa, target.isa.pc)
+    compiled, entry = compile_return(spec, at_entry, user.names_at_return(program.bits), only, registers, limits)
+    if any(isinstance(action, Stop) for action in compiled.actions):
+        raise OptprobeError("stop is not built yet for programs", "record or print what is to be known")
+    bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
+    handler = Handler.of(compiled, at_entry.per_cpu, at_entry.cpu, at_entry.reads, *bits)
+    handler = replace(handler, entry=entry)
+    near = user.kernel.calls.handler
+    probe = Probe(0, spec, address, handler)
+    probe.readers = None if isinstance(at_entry.reads, Missing) else Readers(near, near)
+    (part,) = parts_of([probe])
+    try:
+        table = Table(UserCallsLayout(2), near, user.kernel.returning().mm)
+        entry_code(table, Way(near, near, 0, program.bits // 8, 1), [probe], user, near, target)
+        dead = lowering_user_calls.dead_at_return(user.kernel.isa, isa)
+        at_return(handler, part, isa).code(target.isa, At(near), dead, near, probe.readers)
+    except NotLowered as stuck:
+        raise _pointing(stuck, spec, handler, at_entry) from None
+    return handler
+
+
+def _pointing(stuck: NotLowered, spec: Spec, handler: Handler, names: NamesAt) -> OptprobeError:
+    why = names.reads if stuck.why == UNMAPPED and isinstance(names.reads, Missing) else Missing(stuck.why)
+    part = entry_part(spec, stuck.node, handler.entry)
+    if part is None:
+        part = handler.part_of(stuck.node, spec.condition_part, spec.action_parts)
+    return fault(why.message, part, why.hint)
+
+
+def _check_function(program: Program, address: int) -> None:
+    """Raises OptprobeError where no call is entered there that returns where the stack says, once."""
+    bounds, place = program.function(address), program.spell(address)
+    name = place.rpartition(":")[2]
+    if bounds is not None and bounds[0] != address:
+        raise OptprobeError(f"{place} is not where a function is entered", f"probe {program.spell(bounds[0])}")
+    if address == program.elf.entry:
+        raise OptprobeError(f"{place} is where the program begins: it returns to nobody")
+    if name in TWICE:
+        raise OptprobeError(f"{place} returns more than once from one call")
+    if name.startswith(READS_IT):
+        raise OptprobeError(f"{place} reads its return address")

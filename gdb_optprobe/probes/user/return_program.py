@@ -1,0 +1,92 @@
+"""What a return probe on a program does: at the function's entry, and where it has returned.
+
+Both read registers that a trap has saved, and words of the call's slot: a name of ours stands for its address till it
+is known where in the slot they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.handlers import fold, lowering_user_calls
+from gdb_optprobe.handlers.compile import Limits, compile_handler
+from gdb_optprobe.handlers.framed import Saved, framed, placed
+from gdb_optprobe.handlers.lowering_returns import Part
+from gdb_optprobe.handlers.lowering_user_calls import Table, Way
+from gdb_optprobe.handlers.program import And, Expr, Load, Op, Program, Register
+from gdb_optprobe.handlers.saved import Entry, ReturnScope, compile_entry
+from gdb_optprobe.isa import machines
+from gdb_optprobe.isa.code import Code
+from gdb_optprobe.isa.emitter import Before
+from gdb_optprobe.isa.user_returns import UserReturning
+from gdb_optprobe.objects import instances
+from gdb_optprobe.objects.user_calls import MOST_SAVED, SAVED, WORD
+from gdb_optprobe.probes.handler import Handler
+from gdb_optprobe.probes.names import NamesAt
+from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.user.target import UserTarget
+
+CALL = "a call's slot"
+"""What stands for its address."""
+
+
+def compile_return(
+    spec: Spec, at_entry: NamesAt, at_return: NamesAt, only: Expr | None, saved: Saved, limits: Limits
+) -> tuple[Program, Entry]:
+    """only: where the entry is looked at. saved: at the entry. Raises OptprobeError, pointing."""
+    scope = ReturnScope(at_return.names, at_entry.names, CALL, at_entry.hertz)
+    compile_entry(scope, spec.entry_actions, limits)
+    program = compile_handler(spec.condition_part, spec.action_parts, scope, limits)
+    entry = scope.entry(spec.entry_condition)
+    if only is not None:
+        entry = replace(entry, condition=And(only, entry.condition) if entry.condition is not None else only)
+    # Where a call has returned, the saved PC is no trap's any more.
+    return framed(program, replace(saved, behind=0), (CALL,)), framed(entry, saved)
+
+
+def parts_of(probes: Sequence[Probe]) -> tuple[Part, ...]:
+    """What these return probes of one function do at its entry, with their words one behind the other's.
+
+    Raises OptprobeError where there are too many.
+    """
+    found: list[Part] = []
+    area = SAVED
+    for probe in probes:
+        handler = probe.handler
+        memory = probe.counter.address if probe.counter is not None else 0
+        armed = area if len(probes) > 1 and handler.entry.condition is not None else 0
+        area += WORD * bool(armed)
+        faults = memory + WORD if not handler.is_plain else 0
+        around = handler.at_entry(memory) if probe.counter is not None else None
+        found.append(Part(handler.entry, area, faults, armed, around=around))
+        area += WORD * len(handler.entry.words)
+    if (words := (area - SAVED) // WORD) > MOST_SAVED:
+        raise OptprobeError(f"{words} values would be kept of each call", f"{MOST_SAVED} can be: save fewer")
+    return tuple(found)
+
+
+def at_return(handler: Handler, part: Part, isa: UserReturning) -> Handler:
+    """What is done where a call has returned, with its words where `part` has them."""
+
+    def word(offset: int) -> Expr:
+        return fold.binary(Op.ADD, Register(isa.slot), fold.constant(offset), 64, False)
+
+    program = placed(handler.program, CALL, word(part.area - instances.SAVED))
+    if program is not handler.program:
+        handler = replace(handler, program=program)
+    return handler.armed(Load(word(part.armed), WORD, signed=False, mapped=True)) if part.armed else handler
+
+
+def entry_code(
+    table: Table, way: Way, probes: Sequence[Probe], user: UserTarget, writable: int, target: Target
+) -> Code:
+    """What runs at a trap on the function's entry. Raises OptprobeError; NotLowered where native code cannot do it."""
+    traps, handler = user.kernel.isa, probes[0].handler
+    readers = next((probe.readers for probe in probes if probe.readers is not None), None)
+    before = Before(traps.scratch, per_cpu=handler.per_cpu, readers=readers)
+    machine, isa = machines.of(target.isa.name), user.kernel.returning().isa
+    return lowering_user_calls.entered(table, way, parts_of(probes), before, traps, isa, machine, writable)
