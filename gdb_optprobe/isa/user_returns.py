@@ -1,4 +1,4 @@
-"""Where a user's function has its return address as a trap has saved its registers: what return probes need of an ISA."""
+"""Where a user's function has its return address once a trap has saved its registers: what an ISA is asked for."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
     trap at the entry ─► a slot of the table, return address := the program's trampoline
     trap there        ─► the slot ─► code of the function's return probes ─► where the call returns to
-A trampoline is a trap in bytes of the program that are nobody's, one for all functions. What nobody probes any more goes
-once no call is under way that was seen entered: a thread may be at its trampoline at any time, even in the frame of a
-signal, so nobody but the guest takes a call for over.
+A trampoline is a trap in bytes of the program that are nobody's, one for all functions. What nobody probes any more
+goes once no call is under way that was seen entered: a thread may be at its trampoline at any time, even in the frame
+of a signal, so nobody but the guest takes a call for over.
 """
 
 from __future__ import annotations
@@ -230,7 +230,10 @@ class UserCalls:
     # what nobody probes any more -------------------------------------------------------------------------------------
 
     def tidy(self, user: UserTarget, arena: Arena) -> bool:
-        """What no call needs any more goes, where nobody can be in it; whether nothing is left. Raises OptprobeError."""
+        """What no call needs any more goes, where nobody can be in it; whether nothing is left.
+
+        Raises OptprobeError.
+        """
         if self._there is None:
             return True
         some = [function for function in (*self.functions.values(), *self.left) if function.left]

@@ -10,6 +10,8 @@ there.
 
 from __future__ import annotations
 
+from functools import cache
+
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import trap_calls
 from gdb_optprobe.guest.linux.kernel import Kernel
@@ -52,6 +54,7 @@ def user_kernel(kernel: Kernel, task: Expr | Missing, direct: Direct, originals:
     routines = writable.routine(direct), leaf.routine(direct, records)
     physical = (direct.start, direct.size), direct.la57
 
+    @cache  # the calls are read as the kernel has them, before ours come
     def returning() -> ReturnKernel:
         if isinstance(task, Missing):
             raise OptprobeError(task.message, task.hint)
