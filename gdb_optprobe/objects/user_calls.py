@@ -89,7 +89,11 @@ class UserCallsLayout:
 
     def calls(self, data: bytes) -> Iterator[Call]:
         """Those under way, in the order of their slots."""
+        return (call for _, call in self.places(data))
+
+    def places(self, data: bytes) -> Iterator[tuple[int, Call]]:
+        """The same with the offsets of their slots."""
         for at in range(0, self.end, SLOT):
             key, mm, back, code, point = decode(data[at : at + SAVED])
             if key:
-                yield Call(key >> 1 if key != BEING_FILLED else None, mm, back, code, point)
+                yield at, Call(key >> 1 if key != BEING_FILLED else None, mm, back, code, point)

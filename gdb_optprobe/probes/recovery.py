@@ -54,7 +54,7 @@ def recover(session: Session) -> Recovered:
             lost.append(f"probe {one.number}, {one.spec.location}, is not recovered: {error.message}")
     counters = {probe.counter for probe in probes if probe.counter is not None}
     kept = (left.at(one.data) for one in programs if one.data is not None)
-    arena.release_data(counters.union(filter(None, kept), session.optimizer.traps.memory))
+    arena.release_data(counters.union(filter(None, kept), session.optimizer.traps.memory, session.users.calls.memory))
     there = [probe for probe in probes if probe.waits is None]
     for probe in there:
         _reserve(session, probe)
@@ -82,7 +82,7 @@ def remove(session: Session, timeout: float) -> int:
     """
     left, found, undone = _left(session)
     arena = _take(session, left, undone)
-    arena.release_data(session.optimizer.traps.memory)
+    arena.release_data((*session.optimizer.traps.memory, *session.users.calls.memory))
     for one in found:
         arena.journal.drop(Item.PROBE, one.number)
     session.optimizer.note()

@@ -4,7 +4,7 @@
     jumper  leaves by a jump out of three calls of itself    forks   forks in between: both return
     shares  the child of a vfork calls `leaf` in its stack   sends   itself a signal, whose handler calls `leaf`
     threads has a thread with a stack of its own call `deep`
-Rounds of these are COUNT.
+Rounds of these are COUNT. With an argument it begins with `waits`, which returns once its input has ended.
 """
 
 from __future__ import annotations
@@ -15,6 +15,12 @@ from pathlib import Path
 _64 = """
 .globl _start
 _start: mov $COUNT, %r15d
+        cmpq $1, (%rsp)
+        je begin
+        call waits
+        cmp $9, %rax
+        jne wrong
+begin:
         mov $13, %eax           # rt_sigaction(SIGUSR1, &action, 0, 8)
         mov $10, %edi
         lea action(%rip), %rsi
@@ -64,6 +70,19 @@ deep:   push %rdi
 1:      pop %rdi
         ret
 .size deep, . - deep
+.type waits, @function
+waits:  push %rbx
+1:      xor %eax, %eax
+        xor %edi, %edi
+        lea -8(%rsp), %rsi
+        mov $1, %edx
+        syscall
+        cmp $0, %rax
+        jg 1b
+        mov $9, %eax
+        pop %rbx
+        ret
+.size waits, . - waits
 .type leaf, @function
 leaf:   lea 3(%rdi), %rax
         ret
@@ -178,7 +197,10 @@ owner:  .long 0
 top:    .space 64
 """
 DEPTH = 50
-RETURNS = {"deep": 3 * (DEPTH + 1), "leaf": 4, "first": 1, "last": 1, "jumper": 0, "forks": 2, "shares": 1, "sends": 1, "threads": 1}
+RETURNS = {
+    "deep": 3 * (DEPTH + 1), "leaf": 4, "first": 1, "last": 1, "jumper": 0, "forks": 2, "shares": 1, "sends": 1,
+    "threads": 1,
+}  # fmt: skip
 """In a round."""
 
 

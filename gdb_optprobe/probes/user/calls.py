@@ -9,7 +9,7 @@ of a signal, so nobody but the guest takes a call for over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gdb_optprobe.detours.arena import Arena
@@ -24,13 +24,15 @@ from gdb_optprobe.guest.linux.user_kernel import ReturnKernel
 from gdb_optprobe.handlers import lowering_user_calls
 from gdb_optprobe.handlers.lowering_user_calls import Table, Way
 from gdb_optprobe.isa.code import Code
-from gdb_optprobe.objects.user_calls import POINT_INITIAL, Call, Point, UserCallsLayout
+from gdb_optprobe.objects.aggregate import encode
+from gdb_optprobe.objects.user_calls import ACTIVE, CODE, POINT_INITIAL, Call, Point, UserCallsLayout
 from gdb_optprobe.probes import hooks
 from gdb_optprobe.probes.placed import Placed
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import notes
 from gdb_optprobe.probes.user.copies import Copies
+from gdb_optprobe.probes.user.notes import NotedTrap
 from gdb_optprobe.probes.user.return_program import at_return, entry_code, parts_of
 from gdb_optprobe.probes.user.space import Change
 from gdb_optprobe.probes.user.surroundings import At
@@ -142,14 +144,56 @@ class UserCalls:
         there = self._there
         return list(LAYOUT.calls(self.target.machine.read(there.memory.address, LAYOUT.size))) if there else ()
 
+    # what an earlier GDB has left ------------------------------------------------------------------------------------
+
+    def are_under_way(self, table: int, arena: Arena) -> bool:
+        """Whether calls may return to a trampoline whose calls are in `table`."""
+        self.target.step_out(arena.ranges.code)
+        return any(LAYOUT.calls(self.target.machine.read(table, LAYOUT.size)))
+
+    def adopt(self, kept: Sequence[tuple[NotedTrap, Program]], user: UserTarget, arena: Arena) -> None:
+        """Calls that were seen entered by an earlier GDB's code, which stands: they return here. Raises OptprobeError.
+        """
+        if not kept:
+            return
+        kernel, traps, near = user.kernel.returning(), user.kernel.isa, user.kernel.calls.handler
+        (table,) = {trap.calls for trap, _ in kept}
+        there = self._begin(kernel, user, arena, Slot(table, LAYOUT.size))
+        for trap, program in kept:
+            function = self._function(program, trap.address, near, arena)
+            self.left.append(function)
+            code = lowering_user_calls.returning(function.counts.address, (), traps, kernel.isa)
+            function.left.append(self.traps.place(code, near, arena))
+            self._lead(program, trap.address, trap.original, kernel, user, arena)
+            spaces = {space.mm for space in user.texts.spaces(program.file)}
+            self._move(there, function, spaces if trap is not kept[-1][0] else None)
+
+    def _move(self, there: _There, function: Function, spaces: Collection[int] | None) -> None:
+        """Calls in these spaces, or in all, return to the function's code and are counted there."""
+        active = 0
+        taken = {function.counts.address for function in self.left}
+        for at, call in LAYOUT.places(self.target.machine.read(there.memory.address, LAYOUT.size)):
+            if call.point not in taken and (spaces is None or call.mm in spaces):
+                words = encode((function.left[-1].detour.address, function.counts.address))
+                self.target.machine.write(there.memory.address + at + CODE, words)
+                active += 1
+        self.target.machine.write(function.counts.address + ACTIVE, encode((active,)))
+
+    @property
+    def memory(self) -> tuple[Slot, ...]:
+        """That of the table."""
+        return (self._there.memory,) if self._there is not None else ()
+
     # in the guest ----------------------------------------------------------------------------------------------------
 
-    def _begin(self, kernel: ReturnKernel, user: UserTarget, arena: Arena) -> _There:
+    def _begin(self, kernel: ReturnKernel, user: UserTarget, arena: Arena, old: Slot | None = None) -> _There:
+        """old: a table that there is already."""
         if self._there is not None:
             return self._there
         traps = user.kernel.isa
-        memory = arena.allocate_data(LAYOUT.size, kernel.copied.to, self.target.isa.data_reach)
-        self.target.machine.write(memory.address, LAYOUT.initial())
+        memory = old or arena.allocate_data(LAYOUT.size, kernel.copied.to, self.target.isa.data_reach)
+        if old is None:
+            self.target.machine.write(memory.address, LAYOUT.initial())
         table = Table(LAYOUT, memory.address, kernel.mm)
         placed: list[Placed] = []
         patches: list[Patch] = []
@@ -179,23 +223,37 @@ class UserCalls:
 
     def _take(self, program: Program, kernel: ReturnKernel, user: UserTarget, arena: Arena) -> _Trampoline:
         """The program's trampoline, in every process that runs it. Raises OptprobeError."""
-        there, traps = self._there, user.kernel.isa
-        assert there is not None, "begin"
+        traps = user.kernel.isa
         found = self._trampolines.get(program.inode)
-        if found is not None and found.armed:
-            return found
         if found is None:
             address = self.copies.trampoline(program, traps.trap, user.programs)
-            handler = user.kernel.calls.handler
-            code = lowering_user_calls.returned(there.table, program.bits // 8, handler, traps, kernel.isa)
-            placed, original = self.traps.place(code, handler, arena), program.text(address, len(traps.trap))
-            found = _Trampoline(program, address, original, self.number(), placed)
-            self._trampolines[program.inode] = found
-            self.traps.lead(found.key, placed.detour.address)
-            notes.note(found.number, program, address, found.original, arena.journal, there.memory.address)
+            original = program.text(address, len(traps.trap))
+            found = self._lead(program, address, original, kernel, user, arena)
+        if found.armed:
+            return found
         user.texts.arm(program, {found.address: traps.trap}, first=True)
         found.armed = True
         return found
+
+    def _lead(
+        self, program: Program, address: int, original: bytes, kernel: ReturnKernel, user: UserTarget, arena: Arena
+    ) -> _Trampoline:
+        """Have a trap there find the call that returns. Raises OptprobeError."""
+        there, traps, handler = self._there, user.kernel.isa, user.kernel.calls.handler
+        assert there is not None, "begin"
+        self.copies.stands(program, address)
+        code = lowering_user_calls.returned(there.table, program.bits // 8, handler, traps, kernel.isa)
+        placed = self.traps.place(code, handler, arena)
+        found = self._trampolines[program.inode] = _Trampoline(program, address, original, self.number(), placed)
+        self.traps.lead(found.key, placed.detour.address)
+        notes.note(found.number, program, address, original, arena.journal, there.memory.address)
+        return found
+
+    def _function(self, program: Program, address: int, near: int, arena: Arena) -> Function:
+        """With nothing counted yet. Raises Refused."""
+        counts = arena.allocate_data(len(POINT_INITIAL), near, self.target.isa.data_reach)
+        self.target.machine.write(counts.address, POINT_INITIAL)
+        return Function(program, address, counts)
 
     def _serve(
         self,
@@ -210,9 +268,8 @@ class UserCalls:
         near, traps = user.kernel.calls.handler, user.kernel.isa
         function = self.functions.get((program.inode, address))
         if function is None:
-            counts = arena.allocate_data(len(POINT_INITIAL), near, self.target.isa.data_reach)
-            self.target.machine.write(counts.address, POINT_INITIAL)
-            function = self.functions[program.inode, address] = Function(program, address, counts)
+            function = self._function(program, address, near, arena)
+            self.functions[program.inode, address] = function
         wanted = tuple(probe.number for probe in probes)
         if function.serves != wanted:
             dead = lowering_user_calls.dead_at_return(traps, kernel.isa)

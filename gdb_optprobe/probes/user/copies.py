@@ -49,6 +49,10 @@ class Copies:
             self._at[key] = at
         return self._at[key]
 
+    def stands(self, program: Program, address: int) -> None:
+        """The program's trampoline is there."""
+        self._at[program.inode, NO_INSTRUCTION] = address
+
     def known(self, insn: Insn, program: Program) -> int | None:
         """Where the copy is, if it has one."""
         return self._at.get((program.inode, insn.address))

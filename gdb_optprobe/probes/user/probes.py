@@ -86,6 +86,14 @@ class Point:
         return [probe for probe in self.probes if probe.enabled]
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What is done about traps of an earlier GDB's. keys: of those that are gone. kept: trampolines."""
+
+    keys: tuple[Key, ...] = ()
+    kept: tuple[tuple[NotedTrap, Program], ...] = ()
+
+
 @dataclass
 class Users:
     """The probes on user programs of a session."""
@@ -148,16 +156,24 @@ class Users:
         calls = {call.address for call in arriving.calls} if arriving is not None else set()
         return [change for change in undone if change.address in calls]
 
-    def take_out(self, left: Sequence[NotedTrap], arena: Arena) -> Sequence[Key]:
-        """The traps of an earlier GDB, whose code is still there; their keys. Raises OptprobeError with some left."""
+    def take_out(self, left: Sequence[NotedTrap], arena: Arena) -> Taken:
+        """The traps of an earlier GDB, whose code is still there. Raises OptprobeError with some left.
+
+        Trampolines stay while calls are under way that return there.
+        """
         if not left:
-            return ()
+            return Taken()
         user = self.target.user()
         user.texts.writer = self._writer.begin(user.programs, arena, self._is_stopped_at)
-        keys = []
+        keys: list[Key] = []
+        kept: list[tuple[NotedTrap, Program]] = []
         programs = {trap.file.inode: user.programs.known(trap.file) for trap in left}
-        for trap in left:
+        trampolines = [trap for trap in left if trap.calls]
+        for trap in [trap for trap in left if not trap.calls] + trampolines:
             program = programs[trap.file.inode]
+            if trap in trampolines and self.calls.are_under_way(trap.calls, arena):
+                kept.append((trap, program))
+                continue
             change = Change(trap.address, trap.original, user.kernel.isa.trap)
             try:
                 user.texts.take_out(program, [change])
@@ -166,15 +182,16 @@ class Users:
             keys.append((program.offset(trap.address), program.inode))
         for program in programs.values():
             user.programs.hold(program.file, -1)
-        return keys
+        return Taken(tuple(keys), tuple(kept))
 
-    def adopt(self, gone: Sequence[Key], arena: Arena) -> None:
+    def adopt(self, taken: Taken, arena: Arena) -> None:
         """Where traps of an earlier GDB's were until now: who has just come to one goes on. Raises OptprobeError."""
-        if gone:
+        if taken.keys or taken.kept:
             user = self.target.user()
             self._begin(user, arena)
-            for key in gone:
+            for key in taken.keys:
                 self.traps.pass_by(key)
+            self.calls.adopt(taken.kept, user, arena)
 
     def _planned(self, spec: Spec, user: UserTarget) -> Point:
         """Where the probe would be. Raises OptprobeError."""
