@@ -1,4 +1,4 @@
-"""Return probes on programs of the guest's: every return is seen, however it comes, and no process is another for it."""
+"""Return probes on programs of the guest: every return is seen, however it comes, and no process is another for it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_conditions_and_what_is_kept(linux: Guest, program: Path) -> None:
     answer.put(linux, answer.build(program.parent, 32), other)
     script: list[str | Workload] = [
         f"optprobe add -user {PATH}:deep -return entry do save n = $arg1 if $retval == $saved.n do sum($retval)",
-        f"optprobe add -user {PATH}:deep -return entry if $arg1 == 3 do save a = $arg1, count by $comm do sum($saved.a)",
+        f"optprobe add -user {PATH}:deep -return entry if $arg1 == 3 do save a = $arg1 do sum($saved.a)",
         f'optprobe add -user {PATH}:deep -return if $elapsed > 0 && $comm == "returns" do hist($elapsed)',
         f"optprobe add -user {PATH}:deep",
         f"optprobe add -user {PATH}:deep -return -maxactive {DEPTH - 9}",
