@@ -213,7 +213,9 @@ def _cost(probe: ProbeView) -> str:
 
 
 def _and_a_trap(probe: ProbeView) -> str:
-    return " and a trap" if probe.tier == "trapped" else ""
+    if probe.tier != "trapped":
+        return ""
+    return " and two traps" if probe.kind == "uretprobe" else " and a trap"
 
 
 def _instructions(probe: ProbeView) -> str:

@@ -25,6 +25,9 @@ def probe(probe: Probe, users: Users, found: Gathered, target: Target) -> ProbeV
     detour = point.placed.detour if point.placed is not None else None
     code = target.isa.decode(detour.data, detour.address) if detour is not None else ()
     count, most = len(code), sum(map(present.cost_of, code))
+    if function is not None and function.placed is not None:
+        back = function.placed.detour
+        most += sum(map(present.cost_of, target.isa.decode(back.data, back.address)))
     return ProbeView(
         number=probe.number,
         name=probe.spec.name,
