@@ -83,7 +83,7 @@ def _alone(data: bytes, bits: int) -> bytes | None:
     behind = len(data) - 1
     if _does_nothing(data):
         return _add("rip", behind)
-    if (jump := _jump(data)) is not None:
+    if (jump := _jump(data, bits // 8)) is not None:
         return jump
     rex, opcode, rest = _parts(data, bits)
     if opcode in range(0xB8, 0xC0) and len(rest) == 4:
@@ -117,11 +117,11 @@ def _parts(data: bytes, bits: int) -> tuple[int, int, bytes]:
     return (rex, opcode if opcode not in (0x0F, 0x66, 0x67, 0xF2, 0xF3) else -1, data[at + 1 :])
 
 
-def _jump(data: bytes) -> bytes | None:
-    """jmp and jcc."""
+def _jump(data: bytes, word: int) -> bytes | None:
+    """jmp and jcc. word: bytes of an address, beyond which a distance may lead around."""
     behind = len(data) - 1
     if (data[0], len(data)) in ((0xEB, 2), (0xE9, 5)):
-        return _add("rip", behind + _signed(data[1:]))
+        return _add("rip", behind + _signed(data[1:]), word)
     condition = -1
     if data[0] & 0xF0 == 0x70 and len(data) == 2:
         condition, distance = data[0] & 15, _signed(data[1:])
@@ -129,9 +129,9 @@ def _jump(data: bytes) -> bytes | None:
         condition, distance = data[1] & 15, _signed(data[2:])
     if condition < 0:
         return None
-    taken = _add("rip", distance)
+    taken = _add("rip", distance, word)
     unless = b"\x74" if condition % 2 == 0 else b"\x75"  # je, jne: of what `_test` leaves
-    return _test(condition >> 1) + unless + bytes((len(taken),)) + taken + _add("rip", behind)
+    return _test(condition >> 1) + unless + bytes((len(taken),)) + taken + _add("rip", behind, word)
 
 
 def _test(condition: int) -> bytes:
@@ -224,7 +224,7 @@ def _pushing(value: bytes, word: int, on: int) -> Callable[[int], Code]:
     def code(writable: int) -> Code:
         stores = value + instruction(b"\x89", "rcx", Memory("rax"), word)
         stores += instruction(b"\x83", 5, Memory("rdi", REGISTERS["rsp"]), word, immediate(word, 1))
-        stores += _add("rip", on) + _RET
+        stores += _add("rip", on, word) + _RET
         return _at_stack(-word, word, writable, stores)
 
     return code
@@ -262,11 +262,11 @@ def _frame(extension: int, name: str) -> bytes:
     return instruction(b"", extension, Memory("rdi", REGISTERS[name]), 4)
 
 
-def _add(name: str, number: int) -> bytes:
+def _add(name: str, number: int, word: int = 8) -> bytes:
     if not number:
         return b""
     opcode, size = (b"\x83", 1) if fits(number, 8) else (b"\x81", 4)
-    return instruction(opcode, 0, Memory("rdi", REGISTERS[name]), 8, immediate(number, size))
+    return instruction(opcode, 0, Memory("rdi", REGISTERS[name]), word, immediate(number, size))
 
 
 def _constant(to: str, number: int) -> bytes:

@@ -52,6 +52,8 @@ def _decoded(code: bytes, address: int) -> list[Insn]:
             for group, (to_place, elsewhere) in _OF_GROUP.items():
                 if insn.group(group):
                     kind = to_place if direct else elsewhere
+        if kind is Flow.NEXT and insn.group(capstone.CS_GRP_BRANCH_RELATIVE):  # loop, xbegin
+            kind = Flow.BRANCH
         goes = direct and kind in (Flow.CALL, Flow.JUMP, Flow.BRANCH)
         target = insn.operands[0].imm & 0xFFFF_FFFF if goes else None
         found.append(Insn(insn.address, bytes(insn.bytes), f"{insn.mnemonic} {insn.op_str}".strip(), kind, target))

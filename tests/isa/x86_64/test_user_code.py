@@ -69,3 +69,11 @@ def test_system_calls_go_on_behind(bits: int) -> None:
         (insn,) = USER.decode(data, AT, bits)
         with pytest.raises(Unrelocatable):
             USER.copy(insn, COPY, bits, False)
+
+
+@pytest.mark.parametrize("text", ["e210", "e0f0", "e310", "c7f810000000"])
+def test_a_branch_of_32_bits_that_is_not_emulated_has_no_copy(text: str) -> None:
+    """loop, loopne, jecxz, xbegin: they lead to a distance from where they are."""
+    (insn,) = USER.decode(bytes.fromhex(text), AT, 32)
+    with pytest.raises(Unrelocatable):
+        USER.copy(insn, COPY, 32, False)
