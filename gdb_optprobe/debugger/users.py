@@ -33,7 +33,7 @@ class LinuxPrograms:
     def _target(self) -> UserTarget:
         kernel, linux = self.linux.user_kernel, self.linux
         programs = Programs.of(
-            linux.machine, linux.kernel, kernel.direct, kernel.la57, linux.constant, linux.forget
+            linux.machine, kernel.kernel, kernel.mmu, kernel.vcpus, linux.constant, linux.forget
         )
         texts = UserTexts(programs, self.stops, self._run, _say)
         return UserTarget(kernel, self._names, programs, texts, self._names_at_return)

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from gdb_optprobe.guest.scope import KernelScope
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.ctype import INT, UNSIGNED_LONG
+from gdb_optprobe.handlers.framed import renamed
 from gdb_optprobe.handlers.program import Expr, Frame, Load, Op, Register
 from gdb_optprobe.handlers.scope import Meaning, Missing, Value
 
@@ -40,7 +42,8 @@ class UserScope(KernelScope):
         if slot < len(registers):
             return Register(registers[slot])
         size = self.bits // 8
-        offset = fold.constant(size + size * (slot - len(registers)))
+        first = self.abi.stacked if self.bits == 64 else size
+        offset = fold.constant(first + size * (slot - len(registers)))
         return Load(fold.binary(Op.ADD, Register(self.abi.sp), offset, 64, False), size, signed=False)
 
     def _argument(self, name: str) -> Meaning | Missing:
@@ -48,6 +51,8 @@ class UserScope(KernelScope):
         return Value(found.expr, UNSIGNED_LONG) if isinstance(found, Value) else found
 
 
-def user_scope(kernel: KernelScope, bits: int) -> UserScope:
-    """With what is known of the kernel."""
-    return UserScope(**{each.name: getattr(kernel, each.name) for each in fields(kernel)}, bits=bits)
+def user_scope(kernel: KernelScope, bits: int, resident: Mapping[str, str]) -> UserScope:
+    """With what is known of the kernel. resident: by another name, registers of its own by which it knows what runs."""
+    own = {each.name: getattr(kernel, each.name) for each in fields(kernel)}
+    names = {register: name for name, register in resident.items()}
+    return UserScope(**(own | {"current": renamed(kernel.current, names)}), bits=bits)

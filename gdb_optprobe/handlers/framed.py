@@ -1,12 +1,12 @@
 """A program that reads registers which a trap has saved: from memory that a register of the kernel's leads to.
 
-The saved PC is that of the byte behind the trap; what the program reads as the PC is that of the trap.
+The saved PC may be that of the byte behind the trap; what the program reads as the PC is that of the trap.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TypeVar
 
 from gdb_optprobe.handlers import fold
@@ -17,18 +17,29 @@ Node = TypeVar("Node")
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """frame: the register that leads there. registers: by name, how far in. pc: its name. behind: the trap's size."""
+    """frame: the register that leads there. registers: by name, how far in. pc: its name, and how far behind the trap.
+
+    resident: by name in the program, a register that is read as it is.
+    """
 
     frame: str
     registers: Mapping[str, int]
     pc: str
     behind: int
+    resident: Mapping[str, str] = field(default_factory=dict)
 
     def word(self, name: str) -> Expr:
         """What the register was."""
+        if name in self.resident:
+            return Register(self.resident[name])
         place = fold.binary(Op.ADD, Register(self.frame), fold.constant(self.registers[name]), 64, False)
         word = Load(place, 8, signed=False, mapped=True)
         return word if name != self.pc else fold.binary(Op.SUB, word, fold.constant(self.behind), 64, False)
+
+
+def renamed(node: Node, names: Mapping[str, str]) -> Node:
+    """With other names for registers."""
+    return _within(node, lambda name: Register(names.get(name, name)))
 
 
 def framed(node: Node, saved: Saved, but: Collection[str] = ()) -> Node:

@@ -57,7 +57,7 @@ def tell(emit: UserEmitter, isa: UserTrapping, mapped: Mapped, routine: int, way
         pool.take_this(name)
     emit.mark(again)
     emit.load(leaf.address, Value(Memory(isa.frame, isa.pc)))
-    emit.binary(Arithmetic.SUB, leaf.address, leaf.address, len(isa.trap), 64, False)
+    emit.binary(Arithmetic.SUB, leaf.address, leaf.address, isa.behind, 64, False)
     emit.call(routine)
     emit.branch(Test.EQ, leaf.record, ABSENT, False, ways.absent)
     emit.branch(Test.EQ, leaf.record, OTHER, False, ways.foreign)

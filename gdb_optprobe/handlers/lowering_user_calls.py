@@ -258,7 +258,7 @@ def returned(table: Table, size: int, kernels: int, traps: UserTrapping, isa: Us
     emit.binary(Arithmetic.SUB, key, key, 2 * size, 64, False)
     emit.binary(Arithmetic.SUB, popped, popped, 1, 64, False)
     emit.branch(Test.NE, popped, 0, False, look)
-    emit.leave((), kernels)
+    emit.kernels(kernels)
     emit.mark(found)
     emit.load(word, Value(Memory(slot, CODE)))
     return joined((emit.finish, lambda at: traps.go_to(word)))
@@ -275,7 +275,8 @@ def returning(point: int, programs: Sequence[Code], traps: UserTrapping, isa: Us
     end.publish(Memory(isa.slot, KEY), 0)
     end.add(Memory(offset=point + RETURNS, near=True), 1)
     end.add(Memory(offset=point + ACTIVE, near=True), MASK)
-    return joined((begin.finish, *programs, end.finish, lambda at: traps.back))
+    end.back()
+    return joined((begin.finish, *programs, end.finish))
 
 
 def dead_at_return(traps: UserTrapping, isa: UserReturning) -> Dead:

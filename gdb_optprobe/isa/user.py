@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,11 +32,17 @@ class Leaf:
 class UserEmitter(Emitter, Protocol):
     """An emitter of what a trap comes to."""
 
+    def begin(self) -> None:
+        """The first of all: from here on registers are saved, and `scratch` may be changed."""
+
+    def kernels(self, address: int) -> None:
+        """On to the kernel's own handler, which finds everything as if nobody had come between."""
+
     def call(self, routine: int) -> None:
         """One of ours; what it changes is for the caller to know."""
 
     def back(self) -> None:
-        """The trap is over, see UserTrapping.back."""
+        """The trap is over: on with the saved registers, with nothing more done about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +61,48 @@ class UserTrapping(Protocol):
 
     trap:      the trap instruction in user text.
     frame:     the register that has the address of the saved registers.
-    pc:        offset of the saved PC there, which is that of the byte behind the trap.
+    pc:        offset of the saved PC there. behind: how far that is behind the trap.
     mode:      what tells from where the trap came; user: bits of it that are set for user mode.
     far:       bits of it that are set where the PC alone is not the address: a segment of the program's own; or 0.
     leaf:      of the routine that finds the trap's page.
     scratch:   what a C function may change.
-    back:      code that goes back to who called the handler, with nothing more done about the trap.
     registers: by name, the offset of each in what `frame` leads to.
+    around:    bytes of code around an instruction that tell whether it is such a place as `reserved` finds.
+    resident:  names for registers that programs read as they are, not as they were saved: the kernel's own.
     """
 
-    trap: bytes
-    frame: str
-    pc: int
-    mode: Value
-    user: int
-    far: int
-    leaf: Leaf
-    scratch: Dead
-    back: bytes
+    @property
+    def trap(self) -> bytes: ...
+
+    @property
+    def frame(self) -> str: ...
+
+    @property
+    def behind(self) -> int: ...
+
+    @property
+    def around(self) -> int: ...
+
+    @property
+    def user(self) -> int: ...
+
+    @property
+    def far(self) -> int: ...
+
+    @property
+    def leaf(self) -> Leaf: ...
+
+    @property
+    def scratch(self) -> Dead: ...
+
+    @property
+    def resident(self) -> Mapping[str, str]: ...
+
+    @property
+    def pc(self) -> int: ...
+
+    @property
+    def mode(self) -> Value: ...
 
     def emitter(self, before: Before) -> UserEmitter: ...
 
@@ -85,6 +115,9 @@ class UserTrapping(Protocol):
     def decode(self, code: bytes, address: int, bits: int) -> list[Insn]:
         """As Isa.decode, of a program of 32 or 64 bits."""
 
+    def reserved(self, code: Sequence[Insn]) -> Collection[int]:
+        """Where in `code` a trap would make the program's store-conditional fail, for ever."""
+
     def copy(self, insn: Insn, at: int, bits: int, pie: bool) -> bytes:
         """`insn`, to run at `at`, with the way back; pie: wherever the program is loaded.
 
@@ -96,7 +129,7 @@ class UserTrapping(Protocol):
 
         writable: the address of a routine: where the kernel may write what is at a user's address.
 
-        None where it is not one that is emulated. The saved PC is that of the byte behind the trap.
+        None where it is not one that is emulated.
         """
 
     def go_to(self, register: str) -> bytes:

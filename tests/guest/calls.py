@@ -1,12 +1,18 @@
 """A program of the guest's that calls `test` COUNT times, and ends with a number that all these calls make.
 
-With an argument it forks first: parent and child do the same. `test` has instructions of all sorts in a row.
+With an argument it forks first: parent and child do the same. `test` has instructions of all sorts in a row. That of
+ppc64le is in calls_ppc64le.s.
 """
 
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+
+from gdb_optprobe.guest.linux.user.elf import PC, POWER, Elf, Kind
+from gdb_optprobe.isa.ppc64le import PPC64LE
+from gdb_optprobe.isa.x86_64 import X86_64
 
 _SOURCE = """
 .globl _start
@@ -79,14 +85,44 @@ value:  .quad 0x123456789
 FUNCTIONS = ("test", "inner", "leaf")
 SELDOM = 4
 """How often `test` runs its nopl, however often it is called."""
-THEIRS = 0x1000
-"""The offset in the file of `_start`'s call, for an event of the guest's own."""
+TOOLS = {"x86_64": "", "ppc64le": "powerpc64le-linux-gnu-"}
+_DECODED = {"x86_64": X86_64.decode, "ppc64le": PPC64LE.decode}
+_KINDS = {"x86_64": PC, "ppc64le": Kind((POWER,), 1 << 16)}
 
 
-def build(folder: Path, count: int) -> Path:
+def build(folder: Path, count: int, arch: str = "x86_64") -> Path:
     """The program."""
     source, assembled, program = (folder / f"calls{count}{ending}" for ending in (".s", ".o", ""))
-    source.write_text(_SOURCE.replace("begin:  ", "begin:  lea leaf(%rip), %r14\n        "))
-    subprocess.run(["as", "--defsym", f"COUNT={count}", "-o", str(assembled), str(source)], check=True)
-    subprocess.run(["ld", "-static", "-o", str(program), str(assembled)], check=True)
+    text = _SOURCE.replace("begin:  ", "begin:  lea leaf(%rip), %r14\n        ")
+    source.write_text(text if arch == "x86_64" else Path(__file__).with_name(f"calls_{arch}.s").read_text())
+    subprocess.run([f"{TOOLS[arch]}as", "--defsym", f"COUNT={count}", "-o", assembled, source], check=True)
+    subprocess.run([f"{TOOLS[arch]}ld", "-static", "-o", program, assembled], check=True)
     return program
+
+
+def elf(program: Path, arch: str = "x86_64") -> Elf:
+    data = program.read_bytes()
+    return Elf.of(str(program), lambda offset, size: data[offset : offset + size], len(data), _KINDS[arch])
+
+
+def instructions(program: Path, count: int, arch: str) -> Mapping[str, int]:
+    """By place, how often each instruction of its functions runs in one process that makes so many calls.
+
+    Calls of the program's own do not come by a global entry.
+    """
+    parts, found = elf(program, arch), dict[str, int]()
+    for symbol in (symbol for symbol in parts.symbols if symbol.name in FUNCTIONS):
+        for insn in _DECODED[arch](parts.text(symbol.address, symbol.size), symbol.address):
+            offset = insn.address - symbol.address
+            often = 0 if offset < symbol.local else SELDOM if insn.text.startswith("nop") else count
+            if offset == symbol.local:
+                found[symbol.name] = often
+            elif offset:
+                found[f"{symbol.name}+{offset:#x}"] = often
+    return found
+
+
+def theirs(program: Path, arch: str) -> int:
+    """The offset in the file of what runs before each call, for an event of the guest's own."""
+    parts = elf(program, arch)
+    return parts.offset(parts.resolve("call_test"))

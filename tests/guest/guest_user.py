@@ -16,7 +16,6 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.user.writer import flags
-from gdb_optprobe.guest.linux.x86_64.reads import Reads
 from gdb_optprobe.probes.user.arrivals import Arrivals
 from gdb_optprobe.probes.user.texts import UserTexts
 from gdb_optprobe.probes.user.writer import UserWriter
@@ -26,13 +25,12 @@ attachment = attachments.current
 assert attachment is not None and attachment.linux is not None
 assert session.target.left() is None, "what a GDB has left is not written over"
 linux = attachment.linux
-reads = linux._reads
-assert isinstance(reads, Reads)
+kernel = linux.user_kernel
 programs = Programs.of(
     attachment.machine,
-    linux.kernel,
-    (reads.direct.start, reads.direct.size),
-    reads.direct.la57,
+    kernel.kernel,
+    kernel.mmu,
+    kernel.vcpus,
     linux.structures.btf.constant,
     linux.forget,
 )

@@ -145,7 +145,7 @@ def test_bad_input_is_one_line_and_the_file_on_the_host_has_to_be_the_same(linux
         "refused: tmp/stripped is no path in the guest",
         "refused: /dev/null is no regular file of the guest",
         "refused: /tmp is no regular file of the guest",
-        "refused: /init is no program of this machine's (ELF, x86)",
+        "refused: /init is no program of this machine's (ELF)",
         "refused: /tmp/stripped has no symbols: it is stripped",
         "refused: offset 0x10 of /tmp/stripped is outside its code",
         "refused: offset 0xfffffffff of /tmp/stripped is outside its code",

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gdb_optprobe.guest.linux.user.elf import Elf
-from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.isa.x86_64.user import USER
 from qemu.guest import Guest
 from tests.guest import answer, calls, library
@@ -25,33 +23,23 @@ LIBRARY_CALLS = 100
 
 
 @pytest.fixture
-def program(linux: Guest, tmp_path: Path) -> Iterator[Path]:
+def program(each_linux: Guest, tmp_path: Path) -> Iterator[Path]:
     """The program, which is in the guest too."""
-    built = calls.build(tmp_path, COUNT)
-    answer.put(linux, built, PATH)
+    built = calls.build(tmp_path, COUNT, each_linux.options.arch)
+    answer.put(each_linux, built, PATH)
     yield built
-    linux.check(f"rm -f {PATH}")
+    each_linux.check(f"rm -f {PATH}")
 
 
-def instructions(program: Path) -> Mapping[str, int]:
-    """By place, how often each instruction of its functions runs in one process."""
-    data = program.read_bytes()
-    elf = Elf.of(str(program), lambda offset, size: data[offset : offset + size], len(data))
-    found = {}
-    for symbol in (symbol for symbol in elf.symbols if symbol.name in calls.FUNCTIONS):
-        for insn in X86_64.decode(elf.text(symbol.address, symbol.size), symbol.address):
-            seldom = insn.text.startswith("nopl")
-            found[f"{symbol.name}+{insn.address - symbol.address:#x}"] = calls.SELDOM if seldom else COUNT
-    return found
-
-
-def test_every_instruction_in_many_processes(linux: Guest, program: Path) -> None:
+def test_every_instruction_in_many_processes(each_linux: Guest, program: Path) -> None:
     """Those that are started before the probes are, and wait meanwhile, among them; and children that they fork."""
-    expected = instructions(program)
+    linux, arch = each_linux, each_linux.options.arch
+    expected, their_place = calls.instructions(program, COUNT, arch), calls.theirs(program, arch)
     said = f"{PATH}; echo said $?"
     unprobed = linux.run(said)[1], linux.run(f"{PATH} fork; echo said $?")[1]
     digest = linux.check(f"md5sum {PATH}")
-    linux.check(f"cd {TRACING}; echo 'p:theirs {PATH}:{calls.THEIRS}' > uprobe_events; echo 1 > events/uprobes/enable")
+    event = f"p:theirs {PATH}:{their_place:#x}"
+    linux.check(f"cd {TRACING}; echo '{event}' > uprobe_events; echo 1 > events/uprobes/enable")
     try:
         script: list[str | Workload] = [f"optprobe add -user {PATH}:{place}" for place in expected]
         script += [
@@ -110,8 +98,7 @@ def test_both_word_sizes(linux: Guest, tmp_path: Path, bits: int) -> None:
 
 
 def _code(program: Path) -> bytes:
-    data = program.read_bytes()
-    elf = Elf.of(str(program), lambda offset, size: data[offset : offset + size], len(data))
+    elf = calls.elf(program)
     (symbol,) = (symbol for symbol in elf.symbols if symbol.name == "answer")
     return elf.text(symbol.address, symbol.size)
 
@@ -138,10 +125,9 @@ def test_libraries(linux: Guest, tmp_path: Path) -> None:
     answer.put(linux, built.program, "/tmp/caller")
     one, other = (f"(cd {path.rpartition('/')[0]}; /tmp/caller; echo said $?)" for path in paths)
     wait = "(cd /tmp/one; sleep 300 | /tmp/caller wait; echo said $? >> /tmp/said)"
-    data = built.library.read_bytes()
-    elf = Elf.of("library", lambda offset, size: data[offset : offset + size], len(data))
+    elf = calls.elf(built.library)
     (symbol,) = (symbol for symbol in elf.symbols if symbol.name == "answer")
-    code = X86_64.decode(elf.text(symbol.address, symbol.size), 0)
+    code = USER.decode(elf.text(symbol.address, symbol.size), 0, 64)
     digests = linux.check(f"md5sum {' '.join(paths)}")
     for _ in range(WAITING):
         linux.check(f"{wait} > /dev/null 2>&1 &")

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.user.elf import PAGE, Elf
+from gdb_optprobe.guest.linux.user.elf import Elf
 from tests.guest import answer
 
 
@@ -17,6 +17,9 @@ from tests.guest import answer
 def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, bytes]:
     folder = tmp_path_factory.mktemp("programs")
     return {bits: answer.build(folder, bits).read_bytes() for bits in (32, 64)}
+
+
+PAGE = 4096
 
 
 def elf(data: bytes) -> Elf:

@@ -11,10 +11,11 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.physical import Changed
 from gdb_optprobe.guest.linux.user import files
 from gdb_optprobe.guest.linux.user.files import File
-from gdb_optprobe.guest.linux.user.frames import FIXED_RECORDS, Frames
+from gdb_optprobe.guest.linux.user.frames import Frames
 from gdb_optprobe.guest.linux.user.pagecache import NotInMemory, PageCache
 from gdb_optprobe.guest.linux.user.pages import Pages, Standing, within_pages
 from gdb_optprobe.guest.linux.user.spaces import Busy, Process, spaces
+from gdb_optprobe.guest.linux.x86_64.mmu import FIXED_RECORDS, X86Mmu
 from gdb_optprobe.isa.x86_64 import paging
 from tests.linux import fakes
 
@@ -80,7 +81,7 @@ class Kernel(fakes.Pages):
         super().__init__()
         self._pages = count(DIRECT + 0x10000, 0x1000)
         self.known = fakes.kernel(self, {"d_init_task": INIT}, OFFSETS)
-        self.frames = Frames.of(self.known, DIRECT, 1 << 32)
+        self.frames = Frames.of(self.known, X86Mmu(DIRECT, 1 << 32, False))
         self.superblock = self.new()
         self.put(self.superblock + 0x10, (0x800001).to_bytes(4, "little"))
         self.root = self.dentry("/", self.inode(stat.S_IFDIR))
@@ -276,7 +277,7 @@ def test_spaces_are_those_of_the_tree_that_run_its_code(guest: Kernel) -> None:
     guest.put_words(nodes[0] + 8, nodes[1], nodes[2])
     guest.put_words(nodes[2] + 8, nodes[3], nodes[4])
     guest.put_words(file.mapping + 0x20, nodes[0])
-    found = {space.mm: space for space in spaces(guest.known, file)}
+    found = {space.mm: space for space in spaces(guest.known, file, 4096)}
     assert set(found) == {one, made}
     assert found[one].processes == (Process(1, "answer"),) and found[made].processes == ()
     assert found[one].holds(0x1000) and not found[one].holds(0x3000) and found[one].address(0x1004) == 0x401004
@@ -287,11 +288,11 @@ def test_a_tree_that_is_being_changed_is_left_alone_and_a_broken_one_refused(gue
     node = area(guest, memory(guest, file.inode), CODE)
     guest.put_words(file.mapping + 0x20, node, 0, 1)
     with pytest.raises(Busy):
-        spaces(guest.known, file)
+        spaces(guest.known, file, 4096)
     guest.put_words(file.mapping + 0x30, 0)
     guest.put_words(node + 8, node)
     with pytest.raises(OptprobeError, match="broken"):
-        spaces(guest.known, file)
+        spaces(guest.known, file, 4096)
 
 
 # pages of a space ----------------------------------------------------------------------------------------------------
@@ -310,7 +311,7 @@ def mapped(guest: Kernel, mapping: int, bits: int = HELD) -> tuple[Standing, int
         guest.put_words(table + 8 * index, following - DIRECT | flags)
     guest.put_words(guest.frames.record(data - DIRECT) + 0x18, mapping)
     guest.put(data, b"original")
-    return Pages(guest.known, guest.frames, False).of(mm), data
+    return Pages(guest.known, guest.frames, X86Mmu(DIRECT, 1 << 32, False)).of(mm), data
 
 
 def test_a_page_of_its_own_is_written_and_a_changed_one_refused(guest: Kernel) -> None:

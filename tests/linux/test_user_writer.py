@@ -15,7 +15,10 @@ from gdb_optprobe.guest.linux.user.pages import Pages as UserPages
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.user.spaces import Busy
 from gdb_optprobe.guest.linux.user.writer import FORCE, ROWS, WRITE, Write, Writer
+from gdb_optprobe.guest.linux.x86_64.mmu import X86Mmu
+from gdb_optprobe.guest.linux.x86_64.user import VCPUS
 from gdb_optprobe.guest.machine import Vcpu
+from gdb_optprobe.isa.x86_64.writing import WRITING
 from tests.linux.fakes import Machine, kernel
 
 CODE, TABLES, REMOTE, PUT = 0x82000000, 0x82010000, 0x81001000, 0x81002000
@@ -29,14 +32,15 @@ FLAGS = 0x246 | 0x400 | 1  # the direction flag too, which C wants clear
 
 def made() -> tuple[Machine, Writer]:
     machine = Machine({"rip": BACK, "eflags": FLAGS, **{name: 0x1111 * n for n, name in enumerate(NAMES, 1)}})
-    machine.put(CODE, writer.code(CODE, writer.Calls(REMOTE, PUT)))
+    machine.put(CODE, WRITING.code(CODE, REMOTE, PUT))
     machine.put(TABLES, bytes(writer.SIZE))
     for mm in MMS:
         machine.put(mm, bytes(256))
         machine.put(mm + 0x40, (1).to_bytes(4, "little"))
     known = kernel(machine, {"access_remote_vm": REMOTE, "mmput": PUT, "ksys_read": BACK}, OFFSETS)
-    frames = Frames(known, 0xFFFF888000000000, 1 << 40, 0xFFFFEA0000000000)
-    programs = Programs(machine, known, frames, UserPages(known, frames, False), lambda name: None, lambda: None)
+    mmu = X86Mmu(0xFFFF888000000000, 1 << 40, False)
+    frames = Frames.of(known, mmu)
+    programs = Programs(machine, known, frames, UserPages(known, frames, mmu), VCPUS, lambda name: None, lambda: None)
     found = Writer(programs, CODE, TABLES)
     found.clear()
     return machine, found

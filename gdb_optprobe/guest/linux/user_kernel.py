@@ -6,9 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
 from gdb_optprobe.guest.linux.user.arriving import Arriving
+from gdb_optprobe.guest.linux.user.mmu import Mmu
 from gdb_optprobe.guest.linux.user.space_calls import SpaceCalls
+from gdb_optprobe.guest.linux.user.vcpus import Vcpus
 from gdb_optprobe.handlers.lowering_mapped import Mapped
 from gdb_optprobe.handlers.program import Expr
 from gdb_optprobe.isa.user import UserTrapping
@@ -38,19 +41,34 @@ class UserKernel:
     """mapped: how the file is known that a trap stands in. writable: code of the routine that isa.emulation calls.
 
     leaf:   code of the routine that looks a user's page up.
+    kernel: with the structures by which programs are looked into.
     calls:  where it calls its handler of the trap.
-    direct: where its map of physical memory begins, and its size. la57: whether page tables have five levels.
     arriving: how code of ours sees new mappings; None where the guest has to stop for that.
 
     returning: raises OptprobeError where returns cannot be probed.
     """
 
+    kernel: Kernel
     isa: UserTrapping
     mapped: Mapped
     writable: bytes
     leaf: bytes
     calls: TrapCalls
-    direct: tuple[int, int]
-    la57: bool
+    mmu: Mmu
+    vcpus: Vcpus
     arriving: Arriving | None = None
     returning: Callable[[], ReturnKernel] = no_returns
+
+
+def mapped(kernel: Kernel, mmu: Mmu) -> Mapped:
+    """Raises OptprobeError."""
+    offset = kernel.offset
+    return Mapped(
+        bits=mmu.kind.page.bit_length() - 1,
+        mapping=offset("page", "mapping"),
+        index=offset("page", "index"),
+        root=offset("anon_vma", "rb_root.rb_root.rb_node"),
+        area=offset("anon_vma_chain", "vma") - offset("anon_vma_chain", "rb"),
+        file=offset("vm_area_struct", "vm_file"),
+        inode=offset("file", "f_inode"),
+    )

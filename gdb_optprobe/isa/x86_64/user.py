@@ -9,7 +9,7 @@ The frame's address stays in rdi; rax, rcx, rdx, rsi and r8 to r11 are free (arc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ..base import Dead, Insn
 from ..code import Code, joined
@@ -36,6 +36,12 @@ _ON_REGISTERS = {(opcode, 1) for opcode in _OF_TWO} | {(0x83, 2), (0x81, 5)}
 
 
 class _Emitter(Emitter):
+    def begin(self) -> None:
+        """The kernel's entry code has saved all."""
+
+    def kernels(self, address: int) -> None:
+        self.leave((), address)
+
     def call(self, routine: int) -> None:
         self._items.append(Relative(b"\xe8" + bytes(4), 1, routine))
 
@@ -46,6 +52,8 @@ class _Emitter(Emitter):
 class _User:
     frame = "rdi"
     trap = b"\xcc"
+    behind = 1
+    around = 0
     registers = REGISTERS
     pc = REGISTERS["rip"]
     mode = Value(Memory("rdi", REGISTERS["cs"]), 1)
@@ -53,7 +61,7 @@ class _User:
     far = 4  # of a selector: in the LDT (SDM volume 3, 3.4.2)
     leaf = leaf.REGISTERS
     scratch = Dead(True, frozenset((*GENERAL, CARRY)).difference(CALLEE_SAVED))
-    back = _RET
+    resident: Mapping[str, str] = {}
     order = staticmethod(MACHINE.order)
 
     decode = staticmethod(decoded)
@@ -61,6 +69,9 @@ class _User:
 
     def emitter(self, before: Before) -> UserEmitter:
         return _Emitter(before)
+
+    def reserved(self, code: Sequence[Insn]) -> Collection[int]:
+        return ()
 
     def go_to(self, register: str) -> bytes:
         """An indirect jump would have to find endbr64 (SDM volume 1, 17.3)."""

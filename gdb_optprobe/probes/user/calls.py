@@ -114,11 +114,10 @@ class UserCalls:
         function = self._serve(program, address, probes, kernel, user, arena)
         assert function.placed is not None, "just served"
         bounds = [probe.spec.maxactive for probe in probes]
-        trap = len(user.kernel.isa.trap)
         way = Way(
             function.counts.address,
             function.placed.detour.address,
-            trampoline.address - address - trap,
+            trampoline.address - address - user.kernel.isa.behind,
             program.bits // 8,
             max(bounds) if all(bounds) else LAYOUT.slots,
         )

@@ -332,8 +332,7 @@ class Users:
         if spec.returns:
             return return_handler(spec, point.program, point.insn.address, user, self.target, settings)
         program = point.program
-        bounds = program.function(point.insn.address)
-        names = user.names(point.insn.address, bounds is not None and bounds[0] == point.insn.address, program.bits)
+        names = user.names(point.insn.address, program.is_entry(point.insn.address), program.bits)
         if spec.counts and not spec.pid:
             return Handler()
         condition, actions = spec.condition_part, spec.action_parts
@@ -458,7 +457,7 @@ class Users:
         if emulated is not None:
             parts.append(emulated.code)
         if copy is not None:
-            parts.append(user.kernel.isa.moved(copy - point.insn.address - len(user.kernel.isa.trap)))
+            parts.append(user.kernel.isa.moved(copy - point.insn.address - user.kernel.isa.behind))
         return joined(parts)
 
 
@@ -469,9 +468,17 @@ def _insn(program: Program, address: int, isa: UserTrapping) -> Insn:
     code = isa.decode(program.text(start, address - start + LONGEST), start, program.bits)
     found = next((insn for insn in code if insn.address == address), None)
     if found is not None:
+        _check_reserved(program, address, isa)
         return found
     inside = next((insn for insn in code if insn.address < address < insn.end), None)
     if inside is not None:
         at = program.spell(inside.address)
         raise OptprobeError(f"{program.spell(address)} is in the middle of the instruction at {at}", f"probe {at}")
     raise OptprobeError(f"the code at {program.spell(address)} cannot be decoded")
+
+
+def _check_reserved(program: Program, address: int, isa: UserTrapping) -> None:
+    """Raises Refused where nothing may stop between the instructions around."""
+    first = max(program.code_start(address), address - isa.around)
+    if isa.around and address in isa.reserved(isa.decode(program.text(first, 2 * isa.around), first, program.bits)):
+        raise Refused(Refusal.RESERVATION.because(address=program.spell(address)))

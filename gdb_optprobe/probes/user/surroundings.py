@@ -25,7 +25,7 @@ class At:
 
 
 def saved(isa: UserTrapping, pc: str) -> Saved:
-    return Saved(isa.frame, isa.registers, pc, len(isa.trap))
+    return Saved(isa.frame, isa.registers, pc, isa.behind, isa.resident)
 
 
 def dead_at_trap(isa: UserTrapping) -> Dead:

@@ -230,7 +230,7 @@ class UserTexts:
         if self.arrivals is not None:
             self.arrivals.hold([row for armed in self._armed.values() for row in armed.rows])
         elif self._armed and self._point is None:
-            self._point = self.stops.set(self.programs.kernel.address(LOADED), self._loaded)
+            self._point = self.stops.set(self.programs.entered(LOADED), self._loaded)
         elif not self._armed and self._point is not None:
             self._point.remove()
             self._point = None
@@ -239,10 +239,10 @@ class UserTexts:
     def _loaded(self, hit: Hit) -> None:
         """A program has been loaded. What its memory lacks is written by its own thread, which comes by here again."""
         self.programs.forget()
-        armed = self._armed.get(self.programs.executed(hit.regs["rdi"]))
+        vcpu = next(vcpu for vcpu in self.programs.machine.vcpus() if vcpu.number == hit.vcpu)
+        armed = self._armed.get(self.programs.executed(vcpu))
         if armed is None:
             return
-        vcpu = next(vcpu for vcpu in self.programs.machine.vcpus() if vcpu.number == hit.vcpu)
         try:
             self._arm_loaded(armed, vcpu, hit)
         except OptprobeError as error:

@@ -15,6 +15,7 @@ from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers import lowering_user_traps
+from gdb_optprobe.isa.base import Insn, Isa
 from gdb_optprobe.isa.code import Code
 from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.objects.user_traps import CODE, SLOT, Key, UserTrapsLayout, slot
@@ -70,7 +71,7 @@ class UserTraps:
             page = leaf.detour.address
             handler = put(lowering_user_traps.handler(table, kernel.mapped, page, near, kernel.isa))
             patches = tuple(
-                Patch(call.address, call.data, isa.redirect(call, handler.detour.address)) for call in calls.calls
+                Patch(call.address, call.data, _led(isa, call, handler.detour.address)) for call in calls.calls
             )
             hooks.put_in(patches, self.target, arena)
         except OptprobeError:
@@ -150,3 +151,8 @@ class UserTraps:
             word = bytes(hook.data[at + part : at + part + 8])
             self.target.machine.write(hook.memory.address + at + part, word)
         self._codes[key] = code
+
+
+def _led(isa: Isa, insn: Insn, to: int) -> bytes:
+    """`insn`, a call or what runs before the kernel's handler, made a way to ours."""
+    return isa.redirect(insn, to) if insn.target is not None else isa.branch(insn.address, to)

@@ -32,8 +32,9 @@ class UserWriter:
         calls = writer.calls(programs.kernel)
         tables = arena.allocate_data(writer.SIZE, calls.write, self.target.isa.data_reach)
         try:
+            code = programs.vcpus.writing.code
             placed = Placed.near(
-                calls.write, lambda at: Detour(at, writer.code(at, calls), at, ()), self.target, arena
+                calls.write, lambda at: Detour(at, code(at, calls.write, calls.put), at, ()), self.target, arena
             )
         except OptprobeError:
             arena.data.give_back(tables)

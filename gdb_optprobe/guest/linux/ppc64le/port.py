@@ -12,7 +12,7 @@ from gdb_optprobe.guest.linux.kernel import Kernel, Structures
 from gdb_optprobe.guest.linux.modular import CodeOfModule, Modular
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.port import Bits, LinuxText, ModuleAt, Port, Reads, Room, Say, Stacks, Unwinder, nowhere
-from gdb_optprobe.guest.linux.ppc64le import derive, program_check, room, stacks
+from gdb_optprobe.guest.linux.ppc64le import derive, program_check, room, stacks, user
 from gdb_optprobe.guest.linux.ppc64le import find as finding
 from gdb_optprobe.guest.linux.ppc64le import reads as reading
 from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
@@ -111,7 +111,7 @@ class _PPC:
     def user_kernel(
         self, kernel: Kernel, machine: Machine, physical: Callable[[int], int | None], originals: Originals
     ) -> UserKernel:
-        raise OptprobeError("programs are not probed on ppc64le yet: their traps are the kernel's alone there")
+        return user.user_kernel(kernel, reading.reads(machine, kernel), originals)
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, bits: Bits, read: ReadMemory, module: ModuleAt = nowhere

@@ -17,7 +17,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 
 from gdb_optprobe.errors import OptprobeError
@@ -35,7 +36,7 @@ HANDLER, WAY_BACK = "program_check_exception", "interrupt_return_srr_kernel"
 VECTORS = ((0x700, 0x800), (0x4700, 0x4800))
 ADDI, LBZ, STB, LD, STD = 14, 34, 38, 58, 62
 SP, FRAME, CR, FREE, SRR0, SRR1, PACA, CTR_NUMBER = 1, 3, 9, 10, 11, 12, 13, CTR_BIT.bit_length() - 1
-NIP, MSR, CCR = 256, 264, 304  # in struct pt_regs (uapi/asm/ptrace.h), like what follows
+R1, NIP, MSR, CCR = 8, 256, 264, 304  # in struct pt_regs (uapi/asm/ptrace.h), like what follows
 SLOTS = {CTR: 280, **{f"r{number}": 8 * number for number in range(9, 14)}}
 MTSRR0, RT_FIELD = 0x7C1A_03A6, 31 << 21
 LOCAL = 8
@@ -44,25 +45,55 @@ NEAR = 8
 """Instructions before SRR0 is written, among which is seen whether it must be."""
 
 
+@dataclass(frozen=True, slots=True)
+class Common:
+    """entry: the code before the call of the handler. frame: from r1 to struct pt_regs. saved: see Entry."""
+
+    entry: Sequence[Insn]
+    frame: int
+    saved: Mapping[str, int]
+
+
 def find(kernel: Kernel, originals: Originals) -> TrapCalls:
     """Raises OptprobeError."""
-    code, way_back = (_code(kernel, originals, name) for name in (ENTRY, WAY_BACK))
+    found = common(kernel, originals)
+    first = found.entry[0]
+    if not _is_as_expected(found.entry, found.frame):
+        raise OptprobeError(f"{ENTRY} begins in a way that is not known")
+    stale = _stale(found.entry, _code(kernel, originals, WAY_BACK))
+    entry = Entry(first.end, first, found.saved, stale)
+    return TrapCalls(first.address, (first,), entry, tuple(ways_in(kernel, first)))
+
+
+def of_users(kernel: Kernel, originals: Originals) -> tuple[Common, Insn]:
+    """And where program checks of user mode alone come by: the instruction that gives them a stack.
+
+    r9 to r12 are what they are at the beginning, but that r10 is the user's r1. Raises OptprobeError.
+    """
+    found = common(kernel, originals)
+    entry = found.entry
+    skipped = [
+        number
+        for number in range(1, len(entry))
+        if _is(entry[number], LD, PACA) and rt(word_of(entry[number].data)) == SP
+        and (entry[number - 1].flow, entry[number - 1].target) == (Flow.BRANCH, entry[number].end)
+    ]  # fmt: skip
+    expected = ((CR, CCR), (SRR0, NIP), (SRR1, MSR), (FREE, R1))
+    if len(skipped) != 1 or not _keeps(entry[skipped[0] :], expected, found.frame):
+        raise OptprobeError(f"where {ENTRY} takes a program check of user mode is not known")
+    return found, entry[skipped[0]]
+
+
+def common(kernel: Kernel, originals: Originals) -> Common:
+    """Raises OptprobeError."""
+    code = _code(kernel, originals, ENTRY)
     entry = list(takewhile(lambda insn: insn.flow is not Flow.CALL, code))
     handler = kernel.symbols.address(HANDLER)
     called = code[len(entry)].target if len(entry) < len(code) else None
     frame = next((simm(word_of(i.data)) for i in entry if _is(i, ADDI, SP) and rt(word_of(i.data)) == FRAME), None)
     if handler is None or called not in (handler, handler + LOCAL) or frame is None:
         raise OptprobeError(f"{ENTRY} does not lead to {HANDLER}")
-    if not _is_as_expected(entry, frame):
-        raise OptprobeError(f"{ENTRY} begins in a way that is not known")
-    saved = {name: _saved(entry, frame + at) for name, at in SLOTS.items()}
-    first = entry[0]
-    return TrapCalls(
-        first.address,
-        (first,),
-        Entry(first.end, first, saved, _stale(entry, way_back)),
-        tuple(_ways_in(kernel, first)),
-    )
+    return Common(entry, frame, {name: _saved(entry, frame + at) for name, at in SLOTS.items()})
 
 
 def _code(kernel: Kernel, originals: Originals, name: str) -> Sequence[Insn]:
@@ -72,7 +103,8 @@ def _code(kernel: Kernel, originals: Originals, name: str) -> Sequence[Insn]:
     return code_at(kernel, PPC64LE, originals, at)
 
 
-def _ways_in(kernel: Kernel, first: Insn) -> Iterator[tuple[int, int]]:
+def ways_in(kernel: Kernel, first: Insn) -> Iterator[tuple[int, int]]:
+    """All that runs between a program check and `first`, it included."""
     for base in (0, kernel.address("_stext")):
         yield from ((base + start, base + end) for start, end in VECTORS)
     yield min(kernel.symbols.address(REAL_ENTRY) or first.address, first.address), first.end
@@ -80,11 +112,16 @@ def _ways_in(kernel: Kernel, first: Insn) -> Iterator[tuple[int, int]]:
 
 def _is_as_expected(entry: Sequence[Insn], frame: int) -> bool:
     """Whether r9, r11 and r12 are what they must be at its start, and r10 and CTR nothing that is read."""
-    kept = all(
-        any(_is_stored(insn, register, frame + at) for insn in _while_kept(entry, register))
-        for register, at in ((CR, CCR), (SRR0, NIP), (SRR1, MSR))
-    )
+    kept = _keeps(entry, ((CR, CCR), (SRR0, NIP), (SRR1, MSR)), frame)
     return kept and PPC64LE.moves_as_it_is(entry[0]) and not _is_read(entry, FREE) and not _is_read(entry, CTR_NUMBER)
+
+
+def _keeps(entry: Sequence[Insn], registers: Iterable[tuple[int, int]], frame: int) -> bool:
+    """Whether each goes to its place in struct pt_regs."""
+    return all(
+        any(_is_stored(insn, register, frame + at) for insn in _while_kept(entry, register))
+        for register, at in registers
+    )
 
 
 def _is_read(entry: Sequence[Insn], number: int) -> bool:

@@ -30,12 +30,22 @@ SYMTAB, DYNSYM = 2, 11  # sh_type
 NOTHING, FUNCTION = 0, 2  # STT_NOTYPE, STT_FUNC
 BUILD_ID = 3  # NT_GNU_BUILD_ID
 UNDEFINED = 0  # SHN_UNDEF
-PAGE = 4096
 MOST_HEADERS = 1 << 12
 LARGEST_TABLE = 1 << 26
 LARGEST_NOTE = 1 << 12
-MACHINES = (3, 62)  # EM_386, EM_X86_64
+POWER = 21  # EM_PPC64
 _LOCATION = re.compile(r"(?P<symbol>[^+\s]+?)(\s*\+\s*(?P<offset>0[xX][0-9a-fA-F]+|\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What programs of a machine are: e_machine may be one of these, and a page has so many bytes."""
+
+    machines: tuple[int, ...]
+    page: int
+
+
+PC = Kind((3, 62), 4096)  # EM_386, EM_X86_64
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +103,20 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Symbol:
-    """size: 0 where the file does not say."""
+    """size: 0 where the file does not say. local: how far in the local entry is (ELFv2 ABI, 3.4.1)."""
 
     address: int
     size: int
     name: str
+    local: int = 0
 
 
 @dataclass(frozen=True)
 class Elf:
     """`name` is what messages call it. bits: 32 or 64. pie: it may be loaded anywhere. entry: where it begins to run.
 
-    sections: offset and number of the section headers, size of the file. named_by: the file whose symbols are taken.
+    sections: offset and number of the section headers, size of the file. machine: whose code it is. page: bytes of one
+    of the machine's. named_by: the file whose symbols are taken.
     """
 
     name: str
@@ -115,12 +127,14 @@ class Elf:
     segments: tuple[Segment, ...]
     build_id: bytes
     sections: tuple[int, int, int]
+    machine: int
+    page: int
     named_by: Elf | None = None
 
     @staticmethod
-    def of(name: str, read: Read, size: int) -> Elf:
+    def of(name: str, read: Read, size: int, of: Kind = PC) -> Elf:
         """Raises OptprobeError."""
-        no_elf = OptprobeError(f"{name} is no program of this machine's (ELF, x86)")
+        no_elf = OptprobeError(f"{name} is no program of this machine's (ELF)")
         if size < 64:
             raise no_elf
         ident = read(0, 16)
@@ -130,7 +144,7 @@ class Elf:
         kind, machine, _, entry, programs, sections, _, _, each, count, section_each, section_count, _ = (
             layout.header.unpack(read(16, layout.header.size))
         )
-        if kind not in (EXECUTABLE, SHARED) or machine not in MACHINES:
+        if kind not in (EXECUTABLE, SHARED) or machine not in of.machines:
             raise no_elf
         if each != layout.program.size or not 0 < count <= MOST_HEADERS:
             raise OptprobeError(f"the program headers of {name} are damaged")
@@ -149,7 +163,8 @@ class Elf:
         ids = (_build_id(_bounded(read, h["offset"], h["size"], size, name)) for h in notes)
         table = (sections, section_count if section_each == layout.section.size else 0, size)
         bits = 64 if layout is _LAYOUTS[64] else 32
-        return Elf(name, read, bits, kind == SHARED, entry, loads, next(filter(None, ids), b""), table)
+        build_id = next(filter(None, ids), b"")
+        return Elf(name, read, bits, kind == SHARED, entry, loads, build_id, table, machine, of.page)
 
     # where -----------------------------------------------------------------------------------------------------------
 
@@ -172,9 +187,9 @@ class Elf:
         What the file has there, if anything, belongs to another segment, which is mapped elsewhere.
         """
         last = max(self.code, key=lambda segment: segment.end)
-        end = -(-last.end // PAGE) * PAGE
+        end = -(-last.end // self.page) * self.page
         others = (segment for segment in self.segments if segment is not last)
-        taken = any(segment.address < end and segment.address + segment.memory > end - PAGE for segment in others)
+        taken = any(segment.address < end and segment.address + segment.memory > end - self.page for segment in others)
         return (last.end, last.end if taken or last.memory > last.size else end)
 
     def offset(self, address: int) -> int:
@@ -216,18 +231,24 @@ class Elf:
         number = _number(symbol)
         if number is not None:
             return self.address(number + more)
-        address = self._named(symbol) + more
+        address = self._named(symbol, to_entry=not more) + more
         if not any(segment.holds(address) for segment in self.code):
             raise OptprobeError(f"{location} is in no code of {self.name}")
         return address
 
-    def _named(self, name: str) -> int:
+    def entry_of(self, address: int) -> int | None:
+        """Where the function is entered that is there, by those in the program: its local entry."""
+        symbol = self._around(address)
+        return None if symbol is None else symbol.address + symbol.local
+
+    def _named(self, name: str, to_entry: bool) -> int:
+        """to_entry: as a probe on a function of the kernel, and as perf has it, at the local one; else the symbol's."""
         if not self.symbols:
             raise OptprobeError(
                 f"{self.name} has no symbols: it is stripped",
                 "give the same program with its symbols by -file PATH, or an offset",
             )
-        found = {symbol.address for symbol in self.symbols if symbol.name == name}
+        found = {s.address + s.local * to_entry for s in self.symbols if s.name == name}
         if not found:
             raise OptprobeError(f"{self.name} has no function {name}")
         if len(found) > 1:
@@ -291,7 +312,11 @@ class Elf:
             name = strings[row["name"] : max(end, row["name"])].decode("utf-8", "replace")
             wanted = row["info"] & 15 in (NOTHING, FUNCTION) and row["section"] != UNDEFINED and name
             if wanted and any(segment.holds(row["value"]) for segment in self.code):
-                yield Symbol(row["value"], row["size"], name)
+                yield Symbol(row["value"], row["size"], name, self._local(row["other"]))
+
+    def _local(self, other: int) -> int:
+        """By bits 5 to 7 of st_other: 2 to 6 are instructions' numbers, as powers of two."""
+        return 4 << (other >> 5) - 2 if self.machine == POWER and 2 <= other >> 5 <= 6 else 0
 
 
 def _number(text: str) -> int | None:

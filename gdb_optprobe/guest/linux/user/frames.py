@@ -5,38 +5,42 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
+from gdb_optprobe.guest.linux.user.elf import Kind
+from gdb_optprobe.guest.linux.user.mmu import Mmu
 
-PAGE = 4096
 RECORD = 64
 """Bytes of a struct page (include/linux/mm_types.h): were it another, no page would hold what is looked for."""
-FIXED_RECORDS = 0xFFFF_EA00_0000_0000
-"""Where they are in kernels that do not choose (arch/x86/include/asm/pgtable_64_types.h, __VMEMMAP_BASE_L4)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """start, size: of the direct map. records: where those of frame 0 is."""
+    """start, size: of the direct map. records: where that of frame 0 is. kind: what programs are."""
 
     kernel: Kernel
     start: int
     size: int
     records: int
+    kind: Kind
+
+    @property
+    def page(self) -> int:
+        """Bytes of a page."""
+        return self.kind.page
 
     @staticmethod
-    def of(kernel: Kernel, start: int, size: int) -> Frames:
-        variable = kernel.symbols.address("vmemmap_base")
-        return Frames(kernel, start, size, kernel.word(variable) if variable is not None else FIXED_RECORDS)
+    def of(kernel: Kernel, mmu: Mmu) -> Frames:
+        return Frames(kernel, mmu.start, mmu.size, mmu.records(kernel), mmu.kind)
 
     def frame(self, record: int) -> int:
         """The physical address of the page whose record is at `record`. Raises NoSuchKernel."""
         number, rest = divmod(record - self.records, RECORD)
-        if rest or not 0 <= number < self.size // PAGE:
+        if rest or not 0 <= number < self.size // self.page:
             raise NoSuchKernel(f"there is no record of a page at {record:#x}")
-        return number * PAGE
+        return number * self.page
 
     def record(self, physical: int) -> int:
         """Where the record of the page is that `physical` is in."""
-        return self.records + physical // PAGE * RECORD
+        return self.records + physical // self.page * RECORD
 
     def read(self, physical: int, size: int) -> bytes:
         """Within one page."""

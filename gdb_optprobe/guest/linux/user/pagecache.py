@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.user.files import File
-from gdb_optprobe.guest.linux.user.frames import PAGE, Frames
+from gdb_optprobe.guest.linux.user.frames import Frames
 
 SLOTS = 64
 SLOT_BITS = 6
@@ -40,11 +40,11 @@ class PageCache:
         """Bytes of the file. Raises NotInMemory; OptprobeError where the file ends before."""
         if offset < 0 or size < 0 or offset + size > self.file.size:
             raise OptprobeError(f"{self.file.path} ends at {self.file.size:#x}, before {offset + size:#x}")
-        data = bytearray()
+        data, page = bytearray(), self.frames.page
         while len(data) < size:
             at = offset + len(data)
-            length = min(size - len(data), PAGE - at % PAGE)
-            data += self.frames.read(self._frame(at // PAGE) + at % PAGE, length)
+            length = min(size - len(data), page - at % page)
+            data += self.frames.read(self._frame(at // page) + at % page, length)
         return bytes(data)
 
     def _frame(self, index: int) -> int:
@@ -59,7 +59,7 @@ class PageCache:
         owner = self.kernel.word(found + self.kernel.offset("page", "mapping"))
         if owner != self.file.mapping or not first <= index < first + LARGEST:
             raise NoSuchKernel(f"page {index} of {self.file.path} is changing hands just now", "try again")
-        return self.frames.frame(found) + (index - first) * PAGE
+        return self.frames.frame(found) + (index - first) * self.frames.page
 
     def _entry(self, index: int) -> int:
         kernel = self.kernel

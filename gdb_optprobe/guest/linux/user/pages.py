@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.physical import Changed
-from gdb_optprobe.guest.linux.user.frames import PAGE, Frames
-from gdb_optprobe.isa.x86_64 import paging
+from gdb_optprobe.guest.linux.user.frames import Frames
+from gdb_optprobe.guest.linux.user.mmu import Leaf, Mmu
 
 ANONYMOUS, KIND = 1, 3
+SMALLEST = 4096
+"""Bytes of a page, on any machine at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """la57: whether page tables have five levels."""
-
     kernel: Kernel
     frames: Frames
-    la57: bool
+    mmu: Mmu
 
     def of(self, mm: int) -> Standing:
         """Those of one space, for as long as the guest stands."""
@@ -34,17 +34,16 @@ class Pages:
         """See Standing."""
         return self.of(mm).read(address, size)
 
-    def find(self, mm: int, address: int) -> paging.Mapping | None:
+    def find(self, mm: int, address: int) -> Leaf | None:
         """The page that a program of the space may use there now."""
         top = self.kernel.word(mm + self.kernel.offset("mm_struct", "pgd")) - self.frames.start
-        page = paging.translate(self.frames.read, top, address, la57=self.la57)
-        return page if page is not None and page.user else None
+        return self.mmu.leaf(self.frames.read, top, address)
 
-    def is_private(self, page: paging.Mapping, address: int) -> bool:
-        """Whether the page at `address` can be written: it is the space's own, or shared with its forks alone."""
-        if page.level != 1 or not page.entry & paging.DIRTY:
+    def is_private(self, page: Leaf) -> bool:
+        """Whether it can be written: it is the space's own, or shared with its forks alone."""
+        if not page.is_kept:
             return False
-        record = self.frames.record(page.frame_of(address))
+        record = self.frames.record(page.frame)
         mapping = self.kernel.word(record + self.kernel.offset("page", "mapping"))
         return mapping & KIND == ANONYMOUS
 
@@ -60,7 +59,7 @@ class Standing:
     def read(self, address: int, size: int) -> bytes | None:
         """What is there, within one page; None where no page is there now."""
         found = self._page(address)
-        return None if found is None else self.pages.frames.read(found[0] + address % PAGE, size)
+        return None if found is None else self.pages.frames.read(found[0] + address % self.pages.frames.page, size)
 
     def write(self, address: int, old: bytes, new: bytes) -> bool:
         """Replace `old` by `new`; False, nothing written, where the page is not the space's own.
@@ -70,7 +69,7 @@ class Standing:
         found = self._page(address)
         if found is None or not found[1]:
             return False
-        frames, at = self.pages.frames, found[0] + address % PAGE
+        frames, at = self.pages.frames, found[0] + address % self.pages.frames.page
         there = frames.read(at, len(old))
         if there not in (old, new):
             raise Changed(f"the program's memory at {address:#x} is not what was written there")
@@ -82,15 +81,15 @@ class Standing:
 
     def _page(self, address: int) -> tuple[int, bool] | None:
         """Where it is in physical memory, and whether it is the space's own."""
-        start = address - address % PAGE
+        start = address - address % self.pages.frames.page
         if start not in self._found:
             page = self.pages.find(self.mm, start)
-            self._found[start] = None if page is None else (page.frame_of(start), self.pages.is_private(page, start))
+            self._found[start] = None if page is None else (page.frame, self.pages.is_private(page))
         return self._found[start]
 
 
 def within_pages(address: int, data: bytes) -> tuple[tuple[int, bytes], ...]:
     """`data` at `address`, in pieces that lie in one page each."""
-    starts = [0, *range(PAGE - address % PAGE, len(data), PAGE)]
+    starts = [0, *range(SMALLEST - address % SMALLEST, len(data), SMALLEST)]
     ends = [*starts[1:], len(data)]
     return tuple((address + start, data[start:end]) for start, end in zip(starts, ends, strict=True))

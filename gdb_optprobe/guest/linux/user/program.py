@@ -58,6 +58,15 @@ class Program:
     def function(self, address: int) -> tuple[int, int] | None:
         return self.elf.function(address)
 
+    def code_start(self, address: int) -> int:
+        """Where the code begins that `address` is in."""
+        return next(segment.address for segment in self.elf.code if segment.holds(address))
+
+    def is_entry(self, address: int) -> bool:
+        """Whether arguments are where a function finds them: at its symbol, and at its local entry."""
+        bounds = self.elf.function(address)
+        return bounds is not None and address in (bounds[0], self.elf.entry_of(address))
+
     def offset(self, address: int) -> int:
         """Where in the file the page has it that is mapped there: code, or what is behind it in its last page.
 
@@ -86,7 +95,7 @@ def find(kernel: Kernel, frames: Frames, path: str, host: Path | None = None) ->
     file = files.find(kernel, path)
     cache = PageCache(kernel, frames, file)
     if host is None:
-        return Program(file, Elf.of(path, cache.read, file.size))
+        return Program(file, Elf.of(path, cache.read, file.size, frames.kind))
     data = _contents(host)
 
     def read(offset: int, size: int) -> bytes:
@@ -94,9 +103,9 @@ def find(kernel: Kernel, frames: Frames, path: str, host: Path | None = None) ->
             raise OptprobeError(f"{host} ends at {len(data):#x}")
         return data[offset : offset + size]
 
-    theirs = Elf.of(str(host), read, len(data))
+    theirs = Elf.of(str(host), read, len(data), frames.kind)
     try:
-        own = Elf.of(path, cache.read, file.size)
+        own = Elf.of(path, cache.read, file.size, frames.kind)
     except NotInMemory:
         if file.size != len(data):
             raise _other(host, path) from None
@@ -108,7 +117,7 @@ def find(kernel: Kernel, frames: Frames, path: str, host: Path | None = None) ->
 
 def inside(kernel: Kernel, frames: Frames, file: File) -> Program:
     """The program in a file that was found before. Raises OptprobeError."""
-    return Program(file, Elf.of(file.path, PageCache(kernel, frames, file).read, file.size))
+    return Program(file, Elf.of(file.path, PageCache(kernel, frames, file).read, file.size, frames.kind))
 
 
 def _same(own: Elf, theirs: Elf) -> bool:

@@ -6,20 +6,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gdb_optprobe.guest.linux.kernel import MASK, Kernel
+from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.user import program, spaces
 from gdb_optprobe.guest.linux.user.files import File
 from gdb_optprobe.guest.linux.user.frames import Frames
+from gdb_optprobe.guest.linux.user.mmu import Mmu
 from gdb_optprobe.guest.linux.user.pages import Pages
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user.spaces import Space
+from gdb_optprobe.guest.linux.user.vcpus import Vcpus
 from gdb_optprobe.guest.machine import Machine, Vcpu
 
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """constant: the value of an enumerator of the kernel's; None where it has none of that name.
+    """vcpus: how the kernel's threads are met.
 
+    constant: the value of an enumerator of the kernel's; None where it has none of that name.
     forget: the guest has run.
     """
 
@@ -27,6 +30,7 @@ class Programs:
     kernel: Kernel
     frames: Frames
     pages: Pages
+    vcpus: Vcpus
     constant: Callable[[str], int | None]
     forget: Callable[[], None]
 
@@ -34,14 +38,13 @@ class Programs:
     def of(
         machine: Machine,
         kernel: Kernel,
-        direct: tuple[int, int],
-        la57: bool,
+        mmu: Mmu,
+        vcpus: Vcpus,
         constant: Callable[[str], int | None],
         forget: Callable[[], None],
     ) -> Programs:
-        """direct: where the direct map begins, and its size. la57: whether page tables have five levels."""
-        frames = Frames.of(kernel, *direct)
-        return Programs(machine, kernel, frames, Pages(kernel, frames, la57), constant, forget)
+        frames = Frames.of(kernel, mmu)
+        return Programs(machine, kernel, frames, Pages(kernel, frames, mmu), vcpus, constant, forget)
 
     def find(self, path: str, host: Path | None = None) -> Program:
         """See program.find."""
@@ -53,7 +56,7 @@ class Programs:
 
     def mapping(self, file: File) -> tuple[Space, ...]:
         """Where the file's code is mapped. Raises Busy, OptprobeError."""
-        return spaces.spaces(self.kernel, file)
+        return spaces.spaces(self.kernel, file, self.frames.page)
 
     def loaded(self, vcpu: Vcpu, file: File) -> tuple[Space, ...]:
         """Those of the thread on `vcpu`, which has just loaded the program. Raises Busy, OptprobeError."""
@@ -63,16 +66,17 @@ class Programs:
 
     def current(self, vcpu: Vcpu) -> int:
         """The thread on `vcpu`, which is in the kernel."""
-        base = self.machine.registers(vcpu, ("gs_base",))["gs_base"]
-        variable = self.kernel.symbols.address("current_task")
-        if variable is None:
-            variable = self.kernel.address("pcpu_hot") + self.kernel.offset("pcpu_hot", "current_task")
-        return self.kernel.word(base + variable & MASK)
+        return self.vcpus.current(self.machine, self.kernel, vcpu)
 
-    def executed(self, binary: int) -> int:
-        """The inode that a `struct linux_binprm` is to run."""
-        file = self.kernel.word(binary + self.kernel.offset("linux_binprm", "file"))
+    def executed(self, vcpu: Vcpu) -> int:
+        """The inode that the thread on `vcpu` runs, which is in the kernel; 0 where there is none."""
+        mm = self.kernel.word(self.current(vcpu) + self.kernel.offset("task_struct", "mm"))
+        file = self.kernel.word(mm + self.kernel.offset("mm_struct", "exe_file")) if mm else 0
         return self.kernel.word(file + self.kernel.offset("file", "f_inode")) if file else 0
+
+    def entered(self, name: str) -> int:
+        """Where the kernel's function of that name is entered. Raises OptprobeError."""
+        return self.vcpus.entry(self.kernel, self.kernel.address(name))
 
     def hold(self, file: File, by: int) -> None:
         """Keep the inode in memory, as igrab does (by=1), or no more (by=-1), unless that would have it freed here."""

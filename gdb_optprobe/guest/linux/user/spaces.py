@@ -17,7 +17,6 @@ from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.lists import members
 from gdb_optprobe.guest.linux.members import Members
 from gdb_optprobe.guest.linux.user.files import File
-from gdb_optprobe.guest.linux.user.frames import PAGE
 
 EXECUTE, MAY_EXECUTE, MAY_SHARE, HUGE = 0x4, 0x40, 0x80, 0x400000
 WRITER = 1  # RWSEM_WRITER_LOCKED
@@ -64,14 +63,17 @@ class Space:
         return self.start + offset - self.offset
 
 
-def spaces(kernel: Kernel, file: File) -> tuple[Space, ...]:
-    """Every private, executable mapping of `file`, by address space and address. Raises Busy, OptprobeError."""
-    return _Reader(kernel).of(file)
+def spaces(kernel: Kernel, file: File, page: int) -> tuple[Space, ...]:
+    """Every private, executable mapping of `file`, by address space and address. Raises Busy, OptprobeError.
+
+    page: bytes of a page.
+    """
+    return _Reader(kernel, page).of(file)
 
 
 class _Reader:
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
+    def __init__(self, kernel: Kernel, page: int) -> None:
+        self._kernel, self._size = kernel, page
         offset = kernel.offset
         self._node = offset("vm_area_struct", "shared.rb")
         self._right, self._left = offset("rb_node", "rb_right"), offset("rb_node", "rb_left")
@@ -115,10 +117,10 @@ class _Reader:
         return int.from_bytes(self._kernel.memory.read(mm + self._users, 4), "little") > 0
 
     def _space(self, area: dict[str, int], processes: dict[int, list[Process]]) -> Space:
-        if area["start"] % PAGE or area["end"] % PAGE or not area["start"] < area["end"]:
+        if area["start"] % self._size or area["end"] % self._size or not area["start"] < area["end"]:
             raise NoSuchKernel(f"a mapping from {area['start']:#x} to {area['end']:#x} cannot be")
         own = tuple(processes.get(area["mm"], ()))
-        return Space(area["mm"], area["start"], area["end"], area["page"] * PAGE, own)
+        return Space(area["mm"], area["start"], area["end"], area["page"] * self._size, own)
 
     def _processes(self) -> dict[int, list[Process]]:
         """By their address space, in the order of the list of tasks."""

@@ -6,7 +6,7 @@
     │               │         │   access_remote_vm(mm, …, FORCE)     │   │ mm │ address │ data │ … │ row  │
     │               │ ◄────── │   mmput(mm); restore, r15 too; ret   │──►│ …                      result │
     └───────────────┘         └──────────────────────────────────────┘   │ the rows' data                │
-                                                                         └───────────────────────────────┘
+                               r15: on x86-64, see isa/writing.py        └───────────────────────────────┘
 access_remote_vm is what ptrace writes with: it breaks copy-on-write of a private mapping, whatever its protection, so
 that neither the file nor another process sees it (mm/memory.c). It may sleep, so the vCPU must be where its thread
 holds no lock. The reference to each mm is taken from outside, while the guest stands, and given back by the thunk.
@@ -24,18 +24,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.call import INTERRUPTS, CallFailed
-from gdb_optprobe.guest.linux import preemption
+from gdb_optprobe.guest.call import CallFailed
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.user.spaces import LATER, Busy
 from gdb_optprobe.guest.machine import Machine, Vcpu
-from gdb_optprobe.isa.base import OutOfReach
+from gdb_optprobe.isa.writing import HEAD, ROW, Writing
 
-HEAD = struct.Struct("<QQQ")
-"""A table's beginning: r15 and PC of who uses it, and whether it is done with."""
-ROW = struct.Struct("<QQQIIi4x")
-"""mm, address, where the data is, its size, flags, the result: how many bytes were written. mm 0 ends the rows."""
 TABLE_SIZE = 2048
 ROWS = 16
 DATA = HEAD.size + ROW.size * ROWS + 8
@@ -43,7 +38,6 @@ TABLES = 8
 SIZE = TABLES * TABLE_SIZE
 LARGEST = TABLE_SIZE - DATA
 """Bytes of data that one table has room for."""
-CODE_SIZE = 192
 
 WRITE, FORCE = 0x01, 0x10
 """FOLL_WRITE, FOLL_FORCE of kernels whose types do not tell them (include/linux/mm.h until 6.3)."""
@@ -52,10 +46,6 @@ SAFE_POINTS = ("ksys_read", "ksys_write", "do_sys_openat2", "kernel_wait4", "hrt
 IDLE_POINT = "schedule_timeout"
 """Where kernel threads wait, which an idle guest reaches too; those that work for others may hold locks there."""
 KERNEL_THREAD, WORKER, RECLAIMS = 0x00200000, 0x20, 0x800  # PF_KTHREAD, PF_WQ_WORKER, PF_MEMALLOC
-
-_SAVE = bytes.fromhex("41ff7708 41ff37 9c 50 51 52 53 55 56 57 4150 4151 4152 4153 4154 4155 4156")
-_RESTORE = bytes.fromhex("415e 415d 415c 415b 415a 4159 4158 5f 5e 5d 5b 5a 59 58 9d")
-_DONE = bytes.fromhex("49c7471001000000 415f c3")  # movq $1, 16(%r15); pop %r15; ret
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,34 +68,6 @@ class Calls:
 def calls(kernel: Kernel) -> Calls:
     """Raises OptprobeError."""
     return Calls(kernel.address("access_remote_vm"), kernel.address("mmput"))
-
-
-def code(address: int, to: Calls) -> bytes:
-    """The thunk at `address`, from where both are within reach of a call. Raises OutOfReach."""
-    made = bytearray(_SAVE)
-
-    def call(target: int) -> None:
-        try:
-            made.extend(b"\xe8" + (target - address - len(made) - 5).to_bytes(4, "little", signed=True))
-        except OverflowError:
-            raise OutOfReach(address, target) from None
-
-    made += bytes.fromhex("4889e5 4883e4f0 fc")  # mov %rsp, %rbp; and $-16, %rsp; cld
-    made += bytes.fromhex("498d5f") + bytes([HEAD.size])  # lea rows(%r15), %rbx
-    loop = len(made)
-    made += bytes.fromhex("488b3b 4885ff 74")  # mov (%rbx), %rdi; test %rdi, %rdi; je end
-    leave = len(made)
-    made += b"\0"
-    made += bytes.fromhex("488b7308 488b5310 8b4b18 448b431c")  # address, data, size, flags: rsi, rdx, ecx, r8d
-    call(to.write)
-    made += bytes.fromhex("894320 488b3b")  # mov %eax, 32(%rbx); mov (%rbx), %rdi
-    call(to.put)
-    made += bytes.fromhex("4883c3") + bytes([ROW.size])  # add $row, %rbx
-    made += b"\xeb" + (loop - len(made) - 2).to_bytes(1, "little", signed=True)
-    made[leave] = len(made) - leave - 1
-    made += bytes.fromhex("4889ec") + _RESTORE + _DONE  # mov %rbp, %rsp
-    assert len(made) <= CODE_SIZE, "the thunk has its room"
-    return bytes(made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,15 +120,16 @@ class Writer:
         alive = [write for write in taken if self._users(write.mm)]
         if not sure:
             self._check_locks(alive)
-        at = self.machine.registers(vcpu, ("rip", "r15"))
+        writing = self._writing
+        at = self.machine.registers(vcpu, (writing.pc, writing.table))
         rows, data = b"", b""
         for write in alive:
             rows += ROW.pack(write.mm, write.address, table + DATA + len(data), len(write.data), self._flags, 0)
             data += write.data
-        self.machine.write(table, (HEAD.pack(at["r15"], at["rip"], 0) + rows).ljust(DATA, b"\0") + data)
+        self.machine.write(table, (HEAD.pack(at[writing.table], at[writing.pc], 0) + rows).ljust(DATA, b"\0") + data)
         for write in alive:
             self._hold(write.mm)
-        return Started(table, tuple(taken), {"rip": self.address, "r15": table})
+        return Started(table, tuple(taken), {writing.pc: self.address, writing.table: table})
 
     def results(self, started: Started) -> tuple[bool, ...] | None:
         """Of each of its writes whether it was carried out; None while they are. Ask before `start` is called again."""
@@ -178,11 +141,10 @@ class Writer:
 
     def may_start(self, vcpu: Vcpu) -> bool:
         """Whether the thread on `vcpu`, at one of `safe_points`, may sleep and holds no lock."""
-        if not self.machine.registers(vcpu, ("eflags",))["eflags"] & INTERRUPTS:
+        if not self.programs.vcpus.may_sleep(self.machine, self.kernel, vcpu):
             return False
-        if not preemption.may_sleep(self.machine, self.kernel, vcpu):
-            return False
-        if self.machine.registers(vcpu, ("rip",))["rip"] != self.kernel.symbols.address(IDLE_POINT):
+        pc = self._writing.pc
+        if self.machine.registers(vcpu, (pc,))[pc] != self._entered(IDLE_POINT):
             return True
         task = self.programs.current(vcpu)
         flags = int.from_bytes(self.machine.read(task + self.kernel.offset("task_struct", "flags"), 4), "little")
@@ -190,7 +152,7 @@ class Writer:
 
     def safe_points(self) -> tuple[int, ...]:
         names = (*SAFE_POINTS, IDLE_POINT)
-        found = (self.kernel.symbols.address(name) for name in names)
+        found = map(self._entered, names)
         return tuple(at for at in found if at is not None and not self.avoid(at))
 
     def is_idle(self) -> bool:
@@ -227,7 +189,9 @@ class Writer:
         return tuple(done)
 
     def _finish(self, started: Started, deadline: float) -> tuple[bool, ...]:
-        end = self.address + len(code(self.address, calls(self.kernel))) - 1
+        to = calls(self.kernel)
+        code = self._writing.code(self.address, to.write, to.put)
+        end = self.address + len(code) - self._writing.last
         while (results := self.results(started)) is None:
             left = deadline - time.monotonic()
             vcpu = self._run([end], left) if left > 0 else None
@@ -242,8 +206,8 @@ class Writer:
 
     def _return(self, vcpu: Vcpu) -> None:
         """`vcpu` is at the thunk's last instruction: nobody is to see it there."""
-        stack = self.machine.registers(vcpu, ("rsp",))["rsp"]
-        self.machine.write_registers(vcpu, {"rip": self.kernel.word(stack), "rsp": stack + 8})
+        registers = self.machine.registers(vcpu, self._writing.read)
+        self.machine.write_registers(vcpu, self._writing.back(registers, self.kernel.word))
 
     def _reach(self, deadline: float) -> Vcpu:
         points = self.safe_points()
@@ -262,6 +226,15 @@ class Writer:
         return vcpu
 
     # the guest's -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _writing(self) -> Writing:
+        return self.programs.vcpus.writing
+
+    def _entered(self, name: str) -> int | None:
+        """Where the kernel's function of that name is entered."""
+        at = self.kernel.symbols.address(name)
+        return self.programs.vcpus.entry(self.kernel, at) if at is not None else None
 
     @property
     def _tables(self) -> range:

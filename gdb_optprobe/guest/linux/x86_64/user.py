@@ -13,23 +13,47 @@ from __future__ import annotations
 from functools import cache
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux import trap_calls
-from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.call import INTERRUPTS
+from gdb_optprobe.guest.linux import preemption, trap_calls
+from gdb_optprobe.guest.linux.kernel import MASK, Kernel
 from gdb_optprobe.guest.linux.trap_calls import Originals
 from gdb_optprobe.guest.linux.user import arriving, space_calls
 from gdb_optprobe.guest.linux.user.arriving import MAPS, WRITES, Arriving
-from gdb_optprobe.guest.linux.user.frames import Frames
-from gdb_optprobe.guest.linux.user_kernel import ReturnKernel, UserKernel
+from gdb_optprobe.guest.linux.user.vcpus import Vcpus
+from gdb_optprobe.guest.linux.user_kernel import ReturnKernel, UserKernel, mapped
+from gdb_optprobe.guest.linux.x86_64.mmu import X86Mmu
+from gdb_optprobe.guest.machine import Machine, Vcpu
 from gdb_optprobe.handlers import fold
-from gdb_optprobe.handlers.lowering_mapped import Mapped
 from gdb_optprobe.handlers.program import Expr, Load, Op
 from gdb_optprobe.handlers.scope import Missing
+from gdb_optprobe.isa.writing import Writing
 from gdb_optprobe.isa.x86_64 import X86_64, leaf, writable
 from gdb_optprobe.isa.x86_64.mapping import Mapping
 from gdb_optprobe.isa.x86_64.peek import Direct
 from gdb_optprobe.isa.x86_64.user import USER
 from gdb_optprobe.isa.x86_64.user_returns import RETURNING
+from gdb_optprobe.isa.x86_64.writing import WRITING
 
+
+class _Vcpus:
+    writing: Writing = WRITING
+
+    def current(self, machine: Machine, kernel: Kernel, vcpu: Vcpu) -> int:
+        base = machine.registers(vcpu, ("gs_base",))["gs_base"]
+        variable = kernel.symbols.address("current_task")
+        if variable is None:
+            variable = kernel.address("pcpu_hot") + kernel.offset("pcpu_hot", "current_task")
+        return kernel.word(base + variable & MASK)
+
+    def may_sleep(self, machine: Machine, kernel: Kernel, vcpu: Vcpu) -> bool:
+        on = machine.registers(vcpu, ("eflags",))["eflags"] & INTERRUPTS
+        return bool(on) and preemption.may_sleep(machine, kernel, vcpu)
+
+    def entry(self, kernel: Kernel, function: int) -> int:
+        return function
+
+
+VCPUS: Vcpus = _Vcpus()
 HANDLER, CALLER = "exc_int3", "asm_exc_int3"
 TRACKING = "context_tracking_key"
 
@@ -39,20 +63,9 @@ def user_kernel(kernel: Kernel, task: Expr | Missing, direct: Direct, originals:
     tracking = kernel.symbols.address(TRACKING)
     if tracking is not None and int.from_bytes(kernel.memory.read(tracking, 4), "little"):
         raise OptprobeError("this guest's kernel tracks who runs user code (nohz_full): its programs are not probed")
-    offset = kernel.offset
-    mapped = Mapped(
-        bits=12,
-        mapping=offset("page", "mapping"),
-        index=offset("page", "index"),
-        root=offset("anon_vma", "rb_root.rb_root.rb_node"),
-        area=offset("anon_vma_chain", "vma") - offset("anon_vma_chain", "rb"),
-        file=offset("vm_area_struct", "vm_file"),
-        inode=offset("file", "f_inode"),
-    )
-    records = Frames.of(kernel, direct.start, direct.size).records
+    mmu = X86Mmu(direct.start, direct.size, direct.la57)
     calls = trap_calls.find(kernel, X86_64, originals, HANDLER, (CALLER,))
-    routines = writable.routine(direct), leaf.routine(direct, records)
-    physical = (direct.start, direct.size), direct.la57
+    routines = writable.routine(direct), leaf.routine(direct, mmu.records(kernel))
 
     @cache  # the calls are read as the kernel has them, before ours come
     def returning() -> ReturnKernel:
@@ -62,7 +75,8 @@ def user_kernel(kernel: Kernel, task: Expr | Missing, direct: Direct, originals:
         copied, ended = (find(kernel, X86_64, originals) for find in (space_calls.copied, space_calls.ended))
         return ReturnKernel(RETURNING, Load(place, 8, signed=False, mapped=True), copied, ended)
 
-    return UserKernel(USER, mapped, *routines, calls, *physical, _arriving(kernel, originals), returning)
+    known = kernel, USER, mapped(kernel, mmu)
+    return UserKernel(*known, *routines, calls, mmu, VCPUS, _arriving(kernel, originals), returning)
 
 
 def _arriving(kernel: Kernel, originals: Originals) -> Arriving:

@@ -1,0 +1,194 @@
+"""Where members of structures are in a ppc64le kernel without types, as far as programs are looked into by them.
+
+    get_task_mm         ld r30,MM(r31); lwz r9,FLAGS(r31); addi r9,r30,USERS       r31: the first argument
+    setup_arg_pages     ld r9,CURRENT(r13); ld r27,MM(r9); std r9,ARGUMENTS(r27)
+    unlink_file_vma     ld r9,FILE(r3); ld r30,MAPPING(r9); addi r29,r30,LOCK
+
+What one function tells is read off its code: the first use of that kind of what an argument leads to. Members beside
+those are where C has had them for long; and what comes first, or has the same place in every 64-bit kernel, is told by
+a table. Whoever reads by these takes what he finds for a stranger's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.kernel import NoSuchKernel
+from gdb_optprobe.guest.linux.ppc64le.constants import CLOBBERED_BY_CALLS, LARGEST_FUNCTION, DerivedSymbols
+from gdb_optprobe.isa.base import Flow, Insn
+from gdb_optprobe.isa.ppc64le import PPC64LE
+from gdb_optprobe.isa.ppc64le.uses import uses_of
+from gdb_optprobe.isa.ppc64le.words import X31, opcode, ra, rb, rt, simm, word_of, xo
+
+ADDI, LWZ, LD, STD, OR = 14, 32, 58, 62, 444
+PACA = 13
+MFLR = 0x7C08_02A6
+"""mflr r0, which at a function's entry the call of a tracer follows: that keeps arguments."""
+
+Path = tuple[int | str, ...]
+"""What a register holds: an argument or the paca, by its register, and the members that led on from there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """An instruction of this `form` in `function` whose base is what `path` leads to.
+
+    which: of several offsets there, in their order. less: to be taken away.
+    """
+
+    function: str
+    path: Path
+    form: int
+    which: int = 0
+    less: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """So many bytes behind another member of the same structure."""
+
+    member: str
+    bytes: int
+
+
+CURRENT = "current"
+FIXED: Mapping[str, int] = {
+    "path.mnt": 0,
+    "path.dentry": 8,
+    "vfsmount.mnt_root": 0,
+    "mount.mnt_mountpoint": 24,
+    "mount.mnt": 32,
+    "mount.mnt_mounts": 88,
+    "mount.mnt_child": 104,
+    "dentry.d_name.len": 36,
+    "dentry.d_name.name": 40,
+    "dentry.d_inode": 48,
+    "dentry.d_child": 144,
+    "dentry.d_subdirs": 160,
+    "inode.i_mode": 0,
+    "inode.i_sb": 40,
+    "inode.i_mapping": 48,
+    "inode.i_ino": 64,
+    "inode.i_size": 80,
+    "super_block.s_dev": 16,
+    "file.f_inode": 32,
+    "address_space.i_pages.xa_head": 16,
+    "xa_node.shift": 0,
+    "xa_node.slots": 40,
+    "page.mapping": 24,
+    "page.index": 32,
+    "vm_area_struct.vm_start": 0,
+    "vm_area_struct.vm_end": 8,
+    "rb_node.rb_right": 8,
+    "rb_node.rb_left": 16,
+    "anon_vma_chain.vma": 0,
+    "anon_vma_chain.rb": 32,
+    "anon_vma.rb_root.rb_root.rb_node": 80,
+}
+"""include/linux: path.h, mount.h, dcache.h, fs.h, xarray.h, mm_types.h, rbtree.h, rmap.h; fs/mount.h."""
+TOLD: Mapping[str, Seen | Beside] = {
+    "task_struct.mm": Seen("get_task_mm", ("r3",), LD),
+    "task_struct.flags": Seen("get_task_mm", ("r3",), LWZ),
+    "task_struct.fs": Seen("exit_fs", ("r3",), LD),
+    "mm_struct.mm_users": Seen("get_task_mm", ("r3", "task_struct.mm"), ADDI),
+    "mm_struct.pgd": Seen("init_new_context", ("r4",), LD),
+    "mm_struct.exe_file": Seen("get_mm_exe_file", ("r3",), LD),
+    "mm_struct.mmap_lock.count": Seen("setup_arg_pages", (CURRENT, "task_struct.mm"), ADDI),
+    # arg_start; before it start_brk, brk and start_stack, and before these the ends of code and data.
+    "mm_struct.start_code": Seen("setup_arg_pages", (CURRENT, "task_struct.mm"), STD, less=56),
+    "fs_struct.root": Seen("set_fs_root", ("r3",), LD),
+    "inode.i_count": Seen("ihold", ("r3",), ADDI),
+    "inode.i_link": Seen("simple_get_link", ("r4",), LD),
+    "vm_area_struct.vm_file": Seen("unlink_file_vma", ("r3",), LD),
+    "file.f_mapping": Seen("unlink_file_vma", ("r3", "vm_area_struct.vm_file"), LD),
+    "address_space.i_mmap_rwsem.count": Seen(
+        "unlink_file_vma", ("r3", "vm_area_struct.vm_file", "file.f_mapping"), ADDI
+    ),
+    "address_space.i_mmap": Beside("i_mmap_rwsem.count", -16),
+    "vm_area_struct.vm_pgoff": Beside("vm_file", -8),
+    "vm_area_struct.anon_vma": Beside("vm_file", -24),
+    "vm_area_struct.vm_flags": Seen("unlink_file_vma", ("r3",), LD, which=1),
+    "vm_area_struct.vm_mm": Beside("vm_flags", -16),
+    "vm_area_struct.shared.rb": Beside("vm_flags", 8),
+}
+
+
+@dataclass
+class CodeStructures:
+    """`guest.linux.kernel.Structures`.
+
+    current: where a paca has the thread that runs. others: what is known already, by "struct.member".
+    """
+
+    symbols: DerivedSymbols
+    current: int
+    others: Mapping[str, int] = field(default_factory=dict)
+    _known: dict[str, int] = field(default_factory=dict)
+
+    def offset(self, struct: str, member: str) -> int:
+        """Raises NoSuchKernel."""
+        return self._offset(f"{struct}.{member}")
+
+    def _offset(self, name: str) -> int:
+        found = self.others.get(name, FIXED.get(name, self._known.get(name)))
+        if found is None:
+            found = self._known[name] = self._told(name)
+        return found
+
+    def _told(self, name: str) -> int:
+        rule = TOLD.get(name)
+        if isinstance(rule, Beside):
+            return self._offset(f"{name.partition('.')[0]}.{rule.member}") + rule.bytes
+        if rule is None:
+            raise NoSuchKernel(f"this kernel has no types (BTF), and {name} is not known without")
+        path = self._path(rule.path)
+        uses = _uses(self._code(rule.function))
+        found = list(dict.fromkeys(offset for base, form, offset in uses if (base, form) == (path, rule.form)))
+        if len(found) > rule.which and found[rule.which] >= rule.less:
+            return found[rule.which] - rule.less
+        raise NoSuchKernel(f"this kernel has no types (BTF), and {rule.function} does not tell of {name}")
+
+    def _path(self, path: Path) -> Path:
+        start: Path = (f"r{PACA}", self.current) if path[0] == CURRENT else path[:1]
+        return start + tuple(self._offset(str(member)) for member in path[1:])
+
+    def _code(self, name: str) -> Sequence[Insn]:
+        start, end = self.symbols.function_bounds(self.symbols.address(name) or 0) or (0, 0)
+        if not 0 < end - start <= LARGEST_FUNCTION:
+            raise NoSuchKernel(f"this kernel has no types (BTF), and no {name} to tell what they would")
+        try:
+            return PPC64LE.decode(self.symbols.memory.read(start, end - start), start)
+        except OptprobeError as error:
+            raise NoSuchKernel(f"the code of {name} cannot be read: {error.message}") from None
+
+
+def _uses(code: Sequence[Insn]) -> Iterator[tuple[Path, int, int]]:
+    """What each load, store and addition has as its base, its opcode, and its offset; the code as it stands."""
+    held: dict[int, Path] = {number: (f"r{number}",) for number in (*range(3, 11), PACA)}
+    before = 0
+    for insn in code:
+        word, is_traced = word_of(insn.data), before == MFLR
+        before = word
+        base, form = held.get(ra(word)), opcode(word)
+        new: tuple[int, Path] | None = None
+        if (form in (LD, STD) and not word & 3) or form in (ADDI, LWZ):
+            offset = simm(word & ~3 if form in (LD, STD) else word)
+            if base is not None:
+                yield base, form, offset
+                if form == LD:
+                    new = rt(word), (*base, offset)
+        elif form == X31 and xo(word) == OR and rt(word) == rb(word) and rt(word) in held:
+            new = ra(word), held[rt(word)]
+        for register in () if is_traced else _overwritten(insn, held):
+            del held[register]
+        if new is not None:
+            held[new[0]] = new[1]
+
+
+def _overwritten(insn: Insn, held: Mapping[int, Path]) -> list[int]:
+    if insn.flow in (Flow.CALL, Flow.INDIRECT_CALL):
+        return [register for register in held if register in CLOBBERED_BY_CALLS]
+    uses = uses_of(insn.data)
+    return [register for register in held if uses is None or uses.kills >> register & 1]

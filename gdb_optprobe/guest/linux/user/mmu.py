@@ -1,0 +1,42 @@
+"""What page tables of programs, and the kernel's records of pages, are like on a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.user.elf import Kind
+
+ReadPhysical = Callable[[int, int], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A page that a program may use. frame: the physical address of the smallest page around the address that is asked.
+
+    is_kept: it is one of these, and noted as changed, so what is written there is not thrown away.
+    """
+
+    frame: int
+    is_kept: bool
+
+
+class Mmu(Protocol):
+    """kind: what programs are. start, size: of the kernel's map of physical memory."""
+
+    @property
+    def kind(self) -> Kind: ...
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def records(self, kernel: Kernel) -> int:
+        """Where the record (struct page) of the page at 0 is."""
+
+    def leaf(self, read: ReadPhysical, table: int, address: int) -> Leaf | None:
+        """table: the physical address of the top table of a space."""

@@ -1,0 +1,25 @@
+"""How the kernel's threads are met on their vCPUs, as what writes into programs has to know."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.machine import Machine, Vcpu
+from gdb_optprobe.isa.writing import Writing
+
+
+class Vcpus(Protocol):
+    """writing: the instruction set's part."""
+
+    @property
+    def writing(self) -> Writing: ...
+
+    def current(self, machine: Machine, kernel: Kernel, vcpu: Vcpu) -> int:
+        """The thread on `vcpu`, which is in the kernel."""
+
+    def may_sleep(self, machine: Machine, kernel: Kernel, vcpu: Vcpu) -> bool:
+        """Whether that thread, at a function's first instruction, has neither interrupts nor preemption off."""
+
+    def entry(self, kernel: Kernel, function: int) -> int:
+        """Where all calls of the kernel's function come by whose symbol is at `function`."""

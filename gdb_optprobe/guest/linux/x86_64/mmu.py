@@ -1,0 +1,37 @@
+"""Page tables of programs on x86-64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.user.elf import PC, Kind
+from gdb_optprobe.guest.linux.user.mmu import Leaf, Mmu, ReadPhysical
+from gdb_optprobe.isa.x86_64 import paging
+
+FIXED_RECORDS = 0xFFFF_EA00_0000_0000
+"""Where they are in kernels that do not choose (arch/x86/include/asm/pgtable_64_types.h, __VMEMMAP_BASE_L4)."""
+
+
+@dataclass(frozen=True, slots=True)
+class X86Mmu:
+    """See Mmu. la57: whether page tables have five levels."""
+
+    start: int
+    size: int
+    la57: bool
+    kind: Kind = PC
+
+    def records(self, kernel: Kernel) -> int:
+        variable = kernel.symbols.address("vmemmap_base")
+        return kernel.word(variable) if variable is not None else FIXED_RECORDS
+
+    def leaf(self, read: ReadPhysical, table: int, address: int) -> Leaf | None:
+        found = paging.translate(read, table, address, la57=self.la57)
+        if found is None or not found.user:
+            return None
+        return Leaf(found.frame_of(address) & -self.kind.page, found.level == 1 and bool(found.entry & paging.DIRTY))
+
+
+def _(mmu: X86Mmu) -> Mmu:
+    return mmu
