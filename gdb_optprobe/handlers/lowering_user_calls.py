@@ -33,8 +33,10 @@ from gdb_optprobe.objects.user_calls import (
     POINT,
     RETURN,
     RETURNS,
+    SIZE,
     SLOT,
     SPACE,
+    TRAMPOLINE,
     WORD,
     UserCallsLayout,
 )
@@ -148,6 +150,7 @@ def _entered(
         act_at_entry(emit, pc, part, slot)
     emit.pool.take_this(word), emit.pool.take_this(key)
     _trampoline(emit, word, way, traps)
+    emit.store(Memory(slot, TRAMPOLINE), word)
     emit.store(Memory(place), word, way.size)
     _key(emit, key, Value(Memory(traps.frame, isa.sp), way.size))
     emit.publish(Memory(slot, KEY), key)
@@ -287,15 +290,29 @@ def dead_at_return(traps: UserTrapping, isa: UserReturning) -> Dead:
 # spaces come and go ----------------------------------------------------------------------------------------------
 
 
-def copied(table: Table, kernels: int, traps: UserTrapping, isa: UserReturning) -> Code:
+def copied(table: Table, shared: int, kernels: int, isa: UserReturning, machine: Machine) -> Code:
     """Before the kernel's function(old space, new space): calls of the old one are the new one's too.
 
-    Where there is no room any more a child's call would have nowhere to return to: the parent's is not looked at then.
+    Where there is no room for that any more they return, in both, to where they would have: that is not seen.
+    shared: the routine that finds the stack.
     """
-    old, new = isa.arguments
     before = Before(isa.scratch, frozenset(isa.arguments))
-    emit = traps.emitter(before)
-    emit.pool = Pool([name for name in traps.order(before) if name in isa.scratch.registers and name not in (old, new)])
+    used: frozenset[str] = frozenset()
+    while True:
+        emit = isa.emitter(before, shared)
+        saved = machine.kept(used, before)
+        emit.pool = Pool([name for name in machine.order(before) if name not in isa.arguments])
+        emit.save(saved)
+        _copied(emit, table, isa)
+        emit.leave(saved, kernels)
+        more = used | emit.pool.used
+        if more == used:
+            return emit.finish
+        used = more
+
+
+def _copied(emit: UserReturnEmitter, table: Table, isa: UserReturning) -> None:
+    old, new = isa.arguments
     source, key, slot, at, word = (emit.pool.take() for _ in range(5))
     again, on, full = (Label() for _ in range(3))
     emit.constant(source, table.end)
@@ -311,12 +328,58 @@ def copied(table: Table, kernels: int, traps: UserTrapping, isa: UserReturning) 
     emit.load(word, Value(Memory(slot, POINT)))
     emit.add(Memory(word, ACTIVE), 1)
     emit.publish(Memory(slot, KEY), key)
+    emit.jump(on)
+    emit.mark(full)
+    short = Label()
+    emit.load(word, Value(Memory(source, POINT)))
+    emit.branch(Test.NE, Value(Memory(word, SIZE)), WORD, False, short)
+    _give_up(emit, table, key, old, slot, at, word, WORD)
+    emit.jump(on)
+    emit.mark(short)
+    _give_up(emit, table, key, old, slot, at, word, WORD // 2)
     emit.mark(on)
     emit.constant(word, table.address)
     emit.branch(Test.NE, source, word, False, again)
-    emit.mark(full)
-    emit.leave((), kernels)
-    return emit.finish
+
+
+def _give_up(
+    emit: UserReturnEmitter, table: Table, key: str, mm: str, first: str, at: str, word: str, size: int
+) -> None:
+    """The calls with this key return, from now on, to where the last of them does.
+
+    They may be another thread's, which returns just now: so it is exchanged, and their slots stay.
+    """
+    find, on, found, follow, older, last, end = (Label() for _ in range(7))
+    emit.constant(first, table.address)
+    emit.mark(find)
+    emit.branch(Test.NE, Value(Memory(first, KEY)), key, False, on)
+    emit.branch(Test.EQ, Value(Memory(first, SPACE)), mm, False, found)
+    emit.mark(on)
+    _next(emit, table, first, word, find)
+    emit.mark(found)
+    place = emit.pool.take()
+    emit.hold_interrupts()
+    emit.binary(Arithmetic.SHR, word, key, 1, 64, False)
+    emit.stack_place(place, word, size, end)
+    emit.load(word, Value(Memory(place), size))
+    emit.branch(Test.NE, Value(Memory(first, TRAMPOLINE)), word, False, end)
+    emit.copy(at, first)
+    emit.mark(follow)
+    emit.load(word, Value(Memory(at, RETURN)))
+    emit.branch(Test.NE, Value(Memory(at, TRAMPOLINE)), word, False, last)
+    emit.mark(older)
+    emit.binary(Arithmetic.ADD, at, at, SLOT, 64, False)
+    emit.constant(word, table.end)
+    emit.branch(Test.EQ, at, word, False, end)
+    emit.branch(Test.NE, Value(Memory(at, KEY)), key, False, older)
+    emit.branch(Test.NE, Value(Memory(at, SPACE)), mm, False, older)
+    emit.jump(follow)
+    emit.mark(last)
+    emit.load(first, Value(Memory(first, TRAMPOLINE)))
+    emit.exchange(Memory(place), first, word, size)
+    emit.mark(end)
+    emit.allow_interrupts()
+    emit.pool.give(place)
 
 
 def ended(table: Table, kernels: int, traps: UserTrapping, isa: UserReturning) -> Code:

@@ -5,17 +5,28 @@ from __future__ import annotations
 from typing import Protocol
 
 from .base import Dead
-from .emitter import Before, Emitter, Label
+from .emitter import Before, Emitter, Label, Memory
 
 
 class UserReturnEmitter(Emitter, Protocol):
-    """An emitter with this verb more, in code that runs at a trap on a function's entry."""
+    """An emitter with these verbs more."""
 
     def return_place(self, to: str, size: int, label: Label) -> None:
-        """Where the word is, `size` bytes, that the call returns by; to the label where it cannot be written here.
+        """At a trap on a function's entry: where the word is, `size` bytes, that the call returns by.
 
-        Nothing else than that is kept in registers of the scratch.
+        To the label where it cannot be written here; no register is kept then but those that are saved.
         """
+
+    def stack_place(self, to: str, at: str, size: int, label: Label) -> None:
+        """The same of the word by which a call with the stack address `at` returns later; interrupts are held."""
+
+    def exchange(self, memory: Memory, old: str, new: str, size: int) -> None:
+        """Store `new` where `old` is, atomically; 4 or 8 bytes."""
+
+    def hold_interrupts(self) -> None: ...
+
+    def allow_interrupts(self) -> None:
+        """As they were when they were held."""
 
 
 class UserReturning(Protocol):
@@ -32,8 +43,8 @@ class UserReturning(Protocol):
     arguments: tuple[str, str]
     scratch: Dead
 
-    def emitter(self, before: Before, writable: int) -> UserReturnEmitter:
-        """writable: as of UserTrapping.emulation."""
+    def emitter(self, before: Before, place: int) -> UserReturnEmitter:
+        """place: the address of a routine: where the kernel may write what is at a user's address."""
 
     def popped(self, size: int) -> int:
         """How far the stack pointer is behind a call's stack address once it has returned; size: of a word."""

@@ -1,17 +1,18 @@
 """Calls in user programs that have not returned yet: one table for all of them, in guest memory; lock-free.
 
-    ┌──────────────┬────┬────────────────┬──────┬───────┬─────────────┐
-    │ key, 0: free │ mm │ return address │ code │ point │ saved words │  slot 0
-    ├──────────────┼────┼────────────────┼──────┼───────┼─────────────┤
-    │ …            │    │                │      │       │             │  slot `slots` - 1
-    ├──────────────┴────┴────────────────┴──────┴───────┴─────────────┘
+    ┌──────────────┬────┬────────────────┬──────┬───────┬────────────┬─────────────┐
+    │ key, 0: free │ mm │ return address │ code │ point │ trampoline │ saved words │  slot 0
+    ├──────────────┼────┼────────────────┼──────┼───────┼────────────┼─────────────┤
+    │ …            │    │                │      │       │            │             │  slot `slots` - 1
+    ├──────────────┴────┴────────────────┴──────┴───────┴────────────┴─────────────┘
     │ 1 │  where it ends is seen by a session that finds it left by an earlier one
     └───┘
 A call's key is twice its stack address + 1: bit 0 claims a slot, and a slot that is 1 is being filled. With the address
 space it names one call, or several by tail calls: they stand in the order of the search, the newest first. A search
-begins at `home` and walks on to the end. code is what its return comes to; point is where its function is counted:
+begins at `home` and walks on to the end. code is what its return comes to; trampoline is what stands in place of its
+return address, which may be that too, another call's; point is where its function is counted:
 
-    │ returns │ missed │ dropped │ active │ 1 │
+    │ returns │ missed │ dropped │ active │ bytes of a word │ 1 │
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from .aggregate import decode, encode
 from .instances import FACTOR, MASK, SHIFT
 
 WORD = 8
-KEY, SPACE, RETURN, CODE, POINT, SAVED = 0, 8, 16, 24, 32, 40
+KEY, SPACE, RETURN, CODE, POINT, TRAMPOLINE, SAVED = 0, 8, 16, 24, 32, 40, 48
 """Offsets in a slot."""
 SLOT = 128
 MOST_SAVED = (SLOT - SAVED) // WORD
-RETURNS, MISSED, DROPPED, ACTIVE = 0, 8, 16, 24
+RETURNS, MISSED, DROPPED, ACTIVE, SIZE = 0, 8, 16, 24, 32
 """Offsets in a point."""
 BEING_FILLED = 1
 
@@ -57,7 +58,12 @@ class Point:
         return cls(*decode(data[: 4 * WORD]))
 
 
-POINT_INITIAL = bytes(4 * WORD) + encode((1,))
+POINT_SIZE = 6 * WORD
+
+
+def point_initial(size: int) -> bytes:
+    """Before the first call. size: of the program's words."""
+    return bytes(4 * WORD) + encode((size, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +100,6 @@ class UserCallsLayout:
     def places(self, data: bytes) -> Iterator[tuple[int, Call]]:
         """The same with the offsets of their slots."""
         for at in range(0, self.end, SLOT):
-            key, mm, back, code, point = decode(data[at : at + SAVED])
+            key, mm, back, code, point = decode(data[at : at + TRAMPOLINE])
             if key:
                 yield at, Call(key >> 1 if key != BEING_FILLED else None, mm, back, code, point)

@@ -4,7 +4,8 @@
     jumper  leaves by a jump out of three calls of itself    forks   forks in between: both return
     shares  the child of a vfork calls `leaf` in its stack   sends   itself a signal, whose handler calls `leaf`
     threads has a thread with a stack of its own call `deep`
-Rounds of these are COUNT. With an argument it begins with `waits`, which returns once its input has ended.
+Rounds of these are COUNT. With an argument it begins with `waits`, which returns once its input has ended; with two all
+that it does is `crowds`, which calls itself, CROWD within one another, before it forks.
 """
 
 from __future__ import annotations
@@ -17,9 +18,20 @@ _64 = """
 _start: mov $COUNT, %r15d
         cmpq $1, (%rsp)
         je begin
+        cmpq $2, (%rsp)
+        ja crowd
         call waits
         cmp $9, %rax
         jne wrong
+        jmp begin
+crowd:  mov $CROWD, %edi
+        call crowds
+        cmp $CROWD, %r13d
+        jne wrong
+        test %eax, %eax
+        jz child
+        mov $42, %edi
+        jmp exit
 begin:
         mov $13, %eax           # rt_sigaction(SIGUSR1, &action, 0, 8)
         mov $10, %edi
@@ -83,6 +95,20 @@ waits:  push %rbx
         pop %rbx
         ret
 .size waits, . - waits
+.type crowds, @function
+crowds: push %rdi
+        test %edi, %edi
+        jz 1f
+        dec %edi
+        call crowds
+        inc %r13d
+        pop %rdi
+        ret
+1:      xor %r13d, %r13d
+        call forks
+        pop %rdi
+        ret
+.size crowds, . - crowds
 .type leaf, @function
 leaf:   lea 3(%rdi), %rax
         ret
@@ -197,6 +223,7 @@ owner:  .long 0
 top:    .space 64
 """
 DEPTH = 50
+CROWD = 700
 RETURNS = {
     "deep": 3 * (DEPTH + 1), "leaf": 4, "first": 1, "last": 1, "jumper": 0, "forks": 2, "shares": 1, "sends": 1,
     "threads": 1,
@@ -208,7 +235,8 @@ def build(folder: Path, count: int) -> Path:
     """The program."""
     source, assembled, program = (folder / f"returns{count}{ending}" for ending in (".s", ".o", ""))
     source.write_text(_64)
-    symbols = ["--defsym", f"COUNT={count}", "--defsym", f"DEPTH={DEPTH}"]
+    numbers = {"COUNT": count, "DEPTH": DEPTH, "CROWD": CROWD}
+    symbols = [f"--defsym={name}={number}" for name, number in numbers.items()]
     subprocess.run(["as", *symbols, "-o", str(assembled), str(source)], check=True)
     subprocess.run(["ld", "-static", "-o", str(program), str(assembled)], check=True)
     return program

@@ -13,7 +13,7 @@ from tests.guest import answer, returning_program
 from tests.guest.batch import Workload, batch, keep
 from tests.guest.conftest import FULL
 from tests.guest.gdb import TRACING, Console, release
-from tests.guest.returning_program import DEPTH, RETURNS
+from tests.guest.returning_program import CROWD, DEPTH, RETURNS
 
 COUNT = 500 if FULL else 10
 PATH = "/tmp/returns"
@@ -79,6 +79,26 @@ def test_every_way_to_return(linux: Guest, program: Path) -> None:
     assert finished.output.count("holds what we wrote") == 2
     assert theirs(linux, program) == expected
     assert linux.problems() == []
+
+
+def test_a_fork_for_whose_calls_there_is_no_room(linux: Guest, program: Path) -> None:
+    """Parent and child return all the same; what is not seen of that is never said to have returned."""
+    script: list[str | Workload] = [
+        f"optprobe add -user {PATH}:crowds -return",
+        f"optprobe add -user {PATH}:leaf -return",
+        Workload(f"{PATH} all of them; echo said $?; {SAID}"),
+        keep("list", "optprobe list"),
+        "optprobe delete",
+        keep("none", "optprobe list"),
+    ]
+    finished = batch(linux, script)
+    assert (finished.status, finished.workloads) == (0, (FINE * 2,)), finished.output
+    crowds, leaf = finished.json("list")
+    calls = crowds["calls"]
+    assert (calls["active"], calls["missed"]) == (0, 0) and calls["dropped"] > 0
+    assert CROWD < calls["returns"] < 2 * CROWD and calls["entries"] == calls["returns"] + calls["dropped"]
+    assert (leaf["hits"], leaf["calls"]["missed"]) == (RETURNS["leaf"] * COUNT, 0)
+    assert finished.json("none") == []
 
 
 def test_conditions_and_what_is_kept(linux: Guest, program: Path) -> None:

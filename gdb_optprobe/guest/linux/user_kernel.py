@@ -22,11 +22,13 @@ from gdb_optprobe.isa.user_returns import UserReturning
 class ReturnKernel:
     """What return probes on programs need besides. mm: an expression of the address space that runs.
 
+    shared: code of the routine that tells where a word on a stack is which forks may share.
     copied, ended: where it says that a space becomes another's copy, and that nobody runs in one any more.
     """
 
     isa: UserReturning
     mm: Expr
+    shared: bytes
     copied: SpaceCalls
     ended: SpaceCalls
 

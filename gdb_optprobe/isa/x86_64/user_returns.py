@@ -5,32 +5,61 @@
 
 from __future__ import annotations
 
-from ..emitter import Before, Label, Memory
+from ..emitter import Before, Label, Memory, Test
 from ..user_returns import UserReturnEmitter, UserReturning
 from .abi import ARGUMENTS, CARRY, FLAGS
 from .emitter import Emitter
-from .encode import Relative
+from .encode import LOCK, Relative
+from .operands import moved
 from .user import REGISTERS, USER
 
-_BELOW = 2  # jb: CF, as `writable` leaves it
+_NOT_BELOW = 3  # jae: CF clear, as `writable` leaves it where it has found the place
 _LOST = ("rax", "rsi", "rdx", "r8", "r9", "r10", "r11")
 
 
 class _Emitter(Emitter):
     """See ..user_returns.UserReturnEmitter."""
 
-    def __init__(self, before: Before, writable: int) -> None:
+    def __init__(self, before: Before, place: int) -> None:
         super().__init__(before)
-        self._writable = writable
+        self._place = place
 
     def return_place(self, to: str, size: int, label: Label) -> None:
         with self._fixed((to,), *(name for name in _LOST if name != to)):
             self._extended("rax", Memory(USER.frame, REGISTERS["rsp"]), size, False)
-            self.constant("rsi", size)
-            self._items.append(Relative(b"\xe8" + bytes(4), 1, self._writable))
-            self.pool.used |= {FLAGS, CARRY}
-            self._jump(_BELOW, label)
-            self.copy(to, "rax")
+            self._find(to, size)
+        self.branch(Test.EQ, to, 0, False, label)
+
+    def stack_place(self, to: str, at: str, size: int, label: Label) -> None:
+        with self._fixed((to,), *(name for name in _LOST if name != to)) as places:
+            self.copy("rax", places.get(at, at))
+            self._find(to, size)
+        self.branch(Test.EQ, to, 0, False, label)
+
+    def _find(self, to: str, size: int) -> None:
+        """Where what is at the address in rax is; 0 for nowhere."""
+        found = Label()
+        self.constant("rsi", size)
+        self._items.append(Relative(b"\xe8" + bytes(4), 1, self._place))
+        self.pool.used |= {FLAGS, CARRY}
+        self.copy(to, "rax")
+        self._jump(_NOT_BELOW, found)
+        self.constant(to, 0)
+        self.mark(found)
+
+    def exchange(self, memory: Memory, old: str, new: str, size: int) -> None:
+        with self._fixed((), "rax") as places:
+            at = moved(memory, places)
+            value = places.get(new, new)
+            self.copy("rax", places.get(old, old))
+            self._alter(b"\x0f\xb1", value, at, size, prefix=LOCK)  # cmpxchg
+
+    def hold_interrupts(self) -> None:
+        self._push(FLAGS)
+        self._code(b"\xfa")  # cli
+
+    def allow_interrupts(self) -> None:
+        self._pop(FLAGS)
 
 
 class _Returning:
@@ -39,8 +68,8 @@ class _Returning:
     arguments = (ARGUMENTS[0], ARGUMENTS[1])
     scratch = USER.scratch
 
-    def emitter(self, before: Before, writable: int) -> UserReturnEmitter:
-        return _Emitter(before, writable)
+    def emitter(self, before: Before, place: int) -> UserReturnEmitter:
+        return _Emitter(before, place)
 
     def popped(self, size: int) -> int:
         return size

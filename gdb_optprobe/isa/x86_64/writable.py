@@ -23,16 +23,19 @@ from .routine import Assembled, assembled
 _CONSTANTS = ("tables", "base", "size")
 
 
-def routine(direct: Direct) -> bytes:
-    """The code, wherever it stands. Raises OptprobeError where keystone cannot be loaded or is wrong."""
+def routine(direct: Direct, shared: bool = False) -> bytes:
+    """The code, wherever it stands. Raises OptprobeError where keystone cannot be loaded or is wrong.
+
+    shared: pages that forks share, too, for what is to change in all of them.
+    """
     numbers = (paging.ADDRESS, direct.start, direct.size)
-    return _assembled(direct.la57).with_constants(numbers)
+    return _assembled(direct.la57, shared).with_constants(numbers)
 
 
-def _source(la57: bool) -> Iterator[str]:
+def _source(la57: bool, shared: bool) -> Iterator[str]:
     """As capstone writes it, but for names of places."""
     user = 56 if la57 else 47
-    yield "mov edx, 7"
+    yield f"mov edx, {5 if shared else 7}"
     yield from ("mov r11, rax", f"shr r11, {user:#x}", "jne fault")
     yield from ("mov r11d, eax", f"and r11d, {PAGE - 1:#x}", "add r11d, esi", f"cmp r11d, {PAGE:#x}", "ja fault")
     yield "walk:"
@@ -82,5 +85,5 @@ def _source(la57: bool) -> Iterator[str]:
 
 
 @cache
-def _assembled(la57: bool) -> Assembled:
-    return assembled(_source(la57), _CONSTANTS)
+def _assembled(la57: bool, shared: bool) -> Assembled:
+    return assembled(_source(la57, shared), _CONSTANTS)

@@ -23,9 +23,10 @@ from gdb_optprobe.guest.linux.user.space_calls import SpaceCalls
 from gdb_optprobe.guest.linux.user_kernel import ReturnKernel
 from gdb_optprobe.handlers import lowering_user_calls
 from gdb_optprobe.handlers.lowering_user_calls import Table, Way
+from gdb_optprobe.isa import machines
 from gdb_optprobe.isa.code import Code
 from gdb_optprobe.objects.aggregate import encode
-from gdb_optprobe.objects.user_calls import ACTIVE, CODE, POINT_INITIAL, Call, Point, UserCallsLayout
+from gdb_optprobe.objects.user_calls import ACTIVE, CODE, POINT_SIZE, Call, Point, UserCallsLayout, point_initial
 from gdb_optprobe.probes import hooks
 from gdb_optprobe.probes.placed import Placed
 from gdb_optprobe.probes.probe import Probe
@@ -136,7 +137,7 @@ class UserCalls:
             function.retire()
 
     def counts(self, function: Function) -> Point:
-        return Point.decode(self.target.machine.read(function.counts.address, len(POINT_INITIAL)))
+        return Point.decode(self.target.machine.read(function.counts.address, POINT_SIZE))
 
     def under_way(self) -> Sequence[Call]:
         """All calls that have a slot."""
@@ -196,11 +197,14 @@ class UserCalls:
         table = Table(LAYOUT, memory.address, kernel.mm)
         placed: list[Placed] = []
         patches: list[Patch] = []
-        routines = (
-            (kernel.copied, lowering_user_calls.copied(table, kernel.copied.to, traps, kernel.isa)),
-            (kernel.ended, lowering_user_calls.ended(table, kernel.ended.to, traps, kernel.isa)),
-        )
+        machine = machines.of(self.target.isa.name)
         try:
+            placed.append(self._before(kernel.copied, lambda at: kernel.shared, arena))
+            shared = placed[0].detour.address
+            routines = (
+                (kernel.copied, lowering_user_calls.copied(table, shared, kernel.copied.to, kernel.isa, machine)),
+                (kernel.ended, lowering_user_calls.ended(table, kernel.ended.to, traps, kernel.isa)),
+            )
             for calls, code in routines:
                 placed.append(self._before(calls, code, arena))
                 patches += [self._redirected(calls, placed[-1], number) for number in range(len(calls.calls))]
@@ -250,8 +254,8 @@ class UserCalls:
 
     def _function(self, program: Program, address: int, near: int, arena: Arena) -> Function:
         """With nothing counted yet. Raises Refused."""
-        counts = arena.allocate_data(len(POINT_INITIAL), near, self.target.isa.data_reach)
-        self.target.machine.write(counts.address, POINT_INITIAL)
+        counts = arena.allocate_data(POINT_SIZE, near, self.target.isa.data_reach)
+        self.target.machine.write(counts.address, point_initial(program.bits // 8))
         return Function(program, address, counts)
 
     def _serve(

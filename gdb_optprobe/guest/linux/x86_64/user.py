@@ -73,7 +73,8 @@ def user_kernel(kernel: Kernel, task: Expr | Missing, direct: Direct, originals:
             raise OptprobeError(task.message, task.hint)
         place = fold.binary(Op.ADD, task, fold.constant(kernel.offset("task_struct", "mm")), 64, False)
         copied, ended = (find(kernel, X86_64, originals) for find in (space_calls.copied, space_calls.ended))
-        return ReturnKernel(RETURNING, Load(place, 8, signed=False, mapped=True), copied, ended)
+        mm, shared = Load(place, 8, signed=False, mapped=True), writable.routine(direct, shared=True)
+        return ReturnKernel(RETURNING, mm, shared, copied, ended)
 
     known = kernel, USER, mapped(kernel, mmu)
     return UserKernel(*known, *routines, calls, mmu, VCPUS, _arriving(kernel, originals), returning)
