@@ -14,7 +14,7 @@ nothing (context tracking, nohz_full), page tables could go while they are walke
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import abc
 from dataclasses import dataclass, replace
 
 from gdb_optprobe.errors import OptprobeError
@@ -26,10 +26,13 @@ from gdb_optprobe.guest.linux.ppc64le.mmu import RadixMmu
 from gdb_optprobe.guest.linux.ppc64le.reads import Reads
 from gdb_optprobe.guest.linux.ppc64le.structures import CodeStructures
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
+from gdb_optprobe.guest.linux.user import arriving
+from gdb_optprobe.guest.linux.user.arriving import MAPS, WRITES, Arriving
 from gdb_optprobe.guest.linux.user_kernel import UserKernel, mapped
 from gdb_optprobe.guest.machine import Machine, Vcpu
 from gdb_optprobe.isa.base import Flow
 from gdb_optprobe.isa.ppc64le import PPC64LE, leaf
+from gdb_optprobe.isa.ppc64le.mapping import Mapping
 from gdb_optprobe.isa.ppc64le.relocator import is_nop
 from gdb_optprobe.isa.ppc64le.user import Place, PowerUser
 from gdb_optprobe.isa.ppc64le.words import to_bytes
@@ -52,12 +55,12 @@ class _Symbols:
     """The kernel's, and `more` that it has no names for."""
 
     symbols: Symbols
-    more: Mapping[str, int]
+    more: abc.Mapping[str, int]
 
     def address(self, name: str) -> int | None:
         return self.more.get(name) or self.symbols.address(name)
 
-    def lookup(self, name: str) -> Sequence[int]:
+    def lookup(self, name: str) -> abc.Sequence[int]:
         return self.symbols.lookup(name)
 
     def at(self, address: int) -> Located | None:
@@ -112,7 +115,15 @@ def user_kernel(kernel: Kernel, reads: Reads, originals: Originals) -> UserKerne
     mmu = RadixMmu(reads.linear.page)
     page = leaf.routine(reads.linear, mmu.records(kernel))
     vcpus = _Vcpus(paca.current, reads.linear.soft_mask)
-    return UserKernel(kernel, isa, mapped(kernel, mmu), RETURNS, page, calls, mmu, vcpus)
+    comes = _arriving(kernel, vcpus, reads.linear.page, originals)
+    return UserKernel(kernel, isa, mapped(kernel, mmu), RETURNS, page, calls, mmu, vcpus, comes)
+
+
+def _arriving(kernel: Kernel, vcpus: _Vcpus, page: int, originals: Originals) -> Arriving:
+    to, writes = (vcpus.entry(kernel, kernel.address(name)) for name in (MAPS, WRITES))
+    inside = kernel.offset("task_struct", "mm"), kernel.offset("file", "f_inode")
+    mapping = Mapping(to, writes, vcpus.of_paca, *inside, page.bit_length() - 1)
+    return Arriving(arriving.calls(kernel, PPC64LE, originals, to), to, mapping.code)
 
 
 def _is_tracked(kernel: Kernel) -> bool:

@@ -31,9 +31,8 @@ class Arriving:
     code: Callable[[int, int], Code]
 
 
-def calls(kernel: Kernel, isa: Isa, originals: Originals) -> tuple[Insn, ...]:
-    """Raises OptprobeError where the kernel maps files in another way."""
-    to = kernel.address(MAPS)
+def calls(kernel: Kernel, isa: Isa, originals: Originals, to: int) -> tuple[Insn, ...]:
+    """to: where the function is entered. Raises OptprobeError where the kernel maps files in another way."""
     found: list[Insn] = []
     for name in CALLERS:
         code = code_at(kernel, isa, originals, kernel.address(name))

@@ -87,4 +87,4 @@ def _arriving(kernel: Kernel, originals: Originals) -> Arriving:
     to = kernel.address(MAPS)
     inside = kernel.offset("task_struct", "mm"), kernel.offset("file", "f_inode")
     mapping = Mapping(to, kernel.address(WRITES), current, *inside)
-    return Arriving(arriving.calls(kernel, X86_64, originals), to, mapping.code)
+    return Arriving(arriving.calls(kernel, X86_64, originals, to), to, mapping.code)
