@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from gdb_optprobe.objects.instances import Instances
 from gdb_optprobe.probes.optimizer import Optimizer
@@ -31,9 +31,9 @@ def deleted(optimizer: Optimizer) -> Iterator[ProbeView]:
         yield _deleted(address, tables, here, target)
 
 
-def told(optimizer: Optimizer) -> Iterator[str]:
-    """What nobody waits for, in words: these calls return when they please."""
-    for view in deleted(optimizer):
+def told(views: Iterable[ProbeView]) -> Iterator[str]:
+    """What nobody waits for, in words: these calls return when they please. views: of deleted probes."""
+    for view in views:
         count = "1 call is" if view.active == 1 else f"{view.active} calls are"
         yield f"{view.location}: {count} under way that deleted probes saw entered"
 

@@ -312,8 +312,7 @@ class Session:
         """
         self.target.alive()
         views = self._views(self.registry.probes(numbers))
-        deleted = (*outstanding.deleted(self.optimizer), *user_present.deleted(self.users)) if numbers is None else ()
-        return (*views, *deleted)
+        return (*views, *user_present.deleted(self.optimizer, self.users)) if numbers is None else views
 
     def reports(self, numbers: Sequence[int] | None = None) -> tuple[ProbeView, ...]:
         """As `views`, with all that was gathered by key."""
@@ -466,7 +465,7 @@ class Session:
             waiting = [site for site in self.registry.sites() if site.waits]
             dirty = self.optimizer.reclaim()
             if not waiting and not dirty:
-                return ("everything is settled", *outstanding.told(self.optimizer))
+                return ("everything is settled", *outstanding.told(user_present.deleted(self.optimizer, self.users)))
             why = "; ".join(told(waiting, self.target))
             if time.monotonic() >= deadline:
                 raise OptprobeError(why or f"{dirty} freed slots are still in use")

@@ -136,6 +136,11 @@ class UserCalls:
         if (function := self.functions.get((program.inode, address))) is not None:
             function.retire()
 
+    @property
+    def waits(self) -> bool:
+        """Whether there is something that nobody probes any more."""
+        return bool(self.left) or (self._there is not None and not self.functions)
+
     def counts(self, function: Function) -> Point:
         return Point.decode(self.target.machine.read(function.counts.address, POINT_SIZE))
 

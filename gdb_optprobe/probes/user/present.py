@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.objects.user_calls import Call
-from gdb_optprobe.probes import present, saving
+from gdb_optprobe.probes import outstanding, present, saving
 from gdb_optprobe.probes.gathered import Gathered
+from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.spec import Kind
 from gdb_optprobe.probes.target import Target
@@ -60,9 +61,13 @@ def probe(probe: Probe, users: Users, found: Gathered, target: Target) -> ProbeV
     )
 
 
-def deleted(users: Users) -> Iterator[ProbeView]:
-    """A row for each function with calls under way that only return probes saw entered which are no more."""
-    if not users.calls.left:
+def deleted(optimizer: Optimizer, users: Users) -> Iterator[ProbeView]:
+    """A row for each function with calls under way that only return probes saw entered which are no more.
+
+    The kernel's come first.
+    """
+    yield from outstanding.deleted(optimizer)
+    if not users.calls.waits:
         return
     users.tidy()
     out = users.calls.under_way()

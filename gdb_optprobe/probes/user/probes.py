@@ -192,6 +192,7 @@ class Users:
             for key in taken.keys:
                 self.traps.pass_by(key)
             self.calls.adopt(taken.kept, user, arena)
+            self._note_hooks()
 
     def _planned(self, spec: Spec, user: UserTarget) -> Point:
         """Where the probe would be. Raises OptprobeError."""
@@ -259,9 +260,13 @@ class Users:
             for program in self._programs.values():
                 user.texts.leave(program, self._copies.of(program))
             self._arrivals.dismiss(arena)
-            self.registry.hooks = ()
             self._writer.dismiss(arena)
             self.traps.dismiss(user, arena)
+        self._note_hooks()
+
+    def _note_hooks(self) -> None:
+        """No probe of the kernel can be where the kernel comes to code of ours."""
+        self.registry.hooks = (*self._arrivals.patches, *self.calls.patches)
 
     def spaces(self, program: Program) -> tuple[Space, ...]:
         """Those that run it. Raises OptprobeError."""
@@ -276,7 +281,7 @@ class Users:
 
     def problems(self) -> Sequence[str]:
         """Where the kernel or a process does not have what was written, in words."""
-        hooks = patch.check((*self.traps.patches, *self._arrivals.patches), self.target.machine)
+        hooks = patch.check((*self.traps.patches, *self.registry.hooks), self.target.machine)
         texts = self.target.user().texts.problems() if self._points else ()
         return (*(str(change.message) for change in hooks), *texts)
 
@@ -375,7 +380,7 @@ class Users:
         if user.kernel.arriving is not None:
             self._arrivals.begin(user.kernel.arriving, flags(user.programs), arena)
             user.texts.arrivals = self._arrivals
-            self.registry.hooks = self._arrivals.patches
+            self._note_hooks()
         return found
 
     def _drop(self, probe: Probe) -> None:
@@ -401,6 +406,7 @@ class Users:
             copy, data = self._copies.take(point.insn, program, user.kernel.isa, user.programs)
             changes[copy] = data
         code = self._code(point, copy, user, arena)
+        self._note_hooks()
         stood = point.placed is not None
         self._lead(point, code, user, arena)
         if not stood:
