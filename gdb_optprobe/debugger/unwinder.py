@@ -88,6 +88,8 @@ class KernelUnwinder(gdb.unwinder.Unwinder):
         if level == 0:
             self._states = _innermost(pending, kernel, session)
         state = self._states.get(level)
+        if state is None and (users := _through_programs(pending, kernel, session)) is not None:
+            return users
         found = self._caller(state, session, kernel) if state is not None else None
         if found is None:
             return None
@@ -160,6 +162,18 @@ def _innermost(pending: gdb.PendingFrame, kernel: Kernel, session: Session) -> d
         return {}
     registers = {name: int(pending.read_register(name)) & MASK for name in kernel.registers()}
     return {0: State(registers, exact=True)}
+
+
+def _through_programs(pending: gdb.PendingFrame, kernel: Kernel, session: Session) -> gdb.UnwindInfo | None:
+    """From where a program's call has returned to us, as its stack says, to where it returns from there."""
+    if not session.users.calls.functions and not session.users.calls.left:
+        return None
+    pc, sp = (int(pending.read_register(name)) & MASK for name in (kernel.isa.pc, kernel.isa.sp))
+    back = session.users.calls.back(pc, sp)
+    if back is None:
+        return None
+    registers = {name: int(pending.read_register(name)) & MASK for name in kernel.registers()}
+    return _info(pending, FrameId(sp, pc), {**registers, kernel.isa.pc: back})
 
 
 def _info(pending: gdb.PendingFrame, frame: FrameId, registers: Mapping[str, int]) -> gdb.UnwindInfo:

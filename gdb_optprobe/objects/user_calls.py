@@ -42,6 +42,7 @@ class Call:
     back: int
     code: int
     point: int
+    trampoline: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,6 @@ class UserCallsLayout:
     def places(self, data: bytes) -> Iterator[tuple[int, Call]]:
         """The same with the offsets of their slots."""
         for at in range(0, self.end, SLOT):
-            key, mm, back, code, point = decode(data[at : at + TRAMPOLINE])
+            key, mm, back, code, point, trampoline = decode(data[at : at + SAVED])
             if key:
-                yield at, Call(key >> 1 if key != BEING_FILLED else None, mm, back, code, point)
+                yield at, Call(key >> 1 if key != BEING_FILLED else None, mm, back, code, point, trampoline)

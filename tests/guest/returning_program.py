@@ -15,6 +15,8 @@ from pathlib import Path
 
 _64 = """
 .globl _start
+.cfi_startproc
+.cfi_undefined rip
 _start: mov $COUNT, %r15d
         cmpq $1, (%rsp)
         je begin
@@ -71,16 +73,21 @@ back:   cmp %rsp, %r12
 wrong:  mov $1, %edi
 exit:   mov $231, %eax
         syscall
+.cfi_endproc
 .type deep, @function
+.cfi_startproc
 deep:   push %rdi
+        .cfi_adjust_cfa_offset 8
         xor %eax, %eax
         test %edi, %edi
-        jz 1f
+        jz bottom
         dec %edi
         call deep
         inc %eax
-1:      pop %rdi
+bottom: pop %rdi
+        .cfi_adjust_cfa_offset -8
         ret
+.cfi_endproc
 .size deep, . - deep
 .type waits, @function
 waits:  push %rbx

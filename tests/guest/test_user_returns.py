@@ -101,6 +101,25 @@ def test_a_fork_for_whose_calls_there_is_no_room(linux: Guest, program: Path) ->
     assert finished.json("none") == []
 
 
+def test_a_backtrace_shows_who_called(linux: Guest, program: Path) -> None:
+    """Between them stands where calls return to us."""
+    with Console(linux) as gdb:
+        assert "trapped" in gdb(f"optprobe add -user {PATH}:deep -return", 60)
+        gdb(f"add-symbol-file {program}")
+        gdb("tbreak *&bottom")
+        gdb.send("continue")
+        linux.check(f"({SAID}) > /tmp/said &")
+        gdb.until("Temporary breakpoint")
+        lines = [line for line in gdb("backtrace").splitlines() if line.startswith("#")]
+        frames = [line.partition(" in ")[2].split(" ")[0] for line in lines]
+        assert frames[1::2] == ["??"] * (DEPTH + 1), lines
+        assert frames[2::2] == ["deep"] * DEPTH + ["round"], lines
+        gdb("optprobe delete")
+    assert linux.check("while ! [ -s /tmp/said ]; do sleep 0.1; done; cat /tmp/said") == FINE
+    finished = batch(linux, ["optprobe recover -remove"])
+    assert finished.status == 0, finished.output
+
+
 def test_conditions_and_what_is_kept(linux: Guest, program: Path) -> None:
     """Each call has its own words, however deep it is within others of the same function; 32-bit programs have too."""
     other = "/tmp/answer32"

@@ -41,6 +41,7 @@ from gdb_optprobe.probes.user.target import UserTarget
 from gdb_optprobe.probes.user.traps import UserTraps
 
 LAYOUT = UserCallsLayout(1024)
+PAGE = 4096
 
 
 @dataclass
@@ -188,6 +189,24 @@ class UserCalls:
     def memory(self) -> tuple[Slot, ...]:
         """That of the table."""
         return (self._there.memory,) if self._there is not None else ()
+
+    def back(self, pc: int, sp: int) -> int | None:
+        """Where a call really returns that has returned to `pc`; None where that is no trampoline, or not known."""
+        places: dict[int, int] = {}
+        for call in self._returned(pc, sp):
+            if places.get(call.mm, pc) == pc:  # by tail calls it returns there more than once
+                places[call.mm] = call.back
+        found = {*places.values()}
+        return found.pop() if len(found) == 1 else None
+
+    def _returned(self, pc: int, sp: int) -> Iterator[Call]:
+        """Those that may be it, the newest of a space first."""
+        if pc >> 63 or not any(one.address - pc & PAGE - 1 == 0 for one in self._trampolines.values()):
+            return
+        isa = self.target.user().kernel.returning().isa
+        sizes = {one.program.bits // 8 for one in self._trampolines.values()}
+        at = {sp - isa.popped(size) for size in sizes}
+        yield from (call for call in self.under_way() if call.trampoline == pc and call.at in at)
 
     # in the guest ----------------------------------------------------------------------------------------------------
 
