@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from .base import Dead
+from .base import Dead, Insn
 from .emitter import Before, Emitter, Label, Memory
 
 
@@ -45,6 +46,9 @@ class UserReturning(Protocol):
 
     def emitter(self, before: Before, place: int) -> UserReturnEmitter:
         """place: the address of a routine: where the kernel may write what is at a user's address."""
+
+    def reads(self, code: Sequence[Insn]) -> bool:
+        """Whether a function that begins so surely looks at its return address, to tell it or to keep it."""
 
     def popped(self, size: int) -> int:
         """How far the stack pointer is behind a call's stack address once it has returned; size: of a word."""

@@ -5,6 +5,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
+from ..base import Flow, Insn
 from ..emitter import Before, Label, Memory, Test
 from ..user_returns import UserReturnEmitter, UserReturning
 from .abi import ARGUMENTS, CARRY, FLAGS
@@ -14,6 +18,8 @@ from .operands import moved
 from .user import REGISTERS, USER
 
 _NOT_BELOW = 3  # jae: CF clear, as `writable` leaves it where it has found the place
+_READS = re.compile(r"^pop|^push\w? +(0x0)?\(%[re]sp\)|^mov\w? +(0x0)?\(%[re]sp\), *%")
+_MOVES_STACK = re.compile(r"^(push|enter|leave)|, *%[re]sp$")
 _LOST = ("rax", "rsi", "rdx", "r8", "r9", "r10", "r11")
 
 
@@ -70,6 +76,15 @@ class _Returning:
 
     def emitter(self, before: Before, place: int) -> UserReturnEmitter:
         return _Emitter(before, place)
+
+    def reads(self, code: Sequence[Insn]) -> bool:
+        """Before anything else is on the stack: setjmp, vfork, what tells position-independent code where it is."""
+        for insn in code:
+            if _READS.search(insn.text):
+                return True
+            if insn.flow is not Flow.NEXT or _MOVES_STACK.search(insn.text):
+                return False
+        return False
 
     def popped(self, size: int) -> int:
         return size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gdb_optprobe.errors import OptprobeError
@@ -13,7 +14,10 @@ from gdb_optprobe.handlers.lowering_words import UNMAPPED, NotLowered
 from gdb_optprobe.handlers.program import WORD, Stop
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.source import fault
+from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.emitter import Readers
+from gdb_optprobe.isa.user import UserTrapping
+from gdb_optprobe.isa.user_returns import UserReturning
 from gdb_optprobe.objects.user_calls import UserCallsLayout
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.names import NamesAt
@@ -28,16 +32,16 @@ from gdb_optprobe.probes.user.target import UserTarget
 
 TWICE = ("setjmp", "_setjmp", "sigsetjmp", "__sigsetjmp", "vfork", "__vfork", "getcontext", "swapcontext")
 """Return once more with a return address that they have kept (GCC's special_function_p, of what C libraries have)."""
-READS_IT = ("__x86.get_pc_thunk.", "__i686.get_pc_thunk.")
-"""Functions of 32-bit code that tell their caller its own address begin so."""
+SOME, JUMPS = 128, 4
+"""Bytes of code that are looked at, and how often."""
 
 
 def return_handler(
     spec: Spec, program: Program, address: int, user: UserTarget, target: Target, settings: Settings
 ) -> Handler:
     """Of the function that is entered at `address`. Raises OptprobeError, pointing at what cannot be done."""
-    _check_function(program, address)
     isa = user.kernel.returning().isa
+    _check_function(program, address, user.kernel.isa, isa)
     at_entry = user.names(address, True, program.bits)
     if spec.counts and not spec.pid:
         return Handler()
@@ -72,15 +76,26 @@ def _pointing(stuck: NotLowered, spec: Spec, handler: Handler, names: NamesAt) -
     return fault(why.message, part, why.hint)
 
 
-def _check_function(program: Program, address: int) -> None:
+def _check_function(program: Program, address: int, traps: UserTrapping, isa: UserReturning) -> None:
     """Raises OptprobeError where no call is entered there that returns where the stack says, once."""
     bounds, place = program.function(address), program.spell(address)
     name = place.rpartition(":")[2]
-    if bounds is not None and bounds[0] != address:
+    if bounds is not None and not program.is_entry(address):
         raise OptprobeError(f"{place} is not where a function is entered", f"probe {program.spell(bounds[0])}")
     if address == program.elf.entry:
         raise OptprobeError(f"{place} is where the program begins: it returns to nobody")
     if name in TWICE:
         raise OptprobeError(f"{place} returns more than once from one call")
-    if name.startswith(READS_IT):
-        raise OptprobeError(f"{place} reads its return address")
+    if any(isa.reads(code) for code in _straight(program, address, traps)):
+        raise OptprobeError(f"{place} looks at its return address, which would be ours")
+
+
+def _straight(program: Program, address: int, traps: UserTrapping) -> Iterator[Sequence[Insn]]:
+    """The code that a function begins with, and that it goes on with by jumps."""
+    for _ in range(JUMPS):
+        code = traps.decode(program.text(address, SOME), address, program.bits)
+        yield code
+        leaves = next((insn for insn in code if insn.flow is not Flow.NEXT), None)
+        if leaves is None or leaves.flow is not Flow.JUMP or leaves.target is None:
+            return
+        address = leaves.target
