@@ -15,8 +15,9 @@ from contextlib import AbstractContextManager, contextmanager
 from gdb_optprobe.costs.estimate import Cost, cost
 from gdb_optprobe.costs.measure import Reading
 from gdb_optprobe.costs.table import as_json, table
-from qemu import timediff
+from qemu import calls, timediff
 from qemu.cache import say
+from qemu.calls import Calls
 from qemu.channel import ChannelError
 from qemu.debian import FetchError
 from qemu.debugger import Debugger, DebuggerError
@@ -41,6 +42,8 @@ def main() -> int:
     arguments = top.parse_args()
     if arguments.time_difference and arguments.arch != "ppc64le":
         top.error("the timebase is one of --arch ppc64le")
+    if arguments.programs and arguments.arch != "x86_64":
+        top.error("the programs are of x86-64, of 64 and of 32 bits")
     ending_on_signals()
     try:
         return bench(arguments)
@@ -60,6 +63,9 @@ def parser() -> argparse.ArgumentParser:
         help="instead: the timebase before and behind a probe at 20 forks, as the powerpc optprobes series had it",
     )
     top.add_argument(
+        "--programs", action="store_true", help="instead: programs that call a function a million times, and its probes"
+    )
+    top.add_argument(
         "--append",
         default="mitigations=off",
         metavar="TEXT",
@@ -71,13 +77,16 @@ def parser() -> argparse.ArgumentParser:
 def bench(arguments: argparse.Namespace) -> int:
     say("booting a guest whose clock counts instructions, about ten seconds")
     options = Options(arch=arguments.arch, icount="shift=0,sleep=off", append=arguments.append)
-    measure = time_difference if arguments.time_difference else costs
     with (
         Guest.start(options) as guest,
         Relay(guest.gdb_socket) as relay,
         Debugger(relay.path) as debugger,
     ):
-        lines = measure(Reads(guest, debugger, relay), debugger, arguments)
+        if arguments.programs:
+            lines = programs(Calls(guest, debugger, relay, 100_000 if arguments.quick else 1_000_000), arguments)
+        else:
+            measure = time_difference if arguments.time_difference else costs
+            lines = measure(Reads(guest, debugger, relay), debugger, arguments)
         if guest.problems():
             raise GuestError("the guest is ill:\n" + "\n".join(guest.problems()))
     print("\n".join(lines))
@@ -87,6 +96,13 @@ def bench(arguments: argparse.Namespace) -> int:
 def time_difference(reads: Reads, debugger: Debugger, arguments: argparse.Namespace) -> list[str]:
     found = TimeDifference(reads, debugger).run()
     return [json.dumps(line) for line in timediff.as_json(found)] if arguments.json else timediff.report(found)
+
+
+def programs(experiment: Calls, arguments: argparse.Namespace) -> list[str]:
+    found = experiment.run()
+    if arguments.json:
+        return [json.dumps(line) for line in calls.as_json(found)]
+    return calls.report(found, arguments.append)
 
 
 def costs(reads: Reads, debugger: Debugger, arguments: argparse.Namespace) -> list[str]:

@@ -17,22 +17,23 @@ SCRIPT = "/r"
 PROGRAM = (
     "now() { T=$(sed -n \"3{s/now at //;s/ nsecs//;p;q}\" /proc/timer_list); }",
     "now; A=$T",
-    "dd if=/dev/zero of=/dev/null bs=1 count=$1 2>/dev/null",
+    "{workload}",
     "now; echo $((T - A))",
 )
+READ = "dd if=/dev/zero of=/dev/null bs=1 count=$1 2>/dev/null"
 # The guest's init reads its commands byte by byte, and each byte is a hit: all commands are of one length.
 WIDTH = 9
 TIMEOUT = 300.0
 
 
 class Reads:
-    """Reads in `guest`, which `debugger` has attached to through `relay`."""
+    """Reads in `guest`, which `debugger` has attached to through `relay`; or another workload of $1 events."""
 
-    def __init__(self, guest: Guest, debugger: Debugger, relay: Relay) -> None:
+    def __init__(self, guest: Guest, debugger: Debugger, relay: Relay, workload: str = READ) -> None:
         self._guest = guest
         self._debugger = debugger
         self._relay = relay
-        lines = " ".join(f"'{line}'" for line in PROGRAM)
+        lines = " ".join(f"'{line.replace('{workload}', workload)}'" for line in PROGRAM)
         self.guest(f"printf '%s\\n' {lines} > {SCRIPT}")
 
     def guest(self, command: str) -> str:

@@ -1,0 +1,224 @@
+"""What a probe on a program costs: one that calls its function `test` a million times, which begins with a push.
+
+The experiment of the commit that had Linux's uprobes emulate `push` (x86/uprobes, 2024), for programs of both word
+sizes: a probe on the function and on its return, instructions emulated or not, and Linux's own events beside.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gdb_optprobe.costs.measure import Reading, middle
+from gdb_optprobe.costs.table import aligned, number
+from qemu.cache import say
+from qemu.debugger import Debugger, DebuggerError
+from qemu.guest import Guest, GuestError
+from qemu.reads import Reads
+from qemu.relay import Relay
+
+__all__ = ["BITS", "Calls", "Row", "as_json", "report"]
+
+BITS = (64, 32)
+TRACING = "/sys/kernel/tracing"
+EVENT = "optprobe_own/event"
+TRAPS = 200
+"""Calls of which each trap is looked at."""
+_SOURCE = """
+.globl _start
+_start: mov ARGUMENT, %{r}si
+        xor %ebx, %ebx
+digit:  movzbl (%{r}si), %eax
+        sub $48, %eax
+        cmp $9, %eax
+        ja again
+        imul $10, %ebx
+        add %eax, %ebx
+        inc %{r}si
+        jmp digit
+again:  call test
+        dec %ebx
+        jnz again
+        EXIT
+.type test, @function
+test:   push %{r}bp
+        mov %{r}sp, %{r}bp
+        pop %{r}bp
+        ret
+.size test, . - test
+"""
+_EXITS = {64: "mov $60, %eax; xor %edi, %edi; syscall", 32: "mov $1, %eax; int $0x80"}
+_ARGUMENTS = {64: "16(%rsp)", 32: "8(%esp)"}
+_FORMATS = {64: ("--64", "elf_x86_64"), 32: ("--32", "elf_i386")}
+NOTES = """\
+Each figure is that of one call of test(), above a run without a probe but for µs, which is all that a call takes.
+  traps         that the processor takes, of {traps} calls
+  instructions  of the guest (-icount shift=0,sleep=off; {append})
+  µs            of the host's processor"""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One kind of probe on a program of `bits`, or none. traps: None where they were not counted."""
+
+    bits: int
+    name: str
+    traps: float | None
+    instructions: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What is probed, and by whom."""
+
+    name: str
+    probe: Callable[[str], AbstractContextManager[None]]
+
+
+class Calls:
+    """The experiment in an x86-64 guest whose clock counts instructions. calls: of each run."""
+
+    def __init__(self, guest: Guest, debugger: Debugger, relay: Relay, calls: int, times: int = 2) -> None:
+        self._guest, self._debugger, self._relay = guest, debugger, relay
+        self._calls, self._times = calls, times
+
+    def run(self) -> list[Row]:
+        """All rows, in their order."""
+        return [row for bits in BITS for row in self._rows(bits)]
+
+    def _rows(self, bits: int) -> Iterator[Row]:
+        path = f"/calls{bits}"
+        reads = Reads(self._guest, self._debugger, self._relay, f"{path} $1")
+        put(reads.guest, program(bits), path)
+        unprobed = self._measure(reads, f"{bits} bits, no probe")
+        yield Row(bits, "no probe", 0.0, 0.0, unprobed.seconds)
+        for kind in self._kinds(reads):
+            with kind.probe(path):
+                found = self._measure(reads, f"{bits} bits, {kind.name}")
+                traps = self._traps(reads, path)
+            yield Row(bits, kind.name, traps, found.instructions - unprobed.instructions, found.seconds)
+
+    def _measure(self, reads: Reads, name: str) -> Reading:
+        say(f"{name}: {self._times} × {self._calls:,} calls")
+        return middle(reads.repeat(self._calls, self._times))
+
+    def _kinds(self, reads: Reads) -> Sequence[_Kind]:
+        ours = [
+            _Kind(f"{name}{', emulation off' if not emulation else ''}", self._ours(clause, emulation))
+            for name, clause in (("uprobe", ""), ("uretprobe", "-return"))
+            for emulation in (True, False)
+        ]
+        theirs = (("Linux's event", "p"), ("Linux's event, return", "r"))
+        return [*ours, *(_Kind(name, self._linux(reads, sort)) for name, sort in theirs)]
+
+    def _ours(self, clause: str, emulation: bool) -> Callable[[str], AbstractContextManager[None]]:
+        @contextmanager
+        def probed(path: str) -> Iterator[None]:
+            self._debugger(f"set optprobe emulation {'on' if emulation else 'off'}")
+            self._debugger(f"optprobe add -user {path}:test {clause}")
+            yield
+            (probe,) = json.loads(self._debugger("optprobe list -json"))
+            wanted = self._all_calls()
+            if probe["hits"] != wanted:
+                raise DebuggerError(f"the probe on {path} counted {probe['hits']} of {wanted} calls")
+            self._debugger("optprobe delete")
+            self._debugger("set optprobe emulation on")
+
+        return probed
+
+    def _linux(self, reads: Reads, sort: str) -> Callable[[str], AbstractContextManager[None]]:
+        @contextmanager
+        def probed(path: str) -> Iterator[None]:
+            offset = offset_of(program(64 if path.endswith("64") else 32))
+            reads.guest(f"echo '{sort}:{EVENT} {path}:{offset:#x}' > {TRACING}/uprobe_events")
+            reads.guest(f"echo 1 > {TRACING}/events/{EVENT}/enable")
+            yield
+            (line,) = reads.guest(f"cat {TRACING}/uprobe_profile").splitlines()
+            if int(line.split()[-1]) != self._all_calls():
+                raise GuestError(f"Linux's event on {path} counted {line.split()[-1]} of {self._all_calls()} calls")
+            off = f"echo 0 > {TRACING}/events/{EVENT}/enable; echo > {TRACING}/uprobe_events; echo > {TRACING}/trace"
+            reads.guest(off)
+
+        return probed
+
+    def _all_calls(self) -> int:
+        """Of a probe's whole life."""
+        return self._times * (2 + self._calls) + TRAPS
+
+    def _traps(self, reads: Reads, path: str) -> float:
+        """By QEMU's log of what its processor is interrupted by: breakpoints and single steps of user mode."""
+        with tempfile.NamedTemporaryFile(prefix="optprobe-traps-") as log:
+            self._debugger(f"monitor logfile {log.name}")
+            self._debugger("monitor log int")
+            reads.guest(f"{path} {TRAPS}")
+            self._debugger("monitor log none")
+            text = Path(log.name).read_text(errors="replace")
+        return len(re.findall(r"^\s*\d+: v=0[13] .* cpl=3 ", text, re.M)) / TRAPS
+
+
+def program(bits: int) -> bytes:
+    """It calls test() as often as its argument says."""
+    source = _SOURCE.replace("ARGUMENT", _ARGUMENTS[bits]).replace("EXIT", _EXITS[bits])
+    assembler, linker = _FORMATS[bits]
+    with tempfile.TemporaryDirectory() as folder:
+        text, assembled, linked = (f"{folder}/calls{suffix}" for suffix in (".s", ".o", ""))
+        Path(text).write_text(source.replace("{r}", "r" if bits == 64 else "e"))
+        subprocess.run(["as", assembler, "-o", assembled, text], check=True)
+        subprocess.run(["ld", "-m", linker, "-static", "-o", linked, assembled], check=True)
+        return Path(linked).read_bytes()
+
+
+def offset_of(data: bytes) -> int:
+    """Of test() in the file: its code is all there is of that kind."""
+    code = {64: b"\x55\x48\x89\xe5\x5d\xc3", 32: b"\x55\x89\xe5\x5d\xc3"}
+    return next(at for each in code.values() if (at := data.find(each)) >= 0)
+
+
+def put(guest: Callable[[str], str], data: bytes, path: str) -> None:
+    """Have a program in the guest."""
+    text = base64.b64encode(data).decode()
+    guest(f"rm -f {path} {path}.b64")
+    for start in range(0, len(text), 2000):
+        guest(f"echo {text[start : start + 2000]} >> {path}.b64")
+    guest(f"base64 -d {path}.b64 > {path}; rm {path}.b64; chmod +x {path}")
+
+
+def report(rows: Sequence[Row], append: str) -> list[str]:
+    """A table, and what share of Linux's instructions ours take."""
+    cells = [["", "traps", "instructions", "µs"]]
+    for row in rows:
+        traps = "-" if row.traps is None else f"{row.traps:.1f}"
+        cells.append([f"{row.bits} bits, {row.name}", traps, f"{row.instructions:,.1f}", number(row.seconds * 1e6)])
+    return [*aligned(cells), "", NOTES.format(traps=TRAPS, append=append), "", *_verdict(rows)]
+
+
+def _verdict(rows: Sequence[Row]) -> Iterator[str]:
+    took = {(row.bits, row.name): row.instructions for row in rows}
+    for bits in BITS:
+        for ours, theirs in (("uprobe", "Linux's event"), ("uretprobe", "Linux's event, return")):
+            one, other = took[bits, ours], took[bits, theirs]
+            met = "met" if one <= other / 2 else "MISSED"
+            yield f"Target, at most half of {theirs} for a {ours} of {bits} bits: {met}, {one:.0f} of {other:.0f}."
+
+
+def as_json(rows: Sequence[Row]) -> list[Mapping[str, object]]:
+    """The same for programs."""
+    return [
+        {
+            "type": "program",
+            "bits": row.bits,
+            "name": row.name,
+            "traps": row.traps,
+            "instructions": round(row.instructions, 2),
+            "host_us": round(row.seconds * 1e6, 4),
+        }
+        for row in rows
+    ]
