@@ -287,6 +287,7 @@ class Session:
     def resettle(self) -> None:
         """A setting or a breakpoint of the user's changed: every site goes where it belongs now."""
         self.optimizer.settle(self.registry.sites())
+        self.users.settle(self.registry.probes())
 
     def move_arena(self) -> None:
         """The setting changed: what needs memory next has it there. Raises OptprobeError while the old is in use."""

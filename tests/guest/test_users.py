@@ -71,6 +71,34 @@ def test_every_instruction_in_many_processes(each_linux: Guest, program: Path) -
     assert linux.problems() == []
 
 
+def test_emulation_off_and_on(each_linux: Guest, program: Path) -> None:
+    """While probes are there; a trap behind each copy, and the same hits and results."""
+    linux = each_linux
+    expected = calls.instructions(program, COUNT, linux.options.arch)
+    expected = expected if FULL else dict([*expected.items()][::2])
+    said = f"{PATH}; echo said $?"
+    unprobed = linux.run(said)[1], linux.run(f"{PATH} fork; echo said $?")[1]
+    script: list[str | Workload] = [f"optprobe add -user {PATH}:{place}" for place in expected]
+    for emulation in ("off", "on", "off"):
+        script += [f"set optprobe emulation {emulation}", Workload(said), "optprobe check"]
+    script += [
+        Workload(f"{PATH} fork; echo said $?"),
+        keep("list", "optprobe list"),
+        "optprobe delete",
+        Workload(said),
+        "optprobe check",
+        "optprobe commit -timeout 20",
+    ]
+    finished = batch(linux, script)
+    assert finished.status == 0, finished.output
+    *once, forked, deleted = finished.workloads
+    assert {*once, deleted} == {unprobed[0]} and forked == unprobed[1], finished.output
+    hits = {probe["location"].partition(":")[2]: probe["hits"] for probe in finished.json("list")}
+    assert hits == {place: 5 * count for place, count in expected.items()}
+    assert finished.output.count("holds what we wrote") == 4
+    assert linux.problems() == []
+
+
 @pytest.mark.parametrize("bits", [64, 32] if FULL else [32])
 def test_both_word_sizes(linux: Guest, tmp_path: Path, bits: int) -> None:
     """Where the processes are there before, and wait."""
@@ -244,6 +272,7 @@ def test_what_cannot_be_is_told_in_a_line(linux: Guest, waiting: str) -> None:
 def test_another_gdb_finds_what_a_killed_one_left(linux: Guest, waiting: str, remove: bool) -> None:
     """Meanwhile hits are counted on, of programs too that are started while there is none."""
     with Console(linux) as gdb:
+        gdb("set optprobe emulation off")
         assert "trapped" in gdb(f"optprobe add -user {waiting}:answer do count by $comm", 60)
         assert "trapped" in gdb(f"optprobe add -user {waiting}:answer+9", 60)
         gdb.kill()

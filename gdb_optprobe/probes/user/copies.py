@@ -25,18 +25,17 @@ NO_INSTRUCTION = -1
 class Copies:
     """Where they are, by the program's inode and the instruction's address."""
 
-    _at: dict[tuple[int, int], int] = field(default_factory=dict)
+    _at: dict[tuple[int, int], range] = field(default_factory=dict)
 
     def take(self, insn: Insn, program: Program, isa: UserTrapping, programs: Programs) -> tuple[int, bytes]:
         """Where the copy is or shall be, and its bytes. Raises OptprobeError."""
-        key = (program.inode, insn.address)
-        at = self._at.get(key)
+        at = self.known(insn, program)
         if at is None:
             at = self._free(program, lambda at: copy_of(insn, program, at, isa), programs)
             if at is None:
                 raise no_room(insn, program)
         data = copy_of(insn, program, at, isa)
-        self._at[key] = at
+        self._at[program.inode, insn.address] = range(at, at + len(data))
         return at, data
 
     def trampoline(self, program: Program, trap: bytes, programs: Programs) -> int:
@@ -46,28 +45,29 @@ class Copies:
             at = self._free(program, lambda at: trap, programs)
             if at is None:
                 raise OptprobeError(f"{program.path} has no bytes left for what its functions return to")
-            self._at[key] = at
-        return self._at[key]
+            self._at[key] = range(at, at + len(trap))
+        return self._at[key].start
 
     def stands(self, program: Program, address: int) -> None:
         """The program's trampoline is there."""
-        self._at[program.inode, NO_INSTRUCTION] = address
+        self._at[program.inode, NO_INSTRUCTION] = range(address, address + 1)
 
     def known(self, insn: Insn, program: Program) -> int | None:
         """Where the copy is, if it has one."""
-        return self._at.get((program.inode, insn.address))
+        found = self._at.get((program.inode, insn.address))
+        return found.start if found is not None else None
 
     def clear(self) -> None:
         """The guest is gone."""
         self._at.clear()
 
-    def of(self, program: Program) -> tuple[int, ...]:
+    def of(self, program: Program) -> tuple[range, ...]:
         """Where those of the program are."""
         return tuple(at for (inode, _), at in self._at.items() if inode == program.inode)
 
     def _free(self, program: Program, made: Callable[[int], bytes], programs: Programs) -> int | None:
         """Where no process has anything, or what an earlier GDB has left there is the same. Raises OptprobeError."""
-        taken = set(self.of(program))
+        taken = {at for copy in self.of(program) for at in range(copy.start - copy.start % STEP, copy.stop, STEP)}
         start, end = program.filler
         own = program.text(start, end - start)
         there = []

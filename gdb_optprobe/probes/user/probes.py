@@ -36,7 +36,6 @@ from gdb_optprobe.objects.user_traps import Key
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.noting import Noted, fingerprint, note
 from gdb_optprobe.probes.optimizer import Optimizer
-from gdb_optprobe.probes.placed import Placed
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.resident import readers
@@ -48,8 +47,10 @@ from gdb_optprobe.probes.user.arrivals import Arrivals
 from gdb_optprobe.probes.user.calls import UserCalls
 from gdb_optprobe.probes.user.copies import Copies, copy_of
 from gdb_optprobe.probes.user.notes import NotedTrap, left_over
+from gdb_optprobe.probes.user.point import Point
 from gdb_optprobe.probes.user.return_handler import return_handler
 from gdb_optprobe.probes.user.space import Change
+from gdb_optprobe.probes.user.stepping import Steps
 from gdb_optprobe.probes.user.surroundings import At, dead_at_trap, is_process, saved
 from gdb_optprobe.probes.user.target import UserTarget
 from gdb_optprobe.probes.user.traps import UserTraps
@@ -59,31 +60,6 @@ LONGEST = 16
 INT_SIZE = 4
 IN_PROGRAM = Reason("USER_TEXT", "its code is a program's, not the kernel's")
 """Why such a probe is nowhere in the kernel's text."""
-
-
-@dataclass
-class Point:
-    """A probed instruction. number: in the journal.
-
-    needs_copy: it may have to be run out of line. placed: its code, where a trap stands.
-    """
-
-    program: Program
-    insn: Insn
-    needs_copy: bool
-    trap: bytes
-    number: int
-    probes: list[Probe] = field(default_factory=list)
-    placed: Placed | None = None
-
-    @property
-    def key(self) -> tuple[int, int]:
-        """See objects/user_traps.py."""
-        return self.program.offset(self.insn.address), self.program.inode
-
-    @property
-    def enabled(self) -> list[Probe]:
-        return [probe for probe in self.probes if probe.enabled]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +80,7 @@ class Users:
     settings: Callable[[], Settings]
     traps: UserTraps = field(init=False)
     calls: UserCalls = field(init=False)
+    steps: Steps = field(init=False)
     _writer: UserWriter = field(init=False)
     _arrivals: Arrivals = field(init=False)
     _points: dict[int, Point] = field(default_factory=dict)
@@ -114,6 +91,7 @@ class Users:
     def __post_init__(self) -> None:
         self.traps = UserTraps(self.target)
         self.calls = UserCalls(self.target, self.traps, self._copies, self._number)
+        self.steps = Steps(self.target, self.traps, self._copies, self._number)
         self._writer = UserWriter(self.target)
         self._arrivals = Arrivals(self.target)
 
@@ -258,7 +236,7 @@ class Users:
         user = self.target.user()
         if self.calls.tidy(user, arena) and not self._points:
             for program in self._programs.values():
-                user.texts.leave(program, self._copies.of(program))
+                user.texts.leave(program, [at for copy in self._copies.of(program) for at in copy])
             self._arrivals.dismiss(arena)
             self._writer.dismiss(arena)
             self.traps.dismiss(user, arena)
@@ -399,20 +377,23 @@ class Users:
         if not point.enabled:
             if point.placed is not None:
                 self._disarm(point, user, arena)
+            self.steps.end(point, user, arena)
             return
-        changes: dict[int, bytes] = {}
-        copy = None
-        if point.needs_copy:
-            copy, data = self._copies.take(point.insn, program, user.kernel.isa, user.programs)
-            changes[copy] = data
-        code = self._code(point, copy, user, arena)
+        emulation = self.settings().emulation
+        copy, tail = self.steps.copied(point, emulation, user)
+        steps = tail is not None and not emulation
+        if tail is not None and steps:
+            self.steps.begin(point, tail, user, arena)
+        code = self._code(point, copy, not steps, user, arena)
         self._note_hooks()
         stood = point.placed is not None
         self._lead(point, code, user, arena)
+        if not steps:
+            self.steps.end(point, user, arena)
         if not stood:
             try:
                 notes.note(point.number, program, address, point.insn.data[: len(point.trap)], arena.journal)
-                user.texts.arm(program, changes | {address: user.kernel.isa.trap})
+                user.texts.arm(program, {address: user.kernel.isa.trap})
             except BaseException:
                 self._disarm(point, user, arena)
                 raise
@@ -430,7 +411,7 @@ class Users:
             user.texts.disarm(point.program, [point.insn.address])
         except OptprobeError:
             copy = self._copies.known(point.insn, point.program)
-            self._lead(point, self._code(point, copy, user, arena), user, arena)
+            self._lead(point, self._code(point, copy, point.step is None, user, arena), user, arena)
             raise
         self.traps.forget(point.key)
         self._give_up(point, arena)
@@ -449,7 +430,7 @@ class Users:
         elif not any(probe.enabled for probe in returns):
             self.calls.retire(point.program, point.insn.address)
 
-    def _code(self, point: Point, copy: int | None, user: UserTarget, arena: Arena) -> Code:
+    def _code(self, point: Point, copy: int | None, emulates: bool, user: UserTarget, arena: Arena) -> Code:
         """What a trap at `point` comes to."""
         near = user.kernel.calls.handler
         parts: list[Code] = []
@@ -460,7 +441,7 @@ class Users:
         if returns := [probe for probe in point.enabled if probe.spec.returns]:
             parts.append(self.calls.entry(point.program, point.insn.address, returns, user, arena))
         emulated = user.kernel.isa.emulation(point.insn, point.program.bits, self.traps.writable)
-        if emulated is not None:
+        if emulated is not None and emulates:
             parts.append(emulated.code)
         if copy is not None:
             parts.append(user.kernel.isa.moved(copy - point.insn.address - user.kernel.isa.behind))

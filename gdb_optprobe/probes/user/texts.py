@@ -104,6 +104,20 @@ class UserTexts:
             self.disarm(program, list(texts))
             raise
 
+    def has(self, program: Program, address: int) -> bool:
+        """Whether bytes are armed there."""
+        armed = self._armed.get(program.inode)
+        return armed is not None and address in armed.changes
+
+    def exchange(self, program: Program, address: int, data: bytes) -> None:
+        """Other bytes, as many, in the place of those that are armed there. Raises OptprobeError."""
+        changes = self._armed[program.inode].changes
+        before = changes[address]
+        changes[address] = Change(address, before.old, data)
+        self._listen()
+        self.take_out(program, [Change(address, data, before.new)])
+        self._settle(program, [changes[address]])
+
     def disarm(self, program: Program, addresses: Collection[int]) -> None:
         """Put the file's bytes back wherever it runs, last first. Raises OptprobeError where some could not be."""
         armed = self._armed.get(program.inode)
