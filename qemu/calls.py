@@ -90,9 +90,9 @@ class Calls:
         self._guest, self._debugger, self._relay = guest, debugger, relay
         self._calls, self._times = calls, times
 
-    def run(self) -> list[Row]:
-        """All rows, in their order."""
-        return [row for bits in BITS for row in self._rows(bits)]
+    def run(self, sizes: Sequence[int] = BITS) -> list[Row]:
+        """All rows of programs of these word sizes, in their order."""
+        return [row for bits in sizes for row in self._rows(bits)]
 
     def _rows(self, bits: int) -> Iterator[Row]:
         path = f"/calls{bits}"

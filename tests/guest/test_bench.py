@@ -10,13 +10,14 @@ import pytest
 
 from gdb_optprobe.costs.estimate import Cost, cost
 from gdb_optprobe.costs.measure import Reading
+from qemu.calls import Calls
 from qemu.debugger import Debugger
 from qemu.guest import Guest, Options
 from qemu.reads import Reads
 from qemu.relay import Relay
 from qemu.subject import BREAK, FUNCTION, PROGRAMS, RECORDS, SUBJECTS, Subject, hits
 
-MANY, FEW = 50_000, 20
+MANY, FEW, CALLS = 50_000, 20, 2000
 STDU_R1 = f"{FUNCTION}+32"
 """On ppc64le: the instruction that makes the frame, which Linux's optimized probe gets wrong."""
 
@@ -26,6 +27,8 @@ class Measured:
     """A guest whose clock counts instructions, and what its reads take without a probe."""
 
     subject: Subject
+    guest: Guest
+    relay: Relay
     debugger: Debugger
     reads: Reads
     unprobed: list[Reading]
@@ -52,7 +55,7 @@ def measured(request: pytest.FixtureRequest) -> Iterator[Measured]:
     ):
         reads = Reads(guest, debugger, relay)
         debugger(f"set optprobe ring-records {RECORDS}")
-        yield Measured(SUBJECTS[request.param], debugger, reads, reads.repeat(MANY, 2))
+        yield Measured(SUBJECTS[request.param], guest, relay, debugger, reads, reads.repeat(MANY, 2))
         assert guest.problems() == []
 
 
@@ -95,3 +98,22 @@ def test_stops_of_a_hit(measured: Measured, tier: str, stops: int) -> None:
     measured.debugger("optprobe delete")
     assert found.stops == pytest.approx(stops, abs=0.5)
     assert found.packets > 2 * stops
+
+
+def test_programs_beside_linux_s_own_events(measured: Measured) -> None:
+    """Traps are those that the processor takes: two become one where an instruction is emulated."""
+    if measured.subject is not SUBJECTS["x86_64"]:
+        pytest.skip("the programs are of x86-64")
+    rows = {row.name: row for row in Calls(measured.guest, measured.debugger, measured.relay, CALLS, 1).run((64,))}
+    traps = {name: row.traps for name, row in rows.items()}
+    assert traps == {
+        "no probe": 0,
+        "uprobe": 1,
+        "uprobe, emulation off": 2,
+        "uretprobe": 2,
+        "uretprobe, emulation off": 3,
+        "Linux's event": 1,
+        "Linux's event, return": 2,
+    }
+    for ours, theirs in (("uprobe", "Linux's event"), ("uretprobe", "Linux's event, return")):
+        assert 0 < rows[ours].instructions <= rows[theirs].instructions / 2
