@@ -1,4 +1,5 @@
-# The program of calls.py on ppc64le: `test` has a global entry, which nobody calls, and instructions of all sorts.
+# The program of calls.py on ppc64le: `test` has a global entry, which nobody calls, and instructions of all sorts. With
+# two arguments it waits first until its input ends.
 .abiversion 2
 .globl _start
 call_test: mflr 0
@@ -13,9 +14,20 @@ _start: ld 14, 0(1)
         stdu 1, -64(1)
         cmpdi 14, 1
         beq begin
+        cmpdi 14, 3
+        beq wait
         li 0, 2
         sc
         mr 15, 3
+        b begin
+wait:   li 0, 3
+        li 3, 0
+        addi 4, 1, 32
+        li 5, 1
+        sc
+        cmpdi 3, 0
+        bgt wait
+        li 14, 1
 begin:  lis 16, leaf@ha
         addi 16, 16, leaf@l
         lis 17, COUNT@h

@@ -1,0 +1,81 @@
+"""Probes on programs on ppc64le: what they gather, and what a GDB that dies leaves. Counts are in test_users.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qemu.guest import Guest
+from tests.guest import answer, calls
+from tests.guest.batch import Workload, batch, keep
+from tests.guest.gdb import Console, release
+
+COUNT, WAITING = 200, 2
+PATH = "/tmp/calls"
+ALL_SAID = f"while [ $(grep -c said /tmp/said) -lt {WAITING} ]; do sleep 0.1; done"
+GO_ON = f"killall sleep; touch /tmp/said; {ALL_SAID}; cat /tmp/said"
+
+
+@pytest.fixture
+def waiting(ppc_guest: Guest, tmp_path: Path) -> Iterator[str]:
+    """What the program says as it ends. WAITING processes run it, which wait; `killall sleep` has them go on."""
+    answer.put(ppc_guest, calls.build(tmp_path, COUNT, "ppc64le"), PATH)
+    said = ppc_guest.check(f"{PATH}; echo said $?")
+    for _ in range(WAITING):
+        ppc_guest.check(f"(sleep 300 | {PATH} and wait; echo said $? >> /tmp/said) > /dev/null 2>&1 &")
+    yield said
+    ppc_guest.run("killall sleep; sleep 0.2")
+    ppc_guest.run(f"rm -f /tmp/said {PATH}")
+
+
+def test_conditions_and_actions(ppc_guest: Guest, waiting: str) -> None:
+    pids = [int(pid) for pid in ppc_guest.check("pidof calls").split()]
+    script: list[str | Workload] = [
+        f'optprobe add -user {PATH}:test if $arg1 == 7 do count by $pid, print("%s %d at %lx", $comm, $pid, (long)$pc)',
+        f"optprobe add -user {PATH}:test -pid {pids[0]}",
+        f"optprobe add -user {PATH}:inner if $pid != {pids[0]} && *(long *)$r1 > $r1 && $lr != 0 do count",
+        f'optprobe add -user {PATH}:test+0x14 if $comm != "calls" do count',
+        f"optprobe add -user {PATH}:test if $arg1 <= 100 do sum($arg1), max($r3), sum(*(long *)0)",
+        Workload(GO_ON),
+        keep("list", "optprobe list"),
+        "optprobe report",
+        "optprobe disable",
+        Workload(f"{PATH}; echo said $?"),
+        keep("disabled", "optprobe list"),
+        "optprobe check",
+    ]
+    finished = batch(ppc_guest, script)
+    assert finished.status == 0, finished.output
+    assert finished.workloads == (waiting * WAITING, waiting)
+    hits = [probe["hits"] for probe in finished.json("list")]
+    assert hits == [WAITING, COUNT, (WAITING - 1) * COUNT, 0, WAITING * 100]
+    assert [probe["hits"] for probe in finished.json("disabled")] == hits
+    assert finished.json("list")[-1]["faults"] == WAITING * 100
+    assert f"sum($arg1): {WAITING * 5050}" in finished.output and "max($r3): 100" in finished.output
+    for pid in pids:
+        assert f"calls {pid} at 1000" in finished.output
+    assert "holds what we wrote" in finished.output
+
+
+def test_another_gdb_finds_what_a_killed_one_left(ppc_guest: Guest, waiting: str) -> None:
+    """Meanwhile hits are counted on, of an instruction that is emulated and of one that has a copy."""
+    with Console(ppc_guest) as gdb:
+        assert "trapped" in gdb(f"optprobe add -user {PATH}:test do count by $comm", 60)
+        assert "trapped" in gdb(f"optprobe add -user {PATH}:test+0xc", 60)
+        gdb.kill()
+    release(ppc_guest)
+    assert ppc_guest.check(GO_ON) == waiting * WAITING
+    script: list[str | Workload] = [
+        "optprobe recover",
+        keep("list", "optprobe list"),
+        Workload(f"{PATH}; echo said $?"),
+        keep("after", "optprobe list"),
+        "optprobe check",
+    ]
+    finished = batch(ppc_guest, script)
+    assert finished.status == 0, finished.output
+    assert finished.workloads == (waiting,)
+    assert [probe["hits"] for probe in finished.json("list")] == [WAITING * COUNT] * 2
+    assert [probe["hits"] for probe in finished.json("after")] == [(WAITING + 1) * COUNT] * 2
