@@ -1,11 +1,14 @@
-"""Where members are, read off code as a compiler makes it of functions of the kernel's."""
+"""Where members are, read off code as a compiler makes it of functions of the kernel's; and memory of its records."""
 
 from __future__ import annotations
 
 import pytest
 
-from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
+from gdb_optprobe.guest.linux.ppc64le.find import LINEAR_MAP
+from gdb_optprobe.guest.linux.ppc64le.memory import RadixMemory
+from gdb_optprobe.guest.linux.ppc64le.mmu import RECORDS
 from gdb_optprobe.guest.linux.ppc64le.structures import CodeStructures
 from tests.linux.fakes import Pages
 from tests.linux.power_guest import addi, ld, std
@@ -76,3 +79,21 @@ BAD = {
 def test_what_is_not_told_is_not_guessed(struct: str, member: str) -> None:
     with pytest.raises(OptprobeError, match="no types"):
         structures(**BAD).offset(struct, member)
+
+
+def test_what_is_beyond_the_linear_map_is_read_where_that_has_it() -> None:
+    """A vCPU that runs a program sees none of it."""
+    memory, records, root = Pages(), RECORDS, 0x40_0000
+    indexes = [records >> shift & mask for shift, mask in ((39, 0x1FFF), (30, 0x1FF), (21, 0x1FF))]
+    for number, index in enumerate(indexes):
+        last = number == len(indexes) - 1
+        entry = 1 << 63 | (1 << 62 | 0x80_0000 if last else root + 0x1_0000 * (number + 1) | 9)
+        memory.put(LINEAR_MAP[0] + root + 0x1_0000 * number + 8 * index, entry.to_bytes(8, "big"))
+    memory.put_words(LINEAR_MAP[0] + 0x80_0000 + 0x18, 0x1234)
+    seen = RadixMemory(memory, root)
+    assert seen.read(records + 0x18, 8) == seen.read(LINEAR_MAP[0] + 0x80_0018, 8) == (0x1234).to_bytes(8, "little")
+    seen.write(records + 0x18, b"\x77")
+    assert memory.read(LINEAR_MAP[0] + 0x80_0018, 1) == b"\x77"
+    for address in (records + (1 << 21), records + (1 << 21) - 4):
+        with pytest.raises(Unreadable):
+            seen.read(address, 8)

@@ -15,13 +15,14 @@ nothing (context tracking, nohz_full), page tables could go while they are walke
 from __future__ import annotations
 
 from collections import abc
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.jump_labels import JumpLabels
 from gdb_optprobe.guest.linux.kernel import Kernel, Located, Symbols
 from gdb_optprobe.guest.linux.ppc64le import derive, program_check
 from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
+from gdb_optprobe.guest.linux.ppc64le.memory import RadixMemory
 from gdb_optprobe.guest.linux.ppc64le.mmu import RadixMmu
 from gdb_optprobe.guest.linux.ppc64le.reads import Reads
 from gdb_optprobe.guest.linux.ppc64le.structures import CodeStructures
@@ -108,7 +109,8 @@ def user_kernel(kernel: Kernel, reads: Reads, originals: Originals) -> UserKerne
         "task_struct.comm": paca.comm,
     }
     structures = CodeStructures(symbols, paca.current, known)
-    kernel = replace(kernel, symbols=_Symbols(symbols, {"init_task": paca.init_task}), structures=structures)
+    names = _Symbols(symbols, {"init_task": paca.init_task})
+    kernel = Kernel(RadixMemory(kernel.memory, reads.linear.root), names, structures)
     common, stack = program_check.of_users(kernel, originals)
     isa = PowerUser(Place(stack, common.frame, common.saved))
     calls = TrapCalls(stack.address, (stack,), Entry(stack.end, stack), tuple(program_check.ways_in(kernel, stack)))
