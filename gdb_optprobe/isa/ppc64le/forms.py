@@ -93,6 +93,7 @@ _SOURCES = {
     "mtsprg2": ("mtspr 274, 0", "mtspr 0x112, r0"),
     "mfsprg2": ("mfspr 0, 274", "mfspr r0, 0x112"),
     "rfid": ("rfid", "rfid"),
+    "mtppr": ("mtspr 896, 0", "mtspr 0x380, r0"),
     "mfpid": ("mfspr 0, 48", "mfpid r0"),
     "mcrf": ("mcrf 0, 0", "mcrf cr0, cr0"),
 }  # fmt: skip

@@ -79,12 +79,14 @@ ADDI, ADDIS, ORI_NOP, OR, MFSPR, MTSPR = 14, 15, 24, 444, 339, 467
 class Place:
     """Where ours comes in. stack: the instruction there, which loads r1; the kernel goes on behind it.
 
-    frame: from r1 to where struct pt_regs is. saved: where in the paca vectors have put registers.
+    frame: from r1 to where struct pt_regs is. saved: where in the paca vectors have put registers. priority: where they
+    have put PPR, if they have: they raise it.
     """
 
     stack: Insn
     frame: int
     saved: Mapping[str, int]
+    priority: int | None = None
 
 
 class _Emitter(emitter.Emitter):
@@ -190,6 +192,8 @@ class PowerUser:
         """To the user, with what the frame holds: no interrupt may come once SRR0 is written."""
         yield from (number("addi", _WORK, NONE, 0), plain("mtmsrd", _WORK))
         yield from (self._load(_WORK, PC), plain("mtsrr0", _WORK))
+        if self.place.priority is not None:
+            yield from (number("ld", _WORK, _PACA, self.place.priority), plain("mtppr", _WORK))
         for name, (_, put) in _SPECIAL.items():
             yield from (self._load(_WORK, name), plain(put, _WORK))
         yield from (self._load(name, name) for name in (*(n for n in GENERAL if n != _SP), _SP))

@@ -24,14 +24,16 @@ from .oracle import DATA, DATA_SIZE, HERE, MASK, SIGTRAP, TRAP, execute, needs_o
 pytestmark = needs_oracle
 
 PACA, FRAME, REGS, KSAVE, KERNELS = DATA + 0x2000, DATA + 0x6000, 112, 0x910, HERE + 0x1000
-SRR0, MACHINE = 0x300, 0x318
+SRR0, MACHINE, PPR = 0x300, 0x318, 0x320
 SAVED = {name: 0x80 + 8 * at for at, name in enumerate((abi.CTR, "r9", "r10", "r11", "r12", "r13"))}
 STACK = Insn(KERNELS, to_bytes(number("ld", "r1", "r13", KSAVE)), "", Flow.NEXT)
-USER = PowerUser(Place(STACK, REGS, SAVED))
+PRIORITY = 0xC0
+USER = PowerUser(Place(STACK, REGS, SAVED, PRIORITY))
 USERS_MSR = 0x8000_0000_0000_D033
 IN_USER_MODE = {
     plain("mtmsrd", "r9"): number("std", "r9", "r13", MACHINE),
     plain("mtsrr0", "r9"): number("std", "r9", "r13", SRR0),
+    plain("mtppr", "r9"): number("std", "r9", "r13", PPR),
     plain("rfid"): TRAP,
 }
 PRISTINE = b"".join(struct.pack("<Q", rotated(at * -0x61C8_864F, 29)) for at in range(DATA, DATA + DATA_SIZE, 8))
@@ -133,6 +135,8 @@ def test_moved_goes_on_elsewhere() -> None:
         after = ran(USER.moved(distance)(HERE), {"r1": FRAME, "r13": PACA}, framed(before, 0x1001_0000))
         assert {name: after.registers[name] for name in before} == before
         assert after.memory[PACA + SRR0] == 0x1001_0000 + distance & MASK
+        was = struct.unpack_from("<Q", PRISTINE, PACA + PRIORITY - DATA)[0]
+        assert after.memory[PACA + PPR] == was
 
 
 def entered(before: Mapping[str, int]) -> tuple[dict[str, int], dict[int, int]]:

@@ -36,7 +36,7 @@ HANDLER, WAY_BACK = "program_check_exception", "interrupt_return_srr_kernel"
 VECTORS = ((0x700, 0x800), (0x4700, 0x4800))
 ADDI, LBZ, STB, LD, STD = 14, 34, 38, 58, 62
 SP, FRAME, CR, FREE, SRR0, SRR1, PACA, CTR_NUMBER = 1, 3, 9, 10, 11, 12, 13, CTR_BIT.bit_length() - 1
-R1, NIP, MSR, CCR = 8, 256, 264, 304  # in struct pt_regs (uapi/asm/ptrace.h), like what follows
+R1, NIP, MSR, CCR, PPR = 8, 256, 264, 304, 352  # in struct pt_regs (asm/ptrace.h), like what follows
 SLOTS = {CTR: 280, **{f"r{number}": 8 * number for number in range(9, 14)}}
 MTSRR0, RT_FIELD = 0x7C1A_03A6, 31 << 21
 LOCAL = 8
@@ -52,6 +52,14 @@ class Common:
     entry: Sequence[Insn]
     frame: int
     saved: Mapping[str, int]
+
+    @property
+    def priority(self) -> int | None:
+        """Where vectors have put PPR; None where they leave it alone: a processor's that has none."""
+        try:
+            return _saved(self.entry, self.frame + PPR)
+        except OptprobeError:
+            return None
 
 
 def find(kernel: Kernel, originals: Originals) -> TrapCalls:

@@ -112,7 +112,7 @@ def user_kernel(kernel: Kernel, reads: Reads, originals: Originals) -> UserKerne
     names = _Symbols(symbols, {"init_task": paca.init_task})
     kernel = Kernel(RadixMemory(kernel.memory, reads.linear.root), names, structures)
     common, stack = program_check.of_users(kernel, originals)
-    isa = PowerUser(Place(stack, common.frame, common.saved))
+    isa = PowerUser(Place(stack, common.frame, common.saved, common.priority))
     calls = TrapCalls(stack.address, (stack,), Entry(stack.end, stack), tuple(program_check.ways_in(kernel, stack)))
     mmu = RadixMmu(reads.linear.page)
     page = leaf.routine(reads.linear, mmu.records(kernel))
