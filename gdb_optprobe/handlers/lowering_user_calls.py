@@ -133,7 +133,7 @@ def _entered(
     emit.fetch_add(word, way.count(ACTIVE), 1)
     emit.branch(Test.GE, word, way.most, True, crowded)
     Words(emit, pc).into(mm, table.mm)
-    _key(emit, key, Value(Memory(traps.frame, isa.sp), way.size))
+    _key_of_trap(emit, key, way.size, traps, isa)
     _home(emit, table, key, mm, slot, word)
     emit.claim(Memory(slot, KEY), taken)
     emit.mark(claimed)
@@ -152,7 +152,7 @@ def _entered(
     _trampoline(emit, word, way, traps)
     emit.store(Memory(slot, TRAMPOLINE), word)
     emit.store(Memory(place), word, way.size)
-    _key(emit, key, Value(Memory(traps.frame, isa.sp), way.size))
+    _key_of_trap(emit, key, way.size, traps, isa)
     emit.publish(Memory(slot, KEY), key)
     emit.jump(end)
     emit.mark(taken)
@@ -174,10 +174,22 @@ def _entered(
 
 def _trampoline(emit: Emitter, to: str, way: Way, traps: UserTrapping) -> None:
     """Its address in the program that runs."""
-    emit.load(to, Value(Memory(traps.frame, traps.pc), way.size))
+    emit.load(to, Value(Memory(_frame(emit, to, traps), traps.pc), way.size))
     emit.binary(Arithmetic.ADD, to, to, way.on & MASK, 64, False)
     if way.size < WORD:
         emit.extend(to, to, 8 * way.size, False)
+
+
+def _key_of_trap(emit: Emitter, to: str, size: int, traps: UserTrapping, isa: UserReturning) -> None:
+    _key(emit, to, Value(Memory(_frame(emit, to, traps), isa.sp), size))
+
+
+def _frame(emit: Emitter, to: str, traps: UserTrapping) -> str:
+    """The register that leads to what the trap has saved: `to` where its own has been moved."""
+    if (found := emit.register(traps.frame)) is not None:
+        return found
+    emit.read(to, traps.frame)
+    return to
 
 
 def _drop_dead(emit: Emitter, table: Table, key: str, mm: str, slot: str, at: str, word: str) -> None:

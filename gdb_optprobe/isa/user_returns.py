@@ -39,10 +39,17 @@ class UserReturning(Protocol):
     scratch:   what such a function may change.
     """
 
-    slot: str
-    sp: int
-    arguments: tuple[str, str]
-    scratch: Dead
+    @property
+    def slot(self) -> str: ...
+
+    @property
+    def sp(self) -> int: ...
+
+    @property
+    def arguments(self) -> tuple[str, str]: ...
+
+    @property
+    def scratch(self) -> Dead: ...
 
     def emitter(self, before: Before, place: int) -> UserReturnEmitter:
         """place: the address of a routine: where the kernel may write what is at a user's address."""

@@ -13,6 +13,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+from tests.guest.calls import TOOLS
+
 _64 = """
 .globl _start
 .cfi_startproc
@@ -238,12 +240,15 @@ RETURNS = {
 """In a round."""
 
 
-def build(folder: Path, count: int) -> Path:
+RETURNS_PPC64LE = {"deep": DEPTH + 1, "leaf": 3, "first": 1, "last": 1, "jumper": 0, "forks": 2, "shares": 1}
+
+
+def build(folder: Path, count: int, arch: str = "x86_64") -> Path:
     """The program."""
     source, assembled, program = (folder / f"returns{count}{ending}" for ending in (".s", ".o", ""))
-    source.write_text(_64)
+    source.write_text(_64 if arch == "x86_64" else Path(__file__).with_name(f"returning_{arch}.s").read_text())
     numbers = {"COUNT": count, "DEPTH": DEPTH, "CROWD": CROWD}
     symbols = [f"--defsym={name}={number}" for name, number in numbers.items()]
-    subprocess.run(["as", *symbols, "-o", str(assembled), str(source)], check=True)
-    subprocess.run(["ld", "-static", "-o", str(program), str(assembled)], check=True)
+    subprocess.run([f"{TOOLS[arch]}as", *symbols, "-o", str(assembled), str(source)], check=True)
+    subprocess.run([f"{TOOLS[arch]}ld", "-static", "-o", str(program), str(assembled)], check=True)
     return program

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import abc
 from dataclasses import dataclass
+from functools import cache
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.jump_labels import JumpLabels
@@ -27,15 +28,18 @@ from gdb_optprobe.guest.linux.ppc64le.mmu import RadixMmu
 from gdb_optprobe.guest.linux.ppc64le.reads import Reads
 from gdb_optprobe.guest.linux.ppc64le.structures import CodeStructures
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
-from gdb_optprobe.guest.linux.user import arriving
+from gdb_optprobe.guest.linux.user import arriving, space_calls
 from gdb_optprobe.guest.linux.user.arriving import MAPS, WRITES, Arriving
-from gdb_optprobe.guest.linux.user_kernel import UserKernel, mapped
+from gdb_optprobe.guest.linux.user_kernel import ReturnKernel, UserKernel, mapped
 from gdb_optprobe.guest.machine import Machine, Vcpu
+from gdb_optprobe.handlers import fold
+from gdb_optprobe.handlers.program import Load, Op, Register
 from gdb_optprobe.isa.base import Flow
 from gdb_optprobe.isa.ppc64le import PPC64LE, leaf
 from gdb_optprobe.isa.ppc64le.mapping import Mapping
 from gdb_optprobe.isa.ppc64le.relocator import is_nop
 from gdb_optprobe.isa.ppc64le.user import Place, PowerUser
+from gdb_optprobe.isa.ppc64le.user_returns import PowerReturning
 from gdb_optprobe.isa.ppc64le.words import to_bytes
 from gdb_optprobe.isa.ppc64le.writing import WRITING
 from gdb_optprobe.isa.trapping import Entry
@@ -118,7 +122,15 @@ def user_kernel(kernel: Kernel, reads: Reads, originals: Originals) -> UserKerne
     page = leaf.routine(reads.linear, mmu.records(kernel))
     vcpus = _Vcpus(paca.current, reads.linear.soft_mask)
     comes = _arriving(kernel, vcpus, reads.linear.page, originals)
-    return UserKernel(kernel, isa, mapped(kernel, mmu), RETURNS, page, calls, mmu, vcpus, comes)
+
+    @cache  # the calls are read as the kernel has them, before ours come
+    def returning() -> ReturnKernel:
+        task = Load(fold.binary(Op.ADD, Register("r13"), fold.constant(paca.current), 64, False), 8, False, mapped=True)
+        place = fold.binary(Op.ADD, task, fold.constant(kernel.offset("task_struct", "mm")), 64, False)
+        found = (find(kernel, PPC64LE, originals, vcpus.entry) for find in (space_calls.copied, space_calls.ended))
+        return ReturnKernel(PowerReturning(isa, mmu.page), Load(place, 8, False, mapped=True), page, *found)
+
+    return UserKernel(kernel, isa, mapped(kernel, mmu), RETURNS, page, calls, mmu, vcpus, comes, returning)
 
 
 def _arriving(kernel: Kernel, vcpus: _Vcpus, page: int, originals: Originals) -> Arriving:

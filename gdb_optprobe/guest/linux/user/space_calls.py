@@ -7,7 +7,7 @@ Both are called where a thread may be preempted, once for each space, whether up
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
@@ -27,18 +27,25 @@ class SpaceCalls:
     calls: tuple[Insn, ...]
 
 
-def copied(kernel: Kernel, isa: Isa, originals: Originals) -> SpaceCalls:
+Entry = Callable[[Kernel, int], int]
+"""Where a function of the kernel's is entered, by its symbol's address."""
+
+
+def copied(kernel: Kernel, isa: Isa, originals: Originals, entry: Entry) -> SpaceCalls:
     """Raises OptprobeError where this kernel has none."""
-    return _found(kernel, isa, originals, COPIED, COPIERS)
+    return _found(kernel, isa, originals, entry, COPIED, COPIERS)
 
 
-def ended(kernel: Kernel, isa: Isa, originals: Originals) -> SpaceCalls:
+def ended(kernel: Kernel, isa: Isa, originals: Originals, entry: Entry) -> SpaceCalls:
     """Raises OptprobeError where this kernel has none."""
-    return _found(kernel, isa, originals, ENDED, ENDERS)
+    return _found(kernel, isa, originals, entry, ENDED, ENDERS)
 
 
-def _found(kernel: Kernel, isa: Isa, originals: Originals, name: str, callers: Sequence[str]) -> SpaceCalls:
-    to = kernel.symbols.address(name)
+def _found(
+    kernel: Kernel, isa: Isa, originals: Originals, entry: Entry, name: str, callers: Sequence[str]
+) -> SpaceCalls:
+    symbol = kernel.symbols.address(name)
+    to = entry(kernel, symbol) if symbol is not None else None
     calls = tuple(_calls(kernel, isa, originals, to, callers)) if to is not None else ()
     if to is None or not calls:
         raise OptprobeError(f"this guest's kernel does not call {name}: returns in its programs are not probed")

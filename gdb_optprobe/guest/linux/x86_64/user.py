@@ -72,7 +72,8 @@ def user_kernel(kernel: Kernel, task: Expr | Missing, direct: Direct, originals:
         if isinstance(task, Missing):
             raise OptprobeError(task.message, task.hint)
         place = fold.binary(Op.ADD, task, fold.constant(kernel.offset("task_struct", "mm")), 64, False)
-        copied, ended = (find(kernel, X86_64, originals) for find in (space_calls.copied, space_calls.ended))
+        finds = space_calls.copied, space_calls.ended
+        copied, ended = (find(kernel, X86_64, originals, VCPUS.entry) for find in finds)
         mm, shared = Load(place, 8, signed=False, mapped=True), writable.routine(direct, shared=True)
         return ReturnKernel(RETURNING, mm, shared, copied, ended)
 
