@@ -13,7 +13,7 @@ from tests.guest import answer, returning_program
 from tests.guest.batch import Workload, batch, keep
 from tests.guest.conftest import FULL
 from tests.guest.gdb import TRACING, Console, release
-from tests.guest.returning_program import CROWD, DEPTH, RETURNS
+from tests.guest.returning_program import CROWD, DEPTH, RETURNS, RETURNS_PPC64LE
 
 COUNT = 500 if FULL else 10
 PATH = "/tmp/returns"
@@ -79,6 +79,35 @@ def test_every_way_to_return(linux: Guest, program: Path) -> None:
     assert finished.output.count("holds what we wrote") == 2
     assert theirs(linux, program) == expected
     assert linux.problems() == []
+
+
+def test_every_way_to_return_on_ppc64le(ppc_guest: Guest, tmp_path: Path) -> None:
+    """The same but for signals and threads; and forks for whose calls there is no room, of functions without a frame."""
+    answer.put(ppc_guest, returning_program.build(tmp_path, COUNT, "ppc64le"), PATH)
+    script: list[str | Workload] = [f"optprobe add -user {PATH}:{name} -return" for name in (*RETURNS_PPC64LE, "crowds")]
+    script += [
+        Workload(f"for i in 1 2 3; do ({SAID}) & done; wait"),
+        keep("all", "optprobe list"),
+        Workload(f"{PATH} more; echo said $?"),
+        keep("crowd", "optprobe list"),
+        "optprobe check",
+        "optprobe delete",
+        Workload(SAID),
+        keep("none", "optprobe list"),
+    ]
+    finished = batch(ppc_guest, script)
+    ppc_guest.run(f"rm {PATH}")
+    assert finished.status == 0, finished.output
+    assert finished.workloads == (FINE * 3, FINE, FINE)
+    found = {probe["location"].partition(":")[2]: probe for probe in finished.json("all")}
+    assert {name: found[name]["hits"] for name in RETURNS_PPC64LE} == {
+        name: 3 * COUNT * count for name, count in RETURNS_PPC64LE.items()
+    }
+    *_, crowds = finished.json("crowd")
+    assert 0 < crowds["hits"] < 2 * CROWD and crowds["calls"]["dropped"]
+    assert not any(probe["active"] or probe["missed"] for probe in finished.json("crowd"))
+    assert finished.json("none") == []
+    assert finished.output.count("holds what we wrote") == 1
 
 
 def test_a_fork_for_whose_calls_there_is_no_room(linux: Guest, program: Path) -> None:
