@@ -82,9 +82,10 @@ def test_every_way_to_return(linux: Guest, program: Path) -> None:
 
 
 def test_every_way_to_return_on_ppc64le(ppc_guest: Guest, tmp_path: Path) -> None:
-    """The same but for signals and threads; and forks for whose calls there is no room, of functions without a frame."""
+    """The same without signals and threads; and forks for whose calls there is no room, in code without a frame."""
     answer.put(ppc_guest, returning_program.build(tmp_path, COUNT, "ppc64le"), PATH)
-    script: list[str | Workload] = [f"optprobe add -user {PATH}:{name} -return" for name in (*RETURNS_PPC64LE, "crowds")]
+    names = (*RETURNS_PPC64LE, "crowds")
+    script: list[str | Workload] = [f"optprobe add -user {PATH}:{name} -return" for name in names]
     script += [
         Workload(f"for i in 1 2 3; do ({SAID}) & done; wait"),
         keep("all", "optprobe list"),
