@@ -12,6 +12,7 @@ class ExplainCommand(Subcommand[Place]):
     """Say how LOCATION would be probed, and why not better, without touching the guest.
 
     optprobe explain LOCATION [-tier TIER] [-json]
+    optprobe explain -user BINARY:PLACE [-file PATH] [-json]
 
     Examples:
       optprobe explain vfs_read

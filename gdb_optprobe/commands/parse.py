@@ -33,7 +33,7 @@ ADD_OPTIONS: Mapping[str, str] = {
     "-pid": "N",
     "-json": "",
 }
-EXPLAIN_OPTIONS: Mapping[str, str] = {"-tier": "TIER", "-glob": "", "-json": ""}
+EXPLAIN_OPTIONS: Mapping[str, str] = {"-tier": "TIER", "-glob": "", "-user": "", "-file": "PATH", "-json": ""}
 
 _KINDS = {
     (False, False): Kind.KPROBE,
@@ -77,7 +77,14 @@ class Place:
         return self.value("-tier")
 
     def spec(self) -> Spec:
-        return Spec(location=self.location.text, tier=self.tier, name=self.value("-name"), glob=self.glob)
+        """Raises OptprobeError, pointing, where options do not go together."""
+        user = "-user" in self.options
+        for name in ("-file", "-pid"):
+            if name in self.options and not user:
+                raise fault(f"{name} needs -user", self.options[name].where)
+        kind = _KINDS[user, "-return" in self.options]
+        file, name = self.value("-file"), self.value("-name")
+        return Spec(location=self.location.text, kind=kind, tier=self.tier, name=name, glob=self.glob, file=file)
 
     def value(self, option: str) -> str:
         return self.options[option].value if option in self.options else ""
@@ -94,10 +101,7 @@ class Add:
 
     def spec(self) -> Spec:
         """What the session understands. Raises OptprobeError, pointing, for what is not built yet."""
-        user = "-user" in self.place.options
-        for name in ("-file", "-pid"):
-            if name in self.place.options and not user:
-                raise fault(f"{name} needs -user", self.place.options[name].where)
+        place = self.place.spec()
         returns = "-return" in self.place.options
         if not returns and "-maxactive" in self.place.options:
             raise fault("-maxactive needs -return", self.place.options["-maxactive"].where)
@@ -106,8 +110,7 @@ class Add:
             if not returns and action.first_word().text == "latency":
                 raise fault("latency needs -return", action)
         return replace(
-            self.place.spec(),
-            kind=_KINDS[user, returns],
+            place,
             condition=self.clause.condition.text if self.clause.condition else "",
             condition_at=self.clause.condition,
             actions=tuple(action.text for action in self.clause.actions) or ("count",),
@@ -116,7 +119,6 @@ class Add:
             entry_condition=self.entry.condition if self.entry else None,
             entry_actions=self.entry.actions if self.entry else (),
             maxactive=int(self.place.value("-maxactive") or 0),
-            file=self.place.value("-file"),
             pid=int(self.place.value("-pid") or 0),
         )
 

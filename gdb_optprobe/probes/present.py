@@ -324,8 +324,8 @@ def show(view: ProbeView, site: Site, target: Target) -> ShowView:
     notes = {site.address: "the branch to the detour" if site.patch is not None else "unchanged"}
     return ShowView(
         probe=view,
-        original=_lines(plan.displaced, {site.address: "displaced" if site.detour is not None else "probed"}),
-        patched=_lines(target.isa.decode(now, site.address), notes),
+        original=lines(plan.displaced, {site.address: "displaced" if site.detour is not None else "probed"}),
+        patched=lines(target.isa.decode(now, site.address), notes),
         detour=_detour_lines(site, target),
     )
 
@@ -344,7 +344,7 @@ def _detour_lines(site: Site, target: Target) -> tuple[CodeLine, ...]:
     for start, end, original in detour.programs:
         what = f": {_done(site)}" if original == site.address else ""
         notes |= {start: f"the program of {spell(original)}{what}", end: notes[start]}
-    return _lines(target.isa.decode(code, detour.address), notes)
+    return lines(target.isa.decode(code, detour.address), notes)
 
 
 def _done(site: Site) -> str:
@@ -355,7 +355,7 @@ def _done(site: Site) -> str:
     return "; ".join(done)
 
 
-def _lines(insns: Iterable[Insn], notes: Mapping[int, str]) -> tuple[CodeLine, ...]:
+def lines(insns: Iterable[Insn], notes: Mapping[int, str]) -> tuple[CodeLine, ...]:
     return tuple(CodeLine(insn.address, insn.data, insn.text, notes.get(insn.address, "")) for insn in insns)
 
 
@@ -369,7 +369,7 @@ def explanation(plan: Plan, target: Target) -> ExplainView:
         symbol=target.symbol(plan.address),
         tier=plan.tier.value,
         reason=reason(plan.reason),
-        displaced=_lines(plan.displaced, {}),
+        displaced=lines(plan.displaced, {}),
         refused=tuple(RefusedView(tier.value, why.code, why.text, why.hint) for tier, why in plan.refused),
         patch_size=plan.patch_size,
         waits=plan.waits,

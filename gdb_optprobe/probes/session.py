@@ -81,7 +81,9 @@ class Session:
         for action in spec.action_parts:
             check_action(action)
         if spec.in_program:
-            return self._views([self._in_program(spec)])
+            probe = self.users.add(spec)
+            self.last_number = probe.number
+            return self._views([probe])
         if spec.tier and spec.tier not in {tier.value for tier in Tier}:
             raise OptprobeError(f"no tier is called '{spec.tier}'", "there are: " + ", ".join(t.value for t in Tier))
         try:
@@ -104,11 +106,6 @@ class Session:
         self.last_number = probes[-1].number
         self.comings.listen()
         return self._views(probes)
-
-    def _in_program(self, spec: Spec) -> Probe:
-        probe = self.users.add(spec)
-        self.last_number = probe.number
-        return probe
 
     def _await(self, spec: Spec) -> Probe:
         """A probe on a function that is not there yet."""
@@ -287,7 +284,7 @@ class Session:
     def resettle(self) -> None:
         """A setting or a breakpoint of the user's changed: every site goes where it belongs now."""
         self.optimizer.settle(self.registry.sites())
-        self.users.settle(self.registry.probes())
+        self.users.resettle()
 
     def move_arena(self) -> None:
         """The setting changed: what needs memory next has it there. Raises OptprobeError while the old is in use."""
@@ -333,14 +330,18 @@ class Session:
 
     def show(self, number: int) -> ShowView:
         (probe,) = self.registry.probes([number])
+        (view,) = self._views([probe])
+        if probe.spec.in_program:
+            return user_present.show(view, self.users.point(probe), self.target, self.target.user().kernel.isa)
         if probe.waits is not None:
             raise OptprobeError(f"probe {number} has no code to show: {probe.waits.text}", probe.waits.hint)
-        (view,) = self._views([probe])
         return present.show(view, self.registry.site_of(probe), self.target)
 
     def explain(self, location: str, spec: Spec | None = None) -> tuple[ExplainView, ...]:
         """What an `add` would do at every address of `location`; the guest is not touched."""
         self.target.alive()
+        if spec is not None and spec.in_program:
+            return (user_present.explanation(spec, self.users, self.target),)
         addresses = self.target.resolve(location, False)
         return tuple(self._explain(address, spec or Spec(location)) for address in addresses)
 

@@ -178,5 +178,9 @@ def test_dprintf_refuses(text: str) -> None:
 def test_explain() -> None:
     place = parse_explain("-json *0xff + 3")
     assert (place.location.text, place.json) == ("*0xff + 3", True)
+    program = parse_explain("-user /bin/busybox:main -file /tmp/busybox").spec()
+    assert (program.in_program, program.location, program.file) == (True, "/bin/busybox:main", "/tmp/busybox")
     with pytest.raises(OptprobeError, match="takes a location only"):
         parse_explain("f if x")
+    with pytest.raises(OptprobeError, match="-file needs -user"):
+        parse_explain("vfs_read -file /tmp/busybox").spec()

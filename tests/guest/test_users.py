@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -237,6 +238,21 @@ def test_switched_off_and_on_killed_and_left(linux: Guest, waiting: str) -> None
 ON_A_HOOK = """python import gdb_optprobe.debugger.attach as attach; \
 gdb.execute(f"optprobe add *{attach.current_session().registry.hooks[0].address:#x}")"""
 """A probe on the kernel, where a call of its own leads to our code."""
+def test_explained_and_shown(linux: Guest, waiting: str) -> None:
+    """Before there is a probe, and with one."""
+    with Console(linux) as gdb:
+        told = gdb(f"optprobe explain -user {waiting}:answer", 60)
+        assert "<answer64:answer>: would be trapped; a hit costs" in told and "push" in told
+        assert gdb("optprobe list").strip() == "No probes."
+        assert "in the middle of" in gdb(f"optprobe explain -user {waiting}:answer+2")
+        assert "-file needs -user" in gdb("optprobe explain vfs_read -file /tmp/x")
+        gdb(f"optprobe add -user {waiting}:answer do count by $pid", 60)
+        shown = gdb("optprobe show 1")
+        for part in ("push", "int3", "the program of probe 1: count by $pid", "done to the saved registers", "copy of"):
+            assert part in shown, shown
+        assert len(json.loads(gdb("optprobe show 1 -json"))["detour"]) > 20
+
+
 BAD = {
     "/nothing:main": "/nothing",
     "{path}:nothing": "nothing",

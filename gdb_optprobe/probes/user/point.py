@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from gdb_optprobe.detours.refusal import Refusal, Refused
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.isa.base import Insn
+from gdb_optprobe.isa.code import Code
+from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.probes.placed import Placed
 from gdb_optprobe.probes.probe import Probe
+
+LONGEST = 16
+"""Bytes of an instruction, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +39,29 @@ class Step:
     number: int
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Code of a trap's. note: what it is for."""
+
+    note: str
+    code: Code
+
+
+def notes_of(parts: Iterable[Part], address: int) -> Mapping[int, str]:
+    """Where each begins, one behind the other from there on."""
+    found = {}
+    for part in parts:
+        found[address] = part.note
+        address += len(part.code(address))
+    return found
+
+
 @dataclass
 class Point:
     """A probed instruction. number: in the journal.
 
     needs_copy: it may have to be run out of line. placed: its code, where a trap stands. step: the trap behind it.
+    notes: what parts of its code are for, by address.
     """
 
     program: Program
@@ -46,6 +72,7 @@ class Point:
     probes: list[Probe] = field(default_factory=list)
     placed: Placed | None = None
     step: Step | None = None
+    notes: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[int, int]:
@@ -55,3 +82,26 @@ class Point:
     @property
     def enabled(self) -> list[Probe]:
         return [probe for probe in self.probes if probe.enabled]
+
+
+def instruction(program: Program, address: int, isa: UserTrapping) -> Insn:
+    """The instruction there. Raises OptprobeError where none begins."""
+    bounds = program.function(address)
+    start = bounds[0] if bounds is not None else address
+    code = isa.decode(program.text(start, address - start + LONGEST), start, program.bits)
+    found = next((insn for insn in code if insn.address == address), None)
+    if found is not None:
+        _check_reserved(program, address, isa)
+        return found
+    inside = next((insn for insn in code if insn.address < address < insn.end), None)
+    if inside is not None:
+        at = program.spell(inside.address)
+        raise OptprobeError(f"{program.spell(address)} is in the middle of the instruction at {at}", f"probe {at}")
+    raise OptprobeError(f"the code at {program.spell(address)} cannot be decoded")
+
+
+def _check_reserved(program: Program, address: int, isa: UserTrapping) -> None:
+    """Raises Refused where nothing may stop between the instructions around."""
+    first = max(program.code_start(address), address - isa.around)
+    if isa.around and address in isa.reserved(isa.decode(program.text(first, 2 * isa.around), first, program.bits)):
+        raise Refused(Refusal.RESERVATION.because(address=program.spell(address)))

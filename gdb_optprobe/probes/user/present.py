@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gdb_optprobe.detours.tier import Tier
+from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.objects.user_calls import Call
 from gdb_optprobe.probes import outstanding, present, saving
 from gdb_optprobe.probes.gathered import Gathered
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
-from gdb_optprobe.probes.spec import Kind
+from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user.calls import Function
+from gdb_optprobe.probes.user.point import Point
 from gdb_optprobe.probes.user.probes import Users
-from gdb_optprobe.probes.views import CallsView, DetourView, OutView, ProbeView
+from gdb_optprobe.probes.views import CallsView, CodeLine, DetourView, ExplainView, OutView, ProbeView, ShowView
 
 
 def probe(probe: Probe, users: Users, found: Gathered, target: Target) -> ProbeView:
@@ -58,6 +60,35 @@ def probe(probe: Probe, users: Users, found: Gathered, target: Target) -> ProbeV
         calls=calls,
         objects=tuple(present.objects(probe.handler, found, target)),
         records=tuple(present.record(probe, row, target) for row in found.records),
+    )
+
+
+def show(view: ProbeView, point: Point, target: Target, isa: UserTrapping) -> ShowView:
+    """The instruction in the program's file, what stands there in processes, and the code that traps come to."""
+    insn = point.insn
+    code: tuple[CodeLine, ...] = ()
+    if point.placed is not None:
+        detour = point.placed.detour
+        data = target.machine.read(detour.address, detour.size)
+        code = present.lines(target.isa.decode(data, detour.address), point.notes)
+    trap = isa.decode(point.trap + insn.data[len(point.trap) :], insn.address, point.program.bits)[:1]
+    patched = present.lines(trap, {insn.address: "in a private copy of the page of each process"}) if code else ()
+    return ShowView(view, present.lines([insn], {insn.address: "in the file"}), patched, code)
+
+
+def explanation(spec: Spec, users: Users, target: Target) -> ExplainView:
+    """What a probe on a program would be. Raises OptprobeError where it would be none."""
+    point, code = users.would_be(spec)
+    insn, added = point.insn, target.isa.decode(code, 0)
+    return ExplainView(
+        address=insn.address,
+        symbol=point.program.spell(insn.address),
+        tier=Tier.TRAPPED.value,
+        reason=None,
+        displaced=present.lines([insn], {}),
+        refused=(),
+        patch_size=len(point.trap),
+        instructions=sum(map(present.cost_of, added)),
     )
 
 

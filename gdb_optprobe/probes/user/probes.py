@@ -7,7 +7,7 @@ what the instruction does; or has the process go on in a copy of the instruction
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -29,9 +29,8 @@ from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.source import fault
 from gdb_optprobe.handlers.supported import check_action
 from gdb_optprobe.isa.base import Insn
-from gdb_optprobe.isa.code import Code, joined
+from gdb_optprobe.isa.code import joined
 from gdb_optprobe.isa.emitter import Readers
-from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.objects.user_traps import Key
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.noting import Noted, fingerprint, note
@@ -47,7 +46,7 @@ from gdb_optprobe.probes.user.arrivals import Arrivals
 from gdb_optprobe.probes.user.calls import UserCalls
 from gdb_optprobe.probes.user.copies import Copies, copy_of
 from gdb_optprobe.probes.user.notes import NotedTrap, left_over
-from gdb_optprobe.probes.user.point import Point
+from gdb_optprobe.probes.user.point import LONGEST, Part, Point, instruction, notes_of
 from gdb_optprobe.probes.user.return_handler import return_handler
 from gdb_optprobe.probes.user.space import Change
 from gdb_optprobe.probes.user.stepping import Steps
@@ -56,7 +55,6 @@ from gdb_optprobe.probes.user.target import UserTarget
 from gdb_optprobe.probes.user.traps import UserTraps
 from gdb_optprobe.probes.user.writer import UserWriter
 
-LONGEST = 16
 INT_SIZE = 4
 IN_PROGRAM = Reason("USER_TEXT", "its code is a program's, not the kernel's")
 """Why such a probe is nowhere in the kernel's text."""
@@ -87,6 +85,7 @@ class Users:
     _programs: dict[int, Program] = field(default_factory=dict)
     _copies: Copies = field(default_factory=Copies)
     _next: int = 1
+    _emulation: bool = True
 
     def __post_init__(self) -> None:
         self.traps = UserTraps(self.target)
@@ -182,7 +181,7 @@ class Users:
         program = user.texts.program(path, Path(spec.file) if spec.file else None)
         program = self._programs.setdefault(program.inode, program)
         address = program.resolve(place)
-        return self._point(program, _insn(program, address, user.kernel.isa), user)
+        return self._point(program, instruction(program, address, user.kernel.isa), user)
 
     def _put(self, probe: Probe, point: Point, user: UserTarget) -> Probe:
         """Raises OptprobeError, the guest as it was."""
@@ -209,6 +208,12 @@ class Users:
             user, arena = self.target.user(), self.optimizer.take_arena()
             for point in points.values():
                 self._settle(point, user, arena)
+
+    def resettle(self) -> None:
+        """A setting may have changed. Raises OptprobeError."""
+        if self._emulation != (emulation := self.settings().emulation):
+            self._emulation = emulation
+            self.settle([probe for point in self._points.values() for probe in point.probes])
 
     def has(self, probe: Probe) -> bool:
         return probe.number in self._points
@@ -398,11 +403,11 @@ class Users:
                 self._disarm(point, user, arena)
                 raise
 
-    def _lead(self, point: Point, code: Code, user: UserTarget, arena: Arena) -> None:
-        """Have traps at `point` come to `code`. Raises Refused."""
-        placed = self.traps.place(code, user.kernel.calls.handler, arena)
+    def _lead(self, point: Point, parts: Sequence[Part], user: UserTarget, arena: Arena) -> None:
+        """Have traps at `point` come to these, one behind the other. Raises Refused."""
+        placed = self.traps.place(joined([part.code for part in parts]), user.kernel.calls.handler, arena)
         self._give_up(point, arena)
-        point.placed = placed
+        point.placed, point.notes = placed, notes_of(parts, placed.detour.address)
         self.traps.lead(point.key, placed.detour.address)
 
     def _disarm(self, point: Point, user: UserTarget, arena: Arena) -> None:
@@ -430,42 +435,44 @@ class Users:
         elif not any(probe.enabled for probe in returns):
             self.calls.retire(point.program, point.insn.address)
 
-    def _code(self, point: Point, copy: int | None, emulates: bool, user: UserTarget, arena: Arena) -> Code:
+    def _code(
+        self, point: Point, copy: int | None, emulates: bool, user: UserTarget, arena: Arena
+    ) -> Sequence[Part]:
         """What a trap at `point` comes to."""
         near = user.kernel.calls.handler
-        parts: list[Code] = []
+        parts: list[Part] = []
         for probe in (probe for probe in point.enabled if not probe.spec.returns):
             assert probe.counter is not None, "reserved"
             memory, dead = probe.counter.address, dead_at_trap(user.kernel.isa)
-            parts.append(probe.handler.code(self.target.isa, At(near), dead, memory, probe.readers))
+            code = probe.handler.code(self.target.isa, At(near), dead, memory, probe.readers)
+            parts.append(Part(f"the program of probe {probe.number}: {', '.join(probe.spec.actions)}", code))
         if returns := [probe for probe in point.enabled if probe.spec.returns]:
-            parts.append(self.calls.entry(point.program, point.insn.address, returns, user, arena))
-        emulated = user.kernel.isa.emulation(point.insn, point.program.bits, self.traps.writable)
+            entry = self.calls.entry(point.program, point.insn.address, returns, user, arena)
+            parts.append(Part("the entry of a call whose return is probed", entry))
+        return [*parts, *self._instruction(point, copy, emulates, self.traps.writable, user)]
+
+    def _instruction(
+        self, point: Point, copy: int | None, emulates: bool, writable: int, user: UserTarget
+    ) -> Iterator[Part]:
+        """What does, or has done, what the probed instruction does."""
+        isa, insn = user.kernel.isa, point.insn
+        emulated = isa.emulation(insn, point.program.bits, writable)
         if emulated is not None and emulates:
-            parts.append(emulated.code)
+            yield Part(f"{insn.text}, done to the saved registers", emulated.code)
         if copy is not None:
-            parts.append(user.kernel.isa.moved(copy - point.insn.address - user.kernel.isa.behind))
-        return joined(parts)
+            moved = isa.moved(copy - insn.address - isa.behind)
+            yield Part(f"on in a copy of {insn.text}, at {copy:#x} in the program", moved)
 
+    def would_be(self, spec: Spec) -> tuple[Point, bytes]:
+        """The instruction that a probe would be on, and code as long as what a hit of a count would run.
 
-def _insn(program: Program, address: int, isa: UserTrapping) -> Insn:
-    """The instruction there. Raises OptprobeError where none begins."""
-    bounds = program.function(address)
-    start = bounds[0] if bounds is not None else address
-    code = isa.decode(program.text(start, address - start + LONGEST), start, program.bits)
-    found = next((insn for insn in code if insn.address == address), None)
-    if found is not None:
-        _check_reserved(program, address, isa)
-        return found
-    inside = next((insn for insn in code if insn.address < address < insn.end), None)
-    if inside is not None:
-        at = program.spell(inside.address)
-        raise OptprobeError(f"{program.spell(address)} is in the middle of the instruction at {at}", f"probe {at}")
-    raise OptprobeError(f"the code at {program.spell(address)} cannot be decoded")
-
-
-def _check_reserved(program: Program, address: int, isa: UserTrapping) -> None:
-    """Raises Refused where nothing may stop between the instructions around."""
-    first = max(program.code_start(address), address - isa.around)
-    if isa.around and address in isa.reserved(isa.decode(program.text(first, 2 * isa.around), first, program.bits)):
-        raise Refused(Refusal.RESERVATION.because(address=program.spell(address)))
+        Raises OptprobeError.
+        """
+        user = self.target.user()
+        self._check(spec)
+        point = self._planned(spec, user)
+        near = user.kernel.calls.handler
+        count = Handler().code(self.target.isa, At(near), dead_at_trap(user.kernel.isa), near, None)
+        copy = None if not point.needs_copy else point.insn.address
+        done = [part.code for part in self._instruction(point, copy, True, near, user)]
+        return point, joined([count, *done])(near)
