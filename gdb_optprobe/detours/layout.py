@@ -13,7 +13,8 @@
     │ next insn ◄───┼───┐      │ …                          │
     └───────────────┘   └──────┼ jmp back                   │
                                └────────────────────────────┘
-A boosted copy is the same without a program. At a tracer's site the displaced nop is left out.
+A boosted copy is the same without a program. Where a trap leads, the landing comes first. At a tracer's site the
+displaced nop is left out.
 
 Where execution stands, for the unwinder and the stepper: inside a program its instruction has not begun; from a
 displaced instruction's first byte to its last it is at that instruction.
@@ -26,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.detours.planner import Plan
+from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.isa.base import Flow, Insn, Isa
 from gdb_optprobe.isa.code import Code
 
@@ -85,14 +87,17 @@ def build(plan: Plan, isa: Isa, at: int, programs: Mapping[int, Code] | None = N
     """
     programs = programs or {}
     sizes = {original: len(program(at)) for original, program in programs.items()}
+    landing = isa.landing if plan.tier is Tier.TRAPPED else b""
+    start = at + len(landing)
     if plan.ftrace is not None:
-        first = programs[plan.head](at) if plan.head in programs else b""
-        data = first + isa.branch(at + len(first), plan.ftrace.end)
-        origins: tuple[tuple[int, int], ...] = ((at, plan.head), (at + len(first), plan.ftrace.end))
+        first = programs[plan.head](start) if plan.head in programs else b""
+        data = first + isa.branch(start + len(first), plan.ftrace.end)
+        origins: tuple[tuple[int, int], ...] = ((start, plan.head), (start + len(first), plan.ftrace.end))
     else:
         alone = plan.dead if plan.displaced == (plan.insn,) else None
-        moved = isa.relocate(plan.displaced, at, programs, alone)
-        data, origins = moved.data, tuple((at + offset, original) for offset, original in moved.origins)
+        moved = isa.relocate(plan.displaced, start, programs, alone)
+        data, origins = moved.data, tuple((start + offset, original) for offset, original in moved.origins)
+    data = landing + data
     return Detour(
         address=at,
         data=data,

@@ -139,6 +139,7 @@ class Isa(Protocol):
     registers:   all general registers, PC and flags included, as GDB names them.
     breakpoint:  the code of a breakpoint instruction.
     trap:        the code of one that traps and that nobody takes for a breakpoint, as long as the shortest instruction.
+    landing:     what a detour begins with to which such a trap leads: it wipes out what says that somebody is there.
     """
 
     name: str
@@ -152,6 +153,7 @@ class Isa(Protocol):
     registers: tuple[str, ...]
     breakpoint: bytes
     trap: bytes
+    landing: bytes
 
     def decode(self, code: bytes, address: int) -> list[Insn]:
         """Sweep `code` from its first byte; ends before the first byte that is no instruction, or an incomplete one."""

@@ -3,6 +3,7 @@ from __future__ import annotations
 from gdb_optprobe.detours.ground import Grounds
 from gdb_optprobe.detours.layout import boost, build, count
 from gdb_optprobe.detours.planner import Limits, Site, plan
+from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.guest.text import FtraceSite
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.x86_64 import X86_64
@@ -74,3 +75,13 @@ def test_where_somebody_inside_comes_to_in_the_text() -> None:
     detour = count(found, X86_64, AT, COUNTER)
     assert {insn.target - START for insn in detour.ways_on if insn.target} == {5, 8}
     assert {address - START for address in detour.stands_for} == {0, 2, 5, 8}
+
+
+def test_where_a_trap_leads_its_frame_is_wiped_before_anything_else() -> None:
+    limits = Limits(trap_missing="", forced=Tier.TRAPPED)
+    detour = count(plan(Site(START), Grounds(X86_64, FakeText(PUSHES)), limits), X86_64, AT, COUNTER)
+    wipes = [insn.text for insn in X86_64.decode(detour.data, AT)[:2]]
+    assert wipes == ["movq $0, -0x28(%rsp)", "movq $0, -0x30(%rsp)"]
+    program = AT + len(X86_64.landing)
+    assert detour.programs[0][0] == program == detour.address_of(START)
+    assert {detour.original_pc(at) for at in range(AT, program)} == {START}

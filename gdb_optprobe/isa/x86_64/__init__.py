@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..base import Isa
-from . import abi, decoder, emulator, liveness, relocator, writer
+from . import abi, decoder, emulator, liveness, relocator, trapping, writer
 
 
 class _X86_64:
@@ -17,6 +17,7 @@ class _X86_64:
     registers: tuple[str, ...] = abi.REGISTERS
     breakpoint = b"\xcc"
     trap = b"\xea"  # jmp ptr16:32: #UD in 64-bit mode (SDM volume 2, JMP); see trapping.py
+    landing = trapping.LANDING
 
     decode = staticmethod(decoder.decode)
     branch = staticmethod(writer.branch)

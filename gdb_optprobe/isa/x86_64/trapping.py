@@ -16,6 +16,10 @@ from . import emitter
 from .abi import CALLEE_SAVED, CARRY, GENERAL
 from .emitter import MACHINE
 
+LANDING = bytes.fromhex("48c74424d800000000 48c74424d000000000")  # movq $0, -40(%rsp); movq $0, -48(%rsp)
+"""The PC of the frame that iretq has just left, of the two places that the stack's alignment gives it (SDM volume 3,
+6.14.2): were it to stay, a thread that sleeps on it would seem to be in the detour. Below the stack pointer the kernel
+has nothing (-mno-red-zone)."""
 _FRAME = "rdi"
 _IP, _CS = 128, 136
 _USER = 3
