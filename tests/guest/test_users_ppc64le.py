@@ -61,6 +61,27 @@ def test_conditions_and_actions(ppc_guest: Guest, waiting: str) -> None:
     assert "holds what we wrote" in finished.output
 
 
+def test_emulation_off(ppc_guest: Guest, waiting: str) -> None:
+    """Instructions run out of line then, with a second trap behind each, and jumps back again later."""
+    places = ["test", *(f"test+{at:#x}" for at in range(0xC, 0x38, 4)), "leaf", "inner+0xc"]
+    script: list[str | Workload] = [f"optprobe add -user {PATH}:{place}" for place in places]
+    for emulation in ("off", "on"):
+        script += [
+            f"set optprobe emulation {emulation}",
+            Workload(f"{PATH}; echo said $?"),
+            keep(emulation, "optprobe list"),
+            "optprobe check",
+        ]
+    script += [Workload(GO_ON), keep("all", "optprobe list")]
+    finished = batch(ppc_guest, script)
+    assert finished.status == 0, finished.output
+    assert finished.workloads == (waiting, waiting, waiting * WAITING)
+    for runs, name in enumerate(("off", "on", "all"), 1):
+        runs = runs if name != "all" else 2 + WAITING
+        assert [probe["hits"] for probe in finished.json(name)] == [runs * COUNT] * len(places)
+    assert finished.output.count("holds what we wrote") == 2
+
+
 def test_another_gdb_finds_what_a_killed_one_left(ppc_guest: Guest, waiting: str) -> None:
     """Meanwhile hits are counted on, of an instruction that is emulated and of one that has a copy."""
     with Console(ppc_guest) as gdb:
