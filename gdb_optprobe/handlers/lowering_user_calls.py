@@ -286,7 +286,8 @@ def returning(point: int, programs: Sequence[Code], traps: UserTrapping, isa: Us
     begin.pool, end.pool = _scratch(traps, before), _scratch(traps, before)
     with begin.pool.borrowed() as word:
         begin.load(word, Value(Memory(isa.slot, RETURN)))
-        begin.store(Memory(traps.frame, traps.pc), word)
+        for place in (traps.pc, *isa.also):
+            begin.store(Memory(traps.frame, place), word)
     end.publish(Memory(isa.slot, KEY), 0)
     end.add(Memory(offset=point + RETURNS, near=True), 1)
     end.add(Memory(offset=point + ACTIVE, near=True), MASK)

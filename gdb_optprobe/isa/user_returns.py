@@ -35,6 +35,7 @@ class UserReturning(Protocol):
 
     slot:      the register that has the address of a call's slot in the code that its return comes to.
     sp:        the offset of the stack pointer in what a trap has saved.
+    also:      those of what else than the PC is where a call has returned to.
     arguments: the registers of a C function's first two.
     scratch:   what such a function may change.
     """
@@ -44,6 +45,9 @@ class UserReturning(Protocol):
 
     @property
     def sp(self) -> int: ...
+
+    @property
+    def also(self) -> tuple[int, ...]: ...
 
     @property
     def arguments(self) -> tuple[str, str]: ...

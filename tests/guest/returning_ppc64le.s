@@ -19,7 +19,12 @@ round:  li 3, DEPTH
         bne wrong
         li 3, 5
         bl first
-        cmpdi 3, 8
+after:  cmpdi 3, 8
+        bne wrong
+        mflr 4
+        lis 5, after@ha
+        addi 5, 5, after@l
+        cmpd 4, 5
         bne wrong
         mr 14, 1
         li 3, 3

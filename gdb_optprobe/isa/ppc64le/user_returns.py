@@ -128,6 +128,11 @@ class PowerReturning:
     def sp(self) -> int:
         return self.traps.registers[SP]
 
+    @property
+    def also(self) -> tuple[int, ...]:
+        """LR: a function returns by it."""
+        return (self.traps.registers[LR],)
+
     def emitter(self, before: Before, place: int) -> UserReturnEmitter:
         return _Emitter(before, place, self)
 

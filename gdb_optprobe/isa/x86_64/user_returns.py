@@ -71,6 +71,7 @@ class _Emitter(Emitter):
 class _Returning:
     slot = "r9"
     sp = REGISTERS["rsp"]
+    also: tuple[int, ...] = ()
     arguments = (ARGUMENTS[0], ARGUMENTS[1])
     scratch = USER.scratch
 
