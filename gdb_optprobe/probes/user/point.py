@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.user.pagecache import NotInMemory
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.code import Code
 from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.probes.placed import Placed
 from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.user import boundary
 
 LONGEST = 16
 """Bytes of an instruction, at most."""
@@ -91,13 +93,31 @@ def instruction(program: Program, address: int, isa: UserTrapping) -> Insn:
     code = isa.decode(program.text(start, address - start + LONGEST), start, program.bits)
     found = next((insn for insn in code if insn.address == address), None)
     if found is not None:
+        if bounds is None:
+            _check_begins(program, address, isa)
         _check_reserved(program, address, isa)
         return found
     inside = next((insn for insn in code if insn.address < address < insn.end), None)
     if inside is not None:
-        at = program.spell(inside.address)
-        raise OptprobeError(f"{program.spell(address)} is in the middle of the instruction at {at}", f"probe {at}")
+        raise _in_the_middle(program, address, inside)
     raise OptprobeError(f"the code at {program.spell(address)} cannot be decoded")
+
+
+def _check_begins(program: Program, address: int, isa: UserTrapping) -> None:
+    """Raises OptprobeError where the code before says that no instruction does, in a program without symbols."""
+    first = max(program.code_start(address), address - boundary.BEFORE)
+    try:
+        text = program.text(first, address - first + LONGEST)
+    except NotInMemory:
+        return
+    inside = boundary.enclosing(lambda start: isa.decode(text[start - first :], start, program.bits), first, address)
+    if inside is not None:
+        raise _in_the_middle(program, address, inside)
+
+
+def _in_the_middle(program: Program, address: int, inside: Insn) -> OptprobeError:
+    at = program.spell(inside.address)
+    return OptprobeError(f"{program.spell(address)} is in the middle of the instruction at {at}", f"probe {at}")
 
 
 def _check_reserved(program: Program, address: int, isa: UserTrapping) -> None:
