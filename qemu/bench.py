@@ -42,8 +42,6 @@ def main() -> int:
     arguments = top.parse_args()
     if arguments.time_difference and arguments.arch != "ppc64le":
         top.error("the timebase is one of --arch ppc64le")
-    if arguments.programs and arguments.arch != "x86_64":
-        top.error("the programs are of x86-64, of 64 and of 32 bits")
     ending_on_signals()
     try:
         return bench(arguments)

@@ -1,7 +1,8 @@
 """What a probe on a program costs: one that calls its function `test` a million times, which begins with a push.
 
 The experiment of the commit that had Linux's uprobes emulate `push` (x86/uprobes, 2024), for programs of both word
-sizes: a probe on the function and on its return, instructions emulated or not, and Linux's own events beside.
+sizes: a probe on the function and on its return, instructions emulated or not, and Linux's own events beside. On
+ppc64le the function begins with mflr.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from qemu.relay import Relay
 
 __all__ = ["BITS", "Calls", "Row", "as_json", "report"]
 
-BITS = (64, 32)
+BITS: Mapping[str, tuple[int, ...]] = {"x86_64": (64, 32), "ppc64le": (64,)}
+"""Of programs, by the guest's architecture."""
 TRACING = "/sys/kernel/tracing"
 EVENT = "optprobe_own/event"
 TRAPS = 200
@@ -54,9 +56,42 @@ test:   push %{r}bp
         ret
 .size test, . - test
 """
+_POWER = """
+.abiversion 2
+.globl _start
+_start: ld 4, 16(1)
+        li 14, 0
+digit:  lbz 5, 0(4)
+        addi 5, 5, -48
+        cmplwi 5, 9
+        bgt again
+        mulli 14, 14, 10
+        add 14, 14, 5
+        addi 4, 4, 1
+        b digit
+again:  bl test
+        addi 14, 14, -1
+        cmpdi 14, 0
+        bne again
+        li 3, 0
+        li 0, 1
+        sc
+.type test, @function
+test:   mflr 0
+        mtlr 0
+        blr
+.size test, . - test
+"""
 _EXITS = {64: "mov $60, %eax; xor %edi, %edi; syscall", 32: "mov $1, %eax; int $0x80"}
 _ARGUMENTS = {64: "16(%rsp)", 32: "8(%esp)"}
 _FORMATS = {64: ("--64", "elf_x86_64"), 32: ("--32", "elf_i386")}
+_TEST = {"x86_64": ("554889e55dc3", "5589e55dc3"), "ppc64le": ("a602087ca603087c2000804e",)}
+"""The function's code, of programs of each size."""
+_TRAPS = {
+    "x86_64": re.compile(r"^\s*\d+: v=0[13] .* cpl=3 ", re.M),
+    "ppc64le": re.compile(r"^Raise exception at [0-7][0-9a-f]{15} => (?:PROGRAM|TRACE) ", re.M),
+}
+"""What QEMU's log of exceptions has of breakpoints and single steps of user mode."""
 NOTES = """\
 Each figure is that of one call of test(), above a run without a probe but for µs, which is all that a call takes.
   traps         that the processor takes, of {traps} calls
@@ -84,20 +119,21 @@ class _Kind:
 
 
 class Calls:
-    """The experiment in an x86-64 guest whose clock counts instructions. calls: of each run."""
+    """The experiment in a guest whose clock counts instructions. calls: of each run."""
 
     def __init__(self, guest: Guest, debugger: Debugger, relay: Relay, calls: int, times: int = 2) -> None:
         self._guest, self._debugger, self._relay = guest, debugger, relay
+        self._arch = guest.options.arch
         self._calls, self._times = calls, times
 
-    def run(self, sizes: Sequence[int] = BITS) -> list[Row]:
-        """All rows of programs of these word sizes, in their order."""
-        return [row for bits in sizes for row in self._rows(bits)]
+    def run(self, sizes: Sequence[int] = ()) -> list[Row]:
+        """All rows of programs of these word sizes, in their order; of all that there are."""
+        return [row for bits in sizes or BITS[self._arch] for row in self._rows(bits)]
 
     def _rows(self, bits: int) -> Iterator[Row]:
         path = f"/calls{bits}"
         reads = Reads(self._guest, self._debugger, self._relay, f"{path} $1")
-        put(reads.guest, program(bits), path)
+        put(reads.guest, program(bits, self._arch), path)
         unprobed = self._measure(reads, f"{bits} bits, no probe")
         yield Row(bits, "no probe", 0.0, 0.0, unprobed.seconds)
         for kind in self._kinds(reads):
@@ -137,7 +173,8 @@ class Calls:
     def _linux(self, reads: Reads, sort: str) -> Callable[[str], AbstractContextManager[None]]:
         @contextmanager
         def probed(path: str) -> Iterator[None]:
-            offset = offset_of(program(64 if path.endswith("64") else 32))
+            bits = 64 if path.endswith("64") else 32
+            offset = offset_of(program(bits, self._arch), self._arch)
             reads.guest(f"echo '{sort}:{EVENT} {path}:{offset:#x}' > {TRACING}/uprobe_events")
             reads.guest(f"echo 1 > {TRACING}/events/{EVENT}/enable")
             yield
@@ -161,25 +198,30 @@ class Calls:
             reads.guest(f"{path} {TRAPS}")
             self._debugger("monitor log none")
             text = Path(log.name).read_text(errors="replace")
-        return len(re.findall(r"^\s*\d+: v=0[13] .* cpl=3 ", text, re.M)) / TRAPS
+        return len(_TRAPS[self._arch].findall(text)) / TRAPS
 
 
-def program(bits: int) -> bytes:
+def program(bits: int, arch: str) -> bytes:
     """It calls test() as often as its argument says."""
+    if arch == "ppc64le":
+        return _built(_POWER, ["powerpc64le-linux-gnu-as"], ["powerpc64le-linux-gnu-ld"])
     source = _SOURCE.replace("ARGUMENT", _ARGUMENTS[bits]).replace("EXIT", _EXITS[bits])
     assembler, linker = _FORMATS[bits]
+    return _built(source.replace("{r}", "r" if bits == 64 else "e"), ["as", assembler], ["ld", "-m", linker])
+
+
+def _built(source: str, assembler: Sequence[str], linker: Sequence[str]) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         text, assembled, linked = (f"{folder}/calls{suffix}" for suffix in (".s", ".o", ""))
-        Path(text).write_text(source.replace("{r}", "r" if bits == 64 else "e"))
-        subprocess.run(["as", assembler, "-o", assembled, text], check=True)
-        subprocess.run(["ld", "-m", linker, "-static", "-o", linked, assembled], check=True)
+        Path(text).write_text(source)
+        subprocess.run([*assembler, "-o", assembled, text], check=True)
+        subprocess.run([*linker, "-static", "-o", linked, assembled], check=True)
         return Path(linked).read_bytes()
 
 
-def offset_of(data: bytes) -> int:
+def offset_of(data: bytes, arch: str) -> int:
     """Of test() in the file: its code is all there is of that kind."""
-    code = {64: b"\x55\x48\x89\xe5\x5d\xc3", 32: b"\x55\x89\xe5\x5d\xc3"}
-    return next(at for each in code.values() if (at := data.find(each)) >= 0)
+    return next(at for code in _TEST[arch] if (at := data.find(bytes.fromhex(code))) >= 0)
 
 
 def put(guest: Callable[[str], str], data: bytes, path: str) -> None:
@@ -202,7 +244,7 @@ def report(rows: Sequence[Row], append: str) -> list[str]:
 
 def _verdict(rows: Sequence[Row]) -> Iterator[str]:
     took = {(row.bits, row.name): row.instructions for row in rows}
-    for bits in BITS:
+    for bits in dict.fromkeys(row.bits for row in rows):
         for ours, theirs in (("uprobe", "Linux's event"), ("uretprobe", "Linux's event, return")):
             one, other = took[bits, ours], took[bits, theirs]
             met = "met" if one <= other / 2 else "MISSED"

@@ -102,8 +102,6 @@ def test_stops_of_a_hit(measured: Measured, tier: str, stops: int) -> None:
 
 def test_programs_beside_linux_s_own_events(measured: Measured) -> None:
     """Traps are those that the processor takes: two become one where an instruction is emulated."""
-    if measured.subject is not SUBJECTS["x86_64"]:
-        pytest.skip("the programs are of x86-64")
     rows = {row.name: row for row in Calls(measured.guest, measured.debugger, measured.relay, CALLS, 1).run((64,))}
     traps = {name: row.traps for name, row in rows.items()}
     assert traps == {
