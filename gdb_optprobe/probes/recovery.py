@@ -104,7 +104,9 @@ def _left(session: Session) -> tuple[Left, Sequence[Noted], Sequence[Patch]]:
         if one.data is not None and left.at(one.data) is None:
             raise Damaged(f"probe {one.number} has no memory at {one.data:#x}")
     points_of(left, None)
-    if user_notes.noted(left.users or {}):
+    if traps := user_notes.noted(left.users or {}):
+        if any(trap.calls and left.at(trap.calls) is None for trap in traps):
+            raise Damaged("calls of programs have no memory")
         session.target.user()
         _check_writers(session, left)
     texts, ways = undoing(left, session.target.machine, session.target.isa)

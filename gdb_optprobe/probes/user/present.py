@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.isa.user import UserTrapping
-from gdb_optprobe.objects.user_calls import Call
 from gdb_optprobe.probes import outstanding, present, saving
 from gdb_optprobe.probes.gathered import Gathered
 from gdb_optprobe.probes.optimizer import Optimizer
@@ -23,7 +22,7 @@ def probe(probe: Probe, users: Users, found: Gathered, target: Target) -> ProbeV
     """address: the one that the program was linked for. needs_gdb: never; but new processes wait for one."""
     point = users.point(probe)
     function = users.calls.functions.get((point.program.inode, probe.address)) if probe.spec.returns else None
-    calls = _calls(function, users, users.calls.under_way()) if function is not None else None
+    calls = _calls(function, users) if function is not None else None
     stands = point.placed is not None
     detour = point.placed.detour if point.placed is not None else None
     code = target.isa.decode(detour.data, detour.address) if detour is not None else ()
@@ -101,10 +100,9 @@ def deleted(optimizer: Optimizer, users: Users) -> Iterator[ProbeView]:
     if not users.calls.waits:
         return
     users.tidy()
-    out = users.calls.under_way()
     for function in users.calls.left:
-        if any(call.point == function.counts.address for call in out):
-            yield _deleted(function, _calls(function, users, out))
+        if (calls := _calls(function, users)).active:
+            yield _deleted(function, calls)
 
 
 def _deleted(function: Function, calls: CallsView) -> ProbeView:
@@ -138,9 +136,9 @@ def _deleted(function: Function, calls: CallsView) -> ProbeView:
     )
 
 
-def _calls(function: Function, users: Users, out: Sequence[Call]) -> CallsView:
-    """out: of all functions."""
+def _calls(function: Function, users: Users) -> CallsView:
     counts = users.calls.counts(function)
+    out = users.calls.under_way() if counts.active else ()  # a large table, of all functions
     own = [call for call in out if call.point == function.counts.address]
     spaces = {space.mm: space.processes for space in users.spaces(function.program)} if own else {}
     who = [process for call in own for process in spaces.get(call.mm, ())[:1]]
