@@ -240,6 +240,7 @@ RETURNS = {
 """In a round."""
 
 
+RETURNS_I386 = {"deep": DEPTH + 1, "gives": 1, "first": 1, "last": 1, "forks": 2, "jumper": 0}
 RETURNS_PPC64LE = {"deep": DEPTH + 1, "leaf": 3, "first": 1, "last": 1, "jumper": 0, "forks": 2, "shares": 1}
 
 
@@ -247,8 +248,10 @@ def build(folder: Path, count: int, arch: str = "x86_64") -> Path:
     """The program."""
     source, assembled, program = (folder / f"returns{count}{ending}" for ending in (".s", ".o", ""))
     source.write_text(_64 if arch == "x86_64" else Path(__file__).with_name(f"returning_{arch}.s").read_text())
+    assembler, linker = (f"{TOOLS.get(arch, '')}{tool}" for tool in ("as", "ld"))
+    options = (["--32"], ["-m", "elf_i386"]) if arch == "i386" else ([], [])
     numbers = {"COUNT": count, "DEPTH": DEPTH, "CROWD": CROWD}
     symbols = [f"--defsym={name}={number}" for name, number in numbers.items()]
-    subprocess.run([f"{TOOLS[arch]}as", *symbols, "-o", str(assembled), str(source)], check=True)
-    subprocess.run([f"{TOOLS[arch]}ld", "-static", "-o", str(program), str(assembled)], check=True)
+    subprocess.run([assembler, *options[0], *symbols, "-o", str(assembled), str(source)], check=True)
+    subprocess.run([linker, *options[1], "-static", "-o", str(program), str(assembled)], check=True)
     return program

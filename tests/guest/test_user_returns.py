@@ -13,7 +13,7 @@ from tests.guest import answer, returning_program
 from tests.guest.batch import Workload, batch, keep
 from tests.guest.conftest import FULL
 from tests.guest.gdb import TRACING, Console, release
-from tests.guest.returning_program import CROWD, DEPTH, RETURNS, RETURNS_PPC64LE
+from tests.guest.returning_program import CROWD, DEPTH, RETURNS, RETURNS_I386, RETURNS_PPC64LE
 
 COUNT = 500 if FULL else 10
 PATH = "/tmp/returns"
@@ -79,6 +79,18 @@ def test_every_way_to_return(linux: Guest, program: Path) -> None:
     assert finished.output.count("holds what we wrote") == 2
     assert theirs(linux, program) == expected
     assert linux.problems() == []
+
+
+def test_every_way_to_return_in_32_bits(linux: Guest, tmp_path: Path) -> None:
+    """The same without signals and threads; and functions that take arguments off the stack, by tail calls too."""
+    answer.put(linux, returning_program.build(tmp_path, COUNT, "i386"), PATH)
+    script: list[str | Workload] = [f"optprobe add -user {PATH}:{name} -return" for name in RETURNS_I386]
+    script += [Workload(SAID), keep("all", "optprobe list"), "optprobe delete", Workload(SAID)]
+    finished = batch(linux, script)
+    linux.run(f"rm {PATH}")
+    assert (finished.status, finished.workloads) == (0, (FINE, FINE)), finished.output
+    found = {probe["location"].partition(":")[2]: probe["hits"] for probe in finished.json("all")}
+    assert found == {name: COUNT * count for name, count in RETURNS_I386.items()}
 
 
 def test_every_way_to_return_on_ppc64le(ppc_guest: Guest, tmp_path: Path) -> None:
