@@ -80,6 +80,8 @@ class Mapping:
         yield from (*_counted(FAILED, 1), Jump(done))
         yield from (following, number("addi", _ROW, _ROW, SIZE), Jump(row))
         yield from (done, plain("lwsync"), *_counted(INSIDE, -1), logical("or", "r3", _RESULT, _RESULT))
+        # What functions that were called have left there would be taken for somebody who is here.
+        yield from (number("addi", "r12", "r0", 0), number("std", "r12", _SP, LR_SAVE))
         yield number("addi", _SP, _SP, _FRAME)
         yield from (number("ld", name, _SP, -8 * (32 - int(name[1:]))) for name in _SAVED)
         yield from (number("ld", "r0", _SP, LR_SAVE), plain("mtlr", "r0"), plain("blr"))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from ..emitter import Label, Test
 from ..writing import DONE, HEAD, ROW, Writing
 from . import forms
-from .abi import CTR, HEADER, PC, RED_ZONE
+from .abi import CTR, HEADER, LR_SAVE, PC, RED_ZONE
 from .forms import Item, Jump, compare, number, plain
 from .templates import load
 from .values import BITS
@@ -62,6 +62,8 @@ def _parts(write: int, put: int) -> Iterator[Item]:
     yield from (number("stw", "r3", _ROW, 32), number("ld", "r3", _ROW, 0))
     yield from _call(put)
     yield from (number("addi", _ROW, _ROW, ROW.size), Jump(again), end)
+    # What functions that were called have left there would be taken for somebody who is here.
+    yield from (number("addi", _WORK, "r0", 0), number("std", _WORK, _SP, LR_SAVE))
     for name, (_, put_back) in _SPECIAL.items():
         yield from (number("ld", _WORK, _SP, _slot(name)), plain(put_back, _WORK))
     yield from (number("ld", _WORK, _SP, _slot(PC)), plain("mtctr", _WORK))

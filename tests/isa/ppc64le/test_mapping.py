@@ -53,7 +53,7 @@ def ran(
     pieces = [piece for row in rows for piece in row.pieces()]
     # What it returns to is in a register that functions keep: LR is spoilt before.
     leave = to_bytes(plain("mtlr", "r14"), plain("blr"))
-    kept = to_bytes(plain("mflr", "r14"))
+    kept = to_bytes(plain("mflr", "r14"), number("std", "r14", "r1", abi.LR_SAVE))
     wrote = number("addi", "r3", "r0", 1) if fails else logical("or", "r3", "r6", "r6")
     memory = {
         HERE: Mapping(MAPS, WRITES, 0x20, 0x40, 0x28, 16).code(TABLE, FORCE)(HERE),
@@ -71,6 +71,8 @@ def ran(
     assert left.registers["r3"] == result & MASK
     kept_by_callee = {*abi.CALLEE_SAVED, "r2", "r13"} - {"r14"}
     assert {name: left.registers[name] for name in kept_by_callee} == {name: before[name] for name in kept_by_callee}
+    left_there = [word for at, word in left.memory.items() if at < STACK and HERE <= word < HERE + 0x400]
+    assert not left_there, "nobody seems to be in it any more"
     calls = (left.memory[PACA] - NOTES) // 64
     notes = [[left.memory.get(NOTES + 64 * call + 8 * n) for n in range(8)] for call in range(calls)]
     assert notes[0][:6] == [before[f"r{n}"] for n in range(3, 9)]

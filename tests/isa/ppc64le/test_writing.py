@@ -23,7 +23,7 @@ SPOILT = [f"r{n}" for n in (0, *range(4, 12))]
 
 def function(*result: int) -> bytes:
     """Notes its arguments and whether r12 is its address, spoils all that a function of C may, and its TOC."""
-    notes = [number("ld", "r11", "r13", 0)]
+    notes = [plain("mflr", "r11"), number("std", "r11", "r1", abi.LR_SAVE), number("ld", "r11", "r13", 0)]
     notes += [number("std", f"r{n}", "r11", 8 * (n - 3)) for n in range(3, 8)]
     notes += [number("std", "r12", "r11", 40), number("addi", "r11", "r11", 48), number("std", "r11", "r13", 0)]
     spoils = [number("addi", name, "r0", 99) for name in (*SPOILT, "r2", "r12")]
@@ -52,6 +52,7 @@ def test_it_calls_for_each_row_and_goes_back_with_nothing_moved() -> None:
     assert [(note[:5], note[5]) for note in notes[::2]] == [([*row[:5]], WRITES) for row in rows]
     assert [(note[0], note[5]) for note in notes[1::2]] == [(row[0], PUTS) for row in rows]
     assert left.memory[TABLE + DONE] == 1
+    assert not any(HERE <= word < HERE + 0x400 for word in left.memory.values()), "nobody seems to be in it any more"
     results = [left.memory[TABLE + HEAD.size + ROW.size * number + 32] & 0xFFFF_FFFF for number in range(2)]
     assert results == [4, 8]
     assert WRITING.back({abi.CTR: left.registers[abi.CTR]}, lambda at: 0) == {abi.PC: BACK}
