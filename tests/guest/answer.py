@@ -64,10 +64,22 @@ VALUE = {64: 5, 32: 4}
 """Where in `answer` the byte is that is its value."""
 
 
-def build(folder: Path, bits: int) -> Path:
-    """The program, with its symbols."""
+_MERGEABLE = """
+        lea answer(%rip), %rdi
+        and $-4096, %rdi
+        mov $4096, %esi
+        mov $12, %edx
+        mov $28, %eax
+        syscall
+"""
+"""madvise(page of the function, MADV_MERGEABLE)"""
+
+
+def build(folder: Path, bits: int, mergeable: bool = False) -> Path:
+    """The program, with its symbols. mergeable: of 64 bits, whose page the guest may merge with others (KSM)."""
     source, assembled, program = (folder / f"answer{bits}{suffix}" for suffix in (".s", ".o", ""))
-    source.write_text(_SOURCES[bits])
+    text = _SOURCES[bits]
+    source.write_text(text.replace("wait:", f"{_MERGEABLE}wait:", 1) if mergeable else text)
     assembler, linker = _FORMATS[bits]
     subprocess.run(["as", assembler, "-o", str(assembled), str(source)], check=True)
     link = ["ld", "-m", linker, "-static", "--build-id", "-o", str(program), str(assembled)]

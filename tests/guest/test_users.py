@@ -238,6 +238,33 @@ def test_switched_off_and_on_killed_and_left(linux: Guest, waiting: str) -> None
 ON_A_HOOK = """python import gdb_optprobe.debugger.attach as attach; \
 gdb.execute(f"optprobe add *{attach.current_session().registry.hooks[0].address:#x}")"""
 """A probe on the kernel, where a call of its own leads to our code."""
+@pytest.mark.skipif(not FULL, reason="the guest takes its time to merge pages; OPTPROBE_FULL=1")
+def test_hits_on_a_page_that_the_guest_has_merged(linux: Guest, tmp_path: Path) -> None:
+    path, ksm = "/tmp/merged", "/sys/kernel/mm/ksm"
+    answer.put(linux, answer.build(tmp_path, 64, mergeable=True), path)
+    for _ in range(WAITING):
+        linux.check(f"(sleep 300 | {path} wait; echo said $? >> /tmp/said) > /dev/null 2>&1 &")
+    merge = f"echo 1000 > {ksm}/pages_to_scan; echo 20 > {ksm}/sleep_millisecs; echo 1 > {ksm}/run"
+    merged = f"for i in $(seq 100); do [ $(cat {ksm}/pages_sharing) -gt 0 ] && break; sleep 0.1; done"
+    try:
+        script: list[str | Workload] = [
+            f"optprobe add -user {path}:answer",
+            f"optprobe add -user {path}:answer+4",
+            Workload(f"{merge}; {merged}; cat {ksm}/pages_sharing"),
+            Workload(GO_ON),
+            keep("list", "optprobe list"),
+            "optprobe check",
+        ]
+        finished = batch(linux, script)
+    finally:
+        linux.run(f"echo 2 > {ksm}/run; echo 0 > {ksm}/run; killall sleep; sleep 0.2; rm -f /tmp/said {path}")
+    assert finished.status == 0, finished.output
+    assert int(finished.workloads[0]) > 0, "nothing was merged"
+    assert finished.workloads[1] == "said 7\n" * WAITING
+    assert [probe["hits"] for probe in finished.json("list")] == [WAITING, WAITING]
+    assert linux.problems() == []
+
+
 def test_explained_and_shown(linux: Guest, waiting: str) -> None:
     """Before there is a probe, and with one."""
     with Console(linux) as gdb:
