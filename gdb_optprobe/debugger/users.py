@@ -6,12 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-import gdb
-
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.probes.linux import Linux
 from gdb_optprobe.probes.names import NamesAt
-from gdb_optprobe.probes.stops import Stops
 from gdb_optprobe.probes.user.target import UserTarget
 from gdb_optprobe.probes.user.texts import UserTexts
 
@@ -21,7 +18,6 @@ class LinuxPrograms:
     """convenience: the values of GDB's variables. run: lets the guest run for so many seconds."""
 
     linux: Linux
-    stops: Stops
     convenience: Callable[[str], int | None]
     run: Callable[[float], object]
 
@@ -35,7 +31,7 @@ class LinuxPrograms:
         programs = Programs.of(
             linux.machine, kernel.kernel, kernel.mmu, kernel.vcpus, linux.constant, linux.forget
         )
-        texts = UserTexts(programs, self.stops, self._run, _say)
+        texts = UserTexts(programs, self._run)
         return UserTarget(kernel, self._names, programs, texts, self._names_at_return)
 
     def _names(self, address: int, entry: bool, bits: int) -> NamesAt:
@@ -46,7 +42,3 @@ class LinuxPrograms:
 
     def _run(self, seconds: float) -> None:
         self.run(seconds)
-
-
-def _say(text: str) -> None:
-    gdb.write(f"optprobe: {text}\n", gdb.STDERR)

@@ -36,16 +36,12 @@ programs = Programs.of(
 )
 
 
-def say(text: str) -> None:
-    gdb.write(f"optprobe: {text}\n")
-
-
 def run(seconds: float) -> None:
     run_for(seconds)
     linux.forget()
 
 
-texts = UserTexts(programs, session.target.stops, run, say)
+texts = UserTexts(programs, run)
 writer = UserWriter(session.target)
 arrivals = Arrivals(session.target)
 
@@ -85,10 +81,8 @@ def spaces(path: str) -> None:
 def begin(arena: Arena) -> None:
     """As for the first probe."""
     texts.writer = writer.begin(programs, arena, lambda at: False)
-    arriving = linux.user_kernel.arriving
-    if arriving is not None:
-        arrivals.begin(arriving, flags(programs), arena)
-        texts.arrivals = arrivals
+    arrivals.begin(linux.user_kernel.arriving, flags(programs), arena)
+    texts.arrivals = arrivals
 
 
 def arm(path: str, *changes: str) -> None:

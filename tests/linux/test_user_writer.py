@@ -126,8 +126,9 @@ def test_nothing_is_begun_while_a_space_is_locked_or_no_table_is_free() -> None:
     with pytest.raises(Busy):
         found.start(VCPU, write)
     assert users(machine) == [1, 1] and found.is_idle()
+    machine.put_words(MMS[0] + 0x80, 0)
     for _ in range(writer.TABLES):
-        found.start(VCPU, write, sure=True)
+        found.start(VCPU, write)
     with pytest.raises(Busy):
-        found.start(VCPU, write, sure=True)
+        found.start(VCPU, write)
     assert users(machine) == [1 + writer.TABLES, 1]

@@ -45,7 +45,7 @@ class UserKernel:
     leaf:   code of the routine that looks a user's page up.
     kernel: with the structures by which programs are looked into.
     calls:  where it calls its handler of the trap.
-    arriving: how code of ours sees new mappings; None where the guest has to stop for that.
+    arriving: how code of ours sees new mappings.
 
     returning: raises OptprobeError where returns cannot be probed.
     """
@@ -58,7 +58,7 @@ class UserKernel:
     calls: TrapCalls
     mmu: Mmu
     vcpus: Vcpus
-    arriving: Arriving | None = None
+    arriving: Arriving
     returning: Callable[[], ReturnKernel] = no_returns
 
 

@@ -19,7 +19,7 @@ from gdb_optprobe.probes.views import CallsView, CodeLine, DetourView, ExplainVi
 
 
 def probe(probe: Probe, users: Users, found: Gathered, target: Target) -> ProbeView:
-    """address: the one that the program was linked for. needs_gdb: never; but new processes wait for one."""
+    """address: the one that the program was linked for. needs_gdb: never."""
     point = users.point(probe)
     function = users.calls.functions.get((point.program.inode, probe.address)) if probe.spec.returns else None
     calls = _calls(function, users) if function is not None else None

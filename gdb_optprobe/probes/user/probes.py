@@ -124,13 +124,11 @@ class Users:
 
     def writers(self) -> Sequence[int]:
         """Functions of the kernel before which an earlier GDB may have code that writes traps. Raises OptprobeError."""
-        arriving = self.target.user().kernel.arriving
-        return (arriving.to,) if arriving is not None else ()
+        return (self.target.user().kernel.arriving.to,)
 
     def leading_there(self, undone: Sequence[Patch]) -> Sequence[Patch]:
         """Of patches that undo an earlier GDB's, those of what leads to that code. Raises OptprobeError."""
-        arriving = self.target.user().kernel.arriving
-        calls = {call.address for call in arriving.calls} if arriving is not None else set()
+        calls = {call.address for call in self.target.user().kernel.arriving.calls}
         return [change for change in undone if change.address in calls]
 
     def take_out(self, left: Sequence[NotedTrap], arena: Arena) -> Taken:
@@ -360,10 +358,9 @@ class Users:
         found = readers(reads, user.kernel.calls.handler, self.target, arena)
         self.traps.begin(user, found, arena)
         user.texts.writer = self._writer.begin(user.programs, arena, self._is_stopped_at)
-        if user.kernel.arriving is not None:
-            self._arrivals.begin(user.kernel.arriving, flags(user.programs), arena)
-            user.texts.arrivals = self._arrivals
-            self._note_hooks()
+        self._arrivals.begin(user.kernel.arriving, flags(user.programs), arena)
+        user.texts.arrivals = self._arrivals
+        self._note_hooks()
         return found
 
     def _drop(self, probe: Probe) -> None:

@@ -3,8 +3,7 @@
     arm ──► every space that runs it: a page of its own already: written while the guest stands
                                       else: the guest copies the page and writes (guest/linux/user/writer.py)
     fork    copies the page, and us with it
-    mmap    exec's and a loader's: code in the guest writes it before anybody can run there (arrivals.py); without that:
-    exec    at the end of load_elf_binary, before the program's first instruction: stopped once, armed, and on
+    mmap    exec's and a loader's: code in the guest writes it before anybody can run there (arrivals.py)
     disarm  every space again, children that are being made too: written back while the guest stands
 
 Bytes are armed in the order they are given, each once all before it are in that space: what leads to others comes last.
@@ -25,17 +24,12 @@ from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.user.spaces import LATER, Busy, Space
 from gdb_optprobe.guest.linux.user.writer import Writer
-from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.objects.user_rows import Row
-from gdb_optprobe.probes.stops import Hit, StopPoint, Stops
 from gdb_optprobe.probes.user.space import Change, UserSpace
 
-LOADED = "finalize_exec"
-"""The last that load_elf_binary calls before a program begins, whatever its word size: no lock is held (fs/exec.c)."""
 TIMEOUT = 20.0
 ROUNDS = 8
 PAUSE = 0.05
-TRIES = 3
 
 
 class Arrivals(Protocol):
@@ -66,20 +60,14 @@ class _Armed:
 class UserTexts:
     """What is armed in one guest.
 
-    run:    lets the guest run for so many seconds.
-    say:    tells the user what went wrong at an exec.
-    writer: given before anything is armed. arrivals: the same; None where the guest has to stop at every exec.
+    run: lets the guest run for so many seconds. writer, arrivals: given before anything is armed.
     """
 
     programs: Programs
-    stops: Stops
     run: Callable[[float], None]
-    say: Callable[[str], None]
     writer: Writer | None = None
     arrivals: Arrivals | None = None
     _armed: dict[int, _Armed] = field(default_factory=dict)
-    _point: StopPoint | None = None
-    _tries: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def program(self, path: str, host: Path | None) -> Program:
         """See program.find."""
@@ -187,8 +175,7 @@ class UserTexts:
             found.append(f"{self.arrivals.failed} new mappings did not get all that was to be written into them")
         for armed in self._armed.values():
             program, changes = armed.program, tuple(armed.changes.values())
-            arming = {mm for mm, _ in self._tries}
-            for space in (space for space in self.spaces(program.file) if space.mm not in arming):
+            for space in self.spaces(program.file):
                 lost = next(filter(self._in(program, space).is_lost, changes), None)
                 if lost is not None:
                     found.append(f"{space} does not have what was written at {program.spell(lost.address)}")
@@ -237,42 +224,7 @@ class UserTexts:
             raise OptprobeError("the guest has no code of ours that writes into programs")
         return self.writer
 
-    # spaces that come ------------------------------------------------------------------------------------------------
-
     def _listen(self) -> None:
-        """Have the guest write what is armed into new mappings, or stop as it loads a program. Raises OptprobeError."""
+        """Have the guest write what is armed into new mappings. Raises OptprobeError."""
         if self.arrivals is not None:
             self.arrivals.hold([row for armed in self._armed.values() for row in armed.rows])
-        elif self._armed and self._point is None:
-            self._point = self.stops.set(self.programs.entered(LOADED), self._loaded)
-        elif not self._armed and self._point is not None:
-            self._point.remove()
-            self._point = None
-            self._tries.clear()
-
-    def _loaded(self, hit: Hit) -> None:
-        """A program has been loaded. What its memory lacks is written by its own thread, which comes by here again."""
-        self.programs.forget()
-        vcpu = next(vcpu for vcpu in self.programs.machine.vcpus() if vcpu.number == hit.vcpu)
-        armed = self._armed.get(self.programs.executed(vcpu))
-        if armed is None:
-            return
-        try:
-            self._arm_loaded(armed, vcpu, hit)
-        except OptprobeError as error:
-            self.say(f"a process that begins to run {armed.program.path} is not probed: {error}")
-
-    def _arm_loaded(self, armed: _Armed, vcpu: Vcpu, hit: Hit) -> None:
-        changes = tuple(armed.changes.values())
-        spaces = self.programs.loaded(vcpu, armed.program.file)
-        writes = [write for space in spaces for write in self._in(armed.program, space).advance(changes)]
-        space = spaces[0]
-        # Who was killed halfway is never seen again, and his memory may be another's.
-        key = (space.mm, space.processes[0].pid)
-        tries = self._tries.pop(key, 0)
-        if not writes:
-            return
-        if tries > len(changes) + TRIES:
-            raise OptprobeError(f"the guest does not write at {writes[0].address:#x}")
-        self._tries = {(mm, pid): n for (mm, pid), n in self._tries.items() if mm != space.mm} | {key: tries + 1}
-        hit.write(self._writer.start(vcpu, writes, sure=True).registers)

@@ -58,25 +58,9 @@ class Programs:
         """Where the file's code is mapped. Raises Busy, OptprobeError."""
         return spaces.spaces(self.kernel, file, self.frames.page)
 
-    def loaded(self, vcpu: Vcpu, file: File) -> tuple[Space, ...]:
-        """Those of the thread on `vcpu`, which has just loaded the program. Raises Busy, OptprobeError."""
-        kernel, task = self.kernel, self.current(vcpu)
-        mm = kernel.word(task + kernel.offset("task_struct", "mm"))
-        return tuple(space for space in self.mapping(file) if space.mm == mm)
-
     def current(self, vcpu: Vcpu) -> int:
         """The thread on `vcpu`, which is in the kernel."""
         return self.vcpus.current(self.machine, self.kernel, vcpu)
-
-    def executed(self, vcpu: Vcpu) -> int:
-        """The inode that the thread on `vcpu` runs, which is in the kernel; 0 where there is none."""
-        mm = self.kernel.word(self.current(vcpu) + self.kernel.offset("task_struct", "mm"))
-        file = self.kernel.word(mm + self.kernel.offset("mm_struct", "exe_file")) if mm else 0
-        return self.kernel.word(file + self.kernel.offset("file", "f_inode")) if file else 0
-
-    def entered(self, name: str) -> int:
-        """Where the kernel's function of that name is entered. Raises OptprobeError."""
-        return self.vcpus.entry(self.kernel, self.kernel.address(name))
 
     def hold(self, file: File, by: int) -> None:
         """Keep the inode in memory, as igrab does (by=1), or no more (by=-1), unless that would have it freed here."""

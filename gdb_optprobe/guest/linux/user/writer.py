@@ -106,20 +106,18 @@ class Writer:
 
     # one vCPU --------------------------------------------------------------------------------------------------------
 
-    def start(self, vcpu: Vcpu, writes: Sequence[Write], sure: bool = False) -> Started:
+    def start(self, vcpu: Vcpu, writes: Sequence[Write]) -> Started:
         """Have `vcpu`, which is where it may sleep and holds no lock, carry out as many of `writes` as fit.
 
         Once it is given the registers it is on its way, and back where it was when all is done. Spaces that nobody
-        uses any more are left out. sure: it is known that the thread holds none of their locks. Raises Busy,
-        OptprobeError.
+        uses any more are left out. Raises Busy, OptprobeError.
         """
         table = next((table for table in self._tables if self._is_free(table)), None)
         if table is None:
             raise Busy("threads of the guest write into programs just now", LATER)
         taken = _that_fit(writes)
         alive = [write for write in taken if self._users(write.mm)]
-        if not sure:
-            self._check_locks(alive)
+        self._check_locks(alive)
         writing = self._writing
         at = self.machine.registers(vcpu, (writing.pc, writing.table))
         rows, data = b"", b""
