@@ -25,6 +25,8 @@ from .words import BO_CR_TRUE, BO_NO_CTR
 
 EXECUTABLE, SHARED = 4, 1  # PROT_EXEC; MAP_SHARED and MAP_SHARED_VALIDATE, not MAP_PRIVATE
 MOST_ERRORS = 4096
+PATIENCE = 100
+"""See ../x86_64/mapping.py."""
 _SP, _ROW, _RESULT, _FIRST, _SIZE, _INODE, _TABLE = "r1", "r26", "r27", "r28", "r29", "r30", "r31"
 _SAVED = (_ROW, _RESULT, _FIRST, _SIZE, _INODE, _TABLE)
 _FRAME = HEADER + 64
@@ -32,13 +34,14 @@ _FRAME = HEADER + 64
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """maps, writes: local entries of vm_mmap_pgoff and access_remote_vm.
+    """maps, writes, waits: local entries of vm_mmap_pgoff, access_remote_vm and schedule_timeout_killable.
 
     current: offset of the running thread in the paca; mm, inode: in that, and in a file. bits: of an address in a page.
     """
 
     maps: int
     writes: int
+    waits: int
     current: int
     mm: int
     inode: int
@@ -77,6 +80,8 @@ class Mapping:
         yield from (number("lwz", "r6", _ROW, LENGTH), number("addi", "r7", "r0", force))
         yield from (Way(self.writes, link=True), number("lwz", "r12", _ROW, LENGTH))
         yield from (compare("cmpld", 0, "r3", "r12"), _where(Test.EQ, following))
+        yield from (number("addi", "r3", "r0", PATIENCE), Way(self.waits, link=True))
+        yield from (compare("cmpdi", 0, "r3", 0), _where(Test.GT, done))
         yield from (*_counted(FAILED, 1), Jump(done))
         yield from (following, number("addi", _ROW, _ROW, SIZE), Jump(row))
         yield from (done, plain("lwsync"), *_counted(INSIDE, -1), logical("or", "r3", _RESULT, _RESULT))

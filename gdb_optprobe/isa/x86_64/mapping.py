@@ -2,6 +2,7 @@
 
     call ─► not executable, shared, no file ─► the kernel's own
        └──► the kernel's own ─► each row of the file's, within what was mapped: access_remote_vm ─► back
+                                                                                  └─ fails: counted, but for the killed
 See objects/user_rows.py. Who is here holds no lock and may sleep; nothing of what he has mapped has run yet.
 (mm/util.c, vm_mmap_pgoff(file, addr, len, prot, flag, pgoff))
 """
@@ -18,19 +19,22 @@ from .encode import Relative
 from .routine import assembled
 
 EXECUTABLE, SHARED = 4, 1  # PROT_EXEC; MAP_SHARED and MAP_SHARED_VALIDATE, not MAP_PRIVATE
+PATIENCE = 100
+"""Ticks of the kernel's clock that who could not write waits, were he not killed."""
 _CONSTANTS = ("table",)
 _PLACE = b"\x90" * 5
 
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """maps, writes: addresses of vm_mmap_pgoff and access_remote_vm.
+    """maps, writes, waits: addresses of vm_mmap_pgoff, access_remote_vm and schedule_timeout_killable.
 
     current: per-CPU address of the running thread; mm, inode: offsets in that, and in a file.
     """
 
     maps: int
     writes: int
+    waits: int
     current: int
     mm: int
     inode: int
@@ -45,7 +49,7 @@ class Mapping:
 
         def at(address: int) -> bytes:
             code = bytearray(data)
-            for name, target in (("maps", self.maps), ("writes", self.writes)):
+            for name, target in (("maps", self.maps), ("writes", self.writes), ("waits", self.waits)):
                 place = made.places[name]
                 assert code[place : place + len(_PLACE)] == _PLACE, "room for a jump"
                 code[place : place + len(_PLACE)] = Relative(b"\xe9" + bytes(4), 1, target).standing(address + place)
@@ -93,6 +97,10 @@ class Mapping:
             call writes
             cmp eax, dword ptr [rbp{_offset(LENGTH)}]
             je next
+            mov edi, {PATIENCE:#x}
+            call waits
+            test rax, rax
+            jg done
             lock inc qword ptr [r15{_offset(FAILED)}]
             jmp done
         next:
@@ -104,7 +112,7 @@ class Mapping:
         """.strip().splitlines()
         yield from (f"pop {name}" for name in reversed(saved))
         yield "ret"
-        for name in ("maps", "writes"):
+        for name in ("maps", "writes", "waits"):
             yield f"{name}:"
             yield from ["nop"] * len(_PLACE)
 

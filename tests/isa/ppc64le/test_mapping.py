@@ -12,7 +12,7 @@ import pytest
 
 from gdb_optprobe.isa.ppc64le import abi
 from gdb_optprobe.isa.ppc64le.forms import logical, number, plain
-from gdb_optprobe.isa.ppc64le.mapping import EXECUTABLE, SHARED, Mapping
+from gdb_optprobe.isa.ppc64le.mapping import EXECUTABLE, PATIENCE, SHARED, Mapping
 from gdb_optprobe.isa.ppc64le.templates import load
 from gdb_optprobe.isa.ppc64le.words import to_bytes
 from gdb_optprobe.objects import user_rows
@@ -22,7 +22,7 @@ from .oracle import DATA, HERE, MASK, NEAR, SIGTRAP, STACK, execute, needs_oracl
 
 pytestmark = needs_oracle
 
-MAPS, WRITES, BACK = NEAR, NEAR + 0x200, HERE + 0x3000
+MAPS, WRITES, WAITS, BACK = NEAR, NEAR + 0x200, NEAR + 0x400, HERE + 0x3000
 PACA, FILE, TASK, INODE, MM = DATA + 0x1000, DATA + 0x2000, DATA + 0x3000, 0xC000_0000_0765_4300, 0xC000_0000_0123_4500
 TABLE, NOTES, ROOM, FORCE = DATA + 0x4000, DATA + 0x6000, 8, 0x11
 START, PRIVATE = 0x1_0001_0000, 2
@@ -44,9 +44,12 @@ def function(*result: int) -> bytes:
 
 
 def ran(
-    arguments: Words[str, int], rows: tuple[Row, ...], result: int = START, fails: bool = False
+    arguments: Words[str, int], rows: tuple[Row, ...], result: int = START, fails: bool = False, rest: int = 0
 ) -> tuple[list[tuple[int, int]], tuple[int, int]]:
-    """Addresses and sizes of what was written; how many are at it and how often it failed."""
+    """Addresses and sizes of what was written; how many are at it and how often it failed.
+
+    rest: of the time that who could not write would wait.
+    """
     rng = random.Random(3)
     before = {name: rng.getrandbits(64) for name in (*abi.GENERAL, abi.CTR)} | {abi.FLAGS: rng.getrandbits(32)}
     before |= {**arguments, "r1": STACK, "r13": PACA, abi.LR: BACK, abi.XER: 0, abi.PC: HERE}
@@ -56,9 +59,10 @@ def ran(
     kept = to_bytes(plain("mflr", "r14"), number("std", "r14", "r1", abi.LR_SAVE))
     wrote = number("addi", "r3", "r0", 1) if fails else logical("or", "r3", "r6", "r6")
     memory = {
-        HERE: Mapping(MAPS, WRITES, 0x20, 0x40, 0x28, 16).code(TABLE, FORCE)(HERE),
+        HERE: Mapping(MAPS, WRITES, WAITS, 0x20, 0x40, 0x28, 16).code(TABLE, FORCE)(HERE),
         MAPS: kept + function(*load(3, result)) + leave,
         WRITES: kept + function(wrote) + leave,
+        WAITS: to_bytes(number("addi", "r3", "r3", rest - PATIENCE), plain("blr")),
         TABLE: bytes(ROWS) + user_rows.encode(pieces, ROOM),
         PACA: struct.pack("<Q", NOTES),
         PACA + 0x20: struct.pack("<Q", TASK),
@@ -110,3 +114,7 @@ def test_an_error_is_told_and_nothing_is_written() -> None:
 
 def test_what_cannot_be_written_keeps_the_rest_from_being_written() -> None:
     assert ran(USUAL, (COPY, FIRST), fails=True) == ([(START + 0x1_8000, 16)], (0, 1))
+
+
+def test_for_who_was_killed_nothing_has_to_be_written() -> None:
+    assert ran(USUAL, (COPY, FIRST), fails=True, rest=PATIENCE)[1] == (0, 0)

@@ -11,11 +11,11 @@ import unicorn
 from unicorn import x86_const
 
 from gdb_optprobe.isa.x86_64 import abi
-from gdb_optprobe.isa.x86_64.mapping import EXECUTABLE, SHARED, Mapping
+from gdb_optprobe.isa.x86_64.mapping import EXECUTABLE, PATIENCE, SHARED, Mapping
 from gdb_optprobe.objects import user_rows
 from gdb_optprobe.objects.user_rows import FAILED, INSIDE, ROWS, Row
 
-CODE, MAPS, WRITES, TABLE, STACK, KERNEL, CALLER = range(0x10_0000, 0x80_0000, 0x10_0000)
+CODE, MAPS, WRITES, WAITS, TABLE, STACK, KERNEL, CALLER = range(0x10_0000, 0x90_0000, 0x10_0000)
 FILE, INODE, TASK, MM, CURRENT = KERNEL, KERNEL + 0x1000, KERNEL + 0x2000, KERNEL + 0x3000, KERNEL + 0x4000
 FORCE, ROOM = 0x11, 8
 START = 0x7F12_3456_0000
@@ -30,15 +30,19 @@ OTHERS = Row(INODE + 8, 0x3008, b"\xcc", b"\x55")
 
 
 def ran(
-    arguments: Words[str, int], rows: tuple[Row, ...], result: int = START, fails: int = 0
+    arguments: Words[str, int], rows: tuple[Row, ...], result: int = START, fails: int = 0, rest: int = 0
 ) -> tuple[list[tuple[int, bytes]], tuple[int, int]]:
-    """What was written, and how many are at it and how often it failed. fails: the address that cannot be written."""
+    """What was written, and how many are at it and how often it failed.
+
+    fails: the address that cannot be written. rest: of the time that who could not write would wait.
+    """
     machine: Any = unicorn.Uc(unicorn.UC_ARCH_X86, unicorn.UC_MODE_64)
-    for page in (CODE, MAPS, WRITES, TABLE, STACK, KERNEL, CALLER):
+    for page in (CODE, MAPS, WRITES, WAITS, TABLE, STACK, KERNEL, CALLER):
         machine.mem_map(page, 0x1_0000)
     pieces = [piece for row in rows for piece in row.pieces()]
-    code = Mapping(MAPS, WRITES, 0x4000, 0x8E0, 0x20).code(TABLE, FORCE)(CODE)
-    for at, data in ((CODE, code), (TABLE + ROWS, user_rows.encode(pieces, ROOM)), (MAPS, b"\xc3"), (WRITES, b"\xc3")):
+    code = Mapping(MAPS, WRITES, WAITS, 0x4000, 0x8E0, 0x20).code(TABLE, FORCE)(CODE)
+    returns = dict.fromkeys((MAPS, WRITES, WAITS), b"\xc3")
+    for at, data in {CODE: code, TABLE + ROWS: user_rows.encode(pieces, ROOM), **returns}.items():
         machine.mem_write(at, data)
     for at, word in {FILE + 0x20: INODE, CURRENT: TASK, TASK + 0x8E0: MM, STACK + 0x800: CALLER}.items():
         machine.mem_write(at, word.to_bytes(8, "little"))
@@ -65,6 +69,9 @@ def ran(
             assert int.from_bytes(machine.mem_read(TABLE + INSIDE, 8), "little") == 1
             written.append((now["rsi"], bytes(machine.mem_read(now["rdx"], size))))
             clobber(size - (now["rsi"] == fails))
+        elif address == WAITS:
+            assert now["rdi"] == PATIENCE
+            clobber(rest)
         elif address == CALLER:
             machine.emu_stop()
 
@@ -113,6 +120,10 @@ def test_what_cannot_be_written_keeps_the_rest_from_being_written() -> None:
     """A trap leads to the copy that comes before it."""
     written, left = ran(USUAL, (COPY, FIRST), fails=START + 0x1800)
     assert [at for at, _ in written] == [START + 0x1800] and left == (0, 1)
+
+
+def test_for_who_was_killed_nothing_has_to_be_written() -> None:
+    assert ran(USUAL, (COPY, FIRST), fails=START + 0x1800, rest=PATIENCE)[1] == (0, 0)
 
 
 def test_rows_that_were_withdrawn_write_what_the_file_has_or_nothing() -> None:

@@ -29,7 +29,7 @@ from gdb_optprobe.guest.linux.ppc64le.reads import Reads
 from gdb_optprobe.guest.linux.ppc64le.structures import CodeStructures
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user import arriving, space_calls
-from gdb_optprobe.guest.linux.user.arriving import MAPS, WRITES, Arriving
+from gdb_optprobe.guest.linux.user.arriving import MAPS, WAITS, WRITES, Arriving
 from gdb_optprobe.guest.linux.user_kernel import ReturnKernel, UserKernel, mapped
 from gdb_optprobe.guest.machine import Machine, Vcpu
 from gdb_optprobe.handlers import fold
@@ -134,9 +134,9 @@ def user_kernel(kernel: Kernel, reads: Reads, originals: Originals) -> UserKerne
 
 
 def _arriving(kernel: Kernel, vcpus: _Vcpus, page: int, originals: Originals) -> Arriving:
-    to, writes = (vcpus.entry(kernel, kernel.address(name)) for name in (MAPS, WRITES))
+    to, writes, waits = (vcpus.entry(kernel, kernel.address(name)) for name in (MAPS, WRITES, WAITS))
     inside = kernel.offset("task_struct", "mm"), kernel.offset("file", "f_inode")
-    mapping = Mapping(to, writes, vcpus.of_paca, *inside, page.bit_length() - 1)
+    mapping = Mapping(to, writes, waits, vcpus.of_paca, *inside, page.bit_length() - 1)
     return Arriving(arriving.calls(kernel, PPC64LE, originals, to), to, mapping.code)
 
 

@@ -16,6 +16,8 @@ from gdb_optprobe.isa.base import Flow, Insn, Isa
 from gdb_optprobe.isa.code import Code
 
 MAPS, WRITES = "vm_mmap_pgoff", "access_remote_vm"
+WAITS = "schedule_timeout_killable"
+"""Returns at once, with time left, where the thread has been killed: for him nothing is written (mm/gup.c)."""
 CALLERS = ("vm_mmap", "ksys_mmap_pgoff")
 
 

@@ -18,7 +18,7 @@ from gdb_optprobe.guest.linux import preemption, trap_calls
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel
 from gdb_optprobe.guest.linux.trap_calls import Originals
 from gdb_optprobe.guest.linux.user import arriving, space_calls
-from gdb_optprobe.guest.linux.user.arriving import MAPS, WRITES, Arriving
+from gdb_optprobe.guest.linux.user.arriving import MAPS, WAITS, WRITES, Arriving
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
 from gdb_optprobe.guest.linux.user_kernel import ReturnKernel, UserKernel, mapped
 from gdb_optprobe.guest.linux.x86_64.mmu import X86Mmu
@@ -87,5 +87,5 @@ def _arriving(kernel: Kernel, originals: Originals) -> Arriving:
         current = kernel.address("pcpu_hot") + kernel.offset("pcpu_hot", "current_task")
     to = kernel.address(MAPS)
     inside = kernel.offset("task_struct", "mm"), kernel.offset("file", "f_inode")
-    mapping = Mapping(to, kernel.address(WRITES), current, *inside)
+    mapping = Mapping(to, kernel.address(WRITES), kernel.address(WAITS), current, *inside)
     return Arriving(arriving.calls(kernel, X86_64, originals, to), to, mapping.code)
