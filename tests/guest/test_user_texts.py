@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from qemu.guest import Guest
 from tests.guest import answer
-from tests.guest.batch import Workload, batch
+from tests.guest.batch import Workload, batch, keep
 from tests.guest.conftest import FULL
 
 USER = f"source {Path(__file__).with_name('guest_user.py')}"
@@ -82,40 +83,61 @@ def test_armed_and_disarmed_while_processes_come_and_go(linux: Guest) -> None:
     assert said.split() == 4 * ["done"] and linux.check("md5sum /bin/busybox") == digest
 
 
-@pytest.mark.skipif(not FULL, reason="a guest under load takes its time to swap a page out; OPTPROBE_FULL=1")
-def test_what_the_guest_has_swapped_out_is_put_back_too(linux: Guest, tmp_path: Path) -> None:
-    path = "/tmp/answer"
-    answer.put(linux, answer.build(tmp_path, 64), path)
+@pytest.fixture
+def swapping(linux: Guest, tmp_path: Path) -> Iterator[Path]:
+    """A program that a process runs, which waits, and whose pages the guest swaps out when it is told to."""
+    program = answer.build(tmp_path, 64)
+    answer.put(linux, program, SWAPPED)
     linux.check("insmod /lib/modules/brd.ko rd_nr=1 rd_size=16384; mkswap /dev/ram0; swapon /dev/ram0")
     linux.check("mkdir -p /tmp/cg; mount -t cgroup2 none /tmp/cg; echo +memory > /tmp/cg/cgroup.subtree_control")
     linux.check("mkdir /tmp/cg/test")
-    start = f"echo 0 > /tmp/cg/test/cgroup.procs; sleep 300 | {path} wait; echo said $? > /tmp/said"
+    start = f"echo 0 > /tmp/cg/test/cgroup.procs; sleep 300 | {SWAPPED} wait; echo said $? > /tmp/said"
     linux.check(f"({start}) > /dev/null 2>&1 &")
-    swapped = f"grep -A22 r-xp /proc/$(pidof {path.rpartition('/')[2]})/smaps | grep -m 1 Swap:"
-    # It takes two looks to see that a page is not used, and the program has to have begun.
-    reclaim = "echo 8M > /tmp/cg/test/memory.reclaim 2> /dev/null"
+    yield program
+    linux.run(f"killall sleep; sleep 0.2; rm -f /tmp/said {SWAPPED}; swapoff /dev/ram0; rmmod brd")
+    linux.run("rmdir /tmp/cg/test; umount /tmp/cg; rmdir /tmp/cg")
+
+
+SWAPPED = "/tmp/answer"
+SIZE = f"grep -A22 r-xp /proc/$(pidof {SWAPPED.rpartition('/')[2]})/smaps | grep -m 1 Swap:"
+# It takes two looks to see that a page is not used, and the program has to have begun.
+SWAP = f"for i in $(seq 50); do echo 8M > /tmp/cg/test/memory.reclaim 2> /dev/null; {SIZE} | grep -q 4 && break; done"
+GO_ON = "killall sleep; while [ ! -s /tmp/said ]; do sleep 0.1; done; cat /tmp/said"
+only_in_full = pytest.mark.skipif(not FULL, reason="a guest under load takes its time to swap out; OPTPROBE_FULL=1")
+
+
+@only_in_full
+def test_what_the_guest_has_swapped_out_is_put_back_too(linux: Guest, swapping: Path) -> None:
     place = f"answer+{answer.VALUE[64]}"
-    try:
-        found = batch(
-            linux,
-            [
-                USER,
-                f"user-arm {path} {place}=09",
-                Workload(f"for i in $(seq 50); do {reclaim}; {swapped} | grep -q 4 && break; done; {swapped}"),
-                "user-check",
-                f"user-disarm {path} {place}",
-                Workload(swapped),
-                Workload("killall sleep; while [ ! -e /tmp/said ]; do sleep 0.1; done; cat /tmp/said"),
-                "user-leave",
-                "optprobe commit -timeout 20",
-            ],
-        )
-    finally:
-        linux.run(f"killall sleep; sleep 0.2; rm -f /tmp/said {path}; swapoff /dev/ram0; rmmod brd")
-        linux.run("rmdir /tmp/cg/test; umount /tmp/cg; rmdir /tmp/cg")
+    found = batch(
+        linux,
+        [
+            USER,
+            f"user-arm {SWAPPED} {place}=09",
+            Workload(f"{SWAP}; {SIZE}"),
+            "user-check",
+            f"user-disarm {SWAPPED} {place}",
+            Workload(SIZE),
+            Workload(GO_ON),
+            "user-leave",
+            "optprobe commit -timeout 20",
+        ],
+    )
     assert found.status == 0, found.output
     assert [line.split() for line in found.workloads] == [["Swap:", "4", "kB"], ["Swap:", "0", "kB"], ["said", "7"]]
     assert "problem" not in found.output and "everything is settled" in found.output
+
+
+@only_in_full
+def test_a_page_that_has_come_back_is_known_again(linux: Guest, swapping: Path) -> None:
+    """As the one that it was: hits are counted."""
+    places = [f"{SWAPPED}:answer", f"{SWAPPED}:answer+4"]
+    script: list[str | Workload] = [f"optprobe add -user {place}" for place in places]
+    script += [Workload(f"{SWAP}; {SIZE}"), Workload(GO_ON), keep("list", "optprobe list"), "optprobe check"]
+    found = batch(linux, script)
+    assert found.status == 0, found.output
+    assert [line.split() for line in found.workloads] == [["Swap:", "4", "kB"], ["said", "7"]]
+    assert [probe["hits"] for probe in found.json("list")] == [1, 1]
 
 
 def test_bad_input_is_one_line_and_the_file_on_the_host_has_to_be_the_same(linux: Guest, tmp_path: Path) -> None:
