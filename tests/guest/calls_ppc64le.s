@@ -122,3 +122,4 @@ leaf:   cmpd cr7, 3, 16
 .size leaf, . - leaf
 .balign 8
 value:  .quad 0x123456789
+        .byte 0  # so that the code ends at no multiple of anything

@@ -76,13 +76,18 @@ class Copies:
             held = programs.pages.read(space.mm, space.address(offset), end - start)
             if held is not None and held != own:
                 there.append(held)
-        for at in range(-(-start // STEP) * STEP, end, STEP):
+        for at in range(first_place(program), end, STEP):
             data = made(at)
             places = range(at, at + len(data), STEP)
             here = slice(at - start, at - start + len(data))
             if taken.isdisjoint(places) and all(held[here] in (data, own[here]) for held in there):
                 return at
         return None
+
+
+def first_place(program: Program) -> int:
+    """Where the first copy would be."""
+    return -(-program.filler[0] // STEP) * STEP
 
 
 def copy_of(insn: Insn, program: Program, at: int, isa: UserTrapping) -> bytes:

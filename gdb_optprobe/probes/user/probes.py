@@ -44,7 +44,7 @@ from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import notes
 from gdb_optprobe.probes.user.arrivals import Arrivals
 from gdb_optprobe.probes.user.calls import UserCalls
-from gdb_optprobe.probes.user.copies import Copies, copy_of
+from gdb_optprobe.probes.user.copies import Copies, copy_of, first_place
 from gdb_optprobe.probes.user.notes import NotedTrap, left_over
 from gdb_optprobe.probes.user.point import LONGEST, Part, Point, instruction, notes_of
 from gdb_optprobe.probes.user.return_handler import return_handler
@@ -305,7 +305,7 @@ class Users:
         point = Point(program, insn, needs_copy, user.kernel.isa.trap, self._number())
         if point.needs_copy:
             # What cannot be copied is refused before anything is written.
-            copy_of(insn, program, program.filler[0], user.kernel.isa)
+            copy_of(insn, program, first_place(program), user.kernel.isa)
         return point
 
     def _number(self) -> int:
