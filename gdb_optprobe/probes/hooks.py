@@ -5,7 +5,8 @@ Another GDB knows of them before they are written. They go while nobody is on th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from gdb_optprobe.detours import patch, quiescence
 from gdb_optprobe.detours.arena import Arena
@@ -14,13 +15,18 @@ from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes.target import Target
 
+Standing = Mapping[int, bytes]
+"""By address, what an earlier GDB has written where ours is to stand."""
+NOTHING: Standing = MappingProxyType({})
 
-def put_in(patches: Sequence[Patch], target: Target, arena: Arena) -> None:
-    """Raises TextChanged."""
+
+def put_in(patches: Sequence[Patch], target: Target, arena: Arena, standing: Standing = NOTHING) -> None:
+    """One of the two, an earlier GDB's or ours, leads on at any instant. Raises TextChanged."""
     for change in patches:
         arena.journal.put(Item.TEXT, change.address, [change.old.hex(), False])
     arena.journal.flush()
-    patch.apply(patches, target.machine)
+    changes = [Patch(one.address, standing.get(one.address, one.old), one.new) for one in patches]
+    patch.apply(changes, target.machine)
 
 
 def exchange(old: Sequence[Patch], new: Sequence[Patch], target: Target) -> None:

@@ -130,7 +130,8 @@ def _take(session: Session, left: Left, undone: Sequence[Patch]) -> Arena:
         patch.apply(first, session.target.machine)
         undone = [change for change in undone if change not in first]
     gone = session.users.take_out(user_notes.noted(left.users or {}), arena)
-    patch.apply(undone, session.target.machine)
+    ours = session.users.take_over(gone, undone, arena)
+    patch.apply([change for change in undone if change.address not in ours], session.target.machine)
     for text in left.texts:
         _let_tracer_in(session, text)
         arena.journal.drop(Item.TEXT, text.address)

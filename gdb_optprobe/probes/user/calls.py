@@ -9,7 +9,7 @@ of a signal, so nobody but the guest takes a call for over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gdb_optprobe.detours.arena import Arena
@@ -27,7 +27,9 @@ from gdb_optprobe.isa import machines
 from gdb_optprobe.isa.code import Code
 from gdb_optprobe.objects.aggregate import encode
 from gdb_optprobe.objects.user_calls import ACTIVE, CODE, POINT_SIZE, Call, Point, UserCallsLayout, point_initial
+from gdb_optprobe.objects.user_traps import Key
 from gdb_optprobe.probes import hooks
+from gdb_optprobe.probes.hooks import NOTHING, Standing
 from gdb_optprobe.probes.placed import Placed
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.target import Target
@@ -42,6 +44,8 @@ from gdb_optprobe.probes.user.traps import UserTraps
 
 LAYOUT = UserCallsLayout(1024)
 PAGE = 4096
+Kept = Sequence[tuple[NotedTrap, Program]]
+"""Trampolines of an earlier GDB's, and what they are in."""
 
 
 @dataclass
@@ -157,20 +161,37 @@ class UserCalls:
         self.target.step_out(arena.ranges.code)
         return any(LAYOUT.calls(self.target.machine.read(table, LAYOUT.size)))
 
-    def adopt(self, kept: Sequence[tuple[NotedTrap, Program]], user: UserTarget, arena: Arena) -> None:
-        """Calls that were seen entered by an earlier GDB's code, which stands: they return here. Raises OptprobeError.
-        """
+    def meet(self, kept: Kept, user: UserTarget, arena: Arena) -> Mapping[Key, int]:
+        """Code that calls return to which an earlier GDB saw entered; nothing leads there yet. Raises OptprobeError."""
+        kernel = user.kernel.returning()
+        found: dict[Key, int] = {}
+        for trap, program in kept:
+            table = Table(LAYOUT, trap.calls, kernel.mm)
+            made = self._trampoline(program, trap.address, trap.original, table, kernel, user, arena)
+            found[made.key] = made.code.detour.address
+        return found
+
+    def take_over(self, kept: Kept, standing: Standing, user: UserTarget, arena: Arena) -> None:
+        """The table of these calls is ours from now on. Raises OptprobeError."""
+        (table,) = {trap.calls for trap, _ in kept}
+        self._begin(user.kernel.returning(), user, arena, Slot(table, LAYOUT.size), standing)
+
+    def adopt(self, kept: Kept, user: UserTarget, arena: Arena) -> None:
+        """Calls that were taken over return to code of ours, whatever their functions' was. Raises OptprobeError."""
         if not kept:
             return
-        kernel, traps, near = user.kernel.returning(), user.kernel.isa, user.kernel.calls.handler
-        (table,) = {trap.calls for trap, _ in kept}
-        there = self._begin(kernel, user, arena, Slot(table, LAYOUT.size))
+        kernel, traps, near, there = user.kernel.returning(), user.kernel.isa, user.kernel.calls.handler, self._there
+        assert there is not None, "taken over"
+        for change in there.calls:
+            arena.journal.put(Item.TEXT, change.address, [change.old.hex(), False])
         for trap, program in kept:
+            notes.note(
+                self._trampolines[program.inode].number, program, trap.address, trap.original, arena.journal, trap.calls
+            )
             function = self._function(program, trap.address, near, arena)
             self.left.append(function)
             code = lowering_user_calls.returning(function.counts.address, (), traps, kernel.isa)
             function.left.append(self.traps.place(code, near, arena))
-            self._lead(program, trap.address, trap.original, kernel, user, arena)
             spaces = {space.mm for space in user.texts.spaces(program.file)}
             self._move(there, function, spaces if trap is not kept[-1][0] else None)
 
@@ -210,7 +231,14 @@ class UserCalls:
 
     # in the guest ----------------------------------------------------------------------------------------------------
 
-    def _begin(self, kernel: ReturnKernel, user: UserTarget, arena: Arena, old: Slot | None = None) -> _There:
+    def _begin(
+        self,
+        kernel: ReturnKernel,
+        user: UserTarget,
+        arena: Arena,
+        old: Slot | None = None,
+        standing: Standing = NOTHING,
+    ) -> _There:
         """old: a table that there is already."""
         if self._there is not None:
             return self._there
@@ -232,7 +260,7 @@ class UserCalls:
             for calls, code in routines:
                 placed.append(self._before(calls, code, arena))
                 patches += [self._redirected(calls, placed[-1], number) for number in range(len(calls.calls))]
-            hooks.put_in(patches, self.target, arena)
+            hooks.put_in(patches, self.target, arena, standing)
         except OptprobeError:
             for one in placed:
                 one.give_up(self.target, arena, reached=False)
@@ -266,14 +294,29 @@ class UserCalls:
         self, program: Program, address: int, original: bytes, kernel: ReturnKernel, user: UserTarget, arena: Arena
     ) -> _Trampoline:
         """Have a trap there find the call that returns. Raises OptprobeError."""
-        there, traps, handler = self._there, user.kernel.isa, user.kernel.calls.handler
+        there = self._there
         assert there is not None, "begin"
+        found = self._trampoline(program, address, original, there.table, kernel, user, arena)
+        self.traps.lead(found.key, found.code.detour.address)
+        notes.note(found.number, program, address, original, arena.journal, there.memory.address)
+        return found
+
+    def _trampoline(
+        self,
+        program: Program,
+        address: int,
+        original: bytes,
+        table: Table,
+        kernel: ReturnKernel,
+        user: UserTarget,
+        arena: Arena,
+    ) -> _Trampoline:
+        """With code that nothing leads to yet. Raises Refused."""
+        traps, handler = user.kernel.isa, user.kernel.calls.handler
         self.copies.stands(program, address)
-        code = lowering_user_calls.returned(there.table, program.bits // 8, handler, traps, kernel.isa)
+        code = lowering_user_calls.returned(table, program.bits // 8, handler, traps, kernel.isa)
         placed = self.traps.place(code, handler, arena)
         found = self._trampolines[program.inode] = _Trampoline(program, address, original, self.number(), placed)
-        self.traps.lead(found.key, placed.detour.address)
-        notes.note(found.number, program, address, original, arena.journal, there.memory.address)
         return found
 
     def _function(self, program: Program, address: int, near: int, arena: Arena) -> Function:

@@ -7,7 +7,7 @@ what the instruction does; or has the process go on in a copy of the instruction
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -159,11 +159,26 @@ class Users:
             user.programs.hold(program.file, -1)
         return Taken(tuple(keys), tuple(kept))
 
+    def take_over(self, taken: Taken, undone: Sequence[Patch], arena: Arena) -> Collection[int]:
+        """Where calls return to an earlier GDB's trampolines, they come to us from now on; what needs not be undone.
+
+        undone: patches that undo what it wrote into the kernel. Their addresses. Raises OptprobeError.
+        """
+        if not taken.kept:
+            return ()
+        user, standing = self.target.user(), {change.address: change.old for change in undone}
+        codes = self.calls.meet(taken.kept, user, arena)
+        self.traps.begin(user, self._readers(user, arena), arena, standing, codes, taken.keys)
+        self.calls.take_over(taken.kept, standing, user, arena)
+        return {change.address for change in (*self.traps.patches, *self.calls.patches)}
+
     def adopt(self, taken: Taken, arena: Arena) -> None:
         """Where traps of an earlier GDB's were until now: who has just come to one goes on. Raises OptprobeError."""
         if taken.keys or taken.kept:
             user = self.target.user()
             self._begin(user, arena)
+            for change in self.traps.patches:
+                arena.journal.put(Item.TEXT, change.address, [change.old.hex(), False])
             for key in taken.keys:
                 self.traps.pass_by(key)
             self.calls.adopt(taken.kept, user, arena)
@@ -352,16 +367,20 @@ class Users:
 
     def _begin(self, user: UserTarget, arena: Arena) -> Readers:
         """All that traps come to, and what writes them. Raises Refused."""
-        reads = user.names(0, False, 64).reads
-        if isinstance(reads, Missing):
-            raise OptprobeError(reads.message, reads.hint)
-        found = readers(reads, user.kernel.calls.handler, self.target, arena)
+        found = self._readers(user, arena)
         self.traps.begin(user, found, arena)
         user.texts.writer = self._writer.begin(user.programs, arena, self._is_stopped_at)
         self._arrivals.begin(user.kernel.arriving, flags(user.programs), arena)
         user.texts.arrivals = self._arrivals
         self._note_hooks()
         return found
+
+    def _readers(self, user: UserTarget, arena: Arena) -> Readers:
+        """Raises Refused, OptprobeError."""
+        reads = user.names(0, False, 64).reads
+        if isinstance(reads, Missing):
+            raise OptprobeError(reads.message, reads.hint)
+        return readers(reads, user.kernel.calls.handler, self.target, arena)
 
     def _drop(self, probe: Probe) -> None:
         """One that could not be made."""

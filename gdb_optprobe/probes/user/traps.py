@@ -7,7 +7,9 @@ The first probe puts it in, by a patch of one instruction; the last one takes it
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.layout import Detour
@@ -20,6 +22,7 @@ from gdb_optprobe.isa.code import Code
 from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.objects.user_traps import CODE, SLOT, Key, UserTrapsLayout, slot
 from gdb_optprobe.probes import hooks
+from gdb_optprobe.probes.hooks import NOTHING, Standing
 from gdb_optprobe.probes.placed import Placed
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user.target import UserTarget
@@ -49,15 +52,24 @@ class UserTraps:
     _hook: _Hook | None = None
     _codes: dict[Key, int] = field(default_factory=dict)
 
-    def begin(self, user: UserTarget, readers: Readers, arena: Arena) -> None:
-        """Have traps come here. Raises Refused, TextChanged with the guest as it was."""
+    def begin(
+        self,
+        user: UserTarget,
+        readers: Readers,
+        arena: Arena,
+        standing: Standing = NOTHING,
+        codes: Mapping[Key, int] = MappingProxyType({}),
+        gone: Collection[Key] = (),
+    ) -> None:
+        """Have traps come here. Raises Refused, TextChanged with the guest as it was.
+
+        codes, gone: of an earlier GDB's traps, what they come to from then on, and those that have gone.
+        """
         if self._hook is not None:
             return
         calls = user.kernel.calls
         near = calls.handler
         memory = arena.allocate_data(self.layout.size, near, self.target.isa.data_reach)
-        data = self.layout.encode({})
-        self.target.machine.write(memory.address, bytes(data))
         table = lowering_user_traps.UserTraps(self.layout, memory.address)
         kernel, isa, placed = user.kernel, self.target.isa, list[Placed]()
 
@@ -67,19 +79,23 @@ class UserTraps:
 
         try:
             writable, leaf = put(lambda at: kernel.writable), put(lambda at: kernel.leaf)
-            gone = put(lowering_user_traps.gone(near, readers, kernel.isa))
+            nothing = put(lowering_user_traps.gone(near, readers, kernel.isa))
             page = leaf.detour.address
             handler = put(lowering_user_traps.handler(table, kernel.mapped, page, near, kernel.isa))
             patches = tuple(
                 Patch(call.address, call.data, _led(isa, call, handler.detour.address)) for call in calls.calls
             )
-            hooks.put_in(patches, self.target, arena)
+            known = {**codes, **dict.fromkeys(gone, nothing.detour.address)}
+            data = self.layout.encode(known)
+            self.target.machine.write(memory.address, bytes(data))
+            hooks.put_in(patches, self.target, arena, standing)
         except OptprobeError:
             for one in placed:
                 one.give_up(self.target, arena, reached=False)
             arena.data.release(memory)
             raise
-        self._hook = _Hook(memory, data, writable, leaf, gone, handler, patches)
+        self._hook = _Hook(memory, data, writable, leaf, nothing, handler, patches)
+        self._codes = known
 
     @property
     def writable(self) -> int:
