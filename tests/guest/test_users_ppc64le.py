@@ -82,6 +82,28 @@ def test_emulation_off(ppc_guest: Guest, waiting: str) -> None:
     assert finished.output.count("holds what we wrote") == 2
 
 
+def test_while_every_vcpu_runs_a_program(ppc_guest: Guest, tmp_path: Path) -> None:
+    """None of them sees the kernel's memory beyond the linear map then."""
+    answer.put(ppc_guest, calls.build(tmp_path, 1 << 30, "ppc64le"), PATH)
+    for _ in range(WAITING):
+        ppc_guest.check(f"{PATH} > /dev/null 2>&1 &")
+    in_a_program = 0
+    try:
+        with Console(ppc_guest) as gdb:
+            for _ in range(4):
+                gdb("optprobe run -for 0.2", 60)
+                in_a_program += "0x000000001000" in gdb("p/z $pc")
+                assert "trapped" in gdb(f"optprobe add -user {PATH}:leaf+0x10", 60)
+                gdb("optprobe run -for 0.2", 60)
+                in_a_program += "0x000000001000" in gdb("p/z $pc")
+                assert "holds what we wrote" in gdb("optprobe check")
+                gdb("optprobe delete", 60)
+                assert "holds what we wrote" in gdb("optprobe check")
+    finally:
+        ppc_guest.run(f"killall calls; rm {PATH}")
+    assert in_a_program
+
+
 def test_another_gdb_finds_what_a_killed_one_left(ppc_guest: Guest, waiting: str) -> None:
     """Meanwhile hits are counted on, of an instruction that is emulated and of one that has a copy."""
     with Console(ppc_guest) as gdb:
