@@ -14,6 +14,7 @@ What is gone is noted with the next change: until then what it tells of is in no
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -28,6 +29,7 @@ from gdb_optprobe.objects.journal import Found, State
 FULL = "full"
 _LAST = 64  # bytes that the record takes which says that it is full
 _PIECE = 1 << 13
+_AGES = 1 << 16
 _SHORT = 64  # bytes by which the last record is known
 
 
@@ -145,7 +147,8 @@ class Journal:
 
     def _rewrite(self) -> None:
         """All of it into the other half. Where that has too little room, it says so and is kept no more."""
-        generation, half = self._generation + 1, 1 - self._half
+        # By chance: what was written once more, behind a snapshot that was loaded, is known from what came before.
+        generation, half = self._generation + 1 + random.randrange(_AGES), 1 - self._half
         data = form.record(self.state, generation)
         if form.HEADER + len(data) + _LAST > self.size // 2:
             self._append(form.record({FULL: True}, self._generation))

@@ -110,6 +110,25 @@ def test_an_older_snapshot_is_noticed(some: list[tuple[int, Any]], back: int) ->
     assert journal.stands() == (older == now or not journal._open)
 
 
+def test_what_was_written_in_another_time_is_no_later_state_of_this_one() -> None:
+    """A snapshot with nothing of ours was loaded, the same was noted again, and a later snapshot of before loaded."""
+
+    def noted(*numbers: int) -> tuple[Memory, Journal]:
+        memory = Memory()
+        journal = Journal(memory, START, SIZE, FILL)
+        journal.begin()
+        for number in numbers:
+            journal.put(Item.PROBE, number, "vfs_read")
+            journal.flush()
+        return memory, journal
+
+    before, _ = noted(1, 2)
+    memory, journal = noted(1)
+    assert journal.stands()
+    memory.data[:] = before.data
+    assert not journal.stands()
+
+
 def test_one_that_was_never_taken_up_is_cleared() -> None:
     memory = Memory()
     memory.data[:] = kept()
