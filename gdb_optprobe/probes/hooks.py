@@ -42,9 +42,14 @@ def take_out(patches: Sequence[Patch], target: Target, arena: Arena) -> None:
         arena.journal.drop(Item.TEXT, change.address)
 
 
-def is_deserted(inside: Sequence[tuple[int, int]], target: Target) -> bool:
-    """Whether nobody is in these ranges, once every vCPU was stepped out of them; not where that cannot be told."""
-    target.step_out(inside)
+def is_deserted(
+    inside: Sequence[tuple[int, int]], target: Target, beside: Sequence[tuple[int, int]] = ()
+) -> bool:
+    """Whether nobody is in these ranges, once every vCPU was stepped out of them; not where that cannot be told.
+
+    beside: where a vCPU may be on its way into them or out of them; it is stepped out of these too.
+    """
+    target.step_out([*inside, *beside])
     try:
         return not quiescence.busy(inside, target.saved())
     except OptprobeError:

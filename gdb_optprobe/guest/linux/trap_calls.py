@@ -21,12 +21,14 @@ class TrapCalls:
     calls:   every instruction that leads there, each of the size of a branch: a call, or the first of that code itself.
     entry:   what is so where ours begins.
     ways_in: all code between a trap and these calls: no trap may stand there. Interrupts are off in it.
+    beside:  entry code that this calls: who is there comes back to it, or to where he came from.
     """
 
     handler: int
     calls: tuple[Insn, ...]
     entry: Entry
     ways_in: tuple[tuple[int, int], ...] = ()
+    beside: tuple[tuple[int, int], ...] = ()
 
 
 Originals = Mapping[int, bytes]

@@ -129,7 +129,7 @@ class UserTraps:
         if hook is None or any(code != hook.gone.detour.address for code in self._codes.values()):
             return
         inside = [*user.kernel.calls.ways_in, *((one.detour.address, one.detour.end) for one in self._code(hook))]
-        if not hooks.is_deserted(inside, self.target):
+        if not hooks.is_deserted(inside, self.target, (*user.kernel.calls.beside, *arena.ranges.code)):
             return
         hooks.take_out(hook.calls, self.target, arena)
         for one in self._code(hook):

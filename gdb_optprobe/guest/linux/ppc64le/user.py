@@ -117,7 +117,9 @@ def user_kernel(kernel: Kernel, reads: Reads, originals: Originals) -> UserKerne
     kernel = Kernel(RadixMemory(kernel.memory, reads.linear.root), names, structures)
     common, stack = program_check.of_users(kernel, originals)
     isa = PowerUser(Place(stack, common.frame, common.saved, common.priority))
-    calls = TrapCalls(stack.address, (stack,), Entry(stack.end, stack), tuple(program_check.ways_in(kernel, stack)))
+    ways_in = tuple(program_check.ways_in(kernel, stack))
+    vectors = kernel.range("_stext", "__end_interrupts")  # what flushes caches on the way in is there
+    calls = TrapCalls(stack.address, (stack,), Entry(stack.end, stack), ways_in, (vectors,))
     mmu = RadixMmu(reads.linear.page)
     page = leaf.routine(reads.linear, mmu.records(kernel))
     vcpus = _Vcpus(paca.current, reads.linear.soft_mask)
