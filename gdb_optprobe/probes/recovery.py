@@ -27,6 +27,7 @@ from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.user import notes as user_notes
 from gdb_optprobe.probes.views import ProbeView
 
+TRIES, PAUSE = 20, 0.05
 CHANGED = "it would not do here what it did there"
 
 
@@ -107,18 +108,23 @@ def _left(session: Session) -> tuple[Left, Sequence[Noted], Sequence[Patch]]:
     if traps := user_notes.noted(left.users or {}):
         if any(trap.calls and left.at(trap.calls) is None for trap in traps):
             raise Damaged("calls of programs have no memory")
-        session.target.user()
-        _check_writers(session, left)
+        _await_writers(session, left)
     texts, ways = undoing(left, session.target.machine, session.target.isa)
     return left, found, (*texts, *ways)
 
 
-def _check_writers(session: Session, left: Left) -> None:
-    """Raises OptprobeError while somebody may be about to write traps into programs, in code of its own."""
-    own = session.users.writers()
+def _await_writers(session: Session, left: Left) -> None:
+    """Have the guest run until nobody may be about to write traps into programs, in code of its own.
+
+    Raises OptprobeError where somebody stays there.
+    """
+    own, run = session.users.writers(), session.target.user().texts.run
     routines = [(at.address, at.end) for at, detour in left.detours.items() if detour.head in (at.address, *own)]
-    if quiescence.busy(routines, session.target.saved()):
-        raise OptprobeError("a thread runs code of the earlier GDB's just now", "continue for a moment, then try again")
+    for _ in range(TRIES):
+        if not quiescence.busy(routines, session.target.saved()):
+            return
+        run(PAUSE)
+    raise OptprobeError("a thread runs code of the earlier GDB's just now", "continue for a moment, then try again")
 
 
 def _take(session: Session, left: Left, undone: Sequence[Patch]) -> Arena:

@@ -460,9 +460,9 @@ class Session:
     def commit(self, timeout: float = 10.0, tell: Callable[[str], object] = str) -> tuple[str, ...]:
         """Run the guest in slices until all that waits is optimized or reclaimed; `tell` is told what still does."""
         self.target.alive()
-        deadline = time.monotonic() + timeout
-        before = (0, 0)
+        deadline, before = time.monotonic() + timeout, (0, 0)
         while True:
+            self.users.tidy()
             self.optimizer.retry()
             waiting = [site for site in self.registry.sites() if site.waits]
             dirty = self.optimizer.reclaim()

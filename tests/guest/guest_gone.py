@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import gdb
 
 from gdb_optprobe.debugger.attach import attachments, current_session
+from gdb_optprobe.debugger.running import run_for
+
+SLICE, LONGEST = 0.05, 5.0
+"""Seconds: calls of programs may have to return first."""
 
 
 class GuestGone(gdb.Command):
@@ -17,10 +23,14 @@ class GuestGone(gdb.Command):
         session = current_session()
         session.delete()
         session.commit(10)
-        if not session.optimizer.give_back_arena():
-            raise gdb.GdbError("somebody is inside for ever")
         assert attachments.current is not None and attachments.current.linux is not None
-        linux = attachments.current.linux
+        linux, end = attachments.current.linux, time.monotonic() + LONGEST
+        while not session.optimizer.give_back_arena():
+            if time.monotonic() > end:
+                raise gdb.GdbError("somebody is inside for ever")
+            run_for(SLICE)
+            linux.forget()
+            session.users.tidy()
         for place in linux.port.places(linux.machine, linux.kernel):
             for start, end in (place.code, place.journal):
                 if left := linux.memory.read(start, end - start).strip(bytes([place.fill])):

@@ -1,4 +1,6 @@
-"""Sourced into GDB by tests: `guest-kills FILE SEED` adds, runs and deletes probes of every tier until GDB is killed.
+"""Sourced into GDB by tests: `guest-kills FILE SEED [PROGRAM]` adds, runs and deletes probes until GDB is killed.
+
+They are of every tier, or with PROGRAM, which is one of calls.py, on that.
 
 FILE gets a line of JSON when all is ready to be killed, and then one for each thing that GDB is about to do.
 """
@@ -9,6 +11,7 @@ import contextlib
 import json
 import random
 import time
+from collections.abc import Sequence
 from typing import TextIO
 
 import gdb
@@ -28,6 +31,14 @@ LINES = (
     "optprobe add rw_verify_area -name g",
     "optprobe add fput -return -name h",
 )
+OF_PROGRAM = (
+    "optprobe add -user {}:test -name a",
+    "optprobe add -user {}:test+4 -name b do count by $pid",
+    "optprobe add -user {}:inner -name c -return do latency",
+    "optprobe add -user {}:test -name d -return",
+    "optprobe add -user {}:call_test -name e if $rdi > 5 do hist($rdi)",
+    "optprobe add vfs_write -name f -tier trapped",
+)
 RUN, COMMIT, PROMPT = "optprobe run -for 0.15", "optprobe commit -timeout 0.3", "at the prompt"
 
 
@@ -38,7 +49,8 @@ class GuestKills(gdb.Command):
         super().__init__("guest-kills", gdb.COMMAND_DATA)
 
     def invoke(self, argument: str, from_tty: bool) -> None:
-        name, seed = argument.split()
+        name, seed, *program = argument.split()
+        lines = [line.format(*program) for line in OF_PROGRAM] if program else LINES
         chance = random.Random(int(seed))
         gdb.execute(STAYS, to_string=True)
         (stays,) = probes()
@@ -46,16 +58,16 @@ class GuestKills(gdb.Command):
         with open(name, "w", buffering=1) as file:
             tell(file, {"counter": stays.counter.address, "guardian": attachments.guard.process.pid})
             while True:
-                step(chance, file)
+                step(lines, chance, file)
 
 
 def probes() -> list[Probe]:
     return current_session().registry.probes()
 
 
-def step(chance: random.Random, file: TextIO) -> None:
+def step(lines: Sequence[str], chance: random.Random, file: TextIO) -> None:
     there = {probe.spec.name for probe in probes()}
-    missing = [line for line in LINES if not there & {*line.split()}]
+    missing = [line for line in lines if not there & {*line.split()}]
     deletes = [f"optprobe delete {probe.number}" for probe in probes()[1:]]
     (kind,) = chance.choices((missing, deletes, [RUN], [COMMIT], [PROMPT]), (5, 2, 4, 1, 1))
     line = chance.choice(kind or [RUN])

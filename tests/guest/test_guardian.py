@@ -109,13 +109,13 @@ def one_kill(guest: Guest, notes: Path, seed: int, after: float) -> tuple[str, f
     return str(lines(notes)[-1]), seconds
 
 
-def killable(guest: Guest, notes: Path, seed: int) -> subprocess.Popen[bytes]:
-    """A GDB that adds, runs and deletes, and tells `notes`."""
+def killable(guest: Guest, notes: Path, seed: int, program: str = "") -> subprocess.Popen[bytes]:
+    """A GDB that adds, runs and deletes, and tells `notes`. program: on which."""
     script = notes.with_suffix(".gdb")
     script.write_text(
         f"set pagination off\n{PATIENTLY}\ntarget remote {guest.gdb_socket}\nsource {ROOT}/scripts/optprobe.py\n"
         f"set optprobe exit-on-error off\n"
-        f"source {Path(__file__).with_name('guest_kills.py')}\nguest-kills {notes} {seed}\n"
+        f"source {Path(__file__).with_name('guest_kills.py')}\nguest-kills {notes} {seed} {program}\n"
     )
     with notes.with_suffix(".out").open("wb") as out:
         command = ["gdb-multiarch", "-nx", "-batch", "-x", str(script)]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from qemu.guest import Guest
+from tests.guest import answer, calls
 from tests.guest.batch import batch, keep
 from tests.guest.conftest import FULL
 from tests.guest.gdb import TRACING, Console, release
@@ -67,12 +68,35 @@ def test_counts_go_on_across_a_kill(linux: Guest) -> None:
 def test_killed_at_any_instant_and_recovered_or_removed(
     linux: Guest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    killed_many_times(linux, tmp_path, capsys, KILLS)
+
+
+@pytest.mark.skipif(not FULL, reason="kills GDB many times: OPTPROBE_FULL=1")
+def test_killed_with_probes_on_programs_and_recovered_or_removed(
+    linux: Guest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = "/tmp/killed"
+    answer.put(linux, calls.build(tmp_path, 2000), program)
+    expected = linux.run(program)[0]
+    try:
+        runs = f"{program}; [ $? = {expected} ] || echo died >> /tmp/died;"
+        killed_many_times(linux, tmp_path, capsys, KILLS // 5, program, runs)
+        assert linux.run("cat /tmp/died")[0] != 0, "every process ended as it does unprobed"
+    finally:
+        linux.check(f"rm -f {program} /tmp/died")
+
+
+def killed_many_times(
+    linux: Guest, tmp_path: Path, capsys: pytest.CaptureFixture[str], kills: int, program: str = "", runs: str = ""
+) -> None:
+    """program: on which the probes are. runs: what is run all the time."""
     text, chance, freed = tmp_path / "text", random.Random(11), list[float]()
     batch(linux, [f"source {HOT_CODE}", f"keep-text {text}"])
-    work = linux.check(f"({BUSY}) > /dev/null 2>&1 & echo $!").strip()
-    for kill in range(KILLS):
+    busy = BUSY.replace("do ", f"do {runs} ", 1)
+    work = linux.check(f"({busy}) > /dev/null 2>&1 & echo $!").strip()
+    for kill in range(kills):
         notes = tmp_path / str(kill)
-        gdb = killable(linux, notes, kill)
+        gdb = killable(linux, notes, kill, program)
         try:
             ready = lines(notes, gdb)[0]
             time.sleep(chance.uniform(0, LONGEST))
@@ -97,7 +121,7 @@ def test_killed_at_any_instant_and_recovered_or_removed(
             assert probes[0]["location"] == "vfs_read" and probes[0]["hits"] > 0, what
         assert linux.problems() == [], what
     linux.check(f"kill {work}")
-    tell(capsys, f"\n{KILLS} kills: the guest ran after {statistics.median(freed):.2f} s, at most {max(freed):.2f} s")
+    tell(capsys, f"\n{kills} kills: the guest ran after {statistics.median(freed):.2f} s, at most {max(freed):.2f} s")
 
 
 def test_what_is_asked_without_reason(linux: Guest) -> None:
