@@ -18,8 +18,11 @@ LINUX = "linux_banner"
 
 
 def of_another_program() -> bool:
-    """Whether the user has loaded symbols of something that is no Linux kernel: a guest without an operating system."""
-    return any(objfile.is_valid() for objfile in gdb.objfiles()) and _gdb_address(LINUX) is None
+    """Whether GDB's symbol file is of something that is no Linux kernel: a guest without an operating system.
+
+    Not what the user has added to it: a Linux guest's program, say.
+    """
+    return gdb.current_progspace().filename is not None and _gdb_address(LINUX) is None
 # What the cache remembers of a file: where the code in it begins and ends. Renamed when the file's making changes.
 ORIGIN = "elf_text_and_all_frames"
 

@@ -80,7 +80,10 @@ class NoModules:
 
 
 def _no_user() -> UserTarget:
-    raise OptprobeError("programs are probed in a Linux guest on x86-64 only")
+    raise OptprobeError(
+        "programs are probed in a Linux guest, and GDB's symbol file is of no Linux kernel",
+        "symbol-file without a name, then add-symbol-file FILE for symbols of a program",
+    )
 
 
 def _no_traps() -> TrapCalls:

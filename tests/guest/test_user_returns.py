@@ -146,8 +146,8 @@ def test_a_fork_for_whose_calls_there_is_no_room(linux: Guest, program: Path) ->
 def test_a_backtrace_shows_who_called(linux: Guest, program: Path) -> None:
     """Between them stands where calls return to us."""
     with Console(linux) as gdb:
-        assert "trapped" in gdb(f"optprobe add -user {PATH}:deep -return", 60)
         gdb(f"add-symbol-file {program}")
+        assert "trapped" in gdb(f"optprobe add -user {PATH}:deep -return", 60)
         gdb("tbreak *&bottom")
         gdb.send("continue")
         linux.check(f"({SAID}) > /tmp/said &")
