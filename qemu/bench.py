@@ -52,7 +52,7 @@ def main() -> int:
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
-    top.add_argument("--quick", action="store_true", help="fewer hits: less exact, a quarter of the time")
+    top.add_argument("--quick", action="store_true", help="fewer hits: less exact, a third of the time")
     top.add_argument("--json", action="store_true", help="JSON lines")
     top.add_argument("--arch", default="x86_64", choices=tuple(SUBJECTS), help="architecture (default: x86_64)")
     top.add_argument(

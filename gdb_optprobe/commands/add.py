@@ -23,13 +23,16 @@ class AddCommand(Subcommand[Add]):
     $arg1, registers, $pid, $tgid, $comm, $task, $cpu, $percpu(x).
     ACTION is count, sum(e), min(e), max(e), avg(e), hist(e) or
     lhist(e,min,max,step), each with `by KEY` or `by (KEY, ...)`, or
-    record(e, ...) or print("format", e, ...); optprobe report prints them.
+    record(e, ...), stack or print("format", e, ...); optprobe report prints
+    them. Of a return also latency, or latency by KEY.
     At the entry of a return probe also save NAME = EXPR, for $saved.NAME.
     The last action may be stop: the guest stops there, as at a breakpoint.
 
     OPTIONS, before or after LOCATION (-- ends them):
       -name NAME      a name that may stand for the number
       -tier TIER      this tier only: breakpoint, boosted, emulated, trapped, optimized
+      -return         the function's return: $retval, $elapsed, latency
+      -maxactive N    of a return probe: at most N calls at once
       -pending        wait for a symbol that is not there yet
       -glob           LOCATION is a glob
       -user           LOCATION is BINARY:SYMBOL, BINARY:SYMBOL+OFFSET or

@@ -70,7 +70,7 @@ class Place:
 
     @property
     def glob(self) -> bool:
-        return "-glob" in self.options or is_glob(self.location.text)
+        return "-glob" in self.options or ("-user" not in self.options and is_glob(self.location.text))
 
     @property
     def tier(self) -> str:

@@ -85,6 +85,7 @@ class Json:
                 self._value(_map(probe.number, found))
             for record in probe.records:
                 self._value(_record(probe.number, record))
+            self._value(_hit_cost(probe))
 
     def collector(self, found: CollectorView) -> None:
         self._value(collected.value(found))
@@ -213,9 +214,13 @@ def _cost(probe: ProbeView) -> str:
 
 
 def _and_a_trap(probe: ProbeView) -> str:
+    return ("", " and a trap", " and two traps")[_traps(probe)]
+
+
+def _traps(probe: ProbeView) -> int:
     if probe.tier != "trapped":
-        return ""
-    return " and two traps" if probe.kind == "uretprobe" else " and a trap"
+        return 0
+    return 2 if probe.kind == "uretprobe" else 1
 
 
 def _instructions(probe: ProbeView) -> str:
@@ -405,12 +410,19 @@ def _probe(probe: ProbeView) -> dict[str, object]:
         "faults": probe.faults,
         "stops": probe.stops,
         **({"calls": asdict(probe.calls)} if probe.calls is not None else {}),
-        **({"entry": probe.entry} if probe.kind == "kretprobe" else {}),
+        **({"entry": probe.entry} if probe.kind in ("kretprobe", "uretprobe") else {}),
     }
 
 
 def _report(probe: ProbeView) -> dict[str, object]:
     return {"type": "probe", **{key: value for key, value in _probe(probe).items() if key in _REPORTED}}
+
+
+def _hit_cost(probe: ProbeView) -> dict[str, object]:
+    """instructions: null where a hit stops the guest, or nothing of the probe's is in it; least: see DetourView."""
+    stops, code = {"twice": 2, "once": 1}.get(_STOPS.get(probe.tier, ""), 0), probe.detour
+    runs = {"instructions": code.added, "least": code.least} if code and not stops else {"instructions": None}
+    return {"type": "cost", "number": probe.number, **runs, "traps": _traps(probe), "stops": stops}
 
 
 def _map(number: int, found: ObjectView) -> dict[str, object]:

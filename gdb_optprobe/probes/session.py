@@ -342,7 +342,7 @@ class Session:
         self.target.alive()
         if spec is not None and spec.in_program:
             return (user_present.explanation(spec, self.users, self.target),)
-        addresses = self.target.resolve(location, False)
+        addresses = self.target.resolve(location, spec.glob if spec is not None else False)
         return tuple(self._explain(address, spec or Spec(location)) for address in addresses)
 
     def _explain(self, address: int, spec: Spec) -> ExplainView:

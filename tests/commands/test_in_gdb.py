@@ -134,14 +134,14 @@ def test_names_and_ranges_choose_probes() -> None:
 
 def test_a_count_is_kept_until_the_report_is_printed() -> None:
     ended = gdb("optprobe add vfs_read", "optprobe report 1 -clear -json", "optprobe report 1 -json")
-    before, after = (json.loads(line) for line in ended.out.splitlines()[1:])
+    before, _, after, _ = (json.loads(line) for line in ended.out.splitlines()[1:])
     assert (before["type"], before["hits"], after["hits"]) == ("probe", 1000, 0)
 
 
 def test_the_collector_is_told_behind_all_probes() -> None:
     ended = gdb("optprobe report", "optprobe add vfs_read", "optprobe report -json", "optprobe commit -timeout 3")
-    assert [json.loads(line)["type"] for line in ended.out.splitlines()[2:4]] == ["probe", "collector"]
-    assert ended.out.splitlines()[4:] == ["fake: 2 wait", "fake: commit 3"]
+    assert [json.loads(line)["type"] for line in ended.out.splitlines()[2:5]] == ["probe", "cost", "collector"]
+    assert ended.out.splitlines()[5:] == ["fake: 2 wait", "fake: commit 3"]
 
 
 def test_save_writes_over_and_says_what_it_could_not(tmp_path: Path) -> None:

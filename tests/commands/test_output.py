@@ -84,7 +84,7 @@ def test_what_was_gathered_and_recorded_is_told_behind_the_table() -> None:
         "[dd, 3]: 7",
         "[1] 12345: dd reads 5",
     ]
-    _, table, kept = values("report", [full])
+    _, table, kept, _ = values("report", [full])
     assert table["entries"] == [{"key": ["dd", 3], "value": 7}] and table["lost"] == 0
     assert kept == {
         "type": "record",
@@ -100,7 +100,7 @@ def test_addresses_are_strings_in_json_wherever_they_stand() -> None:
     rows = (RowView((Address(0xFFFFFFFF81000000),), (7,), "[0xffffffff81000000]"),)
     record = RecordView(1, 12345, (Address(0x10), 5), "p=0x10, n=5")
     full = replace(probe(), objects=(ObjectView("count by p", Count(), rows),), records=(record,))
-    _, table, kept = values("report", [full])
+    _, table, kept, _ = values("report", [full])
     assert table["entries"][0]["key"] == ["0xffffffff81000000"] and kept["values"] == ["0x10", 5]
 
 
@@ -198,9 +198,12 @@ def test_explanation_as_text() -> None:
 
 
 def test_report_is_a_line_for_each_probe() -> None:
-    first, second = values("report", [probe(hits=5), boosted(stops=7)])
+    first, cost, second, stopping = values("report", [probe(hits=5), boosted(stops=7)])
     assert (first["type"], first["number"], first["hits"]) == ("probe", 1, 5)
     assert second["stops"] == 7
+    assert cost["type"] == stopping["type"] == "cost" and cost["number"] == 1
+    assert cost["stops"] == cost["traps"] == 0 and cost["instructions"] >= cost["least"] > 0
+    assert (stopping["instructions"], stopping["stops"]) == (None, 1)
 
 
 def test_what_the_collector_did_and_what_it_may_never_free() -> None:

@@ -43,7 +43,7 @@ def probe(probe: Probe, users: Users, found: Gathered, target: Target) -> ProbeV
         enabled=probe.enabled,
         needs_gdb=False,
         reason=None,
-        patch_size=int(stands),
+        patch_size=len(point.trap) if stands else 0,
         original_bytes=point.insn.data,
         patched_bytes=point.trap if stands else b"",
         detour=DetourView(detour.address, detour.size, count, most, most, detour.head) if detour else None,
