@@ -42,7 +42,7 @@ from gdb_optprobe.objects.user_calls import (
 )
 
 MOST_POPPED = 16
-"""Words that a 32-bit function may take off the stack beyond its return address: `ret N`."""
+"""Words that a function may take off the stack beyond its return address: `ret N`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +262,7 @@ def returned(table: Table, size: int, kernels: int, traps: UserTrapping, isa: Us
     look, again, on, found = (Label() for _ in range(4))
     Words(emit, ("", 0)).into(mm, table.mm)
     _key(emit, key, Value(Memory(traps.frame, isa.sp), size), isa.popped(size))
-    emit.constant(popped, MOST_POPPED if size < WORD else 1)
+    emit.constant(popped, MOST_POPPED if isa.popped(size) else 1)
     emit.mark(look)
     _home(emit, table, key, mm, slot, word)
     emit.mark(again)

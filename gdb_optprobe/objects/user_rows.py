@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 INSIDE, FAILED, ROWS = 0, 8, 16
-INODE, OFFSET, LENGTH, DATA = 0, 8, 16, 32
+INODE, OFFSET, LENGTH, DATA, OLD = 0, 8, 16, 32, 48
 LONGEST = 16
 SIZE = 64
 _ROW = struct.Struct(f"<QQQ8x{LONGEST}s{LONGEST}s")

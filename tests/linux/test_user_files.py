@@ -50,6 +50,7 @@ OFFSETS = {
     "inode.i_size": 0x20,
     "inode.i_mapping": 0x28,
     "super_block.s_dev": 0x10,
+    "super_block.s_magic": 0x60,
     "address_space.i_pages.xa_head": 0x8,
     "address_space.i_mmap": 0x20,
     "address_space.i_mmap_rwsem.count": 0x30,

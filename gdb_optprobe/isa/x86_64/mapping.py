@@ -1,8 +1,8 @@
 """Code that the kernel comes to in place of a function that maps files: it maps, and writes what of ours belongs there.
 
     call ─► not executable, shared, no file ─► the kernel's own
-       └──► the kernel's own ─► each row of the file's, within what was mapped: access_remote_vm ─► back
-                                                                                  └─ fails: counted, but for the killed
+       └──► the kernel's own ─► each row of the file's, within what was mapped: read, compared, written ─► back
+            fails, but for who was killed, or the file has something else by now: counted, and no more is written
 See objects/user_rows.py. Who is here holds no lock and may sleep; nothing of what he has mapped has run yet.
 (mm/util.c, vm_mmap_pgoff(file, addr, len, prot, flag, pgoff))
 """
@@ -12,13 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gdb_optprobe.objects.user_rows import DATA, FAILED, INODE, INSIDE, LENGTH, OFFSET, ROWS, SIZE
+from gdb_optprobe.objects.user_rows import DATA, FAILED, INODE, INSIDE, LENGTH, OFFSET, OLD, ROWS, SIZE
 
 from ..code import Code
 from .encode import Relative
 from .routine import assembled
 
-EXECUTABLE, SHARED = 4, 1  # PROT_EXEC; MAP_SHARED and MAP_SHARED_VALIDATE, not MAP_PRIVATE
+EXECUTABLE, WRITABLE, SHARED = 4, 2, 1  # PROT_EXEC, PROT_WRITE; MAP_SHARED and MAP_SHARED_VALIDATE, not MAP_PRIVATE
+WRITE = 1
+"""FOLL_WRITE (include/linux/mm_types.h)."""
 PATIENCE = 100
 """Ticks of the kernel's clock that who could not write waits, were he not killed."""
 _CONSTANTS = ("table",)
@@ -60,7 +62,8 @@ class Mapping:
     def _source(self, force: int) -> Iterator[str]:
         """As capstone writes it, but for names of places."""
         saved = ("rbx", "rbp", "r12", "r13", "r14", "r15")
-        yield from ("test rdi, rdi", "je maps", f"test cl, {EXECUTABLE}", "je maps", f"test r8b, {SHARED}", "jne maps")
+        yield from ("test rdi, rdi", "je maps", f"test cl, {EXECUTABLE}", "je maps", f"test cl, {WRITABLE}", "jne maps")
+        yield from (f"test r8b, {SHARED}", "jne maps")
         yield from (f"push {name}" for name in saved)
         yield from f"""
             mov r15, qword ptr [rip + table]
@@ -88,19 +91,35 @@ class Mapping:
             cmp rsi, r12
             jae next
             add rsi, r14
-            mov edi, {self.current:#x}
-            mov rdi, qword ptr gs:[rdi]
-            mov rdi, qword ptr [rdi{_offset(self.mm)}]
+            push rsi
+            push 0
+            push 0
+            mov rdx, rsp
+            mov r8d, {force & ~WRITE:#x}
+            call accesses
+            jne failed
+            mov rax, qword ptr [rsp]
+            cmp rax, qword ptr [rbp{_offset(OLD)}]
+            jne other
+            mov rax, qword ptr [rsp + 8]
+            cmp rax, qword ptr [rbp{_offset(OLD + 8)}]
+            jne other
+            mov rsi, qword ptr [rsp + 0x10]
             lea rdx, [rbp{_offset(DATA)}]
-            mov ecx, dword ptr [rbp{_offset(LENGTH)}]
             mov r8d, {force:#x}
-            call writes
-            cmp eax, dword ptr [rbp{_offset(LENGTH)}]
-            je next
+            call accesses
+            jne failed
+            add rsp, 0x18
+            jmp next
+        failed:
             mov edi, {PATIENCE:#x}
             call waits
             test rax, rax
-            jg done
+            jle other
+            add rsp, 0x18
+            jmp done
+        other:
+            add rsp, 0x18
             lock inc qword ptr [r15{_offset(FAILED)}]
             jmp done
         next:
@@ -112,6 +131,16 @@ class Mapping:
         """.strip().splitlines()
         yield from (f"pop {name}" for name in reversed(saved))
         yield "ret"
+        yield from f"""
+        accesses:
+            mov edi, {self.current:#x}
+            mov rdi, qword ptr gs:[rdi]
+            mov rdi, qword ptr [rdi{_offset(self.mm)}]
+            mov ecx, dword ptr [rbp{_offset(LENGTH)}]
+            call writes
+            cmp eax, dword ptr [rbp{_offset(LENGTH)}]
+            ret
+        """.strip().splitlines()
         for name in ("maps", "writes", "waits"):
             yield f"{name}:"
             yield from ["nop"] * len(_PLACE)

@@ -168,8 +168,13 @@ class UserCalls:
         for trap, program in kept:
             table = Table(LAYOUT, trap.calls, kernel.mm)
             made = self._trampoline(program, trap.address, trap.original, table, kernel, user, arena)
+            self._trampolines[program.inode] = made
             found[made.key] = made.code.detour.address
         return found
+
+    def has(self, program: Program) -> bool:
+        """Whether calls may return to a trap of ours in it."""
+        return program.inode in self._trampolines
 
     def take_over(self, kept: Kept, standing: Standing, user: UserTarget, arena: Arena) -> None:
         """The table of these calls is ours from now on. Raises OptprobeError."""
@@ -297,8 +302,13 @@ class UserCalls:
         there = self._there
         assert there is not None, "begin"
         found = self._trampoline(program, address, original, there.table, kernel, user, arena)
-        self.traps.lead(found.key, found.code.detour.address)
+        try:
+            self.traps.lead(found.key, found.code.detour.address)
+        except OptprobeError:
+            found.code.give_up(self.target, arena, reached=False)
+            raise
         notes.note(found.number, program, address, original, arena.journal, there.memory.address)
+        self._trampolines[program.inode] = found
         return found
 
     def _trampoline(
@@ -316,8 +326,7 @@ class UserCalls:
         self.copies.stands(program, address)
         code = lowering_user_calls.returned(table, program.bits // 8, handler, traps, kernel.isa)
         placed = self.traps.place(code, handler, arena)
-        found = self._trampolines[program.inode] = _Trampoline(program, address, original, self.number(), placed)
-        return found
+        return _Trampoline(program, address, original, self.number(), placed)
 
     def _function(self, program: Program, address: int, near: int, arena: Arena) -> Function:
         """With nothing counted yet. Raises Refused."""

@@ -57,6 +57,10 @@ class Copies:
         found = self._at.get((program.inode, insn.address))
         return found.start if found is not None else None
 
+    def forget(self, inode: int) -> None:
+        """What is in that file is another program's."""
+        self._at = {key: places for key, places in self._at.items() if key[0] != inode}
+
     def clear(self) -> None:
         """The guest is gone."""
         self._at.clear()

@@ -45,6 +45,7 @@ from gdb_optprobe.probes.user import notes
 from gdb_optprobe.probes.user.arrivals import Arrivals
 from gdb_optprobe.probes.user.calls import UserCalls
 from gdb_optprobe.probes.user.copies import Copies, copy_of, first_place
+from gdb_optprobe.probes.user.known import Known
 from gdb_optprobe.probes.user.notes import NotedTrap, left_over
 from gdb_optprobe.probes.user.point import LONGEST, Part, Point, instruction, notes_of
 from gdb_optprobe.probes.user.return_handler import return_handler
@@ -82,7 +83,7 @@ class Users:
     _writer: UserWriter = field(init=False)
     _arrivals: Arrivals = field(init=False)
     _points: dict[int, Point] = field(default_factory=dict)
-    _programs: dict[int, Program] = field(default_factory=dict)
+    _programs: Known = field(default_factory=Known)
     _copies: Copies = field(default_factory=Copies)
     _next: int = 1
     _emulation: bool = True
@@ -192,7 +193,9 @@ class Users:
         if not path or not place:
             raise OptprobeError(f"'{spec.location}' is no place in a program", "-user BINARY:SYMBOL or BINARY:OFFSET")
         program = user.texts.program(path, Path(spec.file) if spec.file else None)
-        program = self._programs.setdefault(program.inode, program)
+        armed = any(point.program.inode == program.inode for point in self._points.values())
+        if self._programs.meet(program, armed or self.calls.has(program)):
+            self._copies.forget(program.inode)
         address = program.resolve(place)
         return self._point(program, instruction(program, address, user.kernel.isa), user)
 
@@ -253,7 +256,7 @@ class Users:
             return
         user = self.target.user()
         if self.calls.tidy(user, arena) and not self._points:
-            for program in self._programs.values():
+            for program in self._programs:
                 user.texts.leave(program, [at for copy in self._copies.of(program) for at in copy])
             self._arrivals.dismiss(arena)
             self._writer.dismiss(arena)

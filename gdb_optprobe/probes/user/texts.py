@@ -172,7 +172,7 @@ class UserTexts:
             return ()
         found = []
         if self.arrivals is not None and self.arrivals.failed:
-            found.append(f"{self.arrivals.failed} new mappings did not get all that was to be written into them")
+            found.append(f"{self.arrivals.failed} new mappings did not get what belongs there: no memory, or another file")
         for armed in self._armed.values():
             program, changes = armed.program, tuple(armed.changes.values())
             for space in self.spaces(program.file):

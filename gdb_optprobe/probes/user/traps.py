@@ -110,7 +110,10 @@ class UserTraps:
     def lead(self, key: Key, code: int) -> None:
         """A trap there, which is about to be written, comes to `code`. Raises OptprobeError."""
         if key not in self._codes and len(self._codes) >= self.layout.room:
-            raise OptprobeError(f"there is room for {self.layout.room} probed instructions in programs")
+            raise OptprobeError(
+                f"there is room for {self.layout.room} traps in programs, those of deleted probes among them",
+                "optprobe delete all probes on programs to begin anew",
+            )
         self._write(key, code)
 
     def forget(self, key: Key) -> None:

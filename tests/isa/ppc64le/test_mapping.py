@@ -12,7 +12,7 @@ import pytest
 
 from gdb_optprobe.isa.ppc64le import abi
 from gdb_optprobe.isa.ppc64le.forms import logical, number, plain
-from gdb_optprobe.isa.ppc64le.mapping import EXECUTABLE, PATIENCE, SHARED, Mapping
+from gdb_optprobe.isa.ppc64le.mapping import EXECUTABLE, PATIENCE, SHARED, WRITABLE, WRITE, Mapping
 from gdb_optprobe.isa.ppc64le.templates import load
 from gdb_optprobe.isa.ppc64le.words import to_bytes
 from gdb_optprobe.objects import user_rows
@@ -29,7 +29,7 @@ START, PRIVATE = 0x1_0001_0000, 2
 USUAL = {"r3": FILE, "r4": 0, "r5": 0x1_8001, "r6": 1 | EXECUTABLE, "r7": PRIVATE, "r8": 3}
 """Two pages of a file from its page 3 on."""
 PLACES = (0x3_0000, 0x4_FFFC, 0x5_0000, 0x2_FFFC)
-FIRST, LAST, BEYOND, BEFORE = (Row(INODE, at, b"\xcc" * 4, b"\x55" * 4) for at in PLACES)
+FIRST, LAST, BEYOND, BEFORE = (Row(INODE, at, b"\xcc" * 4, bytes(4)) for at in PLACES)
 COPY = Row(INODE, 0x4_8000, bytes(range(20)), bytes(20))
 OTHERS = Row(INODE + 8, 0x3_0008, b"\xcc" * 4, b"\x55" * 4)
 
@@ -82,9 +82,10 @@ def ran(
     assert notes[0][:6] == [before[f"r{n}"] for n in range(3, 9)]
     assert all(note[7] == before["r2"] for note in notes)
     for note in notes[1:]:
-        assert (note[0], note[4], note[6]) == (MM, FORCE, 1)
+        assert note[0] == MM and note[4] in (FORCE, FORCE & ~WRITE) and note[6] == 1
     words = [left.memory.get(TABLE + at, 0) for at in (INSIDE, FAILED)]
-    return [(note[1] or 0, note[3] or 0) for note in notes[1:]], (words[0], words[1])
+    written = [(note[1] or 0, note[3] or 0) for note in notes[1:] if note[4] == FORCE]
+    return written, (words[0], words[1])
 
 
 def test_what_belongs_into_the_mapping_is_written_in_its_order() -> None:
@@ -99,6 +100,7 @@ OTHER = {
     "shared": {"r7": SHARED},
     "shared, validated": {"r7": SHARED | PRIVATE},
     "another part": {"r8": 7},
+    "to be written": {"r6": 1 | EXECUTABLE | WRITABLE},
 }
 
 
@@ -113,7 +115,14 @@ def test_an_error_is_told_and_nothing_is_written() -> None:
 
 
 def test_what_cannot_be_written_keeps_the_rest_from_being_written() -> None:
-    assert ran(USUAL, (COPY, FIRST), fails=True) == ([(START + 0x1_8000, 16)], (0, 1))
+    assert ran(USUAL, (COPY, FIRST), fails=True)[1] == (0, 1)
+
+
+def test_where_the_file_has_something_else_by_now_nothing_is_written() -> None:
+    """What is read here is zeros."""
+    for old in (b"\x55" * 4, b"\0\0\0\1"):
+        assert ran(USUAL, (Row(INODE, 0x3_0000, b"\xcc" * 4, old), FIRST)) == ([], (0, 1))
+    assert ran(USUAL, (Row(INODE, 0x4_8000, b"\xcc" * 16, bytes(15) + b"\1"), FIRST)) == ([], (0, 1))
 
 
 def test_for_who_was_killed_nothing_has_to_be_written() -> None:

@@ -11,7 +11,7 @@ import unicorn
 from unicorn import x86_const
 
 from gdb_optprobe.isa.x86_64 import abi
-from gdb_optprobe.isa.x86_64.mapping import EXECUTABLE, PATIENCE, SHARED, Mapping
+from gdb_optprobe.isa.x86_64.mapping import EXECUTABLE, PATIENCE, SHARED, WRITABLE, WRITE, Mapping
 from gdb_optprobe.objects import user_rows
 from gdb_optprobe.objects.user_rows import FAILED, INSIDE, ROWS, Row
 
@@ -25,16 +25,22 @@ PRIVATE = 2
 USUAL = {"rdi": FILE, "rsi": 0, "rdx": 0x1801, "rcx": 1 | EXECUTABLE, "r8": PRIVATE, "r9": 3}
 """Two pages of a file from its page 3 on."""
 FIRST, LAST, BEYOND, BEFORE = (Row(INODE, at, b"\xcc", b"\x55") for at in (0x3000, 0x4FFF, 0x5000, 0x2FFF))
-COPY = Row(INODE, 0x4800, bytes(range(20)), bytes(20))
+COPY = Row(INODE, 0x4800, bytes(range(20)), b"\x55" * 20)
 OTHERS = Row(INODE + 8, 0x3008, b"\xcc", b"\x55")
 
 
 def ran(
-    arguments: Words[str, int], rows: tuple[Row, ...], result: int = START, fails: int = 0, rest: int = 0
+    arguments: Words[str, int],
+    rows: tuple[Row, ...],
+    result: int = START,
+    fails: int = 0,
+    rest: int = 0,
+    has: int = 0x55,
 ) -> tuple[list[tuple[int, bytes]], tuple[int, int]]:
     """What was written, and how many are at it and how often it failed.
 
     fails: the address that cannot be written. rest: of the time that who could not write would wait.
+    has: the bytes of the file.
     """
     machine: Any = unicorn.Uc(unicorn.UC_ARCH_X86, unicorn.UC_MODE_64)
     for page in (CODE, MAPS, WRITES, WAITS, TABLE, STACK, KERNEL, CALLER):
@@ -65,7 +71,12 @@ def ran(
             clobber(result)
         elif address == WRITES:
             size = now["rcx"]
-            assert (now["rdi"], now["r8"]) == (MM, FORCE)
+            assert now["rdi"] == MM
+            if now["r8"] == FORCE & ~WRITE:
+                machine.mem_write(now["rdx"], bytes([has]) * size)
+                clobber(size)
+                return
+            assert now["r8"] == FORCE
             assert int.from_bytes(machine.mem_read(TABLE + INSIDE, 8), "little") == 1
             written.append((now["rsi"], bytes(machine.mem_read(now["rdx"], size))))
             clobber(size - (now["rsi"] == fails))
@@ -103,6 +114,7 @@ OTHER = {
     "shared": {"r8": SHARED},
     "shared, validated": {"r8": SHARED | PRIVATE},
     "another part": {"r9": 7},
+    "to be written": {"rcx": 1 | EXECUTABLE | WRITABLE},
 }
 
 
@@ -120,6 +132,11 @@ def test_what_cannot_be_written_keeps_the_rest_from_being_written() -> None:
     """A trap leads to the copy that comes before it."""
     written, left = ran(USUAL, (COPY, FIRST), fails=START + 0x1800)
     assert [at for at, _ in written] == [START + 0x1800] and left == (0, 1)
+
+
+def test_where_the_file_has_something_else_by_now_nothing_is_written() -> None:
+    for has in (0, 0x54, 0xD5):
+        assert ran(USUAL, (COPY, FIRST), has=has) == ([], (0, 1))
 
 
 def test_for_who_was_killed_nothing_has_to_be_written() -> None:

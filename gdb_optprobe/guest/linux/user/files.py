@@ -23,6 +23,9 @@ LONGEST = 4096
 NAME_MAX = 255
 IN_MEMORY = "have it run once in the guest, so that its kernel has it in memory"
 
+OVERLAY = 0x794C7630
+"""OVERLAYFS_SUPER_MAGIC (fs/overlayfs/super.c): the kernel maps a layer's file in place of one (ovl_mmap)."""
+
 
 @dataclass(frozen=True, slots=True)
 class File:
@@ -81,7 +84,11 @@ class _Names:
         if not stat.S_ISREG(mode):
             raise OptprobeError(f"{path} is no regular file of the guest")
         kernel = self._kernel
-        device = self._number(kernel.word(inode + kernel.offset("inode", "i_sb")) + self._device, 4)
+        block = kernel.word(inode + kernel.offset("inode", "i_sb"))
+        if kernel.word(block + kernel.offset("super_block", "s_magic")) == OVERLAY:
+            why = f"{path} is on an overlay, whose files' memory is that of other files"
+            raise OptprobeError(why, "probe it by its path in the layer that has it")
+        device = self._number(block + self._device, 4)
         return File(
             path,
             inode,

@@ -24,6 +24,12 @@ class Program:
     file: File
     elf: Elf
 
+    def is_as(self, other: Program) -> bool:
+        """Whether it is the same file with the same in it, as far as it is laid out."""
+        files = [(each.file.inode, each.file.number, each.file.device, each.file.size) for each in (self, other)]
+        elves = [(each.elf.bits, each.elf.entry, each.elf.segments, each.elf.build_id) for each in (self, other)]
+        return files[0] == files[1] and elves[0] == elves[1]
+
     @property
     def path(self) -> str:
         return self.file.path

@@ -18,7 +18,7 @@ from gdb_optprobe.guest.linux.lists import members
 from gdb_optprobe.guest.linux.members import Members
 from gdb_optprobe.guest.linux.user.files import File
 
-EXECUTE, MAY_EXECUTE, MAY_SHARE, HUGE = 0x4, 0x40, 0x80, 0x400000
+WRITE, EXECUTE, MAY_EXECUTE, MAY_SHARE, HUGE = 0x2, 0x4, 0x40, 0x80, 0x400000
 WRITER = 1  # RWSEM_WRITER_LOCKED
 MOST_MAPPINGS = 1 << 16
 NAME_SIZE = 16
@@ -144,5 +144,5 @@ def process(kernel: Kernel, task: int) -> Process:
 
 
 def _is_private_code(flags: int) -> bool:
-    """As valid_vma has it (kernel/events/uprobes.c), of what is executable now."""
-    return bool(flags & EXECUTE) and flags & (MAY_EXECUTE | MAY_SHARE | HUGE) == MAY_EXECUTE
+    """As valid_vma has it (kernel/events/uprobes.c), of what is executable now: no data, which may be that too."""
+    return bool(flags & EXECUTE) and flags & (MAY_EXECUTE | MAY_SHARE | HUGE | WRITE) == MAY_EXECUTE
