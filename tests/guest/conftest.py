@@ -39,7 +39,7 @@ FULL = bool(os.environ.get("OPTPROBE_FULL"))
 ACCELERATOR = PARALLEL if FULL else ("-accel", "tcg,thread=single")
 
 
-def _for_the_session(arch: str) -> Iterator[Guest]:
+def for_tests(arch: str) -> Iterator[Guest]:
     with Guest.start(Options(arch=arch, extra=ACCELERATOR, modules=MODULES)) as guest:
         running.append(guest)
         yield guest
@@ -48,12 +48,12 @@ def _for_the_session(arch: str) -> Iterator[Guest]:
 
 @pytest.fixture(scope="session")
 def _linux() -> Iterator[Guest]:
-    yield from _for_the_session("x86_64")
+    yield from for_tests("x86_64")
 
 
 @pytest.fixture(scope="session")
 def _ppc_guest() -> Iterator[Guest]:
-    yield from _for_the_session("ppc64le")
+    yield from for_tests("ppc64le")
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
     call ─► not executable, shared, no file ─► the kernel's own
        └──► the kernel's own ─► each row of the file's, within what was mapped: read, compared, written ─► back
             fails, but for who was killed, or the file has something else by now: counted, and no more is written
-See objects/user_rows.py. Who is here holds no lock and may sleep; nothing of what he has mapped has run yet.
+What a call of ours leaves below the stack pointer is wiped out: of a thread that sleeps it would seem to say that he is
+here. See objects/user_rows.py. Who is here holds no lock and may sleep; nothing of what he has mapped has run yet.
 (mm/util.c, vm_mmap_pgoff(file, addr, len, prot, flag, pgoff))
 """
 
@@ -72,6 +73,7 @@ class Mapping:
             mov r13, r9
             lock inc qword ptr [r15{_offset(INSIDE)}]
             call maps
+            mov qword ptr [rsp - 8], 0
             push rax
             cmp rax, -0x1000
             ja done
@@ -97,6 +99,7 @@ class Mapping:
             mov rdx, rsp
             mov r8d, {force & ~WRITE:#x}
             call accesses
+            mov qword ptr [rsp - 8], 0
             jne failed
             mov rax, qword ptr [rsp]
             cmp rax, qword ptr [rbp{_offset(OLD)}]
@@ -108,12 +111,14 @@ class Mapping:
             lea rdx, [rbp{_offset(DATA)}]
             mov r8d, {force:#x}
             call accesses
+            mov qword ptr [rsp - 8], 0
             jne failed
             add rsp, 0x18
             jmp next
         failed:
             mov edi, {PATIENCE:#x}
             call waits
+            mov qword ptr [rsp - 8], 0
             test rax, rax
             jle other
             add rsp, 0x18
@@ -138,6 +143,7 @@ class Mapping:
             mov rdi, qword ptr [rdi{_offset(self.mm)}]
             mov ecx, dword ptr [rbp{_offset(LENGTH)}]
             call writes
+            mov qword ptr [rsp - 8], 0
             cmp eax, dword ptr [rbp{_offset(LENGTH)}]
             ret
         """.strip().splitlines()

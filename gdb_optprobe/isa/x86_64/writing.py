@@ -9,6 +9,7 @@ from ..writing import HEAD, ROW, Writing
 
 _SAVE = bytes.fromhex("41ff7708 41ff37 9c 50 51 52 53 55 56 57 4150 4151 4152 4153 4154 4155 4156")
 _RESTORE = bytes.fromhex("415e 415d 415c 415b 415a 4159 4158 5f 5e 5d 5b 5a 59 58 9d")
+_WIPE = bytes.fromhex("48c74424f800000000")  # movq $0, -8(%rsp): what the call left there; see mapping.py
 _DONE = bytes.fromhex("49c7471001000000 415f c3")  # movq $1, 16(%r15); pop %r15; ret
 
 
@@ -26,6 +27,7 @@ class _Writing:
                 made.extend(b"\xe8" + (target - address - len(made) - 5).to_bytes(4, "little", signed=True))
             except OverflowError:
                 raise OutOfReach(address, target) from None
+            made.extend(_WIPE)
 
         made += bytes.fromhex("4889e5 4883e4f0 fc")  # mov %rsp, %rbp; and $-16, %rsp; cld
         made += bytes.fromhex("498d5f") + bytes([HEAD.size])  # lea rows(%r15), %rbx

@@ -172,7 +172,8 @@ class UserTexts:
             return ()
         found = []
         if self.arrivals is not None and self.arrivals.failed:
-            found.append(f"{self.arrivals.failed} new mappings did not get what belongs there: no memory, or another file")
+            what = "did not get what belongs there: no memory, or the file has something else by now"
+            found.append(f"{self.arrivals.failed} new mappings {what}")
         for armed in self._armed.values():
             program, changes = armed.program, tuple(armed.changes.values())
             for space in self.spaces(program.file):

@@ -8,10 +8,10 @@ from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.x86_64 import X86_64
 from qemu.guest import Guest
 from qemu.kernels import busybox
-from tests.guest import calls
+from tests.guest import answer, calls
 from tests.guest.batch import Workload, batch, keep
 from tests.guest.conftest import FULL
-from tests.guest.gdb import TRACING
+from tests.guest.gdb import TRACING, Console
 
 BUSYBOX = "/bin/busybox"
 ROUNDS = 200 if FULL else 15
@@ -55,3 +55,31 @@ def test_processes_come_and_go(each_linux: Guest, tmp_path: Path) -> None:
     assert finished.output.count("holds what we wrote") == 2
     assert each_linux.check(f"md5sum {BUSYBOX}") == digest
     assert each_linux.problems() == []
+
+
+def test_a_file_that_is_written_over_is_another_program(linux: Guest, tmp_path: Path) -> None:
+    """Nothing of ours gets into it, which check tells; and it is not probed as what it was."""
+    first, second, path = answer.build(tmp_path, 64), calls.build(tmp_path, 100), "/tmp/changing"
+    answer.put(linux, first, path)
+    answer.put(linux, second, "/tmp/changed")
+    expected = linux.run("/tmp/changed")[0]
+    try:
+        with Console(linux) as gdb:
+            assert "trapped" in gdb(f"optprobe add -user {path}:answer", 60)
+            gdb.send("continue")
+            assert linux.run(f"{path}")[0] == 7
+            linux.check(f"cat /tmp/changed > {path}")
+            assert linux.run(f"{path}")[0] == expected
+            gdb.interrupt()
+            assert "1 new mappings did not get what belongs there" in gdb("optprobe check")
+            assert "is another program than when it was probed" in gdb(f"optprobe add -user {path}:test", 60)
+            assert gdb.hits(1) == 1
+            gdb("optprobe delete")
+            assert "trapped" in gdb(f"optprobe add -user {path}:test", 60)
+            gdb.send("continue")
+            assert linux.run(f"{path}")[0] == expected
+            gdb.interrupt()
+            assert gdb.hits(2) == 100
+    finally:
+        linux.run(f"rm -f {path} /tmp/changed")
+    assert linux.problems() == []
