@@ -43,11 +43,16 @@ def _deleted(address: int, tables: Sequence[Instances], out: Sequence[UnderWay],
     counts = [(table.returns, table.missed, table.dropped) for table in tables]
     returns, missed, dropped = (sum(each) for each in zip(*counts, strict=True))
     found = Instances(returns, missed, dropped, tuple(one.call for one in out))
+    return row(Kind.KRETPROBE, address, symbol or f"*{address:#x}", symbol, calls(found, out))
+
+
+def row(kind: Kind, address: int, location: str, symbol: str, calls: CallsView) -> ProbeView:
+    """Of a function whose probes are no more, with calls under way that they saw entered."""
     return ProbeView(
         number=0,
         name="",
-        kind=Kind.KRETPROBE.value,
-        location=symbol or f"*{address:#x}",
+        kind=kind.value,
+        location=location,
         address=address,
         symbol=symbol,
         tier="",
@@ -62,11 +67,11 @@ def _deleted(address: int, tables: Sequence[Instances], out: Sequence[UnderWay],
         detour=None,
         condition="",
         actions=(),
-        hits=returns,
-        missed=missed,
-        active=len(found.active),
+        hits=calls.returns,
+        missed=calls.missed,
+        active=calls.active,
         dropped=0,
         faults=0,
         stops=0,
-        calls=calls(found, out),
+        calls=calls,
     )

@@ -102,38 +102,8 @@ def deleted(optimizer: Optimizer, users: Users) -> Iterator[ProbeView]:
     users.tidy()
     for function in users.calls.left:
         if (calls := _calls(function, users)).active:
-            yield _deleted(function, calls)
-
-
-def _deleted(function: Function, calls: CallsView) -> ProbeView:
-    place = function.program.spell(function.address)
-    return ProbeView(
-        number=0,
-        name="",
-        kind=Kind.URETPROBE.value,
-        location=place,
-        address=function.address,
-        symbol=place,
-        tier="",
-        state="deleted",
-        tags=("DELETED",),
-        enabled=False,
-        needs_gdb=False,
-        reason=None,
-        patch_size=0,
-        original_bytes=b"",
-        patched_bytes=b"",
-        detour=None,
-        condition="",
-        actions=(),
-        hits=calls.returns,
-        missed=calls.missed,
-        active=calls.active,
-        dropped=0,
-        faults=0,
-        stops=0,
-        calls=calls,
-    )
+            place = function.program.spell(function.address)
+            yield outstanding.row(Kind.URETPROBE, function.address, place, place, calls)
 
 
 def _calls(function: Function, users: Users) -> CallsView:
