@@ -194,7 +194,8 @@ class Guest:
         Nothing runs concurrently but what the line itself sends to the background.
         ChannelError after `timeout` seconds; ValueError when `command` is more than one line.
         """
-        return self.spawn(command).wait(timeout)
+        with contextlib.closing(self.spawn(command)) as running:
+            return running.wait(timeout)
 
     def check(self, command: str, timeout: float = 60.0) -> str:
         """Like `run`, but GuestError unless the command exits with 0."""
