@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 from qemu.guest import Guest
+from tests.guest.assembled import assembled
 
 _SOURCES = {
     64: """
@@ -59,7 +60,7 @@ answer: push %ebp
 .size answer, . - answer
 """,
 }
-_FORMATS = {64: ("--64", "elf_x86_64"), 32: ("--32", "elf_i386")}
+_ARCHES = {64: "x86_64", 32: "i386"}
 VALUE = {64: 5, 32: 4}
 """Where in `answer` the byte is that is its value."""
 
@@ -77,14 +78,9 @@ _MERGEABLE = """
 
 def build(folder: Path, bits: int, mergeable: bool = False) -> Path:
     """The program, with its symbols. mergeable: of 64 bits, whose page the guest may merge with others (KSM)."""
-    source, assembled, program = (folder / f"answer{bits}{suffix}" for suffix in (".s", ".o", ""))
     text = _SOURCES[bits]
-    source.write_text(text.replace("wait:", f"{_MERGEABLE}wait:", 1) if mergeable else text)
-    assembler, linker = _FORMATS[bits]
-    subprocess.run(["as", assembler, "-o", str(assembled), str(source)], check=True)
-    link = ["ld", "-m", linker, "-static", "--build-id", "-o", str(program), str(assembled)]
-    subprocess.run(link, check=True)
-    return program
+    source = text.replace("wait:", f"{_MERGEABLE}wait:", 1) if mergeable else text
+    return assembled(folder / f"answer{bits}", source, _ARCHES[bits], "-static", "--build-id")
 
 
 def strip(program: Path) -> Path:

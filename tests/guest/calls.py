@@ -6,13 +6,13 @@ ppc64le is in calls_ppc64le.s.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 from gdb_optprobe.guest.linux.user.elf import PC, POWER, Elf, Kind
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.x86_64 import X86_64
+from tests.guest.assembled import assembled, source_of
 
 _SOURCE = """
 .globl _start
@@ -85,19 +85,15 @@ value:  .quad 0x123456789
 FUNCTIONS = ("test", "inner", "leaf")
 SELDOM = 4
 """How often `test` runs its nopl, however often it is called."""
-TOOLS = {"x86_64": "", "ppc64le": "powerpc64le-linux-gnu-"}
 _DECODED = {"x86_64": X86_64.decode, "ppc64le": PPC64LE.decode}
 _KINDS = {"x86_64": PC, "ppc64le": Kind((POWER,), 1 << 16)}
 
 
 def build(folder: Path, count: int, arch: str = "x86_64") -> Path:
     """The program."""
-    source, assembled, program = (folder / f"calls{count}{ending}" for ending in (".s", ".o", ""))
     text = _SOURCE.replace("begin:  ", "begin:  lea leaf(%rip), %r14\n        ")
-    source.write_text(text if arch == "x86_64" else Path(__file__).with_name(f"calls_{arch}.s").read_text())
-    subprocess.run([f"{TOOLS[arch]}as", "--defsym", f"COUNT={count}", "-o", assembled, source], check=True)
-    subprocess.run([f"{TOOLS[arch]}ld", "-static", "-o", program, assembled], check=True)
-    return program
+    source = text if arch == "x86_64" else source_of(f"calls_{arch}.s")
+    return assembled(folder / f"calls{count}", source, arch, symbols={"COUNT": count})
 
 
 def elf(program: Path, arch: str = "x86_64") -> Elf:

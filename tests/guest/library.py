@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from gdb_optprobe.guest.linux.user.elf import Elf
+from tests.guest import calls
+from tests.guest.assembled import assembled, source_of
 
 NAME = "answer.so"
 _LIBRARY = """
@@ -64,21 +64,13 @@ class Library:
     program: Path
 
 
-def build(folder: Path, calls: int) -> Library:
+def build(folder: Path, often: int, arch: str = "x86_64") -> Library:
     """The program takes the library NAME of the folder that it is run in, and calls its `answer` so often."""
-    library = _linked(folder, "library", _LIBRARY, "-shared", "--build-id")
-    data = library.read_bytes()
-    elf = Elf.of(str(library), lambda offset, size: data[offset : offset + size], len(data))
-    values = {"SIZE": len(data), "ANSWER": elf.offset(elf.resolve("answer")), "CALLS": calls}
-    source = _PROGRAM
-    for name, value in values.items():
-        source = source.replace(name, str(value))
-    return Library(library, _linked(folder, "caller", source, "-static"))
-
-
-def _linked(folder: Path, name: str, source: str, *options: str) -> Path:
-    text, assembled, linked = (folder / f"{name}{suffix}" for suffix in (".s", ".o", ""))
-    text.write_text(source)
-    subprocess.run(["as", "--64", "-o", str(assembled), str(text)], check=True)
-    subprocess.run(["ld", "-m", "elf_x86_64", *options, "-o", str(linked), str(assembled)], check=True)
-    return linked
+    on_x86 = arch == "x86_64"
+    source = _LIBRARY if on_x86 else source_of(f"library_{arch}.s")
+    made = assembled(folder / "library", source, arch, "-shared", "--build-id")
+    elf = calls.elf(made, arch)
+    (answer,) = (symbol.address for symbol in elf.symbols if symbol.name == "answer")
+    symbols = {"SIZE": made.stat().st_size, "ANSWER": elf.offset(answer), "CALLS": often}
+    source = _PROGRAM if on_x86 else source_of(f"library_caller_{arch}.s")
+    return Library(made, assembled(folder / "caller", source, arch, symbols=symbols))

@@ -10,10 +10,9 @@ that it does is `crowds`, which calls itself, CROWD within one another, before i
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
-from tests.guest.calls import TOOLS
+from tests.guest.assembled import assembled, source_of
 
 _64 = """
 .globl _start
@@ -246,12 +245,6 @@ RETURNS_PPC64LE = {"deep": DEPTH + 1, "leaf": 3, "first": 1, "last": 1, "jumper"
 
 def build(folder: Path, count: int, arch: str = "x86_64") -> Path:
     """The program."""
-    source, assembled, program = (folder / f"returns{count}{ending}" for ending in (".s", ".o", ""))
-    source.write_text(_64 if arch == "x86_64" else Path(__file__).with_name(f"returning_{arch}.s").read_text())
-    assembler, linker = (f"{TOOLS.get(arch, '')}{tool}" for tool in ("as", "ld"))
-    options = (["--32"], ["-m", "elf_i386"]) if arch == "i386" else ([], [])
+    source = _64 if arch == "x86_64" else source_of(f"returning_{arch}.s")
     numbers = {"COUNT": count, "DEPTH": DEPTH, "CROWD": CROWD}
-    symbols = [f"--defsym={name}={number}" for name, number in numbers.items()]
-    subprocess.run([assembler, *options[0], *symbols, "-o", str(assembled), str(source)], check=True)
-    subprocess.run([linker, *options[1], "-static", "-o", str(program), str(assembled)], check=True)
-    return program
+    return assembled(folder / f"returns{count}", source, arch, symbols=numbers)

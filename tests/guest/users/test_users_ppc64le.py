@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qemu.guest import Guest
-from tests.guest import answer, calls
+from tests.guest import answer, calls, library
 from tests.guest.batch import Workload, batch, keep
 from tests.guest.gdb import Console, release
 
@@ -80,6 +80,39 @@ def test_emulation_off(ppc_guest: Guest, waiting: str) -> None:
         runs = runs if name != "all" else 2 + WAITING
         assert [probe["hits"] for probe in finished.json(name)] == [runs * COUNT] * len(places)
     assert finished.output.count("holds what we wrote") == 2
+
+
+def test_a_library_in_two_programs(ppc_guest: Guest, tmp_path: Path) -> None:
+    """Those that wait have mapped it before; another library has the same bytes."""
+    built, places = library.build(tmp_path, COUNT, "ppc64le"), [f"answer+{at:#x}" for at in range(8, 0x2C, 4)]
+    ppc_guest.check("mkdir /tmp/one /tmp/other")
+    answer.put(ppc_guest, built.library, f"/tmp/one/{library.NAME}")
+    answer.put(ppc_guest, built.program, "/tmp/caller")
+    ppc_guest.check(f"cp /tmp/one/{library.NAME} /tmp/other; cp /tmp/caller /tmp/another")
+    for program in ("caller", "another"):
+        wait = f"(cd /tmp/one; sleep 300 | /tmp/{program} wait; echo said $? >> /tmp/said)"
+        ppc_guest.check(f"{wait} > /dev/null 2>&1 &")
+    runs = ((folder, program) for folder in ("one", "other") for program in ("caller", "another"))
+    later = "; ".join(f"(cd /tmp/{folder}; /tmp/{program}; echo said $?)" for folder, program in runs)
+    try:
+        script: list[str | Workload] = [f"optprobe add -user /tmp/one/{library.NAME}:{place}" for place in places]
+        script += [
+            f"optprobe add -user /tmp/one/{library.NAME}:answer do count by $comm",
+            Workload(GO_ON),
+            Workload(later),
+            keep("list", "optprobe list"),
+            "optprobe report",
+            "optprobe check",
+        ]
+        finished = batch(ppc_guest, script)
+    finally:
+        ppc_guest.run("killall sleep; sleep 0.2")
+        ppc_guest.run("rm -rf /tmp/said /tmp/caller /tmp/another /tmp/one /tmp/other")
+    assert finished.status == 0, finished.output
+    assert finished.workloads == ("said 7\n" * 2, "said 7\n" * 4)
+    assert [probe["hits"] for probe in finished.json("list")] == [4 * COUNT] * (len(places) + 1)
+    assert f"[caller]: {2 * COUNT}" in finished.output and f"[another]: {2 * COUNT}" in finished.output
+    assert "holds what we wrote" in finished.output
 
 
 def test_while_every_vcpu_runs_a_program(ppc_guest: Guest, tmp_path: Path) -> None:
