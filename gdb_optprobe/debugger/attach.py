@@ -37,7 +37,8 @@ from gdb_optprobe.isa.base import Isa
 from gdb_optprobe.probes.linux import Linux, given_arena
 from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.original import overlaid
-from gdb_optprobe.probes.session import LEFT, RECOVER, Session
+from gdb_optprobe.probes.session import Session
+from gdb_optprobe.probes.taking import LEFT, RECOVER
 from gdb_optprobe.probes.target import Target
 
 
@@ -345,7 +346,8 @@ def _named(names: Scope | None) -> NamesAt | None:
 
 def _tell_of_earlier(linux: Linux) -> None:
     try:
-        if linux.left() is not None:
+        left = linux.left()
+        if left is not None and left.is_told:
             gdb.write(f"{LEFT[0].upper()}{LEFT[1:]}: {RECOVER}\n", gdb.STDLOG)
     except OptprobeError as error:
         gdb.write(f"optprobe: {error}\n", gdb.STDERR)

@@ -25,6 +25,7 @@ from gdb_optprobe.debugger.stops import Hidden, define_hook
 from gdb_optprobe.debugger.watch import note_resume, note_stop
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.interrupts import held, is_held, unbroken
+from gdb_optprobe.probes.leaving import leave
 from gdb_optprobe.probes.session import Session
 
 LEAVING = ("detach", "disconnect")
@@ -100,7 +101,7 @@ class Lifecycle:
     def _clean(self, session: Session) -> None:
         """A tracer's site that is not given back by then stays with us: another GDB's probe there takes it over."""
         try:
-            session.leave()
+            leave(session)
         finally:
             for line in session.passed_over():
                 _tell(line)

@@ -1,33 +1,24 @@
-"""Take over what an earlier GDB left in the guest, or take it out.
+"""Take over the probes that an earlier GDB left in the guest, or take them out.
 
-    Left ──► everything is checked ──► branches go ──► detours are left, memory stays ──► probes are added anew
-                   an error: nothing was changed              somebody may be inside       with the memory they had
-A kill in between leaves a journal that tells as much as before.
+    Left ──probes/taking.py──► Arena ──► probes are added anew, with the memory that they had
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gdb_optprobe.detours import patch, quiescence
-from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.journal import Item
-from gdb_optprobe.detours.left import Left, Text, undoing
-from gdb_optprobe.detours.patch import Patch
+from gdb_optprobe.detours.left import Left
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.objects.journal import Damaged
 from gdb_optprobe.probes.gathered import Gathered
 from gdb_optprobe.probes.handler import Handler
-from gdb_optprobe.probes.noting import Noted, fingerprint, noted
-from gdb_optprobe.probes.old_points import points_of
+from gdb_optprobe.probes.noting import Noted, fingerprint
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.site import Site
-from gdb_optprobe.probes.user import notes as user_notes
+from gdb_optprobe.probes.taking import look, take
 from gdb_optprobe.probes.views import ProbeView
 
-TRIES, PAUSE = 20, 0.05
 CHANGED = "it would not do here what it did there"
 
 
@@ -41,8 +32,8 @@ class Recovered:
 
 def recover(session: Session) -> Recovered:
     """Every probe that an earlier GDB left, with what it has counted. Raises OptprobeError, nothing changed."""
-    left, found, undone = _left(session)
-    arena = _take(session, left, undone)
+    left, found, undone = look(session.target, session.users)
+    arena = take(left, undone, session.target, session.optimizer, session.users)
     probes: list[Probe] = []
     lost: list[str] = []
     programs = [one for one in found if one.spec.in_program]
@@ -81,8 +72,8 @@ def remove(session: Session, timeout: float) -> int:
     The guest runs in slices until nobody is inside. Raises OptprobeError, with nothing changed, or when somebody still
     is inside after `timeout` seconds.
     """
-    left, found, undone = _left(session)
-    arena = _take(session, left, undone)
+    left, found, undone = look(session.target, session.users)
+    arena = take(left, undone, session.target, session.optimizer, session.users)
     arena.release_data((*session.optimizer.traps.memory, *session.users.calls.memory))
     for one in found:
         arena.journal.drop(Item.PROBE, one.number)
@@ -92,67 +83,6 @@ def remove(session: Session, timeout: float) -> int:
         session.commit(timeout)
         session.optimizer.give_back_arena()
     return len(found)
-
-
-def _left(session: Session) -> tuple[Left, Sequence[Noted], Sequence[Patch]]:
-    """What is left, its probes, and how the branches go; checked as far as it can be before anything is changed."""
-    session.target.alive()
-    left = session.target.left()
-    if left is None:
-        raise OptprobeError("no probes of an earlier GDB are in this guest")
-    found = [noted(number, value) for number, value in sorted((left.probes or {}).items())]
-    for one in found:
-        if one.data is not None and left.at(one.data) is None:
-            raise Damaged(f"probe {one.number} has no memory at {one.data:#x}")
-    points_of(left, None)
-    if traps := user_notes.noted(left.users or {}):
-        if any(trap.calls and left.at(trap.calls) is None for trap in traps):
-            raise Damaged("calls of programs have no memory")
-        _await_writers(session, left)
-    texts, ways = undoing(left, session.target.machine, session.target.isa)
-    return left, found, (*texts, *ways)
-
-
-def _await_writers(session: Session, left: Left) -> None:
-    """Have the guest run until nobody may be about to write traps into programs, in code of its own.
-
-    Raises OptprobeError where somebody stays there.
-    """
-    own, run = session.users.writers(), session.target.user().texts.run
-    routines = [(at.address, at.end) for at, detour in left.detours.items() if detour.head in (at.address, *own)]
-    for _ in range(TRIES):
-        if not quiescence.busy(routines, session.target.saved()):
-            return
-        run(PAUSE)
-    raise OptprobeError("a thread runs code of the earlier GDB's just now", "continue for a moment, then try again")
-
-
-def _take(session: Session, left: Left, undone: Sequence[Patch]) -> Arena:
-    """Take the arena, and the branches out of the text."""
-    arena = session.optimizer.take_arena()
-    if left.users:
-        # Nobody is in the code that writes traps into new mappings, and nobody comes there any more.
-        first = session.users.leading_there(undone)
-        patch.apply(first, session.target.machine)
-        undone = [change for change in undone if change not in first]
-    gone = session.users.take_out(user_notes.noted(left.users or {}), arena)
-    ours = session.users.take_over(gone, undone, arena)
-    patch.apply([change for change in undone if change.address not in ours], session.target.machine)
-    for text in left.texts:
-        _let_tracer_in(session, text)
-        arena.journal.drop(Item.TEXT, text.address)
-    for number in left.users or {}:
-        arena.journal.drop(Item.USER, number)
-    # Its patches are at the same addresses: what is noted of them now stays.
-    session.optimizer.traps.adopt(left.texts, arena)
-    session.users.adopt(gone, arena)
-    return arena
-
-
-def _let_tracer_in(session: Session, text: Text) -> None:
-    if text.traced:
-        for site in session.target.text.ftrace_sites(text.address, text.address + 1):
-            session.target.tracer.release(site)
 
 
 def _again(session: Session, one: Noted, left: Left) -> Probe:

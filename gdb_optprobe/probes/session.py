@@ -37,6 +37,7 @@ from gdb_optprobe.probes.return_program import compile_return, entry_part, try_e
 from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Kind, Spec
+from gdb_optprobe.probes.taking import make_way
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import present as user_present
 from gdb_optprobe.probes.user.probes import Users
@@ -50,9 +51,6 @@ Run = Callable[[float | None], str | None]
 AT_ONCE = 256
 
 NO_MEMORY = {Refusal.ARENA_MISSING.code, Refusal.ARENA_FULL.code, Refusal.ARENA_OUT_OF_REACH.code}
-
-LEFT = "probes of an earlier GDB are in this guest"
-RECOVER = "optprobe recover, or optprobe recover -remove"
 
 SLICE = 0.1
 LONGEST_SLICE = 1.0
@@ -76,8 +74,7 @@ class Session:
     def add(self, spec: Spec) -> tuple[ProbeView, ...]:
         """A probe at every address of the location; none at all where one of them is refused."""
         self.target.alive()
-        if self.target.left() is not None:
-            raise OptprobeError(LEFT, RECOVER)
+        make_way(self.target, self.optimizer, self.users)
         for action in spec.action_parts:
             check_action(action)
         if spec.in_program:
@@ -477,19 +474,6 @@ class Session:
                 raise OptprobeError(f"the guest was stopped before all was settled: {reason}")
 
     # the end -----------------------------------------------------------------------------------------------------
-
-    def leave(self) -> None:
-        """Take everything out of the guest: probes, and the arena. Raises OptprobeError where that is still in use."""
-        self.target.alive()
-        self.delete()
-        self.users.tidy()
-        arena = self.optimizer.arena
-        if self.optimizer.give_back_arena() or arena is None or self.target.stacks_missing:
-            return
-        self.target.step_out(arena.ranges.code)
-        if not self.optimizer.give_back_arena():
-            why = "somebody is in a detour, or will return to one, and goes on from there"
-            raise OptprobeError(f"the probes are removed, their memory in the guest is still in use: {why}")
 
     def abandon(self) -> None:
         """The guest is gone, or is another one now: forget what was in it, touching nothing."""

@@ -16,6 +16,7 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.left import Text
 from gdb_optprobe.detours.patch import Patch
+from gdb_optprobe.detours.quiescence import Range
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
@@ -95,9 +96,7 @@ class Traps:
         """The kernel calls its own handler again, where no trap of ours is left and nobody has just come to one."""
         if self._handler is None or any(self._detours.values()):
             return
-        code = self._handler.placed.detour
-        inside = [*self.target.trap_calls().ways_in, (code.address, code.end)]
-        if not hooks.is_deserted(inside, self.target):
+        if not hooks.is_deserted(self.inside, self.target):
             return
         hooks.take_out(self._handler.calls, self.target, arena)
         self._give_up(self._handler, arena)
@@ -111,6 +110,14 @@ class Traps:
     def patches(self) -> tuple[Patch, ...]:
         """What was written into the kernel's text beside the traps."""
         return self._handler.calls if self._handler is not None else ()
+
+    @property
+    def inside(self) -> tuple[Range, ...]:
+        """Where nobody may be when the kernel is to call its own handler again."""
+        if self._handler is None:
+            return ()
+        code = self._handler.placed.detour
+        return (*self.target.trap_calls().ways_in, (code.address, code.end))
 
     @property
     def memory(self) -> tuple[Slot, ...]:

@@ -26,6 +26,17 @@ LONGEST = 3.0
 SOON = 5.0
 
 
+def test_code_that_somebody_was_in_is_in_nobody_s_way(linux: Guest) -> None:
+    """What leads to it stays when a GDB leaves, who is in it is told, and the next one has it go."""
+    inside = ["python from gdb_optprobe.probes import hooks", "python hooks.is_deserted = lambda *_: False"]
+    first = batch(linux, ["optprobe add vfs_read -tier trapped", *inside])
+    assert first.status == 0 and "still in use" in first.output, first.output
+    second = batch(linux, ["optprobe add vfs_write", keep("probes", "optprobe list"), "optprobe check"])
+    assert (second.status, "earlier" in second.output) == (0, False), second.output
+    assert [probe["number"] for probe in second.json("probes")] == [1]
+    assert "holds what we wrote" in second.output and "still in use" not in second.output, second.output
+
+
 def test_counts_go_on_across_a_kill(linux: Guest) -> None:
     """What our probes count is what the guest's own event counts, before, between and after."""
     linux.check(f"cd {TRACING}; echo 'p:recovered vfs_read+11' > kprobe_events; echo 1 > events/kprobes/enable")

@@ -1,0 +1,104 @@
+"""What an earlier GDB left in the guest is looked at, and its branches are taken out; whoever is inside goes on.
+
+    Left ──► everything is checked ──► branches go ──► detours are left, memory stays
+                   an error: nothing was changed              somebody may be inside
+A kill in between leaves a journal that tells as much as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gdb_optprobe.detours import patch, quiescence
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.journal import Item
+from gdb_optprobe.detours.left import Left, Text, undoing
+from gdb_optprobe.detours.patch import Patch
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.objects.journal import Damaged
+from gdb_optprobe.probes.noting import Noted, noted
+from gdb_optprobe.probes.old_points import points_of
+from gdb_optprobe.probes.optimizer import Optimizer
+from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.user import notes as user_notes
+from gdb_optprobe.probes.user.probes import Users
+
+TRIES, PAUSE = 20, 0.05
+LEFT = "probes of an earlier GDB are in this guest"
+RECOVER = "optprobe recover, or optprobe recover -remove"
+
+
+def make_way(target: Target, optimizer: Optimizer, users: Users) -> None:
+    """Where somebody was in code of an earlier GDB's when that left, but no probe is: what leads there is taken out.
+
+    Raises OptprobeError where there are probes, or it cannot be.
+    """
+    left = target.left()
+    if left is None:
+        return
+    if left.is_told:
+        raise OptprobeError(LEFT, RECOVER)
+    left, _, undone = look(target, users)
+    take(left, undone, target, optimizer, users).release_data((*optimizer.traps.memory, *users.calls.memory))
+    optimizer.note()
+
+
+def look(target: Target, users: Users) -> tuple[Left, Sequence[Noted], Sequence[Patch]]:
+    """What is left, its probes, and how the branches go; checked as far as it can be before anything is changed."""
+    target.alive()
+    left = target.left()
+    if left is None:
+        raise OptprobeError("no probes of an earlier GDB are in this guest")
+    found = [noted(number, value) for number, value in sorted((left.probes or {}).items())]
+    for one in found:
+        if one.data is not None and left.at(one.data) is None:
+            raise Damaged(f"probe {one.number} has no memory at {one.data:#x}")
+    points_of(left, None)
+    if traps := user_notes.noted(left.users or {}):
+        if any(trap.calls and left.at(trap.calls) is None for trap in traps):
+            raise Damaged("calls of programs have no memory")
+        _await_writers(left, target, users)
+    texts, ways = undoing(left, target.machine, target.isa)
+    return left, found, (*texts, *ways)
+
+
+def _await_writers(left: Left, target: Target, users: Users) -> None:
+    """Have the guest run until nobody may be about to write traps into programs, in code of its own.
+
+    Raises OptprobeError where somebody stays there.
+    """
+    own, run = users.writers(), target.user().texts.run
+    routines = [(at.address, at.end) for at, detour in left.detours.items() if detour.head in (at.address, *own)]
+    for _ in range(TRIES):
+        if not quiescence.busy(routines, target.saved()):
+            return
+        run(PAUSE)
+    raise OptprobeError("a thread runs code of the earlier GDB's just now", "continue for a moment, then try again")
+
+
+def take(left: Left, undone: Sequence[Patch], target: Target, optimizer: Optimizer, users: Users) -> Arena:
+    """Take the arena, and the branches out of the text."""
+    arena = optimizer.take_arena()
+    if left.users:
+        # Nobody is in the code that writes traps into new mappings, and nobody comes there any more.
+        first = users.leading_there(undone)
+        patch.apply(first, target.machine)
+        undone = [change for change in undone if change not in first]
+    gone = users.take_out(user_notes.noted(left.users or {}), arena)
+    ours = users.take_over(gone, undone, arena)
+    patch.apply([change for change in undone if change.address not in ours], target.machine)
+    for text in left.texts:
+        _let_tracer_in(text, target)
+        arena.journal.drop(Item.TEXT, text.address)
+    for number in left.users or {}:
+        arena.journal.drop(Item.USER, number)
+    # Its patches are at the same addresses: what is noted of them now stays.
+    optimizer.traps.adopt(left.texts, arena)
+    users.adopt(gone, arena)
+    return arena
+
+
+def _let_tracer_in(text: Text, target: Target) -> None:
+    if text.traced:
+        for site in target.text.ftrace_sites(text.address, text.address + 1):
+            target.tracer.release(site)
