@@ -35,14 +35,14 @@ def leave(session: Session) -> None:
 def _who(session: Session, arena: Arena) -> str:
     """Who is in it, in words."""
     try:
-        inside = {one.who: one.pc for one in quiescence.busy(_ranges(session, arena), session.target.saved())}
+        inside = {one.who for one in quiescence.busy(_ranges(session, arena), session.target.saved())}
     except OptprobeError as error:
         return error.message
     if not inside:
         return "programs may yet come to it"
-    (who, pc), *others = inside.items()
-    more = f" and {len(others)} more are" if others else " is"
-    return f"{who}{more} in it, or will return to it, as to {session.target.text.spell(pc)}"
+    first, *others = sorted(inside)
+    who = f"{first} and {len(others)} more are" if others else f"{first} is"
+    return f"{who} in a detour, or will return to one, and will go on from there"
 
 
 def _ranges(session: Session, arena: Arena) -> Iterator[Range]:
