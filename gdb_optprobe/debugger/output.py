@@ -21,6 +21,7 @@ from gdb_optprobe.probes.views import (
     CollectorView,
     DetourView,
     ExplainView,
+    FrameView,
     ObjectView,
     ProbeView,
     ReasonView,
@@ -441,8 +442,13 @@ def _record(number: int, record: RecordView) -> dict[str, object]:
 
 
 def _stack(record: RecordView) -> dict[str, object]:
-    frames = [{"address": f"{frame.address:#x}", "symbol": frame.symbol} for frame in record.stack if frame.address]
+    frames = [_frame(frame) for frame in record.stack if frame.address]
     return {"stack": frames, "cut": len(frames) < len(record.stack)}
+
+
+def _frame(frame: FrameView) -> dict[str, object]:
+    """sure: false where it may be left from an earlier call; else not there."""
+    return {"address": f"{frame.address:#x}", "symbol": frame.symbol, **({} if frame.sure else {"sure": False})}
 
 
 def _show(view: ShowView) -> dict[str, object]:

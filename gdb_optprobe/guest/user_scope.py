@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from gdb_optprobe.guest.scope import KernelScope
@@ -14,16 +13,20 @@ from gdb_optprobe.handlers.ctype import INT, UNSIGNED_LONG
 from gdb_optprobe.handlers.framed import renamed
 from gdb_optprobe.handlers.program import Expr, Frame, Load, Op, Register
 from gdb_optprobe.handlers.scope import Meaning, Missing, Value
+from gdb_optprobe.isa.user import UserTrapping
 
 
 @dataclass(frozen=True)
 class UserScope(KernelScope):
-    """bits: 32 or 64, of the program."""
+    """bits: 32 or 64, of the program. frames: what its stack is unwound from."""
 
     bits: int = 64
+    frames: tuple[str, ...] = ()
 
     def frame(self) -> Frame | Missing:
-        return Missing("the stack of a user's program is not unwound", "*(unsigned long *)$sp can be read")
+        if self.site.returns:
+            return Missing("the stack is not looked at where a function has returned", "entry do stack")
+        return Frame(self.frames, None)
 
     def _register(self, name: str) -> Value | None:
         if name in ("pc", self.abi.pc):
@@ -51,8 +54,9 @@ class UserScope(KernelScope):
         return Value(found.expr, UNSIGNED_LONG) if isinstance(found, Value) else found
 
 
-def user_scope(kernel: KernelScope, bits: int, resident: Mapping[str, str]) -> UserScope:
-    """With what is known of the kernel. resident: by another name, registers of its own by which it knows what runs."""
+def user_scope(kernel: KernelScope, bits: int, isa: UserTrapping) -> UserScope:
+    """With what is known of the kernel."""
     own = {each.name: getattr(kernel, each.name) for each in fields(kernel)}
-    names = {register: name for name, register in resident.items()}
-    return UserScope(**(own | {"current": renamed(kernel.current, names)}), bits=bits)
+    names = {register: name for name, register in isa.resident.items()}
+    current = renamed(kernel.current, names)
+    return UserScope(**(own | {"current": current}), bits=bits, frames=isa.frames[bits].registers)

@@ -123,8 +123,10 @@ class _Compiler:
         if isinstance(frame, Missing):
             raise fault(frame.message, action.name, frame.hint)
         columns = tuple(Column(name, Form.UNSIGNED) for name in (*frame.registers, "room"))
-        fields = (*(Register(name) for name in frame.registers), frame.room)
-        return Emit(Records(action.where.text, columns, stack=self._limits.stack), fields)
+        room = Constant(0) if frame.room is None else frame.room
+        fields = (*(Register(name) for name in frame.registers), room)
+        tried = frame.room is None
+        return Emit(Records(action.where.text, columns, stack=self._limits.stack, tried=tried), fields)
 
     def _aggregate(self, action: Typed) -> tuple[Aggregate, Expr | None]:
         if action.name.text == "count":

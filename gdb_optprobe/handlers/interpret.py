@@ -134,8 +134,22 @@ def _carried_out(action: Action, hit: Hit) -> Done:
     data = b"".join(data for _, data in evaluated)
     if isinstance(action, Emit) and action.target.stack:
         sp, room = (int.from_bytes(evaluated[at][1], "little") for at in (0, -1))
+        if action.target.tried:
+            words = _words(hit, sp, action.target.stack)
+            return Done(action, value, data[:-WORD] + len(words).to_bytes(WORD, "little") + words)
         data += _read(hit, sp, WORD * min(room // WORD, action.target.stack), mapped=True)
     return Done(action, value, data)
+
+
+def _words(hit: Hit, start: int, most: int) -> bytes:
+    """Up to the first that is not there."""
+    found = b""
+    while len(found) < WORD * most:
+        try:
+            found += _read(hit, start + len(found) & MASK, WORD, mapped=False)
+        except Fault:
+            break
+    return found
 
 
 def _data(operand: Operand, hit: Hit) -> bytes:

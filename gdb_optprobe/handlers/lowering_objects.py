@@ -103,7 +103,7 @@ def record(emit: Emitter, words: Words, action: Emit, layout: RingLayout, at: in
             emit.store(Memory(place, ring.CPU), word, 4)
         _store_fields(emit, fields, place, action.fields)
         if action.target.stack:
-            _copy_stack(emit, fields, action, place)
+            (_try_stack if action.target.tried else _copy_stack)(emit, fields, action, place)
         _finish(emit, number, place)
         if fields.faulted:
             emit.jump(full)
@@ -136,6 +136,25 @@ def _copy_stack(emit: Emitter, words: Words, action: Emit, place: str) -> None:
         emit.binary(Arithmetic.SUB, index, index, 1, 64, False)
         emit.branch(Test.NE, index, 0, False, copy)
         emit.mark(done)
+
+
+def _try_stack(emit: Emitter, words: Words, action: Emit, place: str) -> None:
+    """Word by word up to the first that is not there."""
+    most, fields, sp = action.target.stack, ring.FIELDS + action.target.fields, _stack_pointer(action)
+    copy, done = Label(), Label()
+    with emit.pool.borrowed() as at, emit.pool.borrowed() as taken:
+        words.into(at, sp)
+        emit.constant(taken, 0)
+        emit.mark(copy)
+        with emit.pool.borrowed() as word, words.peeking(sp):
+            emit.peek(word, at, 8, done)
+            emit.store(Memory(place, fields, taken), word)
+        emit.binary(Arithmetic.ADD, at, at, 8, 64, False)
+        emit.binary(Arithmetic.ADD, taken, taken, 1, 64, False)
+        emit.branch(Test.LT, taken, most, False, copy)
+        emit.mark(done)
+        emit.binary(Arithmetic.SHL, taken, taken, 3, 64, False)
+        emit.store(Memory(place, fields - 8), taken)
 
 
 def _stack_pointer(action: Emit) -> Expr:

@@ -129,13 +129,13 @@ class Words:
             with self.memory(node.address) as memory:
                 (lowering_text.whole if node.whole else lowering_text.up_to_end)(self._emitter, made, memory, node.size)
         else:
-            with self._peeking(node), self.word(node.address) as at:
+            with self.peeking(node), self.word(node.address) as at:
                 lowering_text.peeked(self._emitter, made, at, node.size, node.whole, self.fault)
         return [*made]
 
     def store_text(self, node: Text, into: Memory) -> None:
         """The same words of text that may not be there, into memory."""
-        with self._peeking(node), self.word(node.address) as at:
+        with self.peeking(node), self.word(node.address) as at:
             lowering_text.store_peeked(self._emitter, into, at, node.size, node.whole, self.fault)
 
     def into(self, to: str, node: Expr) -> None:
@@ -152,7 +152,7 @@ class Words:
                 with self.memory(address) as memory:
                     emit.load(to, Value(memory, size, signed))
             case Load(address, size, signed):
-                with self._peeking(node):
+                with self.peeking(node):
                     emit.peek(to, self._first(to, address), size, self.fault)
                 if size < WORD:
                     emit.extend(to, to, 8 * size, signed)
@@ -207,14 +207,15 @@ class Words:
             case TextEquals(address, literal, True):
                 self._text(address, literal, when, label)
             case TextEquals(address, literal):
-                with self._peeking(node), self.word(address) as at:
+                with self.peeking(node), self.word(address) as at:
                     lowering_text.peeked_equals(emit, at, literal, when, label, self.fault)
             case _:
                 with self.compared(node) as word:
                     emit.branch(Test.NE if when else Test.EQ, word, 0, False, label)
 
     @contextmanager
-    def _peeking(self, node: Operand) -> Iterator[None]:
+    def peeking(self, node: Operand) -> Iterator[None]:
+        """Around peeks that `node` needs. Raises NotLowered where nothing can read what may not be there."""
         try:
             yield
         except KeyError as error:

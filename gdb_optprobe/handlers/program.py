@@ -216,11 +216,11 @@ class Frame:
     """What the stack at a hit is unwound from.
 
     registers: those that a copy of the stack needs beside it, the stack pointer first.
-    room:      bytes from there on, whole words of which can surely be read.
+    room:      bytes from there on, whole words of which can surely be read; None where each has to be tried.
     """
 
     registers: tuple[str, ...]
-    room: Expr
+    room: Expr | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,12 +250,14 @@ class Records:
 
     format: of `print`, C's; empty for the others.
     stack:  words of the stack behind the columns, at most. Those are Frame's then: the stack pointer first, room last.
+    tried:  the stack may not be there: the words up to the first that cannot be read are taken, and room is theirs.
     """
 
     name: str
     columns: tuple[Column, ...]
     format: str = ""
     stack: int = 0
+    tried: bool = False
 
     @property
     def size(self) -> int:
@@ -326,7 +328,8 @@ class Program:
     @property
     def dereferences(self) -> bool:
         """Whether memory is read that may not be there."""
-        return any(map(dereferences, self.operands()))
+        tried = any(isinstance(action, Emit) and action.target.tried for action in self.actions)
+        return tried or any(map(dereferences, self.operands()))
 
     def nodes(self) -> Iterator[Operand]:
         """Every node of every expression, a shared one as often as it is used."""

@@ -9,6 +9,7 @@ from typing import Protocol
 from .base import Dead, Insn
 from .code import Code
 from .emitter import Before, Emitter, Value
+from .user_frames import UserFrames
 
 ABSENT, OTHER = 0, 1
 """What a routine that looks a page up leaves in place of its record: there is none, or none that we have written to."""
@@ -69,6 +70,7 @@ class UserTrapping(Protocol):
     registers: by name, the offset of each in what `frame` leads to.
     around:    bytes of code around an instruction that tell whether it is such a place as `reserved` finds.
     resident:  names for registers that programs read as they are, not as they were saved: the kernel's own.
+    frames:    what is on programs' stacks, by their bits.
     """
 
     @property
@@ -97,6 +99,9 @@ class UserTrapping(Protocol):
 
     @property
     def resident(self) -> Mapping[str, str]: ...
+
+    @property
+    def frames(self) -> Mapping[int, UserFrames]: ...
 
     @property
     def pc(self) -> int: ...

@@ -42,6 +42,8 @@ from gdb_optprobe.probes.views import (
 GAP = 256
 # Where a counter may be, to tell what a count would cost: anywhere near.
 COUNTER_AWAY = 0x10000
+Unwound = Callable[[Mapping[str, int], bytes], Iterable[FrameView]]
+"""Registers and words of a stack to its frames."""
 READ = 50
 """Instructions of what a program calls to read memory that may not be there, most often."""
 
@@ -196,14 +198,15 @@ def _row(columns: Sequence[Column], data: bytes, words: tuple[int, ...], target:
     return RowView(key, words, f"[{', '.join(_spelled(value, target) for value in key)}]")
 
 
-def record(probe: Probe, row: Row, target: Target) -> RecordView:
-    """What an action kept of one hit."""
+def record(probe: Probe, row: Row, target: Target, unwound: Unwound | None = None) -> RecordView:
+    """What an action kept of one hit. unwound: a stack that is not the kernel's."""
     kind = probe.handler.objects[row.kind]
     assert isinstance(kind, Records)
     values = _key(kind.columns, row.fields)
     if kind.stack:
-        stack = tuple(_frames(probe, kind, row.fields, target))
-        return RecordView(row.cpu, row.time, (), " / ".join(one.symbol or f"{one.address:#x}" for one in stack), stack)
+        registers, words = _taken(kind, row.fields)
+        stack = tuple(unwound(registers, words) if unwound else _frames(probe, registers, words, target))
+        return RecordView(row.cpu, row.time, (), " / ".join(one.text for one in stack), stack)
     if not kind.format:
         parts = zip(kind.columns, values, strict=True)
         text = ", ".join(f"{one.label}={_spelled(value, target)}" for one, value in parts)
@@ -212,13 +215,16 @@ def record(probe: Probe, row: Row, target: Target) -> RecordView:
     return RecordView(row.cpu, row.time, values, render(kind.format, raw))
 
 
-def _frames(probe: Probe, kind: Records, data: bytes, target: Target) -> Iterator[FrameView]:
-    """Of a record's stack. A call may be the last of its function's: what is behind it is another one's."""
+def _taken(kind: Records, data: bytes) -> tuple[Mapping[str, int], bytes]:
+    """Of a record: registers by name, and the stack."""
     *values, room = (int.from_bytes(data[at : at + WORD], "little") for at in range(0, kind.fields, WORD))
     names = (column.label for column in kind.columns)
-    registers = dict(zip(names, values, strict=False)) | {target.isa.pc: probe.address}
-    stack = data[kind.fields :][: min(room & -WORD, WORD * kind.stack)]
-    for address, exact in target.backtrace(registers, stack):
+    return dict(zip(names, values, strict=False)), data[kind.fields :][: min(room & -WORD, WORD * kind.stack)]
+
+
+def _frames(probe: Probe, registers: Mapping[str, int], stack: bytes, target: Target) -> Iterator[FrameView]:
+    """Of a record's stack. A call may be the last of its function's: what is behind it is another one's."""
+    for address, exact in target.backtrace({**registers, target.isa.pc: probe.address}, stack):
         if not address:
             yield FrameView(0, "…")
             continue

@@ -87,10 +87,19 @@ class ObjectView:
 
 @dataclass(frozen=True, slots=True)
 class FrameView:
-    """A frame of a stack. symbol: "vfs_read+0x13", or "" where none is known."""
+    """A frame of a stack. symbol: "vfs_read+0x13", or "" where none is known. address: 0 where who called is not.
+
+    sure: else it may be left on the stack from an earlier call.
+    """
 
     address: int
     symbol: str
+    sure: bool = True
+
+    @property
+    def text(self) -> str:
+        """For people; a doubt as the kernel's own traces have it."""
+        return ("" if self.sure else "? ") + (self.symbol or f"{self.address:#x}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from gdb_optprobe.handlers.program import (
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.isa.x86_64.emitter import MACHINE
+from gdb_optprobe.isa.x86_64.user_frames import COST
 from gdb_optprobe.objects import aggregate
 from gdb_optprobe.objects.aggregate import Average, Count, Greatest, Least, Linear, Powers, Sum
 from gdb_optprobe.objects.table import CLAIMED, PROBES
@@ -35,10 +36,12 @@ from .running import (
     CPU,
     KIND,
     NUMBERS,
+    PAGE,
     RING,
     RING_AT,
     START,
     TABLE_BITS,
+    USER,
     differences,
     execute,
     memory_of,
@@ -116,6 +119,33 @@ def test_as_much_of_the_stack_as_there_surely_is(room: int) -> None:
     stack = Emit(Records("stack", COLUMNS, stack=3), (Register("rsp"), Constant(room)))
     for dead in (Dead(), X86_64.dead_at_entry()):
         assert not differences(Program(None, (stack, SUM)), state(ZEROS | {"rsi": 3}), dead)
+
+
+def test_what_a_word_of_a_stack_costs() -> None:
+    """What reports say of it."""
+    costs = []
+    for words in (2, 3):
+        target = Records("stack", COLUMNS, stack=words, tried=True)
+        program = Program(None, (Emit(target, (Register("rsi"), Constant(0))),))
+        before = state(ZEROS | {"rsi": USER})
+        costs.append(execute(code_of(program), before, memory_of(before, objects(program))).executed)
+    assert costs[1] - costs[0] == COST
+
+
+USER_END = USER + PAGE
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [(USER, 3), (USER_END - 24, 3), (USER_END - 12, 1), (USER_END - 8, 1), (USER_END, 0), (1, 0), (MASK - 15, 0)],
+)
+def test_as_much_of_a_stack_as_is_there(start: int, words: int) -> None:
+    stack = Emit(Records("stack", COLUMNS, stack=3, tried=True), (Register("rsi"), Constant(0)))
+    before = state(ZEROS | {"rsi": start, "rdx": 8})
+    for dead in (Dead(), X86_64.dead_at_entry()):
+        assert not differences(Program(None, (stack, SUM)), before, dead)
+    code = code_of(Program(None, (stack,)))
+    left = execute(code, before, memory_of(before, objects(Program(None, (stack,)))))
+    (record,) = RING.decode(left.read(RING_AT, RING.size)).records
+    assert int.from_bytes(record.fields[8:16], "little") == 8 * words
 
 
 AGGREGATES = (Count(), Sum(True), Least(True), Greatest(False), Average(True), Powers(True), Linear(0, 100, 10, False))

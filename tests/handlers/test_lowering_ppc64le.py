@@ -105,6 +105,14 @@ def test_as_much_of_the_stack_as_there_surely_is() -> None:
     assert not [found for found, _ in differences([Trial(Program(None, (stack,)), seed=1) for stack in stacks])]
 
 
+@needs_oracle
+def test_as_much_of_a_stack_as_is_there() -> None:
+    starts = [running.DATA + at for at in (0, *range(running.PAGE - 40, running.PAGE + 1, 4))]
+    target = Records("stack", COLUMNS, stack=3, tried=True)
+    stacks = [Emit(target, (Constant(start), Constant(0))) for start in starts]
+    assert not [found for found, _ in differences([Trial(Program(None, (stack,)), seed=1) for stack in stacks])]
+
+
 AGGREGATES = (Count(), Sum(True), Least(True), Greatest(False), Average(True), Powers(True), Linear(0, 100, 10, False))
 
 

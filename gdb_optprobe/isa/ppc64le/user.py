@@ -28,6 +28,7 @@ from .decoder import decode
 from .emitter import MACHINE
 from .forms import NONE, Item, Jump, Way, compare, logical, number, placed, plain, rotate
 from .relocator import PROBE, is_nop, relocate
+from .user_frames import FRAMES
 from .uses import SPR_CTR, SPR_LR
 from .values import BITS
 from .words import (
@@ -125,6 +126,7 @@ class PowerUser:
     leaf = leaf.REGISTERS
     scratch = Dead(True, frozenset((*_WHILE_HANDLED, *CR_FIELDS, CTR, LR, XER)))
     resident: ClassVar[Mapping[str, str]] = {PACA: _PACA}
+    frames = FRAMES
     order = staticmethod(MACHINE.order)
 
     @property

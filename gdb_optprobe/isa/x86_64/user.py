@@ -20,6 +20,7 @@ from .abi import ARITHMETIC_FLAGS, CALLEE_SAVED, CARRY, GENERAL
 from .emitter import MACHINE, Emitter
 from .encode import Relative, immediate, instruction, push
 from .user_code import copied, decoded
+from .user_frames import FRAMES
 from .writer import fits
 
 _ORDER = ("r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx", "rsi", "rdi")
@@ -62,6 +63,7 @@ class _User:
     leaf = leaf.REGISTERS
     scratch = Dead(True, frozenset((*GENERAL, CARRY)).difference(CALLEE_SAVED))
     resident: Mapping[str, str] = {}
+    frames = FRAMES
     order = staticmethod(MACHINE.order)
 
     decode = staticmethod(decoded)

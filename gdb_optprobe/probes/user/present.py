@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 
 from gdb_optprobe.detours.tier import Tier
+from gdb_optprobe.guest.linux.backtrace import Copy
+from gdb_optprobe.guest.linux.user.unwinding import Loaded
+from gdb_optprobe.handlers.program import Records
 from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.probes import outstanding, present, saving
 from gdb_optprobe.probes.gathered import Gathered
@@ -15,7 +19,16 @@ from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user.calls import Function
 from gdb_optprobe.probes.user.point import Point
 from gdb_optprobe.probes.user.probes import Users
-from gdb_optprobe.probes.views import CallsView, CodeLine, DetourView, ExplainView, OutView, ProbeView, ShowView
+from gdb_optprobe.probes.views import (
+    CallsView,
+    CodeLine,
+    DetourView,
+    ExplainView,
+    FrameView,
+    OutView,
+    ProbeView,
+    ShowView,
+)
 
 
 def probe(probe: Probe, users: Users, found: Gathered, target: Target) -> ProbeView:
@@ -26,7 +39,7 @@ def probe(probe: Probe, users: Users, found: Gathered, target: Target) -> ProbeV
     stands = point.placed is not None
     detour = point.placed.detour if point.placed is not None else None
     code = target.isa.decode(detour.data, detour.address) if detour is not None else ()
-    count, most = len(code), sum(map(present.cost_of, code))
+    count, most = len(code), sum(map(present.cost_of, code)) + _of_stacks(point, target)
     if function is not None and function.placed is not None:
         back = function.placed.detour
         most += sum(map(present.cost_of, target.isa.decode(back.data, back.address)))
@@ -58,8 +71,30 @@ def probe(probe: Probe, users: Users, found: Gathered, target: Target) -> ProbeV
         stops=0,
         calls=calls,
         objects=tuple(present.objects(probe.handler, found, target)),
-        records=tuple(present.record(probe, row, target) for row in found.records),
+        records=tuple(present.record(probe, row, target, partial(_frames, point, target)) for row in found.records),
     )
+
+
+def _of_stacks(point: Point, target: Target) -> int:
+    """Instructions that the code does not show: it takes one word of a stack after the other."""
+    objects = [each for probe in point.enabled for each in probe.handler.objects]
+    words = sum(each.stack - 1 for each in objects if isinstance(each, Records) and each.tried)
+    return words * target.user().kernel.isa.frames[point.program.bits].cost if words else 0
+
+
+def _frames(point: Point, target: Target, registers: Mapping[str, int], stack: bytes) -> Iterator[FrameView]:
+    """Of a hit's stack. A call may be the last of its function's: what is behind it is another one's."""
+    isa, program = target.user().kernel.isa, point.program
+    frames = isa.frames[program.bits]
+    decode = partial(isa.decode, bits=program.bits)
+    loaded = Loaded(program.elf, registers[frames.pc] - point.insn.address, frames, decode)
+    for frame in loaded.callers(registers, Copy(registers[frames.sp], stack)):
+        if not frame.address or frame.place is None:
+            yield FrameView(frame.address, "" if frame.address else "…")
+            continue
+        symbol = program.spell(frame.place)
+        inside = frame.exact or "+" in symbol
+        yield FrameView(frame.address, symbol if inside else program.spell(frame.place - 1), frame.sure)
 
 
 def show(view: ProbeView, point: Point, target: Target, isa: UserTrapping) -> ShowView:

@@ -10,7 +10,7 @@ import pytest
 
 from gdb_optprobe.isa.x86_64.user import USER
 from qemu.guest import Guest
-from tests.guest import answer, calls, library
+from tests.guest import answer, calls, library, stacked
 from tests.guest.batch import Workload, batch, keep
 from tests.guest.conftest import FULL
 from tests.guest.gdb import TRACING, Console, release
@@ -235,6 +235,39 @@ def test_switched_off_and_on_killed_and_left(linux: Guest, waiting: str) -> None
     assert linux.problems() == []
 
 
+@pytest.mark.parametrize("arch", ["x86_64", "i386"])
+def test_stacks(linux: Guest, tmp_path: Path, arch: str) -> None:
+    """Processes that have ended, each loaded elsewhere; where returns are probed; and where the stack ends."""
+    path = "/tmp/stacked"
+    answer.put(linux, stacked.build(tmp_path, arch), path)
+    middle, outer, bare = stacked.MIDDLE[arch], stacked.OUTER[arch], stacked.BARE[arch]
+    twice, once = Workload(f"{path}; {path}"), Workload(path)
+    script: list[str | Workload] = ["set optprobe ring-records 16", "set optprobe stack-size 8192"]
+    script += [f"optprobe add -user {path}:_start do stack", "set optprobe stack-size 512"]
+    script += [f"optprobe add -user {path}:inner+2 do stack", twice, "optprobe report -json -clear"]
+    script += [f"optprobe add -user {path}:middle -return entry do stack", once, "optprobe report -json"]
+    script += ["optprobe delete", "set optprobe stack-size 64", f"optprobe add -user {path}:inner+2 do stack"]
+    script += [once, "optprobe report -json", "optprobe report", "optprobe check"]
+    try:
+        finished = batch(linux, script)
+    finally:
+        linux.run(f"rm {path}")
+    assert finished.status == 0, finished.output
+    assert "holds what we wrote" in finished.output and '"faults": 1' not in finished.output
+    lines = [json.loads(line) for line in finished.output.splitlines() if line.startswith('{"type": "record"')]
+    whole = ["_start", "_start", *[f"{middle} / {outer}", bare] * 2]
+    returning = ["_start", f"{middle} / … / ? _start+0x6", bare, f"middle / {outer}"]
+    short = [f"{middle} / …", bare]
+    assert [line["text"].replace("stacked:", "") for line in lines] == whole + returning + short
+    assert [line["cut"] for line in lines] == ["…" in line["text"] for line in lines]
+    assert len({line["stack"][0]["address"] for line in lines if line["text"].startswith("stacked:inner")}) == 4
+    unsure = [frame for line in lines for frame in line["stack"] if "sure" in frame]
+    assert [(frame["symbol"], frame["sure"]) for frame in unsure] == [
+        (f"stacked:_start+{at:#x}", False) for at in (0xB, 0xB, 6, 0xB, 0xB)
+    ]
+    assert linux.problems() == []
+
+
 ON_A_HOOK = """python import gdb_optprobe.debugger.attach as attach; \
 gdb.execute(f"optprobe add *{attach.current_session().registry.hooks[0].address:#x}")"""
 """A probe on the kernel, where a call of its own leads to our code."""
@@ -292,7 +325,7 @@ BAD = {
     "{path}:_start -return": "returns to nobody",
     "{path}:answer -return do stop": "stop is not built yet",
     "{path}:answer do stop": "stop is not built yet",
-    "{path}:answer do stack": "is not unwound",
+    "{path}:answer -return do stack": "not looked at where a function has returned",
     "{path}:answer if nothing == 1": "nothing",
 }
 
@@ -316,19 +349,20 @@ def test_another_gdb_finds_what_a_killed_one_left(linux: Guest, waiting: str, re
     """Meanwhile hits are counted on, of programs too that are started while there is none."""
     with Console(linux) as gdb:
         gdb("set optprobe emulation off")
-        assert "trapped" in gdb(f"optprobe add -user {waiting}:answer do count by $comm", 60)
+        assert "trapped" in gdb(f"optprobe add -user {waiting}:answer do count by $comm, stack", 60)
         assert "trapped" in gdb(f"optprobe add -user {waiting}:answer+9", 60)
         gdb.kill()
     release(linux)
     assert linux.check(f"{GO_ON}; {waiting}; echo said $?").splitlines() == ["said 7"] * (WAITING + 1)
     script: list[str | Workload] = ["optprobe recover -remove"] if remove else [
-        "optprobe recover", keep("list", "optprobe list")
+        "optprobe recover", keep("list", "optprobe list"), "optprobe report"
     ]  # fmt: skip
     script += [Workload(f"{waiting}; echo said $?"), keep("after", "optprobe list"), "optprobe check"]
     finished = batch(linux, script)
     assert finished.status == 0, finished.output
     assert finished.workloads == ("said 7\n",)
     if not remove:
+        assert finished.output.count(": answer64:answer / … / ? answer64:ask+0x5\n") == WAITING + 1
         assert [probe["hits"] for probe in finished.json("list")] == [WAITING + 1] * 2
     assert [probe["hits"] for probe in finished.json("after")] == ([] if remove else [WAITING + 2] * 2)
     assert linux.problems() == []

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from qemu.guest import Guest
-from tests.guest import answer, calls, library
+from tests.guest import answer, calls, library, stacked
 from tests.guest.batch import Workload, batch, keep
 from tests.guest.gdb import Console, release
 
@@ -113,6 +114,30 @@ def test_a_library_in_two_programs(ppc_guest: Guest, tmp_path: Path) -> None:
     assert [probe["hits"] for probe in finished.json("list")] == [4 * COUNT] * (len(places) + 1)
     assert f"[caller]: {2 * COUNT}" in finished.output and f"[another]: {2 * COUNT}" in finished.output
     assert "holds what we wrote" in finished.output
+
+
+def test_stacks(ppc_guest: Guest, tmp_path: Path) -> None:
+    """Of processes that have ended; a function that says nothing of its frame has it linked to its caller's."""
+    path, arch = "/tmp/stacked", "ppc64le"
+    answer.put(ppc_guest, stacked.build(tmp_path, arch), path)
+    middle, outer, bare = stacked.MIDDLE[arch], stacked.OUTER[arch], stacked.BARE[arch]
+    script: list[str | Workload] = ["set optprobe ring-records 16"]
+    script += [f"optprobe add -user {path}:{place} do stack" for place in ("inner+0xc", "inner", "bare+4")]
+    script += [Workload(f"{path}; {path}"), "optprobe report -json -clear"]
+    script += [f"optprobe add -user {path}:middle -return entry do stack", Workload(path), "optprobe report -json"]
+    script += ["optprobe check"]
+    try:
+        finished = batch(ppc_guest, script)
+    finally:
+        ppc_guest.run(f"rm {path}")
+    assert finished.status == 0, finished.output
+    assert "holds what we wrote" in finished.output and '"faults": 1' not in finished.output
+    lines = [json.loads(line) for line in finished.output.splitlines() if line.startswith('{"type": "record"')]
+    at_entry = [text.replace("inner+0xc", "inner") for text in (f"{middle} / {outer}", bare)]
+    whole = [*[f"{middle} / {outer}", bare] * 2, *at_entry * 2, *["bare+0x4 / … / ? _start+0xc"] * 2]
+    cut = f"{middle} / … / ? _start+0x8"
+    returning = [cut, bare, cut.replace("inner+0xc", "inner"), at_entry[1], whole[-1], f"middle / {outer}"]
+    assert [line["text"].replace("stacked:", "") for line in lines] == whole + returning
 
 
 def test_while_every_vcpu_runs_a_program(ppc_guest: Guest, tmp_path: Path) -> None:

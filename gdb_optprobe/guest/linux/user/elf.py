@@ -1,7 +1,7 @@
 """A program's file: where its code is, and what its symbols are. Pure: bytes in.
 
     header ─► program headers: PT_LOAD: what is mapped where; PT_NOTE: the build-id
-           └► section headers: SYMTAB, DYNSYM and their strings
+           └► section headers: SYMTAB, DYNSYM and their strings; .eh_frame
 
 System V ABI, chapters 4 and 5; 32-bit and 64-bit, little-endian. Addresses are the file's own ("virtual"), as symbols
 have them; where the program is loaded elsewhere, all are shifted alike. Every number is checked as a stranger's.
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.user.cfi import CallFrames
 
 Read = Callable[[int, int], bytes]
 """Bytes of the file, by offset and size. Raises OptprobeError."""
@@ -26,9 +27,10 @@ LITTLE_ENDIAN = 1
 EXECUTABLE, SHARED = 2, 3  # e_type
 LOAD, NOTE = 1, 4  # p_type
 CODE = 1  # PF_X
-SYMTAB, DYNSYM = 2, 11  # sh_type
+PROGBITS, SYMTAB, DYNSYM = 1, 2, 11  # sh_type
 NOTHING, FUNCTION = 0, 2  # STT_NOTYPE, STT_FUNC
 BUILD_ID = 3  # NT_GNU_BUILD_ID
+EH_FRAME = b".eh_frame\0"
 UNDEFINED = 0  # SHN_UNDEF
 MOST_HEADERS = 1 << 12
 LARGEST_TABLE = 1 << 26
@@ -116,7 +118,7 @@ class Elf:
     """`name` is what messages call it. bits: 32 or 64. pie: it may be loaded anywhere. entry: where it begins to run.
 
     sections: offset and number of the section headers, size of the file. machine: whose code it is. page: bytes of one
-    of the machine's. named_by: the file whose symbols are taken.
+    of the machine's. names: the section that has the sections' names. named_by: the file whose symbols are taken.
     """
 
     name: str
@@ -129,6 +131,7 @@ class Elf:
     sections: tuple[int, int, int]
     machine: int
     page: int
+    names: int = 0
     named_by: Elf | None = None
 
     @staticmethod
@@ -141,7 +144,7 @@ class Elf:
         layout = _LAYOUTS.get({1: 32, 2: 64}.get(ident[4], 0))
         if ident[:4] != MAGIC or layout is None or ident[5] != LITTLE_ENDIAN:
             raise no_elf
-        kind, machine, _, entry, programs, sections, _, _, each, count, section_each, section_count, _ = (
+        kind, machine, _, entry, programs, sections, _, _, each, count, section_each, section_count, names = (
             layout.header.unpack(read(16, layout.header.size))
         )
         if kind not in (EXECUTABLE, SHARED) or machine not in of.machines:
@@ -164,7 +167,7 @@ class Elf:
         table = (sections, section_count if section_each == layout.section.size else 0, size)
         bits = 64 if layout is _LAYOUTS[64] else 32
         build_id = next(filter(None, ids), b"")
-        return Elf(name, read, bits, kind == SHARED, entry, loads, build_id, table, machine, of.page)
+        return Elf(name, read, bits, kind == SHARED, entry, loads, build_id, table, machine, of.page, names)
 
     # where -----------------------------------------------------------------------------------------------------------
 
@@ -291,12 +294,7 @@ class Elf:
         """Functions and labels in its code, by address. Raises OptprobeError."""
         if self.named_by is not None:
             return tuple(s for s in self.named_by.symbols if any(code.holds(s.address) for code in self.code))
-        layout = _LAYOUTS[self.bits]
-        start, count, size = self.sections
-        if not start or not 0 < count <= MOST_HEADERS:
-            return ()
-        table = _bounded(self.read, start, count * layout.section.size, size, self.name)
-        headers = list(layout.section.iter_unpack(table))
+        layout, size, headers = _LAYOUTS[self.bits], self.sections[2], self._sections()
         found: set[Symbol] = set()
         for _, kind, _, _, offset, length, link, _, _, each in headers:
             if kind in (SYMTAB, DYNSYM) and each == layout.symbol.size and link < len(headers):
@@ -304,6 +302,25 @@ class Elf:
                 rows = _bounded(self.read, offset, length - length % each, size, self.name)
                 found.update(self._functions(layout, rows, strings))
         return tuple(sorted(found))
+
+    @cached_property
+    def call_frames(self) -> CallFrames:
+        """What it says of its functions' callers. Raises OptprobeError."""
+        headers, size = self._sections(), self.sections[2]
+        if self.names >= len(headers):
+            return CallFrames()
+        strings = _bounded(self.read, headers[self.names][4], headers[self.names][5], size, self.name)
+        for name, kind, _, address, offset, length, *_ in headers:
+            if kind == PROGBITS and strings[name : name + len(EH_FRAME)] == EH_FRAME:
+                return CallFrames(_bounded(self.read, offset, length, size, self.name), address, self.bits // 8)
+        return CallFrames()
+
+    def _sections(self) -> list[tuple[int, ...]]:
+        layout = _LAYOUTS[self.bits]
+        start, count, size = self.sections
+        if not start or not 0 < count <= MOST_HEADERS:
+            return []
+        return [*layout.section.iter_unpack(_bounded(self.read, start, count * layout.section.size, size, self.name))]
 
     def _functions(self, layout: _Layout, rows: bytes, strings: bytes) -> Iterator[Symbol]:
         for values in layout.symbol.iter_unpack(rows):

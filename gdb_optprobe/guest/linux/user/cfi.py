@@ -1,0 +1,387 @@
+"""How the caller of a place in a program is found, as its file says: .eh_frame. Pure: bytes in.
+
+    .eh_frame ─► CIE: what all its FDEs begin with ─► FDE: code from … to …, and what changes where
+    place ─► its FDE ─► instructions up to there ─► Rules: the frame's address (CFA), and where registers are
+
+DWARF 4, 6.4; Linux Standard Base, 10.6 (Exception Frames). Every number is checked as a stranger's.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from gdb_optprobe.errors import OptprobeError
+
+MASK = (1 << 64) - 1
+DEEPEST = 64
+_64_BIT = 0xFFFFFFFF
+_FORMATS = {2: (2, False), 3: (4, False), 4: (8, False), 10: (2, True), 11: (4, True), 12: (8, True)}
+"""DW_EH_PE_udata2 … DW_EH_PE_sdata8: size, and whether it has a sign."""
+_OMITTED, _RELATIVE = 0xFF, 0x10
+
+
+class Damaged(OptprobeError):
+    """What no compiler has written."""
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """What is so far from the CFA in memory; whole: the address itself."""
+
+    offset: int
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class In:
+    """What another register holds."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What is where an expression leads; whole: the expression's value itself."""
+
+    expression: bytes
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Nobody knows: of the return address, that there is no caller."""
+
+
+Rule = At | In | Computed | Lost
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """cfa: a register's number and what is added to it, or an expression. registers: by number; others are unchanged.
+
+    back: the number of the return address. interrupted: the caller is where a signal came, and was calling nobody.
+    """
+
+    cfa: tuple[int, int] | bytes
+    registers: Mapping[int, Rule]
+    back: int
+    interrupted: bool = False
+
+
+class _Bytes:
+    """Read from the front. Raises Damaged."""
+
+    def __init__(self, data: bytes, at: int = 0, end: int | None = None) -> None:
+        self.data, self.at, self.end = data, at, len(data) if end is None else end
+
+    def take(self, size: int) -> bytes:
+        if size < 0 or self.at + size > self.end:
+            raise Damaged("the description of frames ends too soon")
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def number(self, size: int, signed: bool = False) -> int:
+        return int.from_bytes(self.take(size), "little", signed=signed)
+
+    def leb(self, signed: bool = False) -> int:
+        value = shift = 0
+        while True:
+            byte = self.number(1)
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value - (1 << shift) if signed and byte & 0x40 else value
+            if shift > 70:
+                raise Damaged("a number does not end")
+
+    def block(self) -> bytes:
+        return self.take(self.leb())
+
+
+@dataclass(frozen=True, slots=True)
+class _Common:
+    """A CIE. code, data: what distances are counted in. encoding: of addresses. augmented: FDEs have a size there."""
+
+    code: int
+    data: int
+    back: int
+    encoding: int
+    augmented: bool
+    interrupted: bool
+    first: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """An FDE: code from start to end."""
+
+    start: int
+    end: int
+    common: _Common
+    program: bytes
+
+
+@dataclass(frozen=True)
+class CallFrames:
+    """data: of .eh_frame, which is at `address`; word: bytes of an address. It may be empty."""
+
+    data: bytes = b""
+    address: int = 0
+    word: int = 8
+
+    def rules(self, address: int) -> Rules | None:
+        """Before the instruction there; None where nothing is said of it. Raises Damaged."""
+        starts, found = self._by_start
+        at = bisect_right(starts, address) - 1
+        if at < 0 or not found[at].start <= address < found[at].end:
+            return None
+        one = found[at]
+        machine = _Machine(one.common, self._encoded)
+        machine.begin()
+        machine.run(_Bytes(one.program), one.start, address)
+        return Rules(machine.cfa, machine.registers, one.common.back, one.common.interrupted)
+
+    @cached_property
+    def _by_start(self) -> tuple[list[int], list[_Described]]:
+        found = sorted(self._described(), key=lambda each: each.start)
+        return [each.start for each in found], found
+
+    def _described(self) -> Iterator[_Described]:
+        """As far as they are none damaged."""
+        commons: dict[int, _Common] = {}
+        reader = _Bytes(self.data)
+        try:
+            while reader.at < reader.end and (size := reader.number(4)):
+                size = reader.number(8) if size == _64_BIT else size
+                start = reader.at
+                inside = _Bytes(self.data, start, start + size)
+                reader.take(size)
+                back = inside.number(4)
+                if not back:
+                    continue
+                if start - back not in commons:
+                    commons[start - back] = self._common(start - back)
+                yield self._one(inside, commons[start - back])
+        except Damaged:
+            return
+
+    def _common(self, at: int) -> _Common:
+        """The one that begins at `at`."""
+        if at < 0:
+            raise Damaged("a description of frames refers to nothing")
+        reader = _Bytes(self.data, at)
+        size = reader.number(4)
+        reader.end = min(reader.end, reader.at + size)
+        if reader.number(4):
+            raise Damaged("a description of frames refers to another")
+        version, name = reader.number(1), b""
+        while (byte := reader.take(1)) != b"\0":
+            name += byte
+        code, data = reader.leb(), reader.leb(signed=True)
+        back = reader.number(1) if version == 1 else reader.leb()
+        encoding, augmented = 0, name[:1] == b"z"
+        end = reader.leb() + reader.at if augmented else reader.at
+        if name and not augmented:
+            raise Damaged("a description of frames is of an unknown sort")
+        for letter in name[1:].decode("latin-1"):
+            if letter == "R":
+                encoding = reader.number(1)
+            elif letter == "P":
+                self._encoded(reader, reader.number(1))
+            elif letter == "L":
+                reader.number(1)
+        reader.at = end
+        return _Common(code, data, back, encoding, augmented, b"S" in name, reader.take(reader.end - end))
+
+    def _one(self, reader: _Bytes, common: _Common) -> _Described:
+        start = self._encoded(reader, common.encoding)
+        size = self._encoded(reader, common.encoding & 0x0F)
+        if common.augmented:
+            reader.block()
+        return _Described(start, start + size, common, reader.take(reader.end - reader.at))
+
+    def _encoded(self, reader: _Bytes, encoding: int) -> int:
+        """A pointer (DW_EH_PE_…)."""
+        if encoding == _OMITTED:
+            return 0
+        here = self.address + reader.at
+        form = encoding & 0x0F
+        value = reader.leb(form == 9) if form in (1, 9) else reader.number(*_FORMATS.get(form, (self.word, False)))
+        if encoding & 0x70 not in (0, _RELATIVE):
+            raise Damaged("an address is relative to what is not known")
+        return value + (here if encoding & 0x70 else 0) & (1 << 8 * self.word) - 1
+
+
+Encoded = Callable[[_Bytes, int], int]
+
+
+class _Machine:
+    """Runs call frame instructions (DWARF 4, 6.4.2)."""
+
+    def __init__(self, common: _Common, encoded: Encoded) -> None:
+        self._common, self._encoded = common, encoded
+        self.cfa: tuple[int, int] | bytes = b""
+        self.registers: dict[int, Rule] = {}
+        self._first: dict[int, Rule] = {}
+        self._kept: list[tuple[tuple[int, int] | bytes, dict[int, Rule]]] = []
+
+    def begin(self) -> None:
+        """What every FDE begins with."""
+        self.run(_Bytes(self._common.first), 0, MASK)
+        self._first = dict(self.registers)
+
+    def run(self, reader: _Bytes, at: int, until: int) -> None:
+        """What holds at `until`, of code that begins at `at`."""
+        while reader.at < reader.end and at <= until:
+            at = self._step(reader, reader.number(1), at)
+
+    def _step(self, reader: _Bytes, opcode: int, at: int) -> int:
+        """Where the following ones hold."""
+        common, registers, low = self._common, self.registers, opcode & 0x3F
+        match opcode & 0xC0:
+            case 0x40:
+                return at + low * common.code
+            case 0x80:
+                registers[low] = At(reader.leb() * common.data)
+                return at
+            case 0xC0:
+                self._restore(low)
+                return at
+        match opcode:
+            case 0x00:
+                pass
+            case 0x01:
+                return self._encoded(reader, common.encoding)
+            case 0x02 | 0x03 | 0x04:
+                return at + reader.number(1 << opcode - 2) * common.code
+            case 0x05:
+                self._set(reader.leb(), At(reader.leb() * common.data))
+            case 0x06:
+                self._restore(reader.leb())
+            case 0x07:
+                self._set(reader.leb(), Lost())
+            case 0x08:
+                registers.pop(reader.leb(), None)
+            case 0x09:
+                self._set(reader.leb(), In(reader.leb()))
+            case 0x0A:
+                self._keep()
+            case 0x0B:
+                self._back()
+            case 0x0C:
+                self.cfa = reader.leb(), reader.leb()
+            case 0x0D:
+                self.cfa = reader.leb(), self._cfa[1]
+            case 0x0E:
+                self.cfa = self._cfa[0], reader.leb()
+            case 0x0F:
+                self.cfa = reader.block()
+            case 0x10 | 0x16:
+                self._set(reader.leb(), Computed(reader.block(), opcode == 0x16))
+            case 0x11:
+                self._set(reader.leb(), At(reader.leb(True) * common.data))
+            case 0x12:
+                self.cfa = reader.leb(), reader.leb(True) * common.data
+            case 0x13:
+                self.cfa = self._cfa[0], reader.leb(True) * common.data
+            case 0x14 | 0x15:
+                self._set(reader.leb(), At(reader.leb(opcode == 0x15) * common.data, whole=True))
+            case 0x2E:  # DW_CFA_GNU_args_size
+                reader.leb()
+            case 0x2F:  # DW_CFA_GNU_negative_offset_extended
+                self._set(reader.leb(), At(-reader.leb() * common.data))
+            case _:
+                raise Damaged(f"the description of frames has an unknown instruction {opcode:#x}")
+        return at
+
+    def _set(self, number: int, rule: Rule) -> None:
+        self.registers[number] = rule
+
+    @property
+    def _cfa(self) -> tuple[int, int]:
+        if isinstance(self.cfa, bytes):
+            raise Damaged("the description of frames changes what it has not said")
+        return self.cfa
+
+    def _restore(self, number: int) -> None:
+        self.registers.pop(number, None)
+        if number in self._first:
+            self.registers[number] = self._first[number]
+
+    def _keep(self) -> None:
+        if len(self._kept) >= DEEPEST:
+            raise Damaged("the description of frames remembers too much")
+        self._kept.append((self.cfa, dict(self.registers)))
+
+    def _back(self) -> None:
+        if not self._kept:
+            raise Damaged("the description of frames goes back to nothing")
+        self.cfa, self.registers = self._kept.pop()
+
+
+def evaluate(expression: bytes, stack: list[int], register: Callable[[int], int], read: Callable[[int], int]) -> int:
+    """A DWARF expression (DWARF 4, 2.5). stack: with what is on it first. register, read: by number, by address.
+
+    Raises Damaged where it has what frames are never described by; what these raise.
+    """
+    reader, stack = _Bytes(expression), [*stack]
+    while reader.at < reader.end:
+        _operate(reader, reader.number(1), stack, register, read)
+    return _pop(stack)
+
+
+def _operate(
+    reader: _Bytes, opcode: int, stack: list[int], register: Callable[[int], int], read: Callable[[int], int]
+) -> None:
+    if 0x30 <= opcode < 0x50:
+        stack.append(opcode - 0x30)
+    elif 0x70 <= opcode < 0x90:
+        stack.append(register(opcode - 0x70) + reader.leb(True) & MASK)
+    elif opcode == 0x92:
+        stack.append(register(reader.leb()) + reader.leb(True) & MASK)
+    elif 0x08 <= opcode < 0x10:
+        stack.append(reader.number(1 << (opcode - 8) // 2, bool(opcode & 1)) & MASK)
+    elif opcode in (0x10, 0x11):
+        stack.append(reader.leb(opcode == 0x11) & MASK)
+    elif opcode == 0x06:
+        stack.append(read(_pop(stack)))
+    elif opcode == 0x12:
+        stack.append(stack[-1] if stack else _pop(stack))
+    elif opcode == 0x23:
+        stack.append(_pop(stack) + reader.leb() & MASK)
+    elif opcode in _OF_TWO:
+        right, left = _pop(stack), _pop(stack)
+        stack.append(_OF_TWO[opcode](left, right) & MASK)
+    else:
+        raise Damaged(f"a frame is described by an unknown operation {opcode:#x}")
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word
+
+
+_OF_TWO: Mapping[int, Callable[[int, int], int]] = {
+    0x1A: lambda left, right: left & right,
+    0x1C: lambda left, right: left - right,
+    0x1E: lambda left, right: left * right,
+    0x21: lambda left, right: left | right,
+    0x22: lambda left, right: left + right,
+    0x24: lambda left, right: left << min(right, 64),
+    0x25: lambda left, right: left >> min(right, 64),
+    0x27: lambda left, right: left ^ right,
+    0x29: lambda left, right: left == right,
+    0x2A: lambda left, right: _signed(left) >= _signed(right),
+    0x2B: lambda left, right: _signed(left) > _signed(right),
+    0x2C: lambda left, right: _signed(left) <= _signed(right),
+    0x2D: lambda left, right: _signed(left) < _signed(right),
+    0x2E: lambda left, right: left != right,
+}
+
+
+def _pop(stack: list[int]) -> int:
+    if not stack:
+        raise Damaged("an expression takes more than it has")
+    return stack.pop()

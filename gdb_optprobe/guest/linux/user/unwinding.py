@@ -1,0 +1,221 @@
+"""Who called in a program, from registers and words of its stack that were taken at a hit: the process may be gone.
+
+    place in the file ─► .eh_frame says how ─► its caller ─► …       as GDB has it
+                      └► nothing does: words that stand right behind a call in the program's text, which are uncertain;
+                         but for functions that have called others where the ABI links their frames
+Where a call returns to a trap of ours, who called is not on the stack: a probe on returns has seen it entered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.guest.linux.backtrace import MOST, Copy
+from gdb_optprobe.guest.linux.user import cfi
+from gdb_optprobe.guest.linux.user.cfi import At, Computed, In, Lost, Rule, Rules
+from gdb_optprobe.guest.linux.user.elf import Elf
+from gdb_optprobe.isa.base import Flow, Insn
+from gdb_optprobe.isa.user_frames import UserFrames
+
+LONGEST_CALL = 8
+"""Bytes of one, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class UserFrame:
+    """address: in the process; 0 where who called is not known. place: in the file; None in another one.
+
+    exact: the instruction that comes next there, no return address. sure: else it may be left from an earlier call.
+    """
+
+    address: int
+    place: int | None = None
+    exact: bool = False
+    sure: bool = True
+
+
+UNKNOWN = UserFrame(0)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """The registers known in a frame. exact: see UserFrame."""
+
+    registers: Mapping[str, int]
+    exact: bool
+
+
+class _Untold(OptprobeError):
+    """Nothing says how a frame's caller is found."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A file in a process. bias: how far from where it was linked for. decode: code at an address of the file's."""
+
+    elf: Elf
+    bias: int
+    frames: UserFrames
+    decode: Callable[[bytes, int], list[Insn]]
+
+    def callers(self, registers: Mapping[str, int], copy: Copy) -> Iterator[UserFrame]:
+        """The innermost frame first, that of the PC. registers: at the hit."""
+        state = _State(registers, exact=True)
+        for _ in range(MOST):
+            pc = state.registers[self.frames.pc]
+            if self._is_trap_of_ours(pc):
+                break
+            yield UserFrame(pc, self._place(pc), state.exact)
+            try:
+                caller = self._caller(state, copy)
+            except OptprobeError:
+                break
+            if caller is None:
+                return
+            state = caller
+        yield UNKNOWN
+        yield from self._guessed(state, copy)
+
+    def _caller(self, state: _State, copy: Copy) -> _State | None:
+        """None where there is none. Raises Unreadable, OptprobeError."""
+        place = self._place(state.registers[self.frames.pc])
+        rules = self.elf.call_frames.rules(place - (not state.exact)) if place is not None else None
+        if rules is None:
+            return self._linked(state, copy)
+        found = _Frame(self.frames, rules, state, copy).caller()
+        return found if found is not None and found.registers[self.frames.pc] else None
+
+    def _linked(self, state: _State, copy: Copy) -> _State:
+        """A function that has called another has linked its frame to its caller's, where the ABI has such links."""
+        frames = self.frames
+        if frames.chain is None or state.exact:
+            raise _Untold("nothing tells of this code's frames")
+        sp = _word(copy, state.registers[frames.sp], frames.word)
+        if sp <= state.registers[frames.sp]:
+            raise _Untold("the stack is damaged")
+        return _State({frames.sp: sp, frames.pc: _word(copy, sp + frames.chain, frames.word)}, exact=False)
+
+    def _guessed(self, state: _State, copy: Copy) -> Iterator[UserFrame]:
+        """What may be return addresses."""
+        found = filter(self._is_behind_call, self._words(state, copy))
+        for address, _ in zip(found, range(MOST), strict=False):
+            yield UserFrame(address, self._place(address), sure=False)
+
+    def _words(self, state: _State, copy: Copy) -> Iterator[int]:
+        """Those of the frames that are linked, where the ABI has such links; else all."""
+        frames, sp = self.frames, state.registers[self.frames.sp]
+        if state.exact and frames.link:
+            yield state.registers[frames.link]
+        if frames.chain is None:
+            for at in range(max(sp - copy.start, 0), len(copy.data) - frames.word + 1, frames.word):
+                yield int.from_bytes(copy.data[at : at + frames.word], "little")
+            return
+        state = _State(state.registers, exact=False)
+        with suppress(OptprobeError):
+            while True:
+                state = self._linked(state, copy)
+                yield state.registers[frames.pc]
+
+    def _place(self, address: int) -> int | None:
+        """Where in the file's code."""
+        place = address - self.bias
+        return place if any(segment.holds(place) for segment in self.elf.code) else None
+
+    def _is_trap_of_ours(self, address: int) -> bool:
+        """Behind the file's code nobody else has any."""
+        start, end = self.elf.filler
+        return start <= address - self.bias < end
+
+    def _is_behind_call(self, address: int) -> bool:
+        end = address - self.bias
+        segment = next((segment for segment in self.elf.code if segment.holds(end - 1)), None)
+        if segment is None:
+            return False
+        try:
+            code = self.elf.text(start := max(end - LONGEST_CALL, segment.address), end - start)
+        except OptprobeError:
+            return False
+        return any(self._is_call(code[-size:], end - size) for size in range(1, len(code) + 1))
+
+    def _is_call(self, code: bytes, place: int) -> bool:
+        found = self.decode(code, place)
+        return len(found) == 1 and found[0].data == code and found[0].flow in (Flow.CALL, Flow.INDIRECT_CALL)
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """A frame of which the file tells."""
+
+    frames: UserFrames
+    rules: Rules
+    state: _State
+    copy: Copy
+
+    def caller(self) -> _State | None:
+        """None where there is none. Raises Unreadable, OptprobeError."""
+        frames, rules, cfa = self.frames, self.rules, self._cfa()
+        back = rules.registers.get(rules.back, In(rules.back))
+        if isinstance(back, Lost):
+            return None
+        found = {name: self.state.registers[name] for name in frames.kept if name in self.state.registers}
+        for number, rule in rules.registers.items():
+            name = frames.numbers.get(number)
+            if name is None or number == rules.back:
+                continue
+            found.pop(name, None)
+            if (value := self._if_there(rule, cfa)) is not None:
+                found[name] = value
+        pc = self._value(back, cfa)
+        if not any(frames.numbers.get(number) == frames.sp for number in rules.registers):
+            found[frames.sp] = cfa
+        if frames.sp not in found or not (rules.interrupted or self._is_above(found[frames.sp])):
+            raise _Untold("the stack is damaged")
+        return _State({**found, frames.pc: pc}, rules.interrupted)
+
+    def _is_above(self, sp: int) -> bool:
+        """A frame is not empty but where the return address is in a register."""
+        now = self.state.registers[self.frames.sp]
+        return sp > now or (sp == now and self.state.exact and bool(self.frames.link))
+
+    def _cfa(self) -> int:
+        if isinstance(self.rules.cfa, bytes):
+            return cfi.evaluate(self.rules.cfa, [], self._register, self._read)
+        number, offset = self.rules.cfa
+        return self._register(number) + offset & self._mask
+
+    def _if_there(self, rule: Rule, cfa: int) -> int | None:
+        """A register that nobody may ever ask for."""
+        try:
+            return None if isinstance(rule, Lost) else self._value(rule, cfa)
+        except (Unreadable, _Untold):
+            return None
+
+    def _value(self, rule: At | In | Computed, cfa: int) -> int:
+        match rule:
+            case In(number):
+                return self._register(number)
+            case At(offset, whole):
+                at = cfa + offset & self._mask
+            case Computed(expression, whole):
+                at = cfi.evaluate(expression, [cfa], self._register, self._read)
+        return at if whole else self._read(at)
+
+    def _register(self, number: int) -> int:
+        name = self.frames.numbers.get(number)
+        if name is None or name not in self.state.registers:
+            raise _Untold(f"register {number} is not known")
+        return self.state.registers[name]
+
+    def _read(self, address: int) -> int:
+        return _word(self.copy, address, self.frames.word)
+
+    @property
+    def _mask(self) -> int:
+        return (1 << 8 * self.frames.word) - 1
+
+
+def _word(copy: Copy, address: int, size: int) -> int:
+    return int.from_bytes(copy.read(address, size), "little")

@@ -1,0 +1,121 @@
+"""How a file says callers are found: as readelf reads it; and damaged ones are refused in words."""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.user.cfi import At, CallFrames, Computed, In, Lost, Rules, evaluate
+from gdb_optprobe.guest.linux.user.elf import PC, Elf
+from gdb_optprobe.isa.x86_64.user_frames import FRAMES
+
+_ROW = re.compile(r"(?P<at>[0-9a-f]{16}) (?P<cfa>exp|\w+[+-]\d+) +(?P<rules>.*)")
+_NAMES = ("rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", *(f"r{number}" for number in range(8, 16)), "ra")
+
+
+def host_library() -> Path:
+    """One with frames of all sorts: this interpreter's C library."""
+    paths = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    return next(Path(path) for path in paths if re.search(r"/libc[.-]", path))
+
+
+@cache
+def elf() -> Elf:
+    data = host_library().read_bytes()
+    return Elf.of("libc", lambda offset, size: data[offset : offset + size], len(data), PC)
+
+
+@cache
+def by_readelf() -> list[tuple[int, str, dict[int, str]]]:
+    return list(_read())
+
+
+def _read() -> Iterator[tuple[int, str, dict[int, str]]]:
+    """Of each row: where it begins to hold, the CFA, and the registers' rules by number."""
+    command = ["readelf", "--wide", "--debug-dump=frames-interp", str(host_library())]
+    listing = subprocess.run(command, capture_output=True, text=True).stdout
+    names: list[str] = []
+    described = False
+    for line in listing.splitlines():
+        if " FDE " in line or " CIE " in line:
+            described = " FDE " in line
+        elif line.split()[:1] == ["LOC"]:
+            names = line.split()[2:]
+        elif described and (row := _ROW.fullmatch(line.rstrip())):
+            rules = dict(zip(names, re.sub(r" \(\w+\)", "", row["rules"]).split(), strict=True))
+            yield int(row["at"], 16), row["cfa"], {_NAMES.index(name): rule for name, rule in rules.items()}
+
+
+def spelled(found: Rules, number: int) -> str:
+    """As readelf has it."""
+    match found.registers.get(number):
+        case At(offset, whole):
+            return f"{'v' if whole else 'c'}{offset:+}"
+        case Computed(_, whole):
+            return "vexp" if whole else "exp"
+        case In(other):
+            return f"r{other}"
+        case None | Lost():
+            return "u"
+
+
+def test_what_readelf_says() -> None:
+    rows = by_readelf()
+    assert len(rows) > 10_000
+    chosen = random.Random(1).sample(rows, 4000) + [row for row in rows if "exp" in (row[1], *row[2].values())]
+    for at, cfa, rules in chosen:
+        found = elf().call_frames.rules(at)
+        assert found is not None and found.back == 16
+        own = "exp" if isinstance(found.cfa, bytes) else f"{_NAMES[found.cfa[0]]}{found.cfa[1]:+}"
+        assert own == cfa, hex(at)
+        assert {number: spelled(found, number) for number in rules} == rules, hex(at)
+
+
+def test_registers_are_called_what_dwarf_calls_them() -> None:
+    called = {number: name for number, name in enumerate(_NAMES[:16]) if name in FRAMES[64].registers}
+    assert {16: "rip", **called} == FRAMES[64].numbers
+
+
+def test_nothing_is_said_of_other_code() -> None:
+    first = min(at for at, _, _ in by_readelf())
+    assert elf().call_frames.rules(first - 1) is None
+    assert elf().call_frames.rules(1 << 40) is None
+    assert CallFrames().rules(first) is None
+
+
+def test_expressions() -> None:
+    """Of a lazily bound call (x86-64's PLT): 8 more behind its push."""
+    plt = bytes.fromhex("770880003f1a3b2a332422")
+    for pc, cfa in ((0x1000, 0x108), (0x100A, 0x108), (0x100B, 0x110), (0x100F, 0x110)):
+        assert evaluate(plt, [], {7: 0x100, 16: pc}.__getitem__, {}.__getitem__) == cfa
+    assert evaluate(bytes.fromhex("0806230906"), [], {}.__getitem__, {15: 7}.__getitem__) == 7
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), max_size=40), st.integers(0, 4))
+def test_damaged_ones_are_refused_in_words(damage: list[tuple[int, int]], cut: int) -> None:
+    whole = elf().call_frames
+    data = bytearray(whole.data[: 1 << 12])
+    for at, value in damage:
+        data[at % len(data)] = value
+    found = CallFrames(bytes(data[: len(data) - cut]), whole.address)
+    for at, _, _ in by_readelf()[:20]:
+        try:
+            found.rules(at)
+        except OptprobeError as error:
+            assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("expression", ["", "06", "22", "0601", "ff", "31320d00", "9207"])
+def test_expressions_that_are_none(expression: str) -> None:
+    with pytest.raises((OptprobeError, KeyError)):
+        evaluate(bytes.fromhex(expression), [], {}.__getitem__, {}.__getitem__)
