@@ -3,11 +3,12 @@
     kernel's entry code ── call ──► our handler ── table ──► code of the probe ──► back
                                         └── not ours ──► the kernel's handler
 The first probe puts it in, by a patch of one instruction; the last one takes it out, once nobody is on the way there.
+A larger table has a handler of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -28,19 +29,30 @@ from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user.target import UserTarget
 
 SLOTS = 512
+GROWTH = 4
+
+
+@dataclass
+class _Handler:
+    """In the guest, with its table, which holds `data`. calls: the kernel's calls of its own handler lead here."""
+
+    layout: UserTrapsLayout
+    memory: Slot
+    data: bytearray
+    placed: Placed
+    calls: tuple[Patch, ...]
 
 
 @dataclass
 class _Hook:
-    """In the guest. writable, leaf, gone, handler: code; memory: the table, which holds `data`."""
+    """In the guest. writable, leaf, gone: code, which any handler uses."""
 
-    memory: Slot
-    data: bytearray
+    user: UserTarget
+    arena: Arena
     writable: Placed
     leaf: Placed
     gone: Placed
-    handler: Placed
-    calls: tuple[Patch, ...]
+    handler: _Handler
 
 
 @dataclass
@@ -48,7 +60,7 @@ class UserTraps:
     """codes: by key, the code of every trap that ever was."""
 
     target: Target
-    layout: UserTrapsLayout = field(default_factory=lambda: UserTrapsLayout(SLOTS))
+    slots: int = SLOTS
     _hook: _Hook | None = None
     _codes: dict[Key, int] = field(default_factory=dict)
 
@@ -67,11 +79,7 @@ class UserTraps:
         """
         if self._hook is not None:
             return
-        calls = user.kernel.calls
-        near = calls.handler
-        memory = arena.allocate_data(self.layout.size, near, self.target.isa.data_reach)
-        table = lowering_user_traps.UserTraps(self.layout, memory.address)
-        kernel, isa, placed = user.kernel, self.target.isa, list[Placed]()
+        kernel, near, placed = user.kernel, user.kernel.calls.handler, list[Placed]()
 
         def put(code: Code) -> Placed:
             placed.append(self.place(code, near, arena))
@@ -80,22 +88,59 @@ class UserTraps:
         try:
             writable, leaf = put(lambda at: kernel.writable), put(lambda at: kernel.leaf)
             nothing = put(lowering_user_traps.gone(near, readers, kernel.isa))
-            page = leaf.detour.address
-            handler = put(lowering_user_traps.handler(table, kernel.mapped, page, near, kernel.isa))
-            patches = tuple(
-                Patch(call.address, call.data, _led(isa, call, handler.detour.address)) for call in calls.calls
-            )
             known = {**codes, **dict.fromkeys(gone, nothing.detour.address)}
-            data = self.layout.encode(known)
-            self.target.machine.write(memory.address, bytes(data))
-            hooks.put_in(patches, self.target, arena, standing)
+            handler = self._made(known, leaf, user, arena, lambda new: hooks.put_in(new, self.target, arena, standing))
         except OptprobeError:
             for one in placed:
                 one.give_up(self.target, arena, reached=False)
+            raise
+        self._hook, self._codes = _Hook(user, arena, writable, leaf, nothing, handler), known
+
+    def _made(
+        self,
+        codes: Mapping[Key, int],
+        leaf: Placed,
+        user: UserTarget,
+        arena: Arena,
+        lead: Callable[[Sequence[Patch]], None],
+    ) -> _Handler:
+        """One whose table has room for one more than `codes`; lead: has the kernel come there. Raises as `begin`."""
+        layout = UserTrapsLayout(self.slots)
+        while len(codes) >= layout.room:
+            layout = UserTrapsLayout(GROWTH * layout.slots)
+        kernel, near = user.kernel, user.kernel.calls.handler
+        memory = arena.allocate_data(layout.size, near, self.target.isa.data_reach)
+        data = layout.encode(codes)
+        self.target.machine.write(memory.address, bytes(data))
+        table = lowering_user_traps.UserTraps(layout, memory.address)
+        code = lowering_user_traps.handler(table, kernel.mapped, leaf.detour.address, near, kernel.isa)
+        placed = None
+        try:
+            placed = self.place(code, near, arena)
+            calls = tuple(
+                Patch(call.address, call.data, _led(self.target.isa, call, placed.detour.address))
+                for call in kernel.calls.calls
+            )
+            lead(calls)
+        except OptprobeError:
+            if placed is not None:
+                placed.give_up(self.target, arena, reached=False)
             arena.data.release(memory)
             raise
-        self._hook = _Hook(memory, data, writable, leaf, nothing, handler, patches)
-        self._codes = known
+        return _Handler(layout, memory, data, placed, calls)
+
+    def _grow(self, hook: _Hook) -> None:
+        """Whoever is in the handler that there was goes on, over the table that there was. Raises as `begin`."""
+        old = hook.handler
+        hook.handler = self._made(
+            self._codes, hook.leaf, hook.user, hook.arena, lambda new: hooks.exchange(old.calls, new, self.target)
+        )
+        self._give_up(old, hook.arena)
+
+    def _give_up(self, handler: _Handler, arena: Arena) -> None:
+        """Nothing leads there any more."""
+        handler.placed.give_up(self.target, arena, reached=True)
+        arena.data.release(handler.memory)
 
     @property
     def writable(self) -> int:
@@ -108,12 +153,10 @@ class UserTraps:
         return Placed.near(near, lambda at: Detour(at, code(at), near, ()), self.target, arena)
 
     def lead(self, key: Key, code: int) -> None:
-        """A trap there, which is about to be written, comes to `code`. Raises OptprobeError."""
-        if key not in self._codes and len(self._codes) >= self.layout.room:
-            raise OptprobeError(
-                f"there is room for {self.layout.room} traps in programs, those of deleted probes among them",
-                "optprobe delete all probes on programs to begin anew",
-            )
+        """A trap there, which is about to be written, comes to `code`. Raises Refused, TextChanged."""
+        assert self._hook is not None, "begin"
+        if key not in self._codes and len(self._codes) >= self._hook.handler.layout.room:
+            self._grow(self._hook)
         self._write(key, code)
 
     def forget(self, key: Key) -> None:
@@ -134,10 +177,10 @@ class UserTraps:
         inside = [*user.kernel.calls.ways_in, *((one.detour.address, one.detour.end) for one in self._code(hook))]
         if not hooks.is_deserted(inside, self.target, (*user.kernel.calls.beside, *arena.ranges.code)):
             return
-        hooks.take_out(hook.calls, self.target, arena)
-        for one in self._code(hook):
+        hooks.take_out(hook.handler.calls, self.target, arena)
+        self._give_up(hook.handler, arena)
+        for one in (hook.gone, hook.leaf, hook.writable):
             one.give_up(self.target, arena, reached=True)
-        arena.data.release(hook.memory)
         self._hook, self._codes = None, {}
 
     def abandon(self) -> None:
@@ -147,7 +190,7 @@ class UserTraps:
     @property
     def patches(self) -> tuple[Patch, ...]:
         """What was written into the kernel's text."""
-        return self._hook.calls if self._hook is not None else ()
+        return self._hook.handler.calls if self._hook is not None else ()
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
@@ -156,19 +199,19 @@ class UserTraps:
         return tuple((one.detour.address, one.detour.end) for one in self._code(hook)) if hook is not None else ()
 
     def _code(self, hook: _Hook) -> tuple[Placed, ...]:
-        return hook.handler, hook.gone, hook.leaf, hook.writable
+        return hook.handler.placed, hook.gone, hook.leaf, hook.writable
 
     def _write(self, key: Key, code: int) -> None:
         """The key last: GDB may be killed in between, and the guest may run."""
         hook = self._hook
         assert hook is not None, "begin"
-        new = key not in self._codes
-        at = self.layout.place(hook.data, key)
-        hook.data[at : at + SLOT] = slot(key, code)
+        new, table = key not in self._codes, hook.handler
+        at = table.layout.place(table.data, key)
+        table.data[at : at + SLOT] = slot(key, code)
         parts = (CODE, 0, 8) if new else (CODE,)
         for part in parts:
-            word = bytes(hook.data[at + part : at + part + 8])
-            self.target.machine.write(hook.memory.address + at + part, word)
+            word = bytes(table.data[at + part : at + part + 8])
+            self.target.machine.write(table.memory.address + at + part, word)
         self._codes[key] = code
 
 

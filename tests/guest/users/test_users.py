@@ -22,6 +22,9 @@ ALL_SAID = f"killall sleep; touch /tmp/said; while [ $(grep -c said /tmp/said) -
 PATH = "/tmp/calls"
 LIBRARY_CALLS = 100
 
+# The table of traps begins with room for 4.
+GROWING = "python from gdb_optprobe.debugger.attach import attachments; attachments.session().users.traps.slots = 8"
+
 
 @pytest.fixture
 def program(each_linux: Guest, tmp_path: Path) -> Iterator[Path]:
@@ -42,7 +45,7 @@ def test_every_instruction_in_many_processes(each_linux: Guest, program: Path) -
     event = f"p:theirs {PATH}:{their_place:#x}"
     linux.check(f"cd {TRACING}; echo '{event}' > uprobe_events; echo 1 > events/uprobes/enable")
     try:
-        script: list[str | Workload] = [f"optprobe add -user {PATH}:{place}" for place in expected]
+        script: list[str | Workload] = [GROWING, *(f"optprobe add -user {PATH}:{place}" for place in expected)]
         script += [
             Workload(said),
             keep("one", "optprobe list"),
