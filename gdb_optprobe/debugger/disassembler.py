@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import gdb
 import gdb.disassembler
 
+from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.isa.base import LONGEST
-from gdb_optprobe.probes.original import overlaid
+from gdb_optprobe.probes.original import unpatched
 from gdb_optprobe.probes.session import Session
 
 MASK = (1 << 64) - 1
@@ -24,14 +25,21 @@ class OriginalDisassembler(gdb.disassembler.Disassembler):
     def __call__(self, info: gdb.disassembler.DisassembleInfo) -> gdb.disassembler.DisassemblerResult | None:
         session = self._session()
         address = info.address & MASK
-        if session is None or next(session.registry.patches(address, address + LONGEST), None) is None:
+        if session is None:
             return None
-        result = gdb.disassembler.builtin_disassemble(_Original(info, session))
+        traps = session.users.traps_near(address, address + LONGEST)
+        patches = [*session.registry.patches(address, address + LONGEST), *traps]
+        if not patches:
+            return None
+        result = gdb.disassembler.builtin_disassemble(_Original(info, patches))
         numbers = [
-            str(number)
-            for branch in session.registry.branches()
-            if branch.patch.address <= address < branch.patch.end
-            for number in branch.serves
+            *(
+                str(number)
+                for branch in session.registry.branches()
+                if branch.patch.address <= address < branch.patch.end
+                for number in branch.serves
+            ),
+            *(str(number) for trap, serves in traps.items() if trap.address == address for number in serves),
         ]
         if not numbers:
             return None
@@ -41,13 +49,13 @@ class OriginalDisassembler(gdb.disassembler.Disassembler):
 class _Original(gdb.disassembler.DisassembleInfo):
     """The same request, with the original bytes to read."""
 
-    def __init__(self, info: gdb.disassembler.DisassembleInfo, session: Session) -> None:
+    def __init__(self, info: gdb.disassembler.DisassembleInfo, patches: Sequence[Patch]) -> None:
         super().__init__(info)
-        self._session = session
+        self._patches = patches
 
     def read_memory(self, length: int, offset: int = 0) -> bytes:
         data = bytes(super().read_memory(length, offset))
-        return overlaid(data, (self.address & MASK) + offset, self._session.registry)
+        return unpatched(data, (self.address & MASK) + offset, self._patches)
 
 
 def install(session: Callable[[], Session | None]) -> None:

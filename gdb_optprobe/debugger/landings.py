@@ -10,6 +10,7 @@ heed: so it is made to come there.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 import gdb
@@ -18,11 +19,19 @@ from gdb_optprobe.debugger.machine import GdbMachine, read_register, write_selec
 from gdb_optprobe.debugger.parameters import machine_interface
 from gdb_optprobe.interrupts import held, unbroken
 from gdb_optprobe.isa.base import Isa
-from gdb_optprobe.probes.stops import Arrival, Landing, ReturnLanding
+from gdb_optprobe.probes.stops import Arrival, Landing, ProgramLanding, ReturnLanding
 
 # Where GDB takes a watchpoint for hit before the access (ppc64le), it makes a step then, and stops of two vCPUs at once
 # can get lost: there the pads always have breakpoints.
 _WITH_BELL = ("x86_64",)
+
+
+class AnyPad(gdb.Breakpoint):
+    """A breakpoint at a pad."""
+
+    def is_awaited(self, address: int) -> bool:
+        """Whether the selected thread is to come to a gate there, where a probe may have a breakpoint."""
+        return False
 
 
 class Landings:
@@ -40,7 +49,7 @@ class Landings:
         self._with_bell = isa.name in _WITH_BELL
         self.arrive = arrive
         self.tell = tell
-        self._pads: list[Pad | ReturnPad] = []
+        self._pads: list[AnyPad] = []
         self._returned: tuple[int, int] | None = None
         self._dropped: list[gdb.Breakpoint] = []
         self._bell: Bell | None = None
@@ -48,15 +57,16 @@ class Landings:
 
     def add(self, landing: Landing) -> Pad:
         pad = Pad(landing, self)
-        self._add(pad, landing)
+        self.put(pad, landing)
         return pad
 
     def add_return(self, landing: ReturnLanding) -> ReturnPad:
         pad = ReturnPad(landing, self)
-        self._add(pad, landing)
+        self.put(pad, landing)
         return pad
 
-    def _add(self, pad: Pad | ReturnPad, landing: Landing | ReturnLanding) -> None:
+    def put(self, pad: AnyPad, landing: Landing | ReturnLanding | ProgramLanding) -> None:
+        """Have those that come to the pad stop."""
         if self._bell is None and self._with_bell:
             self._rung = landing.rung
             self._bell = Bell(landing.bell, self.look)
@@ -65,7 +75,7 @@ class Landings:
         self._pads.append(pad)
         self.look()
 
-    def drop(self, pad: Pad | ReturnPad, others: Sequence[gdb.Breakpoint]) -> None:
+    def drop(self, pad: AnyPad, others: Sequence[gdb.Breakpoint]) -> None:
         """Nobody is stopped there any more, nor at the others, which are its own."""
         self._pads.remove(pad)
         self.discard([*others, pad])
@@ -140,7 +150,7 @@ class Bell(gdb.Breakpoint):
         return False
 
 
-class Pad(gdb.Breakpoint):
+class Pad(AnyPad):
     """The breakpoint at a pad."""
 
     def __init__(self, landing: Landing, landings: Landings) -> None:
@@ -190,7 +200,7 @@ class Pad(gdb.Breakpoint):
         self._landings.drop(self, [self.gate, self.via])
 
 
-class ReturnPad(gdb.Breakpoint):
+class ReturnPad(AnyPad):
     """The breakpoint at the pad of a function's returns: GDB steps the return that is there.
 
     A gate waits behind the call for a stack pointer: in between may be trampolines, of tail calls, while others run.
@@ -228,10 +238,6 @@ class ReturnPad(gdb.Breakpoint):
     def is_arriving(self, address: int) -> bool:
         """Whether the selected thread is at the gate there, and is waited for."""
         return address in self._gates and bool(self._gates[address].awaited())
-
-    def is_awaited(self, address: int) -> bool:
-        """Nobody who is to arrive there had a hit of that address."""
-        return False
 
     @held()
     def arrived(self, gate: ReturnGate) -> bool:
@@ -302,16 +308,21 @@ class Gate(gdb.Breakpoint):
         return unbroken(self._pad.arrived)()
 
 
-def announcement(numbers: Sequence[int]) -> str:
-    """Who has stopped the guest, and where, as GDB tells of a breakpoint."""
+def announcement(numbers: Sequence[int], program: tuple[str, str] = ("", "")) -> str:
+    """Who has stopped the guest, and where, as GDB tells of a breakpoint.
+
+    program: of one that was stopped, whose it is, and where in it, for where GDB has no symbols of it.
+    """
     thread = _thread()
     several = len(gdb.selected_inferior().threads()) > 1
     name = f'"{thread.name}" ' if thread.name else ""
-    frame = (gdb.execute("frame", to_string=True) or "").removeprefix("#0").lstrip()
+    who, place = program
+    frame = re.sub(r"^#\d+ *", "", gdb.execute("frame", to_string=True) or "")
     return (
         (f"Thread {thread.num} {name}hit " if several else "")
         + "".join(f"optprobe {number}, " for number in numbers)
-        + frame
+        + (f"{who}, " if who else "")
+        + (frame.replace(" in ?? ()", f" <{place}>") if place else frame)
     )
 
 

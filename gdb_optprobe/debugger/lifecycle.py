@@ -16,6 +16,7 @@ from functools import partial
 
 import gdb
 
+from gdb_optprobe.debugger import shown
 from gdb_optprobe.debugger.attach import Attachment, Attachments
 from gdb_optprobe.debugger.machine import flush
 from gdb_optprobe.debugger.parameters import current_settings, machine_interface
@@ -100,6 +101,7 @@ class Lifecycle:
 
     def _clean(self, session: Session) -> None:
         """A tracer's site that is not given back by then stays with us: another GDB's probe there takes it over."""
+        shown.end()
         try:
             leave(session)
         finally:

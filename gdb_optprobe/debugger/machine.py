@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import gdb
 
+from gdb_optprobe.debugger import shown
 from gdb_optprobe.debugger.running import run_for
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guardian import Change
@@ -246,7 +247,7 @@ def _vcpu(thread: gdb.InferiorThread) -> Vcpu:
 
 @contextmanager
 def _selected(vcpu: Vcpu) -> Iterator[None]:
-    """Select a vCPU and come back to the user's own thread, whose innermost frame is selected then.
+    """Select a vCPU and come back to the user's own thread, whose innermost frame is selected then, or a program's.
 
     Its frame is not looked for: GDB 13.1 can crash in `selected_frame` when the guest was reset meanwhile.
     """
@@ -263,6 +264,7 @@ def _selected(vcpu: Vcpu) -> Iterator[None]:
     finally:
         if before is not None and before.is_valid():
             before.switch()
+            shown.select()
 
 
 def flush(cache: str) -> None:

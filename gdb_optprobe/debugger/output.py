@@ -211,7 +211,18 @@ def _patched(probe: ProbeView) -> str:
 def _cost(probe: ProbeView) -> str:
     if probe.detour is None:
         return ""
+    if _STOP in probe.actions:
+        return f"; a hit costs {_until_stopped(probe)}"
     return f"; a hit costs {_instructions(probe)}{_and_a_trap(probe)}"
+
+
+def _until_stopped(probe: ProbeView) -> str:
+    """What a hit adds that may stop."""
+    if not probe.condition:
+        return "a stop of the guest"
+    assert probe.detour is not None
+    least = f"{_counted(probe.detour.least, 'instruction')}{_and_a_trap(probe)}"
+    return f"{least} where the condition is false, and stops the guest otherwise"
 
 
 def _and_a_trap(probe: ProbeView) -> str:
@@ -228,10 +239,6 @@ def _instructions(probe: ProbeView) -> str:
     """What a hit adds; where its program has jumps, the shortest way and the sum of all."""
     assert probe.detour is not None
     least, most = probe.detour.least, probe.detour.added
-    if _STOP in probe.actions and probe.condition:
-        return f"{_counted(least, 'instruction')} where the condition is false, and stops the guest otherwise"
-    if _STOP in probe.actions:
-        return "a stop of the guest"
     if least == most:
         return _counted(most, "instruction")
     if not probe.condition:

@@ -22,17 +22,29 @@ from typing import Any
 
 import gdb
 
+from gdb_optprobe.debugger import shown
 from gdb_optprobe.debugger.guard import Guard
 from gdb_optprobe.debugger.landings import Landings, announcement, returned
 from gdb_optprobe.debugger.machine import HANDED_OVER, GdbMachine, read_register, write_selected_registers
 from gdb_optprobe.debugger.parameters import machine_interface
+from gdb_optprobe.debugger.program_pads import ProgramPad, provide_frames
 from gdb_optprobe.debugger.running import never
 from gdb_optprobe.debugger.watch import Watch, note_resume, note_stop
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.interrupts import held, is_held, unbroken
 from gdb_optprobe.isa.base import Isa
-from gdb_optprobe.probes.stops import Arrival, Hit, Landing, Move, OnHit, ReturnLanding, StopPoint
+from gdb_optprobe.probes.stops import (
+    Arrival,
+    Hit,
+    Landing,
+    Move,
+    OnHit,
+    ProgramArrival,
+    ProgramLanding,
+    ReturnLanding,
+    StopPoint,
+)
 
 MOVE_COMMAND = "optprobe-move"
 MOVING = f"silent\n{MOVE_COMMAND}\ncontinue"
@@ -68,6 +80,7 @@ class GdbStops:
         # What is to be told at the stop that is coming: the numbers of probes; and what was told at the last one.
         self._stopped_by: list[int] = []
         self._values: list[tuple[str, int]] = []
+        self._program = ("", "")
         self.told = ""
         self._behind: Callable[[int], int | None] = lambda _: None
         self._moved: Callable[[], None] = lambda: None
@@ -98,6 +111,15 @@ class GdbStops:
     def land_return(self, landing: ReturnLanding) -> StopPoint:
         return self._landings.add_return(landing)
 
+    def land_program(self, landing: ProgramLanding) -> StopPoint:
+        provide_frames(landing.saved)
+        pad = ProgramPad(landing, self._landings, self._program_arrived)
+        self._landings.put(pad, landing)
+        return pad
+
+    def shows_program(self) -> bool:
+        return shown.any_thread()
+
     def on_resume(self, behind: Callable[[int], int | None], moved: Callable[[], None]) -> None:
         self._behind, self._moved = behind, moved
 
@@ -106,9 +128,10 @@ class GdbStops:
 
         This happens in the middle of GDB's `proceed`.
         """
-        shown, self._shown = self._shown, {}
+        shown.end()
+        stopped, self._shown = self._shown, {}
         try:
-            for vcpu, address in shown.items():
+            for vcpu, address in stopped.items():
                 pc = self._isa.pc
                 to = self._behind(address) if self.machine.registers(vcpu, [pc])[pc] == address else None
                 if to is not None:
@@ -207,6 +230,13 @@ class GdbStops:
         self._stopped_by += arrival.probes
         if arrival.value is not None:
             self._values.append((arrival.function, arrival.value))
+
+    def _program_arrived(self, arrival: ProgramArrival) -> None:
+        """Somebody stands where code at a program's trap has stopped him."""
+        self._stopped_by += arrival.probes
+        self._values += [arrival.returned] if arrival.returned is not None else []
+        self._program = arrival.who, arrival.place
+        shown.begin(int(gdb.newest_frame().pc()))
 
     def _show(self, hit: Hit) -> None:
         self._shown[self.machine.selected()] = hit.address
@@ -319,7 +349,9 @@ class GdbStops:
     def _tell(self, event: gdb.StopEvent) -> None:
         for breakpoint in self._points.values():
             breakpoint.go_by()
-        self.told = announcement(self._stopped_by) + returned(self._values)
+        shown.select()
+        self.told = announcement(self._stopped_by, self._program) + returned(self._values)
+        self._program = ("", "")
         self._stopped_by.clear()
         self._values.clear()
         gdb.write(f"\n{self.told}")

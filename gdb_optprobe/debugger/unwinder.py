@@ -86,6 +86,9 @@ class KernelUnwinder(gdb.unwinder.Unwinder):
         if session is None or kernel is None:
             return None
         if level == 0:
+            self._states = {}
+            if (gated := _at_program_stop(pending, kernel, session)) is not None:
+                return gated
             self._states = _innermost(pending, kernel, session)
         state = self._states.get(level)
         if state is None and (users := _through_programs(pending, kernel, session)) is not None:
@@ -174,6 +177,23 @@ def _through_programs(pending: gdb.PendingFrame, kernel: Kernel, session: Sessio
         return None
     registers = {name: int(pending.read_register(name)) & MASK for name in kernel.registers()}
     return _info(pending, FrameId(sp, pc), {**registers, kernel.isa.pc: back})
+
+
+def _at_program_stop(pending: gdb.PendingFrame, kernel: Kernel, session: Session) -> gdb.UnwindInfo | None:
+    """From where code at a program's trap stops to the gate, beyond which is the program: guest/trap_frames.py."""
+    pc = int(pending.read_register(kernel.isa.pc)) & MASK
+    gate = session.users.stops.gate_at(pc)
+    if gate is None:
+        return None
+    word = gdb.lookup_type("unsigned long long")
+    sp = int(pending.read_register(kernel.isa.sp)) & MASK
+    info = pending.create_unwind_info(_GdbFrameId(gdb.Value(sp).cast(word), gdb.Value(pc).cast(word)))
+    for register in pending.architecture().registers("save"):
+        if register.name != kernel.isa.pc:
+            held_in = gate.swapped.get(register.name, register.name)
+            info.add_saved_register(register.name, pending.read_register(held_in))
+    info.add_saved_register(kernel.isa.pc, gdb.Value(gate.address).cast(word))
+    return info
 
 
 def _info(pending: gdb.PendingFrame, frame: FrameId, registers: Mapping[str, int]) -> gdb.UnwindInfo:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from gdb_optprobe.guest.symbols import FUNCTION_TYPES, KERNEL_HALF, Symbols
 
-__all__ = ["MACHINES", "load_command", "symbol_file"]
+__all__ = ["CIE_ID", "MACHINES", "frames_file", "load_command", "symbol_file"]
 
 EHDR = struct.Struct("<16sHHIQQQIHHHHHH")
 SHDR = struct.Struct("<IIQQQQIIQQ")
@@ -96,6 +96,13 @@ def load_command(path: str, text: tuple[int, int], slide: int) -> str:
     """The GDB command that loads the file made for code at `text` into a kernel that lies `slide` bytes higher."""
     start, end = text[0] + slide, text[1] + slide
     return f"add-symbol-file {path} -s .text {start:#x} -s .data {end:#x} -s .percpu {PERCPU_START:#x}"
+
+
+def frames_file(frames: bytes, start: int, size: int, machine: str) -> bytes:
+    """An ELF file with this .debug_frame, of code at `start`, and nothing else."""
+    code = _Section(b".text", SHT_NOBITS, SHF_ALLOC | SHF_EXECINSTR, start, size, alignment=16)
+    sections = [_Section(b"", SHT_NULL, alignment=0), code, _Section(b".debug_frame", SHT_PROGBITS, data=frames)]
+    return _elf(machine, sections)
 
 
 def _frames(start: int, end: int, machine: str) -> bytes:

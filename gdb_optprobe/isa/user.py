@@ -10,6 +10,7 @@ from .base import Dead, Insn
 from .code import Code
 from .emitter import Before, Emitter, Value
 from .user_frames import UserFrames
+from .user_stops import UserStopping
 
 ABSENT, OTHER = 0, 1
 """What a routine that looks a page up leaves in place of its record: there is none, or none that we have written to."""
@@ -71,6 +72,7 @@ class UserTrapping(Protocol):
     around:    bytes of code around an instruction that tell whether it is such a place as `reserved` finds.
     resident:  names for registers that programs read as they are, not as they were saved: the kernel's own.
     frames:    what is on programs' stacks, by their bits.
+    stopping:  how its code stops the guest; None where that is not built.
     """
 
     @property
@@ -102,6 +104,9 @@ class UserTrapping(Protocol):
 
     @property
     def frames(self) -> Mapping[int, UserFrames]: ...
+
+    @property
+    def stopping(self) -> UserStopping | None: ...
 
     @property
     def pc(self) -> int: ...

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.probes.registry import Registry
 
@@ -19,7 +22,11 @@ class OriginalMemory:
 
 def overlaid(data: bytes, address: int, registry: Registry) -> bytes:
     """`data`, read at `address`, with the original bytes in place of our branches."""
-    patches = list(registry.patches(address, address + len(data)))
+    return unpatched(data, address, list(registry.patches(address, address + len(data))))
+
+
+def unpatched(data: bytes, address: int, patches: Sequence[Patch]) -> bytes:
+    """The same, where these are."""
     if not patches:
         return data
     original = bytearray(data)

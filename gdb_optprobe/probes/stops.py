@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gdb_optprobe.guest.trap_frames import Saved
+
 
 @dataclass(frozen=True, slots=True)
 class Move:
@@ -92,6 +94,35 @@ class ReturnLanding:
     comes: Callable[[], Arrival | None]
 
 
+@dataclass(frozen=True, slots=True)
+class ProgramArrival:
+    """A vCPU that code at a trap of a user's program stops there; what the user is shown is the program.
+
+    probes:   the numbers of those that stop it. who: whose program it is; place: where in it, in words; or "".
+    returned: what has, and its value, see Arrival.
+    """
+
+    probes: tuple[int, ...]
+    who: str
+    place: str
+    returned: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramLanding:
+    """How a vCPU is stopped that has come to where code at traps of programs stops, and goes on from there.
+
+    bell, rung: see Landing. comes: called there; None where the vCPU is not to stop.
+    saved:      where the program's registers are.
+    """
+
+    pad: int
+    bell: int
+    rung: int
+    comes: Callable[[], ProgramArrival | None]
+    saved: Saved
+
+
 class StopPoint(Protocol):
     """A breakpoint that is ours, invisible among the user's."""
 
@@ -112,6 +143,12 @@ class Stops(Protocol):
 
     def land_return(self, landing: ReturnLanding) -> StopPoint:
         """The same where functions return; who has arrived has no hit there that was run."""
+
+    def land_program(self, landing: ProgramLanding) -> StopPoint:
+        """The same of programs; who has arrived stands at the pad, and counts as one stop."""
+
+    def shows_program(self) -> bool:
+        """Whether the user looks at a program that was stopped so, and the guest has not run since."""
 
     def on_resume(self, behind: Callable[[int], int | None], moved: Callable[[], None]) -> None:
         """Who was stopped at an address and stands there, when the guest is about to run, goes on where `behind` says.

@@ -22,6 +22,7 @@ from ..base import Dead, Hazard, Insn, Unrelocatable
 from ..code import Code
 from ..emitter import Before, Label, Memory, Test, Value
 from ..user import Emulation, UserEmitter, UserTrapping
+from ..user_stops import UserStopping
 from . import emitter, leaf, reservations
 from .abi import CR_FIELDS, CTR, FLAGS, GENERAL, LR, PC, XER
 from .decoder import decode
@@ -127,6 +128,7 @@ class PowerUser:
     scratch = Dead(True, frozenset((*_WHILE_HANDLED, *CR_FIELDS, CTR, LR, XER)))
     resident: ClassVar[Mapping[str, str]] = {PACA: _PACA}
     frames = FRAMES
+    stopping: ClassVar[UserStopping | None] = None
     order = staticmethod(MACHINE.order)
 
     @property

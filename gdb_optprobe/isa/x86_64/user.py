@@ -15,12 +15,14 @@ from ..base import Dead, Insn
 from ..code import Code, joined
 from ..emitter import Before, Memory, Value
 from ..user import Emulation, UserEmitter, UserTrapping
+from ..user_stops import UserStopping
 from . import leaf
 from .abi import ARITHMETIC_FLAGS, CALLEE_SAVED, CARRY, GENERAL
 from .emitter import MACHINE, Emitter
 from .encode import Relative, immediate, instruction, push
 from .user_code import copied, decoded
 from .user_frames import FRAMES
+from .user_stops import STOPPING
 from .writer import fits
 
 _ORDER = ("r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx", "rsi", "rdi")
@@ -64,6 +66,7 @@ class _User:
     scratch = Dead(True, frozenset((*GENERAL, CARRY)).difference(CALLEE_SAVED))
     resident: Mapping[str, str] = {}
     frames = FRAMES
+    stopping: UserStopping | None = STOPPING
     order = staticmethod(MACHINE.order)
 
     decode = staticmethod(decoded)

@@ -38,7 +38,7 @@ from gdb_optprobe.probes.user.copies import Copies
 from gdb_optprobe.probes.user.notes import NotedTrap
 from gdb_optprobe.probes.user.return_program import at_return, entry_code, parts_of
 from gdb_optprobe.probes.user.space import Change
-from gdb_optprobe.probes.user.surroundings import At
+from gdb_optprobe.probes.user.stops import UserStops
 from gdb_optprobe.probes.user.target import UserTarget
 from gdb_optprobe.probes.user.traps import UserTraps
 
@@ -101,6 +101,7 @@ class UserCalls:
 
     target: Target
     traps: UserTraps
+    stops: UserStops
     copies: Copies
     number: Callable[[], int]
     functions: dict[tuple[int, int], Function] = field(default_factory=dict)
@@ -354,9 +355,7 @@ class UserCalls:
             dead = lowering_user_calls.dead_at_return(traps, kernel.isa)
             programs = []
             for probe, part in zip(probes, parts_of(probes), strict=True):
-                assert probe.counter is not None, "reserved"
-                handler = at_return(probe.handler, part, kernel.isa)
-                programs.append(handler.code(self.target.isa, At(near), dead, probe.counter.address, probe.readers))
+                programs.append(self.stops.code(probe, at_return(probe.handler, part, kernel.isa), dead, user, arena))
             code = lowering_user_calls.returning(function.counts.address, programs, traps, kernel.isa)
             placed = self.traps.place(code, near, arena)
             function.retire()
@@ -377,7 +376,7 @@ class UserCalls:
         if not (some or self.left or idle) and self.functions:
             return False
         inside = [*user.kernel.calls.ways_in, *self.traps.ranges, *((one.address, one.end) for one in arena.left)]
-        if not hooks.is_deserted(inside, self.target):
+        if not hooks.is_deserted(inside, self.target, arena.ranges.code):
             return False
         calls = self.under_way()
         codes, points = {call.code for call in calls}, {call.point for call in calls}

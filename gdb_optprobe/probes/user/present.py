@@ -32,7 +32,7 @@ from gdb_optprobe.probes.views import (
 
 
 def probe(probe: Probe, users: Users, found: Gathered, target: Target) -> ProbeView:
-    """address: the one that the program was linked for. needs_gdb: never."""
+    """address: the one that the program was linked for."""
     point = users.point(probe)
     function = users.calls.functions.get((point.program.inode, probe.address)) if probe.spec.returns else None
     calls = _calls(function, users) if function is not None else None
@@ -54,7 +54,7 @@ def probe(probe: Probe, users: Users, found: Gathered, target: Target) -> ProbeV
         state="armed" if probe.enabled else "disabled",
         tags=() if probe.enabled else ("DISABLED",),
         enabled=probe.enabled,
-        needs_gdb=False,
+        needs_gdb=probe.enabled and probe.handler.stops,
         reason=None,
         patch_size=len(point.trap) if stands else 0,
         original_bytes=point.insn.data,
@@ -68,7 +68,7 @@ def probe(probe: Probe, users: Users, found: Gathered, target: Target) -> ProbeV
         active=calls.active if calls is not None else 0,
         dropped=found.dropped,
         faults=found.head[1] if len(found.head) > 1 else 0,
-        stops=0,
+        stops=users.stops.counts[probe.number],
         calls=calls,
         objects=tuple(present.objects(probe.handler, found, target)),
         records=tuple(present.record(probe, row, target, partial(_frames, point, target)) for row in found.records),

@@ -7,7 +7,7 @@ what the instruction does; or has the process go on in a copy of the instruction
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,12 +21,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user.spaces import Space
 from gdb_optprobe.guest.linux.user.writer import flags
-from gdb_optprobe.handlers.compile import Limits, compile_handler
-from gdb_optprobe.handlers.framed import framed
-from gdb_optprobe.handlers.lowering_words import UNMAPPED, NotLowered
-from gdb_optprobe.handlers.program import WORD, And, Stop
 from gdb_optprobe.handlers.scope import Missing
-from gdb_optprobe.handlers.source import fault
 from gdb_optprobe.handlers.supported import check_action
 from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.code import joined
@@ -45,13 +40,15 @@ from gdb_optprobe.probes.user import notes
 from gdb_optprobe.probes.user.arrivals import Arrivals
 from gdb_optprobe.probes.user.calls import UserCalls
 from gdb_optprobe.probes.user.copies import Copies, copy_of, first_place
+from gdb_optprobe.probes.user.handler import handler
 from gdb_optprobe.probes.user.known import Known
 from gdb_optprobe.probes.user.notes import NotedTrap, left_over
 from gdb_optprobe.probes.user.point import LONGEST, Part, Point, instruction, notes_of
 from gdb_optprobe.probes.user.return_handler import return_handler
 from gdb_optprobe.probes.user.space import Change
 from gdb_optprobe.probes.user.stepping import Steps
-from gdb_optprobe.probes.user.surroundings import At, dead_at_trap, is_process, saved
+from gdb_optprobe.probes.user.stops import UserStops
+from gdb_optprobe.probes.user.surroundings import At, dead_at_trap
 from gdb_optprobe.probes.user.target import UserTarget
 from gdb_optprobe.probes.user.traps import UserTraps
 from gdb_optprobe.probes.user.writer import UserWriter
@@ -78,6 +75,7 @@ class Users:
     optimizer: Optimizer
     settings: Callable[[], Settings]
     traps: UserTraps = field(init=False)
+    stops: UserStops = field(init=False)
     calls: UserCalls = field(init=False)
     steps: Steps = field(init=False)
     _writer: UserWriter = field(init=False)
@@ -90,7 +88,8 @@ class Users:
 
     def __post_init__(self) -> None:
         self.traps = UserTraps(self.target)
-        self.calls = UserCalls(self.target, self.traps, self._copies, self._number)
+        self.stops = UserStops(self.target, self.registry, self.point)
+        self.calls = UserCalls(self.target, self.traps, self.stops, self._copies, self._number)
         self.steps = Steps(self.target, self.traps, self._copies, self._number)
         self._writer = UserWriter(self.target)
         self._arrivals = Arrivals(self.target)
@@ -252,7 +251,7 @@ class Users:
     def tidy(self) -> None:
         """What nothing needs any more goes, where nobody can be in it. Raises OptprobeError."""
         arena = self.optimizer.arena
-        if arena is None or not self.traps.patches:
+        if arena is None or not self.traps.patches or self.target.stops.shows_program():
             return
         user = self.target.user()
         if self.calls.tidy(user, arena) and not self._points:
@@ -260,6 +259,7 @@ class Users:
                 user.texts.leave(program, [at for copy in self._copies.of(program) for at in copy])
             self._arrivals.dismiss(arena)
             self._writer.dismiss(arena)
+            self.stops.dismiss(arena)
             self.traps.dismiss(user, arena)
         self._note_hooks()
 
@@ -278,6 +278,18 @@ class Users:
         function = self.calls.functions.get(key) if key is not None else None
         return self.calls.counts(function).missed if function is not None else 0
 
+    def traps_near(self, start: int, end: int) -> Mapping[Patch, tuple[int, ...]]:
+        """From `start` to before `end`, as the process that the user is shown has them; by probes' numbers."""
+        shown = self.stops.shown
+        if shown is None or not self.target.stops.shows_program():
+            return {}
+        points = {point.number: point for point in self._points.values() if point.placed is not None}
+        return {
+            Patch(at, point.insn.data[: len(point.trap)], point.trap): tuple(each.number for each in point.enabled)
+            for point in points.values()
+            if point.program.inode == shown.inode and start <= (at := point.insn.address + shown.bias) < end
+        }
+
     def problems(self) -> Sequence[str]:
         """Where the kernel or a process does not have what was written, in words."""
         hooks = patch.check((*self.traps.patches, *self.registry.hooks), self.target.machine)
@@ -289,6 +301,7 @@ class Users:
         if self._points:
             self.target.user().texts.abandon()
         self.traps.abandon()
+        self.stops.abandon()
         self.calls.abandon()
         self._writer.abandon()
         self._arrivals.abandon()
@@ -335,30 +348,7 @@ class Users:
         """What a hit does. Raises OptprobeError, pointing at what cannot be done."""
         if spec.returns:
             return return_handler(spec, point.program, point.insn.address, user, self.target, settings)
-        program = point.program
-        names = user.names(point.insn.address, program.is_entry(point.insn.address), program.bits)
-        if spec.counts and not spec.pid:
-            return Handler()
-        condition, actions = spec.condition_part, spec.action_parts
-        limits = Limits(text=settings.string_length, stack=settings.stack_size // WORD)
-        compiled = compile_handler(condition, actions, names.names, limits)
-        if any(isinstance(action, Stop) for action in compiled.actions):
-            raise OptprobeError("stop is not built yet for programs", "record or print what is to be known")
-        if spec.pid:
-            test = is_process(names, spec.pid)
-            both = And(test, compiled.condition) if compiled.condition is not None else test
-            compiled = replace(compiled, condition=both)
-        compiled = framed(compiled, saved(user.kernel.isa, self.target.isa.pc))
-        bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
-        handler = Handler.of(compiled, names.per_cpu, names.cpu, names.reads, *bits)
-        near = user.kernel.calls.handler
-        somewhere = None if isinstance(names.reads, Missing) else Readers(near, near)
-        try:
-            handler.code(self.target.isa, At(near), dead_at_trap(user.kernel.isa), near, somewhere)
-        except NotLowered as stuck:
-            why = names.reads if stuck.why == UNMAPPED and isinstance(names.reads, Missing) else Missing(stuck.why)
-            raise fault(why.message, handler.part_of(stuck.node, condition, actions), why.hint) from None
-        return handler
+        return handler(spec, point, user, self.target, settings)
 
     def _reserve(self, probe: Probe, user: UserTarget, arena: Arena) -> None:
         """Memory for what its program gathers, and all that traps come to. Raises Refused."""
@@ -458,12 +448,11 @@ class Users:
         self, point: Point, copy: int | None, emulates: bool, user: UserTarget, arena: Arena
     ) -> Sequence[Part]:
         """What a trap at `point` comes to."""
-        near = user.kernel.calls.handler
         parts: list[Part] = []
-        for probe in (probe for probe in point.enabled if not probe.spec.returns):
-            assert probe.counter is not None, "reserved"
-            memory, dead = probe.counter.address, dead_at_trap(user.kernel.isa)
-            code = probe.handler.code(self.target.isa, At(near), dead, memory, probe.readers)
+        here = [probe for probe in point.enabled if not probe.spec.returns]
+        # Who is shown where the guest stops has been counted by all others.
+        for probe in sorted(here, key=lambda each: each.handler.stops):
+            code = self.stops.code(probe, probe.handler, dead_at_trap(user.kernel.isa), user, arena)
             parts.append(Part(f"the program of probe {probe.number}: {', '.join(probe.spec.actions)}", code))
         if returns := [probe for probe in point.enabled if probe.spec.returns]:
             entry = self.calls.entry(point.program, point.insn.address, returns, user, arena)

@@ -11,7 +11,7 @@ from gdb_optprobe.handlers import lowering_user_calls
 from gdb_optprobe.handlers.compile import Limits
 from gdb_optprobe.handlers.lowering_user_calls import Table, Way
 from gdb_optprobe.handlers.lowering_words import UNMAPPED, NotLowered
-from gdb_optprobe.handlers.program import WORD, Stop
+from gdb_optprobe.handlers.program import WORD
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.source import fault
 from gdb_optprobe.isa.base import Flow, Insn
@@ -26,6 +26,7 @@ from gdb_optprobe.probes.return_program import entry_part
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.user.handler import check_stop, somewhere_to_stop
 from gdb_optprobe.probes.user.return_program import at_return, compile_return, entry_code, parts_of
 from gdb_optprobe.probes.user.surroundings import At, is_process, saved
 from gdb_optprobe.probes.user.target import UserTarget
@@ -49,8 +50,7 @@ def return_handler(
     only = is_process(at_entry, spec.pid) if spec.pid else None
     registers = saved(user.kernel.isa, target.isa.pc)
     compiled, entry = compile_return(spec, at_entry, user.names_at_return(program.bits), only, registers, limits)
-    if any(isinstance(action, Stop) for action in compiled.actions):
-        raise OptprobeError("stop is not built yet for programs", "record or print what is to be known")
+    check_stop(compiled, user.kernel.isa)
     bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
     handler = Handler.of(compiled, at_entry.per_cpu, at_entry.cpu, at_entry.reads, *bits)
     handler = replace(handler, entry=entry)
@@ -62,7 +62,7 @@ def return_handler(
         table = Table(UserCallsLayout(2), near, user.kernel.returning().mm)
         entry_code(table, Way(near, near, 0, program.bits // 8, 1), [probe], user, near, target)
         dead = lowering_user_calls.dead_at_return(user.kernel.isa, isa)
-        at_return(handler, part, isa).code(target.isa, At(near), dead, near, probe.readers)
+        at_return(handler, part, isa).code(target.isa, At(near), dead, near, probe.readers, somewhere_to_stop(near))
     except NotLowered as stuck:
         raise _pointing(stuck, spec, handler, at_entry) from None
     return handler

@@ -326,8 +326,6 @@ BAD = {
     "{path}:answer -tier optimized": "probed by traps",
     "{path}:answer+4 -return": "is not where a function is entered",
     "{path}:_start -return": "returns to nobody",
-    "{path}:answer -return do stop": "stop is not built yet",
-    "{path}:answer do stop": "stop is not built yet",
     "{path}:answer -return do stack": "not looked at where a function has returned",
     "{path}:answer if nothing == 1": "nothing",
 }

@@ -1,0 +1,75 @@
+"""Who has come to where code at traps of programs stops is stopped there, in the kernel, and goes on from there.
+
+    frame 0   in our code   ─►   frame 1   a gate   ─►   frame 2   the program, which is selected
+Nothing of the vCPU is changed: whatever becomes of GDB, the hit goes on as one that does not stop.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import gdb
+
+from gdb_optprobe.debugger.landings import AnyPad, Landings
+from gdb_optprobe.debugger.parameters import machine_interface
+from gdb_optprobe.guest.cache import default_cache
+from gdb_optprobe.guest.trap_frames import GATES, Saved, trap_frames
+from gdb_optprobe.interrupts import held, unbroken
+from gdb_optprobe.probes.stops import ProgramArrival, ProgramLanding
+
+_loaded: set[bytes] = set()
+
+
+class ProgramPad(AnyPad):
+    """The breakpoint there. arrived: called when the selected thread is to be shown there."""
+
+    def __init__(self, landing: ProgramLanding, landings: Landings, arrived: Callable[[ProgramArrival], None]) -> None:
+        super().__init__(f"*{landing.pad:#x}", internal=True)
+        self.enabled = False
+        self.silent = not machine_interface()
+        self.stepped = 0
+        self.moved = 0
+        self._landing = landing
+        self._landings = landings
+        self._arrived = arrived
+        self._seen: set[int] = set()
+
+    def stop(self) -> bool:
+        return unbroken(self._come)()
+
+    @held()
+    def _come(self) -> bool:
+        thread = gdb.selected_thread()
+        assert thread is not None
+        # QEMU may report it again before GDB has stepped off; GDB has taken the breakpoint out of the stub for that.
+        if thread.num in self._seen and not self._landings.machine.stops_at(self._landing.pad):
+            return False
+        self._seen.add(thread.num)
+        self._landings.came()
+        arrival = self._landing.comes()
+        if arrival is None:
+            return False
+        self.moved += 1
+        self._arrived(arrival)
+        return True
+
+    def remove(self) -> None:
+        self._landings.drop(self, [])
+
+
+def provide_frames(saved: Saved) -> None:
+    """Have GDB know what is beyond a gate."""
+    content = trap_frames(saved)
+    if content in _loaded:
+        return
+    path = default_cache().store_symbol_file(f"traps-{saved.machine}", content)
+    if path is None:
+        with tempfile.NamedTemporaryFile(prefix="optprobe-", suffix=".elf", delete=False) as file:
+            file.write(content)
+        path = Path(file.name)
+    gdb.execute(f"add-symbol-file {path} -s .text {GATES:#x}", to_string=True)
+    _loaded.add(content)
+
+

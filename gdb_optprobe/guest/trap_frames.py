@@ -1,0 +1,76 @@
+"""What GDB needs to see a program from within a trap's code: a file with nothing but call frame information.
+
+    frame 0   in our code   ─►   frame 1   a gate   ─►   frame 2   the program, with its saved registers
+The PC that a frame has is taken for a return address, that of a call before it, but outside of a signal's frame: at a
+function's first instruction GDB would see the function before. No unwinder in Python can make such a frame, DWARF can:
+so our unwinder leads to a gate, an address that nothing is at, and this file says what is beyond it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gdb_optprobe.guest.symbolfile import CIE_ID, frames_file
+
+GATES = 0xFFFF_8000_0000_0000
+"""No memory on x86-64 (Documentation/x86/x86_64/mm.rst, the hypervisor's hole), nor on ppc64le (quadrant 3)."""
+ROOM = 16
+MOST_BEHIND = 4
+SIZE = ROOM * (MOST_BEHIND + 1)
+
+# DWARF 5, 6.4.2 and 2.5.1.
+_DEF_CFA, _OFFSET, _VALUE = 0x0C, 0x05, 0x16
+_PLUS, _DEREF, _LITERAL, _MINUS = 0x23, 0x06, 0x30, 0x1C
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """frame: DWARF's number of the register that leads to the saved ones. registers: how far in each is, by its number.
+
+    machine: of symbolfile.MACHINES. pc: its number.
+    """
+
+    machine: str
+    frame: int
+    registers: Mapping[int, int]
+    pc: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """The one for a saved PC that is so far behind the instruction to be shown. swapped: see isa/user_stops.py."""
+
+    behind: int
+    swapped: Mapping[str, str]
+
+    @property
+    def address(self) -> int:
+        return GATES + ROOM * self.behind + ROOM // 2
+
+
+def trap_frames(saved: Saved) -> bytes:
+    """The file, to be loaded with its code at GATES."""
+    found = b""
+    for behind in range(MOST_BEHIND + 1):
+        cie = struct.pack("<I", CIE_ID) + bytes((1,)) + b"zS\0" + bytes((1, 1, saved.pc, 0)) + _rules(saved, behind)
+        fde = struct.pack("<IQQ", len(found), GATES + ROOM * behind, ROOM) + b"\0"
+        found += b"".join(struct.pack("<I", len(each)) + each for each in (cie, fde))
+    return frames_file(found, GATES, SIZE, saved.machine)
+
+
+def _rules(saved: Saved, behind: int) -> bytes:
+    code = bytes((_DEF_CFA, *_uleb(saved.frame), 0))
+    for column, offset in saved.registers.items():
+        if column == saved.pc:
+            value = bytes((_PLUS, *_uleb(offset), _DEREF, _LITERAL + behind, _MINUS))
+            code += bytes((_VALUE, *_uleb(column), len(value))) + value
+        else:
+            code += bytes((_OFFSET, *_uleb(column), *_uleb(offset)))
+    return code
+
+
+def _uleb(number: int) -> bytes:
+    low = number & 0x7F
+    return bytes((low | 0x80,)) + _uleb(number >> 7) if number >> 7 else bytes((low,))
