@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from gdb_optprobe.guest.linux.user import executable
+from gdb_optprobe.guest.linux.user.executable import Offset
 from gdb_optprobe.guest.scope import KernelScope
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.ctype import INT, UNSIGNED_LONG
@@ -18,15 +20,16 @@ from gdb_optprobe.isa.user import UserTrapping
 
 @dataclass(frozen=True)
 class UserScope(KernelScope):
-    """bits: 32 or 64, of the program. frames: what its stack is unwound from."""
+    """bits: 32 or 64, of the program. frames, executable: what its stack is unwound from: registers, and what runs."""
 
     bits: int = 64
     frames: tuple[str, ...] = ()
+    executable: tuple[tuple[str, Expr], ...] = ()
 
     def frame(self) -> Frame | Missing:
         if self.site.returns:
             return Missing("the stack is not looked at where a function has returned", "entry do stack")
-        return Frame(self.frames, None)
+        return Frame(self.frames, None, self.executable)
 
     def _register(self, name: str) -> Value | None:
         if name in ("pc", self.abi.pc):
@@ -54,9 +57,10 @@ class UserScope(KernelScope):
         return Value(found.expr, UNSIGNED_LONG) if isinstance(found, Value) else found
 
 
-def user_scope(kernel: KernelScope, bits: int, isa: UserTrapping) -> UserScope:
-    """With what is known of the kernel."""
+def user_scope(kernel: KernelScope, bits: int, isa: UserTrapping, offset: Offset) -> UserScope:
+    """With what is known of the kernel. offset: of a member in its structure."""
     own = {each.name: getattr(kernel, each.name) for each in fields(kernel)}
     names = {register: name for name, register in isa.resident.items()}
     current = renamed(kernel.current, names)
-    return UserScope(**(own | {"current": current}), bits=bits, frames=isa.frames[bits].registers)
+    runs = executable.words(current.task, offset)
+    return UserScope(**(own | {"current": current}), bits=bits, frames=isa.frames[bits].registers, executable=runs)

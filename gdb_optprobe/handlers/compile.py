@@ -122,9 +122,10 @@ class _Compiler:
         frame = self._scope.frame()
         if isinstance(frame, Missing):
             raise fault(frame.message, action.name, frame.hint)
-        columns = tuple(Column(name, Form.UNSIGNED) for name in (*frame.registers, "room"))
+        also = dict(frame.also)
+        columns = tuple(Column(name, Form.UNSIGNED) for name in (*frame.registers, *also, "room"))
         room = Constant(0) if frame.room is None else frame.room
-        fields = (*(Register(name) for name in frame.registers), room)
+        fields = (*(Register(name) for name in frame.registers), *also.values(), room)
         tried = frame.room is None
         return Emit(Records(action.where.text, columns, stack=self._limits.stack, tried=tried), fields)
 

@@ -217,10 +217,12 @@ class Frame:
 
     registers: those that a copy of the stack needs beside it, the stack pointer first.
     room:      bytes from there on, whole words of which can surely be read; None where each has to be tried.
+    also:      by name, what else is to be known of who runs there.
     """
 
     registers: tuple[str, ...]
     room: Expr | None
+    also: tuple[tuple[str, Expr], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

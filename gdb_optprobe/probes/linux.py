@@ -248,7 +248,7 @@ class Linux:
         """What names mean at an address of a program."""
         found = self._names(scope.Site(address, "", entry, returns), convenience)
         assert isinstance(found.names, scope.KernelScope), "of this kernel"
-        return replace(found, names=user_scope(found.names, bits, self.user_kernel.isa))
+        return replace(found, names=user_scope(found.names, bits, self.user_kernel.isa, self.user_kernel.kernel.offset))
 
     @cached_property
     def _types(self) -> BtfTypes | None:

@@ -12,19 +12,25 @@ NAME = "answer.so"
 _LIBRARY = """
 .globl answer
 .type answer, @function
-answer: push %rbp
+answer: .cfi_startproc
+        push %rbp
+        .cfi_adjust_cfa_offset 8
         mov %rsp, %rbp
         mov value(%rip), %eax
         imul $1, %eax
         pop %rbp
+        .cfi_adjust_cfa_offset -8
         ret
+        .cfi_endproc
 .size answer, . - answer
 .section .rodata
 value:  .long 7
 """
 _PROGRAM = """
 .globl _start
-_start: mov $2, %eax
+_start: .cfi_startproc
+        .cfi_undefined rip
+        mov $2, %eax
         lea path(%rip), %rdi
         xor %esi, %esi
         syscall
@@ -54,6 +60,7 @@ again:  call *%rbx
         mov %eax, %edi
         mov $60, %eax
         syscall
+        .cfi_endproc
 path:   .asciz "answer.so"
 """
 

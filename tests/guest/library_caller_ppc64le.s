@@ -1,8 +1,11 @@
 # The program of library.py on ppc64le.
 .abiversion 2
 .globl _start
-_start: ld 14, 0(1)
+_start: .cfi_startproc
+        .cfi_undefined lr
+        ld 14, 0(1)
         stdu 1, -64(1)
+        .cfi_def_cfa_offset 64
         lis 3, path@ha
         addi 3, 3, path@l
         li 4, 0
@@ -39,4 +42,5 @@ again:  mr 12, 16
         bne again
         li 0, 1
         sc
+        .cfi_endproc
 path:   .asciz "answer.so"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
 
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.guest.linux.backtrace import Copy
-from gdb_optprobe.guest.linux.user.unwinding import Loaded
+from gdb_optprobe.guest.linux.user import executable
+from gdb_optprobe.guest.linux.user.unwinding import Loaded, Process
 from gdb_optprobe.handlers.program import Records
 from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.probes import outstanding, present, saving
@@ -43,6 +44,7 @@ def probe(probe: Probe, users: Users, found: Gathered, target: Target) -> ProbeV
     if function is not None and function.placed is not None:
         back = function.placed.detour
         most += sum(map(present.cost_of, target.isa.decode(back.data, back.address)))
+    unwound = _frames(point, target)
     return ProbeView(
         number=probe.number,
         name=probe.spec.name,
@@ -71,7 +73,7 @@ def probe(probe: Probe, users: Users, found: Gathered, target: Target) -> ProbeV
         stops=users.stops.counts[probe.number],
         calls=calls,
         objects=tuple(present.objects(probe.handler, found, target)),
-        records=tuple(present.record(probe, row, target, partial(_frames, point, target)) for row in found.records),
+        records=tuple(present.record(probe, row, target, unwound) for row in found.records),
     )
 
 
@@ -82,19 +84,21 @@ def _of_stacks(point: Point, target: Target) -> int:
     return words * target.user().kernel.isa.frames[point.program.bits].cost if words else 0
 
 
-def _frames(point: Point, target: Target, registers: Mapping[str, int], stack: bytes) -> Iterator[FrameView]:
-    """Of a hit's stack. A call may be the last of its function's: what is behind it is another one's."""
-    isa, program = target.user().kernel.isa, point.program
-    frames = isa.frames[program.bits]
-    decode = partial(isa.decode, bits=program.bits)
-    loaded = Loaded(program.elf, registers[frames.pc] - point.insn.address, frames, decode)
-    for frame in loaded.callers(registers, Copy(registers[frames.sp], stack)):
-        if not frame.address or frame.place is None:
-            yield FrameView(frame.address, "" if frame.address else "…")
-            continue
-        symbol = program.spell(frame.place)
-        inside = frame.exact or "+" in symbol
-        yield FrameView(frame.address, symbol if inside else program.spell(frame.place - 1), frame.sure)
+def _frames(point: Point, target: Target) -> Callable[[Mapping[str, int], bytes], Iterator[FrameView]]:
+    """Of hits' stacks, by the probed file and the program that ran."""
+    user, bits = target.user(), point.program.bits
+    frames, decode = user.kernel.isa.frames[bits], partial(user.kernel.isa.decode, bits=bits)
+    ran = cache(lambda *taken: executable.executable(user.programs, dict(taken)))
+
+    def unwound(taken: Mapping[str, int], stack: bytes) -> Iterator[FrameView]:
+        files = [Loaded(point.program, taken[frames.pc] - point.insn.address)]
+        other = ran(*(pair for pair in taken.items() if pair[0] in executable.NAMES))
+        if other is not None and other.program.inode != point.program.inode and other.program.bits == bits:
+            files.append(Loaded(other.program, other.bias))
+        for frame in Process(tuple(files), frames, decode).callers(taken, Copy(taken[frames.sp], stack)):
+            yield FrameView(frame.address, frame.symbol if frame.address else "…", frame.sure)
+
+    return unwound
 
 
 def show(view: ProbeView, point: Point, target: Target, isa: UserTrapping) -> ShowView:

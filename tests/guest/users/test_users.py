@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -167,8 +168,12 @@ def test_libraries(linux: Guest, tmp_path: Path) -> None:
         places = [f"{path}:answer+{insn.address}" for path in paths for insn in code]
         script: list[str | Workload] = [f"optprobe add -user {place}" for place in places]
         script += [
+            f"optprobe add -user {paths[1]}:answer do stack",
             Workload(f"{one}; {other}; {one} | grep -v 7; md5sum {' '.join(paths)}"),
             Workload(GO_ON),
+            f"optprobe report {len(places) + 1}",
+            Workload("cp /tmp/caller /tmp/other/kept; rm /tmp/caller; mv /tmp/other/kept /tmp/caller"),
+            f"optprobe report {len(places) + 1}",
             "optprobe check",
             keep("list", "optprobe list"),
             "optprobe delete",
@@ -180,9 +185,12 @@ def test_libraries(linux: Guest, tmp_path: Path) -> None:
         linux.run("killall sleep; sleep 0.2")
         linux.run("rm -rf /tmp/said /tmp/caller /tmp/one /tmp/other")
     assert finished.status == 0, finished.output
-    assert finished.workloads == ("said 7\n" * 2 + digests, "said 7\n" * WAITING, "said 7\n")
+    assert finished.workloads == ("said 7\n" * 2 + digests, "said 7\n" * WAITING, "", "said 7\n")
     hits = [probe["hits"] for probe in finished.json("list")]
-    assert hits == [LIBRARY_CALLS * (2 + WAITING)] * len(code) + [LIBRARY_CALLS] * len(code)
+    assert hits == [LIBRARY_CALLS * (2 + WAITING)] * len(code) + [LIBRARY_CALLS] * (len(code) + 1)
+    assert finished.output.count(": answer.so:answer / caller:again+0x2\n") == LIBRARY_CALLS, "no doubt in it"
+    nameless = re.findall(r": answer\.so:answer / 0x[0-9a-f]+ / …\n", finished.output)
+    assert len(nameless) == LIBRARY_CALLS, "the program that ran is no more, and what has its name is another file"
     assert finished.output.count("holds what we wrote") == 2
     assert linux.problems() == []
 

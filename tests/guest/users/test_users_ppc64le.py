@@ -98,7 +98,7 @@ def test_a_library_in_two_programs(ppc_guest: Guest, tmp_path: Path) -> None:
     try:
         script: list[str | Workload] = [f"optprobe add -user /tmp/one/{library.NAME}:{place}" for place in places]
         script += [
-            f"optprobe add -user /tmp/one/{library.NAME}:answer do count by $comm",
+            f"optprobe add -user /tmp/one/{library.NAME}:answer do count by $comm, stack",
             Workload(GO_ON),
             Workload(later),
             keep("list", "optprobe list"),
@@ -113,6 +113,8 @@ def test_a_library_in_two_programs(ppc_guest: Guest, tmp_path: Path) -> None:
     assert finished.workloads == ("said 7\n" * 2, "said 7\n" * 4)
     assert [probe["hits"] for probe in finished.json("list")] == [4 * COUNT] * (len(places) + 1)
     assert f"[caller]: {2 * COUNT}" in finished.output and f"[another]: {2 * COUNT}" in finished.output
+    for program in ("caller", "another"):
+        assert f": answer.so:answer+0x8 / {program}:again+0xc\n" in finished.output, "who called, without a doubt"
     assert "holds what we wrote" in finished.output
 
 

@@ -74,6 +74,7 @@ FIXED: Mapping[str, int] = {
     "inode.i_size": 80,
     "super_block.s_dev": 16,
     "super_block.s_magic": 96,
+    "file.f_path.dentry": 24,
     "file.f_inode": 32,
     "address_space.i_pages.xa_head": 16,
     "xa_node.shift": 0,

@@ -55,6 +55,11 @@ def find(kernel: Kernel, path: str) -> File:
     return _Names(kernel).file(path)
 
 
+def named(kernel: Kernel, dentry: int) -> File:
+    """What an entry of a directory leads to, by its name there alone. Raises OptprobeError."""
+    return _Names(kernel).named(dentry)
+
+
 class _Names:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -78,8 +83,15 @@ class _Names:
             raise OptprobeError(f"{path} is no path in the guest", "it begins with /, as in -user /bin/busybox:main")
         if len(path) >= LONGEST or "\0" in path:
             raise OptprobeError("a path in the guest has less than 4096 bytes, and no zero among them")
-        place = self._walk(path)
-        inode = self._inode(place.dentry)
+        return self._at(path, self._inode(self._walk(path).dentry))
+
+    def named(self, dentry: int) -> File:
+        """Raises OptprobeError."""
+        length = min(self._number(dentry + self._length, 4), NAME_MAX)
+        name = self._kernel.memory.read(self._kernel.word(dentry + self._name), length)
+        return self._at(name.decode("utf-8", "surrogateescape"), self._inode(dentry))
+
+    def _at(self, path: str, inode: int) -> File:
         mode = self._number(inode + self._mode, 2)
         if not stat.S_ISREG(mode):
             raise OptprobeError(f"{path} is no regular file of the guest")

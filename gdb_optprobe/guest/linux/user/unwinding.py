@@ -17,6 +17,7 @@ from gdb_optprobe.guest.linux.backtrace import MOST, Copy
 from gdb_optprobe.guest.linux.user import cfi
 from gdb_optprobe.guest.linux.user.cfi import At, Computed, In, Lost, Rule, Rules
 from gdb_optprobe.guest.linux.user.elf import Elf
+from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.user_frames import UserFrames
 
@@ -26,14 +27,13 @@ LONGEST_CALL = 8
 
 @dataclass(frozen=True, slots=True)
 class UserFrame:
-    """address: in the process; 0 where who called is not known. place: in the file; None in another one.
+    """address: in the process; 0 where who called is not known. symbol: "" in a file that is none of those known.
 
-    exact: the instruction that comes next there, no return address. sure: else it may be left from an earlier call.
+    sure: else it may be left from an earlier call.
     """
 
     address: int
-    place: int | None = None
-    exact: bool = False
+    symbol: str = ""
     sure: bool = True
 
 
@@ -52,12 +52,37 @@ class _Untold(OptprobeError):
     """Nothing says how a frame's caller is found."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Loaded:
-    """A file in a process. bias: how far from where it was linked for. decode: code at an address of the file's."""
+    """A program's file in a process. bias: how far it is loaded from where it was linked for."""
 
-    elf: Elf
+    program: Program
     bias: int
+
+    @property
+    def elf(self) -> Elf:
+        return self.program.elf
+
+    def holds(self, address: int) -> bool:
+        """Whether its code is there."""
+        return any(segment.holds(address - self.bias) for segment in self.elf.code)
+
+    def has_trap_of_ours(self, address: int) -> bool:
+        """Behind the file's code nobody else has any."""
+        start, end = self.program.filler
+        return start <= address - self.bias < end
+
+    def spell(self, address: int, exact: bool) -> str:
+        """A call may be the last of its function's: what is behind it is another one's then."""
+        symbol = self.program.spell(address - self.bias)
+        return symbol if exact or "+" in symbol else self.program.spell(address - self.bias - 1)
+
+
+@dataclass(frozen=True)
+class Process:
+    """As it was at a hit. files: those known of it. decode: code at an address."""
+
+    files: tuple[Loaded, ...]
     frames: UserFrames
     decode: Callable[[bytes, int], list[Insn]]
 
@@ -66,9 +91,9 @@ class Loaded:
         state = _State(registers, exact=True)
         for _ in range(MOST):
             pc = state.registers[self.frames.pc]
-            if self._is_trap_of_ours(pc):
+            if any(file.has_trap_of_ours(pc) for file in self.files):
                 break
-            yield UserFrame(pc, self._place(pc), state.exact)
+            yield UserFrame(pc, self._spell(pc, state.exact))
             try:
                 caller = self._caller(state, copy)
             except OptprobeError:
@@ -81,8 +106,9 @@ class Loaded:
 
     def _caller(self, state: _State, copy: Copy) -> _State | None:
         """None where there is none. Raises Unreadable, OptprobeError."""
-        place = self._place(state.registers[self.frames.pc])
-        rules = self.elf.call_frames.rules(place - (not state.exact)) if place is not None else None
+        inside = state.registers[self.frames.pc] - (not state.exact)
+        file = self._file(inside)
+        rules = file.elf.call_frames.rules(inside - file.bias) if file is not None else None
         if rules is None:
             return self._linked(state, copy)
         found = _Frame(self.frames, rules, state, copy).caller()
@@ -102,7 +128,7 @@ class Loaded:
         """What may be return addresses."""
         found = filter(self._is_behind_call, self._words(state, copy))
         for address, _ in zip(found, range(MOST), strict=False):
-            yield UserFrame(address, self._place(address), sure=False)
+            yield UserFrame(address, self._spell(address, False), sure=False)
 
     def _words(self, state: _State, copy: Copy) -> Iterator[int]:
         """Those of the frames that are linked, where the ABI has such links; else all."""
@@ -119,23 +145,21 @@ class Loaded:
                 state = self._linked(state, copy)
                 yield state.registers[frames.pc]
 
-    def _place(self, address: int) -> int | None:
-        """Where in the file's code."""
-        place = address - self.bias
-        return place if any(segment.holds(place) for segment in self.elf.code) else None
+    def _file(self, address: int) -> Loaded | None:
+        return next((file for file in self.files if file.holds(address)), None)
 
-    def _is_trap_of_ours(self, address: int) -> bool:
-        """Behind the file's code nobody else has any."""
-        start, end = self.elf.filler
-        return start <= address - self.bias < end
+    def _spell(self, address: int, exact: bool) -> str:
+        file = self._file(address - (not exact))
+        return file.spell(address, exact) if file is not None else ""
 
     def _is_behind_call(self, address: int) -> bool:
-        end = address - self.bias
-        segment = next((segment for segment in self.elf.code if segment.holds(end - 1)), None)
-        if segment is None:
+        file = self._file(address - 1)
+        if file is None:
             return False
+        end = address - file.bias
         try:
-            code = self.elf.text(start := max(end - LONGEST_CALL, segment.address), end - start)
+            start = max(end - LONGEST_CALL, file.program.code_start(end - 1))
+            code = file.elf.text(start, end - start)
         except OptprobeError:
             return False
         return any(self._is_call(code[-size:], end - size) for size in range(1, len(code) + 1))

@@ -1,0 +1,72 @@
+"""What a process ran at a hit, told when it may have ended: four words that a hit can read, and what they say later.
+
+    mm->exe_file ─► its dentry, its inode, that one's number        mm->start_code: where the program is loaded
+
+A file that has gone since from the guest's memory is not known any more: then another has its places there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.user import files
+from gdb_optprobe.guest.linux.user.program import Program
+from gdb_optprobe.guest.linux.user.programs import Programs
+from gdb_optprobe.handlers import fold
+from gdb_optprobe.handlers.program import Choose, Expr, Load, Op
+from gdb_optprobe.handlers.scope import Missing
+
+DENTRY, INODE, NUMBER, START = "dentry", "inode", "number", "start"
+NAMES = (DENTRY, INODE, NUMBER, START)
+Offset = Callable[[str, str], int]
+"""Of a structure's member. Raises OptprobeError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Executable:
+    """bias: how far it is loaded from where it was linked for."""
+
+    program: Program
+    bias: int
+
+
+def words(task: Expr | Missing, offset: Offset) -> tuple[tuple[str, Expr], ...]:
+    """Of the thread that runs, by name; none where this kernel does not say where they are."""
+    if isinstance(task, Missing):
+        return ()
+    try:
+        mm = _word(task, offset("task_struct", "mm"))
+        file = _word(mm, offset("mm_struct", "exe_file"))
+        inode = _word(file, offset("file", "f_inode"))
+        found = {
+            DENTRY: _word(file, offset("file", "f_path.dentry")),
+            INODE: inode,
+            NUMBER: replace(_word(inode, offset("inode", "i_ino")), mapped=False),  # a file may go meanwhile
+        }
+        start = _word(mm, offset("mm_struct", "start_code"))
+    except OptprobeError:
+        return ()
+    # A process whose program's file has been taken from it has none (kernel/fork.c, set_mm_exe_file).
+    safe = {name: Choose(file, word, fold.constant(0)) for name, word in found.items()}
+    return (*safe.items(), (START, start))
+
+
+def executable(programs: Programs, taken: Mapping[str, int]) -> Executable | None:
+    """What these words say now; None where its file is not what it was, or cannot be read."""
+    kernel = programs.kernel
+    try:
+        if not taken.get(INODE) or kernel.word(taken[DENTRY] + kernel.offset("dentry", "d_inode")) != taken[INODE]:
+            return None
+        file = files.named(kernel, taken[DENTRY])
+        if file.number != taken[NUMBER]:
+            return None
+        program = programs.known(file)
+    except OptprobeError:
+        return None
+    return Executable(program, taken[START] - program.first_code)
+
+
+def _word(address: Expr, offset: int) -> Load:
+    return Load(fold.binary(Op.ADD, address, fold.constant(offset), 64, False), 8, signed=False, mapped=True)
