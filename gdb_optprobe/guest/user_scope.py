@@ -27,9 +27,7 @@ class UserScope(KernelScope):
     executable: tuple[tuple[str, Expr], ...] = ()
 
     def frame(self) -> Frame | Missing:
-        if self.site.returns:
-            return Missing("the stack is not looked at where a function has returned", "entry do stack")
-        return Frame(self.frames, None, self.executable)
+        return Frame(self.frames, None, self.executable, self.abi.pc)
 
     def _register(self, name: str) -> Value | None:
         if name in ("pc", self.abi.pc):

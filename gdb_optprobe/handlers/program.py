@@ -218,11 +218,13 @@ class Frame:
     registers: those that a copy of the stack needs beside it, the stack pointer first.
     room:      bytes from there on, whole words of which can surely be read; None where each has to be tried.
     also:      by name, what else is to be known of who runs there.
+    probed:    the register that tells at the probed address where the code is loaded; "" where that is known.
     """
 
     registers: tuple[str, ...]
     room: Expr | None
     also: tuple[tuple[str, Expr], ...] = ()
+    probed: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,8 @@ NANOSECOND_SHIFT = 20
 _SAVE = re.compile(r"save\s+([A-Za-z_]\w*)\s*=(?!=)")
 _SAVES = "save NAME = EXPR"
 SAVE = "save"
+PROBED = "probed"
+"""What a record of a stack calls where the function was entered."""
 _AT_ENTRY = "entry"
 
 
@@ -164,7 +166,10 @@ class ReturnScope:
         return self._at_return.is_mapped(address, size)
 
     def frame(self) -> Frame | Missing:
-        return self._at_return.frame()
+        found = self._at_return.frame()
+        if isinstance(found, Missing) or not found.probed:
+            return found
+        return replace(found, also=(*found.also, (PROBED, self._kept(Register(found.probed)))))
 
     # what is kept
 

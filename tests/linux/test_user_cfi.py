@@ -6,6 +6,7 @@ import random
 import re
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -83,6 +84,17 @@ def test_what_readelf_says() -> None:
 def test_registers_are_called_what_dwarf_calls_them() -> None:
     called = {number: name for number, name in enumerate(_NAMES[:16]) if name in FRAMES[64].registers}
     assert {16: "rip", **called} == FRAMES[64].numbers
+
+
+def test_the_file_on_the_host_serves_where_the_guest_has_not_all_of_its_own() -> None:
+    def read(offset: int, size: int) -> bytes:
+        raise OptprobeError("not in the guest's memory")
+
+    guests, at = replace(elf(), read=read), by_readelf()[0][0]
+    with pytest.raises(OptprobeError):
+        guests.call_frames.rules(at)
+    assert replace(guests, named_by=elf()).call_frames.rules(at) == elf().call_frames.rules(at)
+    assert replace(elf(), sections=(0, 0, 0), named_by=elf()).call_frames.data == elf().call_frames.data
 
 
 def test_nothing_is_said_of_other_code() -> None:

@@ -10,6 +10,7 @@ from gdb_optprobe.guest.linux.backtrace import Copy
 from gdb_optprobe.guest.linux.user import executable
 from gdb_optprobe.guest.linux.user.unwinding import Loaded, Process
 from gdb_optprobe.handlers.program import Records
+from gdb_optprobe.handlers.saved import PROBED
 from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.probes import outstanding, present, saving
 from gdb_optprobe.probes.gathered import Gathered
@@ -91,7 +92,7 @@ def _frames(point: Point, target: Target) -> Callable[[Mapping[str, int], bytes]
     ran = cache(lambda *taken: executable.executable(user.programs, dict(taken)))
 
     def unwound(taken: Mapping[str, int], stack: bytes) -> Iterator[FrameView]:
-        files = [Loaded(point.program, taken[frames.pc] - point.insn.address)]
+        files = [Loaded(point.program, taken.get(PROBED, taken[frames.pc]) - point.insn.address)]
         other = ran(*(pair for pair in taken.items() if pair[0] in executable.NAMES))
         if other is not None and other.program.inode != point.program.inode and other.program.bits == bits:
             files.append(Loaded(other.program, other.bias))

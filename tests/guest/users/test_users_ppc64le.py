@@ -126,8 +126,8 @@ def test_stacks(ppc_guest: Guest, tmp_path: Path) -> None:
     script: list[str | Workload] = ["set optprobe ring-records 16"]
     script += [f"optprobe add -user {path}:{place} do stack" for place in ("inner+0xc", "inner", "bare+4")]
     script += [Workload(f"{path}; {path}"), "optprobe report -json -clear"]
-    script += [f"optprobe add -user {path}:middle -return entry do stack", Workload(path), "optprobe report -json"]
-    script += ["optprobe check"]
+    script += [f"optprobe add -user {path}:middle -return entry do stack do stack", Workload(path)]
+    script += ["optprobe report -json", "optprobe check"]
     try:
         finished = batch(ppc_guest, script)
     finally:
@@ -138,7 +138,7 @@ def test_stacks(ppc_guest: Guest, tmp_path: Path) -> None:
     at_entry = [text.replace("inner+0xc", "inner") for text in (f"{middle} / {outer}", bare)]
     whole = [*[f"{middle} / {outer}", bare] * 2, *at_entry * 2, *["bare+0x4 / … / ? _start+0xc"] * 2]
     cut = f"{middle} / … / ? _start+0x8"
-    returning = [cut, bare, cut.replace("inner+0xc", "inner"), at_entry[1], whole[-1], f"middle / {outer}"]
+    returning = [cut, bare, cut.replace("inner+0xc", "inner"), at_entry[1], whole[-1], f"middle / {outer}", outer]
     assert [line["text"].replace("stacked:", "") for line in lines] == whole + returning
 
 

@@ -305,7 +305,16 @@ class Elf:
 
     @cached_property
     def call_frames(self) -> CallFrames:
-        """What it says of its functions' callers. Raises OptprobeError."""
+        """What it says of its functions' callers, or the file that its symbols are from. Raises OptprobeError."""
+        try:
+            found = self._own_call_frames()
+        except OptprobeError:
+            if self.named_by is None:
+                raise
+            found = CallFrames()
+        return found if found.data or self.named_by is None else self.named_by.call_frames
+
+    def _own_call_frames(self) -> CallFrames:
         headers, size = self._sections(), self.sections[2]
         if self.names >= len(headers):
             return CallFrames()

@@ -133,7 +133,7 @@ class Process:
     def _words(self, state: _State, copy: Copy) -> Iterator[int]:
         """Those of the frames that are linked, where the ABI has such links; else all."""
         frames, sp = self.frames, state.registers[self.frames.sp]
-        if state.exact and frames.link:
+        if state.exact and frames.link and state.registers[frames.link] != state.registers[frames.pc]:
             yield state.registers[frames.link]
         if frames.chain is None:
             for at in range(max(sp - copy.start, 0), len(copy.data) - frames.word + 1, frames.word):
