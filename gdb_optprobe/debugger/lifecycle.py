@@ -129,6 +129,8 @@ class Lifecycle:
         """What waits is tried again. Raises OptprobeError."""
         try:
             attachment.session.optimizer.stopped()
+            # No unwinder may read what GDB's own view of memory lacks: a user's program may not see the kernel's.
+            attachment.session.users.calls.look(attachment.machine.read_virtual)
         except Unreadable:
             if not self._is_gone(attachment):
                 raise

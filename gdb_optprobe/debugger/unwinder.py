@@ -172,7 +172,7 @@ def _through_programs(pending: gdb.PendingFrame, kernel: Kernel, session: Sessio
     if not session.users.calls.functions and not session.users.calls.left:
         return None
     pc, sp = (int(pending.read_register(name)) & MASK for name in (kernel.isa.pc, kernel.isa.sp))
-    back = session.users.calls.back(pc, sp)
+    back = session.users.calls.back(pc, sp, kernel.read)
     if back is None:
         return None
     registers = {name: int(pending.read_register(name)) & MASK for name in kernel.registers()}
@@ -191,9 +191,18 @@ def _at_program_stop(pending: gdb.PendingFrame, kernel: Kernel, session: Session
     for register in pending.architecture().registers("save"):
         if register.name != kernel.isa.pc:
             held_in = gate.swapped.get(register.name, register.name)
-            info.add_saved_register(register.name, pending.read_register(held_in))
+            if held_in and (value := _read(pending, held_in)) is not None:
+                info.add_saved_register(register.name, value)
     info.add_saved_register(kernel.isa.pc, gdb.Value(gate.address).cast(word))
     return info
+
+
+def _read(pending: gdb.PendingFrame, name: str) -> gdb.Value | None:
+    """None where the stub does not tell it of this vCPU."""
+    try:
+        return pending.read_register(name)
+    except gdb.error:
+        return None
 
 
 def _info(pending: gdb.PendingFrame, frame: FrameId, registers: Mapping[str, int]) -> gdb.UnwindInfo:

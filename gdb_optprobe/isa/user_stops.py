@@ -15,7 +15,7 @@ class UserStopping(Protocol):
     number:  the register that says there on whose behalf.
     place:   the code of the place: back to who has called it.
     columns: DWARF's numbers of the registers that a trap saves, by name; of the PC, what its frames' is.
-    swapped: by name of a register that is the kernel's there, the one that holds the program's.
+    swapped: by name of a register that is the kernel's there, the one that holds the program's, "" for none.
     """
 
     machine: str

@@ -30,6 +30,7 @@ from .emitter import MACHINE
 from .forms import NONE, Item, Jump, Way, compare, logical, number, placed, plain, rotate
 from .relocator import PROBE, is_nop, relocate
 from .user_frames import FRAMES
+from .user_stops import STOPPING
 from .uses import SPR_CTR, SPR_LR
 from .values import BITS
 from .words import (
@@ -128,7 +129,7 @@ class PowerUser:
     scratch = Dead(True, frozenset((*_WHILE_HANDLED, *CR_FIELDS, CTR, LR, XER)))
     resident: ClassVar[Mapping[str, str]] = {PACA: _PACA}
     frames = FRAMES
-    stopping: ClassVar[UserStopping | None] = None
+    stopping: ClassVar[UserStopping | None] = STOPPING
     order = staticmethod(MACHINE.order)
 
     @property

@@ -17,13 +17,14 @@ from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.slots import Slot
-from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user.space_calls import SpaceCalls
 from gdb_optprobe.guest.linux.user_kernel import ReturnKernel
 from gdb_optprobe.handlers import lowering_user_calls
 from gdb_optprobe.handlers.lowering_user_calls import Table, Way
 from gdb_optprobe.isa import machines
+from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.isa.code import Code
 from gdb_optprobe.objects.aggregate import encode
 from gdb_optprobe.objects.user_calls import ACTIVE, CODE, POINT_SIZE, Call, Point, UserCallsLayout, point_initial
@@ -107,6 +108,7 @@ class UserCalls:
     functions: dict[tuple[int, int], Function] = field(default_factory=dict)
     left: list[Function] = field(default_factory=list)
     _there: _There | None = None
+    _seen: Sequence[Call] = ()
     _trampolines: dict[int, _Trampoline] = field(default_factory=dict)
 
     # calls are seen --------------------------------------------------------------------------------------------------
@@ -217,23 +219,43 @@ class UserCalls:
         """That of the table."""
         return (self._there.memory,) if self._there is not None else ()
 
-    def back(self, pc: int, sp: int) -> int | None:
-        """Where a call really returns that has returned to `pc`; None where that is no trampoline, or not known."""
+    def look(self, read: ReadMemory) -> None:
+        """The guest was stopped: what `back` will not be able to read is read now."""
+        self._seen = ()
+        if self._there is not None and (self.functions or self.left):
+            try:
+                read(self._there.memory.address, 1)
+            except Unreadable:
+                self._seen = self.under_way()
+
+    def back(self, pc: int, sp: int, read: ReadMemory) -> int | None:
+        """Where a call really returns that has returned to `pc`; None where that is no trampoline, or not known.
+
+        read: raises Unreadable where the kernel's memory is not seen.
+        """
         places: dict[int, int] = {}
-        for call in self._returned(pc, sp):
+        for call in self._returned(pc, sp, read):
             if places.get(call.mm, pc) == pc:  # by tail calls it returns there more than once
                 places[call.mm] = call.back
         found = {*places.values()}
         return found.pop() if len(found) == 1 else None
 
-    def _returned(self, pc: int, sp: int) -> Iterator[Call]:
+    def _returned(self, pc: int, sp: int, read: ReadMemory) -> Iterator[Call]:
         """Those that may be it, the newest of a space first."""
         if pc >> 63 or not any(one.address - pc & PAGE - 1 == 0 for one in self._trampolines.values()):
             return
         isa = self.target.user().kernel.returning().isa
         sizes = {one.program.bits // 8 for one in self._trampolines.values()}
         at = {sp - isa.popped(size) for size in sizes}
-        yield from (call for call in self.under_way() if call.trampoline == pc and call.at in at)
+        yield from (call for call in self._read_by(read) if call.trampoline == pc and call.at in at)
+
+    def _read_by(self, read: ReadMemory) -> Sequence[Call]:
+        if self._there is None:
+            return ()
+        try:
+            return list(LAYOUT.calls(read(self._there.memory.address, LAYOUT.size)))
+        except Unreadable:
+            return self._seen
 
     # in the guest ----------------------------------------------------------------------------------------------------
 

@@ -174,7 +174,8 @@ def _returned(
     if not isinstance(found, Value):
         return None
     word = interpret.evaluate(found.expr, interpret.Hit(registers, read))
-    name = point.program.spell(point.insn.address).rpartition(":")[2]
+    # Where a function has a local entry, that is behind its symbol.
+    name = point.program.spell(point.insn.address).rpartition(":")[2].partition("+")[0]
     return name, number(word, not isinstance(found.type, Pointer) and found.type.signed)
 
 

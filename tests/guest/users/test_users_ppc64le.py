@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -184,3 +185,41 @@ def test_another_gdb_finds_what_a_killed_one_left(ppc_guest: Guest, waiting: str
     assert finished.workloads == (waiting,)
     assert [probe["hits"] for probe in finished.json("list")] == [WAITING * COUNT] * 2
     assert [probe["hits"] for probe in finished.json("after")] == [(WAITING + 1) * COUNT] * 2
+
+
+STOP = 100
+RETURNED = r"hit optprobe 3, .* in call_test \(\)\ntest has returned (\d+) \(\$retval\)$"
+
+
+def test_stops(ppc_guest: Guest, tmp_path: Path) -> None:
+    """In the kernel, with the program shown; GDB leaves there, and it ends as it would have."""
+    built = calls.build(tmp_path, COUNT, "ppc64le")
+    answer.put(ppc_guest, built, PATH)
+    status = ppc_guest.run(PATH)[0]
+    (test,) = (each.address for each in calls.elf(built, "ppc64le").symbols if each.name == "test")
+    with Console(ppc_guest) as gdb:
+        gdb(f"optprobe add -user {PATH}:test", 60)
+        gdb(f"optprobe break -user {PATH}:test if $arg1 == {STOP}")
+        gdb(f"optprobe add -user {PATH}:test -return entry do save which = $arg1 if $saved.which == {STOP} do stop", 60)
+        gdb(f"add-symbol-file {built}")
+        work = ppc_guest.spawn(PATH)
+        told = gdb("continue").rstrip()
+        assert re.search(r"hit optprobe 2, calls \(\d+\), 0x[0-9a-f]+ in test \(\)$", told), told
+        assert gdb.hits(1) == COUNT - STOP + 1
+        assert (gdb.value("$pc"), gdb.value("$r3")) == (test + 8, STOP)
+        assert [line.partition(" in ")[2] for line in gdb("bt").splitlines()[2:4]] == ["test ()", "call_test ()"]
+        gdb(f"tbreak *{test + 8 + 16}")
+        assert "Temporary breakpoint" in gdb("continue")
+        assert " in call_test ()" in gdb("bt"), "through the trampoline, from where the kernel's memory is not seen"
+        returned = re.search(RETURNED, (told := gdb("continue").rstrip()))
+        assert returned and int(returned[1]) == gdb.value("$r3") == gdb.value("$retval"), told
+        assert [probe["hits"] for probe in gdb.probes()] == [COUNT - STOP + 1, 1, 1]
+        gdb("set optprobe on-exit remove")
+        gdb.send("quit")
+        gdb.rest()
+        assert work.wait(20)[0] == status
+    finished = batch(ppc_guest, [keep("list", "optprobe list"), Workload(f"{PATH}; echo said $?")])
+    ppc_guest.check(f"rm {PATH}")
+    assert finished.status == 0, finished.output
+    assert finished.json("list") == [] and finished.workloads == (f"said {status}\n",)
+    assert ppc_guest.problems() == []
