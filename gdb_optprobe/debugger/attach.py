@@ -38,7 +38,7 @@ from gdb_optprobe.probes.linux import Linux, given_arena
 from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.original import overlaid
 from gdb_optprobe.probes.session import Session
-from gdb_optprobe.probes.taking import LEFT, RECOVER
+from gdb_optprobe.probes.taking import CALLS, LEFT, RECOVER
 from gdb_optprobe.probes.target import Target
 
 
@@ -347,8 +347,9 @@ def _named(names: Scope | None) -> NamesAt | None:
 def _tell_of_earlier(linux: Linux) -> None:
     try:
         left = linux.left()
-        if left is not None and left.is_told:
-            gdb.write(f"{LEFT[0].upper()}{LEFT[1:]}: {RECOVER}\n", gdb.STDLOG)
+        if left is not None and (left.probes or left.users):
+            what = LEFT if left.probes else CALLS
+            gdb.write(f"{what[0].upper()}{what[1:]}: {RECOVER}\n", gdb.STDLOG)
     except OptprobeError as error:
         gdb.write(f"optprobe: {error}\n", gdb.STDERR)
 

@@ -76,11 +76,6 @@ class Left:
     users: Mapping[int, Any] | None = None
 
     @property
-    def is_told(self) -> bool:
-        """Whether there are probes, or calls of programs under way: the user decides about them."""
-        return bool(self.probes or self.users)
-
-    @property
     def detours(self) -> Mapping[Slot, Detour]:
         return self.code or {}
 

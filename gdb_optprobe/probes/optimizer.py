@@ -232,10 +232,10 @@ class Optimizer:
         """Memory for what `probe` gathers, before any branch is touched, so that others keep theirs. Raises Refused."""
         if probe.returns or (not plan.tier.stops and not probe.handler.is_plain):
             arena = self.take_arena()
-            self._with_room(lambda: branching.reserve(probe, self.target, arena), arena)
+            self.with_room(lambda: branching.reserve(probe, self.target, arena), arena)
             if probe.returns:
                 site = self.registry.site_of(probe)
-                self._with_room(lambda: self.returns.reserve(site, self.target, arena), arena)
+                self.with_room(lambda: self.returns.reserve(site, self.target, arena), arena)
 
     def is_inside(self, site: Site) -> bool:
         """Whether somebody may be in a program of `site`, or in a detour that was left, which may have been one's."""
@@ -426,7 +426,7 @@ class Optimizer:
             # The tracer is kept off before the branch is written, and let in again when it cannot be written.
             if wanted.ftrace is not None:
                 self.target.tracer.hold(wanted.ftrace)
-            branch = self._with_room(lambda: branching.write(group, self.target, arena, self.traps, keeps), arena)
+            branch = self.with_room(lambda: branching.write(group, self.target, arena, self.traps, keeps), arena)
         except Refused as refused:
             self._let_tracer_in(wanted)
             for site in group:
@@ -461,12 +461,12 @@ class Optimizer:
             return
         try:
             arena = self.take_arena()
-            self._with_room(lambda: site.stop_at(wanted, self.target, arena), arena)
+            self.with_room(lambda: site.stop_at(wanted, self.target, arena), arena)
         except Refused as refused:
             site.plan = self._lower(site.address, self._limits(site.specs), refused.reason)
             site.stop_at(site.plan, self.target, self._arena)
 
-    def _with_room(self, action: Callable[[], T], arena: Arena) -> T:
+    def with_room(self, action: Callable[[], T], arena: Arena) -> T:
         """Do it; where the arena is full, collect what is proven empty and try once more."""
         try:
             return action()

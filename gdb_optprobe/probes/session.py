@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.pads import Pad
@@ -34,6 +35,7 @@ from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.return_program import compile_return, entry_part, try_entry, without_stop
+from gdb_optprobe.probes.room import reserve
 from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Kind, Spec
@@ -156,7 +158,7 @@ class Session:
                 new = [self._place(spec, plan, handler) for plan, handler in zip(plans, handlers, strict=True)]
                 created += new
                 for probe, plan in zip(new, plans, strict=True):
-                    self._reserve(probe, plan)
+                    reserve(probe, self.optimizer, partial(self.optimizer.reserve, probe, plan))
                 self.optimizer.settle(self._sites_of(new))
                 created = self._kept(created, new)
                 self.optimizer.note([probe for probe in new if self.registry.has(probe)])
@@ -164,20 +166,6 @@ class Session:
             self._remove([probe for probe in created if self.registry.has(probe)])
             raise
         return created
-
-    def _reserve(self, probe: Probe, plan: Plan) -> None:
-        """Raises Refused, with what would fit."""
-        try:
-            self.optimizer.reserve(probe, plan)
-        except Refused as refused:
-            arena, needed = self.optimizer.arena, probe.handler.size
-            free = arena.data.largest if arena is not None else needed
-            if refused.reason.code != Refusal.ARENA_FULL.code or needed <= free:
-                raise
-            text = f"{refused.reason.text}: what the actions gather takes {needed} bytes, and {free} are free"
-            smaller = probe.handler.within(free)
-            hint = f"this fits: {', '.join(smaller.sizes)}" if smaller is not None else refused.reason.hint
-            raise Refused(Reason(refused.reason.code, text, hint)) from None
 
     def _kept(self, created: list[Probe], new: Sequence[Probe]) -> list[Probe]:
         """Of `created`, all but those of `new` that there is no memory for in the tier that `-tier` asks for.

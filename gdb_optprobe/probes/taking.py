@@ -25,18 +25,19 @@ from gdb_optprobe.probes.user.probes import Users
 
 TRIES, PAUSE = 20, 0.05
 LEFT = "probes of an earlier GDB are in this guest"
+CALLS = "calls that an earlier GDB's return probes on programs saw may be under way in this guest"
 RECOVER = "optprobe recover, or optprobe recover -remove"
 
 
 def make_way(target: Target, optimizer: Optimizer, users: Users) -> None:
-    """Where somebody was in code of an earlier GDB's when that left, but no probe is: what leads there is taken out.
+    """Where code of an earlier GDB's is left, but no probe: what leads there is taken out, calls under way go on.
 
     Raises OptprobeError where there are probes, or it cannot be.
     """
     left = target.left()
     if left is None:
         return
-    if left.is_told:
+    if left.probes:
         raise OptprobeError(LEFT, RECOVER)
     left, _, undone = look(target, users)
     take(left, undone, target, optimizer, users).release_data((*optimizer.traps.memory, *users.calls.memory))

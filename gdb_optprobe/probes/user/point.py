@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from gdb_optprobe.detours.refusal import Refusal, Refused
@@ -43,19 +43,28 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Code of a trap's. note: what it is for."""
+    """Code of a trap's. note: what it is for. program: whether it is a probe's."""
 
     note: str
     code: Code
+    program: bool = False
 
 
-def notes_of(parts: Iterable[Part], address: int) -> Mapping[int, str]:
-    """Where each begins, one behind the other from there on."""
-    found = {}
+@dataclass(frozen=True, slots=True)
+class PlacedPart:
+    """Where it is."""
+
+    start: int
+    end: int
+    part: Part
+
+
+def in_place(parts: Iterable[Part], address: int) -> Iterator[PlacedPart]:
+    """One behind the other from there on."""
     for part in parts:
-        found[address] = part.note
-        address += len(part.code(address))
-    return found
+        end = address + len(part.code(address))
+        yield PlacedPart(address, end, part)
+        address = end
 
 
 @dataclass
@@ -63,7 +72,7 @@ class Point:
     """A probed instruction. number: in the journal.
 
     needs_copy: it may have to be run out of line. placed: its code, where a trap stands. step: the trap behind it.
-    notes: what parts of its code are for, by address.
+    parts: of its code, as they were placed last.
     """
 
     program: Program
@@ -74,7 +83,7 @@ class Point:
     probes: list[Probe] = field(default_factory=list)
     placed: Placed | None = None
     step: Step | None = None
-    notes: Mapping[int, str] = field(default_factory=dict)
+    parts: tuple[PlacedPart, ...] = ()
 
     @property
     def key(self) -> tuple[int, int]:

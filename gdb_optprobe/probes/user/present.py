@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 
 from gdb_optprobe.detours.tier import Tier
@@ -11,6 +11,8 @@ from gdb_optprobe.guest.linux.user import executable
 from gdb_optprobe.guest.linux.user.unwinding import Loaded, Process
 from gdb_optprobe.handlers.program import Records
 from gdb_optprobe.handlers.saved import PROBED
+from gdb_optprobe.isa.base import Insn
+from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.probes import outstanding, present, saving
 from gdb_optprobe.probes.gathered import Gathered
@@ -41,10 +43,12 @@ def probe(probe: Probe, users: Users, found: Gathered, target: Target) -> ProbeV
     stands = point.placed is not None
     detour = point.placed.detour if point.placed is not None else None
     code = target.isa.decode(detour.data, detour.address) if detour is not None else ()
-    count, most = len(code), sum(map(present.cost_of, code)) + _of_stacks(point, target)
+    count, most = len(code), sum(map(present.cost_of, code))
+    least, most = most - _spared(point, code), most + _of_stacks(point, target)
     if function is not None and function.placed is not None:
         back = function.placed.detour
-        most += sum(map(present.cost_of, target.isa.decode(back.data, back.address)))
+        returns = sum(map(present.cost_of, target.isa.decode(back.data, back.address)))
+        least, most = least + returns, most + returns
     unwound = _frames(point, target)
     return ProbeView(
         number=probe.number,
@@ -62,7 +66,7 @@ def probe(probe: Probe, users: Users, found: Gathered, target: Target) -> ProbeV
         patch_size=len(point.trap) if stands else 0,
         original_bytes=point.insn.data,
         patched_bytes=point.trap if stands else b"",
-        detour=DetourView(detour.address, detour.size, count, most, most, detour.head) if detour else None,
+        detour=DetourView(detour.address, detour.size, count, most, least, detour.head) if detour else None,
         condition=probe.spec.condition,
         actions=probe.spec.actions,
         entry=saving.entry(probe.spec),
@@ -76,6 +80,14 @@ def probe(probe: Probe, users: Users, found: Gathered, target: Target) -> ProbeV
         objects=tuple(present.objects(probe.handler, found, target)),
         records=tuple(present.record(probe, row, target, unwound) for row in found.records),
     )
+
+
+def _spared(point: Point, code: Sequence[Insn]) -> int:
+    """How many instructions of `code` the shortest ways through the probes' programs leave out."""
+    programs = [
+        [insn for insn in code if each.start <= insn.address < each.end] for each in point.parts if each.part.program
+    ]
+    return sum(sum(map(present.cost_of, program)) - shortest(program, present.cost_of) for program in programs)
 
 
 def _of_stacks(point: Point, target: Target) -> int:
@@ -109,7 +121,8 @@ def show(view: ProbeView, point: Point, target: Target, isa: UserTrapping) -> Sh
     if point.placed is not None:
         detour = point.placed.detour
         data = target.machine.read(detour.address, detour.size)
-        code = present.lines(target.isa.decode(data, detour.address), point.notes)
+        notes = {each.start: each.part.note for each in point.parts}
+        code = present.lines(target.isa.decode(data, detour.address), notes)
     trap = isa.decode(point.trap + insn.data[len(point.trap) :], insn.address, point.program.bits)[:1]
     patched = present.lines(trap, {insn.address: "in a private copy of the page of each process"}) if code else ()
     return ShowView(view, present.lines([insn], {insn.address: "in the file"}), patched, code)

@@ -33,6 +33,7 @@ from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.resident import readers
+from gdb_optprobe.probes.room import reserve
 from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
@@ -43,7 +44,7 @@ from gdb_optprobe.probes.user.copies import Copies, copy_of, first_place
 from gdb_optprobe.probes.user.handler import handler
 from gdb_optprobe.probes.user.known import Known
 from gdb_optprobe.probes.user.notes import NotedTrap, left_over
-from gdb_optprobe.probes.user.point import LONGEST, Part, Point, instruction, notes_of
+from gdb_optprobe.probes.user.point import LONGEST, Part, Point, in_place, instruction
 from gdb_optprobe.probes.user.return_handler import return_handler
 from gdb_optprobe.probes.user.space import Change
 from gdb_optprobe.probes.user.stepping import Steps
@@ -354,9 +355,13 @@ class Users:
         """Memory for what its program gathers, and all that traps come to. Raises Refused."""
         probe.readers = self._begin(user, arena)
         if probe.counter is None:
-            near = user.kernel.calls.handler
-            probe.counter = arena.allocate_data(probe.handler.size, near, self.target.isa.data_reach)
-            self.target.machine.write(probe.counter.address, probe.handler.initial())
+            near, reach, size = user.kernel.calls.handler, self.target.isa.data_reach, probe.handler.size
+
+            def allocate() -> None:
+                probe.counter = self.optimizer.with_room(lambda: arena.allocate_data(size, near, reach), arena)
+                self.target.machine.write(probe.counter.address, probe.handler.initial())
+
+            reserve(probe, self.optimizer, allocate)
 
     def _begin(self, user: UserTarget, arena: Arena) -> Readers:
         """All that traps come to, and what writes them. Raises Refused."""
@@ -414,9 +419,10 @@ class Users:
 
     def _lead(self, point: Point, parts: Sequence[Part], user: UserTarget, arena: Arena) -> None:
         """Have traps at `point` come to these, one behind the other. Raises Refused."""
-        placed = self.traps.place(joined([part.code for part in parts]), user.kernel.calls.handler, arena)
+        code, near = joined([part.code for part in parts]), user.kernel.calls.handler
+        placed = self.optimizer.with_room(lambda: self.traps.place(code, near, arena), arena)
         self._give_up(point, arena)
-        point.placed, point.notes = placed, notes_of(parts, placed.detour.address)
+        point.placed, point.parts = placed, tuple(in_place(parts, placed.detour.address))
         self.traps.lead(point.key, placed.detour.address)
 
     def _disarm(self, point: Point, user: UserTarget, arena: Arena) -> None:
@@ -453,7 +459,7 @@ class Users:
         # Who is shown where the guest stops has been counted by all others.
         for probe in sorted(here, key=lambda each: each.handler.stops):
             code = self.stops.code(probe, probe.handler, dead_at_trap(user.kernel.isa), user, arena)
-            parts.append(Part(f"the program of probe {probe.number}: {', '.join(probe.spec.actions)}", code))
+            parts.append(Part(f"the program of probe {probe.number}: {', '.join(probe.spec.actions)}", code, True))
         if returns := [probe for probe in point.enabled if probe.spec.returns]:
             entry = self.calls.entry(point.program, point.insn.address, returns, user, arena)
             parts.append(Part("the entry of a call whose return is probed", entry))

@@ -144,7 +144,7 @@ def test_a_fork_for_whose_calls_there_is_no_room(linux: Guest, program: Path) ->
 
 
 def test_a_backtrace_shows_who_called(linux: Guest, program: Path) -> None:
-    """Between them stands where calls return to us."""
+    """Between them stands where calls return to us. What that leaves, once they have, is in no other GDB's way."""
     with Console(linux) as gdb:
         gdb(f"add-symbol-file {program}")
         assert "trapped" in gdb(f"optprobe add -user {PATH}:deep -return", 60)
@@ -159,8 +159,11 @@ def test_a_backtrace_shows_who_called(linux: Guest, program: Path) -> None:
         assert frames[2::2] == ["deep"] * DEPTH + ["round"], lines
         gdb("optprobe delete")
     assert linux.check("while ! [ -s /tmp/said ]; do sleep 0.1; done; cat /tmp/said") == FINE
-    finished = batch(linux, ["optprobe recover -remove"])
-    assert finished.status == 0, finished.output
+    script = [f"optprobe add -user {PATH}:leaf", Workload(SAID), keep("probes", "optprobe list"), "optprobe check"]
+    finished = batch(linux, script)
+    assert (finished.status, finished.workloads) == (0, (FINE,)), finished.output
+    assert [probe["hits"] for probe in finished.json("probes")] == [COUNT * RETURNS["leaf"]]
+    assert "holds what we wrote" in finished.output and "still in use" not in finished.output, finished.output
 
 
 def test_conditions_and_what_is_kept(linux: Guest, program: Path) -> None:

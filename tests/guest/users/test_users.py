@@ -218,6 +218,7 @@ def test_conditions_and_actions(linux: Guest, waiting: str) -> None:
     everyone, one, others, never, faulty = finished.json("list")
     assert [probe["hits"] for probe in (everyone, one, others, never, faulty)] == [WAITING, 1, WAITING - 1, 0, WAITING]
     assert faulty["faults"] == WAITING
+    assert "instructions where the condition is false, about " in finished.output
     for pid in pids:
         assert f"answer64 {pid} {waiting}" in finished.output
 

@@ -1,0 +1,24 @@
+"""Memory for what a probe gathers: where there is none, it is told what would fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
+from gdb_optprobe.probes.optimizer import Optimizer
+from gdb_optprobe.probes.probe import Probe
+
+
+def reserve(probe: Probe, optimizer: Optimizer, action: Callable[[], object]) -> None:
+    """Have `action` reserve it. Raises Refused, with what would fit."""
+    try:
+        action()
+    except Refused as refused:
+        arena, needed = optimizer.arena, probe.handler.size
+        free = arena.data.largest if arena is not None else needed
+        if refused.reason.code != Refusal.ARENA_FULL.code or needed <= free:
+            raise
+        text = f"{refused.reason.text}: what the actions gather takes {needed} bytes, and {free} are free"
+        smaller = probe.handler.within(free)
+        hint = f"this fits: {', '.join(smaller.sizes)}" if smaller is not None else refused.reason.hint
+        raise Refused(Reason(refused.reason.code, text, hint)) from None
