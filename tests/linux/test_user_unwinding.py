@@ -28,7 +28,6 @@ SIGNALLED = """
 _start: .cfi_startproc
         .cfi_undefined rip
         call first
-        nop
         .cfi_endproc
 .size _start, . - _start
 .type first, @function
@@ -102,7 +101,7 @@ def test_a_call_that_returns_to_a_trap_of_ours(stacks: Program) -> None:
 
 
 def test_where_a_signal_came_is_no_return_address(tmp_path: Path) -> None:
-    """`first` has just begun: the instruction before it is another function's."""
+    """`first` has just begun: the instruction before it is another function's, whose last one calls."""
     made = program(assembled(tmp_path / "signalled", SIGNALLED, "x86_64", "-static"))
     stack = words(at(made, "first", 0), STACK + 32, 0, 7, at(made, "_start+5", 0))
     assert told(process((made, 0)), at(made, "restore", 0), stack) == [

@@ -74,8 +74,9 @@ class Loaded:
 
     def spell(self, address: int, exact: bool) -> str:
         """A call may be the last of its function's: what is behind it is another one's then."""
-        symbol = self.program.spell(address - self.bias)
-        return symbol if exact or "+" in symbol else self.program.spell(address - self.bias - 1)
+        place = address - self.bias
+        bounds = self.program.function(place - 1) if not exact else None
+        return f"{self.program.spell(bounds[0])}+{place - bounds[0]:#x}" if bounds else self.program.spell(place)
 
 
 @dataclass(frozen=True)
