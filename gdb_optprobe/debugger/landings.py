@@ -33,6 +33,10 @@ class AnyPad(gdb.Breakpoint):
         """Whether the selected thread is to come to a gate there, where a probe may have a breakpoint."""
         return False
 
+    def is_shown(self) -> bool:
+        """Whether somebody stands there for the user, whom QEMU may report again: GDB is to step him off."""
+        return False
+
 
 class Landings:
     """The pads of one connection and their bell.
@@ -117,8 +121,8 @@ class Landings:
             return
         wanted = self._bell is None or not self._bell.is_watched or self._count() > self._came
         for pad in self._pads:
-            if pad.enabled != wanted:
-                pad.enabled = wanted
+            if pad.enabled != (wanted or pad.is_shown()):
+                pad.enabled = not pad.enabled
 
     def bury(self) -> None:
         """Delete what was dropped: GDB crashes when one goes while it tells that another one has gone."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import gdb
 
+from gdb_optprobe.debugger import shown
 from gdb_optprobe.debugger.landings import AnyPad, Landings
 from gdb_optprobe.debugger.parameters import machine_interface
 from gdb_optprobe.guest.cache import default_cache
@@ -34,7 +35,7 @@ class ProgramPad(AnyPad):
         self._landing = landing
         self._landings = landings
         self._arrived = arrived
-        self._seen: set[int] = set()
+        self._seen: dict[int, int] = {}
 
     def stop(self) -> bool:
         return unbroken(self._come)()
@@ -43,10 +44,11 @@ class ProgramPad(AnyPad):
     def _come(self) -> bool:
         thread = gdb.selected_thread()
         assert thread is not None
-        # QEMU may report it again before GDB has stepped off; GDB has taken the breakpoint out of the stub for that.
-        if thread.num in self._seen and not self._landings.machine.stops_at(self._landing.pad):
+        # QEMU may report it again before it has moved.
+        ticket = self._landing.ticket()
+        if self._seen.get(thread.num) == ticket:
             return False
-        self._seen.add(thread.num)
+        self._seen[thread.num] = ticket
         self._landings.came()
         arrival = self._landing.comes()
         if arrival is None:
@@ -54,6 +56,9 @@ class ProgramPad(AnyPad):
         self.moved += 1
         self._arrived(arrival)
         return True
+
+    def is_shown(self) -> bool:
+        return shown.any_thread()
 
     def remove(self) -> None:
         self._landings.drop(self, [])

@@ -12,7 +12,7 @@ class UserStopping(Protocol):
     """How an ISA comes to a place where a debugger may stop it, and goes on behind it.
 
     machine: as guest/symbolfile.py names it.
-    number:  the register that says there on whose behalf.
+    number:  the register that says there on whose behalf. ticket: the one that says which hit that is.
     place:   the code of the place: back to who has called it.
     columns: DWARF's numbers of the registers that a trap saves, by name; of the PC, what its frames' is.
     swapped: by name of a register that is the kernel's there, the one that holds the program's, "" for none.
@@ -20,6 +20,7 @@ class UserStopping(Protocol):
 
     machine: str
     number: str
+    ticket: str
     place: bytes
     columns: Mapping[str, int]
     swapped: Mapping[str, str]

@@ -113,6 +113,7 @@ class ProgramLanding:
     """How a vCPU is stopped that has come to where code at traps of programs stops, and goes on from there.
 
     bell, rung: see Landing. comes: called there; None where the vCPU is not to stop.
+    ticket:     called there: another number for each hit.
     saved:      where the program's registers are.
     """
 
@@ -120,6 +121,7 @@ class ProgramLanding:
     bell: int
     rung: int
     comes: Callable[[], ProgramArrival | None]
+    ticket: Callable[[], int]
     saved: Saved
 
 

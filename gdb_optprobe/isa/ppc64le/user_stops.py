@@ -19,7 +19,7 @@ _BLR = 0x4E80_0020
 
 class _Stopping:
     machine = "ppc64le"
-    number = "r3"
+    number, ticket = "r3", "r4"
     place = to_bytes(_BLR)
     columns: Mapping[str, int] = {
         **{name: column for column, name in enumerate(GENERAL)},

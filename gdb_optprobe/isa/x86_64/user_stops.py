@@ -17,7 +17,7 @@ _NAMES = ("rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", *(f"r{number}"
 
 class _Stopping:
     machine = "x86_64"
-    number = "rax"
+    number, ticket = "rax", "rdx"
     place = b"\xc3"
     columns: Mapping[str, int] = {
         **{name: column for column, name in enumerate(_NAMES)}, "eflags": 49, "cs": 51, "ss": 52,

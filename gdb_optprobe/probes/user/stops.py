@@ -1,11 +1,11 @@
 """Programs of probes that stop the guest: in the kernel, where the code of a trap runs, and on from there.
 
     trap's code   program ── does not stop ───────────────────────────────┐
-                     └─ actions, bell ─► number := the probe's, a call ───┴► the next program … the instruction
+                     └─ actions, bell ─► ticket, number, a call ──────────┴► the next program … the instruction
     place         a return                ◄── a debugger stops who has rung the bell
-Nothing is moved: without a debugger, or when one dies while the guest stands there, the hit goes on. One place serves
-all probes, so that code can be made anew while somebody stands there; returns, whose PC is saved otherwise, have
-another one.
+The number is the probe's, the ticket tells a hit from one that is reported once more. Nothing is moved: without a
+debugger, or when one dies while the guest stands there, the hit goes on. One place serves all probes, so that code can
+be made anew while somebody stands there; returns, whose PC is saved otherwise, have another one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from gdb_optprobe.handlers.ctype import Pointer
 from gdb_optprobe.handlers.lowering import RUNG
 from gdb_optprobe.handlers.scope import Value
 from gdb_optprobe.isa.base import Dead, Isa
-from gdb_optprobe.isa.code import Code
+from gdb_optprobe.isa.code import Code, joined
+from gdb_optprobe.isa.emitter import Before, Memory, Pool
 from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.placed import new_pad
@@ -39,6 +40,8 @@ from gdb_optprobe.probes.user.surroundings import At
 from gdb_optprobe.probes.user.target import UserTarget
 
 WORD = 8
+TICKET = RUNG + WORD
+"""Behind the bell the 8 bytes that count the hits which stop in programs, wherever that began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,8 @@ class UserStops:
             way = Pad(Slot(leaves, 0), b"", pad.bell)
             return handler.code(self.target.isa, At(near), dead, memory, probe.readers, way)
 
-        return joined_by(program, stopping.call(probe.number, pad.address), self.target.isa, near)
+        told = joined((_ticket(user.kernel.isa, dead, pad.bell + TICKET), stopping.call(probe.number, pad.address)))
+        return joined_by(program, told, self.target.isa, near)
 
     def gate_at(self, pc: int) -> Gate | None:
         """By which a debugger sees the program of who stands at `pc`; None where that is no place of ours."""
@@ -110,10 +114,15 @@ class UserStops:
             assert stopping is not None, "else it was refused"
             pad = new_pad(user.kernel.calls.handler, stopping.place, self.target, arena)
             comes = partial(self._comes, user)
-            landing = ProgramLanding(pad.address, pad.bell, pad.bell + RUNG, comes, saved(user.kernel.isa))
+            ticket = partial(self._held, stopping.ticket)
+            landing = ProgramLanding(pad.address, pad.bell, pad.bell + RUNG, comes, ticket, saved(user.kernel.isa))
             point = self.target.stops.land_program(landing)
             self._places[behind] = _Place(pad, point, Gate(behind, stopping.swapped))
         return self._places[behind]
+
+    def _held(self, name: str) -> int:
+        """By a register of the selected vCPU."""
+        return self.target.machine.registers(self.target.machine.selected(), (name,))[name]
 
     def _comes(self, user: UserTarget) -> ProgramArrival | None:
         """Of the selected vCPU, which is at a place; None where nobody wants that it stops any more."""
@@ -133,6 +142,16 @@ class UserStops:
         who = spaces.process(user.programs.kernel, user.programs.current(vcpu))
         place = point.program.spell(probe.address) if not probe.spec.returns else ""
         return ProgramArrival((probe.number,), str(who), place, returned)
+
+
+def _ticket(isa: UserTrapping, dead: Dead, at: int) -> Code:
+    """The count of such hits, one more, in the register for it."""
+    assert isa.stopping is not None, "else it was refused"
+    before = Before(isa.scratch, frozenset((isa.frame,)))
+    emit = isa.emitter(before)
+    emit.pool = Pool([name for name in isa.order(before) if name in dead.registers and name != isa.stopping.ticket])
+    emit.fetch_add(isa.stopping.ticket, Memory(offset=at, near=True), 1)
+    return emit.finish
 
 
 def joined_by(program: Callable[[int], Code], call: Code, isa: Isa, near: int) -> Code:
