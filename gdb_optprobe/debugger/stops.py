@@ -145,6 +145,7 @@ class GdbStops:
         for event, handler in self._events:
             event.disconnect(handler)
         self._end_watch()
+        shown.end()
         for breakpoint in list(self._points.values()):
             self.retire(breakpoint)
         self._bury()
