@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import random
 import re
+import struct
 import subprocess
+import time
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -125,6 +128,58 @@ def test_damaged_ones_are_refused_in_words(damage: list[tuple[int, int]], cut: i
             found.rules(at)
         except OptprobeError as error:
             assert "\n" not in str(error)
+
+
+def entry(body: bytes) -> bytes:
+    """With its size before it."""
+    return struct.pack("<I", len(body)) + body
+
+
+def described(at: int, common: int, start: int, program: bytes = b"") -> bytes:
+    """An FDE that is at `at` in the section and refers to the CIE at `common`."""
+    return entry(struct.pack("<IQQ", at + 4 - common, start, 16) + program)
+
+
+def overlapping(size: int, claimed: int) -> bytes:
+    """A section of `size` bytes: every FDE has a CIE of its own, which says that so many bytes are its own."""
+    commons = b"".join(
+        struct.pack("<II", min(claimed, size - at - 4), 0) + b"\1\0\1\1" + bytes(4) for at in range(8, size // 2, 16)
+    )
+    data = entry(bytes(4) + commons)  # walked over
+    count = (size - len(data)) // 24
+    own = [8 + 16 * (number % (len(commons) // 16)) for number in range(count)]
+    return data + b"".join(
+        described(len(data) + 24 * number, at, 0x1000 + 16 * number) for number, at in enumerate(own)
+    )
+
+
+@pytest.mark.parametrize("claimed", [1 << 12, 1 << 30])
+def test_commons_that_overlap_take_no_more_than_the_file(claimed: int) -> None:
+    found = CallFrames(overlapping(1 << 19, claimed), 0x400000)
+    tracemalloc.start()
+    try:
+        rules, peak = found.rules(0x1008), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 32 << 20
+    assert (rules is not None) == (claimed == 1 << 12), "a larger one is damaged"
+
+
+def one_function(name: bytes, program: bytes) -> CallFrames:
+    """At 0x1000, with a CIE of that augmentation."""
+    common = entry(bytes(4) + b"\1" + name + b"\0\1\x78\x10" + b"\x0c\x07\x08")
+    return CallFrames(common + described(len(common), 0, 0x1000, program), 0x400000)
+
+
+def test_names_and_numbers_without_end_are_damaged() -> None:
+    began = time.monotonic()
+    assert one_function(b"", b"").rules(0x1008) == Rules((7, 8), {}, 16)
+    assert one_function(b"z" * (1 << 20), b"").rules(0x1008) is None
+    assert one_function(b"z" * 64, b"").rules(0x1008) is None
+    for program in (bytes(1 << 20), b"\x08\x05" * (1 << 19), b"\x07\xff\x7f"):
+        with pytest.raises(OptprobeError):
+            one_function(b"", program).rules(0x1008)
+    assert time.monotonic() - began < 2
 
 
 @pytest.mark.parametrize("expression", ["", "06", "22", "0601", "ff", "31320d00", "9207"])

@@ -17,6 +17,9 @@ from gdb_optprobe.errors import OptprobeError
 
 MASK = (1 << 64) - 1
 DEEPEST = 64
+LARGEST_COMMON, LONGEST_NAME, LARGEST_PROGRAM = 1 << 12, 16, 1 << 16
+"""Bytes of a CIE, of its augmentation string and of an FDE's instructions: many times what compilers write."""
+MOST_REGISTERS = 256
 _64_BIT = 0xFFFFFFFF
 _FORMATS = {2: (2, False), 3: (4, False), 4: (8, False), 10: (2, True), 11: (4, True), 12: (8, True)}
 """DW_EH_PE_udata2 … DW_EH_PE_sdata8: size, and whether it has a sign."""
@@ -97,13 +100,22 @@ class _Bytes:
             if shift > 70:
                 raise Damaged("a number does not end")
 
+    def string(self, longest: int) -> bytes:
+        end = self.data.find(b"\0", self.at, min(self.end, self.at + longest + 1))
+        if end < 0:
+            raise Damaged("a name does not end")
+        return self.take(end + 1 - self.at)[:-1]
+
     def block(self) -> bytes:
         return self.take(self.leb())
 
 
 @dataclass(frozen=True, slots=True)
 class _Common:
-    """A CIE. code, data: what distances are counted in. encoding: of addresses. augmented: FDEs have a size there."""
+    """A CIE. code, data: what distances are counted in. encoding: of addresses. augmented: FDEs have a size there.
+
+    first: where in the section its instructions begin and end.
+    """
 
     code: int
     data: int
@@ -111,17 +123,17 @@ class _Common:
     encoding: int
     augmented: bool
     interrupted: bool
-    first: bytes
+    first: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class _Described:
-    """An FDE: code from start to end."""
+    """An FDE: code from start to end. program: where in the section its instructions begin and end."""
 
     start: int
     end: int
     common: _Common
-    program: bytes
+    program: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -139,9 +151,11 @@ class CallFrames:
         if at < 0 or not found[at].start <= address < found[at].end:
             return None
         one = found[at]
+        if one.program[1] - one.program[0] > LARGEST_PROGRAM:
+            raise Damaged("the description of a function's frames is too long")
         machine = _Machine(one.common, self._encoded)
-        machine.begin()
-        machine.run(_Bytes(one.program), one.start, address)
+        machine.begin(_Bytes(self.data, *one.common.first))
+        machine.run(_Bytes(self.data, *one.program), one.start, address)
         return Rules(machine.cfa, machine.registers, one.common.back, one.common.interrupted)
 
     @cached_property
@@ -174,12 +188,12 @@ class CallFrames:
             raise Damaged("a description of frames refers to nothing")
         reader = _Bytes(self.data, at)
         size = reader.number(4)
+        if size > LARGEST_COMMON:
+            raise Damaged("what descriptions of frames have in common is too long")
         reader.end = min(reader.end, reader.at + size)
         if reader.number(4):
             raise Damaged("a description of frames refers to another")
-        version, name = reader.number(1), b""
-        while (byte := reader.take(1)) != b"\0":
-            name += byte
+        version, name = reader.number(1), reader.string(LONGEST_NAME)
         code, data = reader.leb(), reader.leb(signed=True)
         back = reader.number(1) if version == 1 else reader.leb()
         encoding, augmented = 0, name[:1] == b"z"
@@ -193,15 +207,16 @@ class CallFrames:
                 self._encoded(reader, reader.number(1))
             elif letter == "L":
                 reader.number(1)
-        reader.at = end
-        return _Common(code, data, back, encoding, augmented, b"S" in name, reader.take(reader.end - end))
+        if end > reader.end:
+            raise Damaged("the description of frames ends too soon")
+        return _Common(code, data, back, encoding, augmented, b"S" in name, (end, reader.end))
 
     def _one(self, reader: _Bytes, common: _Common) -> _Described:
         start = self._encoded(reader, common.encoding)
         size = self._encoded(reader, common.encoding & 0x0F)
         if common.augmented:
             reader.block()
-        return _Described(start, start + size, common, reader.take(reader.end - reader.at))
+        return _Described(start, start + size, common, (reader.at, reader.end))
 
     def _encoded(self, reader: _Bytes, encoding: int) -> int:
         """A pointer (DW_EH_PE_…)."""
@@ -228,9 +243,9 @@ class _Machine:
         self._first: dict[int, Rule] = {}
         self._kept: list[tuple[tuple[int, int] | bytes, dict[int, Rule]]] = []
 
-    def begin(self) -> None:
+    def begin(self, reader: _Bytes) -> None:
         """What every FDE begins with."""
-        self.run(_Bytes(self._common.first), 0, MASK)
+        self.run(reader, 0, MASK)
         self._first = dict(self.registers)
 
     def run(self, reader: _Bytes, at: int, until: int) -> None:
@@ -298,6 +313,8 @@ class _Machine:
         return at
 
     def _set(self, number: int, rule: Rule) -> None:
+        if number >= MOST_REGISTERS:
+            raise Damaged(f"the description of frames has a register {number}")
         self.registers[number] = rule
 
     @property
