@@ -62,6 +62,8 @@ class Arena:
         self._pages: list[Slot] = []
         self._bell: Slot | None = None
         self._left: dict[Slot, Detour] = {}
+        self._ways: set[Slot] = set()
+        self._called: set[Slot] = set()
         # Counts what was left. What is in use from a count on, nobody knows who was left by then.
         self._lefts = 0
         self._left_as: dict[Slot, int] = {}
@@ -140,9 +142,14 @@ class Arena:
         for address, data in runs:
             memory.write(address, bytes(data))
 
-    def leave(self, slot: Slot, detour: Detour) -> None:
-        """Nothing leads to `detour` in `slot` any more, but somebody may still be inside and will go on to the text."""
+    def leave(self, slot: Slot, detour: Detour, way: bool = False) -> None:
+        """Nothing leads to `detour` in `slot` any more, but somebody may still be inside and will go on to the text.
+
+        way: or to any other that was left, by a table that was left too.
+        """
         self.code.release(slot)
+        if way:
+            self._ways.add(slot)
         self._left[slot] = detour
         self._lefts += 1
         self._left_as[slot] = self._lefts
@@ -166,17 +173,20 @@ class Arena:
         """Free every released slot of which `busy` says that nobody is inside; returns what is free now.
 
         Data that were released are free once all code is that was left while they were in use: it may write there.
-        Pads are when all released code is: it may stop there. From a pad somebody goes on anywhere.
+        Pads are when all released code is: it may stop there. From a pad somebody goes on anywhere, as from a way.
+        What other released code may call is freed behind that.
         """
         waiting = self.dirty()
         if not waiting:
             self._reclaim_data()
             return ()
         inside = set(busy([(slot.address, slot.end) for slot in (*self.code.dirty, *self._pages)]))
-        if any((page.address, page.end) in inside for page in self._pages):
+        if any((slot.address, slot.end) in inside for slot in (*self._pages, *self._ways)):
             return ()
-        empty = tuple(slot for slot in self.code.dirty if (slot.address, slot.end) not in inside)
+        empty = self._empty(inside)
         self.code.reclaim(empty)
+        self._ways.difference_update(empty)
+        self._called.difference_update(empty)
         for slot in empty:
             self._left.pop(slot, None)
             self._left_as.pop(slot, None)
@@ -185,16 +195,28 @@ class Arena:
             return empty
         return (*empty, *self._reclaim_pads())
 
+    def _empty(self, inside: Collection[Range]) -> tuple[Slot, ...]:
+        """Of the released code, what nobody is in or comes to."""
+        empty = [slot for slot in self.code.dirty if (slot.address, slot.end) not in inside]
+        if all(slot in empty for slot in self.code.dirty if slot not in self._called):
+            return tuple(empty)
+        return tuple(slot for slot in empty if slot not in self._called)
+
     @property
     def pad_pages(self) -> tuple[Range, ...]:
         return tuple((page.address, page.end) for page in self._pages)
 
-    def adopt(self, left: Left, memory: Memory) -> None:
-        """What an earlier session's journal tells of, in which somebody may be; the data are still in use."""
+    def adopt(self, left: Left, memory: Memory, handlers: Collection[int] = ()) -> None:
+        """What an earlier session's journal tells of, in which somebody may be; the data are still in use.
+
+        handlers: of the kernel's, before which there may be code that leads by a table to other code of that session's.
+        """
         self.left_before = left
         for slot, detour in left.detours.items():
             if self.code.claim(slot.address, slot.size) is not None:
-                self.leave(slot, detour)
+                self.leave(slot, detour, detour.head in handlers)
+                if detour.head in (slot.address, *handlers):
+                    self._called.add(slot)
         for page in left.pads:
             if self.code.claim(page.address, page.size) is not None:
                 self._has_pads(page)

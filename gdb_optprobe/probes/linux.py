@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -306,10 +306,18 @@ class Linux:
         self.room = earlier.room(self.machine, self.memory)
         self._journal = earlier.journal(self.memory)
         arena = self._arena(self.room)
-        arena.adopt(earlier.left, self.memory)
+        arena.adopt(earlier.left, self.memory, set(self._handlers()))
         if self.left() is None:
             arena.release_data()
         return arena
+
+    def _handlers(self) -> Iterator[int]:
+        """Of the kernel's, for traps: before them there may be code of ours."""
+        for calls in (self.trap_calls, lambda: self.user_kernel.calls):
+            try:
+                yield calls().handler
+            except OptprobeError:
+                continue
 
     def _arena(self, room: Room) -> Arena:
         return Arena(Ranges(code=(room.code,), data=(room.data,), fill=room.fill), self.isa.alignment, self._journal)

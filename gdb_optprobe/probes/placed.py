@@ -67,10 +67,13 @@ class Placed:
             raise
         return cls(slot, detour)
 
-    def give_up(self, target: Target, arena: Arena, reached: bool) -> None:
-        """Nothing leads here any more. A slot that a vCPU may have reached is dirty until it is proven empty."""
+    def give_up(self, target: Target, arena: Arena, reached: bool, way: bool = False) -> None:
+        """Nothing leads here any more. A slot that a vCPU may have reached is dirty until it is proven empty.
+
+        way: see Arena.leave.
+        """
         if reached:
-            arena.leave(self.slot, self.detour)
+            arena.leave(self.slot, self.detour, way)
         else:
             arena.wipe([self.slot], target.machine)
             arena.code.give_back(self.slot)

@@ -168,7 +168,7 @@ class Traps:
 
     def _give_up(self, handler: _Handler, arena: Arena) -> None:
         """Nothing leads there any more; whoever is in it goes on."""
-        handler.placed.give_up(self.target, arena, reached=True)
+        handler.placed.give_up(self.target, arena, reached=True, way=True)
         arena.data.release(handler.memory)
 
     def _write(self, handler: _Handler, key: int) -> None:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from gdb_optprobe.detours.arena import Arena, Ranges
 from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.left import Left
 from gdb_optprobe.detours.patch import TextChanged
 from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.detours.slots import Slot, Slots
@@ -131,6 +132,30 @@ def test_detour_that_is_left_is_known_until_nobody_is_inside() -> None:
     assert arena.left == (detour,) and arena.dirty() == (slot,)
     arena.reclaim(lambda _: ())
     assert not arena.left and not arena.dirty()
+
+
+def test_nothing_is_free_while_somebody_is_where_a_table_leads_on_from() -> None:
+    arena = Arena(Ranges(code=((0x1000, 0x2000),), data=()))
+    way, other = (arena.allocate_code(16, 0x1800, 1 << 31) for _ in range(2))
+    for slot in (way, other):
+        arena.leave(slot, Detour(slot.address, b"\x90" * 16, 0x1800, ()), way=slot is way)
+    assert arena.reclaim(lambda _: [(way.address, way.end)]) == ()
+    assert set(arena.reclaim(lambda _: [])) == {way, other}
+    again = arena.allocate_code(16, 0x1800, 1 << 31)
+    arena.leave(again, Detour(again.address, b"\x90" * 16, 0x1800, ()))
+    assert again == way and arena.reclaim(lambda _: [(0x1F00, 0x1F10)]) == (again,), "it is a way no more"
+
+
+def test_what_an_earlier_session_s_code_calls_is_free_behind_that() -> None:
+    handler, probed = 0x9000, 0x8000
+    arena = Arena(Ranges(code=((0x1000, 0x2000),), data=()))
+    heads = {0x1000: 0x1000, 0x1100: handler, 0x1200: probed}
+    code = {Slot(at, 16): Detour(at, b"\x90" * 16, head, ()) for at, head in heads.items()}
+    arena.adopt(Left(code=code), FakeMemory(0, b""), [handler])
+    assert arena.reclaim(lambda _: [(0x1200, 0x1210)]) == (), "who is in that may call the two others"
+    assert arena.reclaim(lambda _: [(0x1100, 0x1110)]) == (), "who is before its table may come to that"
+    assert {slot.address for slot in arena.reclaim(lambda _: [(0x1000, 0x1010)])} == {0x1100, 0x1200}
+    assert [slot.address for slot in arena.reclaim(lambda _: [])] == [0x1000]
 
 
 def test_pads_have_a_page_to_themselves_and_it_comes_back() -> None:

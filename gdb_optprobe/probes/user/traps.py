@@ -139,7 +139,7 @@ class UserTraps:
 
     def _give_up(self, handler: _Handler, arena: Arena) -> None:
         """Nothing leads there any more."""
-        handler.placed.give_up(self.target, arena, reached=True)
+        handler.placed.give_up(self.target, arena, reached=True, way=True)
         arena.data.release(handler.memory)
 
     @property
