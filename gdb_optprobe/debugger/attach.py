@@ -268,7 +268,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
         left=linux.left,
         modules=LinuxModules(linux, locations, stops),
         trap_calls=linux.trap_calls,
-        user=LinuxPrograms(linux, convenience, _run).target,
+        user=LinuxPrograms(linux, convenience, _run, stops.shows_program).target,
     )
     session = Session(target, current_settings, _run)
     holder.append(session)

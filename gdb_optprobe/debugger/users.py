@@ -15,11 +15,15 @@ from gdb_optprobe.probes.user.texts import UserTexts
 
 @dataclass(frozen=True)
 class LinuxPrograms:
-    """convenience: the values of GDB's variables. run: lets the guest run for so many seconds."""
+    """convenience: the values of GDB's variables. run: lets the guest run for so many seconds.
+
+    stands: see UserTexts.
+    """
 
     linux: Linux
     convenience: Callable[[str], int | None]
     run: Callable[[float], object]
+    stands: Callable[[], bool]
 
     def target(self) -> UserTarget:
         """Raises OptprobeError where programs cannot be probed."""
@@ -31,7 +35,7 @@ class LinuxPrograms:
         programs = Programs.of(
             linux.machine, kernel.kernel, kernel.mmu, kernel.vcpus, linux.constant, linux.forget
         )
-        texts = UserTexts(programs, self._run)
+        texts = UserTexts(programs, self._run, self.stands)
         return UserTarget(kernel, self._names, programs, texts, self._names_at_return)
 
     def _names(self, address: int, entry: bool, bits: int) -> NamesAt:

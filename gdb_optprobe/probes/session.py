@@ -227,6 +227,7 @@ class Session:
         """Take probes out of the guest and forget them."""
         self.target.alive()
         probes = self.registry.probes(numbers)
+        self.users.check(probes, on=False)
         self._remove(probes)
         return tuple(probe.number for probe in probes)
 
@@ -258,6 +259,7 @@ class Session:
     def _switch(self, numbers: Sequence[int] | None, on: bool) -> tuple[int, ...]:
         self.target.alive()
         probes = self.registry.probes(numbers)
+        self.users.check(probes, on)
         for probe in probes:
             probe.enabled = on
         self.optimizer.settle(self._sites_of(probes))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -110,6 +111,21 @@ def test_what_was_not_written_whole_and_whose_space_is_gone_is_told() -> None:
     assert users(machine) == [2, 0], "who is gone stays gone"
     assert len(run(machine, {**started.registers}, lambda number: 1)) == 2
     assert found.results(started) == (False, False)
+
+
+def test_a_stop_that_somebody_else_makes_is_not_the_end_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, found = made()
+    started = found.start(VCPU, [Write(MMS[0], 0x401000, b"x")])
+    runs: list[float] = []
+
+    def run_until(addresses: Sequence[int], timeout: float) -> Vcpu | None:
+        runs.append(timeout)
+        if len(runs) == 3:
+            run(machine, {**started.registers}, lambda number: 1)
+        return None
+
+    monkeypatch.setattr(machine, "run_until", run_until)
+    assert found._finish(started, time.monotonic() + 60) == (True,) and len(runs) == 3
 
 
 def test_more_than_fits_is_left_for_the_next_time() -> None:

@@ -101,6 +101,7 @@ class Users:
         self._check(spec)
         point = self._planned(spec, user)
         handler = self._handler(spec, point, user, settings)
+        user.texts.check_arm(point.program, {point.insn.address: point.trap})
         self.target.guard()
         probe = Probe(self.registry.next_number(), spec, point.insn.address, handler, sizes_of(settings))
         return self._put(probe, point, user)
@@ -217,6 +218,16 @@ class Users:
             raise
         return probe
 
+    def check(self, probes: Sequence[Probe], on: bool) -> None:
+        """Raises OptprobeError where these cannot be switched on or off before the guest has run on: see UserTexts."""
+        numbers = {probe.number for probe in probes}
+        for point in [self._points[number] for number in numbers & self._points.keys()]:
+            texts = self.target.user().texts
+            if on and point.placed is None:
+                texts.check_arm(point.program, {point.insn.address: point.trap})
+            elif not on and point.placed is not None and not {each.number for each in point.enabled} - numbers:
+                texts.check_disarm(point.program, [point.insn.address])
+
     def settle(self, probes: Sequence[Probe]) -> None:
         """Probes of ours among these were switched on or off. Raises OptprobeError."""
         points = {self._points[probe.number].key: self._points[probe.number] for probe in probes if self.has(probe)}
@@ -281,15 +292,7 @@ class Users:
 
     def traps_near(self, start: int, end: int) -> Mapping[Patch, tuple[int, ...]]:
         """From `start` to before `end`, as the process that the user is shown has them; by probes' numbers."""
-        shown = self.stops.shown
-        if shown is None or not self.target.stops.shows_program():
-            return {}
-        points = {point.number: point for point in self._points.values() if point.placed is not None}
-        return {
-            Patch(at, point.insn.data[: len(point.trap)], point.trap): tuple(each.number for each in point.enabled)
-            for point in points.values()
-            if point.program.inode == shown.inode and start <= (at := point.insn.address + shown.bias) < end
-        }
+        return self.stops.traps_near(self._points.values(), start, end)
 
     def problems(self) -> Sequence[str]:
         """Where the kernel or a process does not have what was written, in words."""

@@ -45,6 +45,11 @@ class UserSpace:
         """Make those changes whose old bytes are there; what only the guest can do of it. Raises Changed."""
         return [write for change in back if self._may_hold(change) for write in self._write(change)]
 
+    def needs_guest(self, change: Change) -> bool:
+        """Whether only the guest can make it, be it forth or back."""
+        pieces = ((at, self.pages.read(at, len(new)), new) for at, _, new in self.pieces(change))
+        return any(found != new and not self.pages.is_own(at) for at, found, new in pieces)
+
     def is_lost(self, change: Change) -> bool:
         """Whether something else is there. Where no page is, the space may be on its way to have it: in an exec."""
         there = ((self.pages.read(at, len(new)), new) for at, _, new in self.pieces(change))

@@ -11,12 +11,13 @@ be made anew while somebody stands there; returns, whose PC is saved otherwise, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.pads import Pad
+from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.guest.linux.user import spaces
 from gdb_optprobe.guest.trap_frames import Gate, Saved
@@ -93,6 +94,19 @@ class UserStops:
     def gate_at(self, pc: int) -> Gate | None:
         """By which a debugger sees the program of who stands at `pc`; None where that is no place of ours."""
         return next((place.gate for place in self._places.values() if place.pad.address == pc), None)
+
+    def traps_near(self, points: Iterable[Point], start: int, end: int) -> Mapping[Patch, tuple[int, ...]]:
+        """From `start` to before `end`, as the process that the user is shown has them; by probes' numbers."""
+        shown = self.shown
+        if shown is None or not self.target.stops.shows_program():
+            return {}
+        return {
+            Patch(at, point.insn.data[: len(point.trap)], point.trap): tuple(each.number for each in point.enabled)
+            for point in points
+            if point.placed is not None
+            and point.program.inode == shown.inode
+            and start <= (at := point.insn.address + shown.bias) < end
+        }
 
     def dismiss(self, arena: Arena) -> None:
         """No trap is left that may stop the guest."""

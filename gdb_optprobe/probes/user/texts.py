@@ -23,10 +23,12 @@ from gdb_optprobe.guest.linux.user.files import File
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.user.spaces import LATER, Busy, Space
-from gdb_optprobe.guest.linux.user.writer import Writer
+from gdb_optprobe.guest.linux.user.writer import Write, Writer
 from gdb_optprobe.objects.user_rows import Row
 from gdb_optprobe.probes.user.space import Change, UserSpace
 
+SHOWN = "the guest would have to run for this, and a program is shown where it stopped"
+CONTINUE = "continue, interrupt the guest (Ctrl-C), then give the command again"
 TIMEOUT = 20.0
 ROUNDS = 8
 PAUSE = 0.05
@@ -61,10 +63,12 @@ class UserTexts:
     """What is armed in one guest.
 
     run: lets the guest run for so many seconds. writer, arrivals: given before anything is armed.
+    stands: whether the user looks at where a program has stopped: it would go on unseen, were the guest to run.
     """
 
     programs: Programs
     run: Callable[[float], None]
+    stands: Callable[[], bool] = lambda: False
     writer: Writer | None = None
     arrivals: Arrivals | None = None
     _armed: dict[int, _Armed] = field(default_factory=dict)
@@ -78,6 +82,7 @@ class UserTexts:
 
         The guest runs for it where it has to. Raises OptprobeError: then nothing of it is left.
         """
+        self.check_arm(program, texts)
         changes = [Change(at, program.text(at, len(new)), new) for at, new in texts.items()]
         armed = self._armed.get(program.inode)
         if armed is None:
@@ -91,6 +96,25 @@ class UserTexts:
         except OptprobeError:
             self.disarm(program, list(texts))
             raise
+
+    def check_arm(self, program: Program, texts: Mapping[int, bytes]) -> None:
+        """Raises OptprobeError where the guest would have to run to arm these, and stands for the user."""
+        if self.stands():
+            self._check(program, [Change(at, program.text(at, len(new)), new) for at, new in texts.items()])
+
+    def check_disarm(self, program: Program, addresses: Collection[int]) -> None:
+        """The same of putting the file's bytes back."""
+        armed = self._armed.get(program.inode)
+        if armed is not None and self.stands():
+            if self._is_arriving:
+                raise OptprobeError(SHOWN, CONTINUE)
+            gone = [change for at, change in armed.changes.items() if at in addresses]
+            self._check(program, [Change(change.address, change.new, change.old) for change in gone])
+
+    def _check(self, program: Program, changes: Sequence[Change]) -> None:
+        spaces = [self._in(program, space) for space in self.spaces(program.file)]
+        if any(space.needs_guest(change) for space in spaces for change in changes):
+            raise OptprobeError(SHOWN, CONTINUE)
 
     def has(self, program: Program, address: int) -> bool:
         """Whether bytes are armed there."""
@@ -141,7 +165,7 @@ class UserTexts:
             left = [write for space in self.spaces(program.file) for write in self._in(program, space).put_back(back)]
             if not left:
                 return
-            self._writer.write(left, TIMEOUT)
+            self._write(left, TIMEOUT)
         raise OptprobeError(f"{len({w.mm for w in left})} processes may keep what was written into {program.path}")
 
     def _recall(self, program: Program, back: Sequence[Change]) -> None:
@@ -158,7 +182,7 @@ class UserTexts:
             }
             if not self.writer.recall(changes) and not self._is_arriving:
                 return
-            self.run(PAUSE)
+            self._pause()
         raise OptprobeError(f"somebody has been writing into {program.path} for {TIMEOUT:g} s", LATER)
 
     @property
@@ -204,7 +228,7 @@ class UserTexts:
                 tried[key] = tried.get(key, 0) + 1
                 if tried[key] > ROUNDS:
                     raise OptprobeError(f"the guest does not let {program.path} be written at {write.address:#x}")
-            self._writer.write(wanted, max(deadline - time.monotonic(), 1.0))
+            self._write(wanted, max(deadline - time.monotonic(), 1.0))
         raise OptprobeError(f"processes that run {program.path} come faster than they can be written into")
 
     def spaces(self, file: File) -> tuple[Space, ...]:
@@ -213,17 +237,25 @@ class UserTexts:
             try:
                 return self.programs.mapping(file)
             except Busy:
-                self.run(PAUSE)
+                self._pause()
         return self.programs.mapping(file)
 
     def _in(self, program: Program, space: Space) -> UserSpace:
         return UserSpace(program, space, self.programs.pages.of(space.mm))
 
-    @property
-    def _writer(self) -> Writer:
+    def _pause(self) -> None:
+        """Raises OptprobeError."""
+        if self.stands():
+            raise OptprobeError(SHOWN, CONTINUE)
+        self.run(PAUSE)
+
+    def _write(self, writes: Sequence[Write], timeout: float) -> None:
+        """Have the guest do it. Raises OptprobeError."""
         if self.writer is None:
             raise OptprobeError("the guest has no code of ours that writes into programs")
-        return self.writer
+        if self.stands():
+            raise OptprobeError(SHOWN, CONTINUE)
+        self.writer.write(writes, timeout)
 
     def _listen(self) -> None:
         """Have the guest write what is armed into new mappings. Raises OptprobeError."""

@@ -17,6 +17,7 @@ from tests.guest.gdb import Console
 COUNT = 5_000 if FULL else 500
 AT_ONCE = 8 if FULL else 4
 PATH = "/tmp/calls"
+OTHER = "/tmp/answer64"
 STOPS = 5 if FULL else 3
 STEP = COUNT // STOPS
 PROBES = (
@@ -38,9 +39,11 @@ def calling(linux: Guest, tmp_path: Path) -> Iterator[Path]:
     linux.check(f"rm -f {PATH}")
 
 
-def test_stops_where_a_condition_holds(linux: Guest, calling: Path) -> None:
+def test_stops_where_a_condition_holds(linux: Guest, calling: Path, tmp_path: Path) -> None:
     """And shows the program as it is there; counts are exact at each stop."""
     status = linux.run(PATH)[0]
+    answer.put(linux, answer.build(tmp_path, 64), OTHER)
+    linux.check(f"(sleep 300 | {OTHER} wait) > /dev/null 2>&1 &")
     (test,) = (each.address for each in calls.elf(calling).symbols if each.name == "test")
     with Console(linux) as gdb:
         told = [gdb(f"optprobe add -user {PATH}:test{probe}", 60) for probe in PROBES]
@@ -58,6 +61,9 @@ def test_stops_where_a_condition_holds(linux: Guest, calling: Path) -> None:
             assert (gdb.value("$pc"), gdb.value("$rdi")) == (test, which), "the program's, whatever else was asked for"
             callers = [line.partition(" in ")[2] for line in gdb("bt").splitlines()[2:4]]
             assert callers == ["test ()", "call_test ()"]
+            if not turn:
+                assert_refused(gdb, f"optprobe add -user {OTHER}:answer")
+                assert_refused(gdb, f"optprobe add -user {OTHER}:answer -return do stop")
             code = gdb("x/2i $pc")
             assert "# optprobe 1, 2, 3" in code and "int3" not in code
             if turn == STOPS - 2:
@@ -76,7 +82,16 @@ def test_stops_where_a_condition_holds(linux: Guest, calling: Path) -> None:
         assert work.wait()[0] == status
         gdb.interrupt()
         assert "everything is settled" in gdb("optprobe commit -timeout 20", 30)
+    linux.check(f"killall sleep; rm {OTHER}")
     assert linux.problems() == []
+
+
+def assert_refused(gdb: Console, line: str) -> None:
+    """Where a process runs that has no page of its own there: the guest would run on, past what is shown."""
+    before = [(probe["number"], probe["hits"]) for probe in gdb.probes()], gdb("bt"), gdb("info threads")
+    told = gdb(line)
+    assert "a program is shown where it stopped" in told and "HINT: continue, interrupt the guest" in told
+    assert ([(probe["number"], probe["hits"]) for probe in gdb.probes()], gdb("bt"), gdb("info threads")) == before
 
 
 def test_many_that_stop_at_once(linux: Guest, calling: Path) -> None:

@@ -67,7 +67,7 @@ class Standing:
         Both within one page. What has gone there meanwhile is left alone. Raises Changed.
         """
         found = self._page(address)
-        if found is None or not found[1]:
+        if found is None or not self.is_own(address):
             return False
         frames, at = self.pages.frames, found[0] + address % self.pages.frames.page
         there = frames.read(at, len(old))
@@ -78,6 +78,11 @@ class Standing:
             if frames.read(at, len(new)) != new:
                 raise Changed(f"the program's memory at {address:#x} cannot be written")
         return True
+
+    def is_own(self, address: int) -> bool:
+        """Whether `write` can write there."""
+        found = self._page(address)
+        return found is not None and found[1]
 
     def _page(self, address: int) -> tuple[int, bool] | None:
         """Where it is in physical memory, and whether it is the space's own."""

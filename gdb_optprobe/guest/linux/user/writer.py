@@ -192,14 +192,15 @@ class Writer:
         end = self.address + len(code) - self._writing.last
         while (results := self.results(started)) is None:
             left = deadline - time.monotonic()
-            vcpu = self._run([end], left) if left > 0 else None
-            if vcpu is None:
+            if left <= 0:
                 raise CallFailed(
                     "the guest has not written into its programs in time; it will go on by itself",
                     "let the guest run on, then try again",
                     unfinished=True,
                 )
-            self._return(vcpu)
+            # None before the time is up: something else has stopped the guest, as a probe does.
+            if (vcpu := self._run([end], left)) is not None:
+                self._return(vcpu)
         return results
 
     def _return(self, vcpu: Vcpu) -> None:
