@@ -376,7 +376,8 @@ class UserCalls:
         if function.serves != wanted:
             dead = lowering_user_calls.dead_at_return(traps, kernel.isa)
             programs = []
-            for probe, part in zip(probes, parts_of(probes), strict=True):
+            # Who stops does it when the others have counted.
+            for probe, part in sorted(zip(probes, parts_of(probes), strict=True), key=lambda one: one[0].handler.stops):
                 programs.append(self.stops.code(probe, at_return(probe.handler, part, kernel.isa), dead, user, arena))
             code = lowering_user_calls.returning(function.counts.address, programs, traps, kernel.isa)
             placed = self.traps.place(code, near, arena)

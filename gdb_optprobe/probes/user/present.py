@@ -47,8 +47,9 @@ def probe(probe: Probe, users: Users, found: Gathered, target: Target) -> ProbeV
     least, most = most - _spared(point, code), most + _of_stacks(point, target)
     if function is not None and function.placed is not None:
         back = function.placed.detour
-        returns = sum(map(present.cost_of, target.isa.decode(back.data, back.address)))
-        least, most = least + returns, most + returns
+        *returns, last = target.isa.decode(back.data, back.address)
+        least += shortest(returns, present.cost_of) + present.cost_of(last)
+        most += sum(map(present.cost_of, (*returns, last)))
     unwound = _frames(point, target)
     return ProbeView(
         number=probe.number,

@@ -424,9 +424,13 @@ class Users:
         """Have traps at `point` come to these, one behind the other. Raises Refused."""
         code, near = joined([part.code for part in parts]), user.kernel.calls.handler
         placed = self.optimizer.with_room(lambda: self.traps.place(code, near, arena), arena)
+        try:
+            self.optimizer.with_room(lambda: self.traps.lead(point.key, placed.detour.address), arena)
+        except OptprobeError:
+            placed.give_up(self.target, arena, reached=False)
+            raise
         self._give_up(point, arena)
         point.placed, point.parts = placed, tuple(in_place(parts, placed.detour.address))
-        self.traps.lead(point.key, placed.detour.address)
 
     def _disarm(self, point: Point, user: UserTarget, arena: Arena) -> None:
         """Raises OptprobeError where traps are left; they lead to what does nothing but the instruction."""

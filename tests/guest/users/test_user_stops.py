@@ -25,6 +25,7 @@ PROBES = (
     f" if $arg1 % {STEP} == 0 do count by $comm, stop",
     f" -return entry do save which = $arg1 if $saved.which % {STEP} == 0 do stop",
     f" if $arg1 % {STEP} == 0",
+    " -return",
 )
 ENTERED = r"hit optprobe 2, calls \(\d+\), 0x[0-9a-f]+ in test \(\)$"
 RETURNED = r"hit optprobe 3, calls \(\d+\), 0x[0-9a-f]+ in call_test \(\)\ntest has returned (\d+) \(\$retval\)$"
@@ -72,10 +73,11 @@ def test_stops_where_a_condition_holds(linux: Guest, calling: Path, tmp_path: Pa
                 gdb("optprobe disable 4")
             returned = re.search(RETURNED, (told := gdb("continue").rstrip()))
             assert returned and int(returned[1]) == gdb.value("$retval") == gdb.value("$rax"), told
+            assert gdb.hits(5) == COUNT - which + 1, "the others at the return have counted"
             assert gdb("bt").splitlines()[2].endswith(" in call_test ()")
             assert "holds what we wrote" in gdb("optprobe check")
         seen = [(probe["hits"], probe["stops"]) for probe in gdb.probes()]
-        assert seen == [(COUNT - STEP + 1, 0), (STOPS, STOPS), (STOPS, STOPS), (STOPS - 1, 0)]
+        assert seen == [(COUNT - STEP + 1, 0), (STOPS, STOPS), (STOPS, STOPS), (STOPS - 1, 0), (COUNT - STEP + 1, 0)]
         gdb("optprobe delete")
         work, gdb.work = gdb.work, None
         gdb.send("continue")
