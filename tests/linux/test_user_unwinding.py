@@ -59,8 +59,9 @@ def stacks(tmp_path_factory: pytest.TempPathFactory) -> Program:
     return program(stacked.build(tmp_path_factory.mktemp("stacks")))
 
 
-def process(*programs: tuple[Program, int]) -> Process:
-    files = tuple(Loaded(each, bias) for each, bias in programs)
+def process(*programs: tuple[Program, int], changed: int | None = None) -> Process:
+    """changed: where a file is that has been written to since."""
+    files = tuple(Loaded(each, bias, bias != changed) for each, bias in programs)
     return Process(files, FRAMES[64], partial(USER.decode, bits=64))
 
 
@@ -84,7 +85,8 @@ def test_callers_in_two_files_and_in_one_that_is_not_known(stacks: Program) -> N
         "stacked:inner", "stacked:bare+0x9", "0x0", "? stacked:_start+0x6"
     ]  # fmt: skip
     assert told(both, inner, words(0x1234, here, 0)) == ["stacked:inner", "0x1234", "0x0", "? stacked:bare+0x9"]
-    assert told(both, inner, words(0)) == ["stacked:inner"], "who called is at 0: nobody"
+    assert told(both, inner, words(0)) == ["stacked:inner", "0x0"], "nothing says that nobody called"
+    assert told(both, at(stacks, "_start"), b"") == ["stacked:_start"], "the file does"
     assert told(both, inner, b"") == ["stacked:inner", "0x0"]
 
 
@@ -92,6 +94,14 @@ def test_what_stands_behind_no_call_is_no_caller(stacks: Program) -> None:
     one = process((stacks, BIAS))
     pointers = [at(stacks, place) for place in ("inner", "inner+2", "bare+4", "middle+1", "_start+7", "_start+11")]
     assert told(one, at(stacks, "bare+9"), words(*pointers)) == ["stacked:bare+0x9", "0x0", "? stacked:_start+0xb"]
+
+
+def test_nothing_is_sure_of_a_file_that_has_been_written_to(stacks: Program) -> None:
+    inner, here, there = at(stacks, "inner"), at(stacks, "bare+9"), at(stacks, "bare+9", OTHER)
+    one = process((stacks, BIAS), changed=BIAS)
+    assert told(one, inner, words(here, 0)) == ["? stacked:inner", "0x0", "? stacked:bare+0x9"]
+    both = process((stacks, BIAS), (stacks, OTHER), changed=OTHER)
+    assert told(both, inner, words(there, here)) == ["stacked:inner", "0x0", *["? stacked:bare+0x9"] * 2]
 
 
 def test_a_call_that_returns_to_a_trap_of_ours(stacks: Program) -> None:

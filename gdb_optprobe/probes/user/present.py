@@ -103,9 +103,11 @@ def _frames(point: Point, target: Target) -> Callable[[Mapping[str, int], bytes]
     user, bits = target.user(), point.program.bits
     frames, decode = user.kernel.isa.frames[bits], partial(user.kernel.isa.decode, bits=bits)
     ran = cache(lambda *taken: executable.executable(user.programs, dict(taken)))
+    is_certain = cache(lambda: executable.is_as_it_was(user.programs, point.program))
 
     def unwound(taken: Mapping[str, int], stack: bytes) -> Iterator[FrameView]:
-        files = [Loaded(point.program, taken.get(PROBED, taken[frames.pc]) - point.insn.address)]
+        bias = taken.get(PROBED, taken[frames.pc]) - point.insn.address
+        files = [Loaded(point.program, bias, is_certain())]
         other = ran(*(pair for pair in taken.items() if pair[0] in executable.NAMES))
         if other is not None and other.program.inode != point.program.inode and other.program.bits == bits:
             files.append(Loaded(other.program, other.bias))

@@ -261,10 +261,11 @@ def test_stacks(linux: Guest, tmp_path: Path, arch: str) -> None:
     script += [f"optprobe add -user {path}:middle {returns}", once, "optprobe report -json"]
     script += ["optprobe delete", "set optprobe stack-size 64", f"optprobe add -user {path}:inner+2 do stack"]
     script += [once, "optprobe report -json", "optprobe report", "optprobe check"]
+    script += [Workload(f"cp {path} {path}.again; cat {path}.again > {path}"), "optprobe report"]
     try:
         finished = batch(linux, script)
     finally:
-        linux.run(f"rm {path}")
+        linux.run(f"rm {path} {path}.again")
     assert finished.status == 0, finished.output
     assert "holds what we wrote" in finished.output and '"faults": 1' not in finished.output
     lines = [json.loads(line) for line in finished.output.splitlines() if line.startswith('{"type": "record"')]
@@ -278,6 +279,8 @@ def test_stacks(linux: Guest, tmp_path: Path, arch: str) -> None:
     assert [(frame["symbol"], frame["sure"]) for frame in unsure] == [
         (f"stacked:_start+{at:#x}", False) for at in (0xB, 0xB, 6, 0xB, 0xB)
     ]
+    written = " / ".join(["? inner+0x2", "…", "? " + bare.split(" / ")[1], "? _start+0xb"])
+    assert finished.output.replace("stacked:", "").count(written) == 1, "as sure as the file is what it was"
     assert linux.problems() == []
 
 

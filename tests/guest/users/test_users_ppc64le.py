@@ -129,10 +129,11 @@ def test_stacks(ppc_guest: Guest, tmp_path: Path) -> None:
     script += [Workload(f"{path}; {path}"), "optprobe report -json -clear"]
     script += [f"optprobe add -user {path}:middle -return entry do stack do stack", Workload(path)]
     script += ["optprobe report -json", "optprobe check"]
+    script += [Workload(f"cp {path} {path}.again; cat {path}.again > {path}"), "optprobe report 2"]
     try:
         finished = batch(ppc_guest, script)
     finally:
-        ppc_guest.run(f"rm {path}")
+        ppc_guest.run(f"rm {path} {path}.again")
     assert finished.status == 0, finished.output
     assert "holds what we wrote" in finished.output and '"faults": 1' not in finished.output
     lines = [json.loads(line) for line in finished.output.splitlines() if line.startswith('{"type": "record"')]
@@ -141,6 +142,8 @@ def test_stacks(ppc_guest: Guest, tmp_path: Path) -> None:
     cut = f"{middle} / … / ? _start+0x8"
     returning = [cut, bare, cut.replace("inner+0xc", "inner"), at_entry[1], whole[-1], f"middle / {outer}", outer]
     assert [line["text"].replace("stacked:", "") for line in lines] == whole + returning
+    written = "? inner / … / ? bare+0x10 / ? _start+0xc"
+    assert finished.output.replace("stacked:", "").count(written) == 1, "as sure as the file is what it was"
 
 
 def test_while_every_vcpu_runs_a_program(ppc_guest: Guest, tmp_path: Path) -> None:

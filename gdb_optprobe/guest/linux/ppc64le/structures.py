@@ -72,6 +72,8 @@ FIXED: Mapping[str, int] = {
     "inode.i_mapping": 48,
     "inode.i_ino": 64,
     "inode.i_size": 80,
+    "inode.i_mtime.tv_sec": 104,
+    "inode.i_mtime.tv_nsec": 112,
     "super_block.s_dev": 16,
     "super_block.s_magic": 96,
     "file.f_path.dentry": 24,

@@ -1,14 +1,17 @@
-"""What a process ran at a hit, told when it may have ended: four words that a hit can read, and what they say later.
+"""What a process ran at a hit, told when it may have ended: five words that a hit can read, and what they say later.
 
-    mm->exe_file ─► its dentry, its inode, that one's number        mm->start_code: where the program is loaded
+    mm->exe_file ─► its dentry, its inode, that one's number, when it was written to last
+    mm->start_code: where the program is loaded
 
-A file that has gone since from the guest's memory is not known any more: then another has its places there.
+A file that has gone since from the guest's memory, or has been written to, is not known any more: then another may have
+its places there, or its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user import files
@@ -18,10 +21,14 @@ from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.program import Choose, Expr, Load, Op
 from gdb_optprobe.handlers.scope import Missing
 
-DENTRY, INODE, NUMBER, START = "dentry", "inode", "number", "start"
-NAMES = (DENTRY, INODE, NUMBER, START)
-Offset = Callable[[str, str], int]
-"""Of a structure's member. Raises OptprobeError."""
+DENTRY, INODE, NUMBER, WRITTEN, START = "dentry", "inode", "number", "written", "start"
+NAMES = (DENTRY, INODE, NUMBER, WRITTEN, START)
+
+
+class Offset(Protocol):
+    """Of a structure's member: of several names the first that exists. Raises OptprobeError."""
+
+    def __call__(self, struct: str, *members: str) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,7 @@ def words(task: Expr | Missing, offset: Offset) -> tuple[tuple[str, Expr], ...]:
             DENTRY: _word(file, offset("file", "f_path.dentry")),
             INODE: inode,
             NUMBER: replace(_word(inode, offset("inode", "i_ino")), mapped=False),  # a file may go meanwhile
+            WRITTEN: _written(inode, offset),
         }
         start = _word(mm, offset("mm_struct", "start_code"))
     except OptprobeError:
@@ -60,12 +68,32 @@ def executable(programs: Programs, taken: Mapping[str, int]) -> Executable | Non
         if not taken.get(INODE) or kernel.word(taken[DENTRY] + kernel.offset("dentry", "d_inode")) != taken[INODE]:
             return None
         file = files.named(kernel, taken[DENTRY])
-        if file.number != taken[NUMBER]:
+        if (file.number, files.written(kernel, file.inode)) != (taken[NUMBER], taken[WRITTEN]):
             return None
         program = programs.known(file)
     except OptprobeError:
         return None
     return Executable(program, taken[START] - program.first_code)
+
+
+def is_as_it_was(programs: Programs, program: Program) -> bool:
+    """Whether the file has in it what it had when the program was found."""
+    kernel, file = programs.kernel, program.file
+    try:
+        size = kernel.word(file.inode + kernel.offset("inode", "i_size"))
+        return (size, files.written(kernel, file.inode)) == (file.size, program.written)
+    except OptprobeError:
+        return False
+
+
+def _written(inode: Expr, offset: Offset) -> Expr:
+    """See files.written."""
+    seconds, nanoseconds = (
+        replace(_word(inode, offset("inode", *names)), size=size, mapped=False)
+        for names, size in zip(files.WRITTEN, (8, 4), strict=True)
+    )
+    seconds_up = fold.binary(Op.SHL, seconds, fold.constant(files.SECONDS_SHIFT), 64, False)
+    return fold.binary(Op.ADD, seconds_up, nanoseconds, 64, False)
 
 
 def _word(address: Expr, offset: int) -> Load:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
+from gdb_optprobe.guest.linux.kernel import MASK, Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.lists import members
 
 MOST_LINKS = 40  # MAXSYMLINKS
@@ -23,6 +23,12 @@ LONGEST = 4096
 NAME_MAX = 255
 IN_MEMORY = "have it run once in the guest, so that its kernel has it in memory"
 
+WRITTEN = (
+    ("i_mtime.tv_sec", "__i_mtime.tv_sec", "i_mtime_sec"),
+    ("i_mtime.tv_nsec", "__i_mtime.tv_nsec", "i_mtime_nsec"),
+)
+"""Of struct inode: when the file was written to last: seconds (8 bytes), nanoseconds (4); since 6.7; since 6.11."""
+SECONDS_SHIFT = 30
 OVERLAY = 0x794C7630
 """OVERLAYFS_SUPER_MAGIC (fs/overlayfs/super.c): the kernel maps a layer's file in place of one (ovl_mmap)."""
 
@@ -58,6 +64,15 @@ def find(kernel: Kernel, path: str) -> File:
 def named(kernel: Kernel, dentry: int) -> File:
     """What an entry of a directory leads to, by its name there alone. Raises OptprobeError."""
     return _Names(kernel).named(dentry)
+
+
+def written(kernel: Kernel, inode: int) -> int:
+    """When a file was written to last, as one number (seconds << SECONDS_SHIFT | nanoseconds). Raises OptprobeError."""
+    seconds, nanoseconds = (
+        int.from_bytes(kernel.memory.read(inode + kernel.offset("inode", *names), size), "little")
+        for names, size in zip(WRITTEN, (8, 4), strict=True)
+    )
+    return (seconds << SECONDS_SHIFT) + nanoseconds & MASK
 
 
 class _Names:

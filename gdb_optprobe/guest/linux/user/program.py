@@ -19,10 +19,14 @@ SOME = 4096
 
 @dataclass(frozen=True)
 class Program:
-    """file: the guest's. elf: what is in it; its symbols may be those of a file of the host's."""
+    """file: the guest's. elf: what is in it; its symbols may be those of a file of the host's.
+
+    written: see files.written, as it was when `elf` was read.
+    """
 
     file: File
     elf: Elf
+    written: int = 0
 
     def is_as(self, other: Program) -> bool:
         """Whether it is the same file with the same in it, as far as it is laid out."""
@@ -99,9 +103,10 @@ class Program:
 def find(kernel: Kernel, frames: Frames, path: str, host: Path | None = None) -> Program:
     """The program at `path` in the guest. host: the same on the host, or with its symbols. Raises OptprobeError."""
     file = files.find(kernel, path)
+    written = files.written(kernel, file.inode)
     cache = PageCache(kernel, frames, file)
     if host is None:
-        return Program(file, Elf.of(path, cache.read, file.size, frames.kind))
+        return Program(file, Elf.of(path, cache.read, file.size, frames.kind), written)
     data = _contents(host)
 
     def read(offset: int, size: int) -> bytes:
@@ -115,15 +120,16 @@ def find(kernel: Kernel, frames: Frames, path: str, host: Path | None = None) ->
     except NotInMemory:
         if file.size != len(data):
             raise _other(host, path) from None
-        return Program(file, theirs)
+        return Program(file, theirs, written)
     if not _same(own, theirs):
         raise _other(host, path)
-    return Program(file, _both(own, theirs))
+    return Program(file, _both(own, theirs), written)
 
 
 def inside(kernel: Kernel, frames: Frames, file: File) -> Program:
     """The program in a file that was found before. Raises OptprobeError."""
-    return Program(file, Elf.of(file.path, PageCache(kernel, frames, file).read, file.size, frames.kind))
+    elf = Elf.of(file.path, PageCache(kernel, frames, file).read, file.size, frames.kind)
+    return Program(file, elf, files.written(kernel, file.inode))
 
 
 def _same(own: Elf, theirs: Elf) -> bool:

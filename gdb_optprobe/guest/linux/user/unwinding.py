@@ -29,7 +29,7 @@ LONGEST_CALL = 8
 class UserFrame:
     """address: in the process; 0 where who called is not known. symbol: "" in a file that is none of those known.
 
-    sure: else it may be left from an earlier call.
+    sure: else it may be left from an earlier call, or its file has been written to since.
     """
 
     address: int
@@ -54,10 +54,14 @@ class _Untold(OptprobeError):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A program's file in a process. bias: how far it is loaded from where it was linked for."""
+    """A program's file in a process. bias: how far it is loaded from where it was linked for.
+
+    certain: what is known of the file is what the process had.
+    """
 
     program: Program
     bias: int
+    certain: bool = True
 
     @property
     def elf(self) -> Elf:
@@ -94,7 +98,7 @@ class Process:
             pc = state.registers[self.frames.pc]
             if any(file.has_trap_of_ours(pc) for file in self.files):
                 break
-            yield UserFrame(pc, self._spell(pc, state.exact))
+            yield UserFrame(pc, self._spell(pc, state.exact), self._is_certain(state))
             try:
                 caller = self._caller(state, copy)
             except OptprobeError:
@@ -107,13 +111,23 @@ class Process:
 
     def _caller(self, state: _State, copy: Copy) -> _State | None:
         """None where there is none. Raises Unreadable, OptprobeError."""
-        inside = state.registers[self.frames.pc] - (not state.exact)
+        if not self._is_certain(state):
+            raise _Untold("the file has been written to since")
+        inside = self._inside(state)
         file = self._file(inside)
         rules = file.elf.call_frames.rules(inside - file.bias) if file is not None else None
-        if rules is None:
-            return self._linked(state, copy)
-        found = _Frame(self.frames, rules, state, copy).caller()
-        return found if found is not None and found.registers[self.frames.pc] else None
+        found = self._linked(state, copy) if rules is None else _Frame(self.frames, rules, state, copy).caller()
+        if found is not None and not (found.registers[self.frames.pc] and self._is_certain(found)):
+            raise _Untold("a return address is 0, or in a file that has been written to since")
+        return found
+
+    def _inside(self, state: _State) -> int:
+        """Where it is, or has called: that may be its function's last instruction."""
+        return state.registers[self.frames.pc] - (not state.exact)
+
+    def _is_certain(self, state: _State) -> bool:
+        file = self._file(self._inside(state))
+        return file is None or file.certain
 
     def _linked(self, state: _State, copy: Copy) -> _State:
         """A function that has called another has linked its frame to its caller's, where the ABI has such links."""
