@@ -128,9 +128,9 @@ class Lifecycle:
     def _look(self, attachment: Attachment) -> None:
         """What waits is tried again. Raises OptprobeError."""
         try:
-            attachment.session.optimizer.stopped()
             # No unwinder may read what GDB's own view of memory lacks: a user's program may not see the kernel's.
             attachment.session.users.calls.look(attachment.machine.read_virtual)
+            attachment.session.optimizer.stopped()
         except Unreadable:
             if not self._is_gone(attachment):
                 raise
