@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -9,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.backtrace import MOST, Copy
 from gdb_optprobe.guest.linux.user.elf import Elf
 from gdb_optprobe.guest.linux.user.files import File
 from gdb_optprobe.guest.linux.user.program import Program
-from gdb_optprobe.guest.linux.user.unwinding import Loaded, Process, UserFrame
+from gdb_optprobe.guest.linux.user.unwinding import Loaded, Process, Source, UserFrame
 from gdb_optprobe.isa.x86_64.user import USER
 from gdb_optprobe.isa.x86_64.user_frames import FRAMES
 from tests.guest import stacked
@@ -61,7 +63,7 @@ def stacks(tmp_path_factory: pytest.TempPathFactory) -> Program:
 
 def process(*programs: tuple[Program, int], changed: int | None = None) -> Process:
     """changed: where a file is that has been written to since."""
-    files = tuple(Loaded(each, bias, bias != changed) for each, bias in programs)
+    files = tuple(Loaded(Source(each, bias != changed), bias) for each, bias in programs)
     return Process(files, FRAMES[64], partial(USER.decode, bits=64))
 
 
@@ -102,6 +104,23 @@ def test_nothing_is_sure_of_a_file_that_has_been_written_to(stacks: Program) -> 
     assert told(one, inner, words(here, 0)) == ["? stacked:inner", "0x0", "? stacked:bare+0x9"]
     both = process((stacks, BIAS), (stacks, OTHER), changed=OTHER)
     assert told(both, inner, words(there, here)) == ["stacked:inner", "0x0", *["? stacked:bare+0x9"] * 2]
+
+
+def test_what_a_file_has_not_in_memory_is_asked_for_once(stacks: Program) -> None:
+    """Of all the records of a report; the next one asks again."""
+    asked: list[int] = []
+
+    def read(offset: int, size: int) -> bytes:
+        asked.append(offset)
+        raise OptprobeError("not in the guest's memory")
+
+    gone = Program(stacks.file, replace(stacks.elf, read=read))
+    for source, times in ((Source(gone), 2), (Source(gone), 4)):
+        for _ in range(3):
+            one = Process((Loaded(source, BIAS),), FRAMES[64], partial(USER.decode, bits=64))
+            inner = at(stacks, "inner")
+            assert told(one, inner, words(1, 2)) == [hex(inner), "0x0"]
+        assert len(asked) == times, "symbols, and what is said of frames"
 
 
 def test_a_call_that_returns_to_a_trap_of_ours(stacks: Program) -> None:

@@ -8,7 +8,7 @@ from functools import cache, partial
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.guest.linux.backtrace import Copy
 from gdb_optprobe.guest.linux.user import executable
-from gdb_optprobe.guest.linux.user.unwinding import Loaded, Process
+from gdb_optprobe.guest.linux.user.unwinding import Loaded, Process, Source
 from gdb_optprobe.handlers.program import Records
 from gdb_optprobe.handlers.saved import PROBED
 from gdb_optprobe.isa.base import Insn
@@ -102,15 +102,24 @@ def _frames(point: Point, target: Target) -> Callable[[Mapping[str, int], bytes]
     """Of hits' stacks, by the probed file and the program that ran."""
     user, bits = target.user(), point.program.bits
     frames, decode = user.kernel.isa.frames[bits], partial(user.kernel.isa.decode, bits=bits)
-    ran = cache(lambda *taken: executable.executable(user.programs, dict(taken)))
-    is_certain = cache(lambda: executable.is_as_it_was(user.programs, point.program))
+
+    @cache
+    def probed() -> Source:
+        return Source(point.program, executable.is_as_it_was(user.programs, point.program))
+
+    @cache
+    def ran(*taken: tuple[str, int]) -> Source | None:
+        program = executable.executable(user.programs, dict(taken))
+        if program is None or program.inode == point.program.inode or program.bits != bits:
+            return None
+        return Source(program)
 
     def unwound(taken: Mapping[str, int], stack: bytes) -> Iterator[FrameView]:
         bias = taken.get(PROBED, taken[frames.pc]) - point.insn.address
-        files = [Loaded(point.program, bias, is_certain())]
+        files = [Loaded(probed(), bias)]
         other = ran(*(pair for pair in taken.items() if pair[0] in executable.NAMES))
-        if other is not None and other.program.inode != point.program.inode and other.program.bits == bits:
-            files.append(Loaded(other.program, other.bias))
+        if other is not None:
+            files.append(Loaded(other, taken[executable.START] - other.program.first_code))
         for frame in Process(tuple(files), frames, decode).callers(taken, Copy(taken[frames.sp], stack)):
             yield FrameView(frame.address, frame.symbol if frame.address else "…", frame.sure)
 

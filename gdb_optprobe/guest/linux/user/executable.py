@@ -10,7 +10,7 @@ its places there, or its name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from gdb_optprobe.errors import OptprobeError
@@ -22,21 +22,14 @@ from gdb_optprobe.handlers.program import Choose, Expr, Load, Op
 from gdb_optprobe.handlers.scope import Missing
 
 DENTRY, INODE, NUMBER, WRITTEN, START = "dentry", "inode", "number", "written", "start"
-NAMES = (DENTRY, INODE, NUMBER, WRITTEN, START)
+NAMES = (DENTRY, INODE, NUMBER, WRITTEN)
+"""Of those that say which file it was."""
 
 
 class Offset(Protocol):
     """Of a structure's member: of several names the first that exists. Raises OptprobeError."""
 
     def __call__(self, struct: str, *members: str) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Executable:
-    """bias: how far it is loaded from where it was linked for."""
-
-    program: Program
-    bias: int
 
 
 def words(task: Expr | Missing, offset: Offset) -> tuple[tuple[str, Expr], ...]:
@@ -61,7 +54,7 @@ def words(task: Expr | Missing, offset: Offset) -> tuple[tuple[str, Expr], ...]:
     return (*safe.items(), (START, start))
 
 
-def executable(programs: Programs, taken: Mapping[str, int]) -> Executable | None:
+def executable(programs: Programs, taken: Mapping[str, int]) -> Program | None:
     """What these words say now; None where its file is not what it was, or cannot be read."""
     kernel = programs.kernel
     try:
@@ -70,10 +63,9 @@ def executable(programs: Programs, taken: Mapping[str, int]) -> Executable | Non
         file = files.named(kernel, taken[DENTRY])
         if (file.number, files.written(kernel, file.inode)) != (taken[NUMBER], taken[WRITTEN]):
             return None
-        program = programs.known(file)
+        return programs.known(file)
     except OptprobeError:
         return None
-    return Executable(program, taken[START] - program.first_code)
 
 
 def is_as_it_was(programs: Programs, program: Program) -> bool:

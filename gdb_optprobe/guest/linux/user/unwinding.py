@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.linux.backtrace import MOST, Copy
 from gdb_optprobe.guest.linux.user import cfi
-from gdb_optprobe.guest.linux.user.cfi import At, Computed, In, Lost, Rule, Rules
+from gdb_optprobe.guest.linux.user.cfi import At, CallFrames, Computed, In, Lost, Rule, Rules
 from gdb_optprobe.guest.linux.user.elf import Elf
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.isa.base import Flow, Insn
@@ -27,7 +28,8 @@ LONGEST_CALL = 8
 
 @dataclass(frozen=True, slots=True)
 class UserFrame:
-    """address: in the process; 0 where who called is not known. symbol: "" in a file that is none of those known.
+    """address: in the process; 0 where who called is not known. symbol: "" in a file that is none of those known,
+    or has no symbols in memory.
 
     sure: else it may be left from an earlier call, or its file has been written to since.
     """
@@ -52,20 +54,50 @@ class _Untold(OptprobeError):
     """Nothing says how a frame's caller is found."""
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A program's file in a process. bias: how far it is loaded from where it was linked for.
-
-    certain: what is known of the file is what the process had.
-    """
+@dataclass(frozen=True)
+class Source:
+    """A program's file, as one report has it. certain: what is known of the file is what processes had."""
 
     program: Program
-    bias: int
     certain: bool = True
+
+    @cached_property
+    def call_frames(self) -> CallFrames | None:
+        """None where they cannot be read now: that is not tried again."""
+        try:
+            return self.program.elf.call_frames
+        except OptprobeError:
+            return None
+
+    @cached_property
+    def has_symbols(self) -> bool:
+        """Whether they can be read now, if only to see that there are none."""
+        try:
+            return self.program.elf.symbols is not None
+        except OptprobeError:
+            return False
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A file in a process. bias: how far it is loaded from where it was linked for."""
+
+    source: Source
+    bias: int
+
+    @property
+    def program(self) -> Program:
+        return self.source.program
 
     @property
     def elf(self) -> Elf:
         return self.program.elf
+
+    def rules(self, address: int) -> Rules | None:
+        """See CallFrames.rules. Raises OptprobeError."""
+        if self.source.call_frames is None:
+            raise _Untold("what the file says of its frames cannot be read now")
+        return self.source.call_frames.rules(address - self.bias)
 
     def holds(self, address: int) -> bool:
         """Whether its code is there."""
@@ -115,7 +147,7 @@ class Process:
             raise _Untold("the file has been written to since")
         inside = self._inside(state)
         file = self._file(inside)
-        rules = file.elf.call_frames.rules(inside - file.bias) if file is not None else None
+        rules = file.rules(inside) if file is not None else None
         found = self._linked(state, copy) if rules is None else _Frame(self.frames, rules, state, copy).caller()
         if found is not None and not (found.registers[self.frames.pc] and self._is_certain(found)):
             raise _Untold("a return address is 0, or in a file that has been written to since")
@@ -127,7 +159,7 @@ class Process:
 
     def _is_certain(self, state: _State) -> bool:
         file = self._file(self._inside(state))
-        return file is None or file.certain
+        return file is None or file.source.certain
 
     def _linked(self, state: _State, copy: Copy) -> _State:
         """A function that has called another has linked its frame to its caller's, where the ABI has such links."""
@@ -165,7 +197,7 @@ class Process:
 
     def _spell(self, address: int, exact: bool) -> str:
         file = self._file(address - (not exact))
-        return file.spell(address, exact) if file is not None else ""
+        return file.spell(address, exact) if file is not None and file.source.has_symbols else ""
 
     def _is_behind_call(self, address: int) -> bool:
         file = self._file(address - 1)
