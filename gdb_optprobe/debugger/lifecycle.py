@@ -16,7 +16,6 @@ from functools import partial
 
 import gdb
 
-from gdb_optprobe.debugger import shown
 from gdb_optprobe.debugger.attach import Attachment, Attachments
 from gdb_optprobe.debugger.machine import flush
 from gdb_optprobe.debugger.parameters import current_settings, machine_interface
@@ -27,7 +26,6 @@ from gdb_optprobe.debugger.watch import note_resume, note_stop
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.interrupts import held, is_held, unbroken
 from gdb_optprobe.probes.leaving import leave
-from gdb_optprobe.probes.session import Session
 
 LEAVING = ("detach", "disconnect")
 
@@ -85,13 +83,13 @@ class Lifecycle:
         if gdb.selected_thread() is None:  # it let go before
             return
         if not count:
-            self._quietly(lambda: self._clean(attachment.session))
+            self._quietly(lambda: self._clean(attachment))
             return
         if not is_stopped():
             _tell(f"the guest is running: {_probes(count)} in it ('optprobe recover' in a new GDB takes them over)")
             return
         if self._remove(count):
-            self._quietly(lambda: self._clean(attachment.session))
+            self._quietly(lambda: self._clean(attachment))
         else:
             self._keep(attachment)
 
@@ -99,13 +97,13 @@ class Lifecycle:
         self._quietly(attachment.stops.go_on)
         _tell(f"{_probes(len(attachment.session.registry))} in the guest; what is optimized counts on")
 
-    def _clean(self, session: Session) -> None:
+    def _clean(self, attachment: Attachment) -> None:
         """A tracer's site that is not given back by then stays with us: another GDB's probe there takes it over."""
-        shown.end()
+        attachment.machine.shown.end()
         try:
-            leave(session)
+            leave(attachment.session)
         finally:
-            for line in session.passed_over():
+            for line in attachment.session.passed_over():
                 _tell(line)
 
     def _remove(self, count: int) -> bool:

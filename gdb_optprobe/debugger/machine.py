@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import gdb
 
-from gdb_optprobe.debugger import shown
 from gdb_optprobe.debugger.running import run_for
+from gdb_optprobe.debugger.shown import Shown
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guardian import Change
 from gdb_optprobe.guest.machine import Memory, Vcpu
@@ -35,11 +35,15 @@ HANDED_OVER = "optprobe: interrupted at a hit"
 
 
 class GdbMachine:
-    """A stopped guest. `memory` is what reads and writes kernel addresses; raw virtual access until it is replaced."""
+    """A stopped guest. `memory` is what reads and writes kernel addresses; raw virtual access until it is replaced.
+
+    shown: of which vCPUs the user is shown a program.
+    """
 
     def __init__(self, connection: gdb.RemoteTargetConnection) -> None:
         self.connection = connection
         self.memory: Memory = _RawVirtual(self)
+        self.shown = Shown()
 
     # virtual memory ----------------------------------------------------------------------------------------------
 
@@ -119,7 +123,7 @@ class GdbMachine:
 
     def registers(self, vcpu: Vcpu, names: Sequence[str]) -> dict[str, int]:
         special = [name for name in names if name in UNTOLD]
-        with _selected(vcpu):
+        with _selected(vcpu, self.shown):
             values = {name: read_register(name) for name in names if name not in special}
         return {**values, **(_of_monitor(vcpu, special) if special else {})}
 
@@ -131,7 +135,7 @@ class GdbMachine:
         return True
 
     def write_registers(self, vcpu: Vcpu, values: Mapping[str, int]) -> None:
-        with _selected(vcpu):
+        with _selected(vcpu, self.shown):
             write_selected_registers(values)
 
     def redirect(self, vcpu: Vcpu, pc: str, address: int) -> None:
@@ -139,7 +143,7 @@ class GdbMachine:
 
         pc: its name. GDB reads registers anew at the next stop.
         """
-        with _selected(vcpu):
+        with _selected(vcpu, self.shown):
             # A read has GDB tell the stub which vCPU is meant.
             self.read_virtual(address, 1)
             packet = f"P{NUMBERS[pc]:x}={address.to_bytes(8, 'little').hex()}"
@@ -246,7 +250,7 @@ def _vcpu(thread: gdb.InferiorThread) -> Vcpu:
 
 
 @contextmanager
-def _selected(vcpu: Vcpu) -> Iterator[None]:
+def _selected(vcpu: Vcpu, shown: Shown) -> Iterator[None]:
     """Select a vCPU and come back to the user's own thread, whose innermost frame is selected then, or a program's.
 
     Its frame is not looked for: GDB 13.1 can crash in `selected_frame` when the guest was reset meanwhile.

@@ -12,15 +12,12 @@ from pathlib import Path
 
 import gdb
 
-from gdb_optprobe.debugger import shown
 from gdb_optprobe.debugger.landings import AnyPad, Landings
 from gdb_optprobe.debugger.parameters import machine_interface
 from gdb_optprobe.guest.cache import default_cache
 from gdb_optprobe.guest.trap_frames import GATES, Saved, trap_frames
 from gdb_optprobe.interrupts import held, unbroken
 from gdb_optprobe.probes.stops import ProgramArrival, ProgramLanding
-
-_loaded: set[bytes] = set()
 
 
 class ProgramPad(AnyPad):
@@ -58,23 +55,37 @@ class ProgramPad(AnyPad):
         return True
 
     def is_shown(self) -> bool:
-        return shown.any_thread()
+        return self._landings.machine.shown.any_thread()
 
     def remove(self) -> None:
         self._landings.drop(self, [])
 
 
-def provide_frames(saved: Saved) -> None:
-    """Have GDB know what is beyond a gate."""
-    content = trap_frames(saved)
-    if content in _loaded:
-        return
-    path = default_cache().store_symbol_file(f"traps-{saved.machine}", content)
+class ProgramFrames:
+    """Has GDB know what is beyond gates. A `symbol-file` of the user's drops what was loaded."""
+
+    def __init__(self) -> None:
+        self._files: dict[bytes, str] = {}
+
+    def provide(self, saved: Saved) -> None:
+        content = trap_frames(saved)
+        if content not in self._files:
+            self._files[content] = str(_written(saved.machine, content).resolve())
+        self.again()
+
+    def again(self) -> bool:
+        """Load what is not loaded now; whether anything was."""
+        loaded = {each.filename for each in gdb.objfiles()}
+        missing = [path for path in self._files.values() if path not in loaded]
+        for path in missing:
+            gdb.execute(f"add-symbol-file {path} -s .text {GATES:#x}", to_string=True)
+        return bool(missing)
+
+
+def _written(machine: str, content: bytes) -> Path:
+    path = default_cache().store_symbol_file(f"traps-{machine}", content)
     if path is None:
         with tempfile.NamedTemporaryFile(prefix="optprobe-", suffix=".elf", delete=False) as file:
             file.write(content)
         path = Path(file.name)
-    gdb.execute(f"add-symbol-file {path} -s .text {GATES:#x}", to_string=True)
-    _loaded.add(content)
-
-
+    return path

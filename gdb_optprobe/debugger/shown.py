@@ -7,34 +7,41 @@ from __future__ import annotations
 
 import gdb
 
-FURTHER_OUT = 2
-_stopped: dict[int, int] = {}
+from gdb_optprobe.guest.trap_frames import is_gate
 
 
-def begin(pad: int) -> None:
-    """The selected thread stands at `pad`."""
-    _stopped[_number()] = pad
+class Shown:
+    """Who stands where code at traps stops, by the numbers of threads, since the guest has run last."""
 
+    def __init__(self) -> None:
+        self._stopped: dict[int, int] = {}
 
-def end() -> None:
-    """The guest is about to run."""
-    _stopped.clear()
+    def begin(self, pad: int) -> None:
+        """The selected thread stands at `pad`."""
+        self._stopped[_number()] = pad
 
+    def end(self) -> None:
+        """The guest is about to run."""
+        self._stopped.clear()
 
-def any_thread() -> bool:
-    return bool(_stopped)
+    def any_thread(self) -> bool:
+        return bool(self._stopped)
 
-
-def select() -> None:
-    """Of the selected thread, if it is one."""
-    pad = _stopped.get(_number())
-    frame: gdb.Frame | None = gdb.newest_frame() if pad is not None else None
-    if frame is None or frame.pc() != pad:
-        return
-    for _ in range(FURTHER_OUT):
-        frame = frame.older() if frame is not None else None
-    if frame is not None:
-        frame.select()
+    def select(self) -> bool:
+        """Of the selected thread, if it is one; whether its program's frame is seen, and selected now."""
+        pad = self._stopped.get(_number())
+        frame = gdb.newest_frame() if pad is not None else None
+        if frame is None or frame.pc() != pad:
+            return False
+        gate = frame.older()
+        # A frame of a signal's: GDB has the file that says what is beyond it.
+        if gate is None or not is_gate(int(gate.pc())) or gate.type() != gdb.SIGTRAMP_FRAME:
+            return False
+        program = gate.older()
+        if program is None:
+            return False
+        program.select()
+        return True
 
 
 def _number() -> int:

@@ -22,12 +22,11 @@ from typing import Any
 
 import gdb
 
-from gdb_optprobe.debugger import shown
 from gdb_optprobe.debugger.guard import Guard
 from gdb_optprobe.debugger.landings import Landings, announcement, returned
 from gdb_optprobe.debugger.machine import HANDED_OVER, GdbMachine, read_register, write_selected_registers
 from gdb_optprobe.debugger.parameters import machine_interface
-from gdb_optprobe.debugger.program_pads import ProgramPad, provide_frames
+from gdb_optprobe.debugger.program_pads import ProgramFrames, ProgramPad
 from gdb_optprobe.debugger.running import never
 from gdb_optprobe.debugger.watch import Watch, note_resume, note_stop
 from gdb_optprobe.errors import OptprobeError
@@ -73,6 +72,7 @@ class GdbStops:
         self.asked: Callable[[], bool] = never
         self._handed_over = False
         self._landings = Landings(machine, isa, self._landed, self._returned)
+        self._frames = ProgramFrames()
         # Who was stopped at a probed address for the user, and stands there.
         self._shown: dict[Vcpu, int] = {}
         # Who was reported again at an address where his hit is run: a breakpoint of GDB's own may stop him there.
@@ -112,13 +112,13 @@ class GdbStops:
         return self._landings.add_return(landing)
 
     def land_program(self, landing: ProgramLanding) -> StopPoint:
-        provide_frames(landing.saved)
+        self._frames.provide(landing.saved)
         pad = ProgramPad(landing, self._landings, self._program_arrived)
         self._landings.put(pad, landing)
         return pad
 
     def shows_program(self) -> bool:
-        return shown.any_thread()
+        return self.machine.shown.any_thread()
 
     def on_resume(self, behind: Callable[[int], int | None], moved: Callable[[], None]) -> None:
         self._behind, self._moved = behind, moved
@@ -128,7 +128,7 @@ class GdbStops:
 
         This happens in the middle of GDB's `proceed`.
         """
-        shown.end()
+        self.machine.shown.end()
         stopped, self._shown = self._shown, {}
         try:
             for vcpu, address in stopped.items():
@@ -145,7 +145,7 @@ class GdbStops:
         for event, handler in self._events:
             event.disconnect(handler)
         self._end_watch()
-        shown.end()
+        self.machine.shown.end()
         for breakpoint in list(self._points.values()):
             self.retire(breakpoint)
         self._bury()
@@ -237,7 +237,7 @@ class GdbStops:
         self._stopped_by += arrival.probes
         self._values += [arrival.returned] if arrival.returned is not None else []
         self._program = arrival.who, arrival.place
-        shown.begin(int(gdb.newest_frame().pc()))
+        self.machine.shown.begin(int(gdb.newest_frame().pc()))
 
     def _show(self, hit: Hit) -> None:
         self._shown[self.machine.selected()] = hit.address
@@ -350,12 +350,22 @@ class GdbStops:
     def _tell(self, event: gdb.StopEvent) -> None:
         for breakpoint in self._points.values():
             breakpoint.go_by()
-        shown.select()
-        self.told = announcement(self._stopped_by, self._program) + returned(self._values)
+        self._see_again()
+        who, place = self._program
+        is_seen = self.machine.shown.select()
+        self.told = announcement(self._stopped_by, (who, place if is_seen else "")) + returned(self._values)
         self._program = ("", "")
         self._stopped_by.clear()
         self._values.clear()
         gdb.write(f"\n{self.told}")
+
+    def _see_again(self) -> bool:
+        """What a command of the user's had GDB forget is loaded again where it is needed now; whether it was."""
+        try:
+            return self.machine.shown.any_thread() and self._frames.again()
+        except gdb.error as error:
+            gdb.write(f"optprobe: the program that has stopped cannot be shown: {error}\n", gdb.STDERR)
+            return False
 
     def _note_resume(self, _: gdb.ContinueEvent) -> None:
         self._standing = None
@@ -368,6 +378,8 @@ class GdbStops:
     def _note_prompt(self, *_: object) -> None:
         with held():
             self._bury()
+            if self._see_again():
+                self.machine.shown.select()
         self._last_thread = _selected_thread()
         # The guest may be gone, or run in the background: then a Ctrl-C is about the line that is typed.
         self._end_watch()

@@ -50,6 +50,10 @@ class Gate:
         return GATES + ROOM * self.behind + ROOM // 2
 
 
+def is_gate(pc: int) -> bool:
+    return GATES <= pc < GATES + SIZE
+
+
 def trap_frames(saved: Saved) -> bytes:
     """The file, to be loaded with its code at GATES."""
     found = b""

@@ -161,7 +161,9 @@ def test_a_program_of_32_bits_stops(linux: Guest, tmp_path: Path) -> None:
         at = re.search(r"hit optprobe 1, answer32 \(\d+\), (0x[0-9a-f]+) <answer32:answer>$", told)
         assert at and gdb.value("$pc") == int(at[1], 16), told
         back = gdb.value("*(unsigned *) $sp")
-        told = gdb("continue").rstrip()
+        gdb("symbol-file")
+        assert gdb.value("$pc") == int(at[1], 16), "the file of the frames is loaded again"
+        told = gdb("python gdb.execute('symbol-file'); gdb.execute('continue')").rstrip()
         assert told.endswith("answer has returned 7 ($retval)") and gdb.value("$pc") == back, told
         gdb("optprobe disable")
         work, gdb.work = gdb.work, None
