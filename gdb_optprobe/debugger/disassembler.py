@@ -27,7 +27,8 @@ class OriginalDisassembler(gdb.disassembler.Disassembler):
         address = info.address & MASK
         if session is None:
             return None
-        traps = session.users.traps_near(address, address + LONGEST)
+        near = session.users.traps_near(address, address + LONGEST)
+        traps = {trap: serves for trap, serves in near.items() if _stands(info, trap)}
         patches = [*session.registry.patches(address, address + LONGEST), *traps]
         if not patches:
             return None
@@ -44,6 +45,14 @@ class OriginalDisassembler(gdb.disassembler.Disassembler):
         if not numbers:
             return None
         return gdb.disassembler.DisassemblerResult(result.length, f"{result.string}\t# optprobe {', '.join(numbers)}")
+
+
+def _stands(info: gdb.disassembler.DisassembleInfo, trap: Patch) -> bool:
+    """Whether it is in memory: the process may have something else there."""
+    try:
+        return bytes(info.read_memory(len(trap.new), trap.address - (info.address & MASK))) == trap.new
+    except gdb.MemoryError:
+        return False
 
 
 class _Original(gdb.disassembler.DisassembleInfo):

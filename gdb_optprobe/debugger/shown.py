@@ -27,6 +27,10 @@ class Shown:
     def any_thread(self) -> bool:
         return bool(self._stopped)
 
+    def is_selected(self) -> bool:
+        """Whether the selected thread is one."""
+        return _number() in self._stopped
+
     def select(self) -> bool:
         """Of the selected thread, if it is one; whether its program's frame is seen, and selected now."""
         pad = self._stopped.get(_number())

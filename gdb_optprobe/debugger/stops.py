@@ -120,6 +120,9 @@ class GdbStops:
     def shows_program(self) -> bool:
         return self.machine.shown.any_thread()
 
+    def selects_program(self) -> bool:
+        return self.machine.shown.is_selected()
+
     def on_resume(self, behind: Callable[[int], int | None], moved: Callable[[], None]) -> None:
         self._behind, self._moved = behind, moved
 

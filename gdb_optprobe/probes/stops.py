@@ -152,6 +152,9 @@ class Stops(Protocol):
     def shows_program(self) -> bool:
         """Whether the user looks at a program that was stopped so, and the guest has not run since."""
 
+    def selects_program(self) -> bool:
+        """Whether the selected vCPU is one of those."""
+
     def on_resume(self, behind: Callable[[int], int | None], moved: Callable[[], None]) -> None:
         """Who was stopped at an address and stands there, when the guest is about to run, goes on where `behind` says.
 

@@ -20,6 +20,7 @@ from gdb_optprobe.detours.pads import Pad
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.guest.linux.user import spaces
+from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.guest.trap_frames import Gate, Saved
 from gdb_optprobe.handlers import interpret
 from gdb_optprobe.handlers.arithmetic import number
@@ -64,14 +65,14 @@ class Shown:
 class UserStops:
     """point: where a probe is. counts: how often each probe has stopped the guest, by its number.
 
-    shown: the program that was stopped last, where its code was.
+    shown: by vCPUs, the programs that were stopped there last, where their code was.
     """
 
     target: Target
     registry: Registry
     point: Callable[[Probe], Point]
     counts: Counter[int] = field(default_factory=Counter)
-    shown: Shown | None = None
+    shown: dict[Vcpu, Shown] = field(default_factory=dict)
     _places: dict[int, _Place] = field(default_factory=dict)
 
     def code(self, probe: Probe, handler: Handler, dead: Dead, user: UserTarget, arena: Arena) -> Code:
@@ -97,8 +98,8 @@ class UserStops:
 
     def traps_near(self, points: Iterable[Point], start: int, end: int) -> Mapping[Patch, tuple[int, ...]]:
         """From `start` to before `end`, as the process that the user is shown has them; by probes' numbers."""
-        shown = self.shown
-        if shown is None or not self.target.stops.shows_program():
+        shown = self.shown.get(self.target.machine.selected()) if self.target.stops.selects_program() else None
+        if shown is None:
             return {}
         return {
             Patch(at, point.insn.data[: len(point.trap)], point.trap): tuple(each.number for each in point.enabled)
@@ -152,7 +153,9 @@ class UserStops:
         point, registers = self.point(probe), _Registers(isa, told[isa.frame], machine.read)
         returned = _returned(point, user, registers, machine.read) if probe.spec.returns else None
         at = registers[self.target.isa.pc] - isa.behind
-        self.shown = Shown(point.program.inode, at - point.insn.address) if not probe.spec.returns else None
+        self.shown.pop(vcpu, None)
+        if not probe.spec.returns:
+            self.shown[vcpu] = Shown(point.program.inode, at - point.insn.address)
         who = spaces.process(user.programs.kernel, user.programs.current(vcpu))
         place = point.program.spell(probe.address) if not probe.spec.returns else ""
         return ProgramArrival((probe.number,), str(who), place, returned)

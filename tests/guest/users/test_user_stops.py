@@ -63,6 +63,7 @@ def test_stops_where_a_condition_holds(linux: Guest, calling: Path, tmp_path: Pa
             callers = [line.partition(" in ")[2] for line in gdb("bt").splitlines()[2:4]]
             assert callers == ["test ()", "call_test ()"]
             if not turn:
+                assert_of_one_thread(gdb, test)
                 assert_refused(gdb, f"optprobe add -user {OTHER}:answer")
                 assert_refused(gdb, f"optprobe add -user {OTHER}:answer -return do stop")
             code = gdb("x/2i $pc")
@@ -86,6 +87,17 @@ def test_stops_where_a_condition_holds(linux: Guest, calling: Path, tmp_path: Pa
         assert "everything is settled" in gdb("optprobe commit -timeout 20", 30)
     linux.check(f"killall sleep; rm {OTHER}")
     assert linux.problems() == []
+
+
+def assert_of_one_thread(gdb: Console, address: int) -> None:
+    """Whoever else is selected does not have the traps of the program that is shown; nor where one is overwritten."""
+    other = 3 - gdb.value("$_thread")
+    assert "# optprobe" not in gdb(f"thread apply {other} x/i {address:#x}")
+    before = gdb.value(f"*(unsigned char *) {address:#x}")
+    gdb(f"set var *(unsigned char *) {address:#x} = 0x90")
+    code = gdb("x/i $pc")
+    assert "nop" in code and "# optprobe" not in code
+    gdb(f"set var *(unsigned char *) {address:#x} = {before}")
 
 
 def assert_refused(gdb: Console, line: str) -> None:
