@@ -8,9 +8,11 @@ import pytest
 
 from qemu.guest import Guest
 from tests.guest.batch import Workload, batch, keep
+from tests.guest.conftest import Boot
 from tests.guest.test_returns import (
     EVERYWHERE,
     STATE,
+    emptied,
     every_call_is_accounted_for,
     exact,
     keeps_of_each_call,
@@ -43,6 +45,7 @@ def test_every_call_is_accounted_for(ppc_guest: Guest) -> None:
 
 
 def test_probes_are_removed_while_calls_are_under_way(ppc_guest: Guest) -> None:
+    emptied(ppc_guest)
     script: list[str | Workload] = [
         "optprobe add hrtimer_nanosleep -return",
         sleepers(SLEEPERS),
@@ -62,5 +65,5 @@ def test_probes_are_removed_while_calls_are_under_way(ppc_guest: Guest) -> None:
     assert finished.json("gone") == [0, 0, 0, 0, 0]
 
 
-def test_nobody_is_dropped_who_returns(ppc_guest: Guest) -> None:
-    nobody_is_dropped(ppc_guest, EVERYWHERE.replace("__x64_sys_read", "do_nanosleep"))
+def test_nobody_is_dropped_who_returns(boot: Boot) -> None:
+    nobody_is_dropped(boot(arch="ppc64le"), EVERYWHERE.replace("__x64_sys_read", "do_nanosleep"))
