@@ -1,4 +1,8 @@
-"""A snapshot is loaded beneath us: what it holds is told, and nothing stale is written."""
+"""A snapshot is loaded beneath us: what it holds is told, and nothing stale is written.
+
+In guests of their own: `loadvm` of QEMU 7.2 does not restore when a CPU of ppc64le is next interrupted by its timer, so
+that one may never be again, probes or none.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,6 @@ import re
 
 import pytest
 
-from qemu.guest import Guest
 from tests.guest.batch import Workload, batch, keep
 from tests.guest.conftest import Boot
 from tests.guest.test_bad_input import attempt
@@ -72,12 +75,14 @@ LEFT = [
 ]
 
 
-def test_who_goes_on_from_a_snapshot_without_a_command_of_ours_finds_nothing_of_ours(each_linux: Guest) -> None:
+@pytest.mark.parametrize("arch", ["x86_64", "ppc64le"])
+def test_who_goes_on_from_a_snapshot_without_a_command_of_ours_finds_nothing_of_ours(boot: Boot, arch: str) -> None:
     """What is left of a guest that is no more moves nobody to code that is not there, and writes no branch to it."""
+    guest = boot(arch=arch)
     script = ["optprobe explain vfs_read", SAVED.format("clean"), *LEFT, keep("left", LIST)]
     script += [LOADED.format("clean"), "delete", "stepi", RUN.format(1), "echo @@@\\n"]
     script += ["set optprobe optimization off", attempt(LIST), "optprobe check", "monitor delvm clean"]
-    finished = batch(each_linux, script)
+    finished = batch(guest, script)
     assert finished.status == 0, finished.output
     left = [(probe["tier"], probe["hits"] > 0) for probe in finished.json("left")]
     assert [tier for tier, _ in left[:3]] == ["boosted", "boosted", "emulated"], left
@@ -88,4 +93,4 @@ def test_who_goes_on_from_a_snapshot_without_a_command_of_ours_finds_nothing_of_
     assert after.count("is not the one that was probed (rebooted, or a snapshot?)") == 1
     assert "No probes." in after and "holds what we wrote" in after
     assert not re.search("Traceback|Python Exception|internal error|cannot access", finished.output), finished.output
-    assert each_linux.problems() == []
+    assert guest.problems() == []
