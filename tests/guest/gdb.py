@@ -303,12 +303,13 @@ def reads(count: int, processes: int = 1) -> str:
     """A guest's command line that calls vfs_read and vfs_write `count` times in each of some concurrent processes.
 
     They read 7 bytes each. A few other calls come with it, and the guest's shell reads its command line byte by byte:
-    so it is a short one.
+    so it is a short one. Each process, of at most two, stays on its CPU: GDB waits for who is stepped or finished on
+    that thread alone, and would wait for ever.
     """
     return f"r {count} {processes}"
 
 
 READS = (
     "#!/bin/sh\\nfor i in $(seq $2); do"
-    " dd if=/dev/zero of=/dev/null bs=7 count=$1 2>/dev/null & done; wait\\n"
+    " taskset $i dd if=/dev/zero of=/dev/null bs=7 count=$1 2>/dev/null & done; wait\\n"
 )
