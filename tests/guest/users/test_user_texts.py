@@ -43,7 +43,8 @@ def test_every_process_now_and_later_and_never_the_file(linux: Guest, tmp_path: 
                 "user-check",
                 Workload(f"{ask}; cat {path} | md5sum"),
                 Workload(several),
-                Workload(f"killall sleep; while [ $(grep -c said /tmp/said) -lt {WAITING} ]; do sleep 0.1; done"),
+                Workload("killall sleep; touch /tmp/said"),
+                Workload(f"while [ $(grep -c said /tmp/said) -lt {WAITING} ]; do sleep 0.1; done"),
                 f"user-disarm {path} {value}",
                 Workload(ask),
                 f"user-disarm {path} filler+8",
@@ -70,13 +71,13 @@ def test_armed_and_disarmed_while_processes_come_and_go(linux: Guest) -> None:
     """Nothing is left in any, forks and what is just being loaded among them."""
     some = "(true; (ls / | wc -l); expr 1 + 1) > /dev/null || echo bad >> /tmp/storm"
     loop = f"while [ ! -e /tmp/enough ]; do {some}; done; echo done >> /tmp/storm"
-    linux.check(f"rm -f /tmp/enough /tmp/storm; for j in 1 2 3 4; do ({loop}) > /dev/null 2>&1 & done")
+    linux.check(f"rm -f /tmp/enough; : > /tmp/storm; for j in 1 2 3 4; do ({loop}) > /dev/null 2>&1 & done")
     digest = linux.check("md5sum /bin/busybox")
     try:
         script = [USER, f"user-rounds /bin/busybox {STORM}", "user-leave"]
         found = batch(linux, script)
     finally:
-        linux.check("touch /tmp/enough; while [ $(grep -c done /tmp/storm) -lt 4 ]; do sleep 0.1; done", timeout=100)
+        linux.check("touch /tmp/enough; until [ $(grep -c done /tmp/storm) = 4 ]; do sleep 0.1; done", timeout=100)
         said = linux.check("cat /tmp/storm; rm /tmp/storm /tmp/enough")
     assert found.status == 0, found.output
     assert re.search(r"^rounds [1-9]", found.output, re.M) and "problem" not in found.output, found.output
