@@ -25,7 +25,7 @@ def test_every_process_now_and_later_and_never_the_file(linux: Guest, tmp_path: 
     path = f"/tmp/answer{bits}"
     program = answer.build(tmp_path, bits)
     answer.put(linux, program, path)
-    before = linux.check(f"md5sum {path}")
+    before = linux.check(f"touch /tmp/said; md5sum {path}")
     for _ in range(WAITING):
         linux.check(f"(sleep 300 | {path} wait; echo said $? >> /tmp/said) > /dev/null 2>&1 &")
     try:
@@ -43,8 +43,7 @@ def test_every_process_now_and_later_and_never_the_file(linux: Guest, tmp_path: 
                 "user-check",
                 Workload(f"{ask}; cat {path} | md5sum"),
                 Workload(several),
-                Workload("killall sleep; touch /tmp/said"),
-                Workload(f"while [ $(grep -c said /tmp/said) -lt {WAITING} ]; do sleep 0.1; done"),
+                Workload(f"killall sleep; while [ $(grep -c said /tmp/said) -lt {WAITING} ]; do sleep 0.1; done"),
                 f"user-disarm {path} {value}",
                 Workload(ask),
                 f"user-disarm {path} filler+8",
