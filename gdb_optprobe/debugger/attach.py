@@ -19,6 +19,7 @@ from gdb_optprobe.debugger.guard import Guard
 from gdb_optprobe.debugger.locations import Locations
 from gdb_optprobe.debugger.machine import GdbMachine
 from gdb_optprobe.debugger.modules import LinuxModules
+from gdb_optprobe.debugger.notes import note, progress, warn
 from gdb_optprobe.debugger.parameters import current_settings, on_change
 from gdb_optprobe.debugger.running import describe, is_stopped, run_for
 from gdb_optprobe.debugger.stops import GdbStops, addresses_of_users
@@ -122,7 +123,7 @@ class Attachments:
             self.current.session.target.alive()
         except OptprobeError as error:
             self.forget()
-            gdb.write(f"optprobe: {error.message}\n")
+            warn(error.message)
         if self.current is not None and len(self.current.session.registry):
             self.guarded()
 
@@ -133,7 +134,7 @@ class Attachments:
         why = self.guard.start(self.current.connection.details or "")
         if why and not self.current.unguarded:
             self.current.unguarded = True
-            gdb.write(f"Nobody frees the guest should GDB die (set optprobe guardian): {why}.\n", gdb.STDLOG)
+            note(f"Nobody frees the guest should GDB die (set optprobe guardian): {why}.")
 
     def parted(self, connection: gdb.TargetConnection) -> None:
         """GDB has let go of `connection`."""
@@ -160,7 +161,7 @@ class Attachments:
         try:
             self._settle(session)
         except OptprobeError as error:
-            gdb.write(f"optprobe: {error}\n", gdb.STDERR)
+            warn(error)
 
     def _settle(self, session: Session) -> None:
         """Carry out what a setting changed, which may have been while the guest ran."""
@@ -220,7 +221,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
     other = gdb_symbols.of_another_program()
     port = ports.of(isa.name)
     with interruptible():
-        recovered = None if other else recover(machine, port, cache, _progress)
+        recovered = None if other else recover(machine, port, cache, progress)
     if recovered is None and not other:
         raise OptprobeError(
             "no Linux kernel is mapped in the guest, and GDB has no symbols of another program",
@@ -236,7 +237,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
     def overlay(address: int, data: bytes) -> bytes:
         return overlaid(data, address, holder[0].registry) if holder else data
 
-    linux = Linux.of(recovered, machine, memory, isa, port, cache, overlay, _progress)
+    linux = Linux.of(recovered, machine, memory, isa, port, cache, overlay, progress)
     unwind = _unwind(linux, recovered, machine)
     loaded = gdb_symbols.provide(recovered, cache, port.elf, unwound=unwind is not None)
     locations = Locations(recovered.symbols, linux.entry, linux.text)
@@ -349,14 +350,9 @@ def _tell_of_earlier(linux: Linux) -> None:
         left = linux.left()
         if left is not None and (left.probes or left.users):
             what = LEFT if left.probes else CALLS
-            gdb.write(f"{what[0].upper()}{what[1:]}: {RECOVER}\n", gdb.STDLOG)
+            note(f"{what[0].upper()}{what[1:]}: {RECOVER}")
     except OptprobeError as error:
-        gdb.write(f"optprobe: {error}\n", gdb.STDERR)
-
-
-def _progress(text: str) -> None:
-    """Not an error: only those begin with `optprobe:`."""
-    gdb.write(f"{text[0].upper()}{text[1:]}…\n", gdb.STDLOG)
+        warn(error)
 
 
 def convenience(name: str) -> int | None:

@@ -18,6 +18,7 @@ import gdb
 
 from gdb_optprobe.debugger.attach import Attachment, Attachments
 from gdb_optprobe.debugger.machine import flush
+from gdb_optprobe.debugger.notes import warn
 from gdb_optprobe.debugger.parameters import current_settings, machine_interface
 from gdb_optprobe.debugger.posted import listen, post
 from gdb_optprobe.debugger.running import is_stopped
@@ -86,7 +87,7 @@ class Lifecycle:
             self._quietly(lambda: self._clean(attachment))
             return
         if not is_stopped():
-            _tell(f"the guest is running: {_probes(count)} in it ('optprobe recover' in a new GDB takes them over)")
+            warn(f"the guest is running: {_probes(count)} in it ('optprobe recover' in a new GDB takes them over)")
             return
         if self._remove(count):
             self._quietly(lambda: self._clean(attachment))
@@ -95,7 +96,7 @@ class Lifecycle:
 
     def _keep(self, attachment: Attachment) -> None:
         self._quietly(attachment.stops.go_on)
-        _tell(f"{_probes(len(attachment.session.registry))} in the guest; what is optimized counts on")
+        warn(f"{_probes(len(attachment.session.registry))} in the guest; what is optimized counts on")
 
     def _clean(self, attachment: Attachment) -> None:
         """A tracer's site that is not given back by then stays with us: another GDB's probe there takes it over."""
@@ -104,7 +105,7 @@ class Lifecycle:
             leave(attachment.session)
         finally:
             for line in attachment.session.passed_over():
-                _tell(line)
+                warn(line)
 
     def _remove(self, count: int) -> bool:
         wish = current_settings().on_exit
@@ -139,7 +140,7 @@ class Lifecycle:
         before, attachment.gone = attachment.gone, bool(count) and not attachment.is_here()
         if attachment.gone and not before:
             is_gone = "is" if count == 1 else "are"
-            _tell(f"the guest was reset, or put back to a snapshot: its {_counted(count)} {is_gone} gone")
+            warn(f"the guest was reset, or put back to a snapshot: its {_counted(count)} {is_gone} gone")
         return attachment.gone
 
     def _resumed(self, _: object) -> None:
@@ -179,7 +180,7 @@ class Lifecycle:
             with held():
                 action()
         except (OptprobeError, gdb.error) as error:
-            _tell(str(error))
+            warn(error)
 
 
 def _asked(question: str) -> bool:
@@ -201,7 +202,3 @@ def _counted(probes: int) -> str:
 
 def _probes(count: int) -> str:
     return f"{_counted(count)} {'stays' if count == 1 else 'stay'}"
-
-
-def _tell(text: str) -> None:
-    gdb.write(f"optprobe: {text}\n", gdb.STDERR)

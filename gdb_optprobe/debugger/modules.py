@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import gdb
-
 from gdb_optprobe.debugger.locations import Locations
+from gdb_optprobe.debugger.notes import warn
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import abi
 from gdb_optprobe.probes.linux import Linux
@@ -46,7 +45,7 @@ class LinuxModules:
             try:
                 on_load(hit.regs[first])
             except OptprobeError as error:
-                gdb.write(f"optprobe: {error}\n", gdb.STDERR)
+                warn(error)
 
         self.linux.text.check()
         return self.stops.set(self.linux.entry(self.linux.kernel.address(LOADED)), hit)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import gdb
 
 from gdb_optprobe.debugger.machine import read_register
+from gdb_optprobe.debugger.notes import warn
 from gdb_optprobe.debugger.running import is_stopped
 from gdb_optprobe.debugger.stops import Hidden, define_hook
 from gdb_optprobe.errors import OptprobeError
@@ -51,7 +52,7 @@ class Stepping:
         try:
             session.optimizer.settle([site for site in sites if session.registry.site(site.address) is site])
         except OptprobeError as error:
-            gdb.write(f"optprobe: {error}\n", gdb.STDERR)
+            warn(error)
 
     def _before(self, command: str) -> Callable[[], None]:
         @held()

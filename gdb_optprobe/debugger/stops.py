@@ -25,6 +25,7 @@ import gdb
 from gdb_optprobe.debugger.guard import Guard
 from gdb_optprobe.debugger.landings import Landings, announcement, returned
 from gdb_optprobe.debugger.machine import HANDED_OVER, GdbMachine, read_register, write_selected_registers
+from gdb_optprobe.debugger.notes import warn
 from gdb_optprobe.debugger.parameters import machine_interface
 from gdb_optprobe.debugger.program_pads import ProgramFrames, ProgramPad
 from gdb_optprobe.debugger.running import never
@@ -141,7 +142,7 @@ class GdbStops:
                     self.machine.redirect(vcpu, pc, to)
             self._moved()
         except OptprobeError as error:
-            gdb.write(f"optprobe: {error}\n", gdb.STDERR)
+            warn(error)
 
     def close(self) -> None:
         """Forget everything; the connection is gone or ends."""
@@ -367,7 +368,7 @@ class GdbStops:
         try:
             return self.machine.shown.any_thread() and self._frames.again()
         except gdb.error as error:
-            gdb.write(f"optprobe: the program that has stopped cannot be shown: {error}\n", gdb.STDERR)
+            warn(f"the program that has stopped cannot be shown: {error}")
             return False
 
     def _note_resume(self, _: gdb.ContinueEvent) -> None:

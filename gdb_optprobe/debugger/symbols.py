@@ -7,6 +7,7 @@ from pathlib import Path
 
 import gdb
 
+from gdb_optprobe.debugger.notes import warn
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Cache
 from gdb_optprobe.guest.linux.recover import Recovered
@@ -59,7 +60,7 @@ def withdraw(text: int) -> None:
     try:
         gdb.execute(f"remove-symbol-file -a {text:#x}", to_string=True)
     except gdb.error as error:
-        gdb.write(f"optprobe: the symbols of the kernel that is gone stay loaded: {error}\n", gdb.STDERR)
+        warn(f"the symbols of the kernel that is gone stay loaded: {error}")
     finally:
         gdb.execute(f"set confirm {'on' if confirm else 'off'}")
 

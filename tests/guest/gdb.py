@@ -37,6 +37,8 @@ PROMPT = "(gdb) "
 CTRL_C = b"\x03"
 # A prompt with nothing behind it for so long is where GDB waits for us.
 QUIET = 0.04
+# Seconds until a GDB that has not answered has failed: a busy machine that sees a kernel for the first time takes 10.
+PATIENCE = 45.0
 ROWS, COLUMNS = 24, 120
 
 
@@ -54,7 +56,7 @@ class Gdb:
     def send(self, line: str) -> None:
         os.write(self._into, line.encode() + b"\n")
 
-    def until(self, pattern: str, timeout: float = 12.0) -> str:
+    def until(self, pattern: str, timeout: float = PATIENCE) -> str:
         """What GDB prints up to the end of the first match of `pattern`, and what came with it."""
         text = ""
         deadline = time.monotonic() + timeout
@@ -80,7 +82,7 @@ class Gdb:
         self.transcript += text
         return text or None
 
-    def rest(self, timeout: float = 20.0) -> str:
+    def rest(self, timeout: float = PATIENCE) -> str:
         """What GDB prints until it ends."""
         text = ""
         deadline = time.monotonic() + timeout
@@ -130,7 +132,7 @@ class Console(Gdb):
         """What connects a fresh GDB."""
         return f"target remote {self.guest.gdb_socket}", f"source {ROOT}/scripts/optprobe.py"
 
-    def __call__(self, line: str, timeout: float = 12.0) -> str:
+    def __call__(self, line: str, timeout: float = PATIENCE) -> str:
         """What GDB prints for one line, without the echo and the prompt."""
         self.send(line)
         return self._answer(line, timeout)
@@ -139,7 +141,7 @@ class Console(Gdb):
         """Whatever GDB is at."""
         os.write(self._into, CTRL_C)
 
-    def interrupt(self, timeout: float = 12.0) -> str:
+    def interrupt(self, timeout: float = PATIENCE) -> str:
         """Ctrl-C; what GDB prints until its next prompt."""
         self.ctrl_c()
         return self._answer("", timeout)
@@ -155,9 +157,9 @@ class Console(Gdb):
         self("disable")
         assert self.work is not None
         self.send("continue")
-        self.work.wait(20)
+        self.work.wait(PATIENCE)
         self.work = None
-        for _ in range(50):
+        for _ in range(100):
             time.sleep(0.1)
             self.interrupt()
             if self("info threads").count("halted") == self.guest.options.processors:
@@ -245,16 +247,17 @@ class Mi(Gdb):
         self._token = 0
         self._kept = ""
         self("-gdb-set mi-async on")
+        self(f"-gdb-{PATIENTLY}")
         self(f"-target-select remote {guest.gdb_socket}")
         self(f'-interpreter-exec console "source {ROOT}/scripts/optprobe.py"')
 
-    def __call__(self, command: str, timeout: float = 12.0) -> str:
+    def __call__(self, command: str, timeout: float = PATIENCE) -> str:
         """The result record of one command and what came before it."""
         self._token += 1
         self.send(f"{self._token}{command}")
         return self.until(rf"(?m)^{self._token}\^.*\n", timeout)
 
-    def until(self, pattern: str, timeout: float = 12.0) -> str:
+    def until(self, pattern: str, timeout: float = PATIENCE) -> str:
         """What GDB prints up to the end of the line in which `pattern` first matches; the rest is kept."""
         deadline = time.monotonic() + timeout
         while (found := re.search(pattern + r".*\n?", self._kept)) is None:
@@ -269,6 +272,11 @@ class Mi(Gdb):
         """What a command of the console prints."""
         streams = re.findall(r'(?m)^~"(.*)"$', self(f'-interpreter-exec console "{line}"'))
         return "".join(streams).replace("\\n", "\n").replace('\\"', '"')
+
+
+def spoken(said: str) -> str:
+    """What was said, without what the user was told to wait for: a kernel is read where none has been seen before."""
+    return "".join(line for line in said.splitlines(keepends=True) if not line.endswith("…\n"))
 
 
 def _own_terminal() -> None:

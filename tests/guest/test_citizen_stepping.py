@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from qemu.guest import Guest
-from tests.guest.gdb import Console, reads, traced_at
+from tests.guest.gdb import Console, reads, spoken, traced_at
 
 TIERS = ("optimized", "trapped", "breakpoint", "boosted", "emulated")
 NEIGHBOURS = ("vfs_read", "vfs_read+5", "vfs_read+7")
@@ -26,7 +26,7 @@ def counted(linux: Guest) -> Iterator[Guest]:
 
 def probe(gdb: Console, tier: str, *locations: str) -> None:
     for location in locations or NEIGHBOURS:
-        said = gdb(f"optprobe add {location}" + (f" -tier {tier}" if tier != "optimized" else ""))
+        said = spoken(gdb(f"optprobe add {location}" + (f" -tier {tier}" if tier != "optimized" else "")))
         assert said.startswith("Probe "), said
 
 

@@ -11,7 +11,7 @@ import pytest
 from qemu.guest import Guest
 from tests.guest.batch import Workload, batch, keep
 from tests.guest.conftest import FULL
-from tests.guest.gdb import Console
+from tests.guest.gdb import Console, spoken
 
 TRACING = "/sys/kernel/tracing"
 LOAD, UNLOAD = "insmod /lib/modules/dummy.ko", "rmmod dummy"
@@ -260,5 +260,5 @@ def test_what_is_in_no_module_is_refused(linux: Guest) -> None:
     }
     with Console(linux) as gdb:
         for line, why in refused.items():
-            said = gdb(f"optprobe add {line}")
+            said = spoken(gdb(f"optprobe add {line}"))
             assert said.startswith("optprobe: ") and why in said
