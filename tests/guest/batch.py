@@ -20,6 +20,7 @@ from typing import Any
 
 from qemu.debugger import PATIENTLY
 from qemu.guest import Guest
+from tests.guest.said import spoken
 
 ROOT = Path(__file__).parents[2]
 MARK = "@@"
@@ -46,7 +47,7 @@ class Finished:
     def json(self, name: str) -> Any:
         """What `json(name, command)` printed."""
         begin = f"{MARK}{name}\n"
-        return json.loads(self.output.split(begin)[1].splitlines()[0])
+        return json.loads(spoken(self.output.split(begin)[1]).splitlines()[0])
 
 
 def keep(name: str, command: str) -> str:

@@ -274,11 +274,6 @@ class Mi(Gdb):
         return "".join(streams).replace("\\n", "\n").replace('\\"', '"')
 
 
-def spoken(said: str) -> str:
-    """What was said, without what the user was told to wait for: a kernel is read where none has been seen before."""
-    return "".join(line for line in said.splitlines(keepends=True) if not line.endswith("…\n"))
-
-
 def _own_terminal() -> None:
     os.setsid()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from qemu.guest import Guest
-from tests.guest.gdb import Console, reads, spoken, traced_at
+from tests.guest.gdb import Console, reads, traced_at
+from tests.guest.said import spoken
 
 TIERS = ("optimized", "trapped", "breakpoint", "boosted", "emulated")
 NEIGHBOURS = ("vfs_read", "vfs_read+5", "vfs_read+7")

@@ -11,7 +11,8 @@ import pytest
 from qemu.guest import Guest
 from tests.guest.batch import Workload, batch, keep
 from tests.guest.conftest import FULL
-from tests.guest.gdb import Console, spoken
+from tests.guest.gdb import Console
+from tests.guest.said import spoken
 
 TRACING = "/sys/kernel/tracing"
 LOAD, UNLOAD = "insmod /lib/modules/dummy.ko", "rmmod dummy"

@@ -14,7 +14,8 @@ from qemu.guest import Guest
 from tests.guest import answer, calls, library, stacked
 from tests.guest.batch import Workload, batch, keep
 from tests.guest.conftest import FULL
-from tests.guest.gdb import TRACING, Console, release, spoken
+from tests.guest.gdb import TRACING, Console, release
+from tests.guest.said import spoken
 
 COUNT = 20_000 if FULL else 500
 AT_ONCE = 8 if FULL else 4
