@@ -11,7 +11,7 @@ import gdb
 
 from gdb_optprobe.commands.options import Selection
 from gdb_optprobe.debugger import attach
-from gdb_optprobe.debugger.notes import beside_json
+from gdb_optprobe.debugger.notes import beside
 from gdb_optprobe.debugger.output import Json, Output, Text
 from gdb_optprobe.debugger.parameters import current_settings
 from gdb_optprobe.debugger.terminal import colour
@@ -101,11 +101,8 @@ class Subcommand(gdb.Command, Generic[_Args]):
 
     def _invoke(self, argument: str) -> None:
         args = self.parse(argument)
-        if not args.json:
-            self.run(args, Text(gdb.write, colour()))
-            return
-        with beside_json():
-            self.run(args, Json(gdb.write))
+        with beside(json=args.json):
+            self.run(args, Json(gdb.write) if args.json else Text(gdb.write, colour()))
 
     def complete(self, text: str, word: str | None) -> int | Sequence[str]:
         try:

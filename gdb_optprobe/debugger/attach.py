@@ -134,7 +134,7 @@ class Attachments:
         why = self.guard.start(self.current.connection.details or "")
         if why and not self.current.unguarded:
             self.current.unguarded = True
-            note(f"Nobody frees the guest should GDB die (set optprobe guardian): {why}.")
+            note(f"nobody frees the guest should GDB die (set optprobe guardian): {why}.")
 
     def parted(self, connection: gdb.TargetConnection) -> None:
         """GDB has let go of `connection`."""
@@ -349,8 +349,7 @@ def _tell_of_earlier(linux: Linux) -> None:
     try:
         left = linux.left()
         if left is not None and (left.probes or left.users):
-            what = LEFT if left.probes else CALLS
-            note(f"{what[0].upper()}{what[1:]}: {RECOVER}")
+            note(f"{LEFT if left.probes else CALLS}: {RECOVER}")
     except OptprobeError as error:
         warn(error)
 

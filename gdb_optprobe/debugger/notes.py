@@ -19,9 +19,9 @@ BESIDE_JSON: ContextVar[bool] = ContextVar("BESIDE_JSON", default=False)
 
 
 @contextmanager
-def beside_json() -> Iterator[None]:
-    """The answer within the block is JSON."""
-    token = BESIDE_JSON.set(True)
+def beside(json: bool) -> Iterator[None]:
+    """The answer within the block is JSON, or text."""
+    token = BESIDE_JSON.set(json)
     try:
         yield
     finally:
@@ -31,12 +31,12 @@ def beside_json() -> Iterator[None]:
 def progress(text: str) -> None:
     """What the user waits for."""
     if not BESIDE_JSON.get():
-        note(f"{text[0].upper()}{text[1:]}…")
+        note(f"{text}…")
 
 
 def note(text: str) -> None:
-    """What is no error: only those begin with `optprobe:`."""
-    _tell(text, gdb.STDLOG)
+    """A sentence that is no error: only those begin with `optprobe:`."""
+    _tell(f"{text[0].upper()}{text[1:]}", gdb.STDLOG)
 
 
 def warn(what: object) -> None:

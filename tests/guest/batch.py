@@ -20,7 +20,7 @@ from typing import Any
 
 from qemu.debugger import PATIENTLY
 from qemu.guest import Guest
-from tests.guest.said import spoken
+from tests.guest.progress import without_progress
 
 ROOT = Path(__file__).parents[2]
 MARK = "@@"
@@ -47,7 +47,7 @@ class Finished:
     def json(self, name: str) -> Any:
         """What `json(name, command)` printed."""
         begin = f"{MARK}{name}\n"
-        return json.loads(spoken(self.output.split(begin)[1]).splitlines()[0])
+        return json.loads(without_progress(self.output.split(begin)[1]).splitlines()[0])
 
 
 def keep(name: str, command: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from qemu.guest import Guest
 from tests.guest.gdb import Console, reads, traced_at
-from tests.guest.said import spoken
+from tests.guest.progress import without_progress
 
 TIERS = ("optimized", "trapped", "breakpoint", "boosted", "emulated")
 NEIGHBOURS = ("vfs_read", "vfs_read+5", "vfs_read+7")
@@ -27,7 +27,7 @@ def counted(linux: Guest) -> Iterator[Guest]:
 
 def probe(gdb: Console, tier: str, *locations: str) -> None:
     for location in locations or NEIGHBOURS:
-        said = spoken(gdb(f"optprobe add {location}" + (f" -tier {tier}" if tier != "optimized" else "")))
+        said = without_progress(gdb(f"optprobe add {location}" + (f" -tier {tier}" if tier != "optimized" else "")))
         assert said.startswith("Probe "), said
 
 

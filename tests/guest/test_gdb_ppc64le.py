@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from qemu.guest import Guest
 from tests.guest.batch import MARK, batch
 from tests.guest.gdb import Console
@@ -30,7 +28,7 @@ end"""
 
 def test_every_vcpu_and_both_kinds_of_memory(ppc_guest: Guest) -> None:
     seen = batch(ppc_guest, STATE.splitlines(), source=False)
-    state = json.loads(seen.output.split(f"{MARK}state\n")[1].splitlines()[0])
+    state = seen.json("state")
     assert len(state["vcpus"]) == 2
     assert all(vcpu["msr"] & LITTLE_ENDIAN_64 == LITTLE_ENDIAN_64 for vcpu in state["vcpus"])
     pacas = {vcpu["r13"] for vcpu in state["vcpus"]}

@@ -12,7 +12,7 @@ from qemu.guest import Guest
 from tests.guest.batch import Workload, batch, keep
 from tests.guest.conftest import FULL
 from tests.guest.gdb import Console
-from tests.guest.said import spoken
+from tests.guest.progress import without_progress
 
 TRACING = "/sys/kernel/tracing"
 LOAD, UNLOAD = "insmod /lib/modules/dummy.ko", "rmmod dummy"
@@ -261,5 +261,5 @@ def test_what_is_in_no_module_is_refused(linux: Guest) -> None:
     }
     with Console(linux) as gdb:
         for line, why in refused.items():
-            said = spoken(gdb(f"optprobe add {line}"))
+            said = without_progress(gdb(f"optprobe add {line}"))
             assert said.startswith("optprobe: ") and why in said

@@ -19,7 +19,7 @@ FAILING = 0.01
 # Where threads are preempted, one that ends can hide while a CPU moves threads; under nothing but forks and exits 4 %
 # of stops could not rule it out. A patch waits for the next stop then.
 FAILING_PREEMPTED = 0.08
-EACH_THREAD, SLACK = 0.001, 6.0  # seconds on a quiet machine; the suite's is busy
+EACH_THREAD, SLACK = 0.001, 3.0  # seconds on a quiet machine; the suite's is busy
 
 GUESTS: list[Mapping[str, str]] = [{}]
 GUESTS += [{"append": "preempt=full"}, {"cpu": "Nehalem"}, {"append": "nr_cpus=4 maxcpus=1"}] if FULL else []

@@ -15,7 +15,7 @@ from tests.guest import answer, calls, library, stacked
 from tests.guest.batch import Workload, batch, keep
 from tests.guest.conftest import FULL
 from tests.guest.gdb import TRACING, Console, release
-from tests.guest.said import spoken
+from tests.guest.progress import without_progress
 
 COUNT = 20_000 if FULL else 500
 AT_ONCE = 8 if FULL else 4
@@ -348,7 +348,7 @@ def test_what_cannot_be_is_told_in_a_line(linux: Guest, waiting: str) -> None:
     """And nothing is left in the guest."""
     with Console(linux) as gdb:
         for typed, told in BAD.items():
-            line, *_ = spoken(gdb(f"optprobe add -user {typed.format(path=waiting)}")).strip().splitlines()
+            line, *_ = without_progress(gdb(f"optprobe add -user {typed.format(path=waiting)}")).strip().splitlines()
             assert line.startswith("optprobe: ") and told in line, line
             assert "internal error" not in line
         assert "-pid needs -user" in gdb("optprobe add vfs_read -pid 3")
