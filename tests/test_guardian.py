@@ -133,6 +133,7 @@ def test_the_dead_gdb_itself_is_not_somebody(path: Path) -> None:
     qemu = FakeQemu(listening(path))
     with socket.socket(socket.AF_UNIX) as dead:
         dead.connect(str(path))
+        assert dead.recv(1), "QEMU has taken the connection before a guardian is started"
         with guarded(f"unix:{path}") as (_, end):
             # QEMU has not noticed yet that it is gone when the guardian comes.
             threading.Timer(0.2, lambda: dead.shutdown(socket.SHUT_RDWR)).start()
