@@ -1,4 +1,4 @@
-"""What a program reads that GDB runs: JSON alone, on a machine that has seen no kernel before too."""
+"""A machine that has seen no kernel before: what a person is told to wait for; a program reads JSON alone."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ EARLIER = "Probes of an earlier GDB"
 def gathered(name: str, line: str) -> str:
     """A line that keeps a command's JSON as a program does that GDB runs."""
     return f'python said = gdb.execute("{line} -json", to_string=True); print("{MARK}{name}"); print(said)'
+
+
+def test_a_person_is_told_what_takes_a_while(linux: Guest, tmp_path: Path) -> None:
+    finished = batch(linux, [f"optprobe explain {INSIDE}"], OPTPROBE_CACHE=str(tmp_path))
+    assert finished.status == 0, finished.output
+    assert all(words in finished.output for words in WAITS)
 
 
 def test_notes_stand_beside_the_json(linux: Guest, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from qemu.guest import Guest
 from tests.guest.batch import batch, timed
-from tests.guest.progress import WAITS
 
 SLACK = 2.0
 FIRST, INSIDE, EACH, MANY, LIST = 3.0, 7.0, 0.010, 3.0, 0.2
@@ -29,6 +28,5 @@ def test_first_probe_further_probes_many_and_a_listing(linux: Guest, tmp_path: P
         assert finished.json("list") <= LIST * SLACK
         assert finished.json("inside") <= INSIDE * SLACK
     assert warm.json("first") < cold.json("first")
-    assert all(words in cold.output and words not in warm.output for words in WAITS)
     for name in ("first", "inside"):
         print(f"{name}: {cold.json(name):.2f} s, from the cache {warm.json(name):.2f} s")
