@@ -31,7 +31,7 @@ from gdb_optprobe.guest.linux import ports
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.port import LinuxText, Port, Unwinder
 from gdb_optprobe.guest.linux.ppc64le.text import PowerText
-from gdb_optprobe.guest.linux.recover import recover
+from gdb_optprobe.guest.linux.recover import Vain, recover
 from gdb_optprobe.guest.linux.structures import CachedStructures
 from gdb_optprobe.guest.linux.text import KernelText
 from gdb_optprobe.guest.memory import KernelMemory
@@ -159,7 +159,7 @@ def subject_of(guest: Guest) -> Subject:
     isa = ISAS[guest.options.arch]
     blacklist = ranges(guest.check(f"cat {BLACKLIST}"))
     frozen, cache, port = freeze(guest), default_cache(), ports.of(isa.name)
-    recovered = recover(frozen, port, cache, say)
+    recovered = recover(frozen, port, cache, say, Vain())
     if recovered is None:
         raise GuestError("the guest runs no Linux")
     memory, symbols = KernelMemory(frozen, frozen, recovered.view.walk), recovered.symbols

@@ -30,7 +30,7 @@ from gdb_optprobe.guest.cache import default_cache
 from gdb_optprobe.guest.linux import ports
 from gdb_optprobe.guest.linux.backtrace import Copy, backtrace
 from gdb_optprobe.guest.linux.port import Unwinder
-from gdb_optprobe.guest.linux.recover import Recovered, recover
+from gdb_optprobe.guest.linux.recover import Recovered, Vain, recover
 from gdb_optprobe.guest.memory import KernelMemory
 from gdb_optprobe.handlers.scope import Scope
 from gdb_optprobe.interrupts import held, interruptible
@@ -79,6 +79,7 @@ class Attachments:
         self._unsettled = self._moved = False
         self.installed: list[object] = []
         self.guard = Guard()
+        self._vain = Vain()
 
     def session(self) -> Session:
         """Raises OptprobeError where there is no guest to work on."""
@@ -89,7 +90,7 @@ class Attachments:
             if self.current is not None:
                 self._settle(self.current.session)
                 return self.current.session
-        self.current = attach(connection)
+        self.current = attach(connection, self._vain)
         on_change(self._setting_changed)
         return self.current.session
 
@@ -212,8 +213,11 @@ def _connection() -> gdb.RemoteTargetConnection:
     return connection
 
 
-def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
-    """Look at the guest and build its session. Raises OptprobeError; nothing has been written then."""
+def attach(connection: gdb.RemoteTargetConnection, vain: Vain) -> Attachment:
+    """Look at the guest and build its session. Raises OptprobeError; nothing has been written then.
+
+    vain: kernels that have no symbols, as found out so far.
+    """
     isa = instruction_sets.by_name(gdb.selected_inferior().architecture().name())
     machine = GdbMachine(connection)
     machine.leave_physical_mode()
@@ -221,7 +225,7 @@ def attach(connection: gdb.RemoteTargetConnection) -> Attachment:
     other = gdb_symbols.of_another_program()
     port = ports.of(isa.name)
     with interruptible():
-        recovered = None if other else recover(machine, port, cache, progress)
+        recovered = None if other else recover(machine, port, cache, progress, vain)
     if recovered is None and not other:
         raise OptprobeError(
             "no Linux kernel is mapped in the guest, and GDB has no symbols of another program",

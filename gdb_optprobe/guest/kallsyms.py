@@ -1,21 +1,21 @@
 """Recover a kernel's symbols from its own read-only data, with no file and whatever KASLR did.
 
-scripts/kallsyms.c writes eight tables, each aligned to 8 bytes, in one of two orders; kernel/kallsyms.c reads them:
+scripts/kallsyms.c writes its tables in one of these orders; kernel/kallsyms.c reads them:
 
-    until 6.3                              since 6.4 (404bad70fcf7)
-    ┌───────────────┐                      ┌───────────────┐
-    │ offsets       │ s32 for each symbol  │ num_syms      │
-    │ relative_base │ u64, moved by KASLR  │ names         │
-    │ num_syms      │ u32                  │ markers       │
-    │ names         │ length, tokens       │ token_table   │ ◄── found first: by "0" "1" … "9", and
-    │ markers       │ u32: every 256th name│ token_index   │ ◄── proven by the 256 offsets here
-    │ (seqs)        │ since 6.2            │ offsets       │
-    │ token_table   │ 256 strings          │ relative_base │
-    │ token_index   │ u16: where each is   │ (seqs)        │
+    ┌───────────────┐                      ┌───────────────┐                      ┌───────────────┐
+    │ offsets       │ s32 for each symbol  │ num_syms      │                      │ num_syms      │
+    │ relative_base │ u64, moved by KASLR  │ names         │                      │ names         │
+    │ num_syms      │ u32                  │ markers       │                      │ markers       │
+    │ names         │ length, tokens       │ token_table   │ ◄── found first: by  │ token_table   │
+    │ markers       │ u32: every 256th name│ token_index   │     "0" "1" … "9",   │ token_index   │
+    │ (seqs)        │                      │ offsets       │     and proven by    │ offsets       │ s32 for each, from
+    │ token_table   │ 256 strings          │ relative_base │     the 256 offsets  │ seqs          │ the place of it
+    │ token_index   │ u16: where each is   │ (seqs)        │     of the index     └───────────────┘
     └───────────────┘                      └───────────────┘
 
-From the token table the way leads back over the markers to the names, whose lengths must meet every marker, and to the
-number before them; then to the offsets on either side, which must ascend. Nothing is taken on trust: these are a
+Each table is aligned to 8 bytes, or each to 4. From the token table the way leads back over the markers to the names,
+whose lengths must meet every marker, and to the number before them; then to the offsets on either side, which must
+ascend and put the kernel's own boundaries in order, around what was read. Nothing is taken on trust: these are a
 guest's bytes.
 """
 
@@ -30,9 +30,9 @@ from dataclasses import dataclass
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.symbols import KERNEL_HALF, Symbols
 
-__all__ = ["read", "recover"]
+__all__ = ["NoSymbolTable", "read", "recover"]
 
-ALIGNMENT = 8
+ALIGNMENTS = (8, 4)
 TOKENS = 256
 NAMES_PER_MARKER = 256
 # Characters that occur in names keep their own code as token: the digits stand in a row (insert_real_symbols_in_table).
@@ -44,22 +44,37 @@ RUN = 4
 # Read at a time while looking for the token table.
 PIECE = 1 << 20
 HINT = "load the kernel's vmlinux into GDB with 'symbol-file'"
+# Boundaries that kernels name, in the order of their addresses. Those that a kernel lacks are passed over.
+BOUNDARIES = (("_text", "_etext"), ("_stext", "_etext"), ("__start_rodata", "__end_rodata"))
+CONSTANTS = ("__start_rodata", "__end_rodata")
+
+
+class NoSymbolTable(OptprobeError):
+    """No symbol table was found, or none that is understood; the same kernel is not searched again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The token table at `start`, its index ending at `end` (offsets in the data searched)."""
+    """The token table at `start`, its index ending at `end` (offsets in the data searched).
+
+    alignments: those by which the tables may be aligned; the first that comes out is the one.
+    """
 
     start: int
     end: int
     strings: tuple[str, ...]
+    alignments: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The table of names, at `start`: `begins` has where each name's tokens begin, `ends` where they end."""
+    """The table of names, at `start`: `begins` has where each name's tokens begin, `ends` where they end.
+
+    alignment: of every table.
+    """
 
     start: int
+    alignment: int
     begins: array[int]
     ends: array[int]
 
@@ -68,27 +83,31 @@ class Names:
         return len(self.begins)
 
 
-def recover(rodata: bytes) -> Symbols:
-    """All symbols of the kernel whose read-only data is `rodata` (which starts at a page). Raises OptprobeError."""
-    return read(lambda offset, size: rodata[offset : offset + size], 0, len(rodata))
+def recover(rodata: bytes, at: int = 0) -> Symbols:
+    """All symbols of the kernel whose read-only data, at the address `at`, is `rodata`. Raises OptprobeError."""
+    return read(lambda address, size: rodata[address - at : address - at + size], at, len(rodata))
 
 
 def read(memory: Callable[[int, int], bytes], start: int, size: int) -> Symbols:
     """All symbols of the kernel whose read-only data is at `start`, reading no more of it than that takes: a third."""
     data = b""
-    seen = False
+    digits = seen = False
     while len(data) < size:
         data += memory(start + len(data), min(PIECE, size - len(data)))
+        digits = digits or DIGITS in data
         for tokens in _token_tables(data):
             seen = True
             for names in _name_tables(data, tokens):
-                end = min(size, _aligned(tokens.end) + _aligned(4 * names.count) + 8)
-                data += memory(start + len(data), max(0, end - len(data)))
-                addresses = _addresses(data, tokens, names)
-                if addresses is not None:
-                    return _symbols(data, tokens, names, addresses)
-    what = "its symbol table (kallsyms) is of an unknown layout" if seen else "it has no symbol table (CONFIG_KALLSYMS)"
-    raise OptprobeError(f"cannot read the guest kernel's symbols: {what}", HINT)
+                after = _aligned(tokens.end, names.alignment) + _aligned(4 * names.count, names.alignment)
+                data += memory(start + len(data), max(0, min(size, after + 8) - len(data)))
+                found = _symbols(data, tokens, names, start)
+                if found is not None:
+                    return found
+    what = "its symbol table (kallsyms) is of an unknown layout"
+    if not seen:
+        what = "no symbol table (kallsyms) is found in its read-only data"
+        what += ", or it is of an unknown layout" if digits else " (CONFIG_KALLSYMS is off)"
+    raise NoSymbolTable(f"cannot read the guest kernel's symbols: {what}", HINT)
 
 
 def _token_tables(rodata: bytes) -> Iterator[Tokens]:
@@ -100,15 +119,20 @@ def _token_tables(rodata: bytes) -> Iterator[Tokens]:
             end = rodata.find(b"\0", end) + 1
             if not end:
                 return
-        index_start = _aligned(end)
-        index = _u16s(rodata, index_start, TOKENS)
-        if index is None or index[0] or index[ord("0")] > zero:
-            continue
-        start = zero - index[ord("0")]
-        strings = rodata[start : end - 1].split(b"\0")
-        if start % ALIGNMENT or len(strings) != TOKENS or not _agree(index, strings):
-            continue
-        yield Tokens(start, index_start + 2 * TOKENS, tuple(string.decode("latin-1") for string in strings))
+        for index_start in sorted({_aligned(end, alignment) for alignment in ALIGNMENTS}):
+            index = _u16s(rodata, index_start, TOKENS)
+            if index is None or index[0] or index[ord("0")] > zero:
+                continue
+            start = zero - index[ord("0")]
+            strings = rodata[start : end - 1].split(b"\0")
+            alignments = tuple(
+                alignment
+                for alignment in ALIGNMENTS
+                if not start % alignment and index_start == _aligned(end, alignment)
+            )
+            if alignments and len(strings) == TOKENS and _agree(index, strings):
+                tokens = tuple(string.decode("latin-1") for string in strings)
+                yield Tokens(start, index_start + 2 * TOKENS, tokens, alignments)
 
 
 def _agree(index: array[int], strings: Sequence[bytes]) -> bool:
@@ -123,15 +147,21 @@ def _agree(index: array[int], strings: Sequence[bytes]) -> bool:
 def _name_tables(rodata: bytes, tokens: Tokens) -> Iterator[Names]:
     """Tables of names that end in markers before the token table (kallsyms_seqs_of_names may lie between)."""
     for start, markers in _marker_tables(rodata, tokens.start):
-        least = (len(markers) - 1) * NAMES_PER_MARKER
-        # The names of the last marker end where the markers start, but for the alignment.
-        latest = (start - markers[-1] - 2) // ALIGNMENT * ALIGNMENT
-        for names_start in range(latest, max(ALIGNMENT, latest - LARGEST_STRIDE), -ALIGNMENT):
-            count = int.from_bytes(rodata[names_start - ALIGNMENT : names_start], "little")
-            if least < count <= least + NAMES_PER_MARKER:
-                names = _walk(rodata, names_start, count, markers)
-                if names is not None and _aligned(names.ends[-1]) == start:
-                    yield names
+        for alignment in tokens.alignments:
+            if not start % alignment:
+                yield from _name_tables_before(rodata, start, markers, alignment)
+
+
+def _name_tables_before(rodata: bytes, start: int, markers: array[int], alignment: int) -> Iterator[Names]:
+    """Tables of names that end where the `markers` start, but for the alignment."""
+    least = (len(markers) - 1) * NAMES_PER_MARKER
+    latest = (start - markers[-1] - 2) // alignment * alignment
+    for names_start in range(latest, max(alignment, latest - LARGEST_STRIDE), -alignment):
+        count = int.from_bytes(rodata[names_start - alignment : names_start], "little")
+        if least < count <= least + NAMES_PER_MARKER:
+            names = _walk(rodata, names_start, count, markers, alignment)
+            if names is not None and _aligned(names.ends[-1], alignment) == start:
+                yield names
 
 
 def _marker_tables(rodata: bytes, before: int) -> Iterator[tuple[int, array[int]]]:
@@ -145,7 +175,7 @@ def _marker_tables(rodata: bytes, before: int) -> Iterator[tuple[int, array[int]
         last = at
         while at and words[at] and SMALLEST_STRIDE <= words[at] - words[at - 1] <= LARGEST_STRIDE:
             at -= 1
-        if not words[at] and at * 4 % ALIGNMENT == 0:
+        if not words[at]:
             yield at * 4, words[at : last + 1]
         at -= 1
 
@@ -159,7 +189,7 @@ def _strides(words: array[int]) -> bool:
     )
 
 
-def _walk(rodata: bytes, start: int, count: int, markers: array[int]) -> Names | None:
+def _walk(rodata: bytes, start: int, count: int, markers: array[int], alignment: int) -> Names | None:
     """Every name's place, or None where a length leads past a marker.
 
     The length is one byte, or two (ULEB128) for a name of 128 tokens or more, since 6.1 (73bbb94466fd).
@@ -179,25 +209,31 @@ def _walk(rodata: bytes, start: int, count: int, markers: array[int]) -> Names |
         ends.append(at)
         if not length:
             return None
-    return Names(start, begins, ends)
+    return Names(start, alignment, begins, ends)
 
 
-def _addresses(rodata: bytes, tokens: Tokens, names: Names) -> array[int] | None:
-    """The addresses, from the offsets before the names or after the token index; None where neither place has them."""
-    size = _aligned(4 * names.count)
-    for offsets, base in (
-        (names.start - 2 * ALIGNMENT - size, names.start - 2 * ALIGNMENT),
-        (_aligned(tokens.end), _aligned(tokens.end) + size),
-    ):
-        if offsets < 0 or base + 8 > len(rodata):
+def _addresses(rodata: bytes, tokens: Tokens, names: Names, at: int) -> Iterator[tuple[int, array[int]]]:
+    """Where offsets may be, before the names or after the token index, and the addresses that ascend by them.
+
+    at: the address of `rodata`.
+    """
+    alignment = names.alignment
+    size = _aligned(4 * names.count, alignment)
+    before, behind = names.start - alignment - 8 - size, _aligned(tokens.end, alignment)
+    for offsets in (before, behind):
+        words = rodata[max(offsets, 0) : max(offsets, 0) + 4 * names.count]
+        if offsets < 0 or len(words) < 4 * names.count:
             continue
-        relative_base = int.from_bytes(rodata[base : base + 8], "little")
-        if relative_base >= KERNEL_HALF:
-            words = rodata[offsets : offsets + 4 * names.count]
-            for decoded in (_absolute_percpu(words, relative_base), _relative(words, relative_base)):
-                if decoded is not None:
-                    return decoded
-    return None
+        base = int.from_bytes(rodata[offsets + size : offsets + size + 8], "little")
+        decoded = [_from_itself(words, at + offsets)] if offsets == behind else []
+        if base >= KERNEL_HALF:
+            decoded = [_absolute_percpu(words, base), _relative(words, base), *decoded]
+        yield from ((offsets, addresses) for addresses in decoded if addresses is not None)
+
+
+def _from_itself(words: bytes, at: int) -> array[int] | None:
+    """Each offset is relative to its own address (offset_to_ptr); the table is at the address `at`."""
+    return _ascending([at + 4 * number + offset for number, offset in enumerate(_s32s(words))])
 
 
 def _absolute_percpu(words: bytes, base: int) -> array[int] | None:
@@ -215,23 +251,45 @@ def _relative(words: bytes, base: int) -> array[int] | None:
 
 def _ascending(addresses: list[int]) -> array[int] | None:
     # kernel/kallsyms.c finds symbols by bisection: scripts/kallsyms.c has sorted them.
-    if addresses[-1] >= 1 << 64 or addresses != sorted(addresses):
+    if addresses[0] < 0 or addresses[-1] >= 1 << 64 or addresses != sorted(addresses):
         return None
     return array("Q", addresses)
 
 
-def _symbols(rodata: bytes, tokens: Tokens, names: Names, addresses: array[int]) -> Symbols:
+def _symbols(rodata: bytes, tokens: Tokens, names: Names, at: int) -> Symbols | None:
+    """None where a symbol has no name, or where no offsets give symbols that agree with one another."""
     expand = tokens.strings.__getitem__
     join = "".join
     # A name's first character is its type, compressed together with the name (read_symbol).
     typed = [join(map(expand, rodata[begin:end])) for begin, end in zip(names.begins, names.ends, strict=True)]
     if not all(typed):
-        raise OptprobeError("the guest kernel's symbol table holds a symbol with no name")
-    return Symbols(addresses, [name[1:] for name in typed], join([name[0] for name in typed]))
+        return None
+    plain, types = [name[1:] for name in typed], join([name[0] for name in typed])
+    for offsets, addresses in _addresses(rodata, tokens, names, at):
+        found = Symbols(addresses, plain, types)
+        if _agrees(found, at + offsets):
+            return found
+    return None
 
 
-def _aligned(offset: int) -> int:
-    return -(-offset // ALIGNMENT) * ALIGNMENT
+def _agrees(symbols: Symbols, table: int) -> bool:
+    """Whether the kernel's boundaries are in order, its constants where the `table` was read, and no symbol nowhere.
+
+    Per-CPU symbols apart, which may count from 0, the kernel's addresses are all in one half.
+    """
+    known = {name: symbols.address(name) for name in dict.fromkeys(name for pair in BOUNDARIES for name in pair)}
+    for first, last in BOUNDARIES:
+        start, end = known[first], known[last]
+        if start is not None and end is not None and not KERNEL_HALF <= start < end:
+            return False
+    start, end = (known[name] for name in CONSTANTS)
+    if start is not None and end is not None and not start <= table < end:
+        return False
+    return symbols.addresses[-1] >= KERNEL_HALF
+
+
+def _aligned(offset: int, alignment: int) -> int:
+    return -(-offset // alignment) * alignment
 
 
 def _u16s(data: bytes, start: int, count: int) -> array[int] | None:

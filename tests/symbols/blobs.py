@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gdb_optprobe.errors import Unreadable
 
 TEXT = 0xFFFF_FFFF_8100_0000
+RODATA = 0xFFFF_FFFF_8200_0000
 TOKENS = ("read", "write_", "Tsys_", "func", "_lock", "tion", "__", "_t")
 
 # Address, type, name: what nm(1) prints.
@@ -22,11 +23,14 @@ class Layout:
     offsets_last: since 6.4 the offsets follow the token index.
     seqs:         kallsyms_seqs_of_names, since 6.2.
     percpu:       CONFIG_KALLSYMS_ABSOLUTE_PERCPU.
+    itself:       each offset is from its own address, with no base.
     """
 
     offsets_last: bool
     seqs: bool
     percpu: bool
+    itself: bool = False
+    alignment: int = 8
 
 
 LINUX_5_10 = Layout(offsets_last=False, seqs=False, percpu=True)
@@ -34,12 +38,16 @@ LINUX_6_1_PPC = Layout(offsets_last=False, seqs=False, percpu=False)
 LINUX_6_2 = Layout(offsets_last=False, seqs=True, percpu=True)
 LINUX_6_4 = Layout(offsets_last=True, seqs=True, percpu=True)
 LINUX_6_12_PPC = Layout(offsets_last=True, seqs=True, percpu=False)
+LINUX_7_2 = Layout(offsets_last=True, seqs=True, percpu=False, itself=True, alignment=4)
 LAYOUTS = {
     "5.10": LINUX_5_10,
     "6.1 ppc64le": LINUX_6_1_PPC,
     "6.2": LINUX_6_2,
     "6.4": LINUX_6_4,
     "6.12 ppc64le": LINUX_6_12_PPC,
+    "7.2": LINUX_7_2,
+    "offsets from themselves, aligned to 8": replace(LINUX_7_2, alignment=8),
+    "a base, aligned to 4": replace(LINUX_6_4, alignment=4),
 }
 
 
@@ -54,8 +62,10 @@ def kernel_symbols(count: int, text: int = TEXT, percpu: int = 0) -> list[NmSymb
     return symbols
 
 
-def kallsyms(symbols: Sequence[NmSymbol], layout: Layout, before: bytes = bytes(4096), after: bytes = b"") -> bytes:
-    """The tables, with other data on both sides."""
+def kallsyms(
+    symbols: Sequence[NmSymbol], layout: Layout, before: bytes = bytes(4096), after: bytes = b"", at: int = RODATA
+) -> bytes:
+    """The tables, with other data on both sides, the whole to be at the address `at`."""
     table = _token_table(symbols)
     names, markers = _names(symbols, table)
     strings = [token.encode() + b"\0" for token in table]
@@ -69,11 +79,14 @@ def kallsyms(symbols: Sequence[NmSymbol], layout: Layout, before: bytes = bytes(
     number = struct.pack("<I", len(symbols))
     marked = struct.pack(f"<{len(markers)}I", *markers)
     tokens = [b"".join(strings), index]
-    if layout.offsets_last:
-        parts = [number, names, marked, *tokens, *offsets, *seqs]
-    else:
+    parts = [number, names, marked, *tokens, *offsets, *seqs]
+    if layout.itself:
+        table = at + len(before) + sum(-(-len(part) // layout.alignment) * layout.alignment for part in parts[:5])
+        relative = [address - table - 4 * number for number, (address, _, _) in enumerate(symbols)]
+        parts[5:7] = [struct.pack(f"<{len(relative)}i", *relative)]
+    elif not layout.offsets_last:
         parts = [*offsets, number, names, marked, *seqs, *tokens]
-    return before + b"".join(part + bytes(-len(part) % 8) for part in parts) + after
+    return before + b"".join(part + bytes(-len(part) % layout.alignment) for part in parts) + after
 
 
 def _offset(address: int, base: int, layout: Layout) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -18,6 +19,10 @@ SLIDE = 0x1280_0000
 
 def expected(symbols: list[blobs.NmSymbol]) -> list[blobs.NmSymbol]:
     return sorted(symbols, key=lambda symbol: symbol[0])
+
+
+def recovered(data: bytes) -> Symbols:
+    return kallsyms.recover(data, blobs.RODATA)
 
 
 def rows(symbols: Symbols) -> list[blobs.NmSymbol]:
@@ -38,26 +43,26 @@ def written(count: int, layout: blobs.Layout, text: int = blobs.TEXT) -> list[bl
 @pytest.mark.parametrize("count", [1536, 1537, 2047, 2050, 5003])
 def test_every_layout(layout: blobs.Layout, count: int) -> None:
     symbols = written(count, layout)
-    assert rows(kallsyms.recover(blobs.kallsyms(symbols, layout))) == symbols
+    assert rows(recovered(blobs.kallsyms(symbols, layout))) == symbols
 
 
 def test_kaslr(layout: blobs.Layout) -> None:
     symbols = written(2000, layout, blobs.TEXT + SLIDE)
-    assert rows(kallsyms.recover(blobs.kallsyms(symbols, layout))) == symbols
+    assert rows(recovered(blobs.kallsyms(symbols, layout))) == symbols
 
 
 def test_noise_around_the_tables(layout: blobs.Layout) -> None:
     noise = random.Random(1)
     symbols = written(2000, layout)
     data = blobs.kallsyms(symbols, layout, before=noise.randbytes(1 << 16), after=noise.randbytes(1 << 16))
-    assert rows(kallsyms.recover(data)) == symbols
+    assert rows(recovered(data)) == symbols
 
 
 def test_digits_in_a_row_that_are_no_token_table(layout: blobs.Layout) -> None:
     symbols = written(2000, layout)
     bait = b"\0" + b"".join(b"%d\0" % digit for digit in range(10))
     table = b"".join(bytes([code, 0]) for code in range(256)) * 2
-    assert rows(kallsyms.recover(blobs.kallsyms(symbols, layout, before=(bait + table).ljust(4096, b"\0")))) == symbols
+    assert rows(recovered(blobs.kallsyms(symbols, layout, before=(bait + table).ljust(4096, b"\0")))) == symbols
 
 
 def test_names_of_128_tokens_and_more(layout: blobs.Layout) -> None:
@@ -65,15 +70,15 @@ def test_names_of_128_tokens_and_more(layout: blobs.Layout) -> None:
     symbols[700] = (*symbols[700][:2], "Q" * 127)
     symbols[701] = (*symbols[701][:2], "Q" * 128)
     symbols[-1] = (*symbols[-1][:2], "Z" * 511)
-    assert rows(kallsyms.recover(blobs.kallsyms(symbols, layout))) == symbols
+    assert rows(recovered(blobs.kallsyms(symbols, layout))) == symbols
 
 
 def test_no_more_is_read_than_it_takes(layout: blobs.Layout) -> None:
     symbols = written(2000, layout)
     data = blobs.kallsyms(symbols, layout, before=bytes(1 << 20), after=bytes(6 << 20))
     memory = blobs.FakeMemory()
-    memory.place(blobs.TEXT, data)
-    assert rows(kallsyms.read(memory.read, blobs.TEXT, len(data))) == symbols
+    memory.place(blobs.RODATA, data)
+    assert rows(kallsyms.read(memory.read, blobs.RODATA, len(data))) == symbols
     assert sum(size for _, size in memory.accesses) <= 2 << 20
 
 
@@ -83,8 +88,8 @@ def test_wherever_a_piece_ends(layout: blobs.Layout, piece: int, monkeypatch: py
     symbols = written(2000, layout)
     data = blobs.kallsyms(symbols, layout, after=bytes(1 << 19))
     memory = blobs.FakeMemory()
-    memory.place(blobs.TEXT, data)
-    assert rows(kallsyms.read(memory.read, blobs.TEXT, len(data))) == symbols
+    memory.place(blobs.RODATA, data)
+    assert rows(kallsyms.read(memory.read, blobs.RODATA, len(data))) == symbols
 
 
 def test_without_kallsyms() -> None:
@@ -98,7 +103,7 @@ def test_a_cut_table_is_refused(layout: blobs.Layout) -> None:
     data = blobs.kallsyms(written(2000, layout), layout)
     for size in range(0, len(data) - 8200, 997):
         with pytest.raises(OptprobeError):
-            kallsyms.recover(data[:size])
+            recovered(data[:size])
 
 
 def test_damage_gives_an_error_or_other_names_but_no_exception_of_another_kind(layout: blobs.Layout) -> None:
@@ -109,10 +114,39 @@ def test_damage_gives_an_error_or_other_names_but_no_exception_of_another_kind(l
         for _ in range(3):
             damaged[noise.randrange(len(damaged))] = noise.randrange(256)
         try:
-            found = kallsyms.recover(bytes(damaged))
+            found = recovered(bytes(damaged))
         except OptprobeError:
             continue
         assert len(found.addresses) == len(found.names) == len(found.types)
+
+
+@pytest.mark.parametrize("itself", [False, True])
+def test_one_layout_is_not_taken_for_another(itself: bool) -> None:
+    """Offsets from a base ascend from their own addresses too, and say that the kernel is where its table is."""
+    layout = replace(blobs.LINUX_6_12_PPC, itself=itself)
+    symbols = written(2000, layout)
+    assert rows(recovered(blobs.kallsyms(symbols, layout))) == symbols
+
+
+@pytest.mark.parametrize(
+    ("first", "last"), [("_text", "_etext"), ("_stext", "_etext"), ("__start_rodata", "__end_rodata")]
+)
+def test_boundaries_that_are_not_in_order_are_not_believed(first: str, last: str, layout: blobs.Layout) -> None:
+    symbols = written(2000, layout)
+    symbols = [(address, kind, name.replace("_text", "start")) for address, kind, name in symbols]
+    symbols[21] = (symbols[21][0], "T", last)
+    symbols[-1] = (blobs.RODATA - 1, "R", first)
+    with pytest.raises(kallsyms.NoSymbolTable, match="of an unknown layout"):
+        recovered(blobs.kallsyms(symbols, layout))
+
+
+def test_constants_that_do_not_hold_the_table_are_not_believed(layout: blobs.Layout) -> None:
+    symbols = written(2000, layout)
+    symbols[-2:] = [(blobs.RODATA - 64, "R", "__start_rodata"), (blobs.RODATA, "R", "__end_rodata")]
+    with pytest.raises(kallsyms.NoSymbolTable, match="of an unknown layout"):
+        recovered(blobs.kallsyms(symbols, layout))
+    symbols[-1] = (blobs.RODATA + (1 << 20), "R", "__end_rodata")
+    assert rows(recovered(blobs.kallsyms(symbols, layout))) == symbols
 
 
 def test_150_000_symbols_in_time() -> None:
@@ -120,6 +154,6 @@ def test_150_000_symbols_in_time() -> None:
     symbols = written(150_000, layout)
     data = blobs.kallsyms(symbols, layout)
     start = time.process_time()
-    found = kallsyms.recover(data)
+    found = recovered(data)
     assert time.process_time() - start < 1.5
     assert len(found) == len(symbols)

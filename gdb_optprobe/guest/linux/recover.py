@@ -8,12 +8,13 @@ Nothing is needed but a stopped vCPU; address randomization and page-table isola
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from gdb_optprobe.guest import image, kallsyms
 from gdb_optprobe.guest.cache import NOTE, NOTE_SIZE, Cache
 from gdb_optprobe.guest.image import Image
+from gdb_optprobe.guest.kallsyms import NoSymbolTable
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.memory import KernelMemory, VirtualMemory
 from gdb_optprobe.guest.symbols import Symbols, SymbolTable
@@ -75,8 +76,20 @@ class Recovered:
         return self.image.text.start, self.image.text.end
 
 
-def recover(machine: Guest, finder: Finder, cache: Cache, say: Callable[[str], None]) -> Recovered | None:
-    """The kernel of this guest; None where no kernel is mapped at all. Raises OptprobeError (not booted yet)."""
+@dataclass(slots=True)
+class Vain:
+    """The kernels whose symbols were looked for in vain, by where they are and how their constants begin, and why."""
+
+    known: dict[tuple[Image, bytes], NoSymbolTable] = field(default_factory=dict)
+
+
+def recover(
+    machine: Guest, finder: Finder, cache: Cache, say: Callable[[str], None], vain: Vain
+) -> Recovered | None:
+    """The kernel of this guest; None where no kernel is mapped at all. Raises OptprobeError (not booted yet).
+
+    vain: remembers where there are no symbols, so that the same kernel is not searched by each command.
+    """
     found = finder.find(machine)
     if found is None:
         return None
@@ -84,8 +97,15 @@ def recover(machine: Guest, finder: Finder, cache: Cache, say: Callable[[str], N
     reader = KernelMemory(machine, machine, view.walk)
     known = _cached(where, reader, cache)
     if known is None:
+        kernel = where, reader.read(where.rodata.start, CHUNK)
+        if kernel in vain.known:
+            raise vain.known[kernel]
         say("recovering the kernel's symbols from guest memory")
-        known = _recover(where, finder, reader, cache)
+        try:
+            known = _recover(where, finder, reader, cache)
+        except NoSymbolTable as missing:
+            vain.known[kernel] = missing
+            raise
     build, symbols, note = known
     where, view = finder.settle(where, view, SymbolTable(symbols))
     return Recovered(where, build, SymbolTable(symbols, [(where.text.start, where.text.end)]), note, view)
