@@ -44,12 +44,9 @@ MACHINES = {
     ),
     "ppc64le": Machine(
         qemu="qemu-system-ppc64",
-        # QEMU's own small firmware: SLOF takes five seconds to find the kernel it was given. Without the mitigations
-        # that TCG has not: QEMU warns of them at the start and at every snapshot that is restored.
-        board=(
-            "-machine",
-            "pseries,x-vof=on,cap-cfpc=broken,cap-sbbc=broken,cap-ibs=broken,cap-ccf-assist=off",
-        ),
+        # QEMU's own small firmware: SLOF takes five seconds to find the kernel it was given. All else is as users
+        # have it, though QEMU warns of the mitigations that TCG has not, at the start and at every snapshot.
+        board=("-machine", "pseries,x-vof=on"),
         cpu="power10",
         console="hvc0",
         channel="hvc1",

@@ -81,9 +81,16 @@ def clrrdi(target: int, source: int, bits: int) -> bytes:
 
 
 THREAD = 0xDF0
+MFLR_R9, MTLR_R9, MTCTR_R9, BLR, BCCTR_FLUSH = 0x7D2802A6, 0x7D2803A6, 0x7D2903A6, 0x4E800020, 0x4C400420
+CALL_NEXT, JUMP_NEXT, JUMP_AWAY = 0x48000005, 0x48000004, 0x48001000
+FLUSH = words(MFLR_R9, CALL_NEXT, CALL_NEXT, JUMP_NEXT, MTLR_R9, 0x39207FFF, MTCTR_R9, BCCTR_FLUSH, BLR, JUMP_AWAY)
+"""What the kernel patches calls of into _switch (entry_64.S, flush_branch_caches); the padding behind it leads away."""
+SWITCH, FLUSH_AT = TEXT + 0x1000, TEXT + 0x1F00
+CALL_FLUSH = words(0x48000001 | FLUSH_AT - (SWITCH + 0x10))
 CODE = {
-    "_switch": std(14, 1, 0xE0) + std(1, 3, LAYOUT.sp - THREAD) + addi(6, 4, -THREAD) + std(6, 13, LAYOUT.current)
-    + ld(6, 6, 0x7F0) + std(6, 13, 0xC78) + ld(8, 4, LAYOUT.sp - THREAD) + clrrdi(6, 8, 28) + clrrdi(7, 8, 14),
+    "_switch": std(14, 1, 0xE0) + std(1, 3, LAYOUT.sp - THREAD) + CALL_FLUSH + addi(6, 4, -THREAD)
+    + std(6, 13, LAYOUT.current) + ld(6, 6, 0x7F0)
+    + std(6, 13, 0xC78) + ld(8, 4, LAYOUT.sp - THREAD) + clrrdi(6, 8, 28) + clrrdi(7, 8, 14),
     "validate_sp": ld(8, 4, LAYOUT.stack) + d(32, 10, 4, 4) + made_of_toc(9, HARD) + made_of_toc(9, SOFT)
     + made_of_toc(10, PACA_PTRS) + ld(10, 10, 0) + ld(10, 8, 0x28) + addi(10, 10, -SIZE)
     + ld(10, 8, 0x9F8) + addi(10, 10, -SIZE) + ld(10, 8, 0xA00) + addi(9, 0, 0) + addi(10, 10, -SIZE),
@@ -96,8 +103,15 @@ CODE = {
     "idle_task": made_of_toc(10, OFFSETS) + made_of_toc(9, QUEUES) + ld(3, 9, LAYOUT.idle),
     "set_cpu_online": made_of_toc(10, ONLINE) + addi(10, 10, 0x80) + addi(10, 10, 0x80),
 }  # fmt: skip
-PLACES = {name: TEXT + 0x1000 + 0x100 * n for n, name in enumerate(CODE)}
-NAMES = {"_stext": BASE, "start_text": TEXT, **PLACES, "tail": TEXT + 0x2000, "d__etext": TEXT + 0x10000}
+PLACES = {name: SWITCH + 0x100 * n for n, name in enumerate(CODE)}
+NAMES = {
+    "_stext": BASE,
+    "start_text": TEXT,
+    **PLACES,
+    "flush_branch_caches": FLUSH_AT,
+    "tail": TEXT + 0x2000,
+    "d__etext": TEXT + 0x10000,
+}
 
 
 def number(name: str) -> int:
@@ -113,6 +127,7 @@ def guest(first: Mapping[str, int] | None = None, second: Mapping[str, int] | No
     )
     for name, code in CODE.items():
         there.put(PLACES[name], toc_setup(PLACES[name]) + code)
+    there.put(FLUSH_AT, FLUSH)
     _blank(there, DATA + 0x8000, 0x3000)
     for name in THREADS:
         _thread(there, name)

@@ -14,8 +14,11 @@ from gdb_optprobe.guest.machine import Vcpu
 from tests.linux.fakes import Machine
 from tests.linux.power_guest import (
     BELOW,
+    BLR,
+    CALL_FLUSH,
     CODE,
     EMERGENCY_STACKS,
+    FLUSH_AT,
     IN_PACA,
     INTERRUPT_STACKS,
     LAYOUT,
@@ -44,7 +47,7 @@ from tests.linux.power_guest import (
     saved,
     seen,
 )
-from tests.linux.test_ppc64le import BASE, toc_setup
+from tests.linux.test_ppc64le import BASE, toc_setup, words
 
 USER_SP, USER_R13 = 0x7FFF_0000, 0x7FFF_8000
 IN_USER_MODE = {"r1": USER_SP, "r13": USER_R13, "msr": USER}
@@ -87,6 +90,23 @@ def test_a_function_that_says_two_things() -> None:
     there = guest()
     there.put(PLACES["validate_sp"] + 8, ld(7, 4, LAYOUT.stack + 8) + CODE["validate_sp"])
     assert "validate_sp does not tell" in missing(kernel(there))
+
+
+def test_a_call_that_the_kernel_patches_in_keeps_what_its_code_keeps() -> None:
+    assert CALL_FLUSH in CODE["_switch"] and missing(kernel(guest())) == ""
+
+
+@pytest.mark.parametrize("code", [
+    words(0x38800000, BLR),  # li r4,0
+    words(0x4E800421, BLR),  # bctrl
+    words(0x4E800420),  # bctr
+    words(0x48004001, BLR),  # calls what is elsewhere
+    words(0x4C000024),  # rfid
+])  # fmt: skip
+def test_a_call_that_may_change_what_is_passed_on(code: bytes) -> None:
+    there = guest()
+    there.put(FLUSH_AT, code)
+    assert "_switch does not tell" in missing(kernel(there))
 
 
 def test_a_kernel_that_preempts() -> None:

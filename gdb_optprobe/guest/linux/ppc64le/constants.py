@@ -15,20 +15,20 @@ Each is believed only where what it leads to is what it must be: a table of refe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 from struct import Struct
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import bug_table, jump_labels
-from gdb_optprobe.guest.linux.kernel import CHUNK, MASK, Located
+from gdb_optprobe.guest.linux.kernel import CHUNK, MASK, Located, NoSuchKernel
 from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.ppc64le.uses import uses_of
-from gdb_optprobe.isa.ppc64le.words import opcode, ra, rt, simm, word_of
+from gdb_optprobe.isa.ppc64le.words import BCCTR, BO_NO_CTR, CR_OPS, opcode, ra, rt, simm, word_of, xo
 
 EXCEPTION_ROW = Struct("<ii")
 """arch/powerpc/include/asm/extable.h: insn and fixup, each relative to itself."""
@@ -55,8 +55,13 @@ class Constants:
     used: tuple[int, ...]
 
 
-def constants(code: Sequence[Insn], toc: int) -> Constants:
-    """What a function makes of r2 and of numbers, its instructions taken as they stand."""
+def by_abi(_: Insn) -> Collection[int]:
+    """General registers that the callee of a call may overwrite (ELFv2 ABI, 2.2.2)."""
+    return CLOBBERED_BY_CALLS
+
+
+def constants(code: Sequence[Insn], toc: int, clobbered: Callable[[Insn], Collection[int]] = by_abi) -> Constants:
+    """What a function makes of r2 and of numbers, its instructions taken as they stand. clobbered: by a call."""
     known: dict[int, int] = {2: toc}
     made: dict[int, None] = {}
     used: dict[int, None] = {}
@@ -75,7 +80,7 @@ def constants(code: Sequence[Insn], toc: int) -> Constants:
             case op if op in LOADS_AND_STORES and base is not None:
                 used[base + simm(word) & MASK] = None
         if insn.flow in (Flow.CALL, Flow.INDIRECT_CALL):
-            for register in CLOBBERED_BY_CALLS:
+            for register in clobbered(insn):
                 known.pop(register, None)
         elif (uses := uses_of(insn.data)) is not None:
             for register in [number for number in known if number != 2 and uses.kills >> number & 1]:
@@ -92,6 +97,7 @@ class DerivedSymbols:
     symbols: SymbolTable
     memory: Memory
     _known: dict[str, int | None] = field(default_factory=dict)
+    _clobbered: dict[int, Collection[int]] = field(default_factory=dict)
 
     def address(self, name: str) -> int | None:
         found = self.symbols.address(name)
@@ -112,12 +118,68 @@ class DerivedSymbols:
 
     def constants_of(self, function: str) -> Constants:
         """Of the function of that name; none where there is no such function, or its TOC is not known."""
-        bounds = self.symbols.function_bounds(self.symbols.address(function) or 0)
-        if bounds is None or bounds[1] - bounds[0] > LARGEST_FUNCTION:
+        try:
+            code = self.code(function)
+        except NoSuchKernel:
             return Constants((), ())
-        code = PPC64LE.decode(self.memory.read(bounds[0], bounds[1] - bounds[0]), bounds[0])
-        toc = PPC64LE.toc(bounds[0], {insn.address: insn for insn in code})
-        return constants(code, toc) if toc is not None else Constants((), ())
+        toc = PPC64LE.toc(code[0].address, {insn.address: insn for insn in code}) if code else None
+        return constants(code, toc, self.clobbered) if toc is not None else Constants((), ())
+
+    def code(self, function: str) -> Sequence[Insn]:
+        """The instructions of the function of that name. Raises NoSuchKernel where there is none of them."""
+        bounds = self.symbols.function_bounds(self.symbols.address(function) or 0)
+        if bounds is None or not 0 < bounds[1] - bounds[0] <= LARGEST_FUNCTION:
+            raise NoSuchKernel(f"this kernel has no types (BTF), and no {function} to tell what they would")
+        return self._decode(*bounds)
+
+    def overwritten(self, insn: Insn, held: Iterable[int], unknown: bool = True) -> list[int]:
+        """The registers among `held` that the instruction gives another value. unknown: whether one not known does."""
+        if insn.flow in (Flow.CALL, Flow.INDIRECT_CALL):
+            clobbered = self.clobbered(insn)
+            return [register for register in held if register in clobbered]
+        uses = uses_of(insn.data)
+        return [register for register in held if (unknown if uses is None else uses.kills >> register & 1)]
+
+    def clobbered(self, call: Insn) -> Collection[int]:
+        """General registers that a call overwrites: by the ABI, or by the callee's code where that calls nothing more.
+
+        Entry code is not compiled, and what the kernel patches calls of into it (flush_branch_caches) keeps registers
+        that the ABI does not.
+        """
+        if call.target is None:
+            return CLOBBERED_BY_CALLS
+        if call.target not in self._clobbered:
+            self._clobbered[call.target] = self._clobbered_by(call.target)
+        return self._clobbered[call.target]
+
+    def _clobbered_by(self, function: int) -> Collection[int]:
+        start, end = self.symbols.function_bounds(function) or (0, 0)
+        if start != function or end - start > LARGEST_FUNCTION:
+            return CLOBBERED_BY_CALLS
+        try:
+            code = self._decode(start, end)
+        except NoSuchKernel:
+            return CLOBBERED_BY_CALLS
+        by_address, kills, reached, ahead = {insn.address: insn for insn in code}, 0, set[int](), [start]
+        while ahead:
+            at = ahead.pop()
+            if at in reached:
+                continue
+            reached.add(at)
+            insn = by_address.get(at)
+            uses = uses_of(insn.data) if insn is not None else None
+            if insn is None or uses is None or _leaves(insn):
+                return CLOBBERED_BY_CALLS
+            kills |= uses.kills
+            ahead += [target for target in (insn.target,) if target is not None]
+            ahead += [insn.end] if insn.flow not in (Flow.JUMP, Flow.RETURN) else []
+        return [register for register in range(32) if kills >> register & 1]
+
+    def _decode(self, start: int, end: int) -> Sequence[Insn]:
+        try:
+            return PPC64LE.decode(self.memory.read(start, end - start), start)
+        except OptprobeError as error:
+            raise NoSuchKernel(f"the code at {start:#x} cannot be read: {error.message}") from None
 
     def in_text(self, address: int) -> bool:
         """Exit text, which is behind init text, has no name."""
@@ -130,6 +192,17 @@ class DerivedSymbols:
             return int.from_bytes(self.memory.read(address, 8), "little")
         except OptprobeError:
             return None
+
+
+def _leaves(insn: Insn) -> bool:
+    """Whether it leads where its own bytes do not say.
+
+    A bcctr that counts by the register it jumps by is invalid (Power ISA 3.1B, Book I, 2.4): that flushes the cache of
+    branches.
+    """
+    word = word_of(insn.data)
+    flushes = opcode(word) == CR_OPS and xo(word) == BCCTR and not rt(word) & BO_NO_CTR
+    return insn.flow in (Flow.INDIRECT_CALL, Flow.INDIRECT_JUMP, Flow.SYSTEM, Flow.TRAP) and not flushes
 
 
 Derived = Mapping[str, int | None]

@@ -27,11 +27,8 @@ from itertools import permutations, product
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
-from gdb_optprobe.guest.linux.ppc64le.constants import CLOBBERED_BY_CALLS, LARGEST_FUNCTION, DerivedSymbols
+from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
 from gdb_optprobe.guest.linux.ppc64le.threads import Layout, Thread, Threads, cpus
-from gdb_optprobe.isa.base import Flow, Insn
-from gdb_optprobe.isa.ppc64le import PPC64LE
-from gdb_optprobe.isa.ppc64le.uses import uses_of
 from gdb_optprobe.isa.ppc64le.words import opcode, ra, rt, simm, word_of
 
 SP, PREVIOUS, NEXT, PACA = 1, 3, 4, 13  # registers: of _switch's arguments, the second is validate_sp's thread as well
@@ -90,39 +87,42 @@ class _Switching:
     @staticmethod
     def of(symbols: DerivedSymbols) -> _Switching:
         name = "_switch"
-        code = _code(symbols, name)
-        following = [(word, offset) for word, offset in _through(code, {NEXT}) if opcode(word) == ADDI]
+        following = [(word, offset) for word, offset in _through(symbols, name, {NEXT}) if opcode(word) == ADDI]
         thread = _one(name, (-offset for _, offset in following))
-        saved = _one(name, (at for word, at in _through(code, {PREVIOUS}) if _is(STD, word) and rt(word) == SP))
+        stores = ((word, at) for word, at in _through(symbols, name, {PREVIOUS}) if _is(STD, word))
+        saved = _one(name, (at for word, at in stores if rt(word) == SP))
         held = {rt(word) for word, _ in following}
-        stored = (at for word, at in _through(code, {PACA}) if _is(STD, word) and rt(word) in held)
-        words = [word_of(insn.data) for insn in code]
+        stored = (at for word, at in _through(symbols, name, {PACA}) if _is(STD, word) and rt(word) in held)
+        words = [word_of(insn.data) for insn in symbols.code(name)]
         sizes = (size for word in words if opcode(word) == ROTATE and (size := _clears_below(word)) in PLAUSIBLE)
         return _Switching(thread + saved, next(stored, 0) or _one(name, ()), _one(name, sizes))
 
 
 def _stacks(symbols: DerivedSymbols, size: int) -> tuple[int, tuple[int, ...]]:
     """Where a thread has its stack, and a paca the ends of its emergency stacks."""
-    code = _code(symbols, "validate_sp")
-    stack = _one("validate_sp", (offset for word, offset in _through(code, {NEXT}) if _is(LD, word)))
+    name = "validate_sp"
+    stack = _one(name, (offset for word, offset in _through(symbols, name, {NEXT}) if _is(LD, word)))
     emergency, loaded = [], dict[int, int]()
-    for insn in code:
+    for insn in symbols.code(name):
         word = word_of(insn.data)
         if opcode(word) == ADDI and simm(word) == -size and ra(word) in loaded:
             emergency.append(loaded[ra(word)])
-        for register in _overwritten(insn, loaded):
+        for register in symbols.overwritten(insn, loaded, unknown=False):
             del loaded[register]
         if _is(LD, word):
             loaded[rt(word)] = simm(word & ~3)
-    return stack, tuple(dict.fromkeys(emergency)) or (_one("validate_sp", ()),)
+    return stack, tuple(dict.fromkeys(emergency)) or (_one(name, ()),)
 
 
 def _names(symbols: DerivedSymbols, current: int) -> tuple[int, int, int]:
     """Where a paca has its number, a thread its pid and its name."""
     name = "dump_stack_print_info"
-    code = _code(symbols, name)
-    number = _one(name, (offset for word, offset in _through(code, {PACA}) if opcode(word) == LHZ))
-    of_thread = list(_through(code, (), lambda word: _is(LD, word) and (ra(word), simm(word & ~3)) == (PACA, current)))
+    number = _one(name, (offset for word, offset in _through(symbols, name, {PACA}) if opcode(word) == LHZ))
+
+    def is_current(word: int) -> bool:
+        return _is(LD, word) and (ra(word), simm(word & ~3)) == (PACA, current)
+
+    of_thread = list(_through(symbols, name, (), is_current))
     pid = _one(name, (offset for word, offset in of_thread if opcode(word) == LWZ))
     return number, pid, _one(name, (offset for word, offset in of_thread if opcode(word) == ADDI))
 
@@ -144,7 +144,7 @@ class _Lists:
         init_task is the only thread of its process: its node and the head lead to each other.
         """
         name = "normalize_rt_tasks"
-        words = [word_of(insn.data) for insn in _code(symbols, name)]
+        words = [word_of(insn.data) for insn in symbols.code(name)]
         loads = {(ra(word), simm(word & ~3)) for word in words if _is(LD, word) and ra(word) not in (SP, PACA)}
         added = {(ra(word), simm(word)) for word in words if opcode(word) == ADDI}
         nodes = {offset for _, offset in loads if offset > 0 and any(less == -offset for _, less in added)}
@@ -182,7 +182,7 @@ class _Machine:
         stacks = symbols.constants_of("validate_sp")
         arrays = tuple(sorted(made for made in stacks.made if made not in stacks.used))
         queues = symbols.constants_of("idle_task").made
-        words = [word_of(insn.data) for insn in _code(symbols, "idle_task")]
+        words = [word_of(insn.data) for insn in symbols.code("idle_task")]
         idle = _one("idle_task", (simm(word & ~3) for word in words if _is(LD, word) and ra(word) != SP))
         online = symbols.constants_of("set_cpu_online").made[:2]
         if not len(arrays) == len(queues) == len(online) == 2:
@@ -227,36 +227,23 @@ def _sleep(kernel: Kernel, layout: Layout, threads: Sequence[Thread]) -> bool:
 # --- reading code ----------------------------------------------------------------------------------------------------
 
 
-def _code(symbols: DerivedSymbols, name: str) -> Sequence[Insn]:
-    """Raises NoSuchKernel where the kernel has no such function."""
-    start, end = symbols.function_bounds(symbols.address(name) or 0) or (0, 0)
-    if not 0 < end - start <= LARGEST_FUNCTION:
-        raise NoSuchKernel(f"this kernel has no function {name}, and no types (BTF), to find its threads by")
-    return PPC64LE.decode(symbols.memory.read(start, end - start), start)
-
-
 def _through(
-    code: Sequence[Insn], held: Iterable[int], loads: Callable[[int], bool] = lambda _: False
+    symbols: DerivedSymbols,
+    function: str,
+    held: Iterable[int],
+    loads: Callable[[int], bool] = lambda _: False,
 ) -> Iterator[tuple[int, int]]:
     """Words and offsets of what uses one value as a base: in registers `held`, or that an instruction `loads`."""
     now = set(held)
-    for insn in code:
+    for insn in symbols.code(function):
         word = word_of(insn.data)
         if ra(word) in now and (opcode(word) == ADDI or 32 <= opcode(word) < 56):
             yield word, simm(word)
         elif ra(word) in now and opcode(word) in (LD, STD):
             yield word, simm(word & ~3)
-        now.difference_update(_overwritten(insn, now))
+        now.difference_update(symbols.overwritten(insn, now, unknown=False))
         if loads(word):
             now.add(rt(word))
-
-
-def _overwritten(insn: Insn, held: Iterable[int]) -> list[int]:
-    """The registers among `held` that the instruction gives another value."""
-    if insn.flow in (Flow.CALL, Flow.INDIRECT_CALL):
-        return [register for register in held if register in CLOBBERED_BY_CALLS]
-    uses = uses_of(insn.data)
-    return [register for register in held if uses is not None and uses.kills >> register & 1]
 
 
 def _is(form: int, word: int) -> bool:

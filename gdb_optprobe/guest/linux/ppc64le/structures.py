@@ -11,15 +11,11 @@ a table. Whoever reads by these takes what he finds for a stranger's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import NoSuchKernel
-from gdb_optprobe.guest.linux.ppc64le.constants import CLOBBERED_BY_CALLS, LARGEST_FUNCTION, DerivedSymbols
-from gdb_optprobe.isa.base import Flow, Insn
-from gdb_optprobe.isa.ppc64le import PPC64LE
-from gdb_optprobe.isa.ppc64le.uses import uses_of
+from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
 from gdb_optprobe.isa.ppc64le.words import X31, opcode, ra, rb, rt, simm, word_of, xo
 
 ADDI, LWZ, LD, STD, OR = 14, 32, 58, 62, 444
@@ -148,7 +144,7 @@ class CodeStructures:
         if rule is None:
             raise NoSuchKernel(f"this kernel has no types (BTF), and {name} is not known without")
         path = self._path(rule.path)
-        uses = _uses(self._code(rule.function))
+        uses = _uses(self.symbols, rule.function)
         found = list(dict.fromkeys(offset for base, form, offset in uses if (base, form) == (path, rule.form)))
         if len(found) > rule.which and found[rule.which] >= rule.less:
             return found[rule.which] - rule.less
@@ -158,21 +154,12 @@ class CodeStructures:
         start: Path = (f"r{PACA}", self.current) if path[0] == CURRENT else path[:1]
         return start + tuple(self._offset(str(member)) for member in path[1:])
 
-    def _code(self, name: str) -> Sequence[Insn]:
-        start, end = self.symbols.function_bounds(self.symbols.address(name) or 0) or (0, 0)
-        if not 0 < end - start <= LARGEST_FUNCTION:
-            raise NoSuchKernel(f"this kernel has no types (BTF), and no {name} to tell what they would")
-        try:
-            return PPC64LE.decode(self.symbols.memory.read(start, end - start), start)
-        except OptprobeError as error:
-            raise NoSuchKernel(f"the code of {name} cannot be read: {error.message}") from None
 
-
-def _uses(code: Sequence[Insn]) -> Iterator[tuple[Path, int, int]]:
+def _uses(symbols: DerivedSymbols, function: str) -> Iterator[tuple[Path, int, int]]:
     """What each load, store and addition has as its base, its opcode, and its offset; the code as it stands."""
     held: dict[int, Path] = {number: (f"r{number}",) for number in (*range(3, 11), PACA)}
     before = 0
-    for insn in code:
+    for insn in symbols.code(function):
         word, is_traced = word_of(insn.data), before == MFLR
         before = word
         base, form = held.get(ra(word)), opcode(word)
@@ -185,14 +172,7 @@ def _uses(code: Sequence[Insn]) -> Iterator[tuple[Path, int, int]]:
                     new = rt(word), (*base, offset)
         elif form == X31 and xo(word) == OR and rt(word) == rb(word) and rt(word) in held:
             new = ra(word), held[rt(word)]
-        for register in () if is_traced else _overwritten(insn, held):
+        for register in () if is_traced else symbols.overwritten(insn, held):
             del held[register]
         if new is not None:
             held[new[0]] = new[1]
-
-
-def _overwritten(insn: Insn, held: Mapping[int, Path]) -> list[int]:
-    if insn.flow in (Flow.CALL, Flow.INDIRECT_CALL):
-        return [register for register in held if register in CLOBBERED_BY_CALLS]
-    uses = uses_of(insn.data)
-    return [register for register in held if uses is None or uses.kills >> register & 1]
