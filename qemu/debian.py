@@ -1,7 +1,7 @@
-"""Debian packages of any architecture, found and unpacked without root and without touching the host's own.
+"""Debian packages of any architecture and suite, found and unpacked without root, the host's own left alone.
 
 apt-get runs with package lists and a download cache of its own, under ours, and an empty list of installed
-packages; where to fetch from is the host's configuration.
+packages. Where to fetch from is the host's configuration; of a suite that the host does not use, the same mirror.
 """
 
 from __future__ import annotations
@@ -10,32 +10,46 @@ import io
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Container
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 from qemu.cache import cache_directory, locked, say
 
-__all__ = ["FetchError", "depends", "fetch", "package_files", "show"]
+__all__ = ["FetchError", "depends", "fetch", "fetch_closure", "has", "package_files", "show", "unpack"]
+
+SUITES = ("bullseye", "bookworm", "trixie", "forky", "sid", "oldstable", "stable", "testing", "unstable")
 
 
 class FetchError(Exception):
     """A package could not be found or downloaded; the text says which and what apt said."""
 
 
-def show(package: str, arch: str) -> str:
-    """The control stanza of a package's newest version; fetches the package lists when it is not in them.
+def show(package: str, arch: str, suite: str = "") -> str:
+    """Return the control stanza of a package's newest version; fetch the package lists when it is not in them.
 
-    arch: Debian's name of the architecture. FetchError when no source has the package.
+    package: a name, or NAME=VERSION. arch: Debian's name of the architecture. suite: "" for those that the host uses.
+    FetchError when no source has the package.
     """
-    with locked(_state(arch) / "lock"):
-        stanza = _apt(arch, "apt-cache", "show", "--no-all-versions", package)
+    with locked(_state(arch, suite) / "lock"):
+        stanza = _apt(arch, suite, "apt-cache", "show", "--no-all-versions", package)
         if stanza.returncode != 0:
-            say(f"fetching Debian's package lists for {arch}")
-            update = _apt(arch, "apt-get", "update")
-            stanza = _apt(arch, "apt-cache", "show", "--no-all-versions", package)
+            say(f"fetching Debian's package lists for {' '.join(filter(None, (suite, arch)))}")
+            update = _apt(arch, suite, "apt-get", "update")
+            stanza = _apt(arch, suite, "apt-cache", "show", "--no-all-versions", package)
     if stanza.returncode != 0:
-        raise FetchError(f"no package {package} for {arch}: {_last_lines(update.stderr or stanza.stderr)}")
+        said = _last_lines(update.stderr or stanza.stderr)
+        raise FetchError(f"no package {package} for {arch}{suite and f' in {suite}'}: {said}")
     return stanza.stdout
+
+
+def has(package: str, arch: str, suite: str = "") -> bool:
+    """Return whether the suite's lists name a package, or NAME=VERSION."""
+    try:
+        show(package, arch, suite)
+    except FetchError:
+        return False
+    return True
 
 
 def depends(stanza: str) -> list[str]:
@@ -46,49 +60,73 @@ def depends(stanza: str) -> list[str]:
     return []
 
 
-def fetch(package: str, arch: str, into: Path) -> Path:
+def fetch(package: str, arch: str, into: Path, suite: str = "") -> Path:
     """Download one package file to the directory `into`. FetchError when that fails.
 
-    The lists may be older than the archive, so a failed download is tried once more with new ones.
+    package: a name, or NAME=VERSION. The lists may be older than the archive, so a failed download is tried once more
+    with new ones.
     """
-    stanza = show(package, arch)
+    stanza = show(package, arch, suite)
     size = next((int(line[5:]) for line in stanza.splitlines() if line.startswith("Size:")), 0)
     say(f"downloading {package} for {arch} ({size / 1e6:.0f} MB)")
-    with locked(_state(arch) / "lock"):
-        result = _apt(arch, "apt-get", "download", package, cwd=into)
-        if result.returncode != 0:
-            _apt(arch, "apt-get", "update")
-            result = _apt(arch, "apt-get", "download", package, cwd=into)
-    found = sorted(into.glob(f"{package}_*.deb"))
-    if result.returncode != 0 or not found:
-        raise FetchError(f"cannot download {package} for {arch}: {_last_lines(result.stderr)}")
+    _twice(arch, suite, package, ["apt-get", "download", package], into)
+    found = sorted(into.glob(f"{package.partition('=')[0]}_*.deb"))
+    if not found:
+        raise FetchError(f"cannot download {package} for {arch}")
     return found[-1]
 
 
-def package_files(deb: Path, under: str, names: Container[str] | None = None) -> dict[str, bytes]:
-    """The regular files of a package file below the directory `under` ("boot/"), by path; of `names` alone if given."""
+def fetch_closure(packages: Sequence[str], arch: str, suite: str, into: Path) -> list[Path]:
+    """Download packages with all that they depend on, to run them apart from the host's own. FetchError."""
+    for package in packages:
+        show(package, arch, suite)
+    say(f"downloading {' '.join(packages)} of {suite} with what they need (some 100 MB)")
+    (into / "partial").mkdir(exist_ok=True)
+    line = ["apt-get", "-y", "-d", "--no-install-recommends", f"-oDir::Cache::archives={into}", "install", *packages]
+    _twice(arch, suite, " ".join(packages), line, into)
+    return sorted(into.glob("*.deb"))
+
+
+def package_files(deb: Path, wanted: Callable[[str], bool]) -> dict[str, bytes]:
+    """Return the regular files of a package file that are `wanted` by their path ("boot/…")."""
     tar = subprocess.run(["dpkg-deb", "--fsys-tarfile", str(deb)], check=True, capture_output=True).stdout
     found = {}
     with tarfile.open(fileobj=io.BytesIO(tar)) as members:
         for member in members:
             path = member.name.removeprefix("./")
-            if names is not None and path.rpartition("/")[2] not in names:
-                continue
-            content = members.extractfile(member) if member.isfile() and path.startswith(under) else None
+            content = members.extractfile(member) if member.isfile() and wanted(path) else None
             if content is not None:
                 found[path] = content.read()
     return found
 
 
-def _state(arch: str) -> Path:
-    return cache_directory() / "apt" / arch
+def unpack(debs: Sequence[Path], into: Path) -> None:
+    """Unpack package files into a directory, as into a root. FetchError."""
+    for deb in debs:
+        result = subprocess.run(["dpkg-deb", "-x", str(deb), str(into)], capture_output=True, text=True)
+        if result.returncode != 0:
+            raise FetchError(f"cannot unpack {deb.name}: {_last_lines(result.stderr)}")
+
+
+def _twice(arch: str, suite: str, what: str, line: Sequence[str], cwd: Path) -> None:
+    with locked(_state(arch, suite) / "lock"):
+        result = _apt(arch, suite, *line, cwd=cwd)
+        if result.returncode != 0:
+            _apt(arch, suite, "apt-get", "update")
+            result = _apt(arch, suite, *line, cwd=cwd)
+    if result.returncode != 0:
+        raise FetchError(f"cannot download {what} for {arch}: {_last_lines(result.stderr)}")
+
+
+def _state(arch: str, suite: str) -> Path:
+    return cache_directory() / "apt" / (f"{suite}-{arch}" if suite else arch)
 
 
 def _apt(
-    arch: str, program: str, *arguments: str, cwd: Path | None = None
+    arch: str, suite: str, program: str, *arguments: str, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    state = _state(arch)
-    for part in ("lists/partial", "cache/archives/partial", "log"):
+    state = _state(arch, suite)
+    for part in ("lists/partial", "cache/archives/partial", "log", "parts"):
         (state / part).mkdir(parents=True, exist_ok=True)
     (state / "status").touch()
     options = {
@@ -103,13 +141,34 @@ def _apt(
         "Acquire::Languages": "none",
         "Acquire::Retries": "2",
     }
+    if suite:
+        (state / "sources").write_text(f"deb {_mirror()} {suite} main\n")
+        options |= {
+            "Dir::Etc::SourceList": state / "sources",
+            "Dir::Etc::SourceParts": state / "parts",
+            # A suite that is no longer served anew has a list whose date has passed.
+            "Acquire::Check-Valid-Until": "false",
+        }
     with tempfile.TemporaryDirectory() as elsewhere:
         return subprocess.run(
             [program, "-q", *(f"-o{key}={value}" for key, value in options.items()), *arguments],
             cwd=cwd or elsewhere,
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
         )
+
+
+@cache
+def _mirror() -> str:
+    """Return where the host's own configuration has a suite of Debian's from. FetchError."""
+    line = ["apt-get", "indextargets", "--format", "$(RELEASE) $(COMPONENT) $(SITE)"]
+    told = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
+    for suite in SUITES:
+        for row in told.splitlines():
+            if row.startswith(f"{suite} main "):
+                return row.split()[2]
+    raise FetchError("apt's own configuration names no mirror of Debian's suites")
 
 
 def _last_lines(text: str) -> str:

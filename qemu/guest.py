@@ -55,6 +55,7 @@ class Options:
     """How a guest boots. None means the architecture's default.
 
     package: the Debian kernel package to boot where `kernel` is not given.
+    suite:   the suite of Debian's that has it; "" for those that the host uses.
     kernel:  a kernel image.
     initrd:  an initramfs; it must run `qemu/init` for `Guest.run`.
     append:  added to the kernel command line.
@@ -70,6 +71,7 @@ class Options:
 
     arch: str = "x86_64"
     package: str | None = None
+    suite: str = ""
     kernel: str | None = None
     initrd: str | None = None
     append: str = ""
@@ -333,17 +335,17 @@ def _boot_files(options: Options) -> list[str]:
     if options.micro:
         return ["-kernel", str(options.kernel or micro.build(options.arch))]
     package = options.package or machine.package
-    kernel = options.kernel or str(stock_kernel(package, machine.debian).image)
-    initrd = options.initrd or str(_our_initramfs(machine, package, options.modules))
+    kernel = options.kernel or str(stock_kernel(package, machine.debian, options.suite).image)
+    initrd = options.initrd or str(_our_initramfs(machine, package, options.suite, options.modules))
     append = f"console={machine.console} ignore_loglevel channel={machine.channel} {options.append}".strip()
     return ["-kernel", kernel, "-initrd", initrd, "-append", append]
 
 
-def _our_initramfs(machine: Machine, package: str, modules: Sequence[str]) -> Path:
+def _our_initramfs(machine: Machine, package: str, suite: str, modules: Sequence[str]) -> Path:
     """The initramfs in the cache, made anew when our init, busybox or the modules are newer."""
-    of = f"-{package}-{'-'.join(modules)}" if modules else ""
+    of = f"-{suite}-{package}-{'-'.join(modules)}" if modules else ""
     place = cache_directory() / f"initramfs-{machine.debian}{of}.gz"
-    files = stock_modules(package, machine.debian, modules) if modules else {}
+    files = stock_modules(package, machine.debian, modules, suite) if modules else {}
     content = initramfs(busybox(machine.debian), {f"lib/modules/{name}.ko": data for name, data in files.items()})
     if not place.exists() or place.read_bytes() != content:
         new = place.with_suffix(f".{os.getpid()}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import lzma
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -19,6 +21,8 @@ MODULES = ("brd", "dummy")
 HOST_BUSYBOX = Path("/bin/busybox")
 ELF_MACHINES = {"amd64": 62, "ppc64el": 21, "arm64": 183}
 PT_INTERP = 3
+BOOT_FILE = re.compile(r"(boot|usr/lib/linux[^/]*|usr/lib/modules/[^/]+)/(vmlinu[xz]|System\.map|config)[^/]*")
+MODULE_FILE = re.compile(rf"({'|'.join(MODULES)})\.ko(\.xz)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,27 +41,28 @@ class Kernel:
     config: Path
 
 
-def stock_kernel(package: str, arch: str) -> Kernel:
-    """The kernel of a Debian package, a meta package ("linux-image-cloud-amd64") or an image itself.
+def stock_kernel(package: str, arch: str, suite: str = "") -> Kernel:
+    """Return the kernel of a Debian package, a meta package ("linux-image-cloud-amd64") or an image itself.
 
-    arch: Debian's name of the architecture. Needs the network only when the cache does not hold it;
-    FetchError when it cannot be had.
+    package: its name, or NAME=VERSION. arch: Debian's name of the architecture. suite: "" for those that the host uses.
+    Needs the network only when the cache does not hold it; FetchError when it cannot be had.
     """
-    place = cache_directory() / "kernels" / arch / package
-    with locked(place.with_name(f".{package}.lock")):
+    place = _place(package, arch, suite)
+    with locked(_lock(place)):
         if not place.is_dir():
-            _unpack(package, arch, place)
+            _unpack(package, arch, suite, place)
     return _kernel_in(place)
 
 
-def stock_modules(package: str, arch: str, names: Iterable[str]) -> dict[str, bytes]:
-    """Modules of a stock kernel by name, some of `MODULES`. FetchError as for `stock_kernel`."""
-    kernel = stock_kernel(package, arch)
+def stock_modules(package: str, arch: str, names: Iterable[str], suite: str = "") -> dict[str, bytes]:
+    """Return modules of a stock kernel by name, some of `MODULES`. FetchError as for `stock_kernel`."""
+    kernel = stock_kernel(package, arch, suite)
     place = kernel.image.parent / "modules"
-    with locked(place.parent.with_name(f".{package}.lock")):
+    with locked(_lock(kernel.image.parent)):
         if not place.is_dir():
             with tempfile.TemporaryDirectory(dir=place.parent.parent) as work:
-                _keep_modules(debian.fetch(f"linux-image-{kernel.release}", arch, Path(work)), place)
+                image = f"linux-image-{kernel.release}"
+                _keep_modules(_image_packages(image, arch, suite, Path(work)), place)
     unknown = [name for name in names if not (place / f"{name}.ko").is_file()]
     if unknown:
         raise debian.FetchError(f"no module {unknown[0]} is kept of {package}; there are: {', '.join(MODULES)}")
@@ -80,35 +85,65 @@ def busybox(arch: str) -> bytes:
     with locked(place.with_name(f".{arch}.lock")):
         if not place.is_file():
             with tempfile.TemporaryDirectory(dir=place.parent) as work:
-                files = debian.package_files(debian.fetch("busybox-static", arch, Path(work)), "")
-            place.with_suffix(".new").write_bytes(next(files[p] for p in files if p.endswith("bin/busybox")))
+                package = debian.fetch("busybox-static", arch, Path(work))
+                (program,) = debian.package_files(package, lambda path: path.endswith("bin/busybox")).values()
+            place.with_suffix(".new").write_bytes(program)
             place.with_suffix(".new").rename(place)
     return place.read_bytes()
 
 
-def _unpack(package: str, arch: str, place: Path) -> None:
-    image = image_package(package, debian.show(package, arch))
+def _place(package: str, arch: str, suite: str) -> Path:
+    return cache_directory() / "kernels" / (f"{suite}-{arch}" if suite else arch) / package
+
+
+def _lock(place: Path) -> Path:
+    return place.with_name(f".{place.name}.lock")
+
+
+def _unpack(package: str, arch: str, suite: str, place: Path) -> None:
+    image = image_package(package, debian.show(package, arch, suite))
     work = Path(tempfile.mkdtemp(dir=place.parent))
     try:
-        package_file = debian.fetch(image, arch, work)
+        packages = _image_packages(image, arch, suite, work)
         new = work / "boot"
         new.mkdir()
-        for path, data in debian.package_files(package_file, "boot/").items():
-            (new / os.path.basename(path)).write_bytes(data)
-        _keep_modules(package_file, new / "modules")
+        release = image.partition("=")[0].removeprefix("linux-image-")
+        for package_file in packages:
+            for path, data in debian.package_files(package_file, _is_boot_file).items():
+                name = os.path.basename(path)
+                # Newer packages name these by their folder alone.
+                (new / (name if release in name else f"{name}-{release}")).write_bytes(data)
+        _keep_modules(packages, new / "modules")
         _kernel_in(new)
         new.rename(place)
     finally:
         shutil.rmtree(work)
 
 
-def _keep_modules(package_file: Path, place: Path) -> None:
-    files = debian.package_files(package_file, "lib/modules/", {f"{name}.ko" for name in MODULES})
+def _image_packages(image: str, arch: str, suite: str, work: Path) -> list[Path]:
+    """Download the package of an image, and the parts it is divided into where it holds no files of its own."""
+    release = image.partition("=")[0].removeprefix("linux-image-")
+    parts = [f"linux-{part}-{release}" for part in ("binary", "modules", "base")]
+    needed = [name for name in debian.depends(debian.show(image, arch, suite)) if name in parts]
+    return [debian.fetch(name, arch, work, suite) for name in (image, *needed)]
+
+
+def _is_boot_file(path: str) -> bool:
+    return BOOT_FILE.fullmatch(path) is not None
+
+
+def _keep_modules(packages: Iterable[Path], place: Path) -> None:
     new = place.with_name(f"{place.name}.new")
     new.mkdir(exist_ok=True)
-    for path, data in files.items():
-        (new / os.path.basename(path)).write_bytes(data)
+    for package_file in packages:
+        for path, data in debian.package_files(package_file, _is_kept_module).items():
+            name, _, packed = os.path.basename(path).partition(".ko")
+            (new / f"{name}.ko").write_bytes(lzma.decompress(data) if packed else data)
     new.rename(place)
+
+
+def _is_kept_module(path: str) -> bool:
+    return "lib/modules/" in path and MODULE_FILE.fullmatch(os.path.basename(path)) is not None
 
 
 def _kernel_in(place: Path) -> Kernel:
