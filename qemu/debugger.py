@@ -23,7 +23,7 @@ from typing import TypeVar
 
 from qemu.processes import end_with_parent
 
-__all__ = ["PATIENTLY", "Debugger", "DebuggerError", "gdb_program", "lines_to_start"]
+__all__ = ["PATIENTLY", "Debugger", "DebuggerError", "gdb_program", "knows", "lines_to_start"]
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT = 120.0
@@ -53,11 +53,21 @@ PATIENTLY = "set remotetimeout 30"
 
 
 def gdb_program() -> str:
-    """The GDB to run: one that knows every architecture if there is one."""
-    found = shutil.which("gdb-multiarch") or shutil.which("gdb")
+    """Return the GDB to run: $OPTPROBE_GDB, or one that knows every architecture if there is one."""
+    if wanted := os.environ.get("OPTPROBE_GDB"):
+        found, why = shutil.which(wanted), f"$OPTPROBE_GDB is no program: {wanted}"
+    else:
+        found = shutil.which("gdb-multiarch") or shutil.which("gdb")
+        why = "gdb-multiarch is not installed; scripts/setup installs it"
     if found is None:
-        raise DebuggerError("gdb-multiarch is not installed; scripts/setup installs it")
+        raise DebuggerError(why)
     return found
+
+
+def knows(architecture: str) -> bool:
+    """Return whether that GDB debugs guests of `architecture`, as GDB names it."""
+    command = [gdb_program(), "-nx", "-batch", "-ex", f"set architecture {architecture}"]
+    return not subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False).stderr
 
 
 def lines_to_start(socket: Path | str) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qemu.debugger import PATIENTLY
+from qemu.debugger import PATIENTLY, gdb_program
 from qemu.guest import Guest
 from tests.guest.progress import without_progress
 
@@ -74,7 +74,7 @@ def batch(
         lines += [runner.line(step) if isinstance(step, Workload) else step for step in script]
         path = Path(folder) / "script.gdb"
         path.write_text("\n".join(lines) + "\n")
-        command = ["gdb-multiarch", "-nx", "-batch", "-x", str(path)]
+        command = [gdb_program(), "-nx", "-batch", "-x", str(path)]
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

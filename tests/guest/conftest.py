@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from qemu.cache import cache_directory
+from qemu.debugger import gdb_program, knows
 from qemu.guest import Guest, Options
 from qemu.kernels import MODULES
 
@@ -39,7 +40,12 @@ FULL = bool(os.environ.get("OPTPROBE_FULL"))
 ACCELERATOR = PARALLEL if FULL else ("-accel", "tcg,thread=single")
 
 
+GDB_NAMES = {"ppc64le": "powerpc:common64"}
+
+
 def for_tests(arch: str) -> Iterator[Guest]:
+    if arch in GDB_NAMES and not knows(GDB_NAMES[arch]):
+        pytest.skip(f"{gdb_program()} does not know {arch}")
     with Guest.start(Options(arch=arch, extra=ACCELERATOR, modules=MODULES)) as guest:
         running.append(guest)
         yield guest

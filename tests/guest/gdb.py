@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Any
 
 from qemu.channel import Command
-from qemu.debugger import PATIENTLY
+from qemu.debugger import PATIENTLY, gdb_program
 from qemu.guest import Guest
 
 ROOT = Path(__file__).parents[2]
@@ -114,7 +114,7 @@ class Console(Gdb):
         ours, theirs = pty.openpty()
         fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         process = subprocess.Popen(
-            ["gdb-multiarch", "-nx", "-q", *options],
+            [gdb_program(), "-nx", "-q", *options],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
@@ -236,7 +236,7 @@ class Mi(Gdb):
 
     def __init__(self, guest: Guest) -> None:
         process = subprocess.Popen(
-            ["gdb-multiarch", "-nx", "-q", "-i=mi"],
+            [gdb_program(), "-nx", "-q", "-i=mi"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -283,7 +283,7 @@ def release(guest: Guest) -> None:
     """Attach and detach a GDB without us: QEMU drops its breakpoints and lets the guest run."""
     words = [word for line in (PATIENTLY, f"target remote {guest.gdb_socket}", "detach") for word in ("-ex", line)]
     subprocess.run(
-        ["gdb-multiarch", "-nx", "-batch", *words],
+        [gdb_program(), "-nx", "-batch", *words],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         timeout=30,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qemu import micro
+from qemu.debugger import gdb_program
 from qemu.guest import Guest
 
 STATES = 4
@@ -76,7 +77,7 @@ def run_rounds(guest: Guest, folder: Path, rounds: int, record: int) -> list[Haz
     arguments = [part for command in commands for part in ("-ex", command)]
     elf = str(micro.build(guest.options.arch))
     run = subprocess.run(
-        ["gdb-multiarch", "-nx", "-batch", elf, *arguments], capture_output=True, text=True, timeout=30
+        [gdb_program(), "-nx", "-batch", elf, *arguments], capture_output=True, text=True, timeout=30
     )
     assert "Temporary breakpoint 1, " in run.stdout, run.stdout + run.stderr
     names_at = int(run.stdout.split("= 0x")[-1].split()[0], 16)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from qemu.debugger import gdb_program
 from qemu.guest import READY, Guest
 from tests.guest.batch import MARK, ROOT, Finished, batch, keep
 from tests.guest.conftest import Boot
@@ -111,7 +112,7 @@ def test_the_first_failure_ends_a_batch_with_status_1(each_linux: Guest, line: s
 
 
 def gdb_alone(*lines: str) -> subprocess.CompletedProcess[str]:
-    command = ["gdb-multiarch", "-nx", "-batch"]
+    command = [gdb_program(), "-nx", "-batch"]
     for line in lines:
         command += ["-ex", line]
     return subprocess.run(

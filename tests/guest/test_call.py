@@ -8,6 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from qemu.debugger import gdb_program
 from qemu.guest import Guest
 from tests.guest.batch import ROOT, batch
 from tests.guest.conftest import Boot
@@ -31,7 +32,7 @@ def test_a_result_a_sleep_and_memory(linux: Guest) -> None:
 
 def test_gdb_is_killed_in_the_middle_of_a_call(boot: Boot) -> None:
     guest = boot()
-    command = ["gdb-multiarch", "-nx", "-batch", "-ex", f"target remote {guest.gdb_socket}"]
+    command = [gdb_program(), "-nx", "-batch", "-ex", f"target remote {guest.gdb_socket}"]
     command += ["-ex", f"source {ROOT}/scripts/optprobe.py", "-ex", CALL, "-ex", "guest-call msleep 4000"]
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from qemu.debugger import gdb_program
 from qemu.guest import Guest
 from tests.guest.conftest import Boot
 from tests.guest.gdb import ROOT, Console, Mi, release
@@ -25,7 +26,7 @@ def text(guest: Guest) -> bytes:
     """The first bytes of vfs_read, as a GDB without us finds them."""
     address = int(guest.check("grep -w vfs_read /proc/kallsyms").split()[0], 16)
     done = subprocess.run(
-        ["gdb-multiarch", "-nx", "-batch", "-ex", f"target remote {guest.gdb_socket}", "-ex", f"x/16xb {address:#x}"],
+        [gdb_program(), "-nx", "-batch", "-ex", f"target remote {guest.gdb_socket}", "-ex", f"x/16xb {address:#x}"],
         capture_output=True,
         text=True,
         timeout=30,

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from qemu.debugger import PATIENTLY
+from qemu.debugger import PATIENTLY, gdb_program
 from qemu.guest import Guest
 from tests.guest.conftest import FULL, Boot
 from tests.guest.gdb import ROOT, Console
@@ -118,7 +118,7 @@ def killable(guest: Guest, notes: Path, seed: int, program: str = "") -> subproc
         f"source {Path(__file__).with_name('guest_kills.py')}\nguest-kills {notes} {seed} {program}\n"
     )
     with notes.with_suffix(".out").open("wb") as out:
-        command = ["gdb-multiarch", "-nx", "-batch", "-x", str(script)]
+        command = [gdb_program(), "-nx", "-batch", "-x", str(script)]
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=ROOT)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from qemu import micro
+from qemu.debugger import gdb_program
 from qemu.guest import Guest
 from tests.guest.conftest import Boot
 
@@ -47,7 +48,7 @@ def run_rounds(guest: Guest, folder: Path, rounds: int) -> list[Hazard]:
     arguments = [part for command in commands for part in ("-ex", command)]
     elf = str(micro.build(guest.options.arch))
     run = subprocess.run(
-        ["gdb-multiarch", "-nx", "-batch", elf, *arguments], capture_output=True, text=True, timeout=60
+        [gdb_program(), "-nx", "-batch", elf, *arguments], capture_output=True, text=True, timeout=60
     )
     assert "done" in run.stdout or "wait_for_go" in run.stdout, run.stdout + run.stderr
     names_at = int(run.stdout.split("hazards_end")[-1].split("0x")[1].split()[0].rstrip("."), 16)
@@ -121,7 +122,7 @@ def test_an_exception_is_seen(boot: Boot, tmp_path: Path) -> None:
         "set var *(long*)&go = 1",
     ]
     arguments = [part for command in [*commands, "detach"] for part in ("-ex", command)]
-    subprocess.run(["gdb-multiarch", "-nx", "-batch", elf, *arguments], capture_output=True, timeout=60)
+    subprocess.run([gdb_program(), "-nx", "-batch", elf, *arguments], capture_output=True, timeout=60)
     for _ in range(100):
         if guest.problems():
             break

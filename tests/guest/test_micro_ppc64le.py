@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from qemu import micro
+from qemu.debugger import gdb_program
 from qemu.guest import Guest, Options
 from tests.guest.conftest import Boot
 from tests.guest.micro_table import STATES, Hazard, run_rounds
@@ -282,7 +283,7 @@ def test_an_exception_is_seen(boot: Boot, tmp_path: Path) -> None:
     ]
     arguments = [part for command in commands for part in ("-ex", command)]
     elf = str(micro.build("ppc64le"))
-    subprocess.run(["gdb-multiarch", "-nx", "-batch", elf, *arguments], capture_output=True, timeout=60)
+    subprocess.run([gdb_program(), "-nx", "-batch", elf, *arguments], capture_output=True, timeout=60)
     for _ in range(100):
         if guest.problems():
             break

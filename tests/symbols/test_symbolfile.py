@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import struct
 import subprocess
 from array import array
@@ -12,6 +11,7 @@ import pytest
 
 from gdb_optprobe.guest.symbolfile import load_command, symbol_file
 from gdb_optprobe.guest.symbols import Symbols
+from qemu.debugger import DebuggerError, gdb_program
 
 TEXT = 0xFFFF_FFFF_8100_0000
 SLIDE = 0x1280_0000
@@ -28,8 +28,6 @@ ROWS = [
     (TEXT + 0x2000, "t", "start_kernel"),
     (TEXT + 0x3000, "B", "_end"),
 ]
-
-GDB = shutil.which("gdb-multiarch") or shutil.which("gdb")
 
 
 def symbols() -> Symbols:
@@ -85,7 +83,6 @@ def test_no_symbols() -> None:
     assert entries(symbol_file(Symbols(array("Q"), [], ""), CODE, "x86_64")) == {}
 
 
-@pytest.mark.skipif(GDB is None, reason="no GDB")
 @pytest.mark.parametrize("slide", [0, SLIDE])
 def test_gdb_finds_everything_where_kaslr_put_it(tmp_path: Path, slide: int) -> None:
     path = tmp_path / "symbols.elf"
@@ -103,8 +100,11 @@ def test_gdb_finds_everything_where_kaslr_put_it(tmp_path: Path, slide: int) -> 
         "break *vfs_read",
         "output/a &jiffies",
     ]
-    assert GDB is not None
-    command = [GDB, "-nx", "-batch", *(word for line in script for word in ("-ex", line))]
+    try:
+        program = gdb_program()
+    except DebuggerError as missing:
+        pytest.skip(str(missing))
+    command = [program, "-nx", "-batch", *(word for line in script for word in ("-ex", line))]
     printed = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
     assert f'"vfs_read" is at {TEXT + slide + 0x180:#x} ' in printed
     assert "vfs_read + 5 in section .text" in printed
