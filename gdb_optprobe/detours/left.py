@@ -36,7 +36,7 @@ class Bounds:
     """
 
     text: Range
-    code: Range
+    code: tuple[Range, ...]
     data: Range
     fill: int = 0
     loaded: Range = (0, 0)
@@ -97,7 +97,7 @@ def read(state: State, bounds: Bounds, memory: Memory, isa: Isa) -> Left:
             kinds.setdefault(kind, {})[int(at or "0", 16)] = value
         texts = tuple(_text(at, value, bounds) for at, value in sorted(kinds.get(Item.TEXT, {}).items()))
         code = dict(_code(at, value, bounds, memory, isa) for at, value in sorted(kinds.get(Item.CODE, {}).items()))
-        pages = tuple(_within(Slot(at, pads.PAGE), bounds.code) for at in sorted(kinds.get(Item.PADS, {})))
+        pages = tuple(_within(Slot(at, pads.PAGE), *bounds.code) for at in sorted(kinds.get(Item.PADS, {})))
         sizes = sorted(kinds.get(Item.DATA, {}).items())
         data = tuple(_within(Slot(at, _natural(size)), bounds.data) for at, size in sizes)
         _apart([*code, *pages])
@@ -184,7 +184,7 @@ def _text(at: int, value: Any, bounds: Bounds) -> Text:
 
 def _code(at: int, value: Any, bounds: Bounds, memory: Memory, isa: Isa) -> tuple[Slot, Detour]:
     size, used, head, origins, ways = value
-    slot = _within(Slot(at, _natural(size)), bounds.code)
+    slot = _within(Slot(at, _natural(size)), *bounds.code)
     if not 0 < _natural(used) <= slot.size:
         raise ValueError(f"{used} bytes of code in {slot.size} at {at:#x}")
     on = [insn for offset, data in ways for insn in isa.decode(bytes.fromhex(data), at + _natural(offset))]
@@ -200,9 +200,10 @@ def _natural(value: Any) -> int:
     return value
 
 
-def _within(slot: Slot, bounds: Range) -> Slot:
-    if not (slot.size and bounds[0] <= slot.address and slot.end <= bounds[1]):
-        raise ValueError(f"{slot.size} bytes at {slot.address:#x} lie outside of {bounds[0]:#x}-{bounds[1]:#x}")
+def _within(slot: Slot, *bounds: Range) -> Slot:
+    if not slot.size or not any(start <= slot.address and slot.end <= end for start, end in bounds):
+        where = ", ".join(f"{start:#x}-{end:#x}" for start, end in bounds)
+        raise ValueError(f"{slot.size} bytes at {slot.address:#x} lie outside of {where}")
     return slot
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, pairwise
 from typing import Any
 
 from gdb_optprobe.detours.journal import Item, Journal
@@ -28,7 +29,7 @@ NOTHING = Left()
 
 @dataclass(frozen=True)
 class Earlier:
-    """place: where it is. mapping: what was changed for it."""
+    """place: where it is, with the ranges that were found then. mapping: what was changed for it."""
 
     place: Room
     found: Found
@@ -78,7 +79,7 @@ def look(
         if found is not None and not found.generation:
             return Earlier(place, found, NOTHING, ())
         if found is not None:
-            mapping = _room(found.state, place, recovered)
+            place, mapping = _room(found.state, place, recovered)
             bounds = Bounds(recovered.text, place.code, place.data, place.fill, port.loaded)
             left = read(found.state, bounds, memory, isa)
             undoing(left, memory, isa)
@@ -89,13 +90,14 @@ def look(
 def facts(room: Room, recovered: Recovered) -> list[Any]:
     """What the journal keeps of the room itself."""
     mapping = [[one.address, _short(one.old), _short(one.new), one.changes] for one in room.mapping]
-    return [recovered.build, recovered.text[0], [*room.code], [*room.data], mapping]
+    return [recovered.build, recovered.text[0], [*chain(*room.code)], [*room.data], mapping]
 
 
-def _room(state: State, place: Room, recovered: Recovered) -> tuple[PhysicalPatch, ...]:
-    """The mapping. Raises Damaged where the rest is of another guest."""
+def _room(state: State, place: Room, recovered: Recovered) -> tuple[Room, tuple[PhysicalPatch, ...]]:
+    """The room as it was found, and the mapping. Raises Damaged where the rest is of another guest."""
     try:
-        build, text, code, data, mapping = state[f"{Item.ROOM} 0"]
+        build, text, ends, data, mapping = state[f"{Item.ROOM} 0"]
+        code = tuple(zip(map(int, ends[::2]), map(int, ends[1::2]), strict=True))
         patches = tuple(
             PhysicalPatch(int(at), _long(old), _long(new), bool(changes)) for at, old, new, changes in mapping
         )
@@ -103,11 +105,17 @@ def _room(state: State, place: Room, recovered: Recovered) -> tuple[PhysicalPatc
         raise Damaged(f"{wrong}") from None
     if (build, text) != (recovered.build, recovered.text[0]):
         raise Damaged("it is of another kernel, or of this one at another address")
-    if (code, data) != ([*place.code], [*place.data]):
+    if data != [*place.data] or not code or not all(_is_of(piece, place.code) for piece in code):
         raise Damaged("it tells of other memory than it stands in")
+    if any(one[1] > other[0] for one, other in pairwise(sorted(code))):
+        raise Damaged("it tells of the same memory twice")
     if any(len(one.old) != len(one.new) for one in patches):
         raise Damaged("what it tells of page tables")
-    return patches
+    return replace(place, code=code), patches
+
+
+def _is_of(piece: tuple[int, int], ranges: Sequence[tuple[int, int]]) -> bool:
+    return any(start <= piece[0] < piece[1] <= end for start, end in ranges)
 
 
 def _short(data: bytes) -> str | list[int]:
@@ -129,7 +137,8 @@ def _journal(place: Room, memory: Memory, found: Found) -> Journal:
 
 
 def _give_back(place: Room, mapping: Sequence[PhysicalPatch], machine: Machine, memory: Memory) -> None:
-    if physical.stand(mapping, machine):
+    # Before anything was mapped there is nothing to be wiped.
+    if mapping and physical.stand(mapping, machine):
         start, end = place.data
         used = memory.read(start, end - start).rstrip(bytes([place.fill]))
         memory.write(start, bytes([place.fill]) * len(used))

@@ -320,7 +320,7 @@ class Linux:
                 continue
 
     def _arena(self, room: Room) -> Arena:
-        return Arena(Ranges(code=(room.code,), data=(room.data,), fill=room.fill), self.isa.alignment, self._journal)
+        return Arena(Ranges(code=room.code, data=(room.data,), fill=room.fill), self.isa.alignment, self._journal)
 
     def left(self) -> Left | None:
         """Probes of an earlier GDB, or of a snapshot; None where there are none, or not any more. Raises OptprobeError.

@@ -18,7 +18,7 @@ from gdb_optprobe.objects.journal import Found
 
 START, SIZE, FILL = 0x10000, 2048, 0xCC
 TEXT, CODE, DATA = (0x1000, 0x2000), (0x10000, 0x20000), (0x30000, 0x40000)
-BOUNDS = Bounds(TEXT, CODE, DATA, FILL)
+BOUNDS = Bounds(TEXT, (CODE,), DATA, FILL)
 
 
 class Killed(Exception):

@@ -21,20 +21,20 @@ class GuestGone(gdb.Command):
 
     def invoke(self, argument: str, from_tty: bool) -> None:
         session = current_session()
-        session.delete()
-        session.commit(10)
         assert attachments.current is not None and attachments.current.linux is not None
         linux, end = attachments.current.linux, time.monotonic() + LONGEST
+        room = linux.room or linux.port.room(linux.machine, linux.kernel)
+        session.delete()
+        session.commit(10)
         while not session.optimizer.give_back_arena():
             if time.monotonic() > end:
                 raise gdb.GdbError("somebody is inside for ever")
             run_for(SLICE)
             linux.forget()
             session.users.tidy()
-        for place in linux.port.places(linux.machine, linux.kernel):
-            for start, end in (place.code, place.journal):
-                if left := linux.memory.read(start, end - start).strip(bytes([place.fill])):
-                    raise gdb.GdbError(f"left between {start:#x} and {end:#x}: {len(left)} bytes, {left[:64].hex()}…")
+        for start, end in (*room.code, room.journal):
+            if left := linux.memory.read(start, end - start).strip(bytes([room.fill])):
+                raise gdb.GdbError(f"left between {start:#x} and {end:#x}: {len(left)} bytes, {left[:64].hex()}…")
 
 
 GuestGone()

@@ -68,7 +68,7 @@ class Costs:
 def costs(ppc_guest: Guest) -> Costs:
     subject = subject_of(ppc_guest)
     found = room.find(freeze(ppc_guest), subject.kernel)
-    return Costs(subject, Grounds(PPC64LE, subject.text), found.code[0], found.data[0])
+    return Costs(subject, Grounds(PPC64LE, subject.text), found.code[0][0], found.data[0])
 
 
 def told(costs: Costs, what: str, found: dict[int, int]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from gdb_optprobe.guest.linux import filler, physical
@@ -14,8 +16,9 @@ PHYSICAL = 0x4000000
 PGD, PUD, PMD, PTE, DATA_PMD = 0x1000, 0x3000, 0x4000, 0x5000, 0x6000
 USER_PUD, USER_PMD = 0x7000, 0x8000
 EXECUTE = 0x121 | LARGE  # present, accessed, global: a large page of text
-NAMES = {"text_tail": IMAGE + 0x1FC008, "__entry_text_start": ENTRY, "__entry_text_end": ENTRY + 0x1000, "init_task":
-         IMAGE + 0x400000, "behind": ENTRY + 0x1800}  # fmt: skip
+NAMES = {"_stext": IMAGE + 0x1E0000, "text_tail": IMAGE + 0x1FC008, "__entry_text_start": ENTRY,
+         "__entry_text_end": ENTRY + 0x1000, "behind": ENTRY + 0x1800, "d__etext": ENTRY + 0x2000,
+         "init_task": IMAGE + 0x400000}  # fmt: skip
 PAGES, FRAMES = 12, 2
 
 
@@ -67,7 +70,7 @@ def found(
         there.put_words(PMD + 10 * 8, 0xE3 | NO_EXECUTE)
         names |= {"init_top_pgt": IMAGE + 0x400000 + PGD}
     linux = kernel(there, names)
-    use = filler.find(linux, code_pages=PAGES, data_pages=FRAMES)
+    use = filler.find(linux, ((FRAMES, 0),), PAGES)
     tables = filler.page_tables(there, linux)
     return use, tables, filler.plan_mapping(use, tables, there.read_physical)
 
@@ -79,8 +82,8 @@ def at(there: Guest, address: int, root: int = PGD) -> Mapping | None:
 def test_filler_is_whole_pages_below_the_entry_text() -> None:
     use, _, _ = found(guest())
     assert use.frames == (ENTRY - FRAMES * 4096, ENTRY)
-    assert use.code == (ENTRY - (FRAMES + 3 + PAGES) * 4096, ENTRY - (FRAMES + 3) * 4096)
-    assert len(use.tables) == 3 and all(use.code[1] <= page < use.frames[0] for page in use.tables)
+    assert use.code == ((ENTRY - (FRAMES + 3 + PAGES) * 4096, ENTRY - (FRAMES + 3) * 4096),)
+    assert len(use.tables) == 3 and all(use.code[0][1] <= page < use.frames[0] for page in use.tables)
 
 
 def test_filler_with_a_foreign_byte_is_not_filler() -> None:
@@ -192,17 +195,17 @@ def test_what_an_earlier_session_left_ends_behind_the_last_word_it_wrote() -> No
     linux = kernel(there, TAIL)
 
     def free() -> tuple[int, int]:
-        left = filler.left_behind(linux, tables, there.read_physical, code_pages=PAGES, data_pages=FRAMES)
+        left = filler.left_behind(linux, tables, there.read_physical, sizes=((FRAMES, 0),))
         assert left is not None
         return left.data
 
     assert free() == use.data
     # A hit is counted in the first word; the table behind it is reached through a register.
-    there.put(use.code[0] - IMAGE + PHYSICAL, count_at(use.code[0], use.data[0]))
+    there.put(use.code[0][0] - IMAGE + PHYSICAL, count_at(use.code[0][0], use.data[0]))
     assert free() == (use.data[0] + 8, use.data[1])
     there.put(use.frames[0] - IMAGE + PHYSICAL, bytes(0x1008) + b"\x01\xcc")
     assert free() == (use.data[0] + 0x1010, use.data[1])
-    there.put(use.code[0] - IMAGE + PHYSICAL, b"\xcc" * 8)
+    there.put(use.code[0][0] - IMAGE + PHYSICAL, b"\xcc" * 8)
     assert free() == use.data, "nothing is left that counts"
 
 
@@ -219,3 +222,111 @@ def test_what_is_written_stands_until_it_is_undone() -> None:
     assert physical.stand(patches, there), "data change"
     physical.undo(patches, there)
     assert not physical.stand(patches, there)
+
+
+KIB = 1024
+IMAGES = {
+    # Where the runs of filler of Debian's images are, behind the start of text, in KiB: from, to.
+    "5.10 cloud": ((8924, 10240), (10248, 11280), (11284, 12288)),
+    "5.10 full": ((9296, 10240), (10248, 11280), (11284, 12288)),
+    "6.1 cloud": ((10304, 12288), (12296, 13328), (13332, 14336)),
+    "6.1 full": ((10560, 12288), (12296, 13328), (13332, 14336)),
+    "6.12 cloud": ((12912, 14336), (14348, 15376), (15380, 16384)),
+    "6.12 full": ((13220, 14336), (14348, 15376), (15380, 16384)),
+    "7.2 cloud": ((12, 1040), (1044, 2048)),
+    "one run of an older arena": ((10304, 11852),),
+    "hardly any": ((1000, 1108), (1200, 1300)),
+}
+
+
+class Image:
+    """Text of a kernel: functions of 2 KiB, which end a few bytes into the page before each run."""
+
+    def __init__(self, runs: tuple[tuple[int, int], ...]) -> None:
+        self.runs = [(IMAGE + start * KIB, IMAGE + end * KIB) for start, end in runs]
+        self.size = max(16384, runs[-1][1] + 512) * KIB
+        self.changed: dict[int, int] = {}
+        filled = [at for start, end in self.runs for at in range(start, end, 2 * KIB)]
+        functions = sorted({*range(IMAGE, IMAGE + self.size, 2 * KIB)} - {*filled})
+        ends = {end for _, end in self.runs}
+        # The last function before a run is a long one, as far as its symbol tells.
+        long = {at for start, _ in self.runs for at in range(start - 32 * KIB + 2 * KIB, start, 2 * KIB)}
+        names = {f"f{at:x}": at for at in functions if at in ends or at not in long}
+        self.kernel = kernel(self, {"_stext": IMAGE, **names, "d__etext": IMAGE + self.size})  # type: ignore[arg-type]
+
+    def read(self, address: int, size: int) -> bytes:
+        assert address >= IMAGE and address + size <= IMAGE + self.size
+        found = bytearray(b"\x90" * size)
+        for start, end in self.runs:
+            low, high = max(start, address), min(end, address + size)
+            if low < high:
+                found[low - address : high - address] = b"\xcc" * (high - low)
+        for at, byte in self.changed.items():
+            if address <= at < address + size:
+                found[at - address] = byte
+        return bytes(found)
+
+
+def pieces(use: filler.Filler) -> list[tuple[int, int]]:
+    return sorted([*use.code, use.journal, *((page, page + 4096) for page in use.tables), use.frames])
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_the_arena_takes_what_there_is(name: str) -> None:
+    image = Image(IMAGES[name])
+    use = filler.find(image.kernel)
+    used = pieces(use)
+    assert all(one[1] <= other[0] for one, other in pairwise(used)), "no piece is used twice"
+    assert all(any(start <= one[0] < one[1] <= end for start, end in image.runs) for one in used)
+    # What is mapped anew is in one large page.
+    assert use.journal[0] // filler.LARGE_PAGE == (use.frames[1] - 1) // filler.LARGE_PAGE
+    code = sum(end - start for start, end in use.code)
+    assert code >= use.data[1] - use.data[0] + use.journal[1] - use.journal[0] or code == 256 * 4096
+    total = sum(end - start for start, end in image.runs)
+    assert code + use.data[1] - use.data[0] >= min(total * 2 // 3, 408 * 4096)
+
+
+def test_an_arena_whose_data_fit_is_where_it_always_was() -> None:
+    """A journal that is in a guest now is found by it."""
+    end = IMAGE + 12288 * KIB
+    use = filler.find(Image(IMAGES["6.1 cloud"]).kernel)
+    assert use.frames == (end - 192 * 4096, end)
+    assert use.journal == (end - 259 * 4096, end - 195 * 4096)
+    rest = 256 - 237
+    assert use.code == ((end - 496 * 4096, end - 259 * 4096), (end + (260 - rest) * 4096, end + 260 * 4096))
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_another_gdb_finds_the_journal_whatever_was_written(name: str) -> None:
+    image = Image(IMAGES[name])
+    use = filler.find(image.kernel)
+    for start, end in pieces(use):
+        image.changed |= dict.fromkeys((*range(start, end, 4096), end - 1), 0x41)
+    (found,) = [place for place in filler.places(image.kernel) if place.journal == use.journal]
+    assert found.data == use.data and found.frames == use.frames
+    assert all(any(one[0] <= two[0] and two[1] <= one[1] for one in found.code) for two in use.code)
+    assert not any(start < use.journal[1] and use.journal[0] < end for start, end in found.code)
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_no_half_of_a_journal_is_where_another_may_begin(name: str) -> None:
+    halves = [
+        at for place in filler.places(Image(IMAGES[name]).kernel) for at in (place.journal[0], sum(place.journal) // 2)
+    ]
+    assert len(set(halves)) == len(halves)
+
+
+def test_what_is_no_filler_is_none_however_long_its_symbol() -> None:
+    image = Image(IMAGES["7.2 cloud"])
+    image.changed[image.runs[1][1] - 1] = 0xC3
+    use = filler.find(image.kernel)
+    start, end = image.runs[0]
+    assert all(start <= one[0] < one[1] <= end for one in pieces(use))
+
+
+def test_too_little_filler_is_refused_with_its_figures() -> None:
+    with pytest.raises(filler.NoFiller) as refused:
+        filler.find(Image(((100, 180), (300, 340))).kernel)
+    text = str(refused.value)
+    assert "120 KiB" in text and "2 runs" in text and "204 KiB" in text and "108 of them in one run" in text
+    assert "set optprobe arena" in refused.value.hint

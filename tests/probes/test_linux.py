@@ -13,7 +13,7 @@ from gdb_optprobe.probes.settings import Settings
 def test_a_kernel_whose_memory_for_detours_was_undone_is_not_the_one_that_was_probed() -> None:
     """A reset guest may have the same kernel at the same place: on ppc64le its page of data is text again."""
     mapped = True
-    room = Room((0, 8), (8, 16), 0, stands=lambda: mapped)
+    room = Room(((0, 8),), (8, 16), 0, stands=lambda: mapped)
     anything: Any = SimpleNamespace(still_there=lambda _: True, forget=lambda: None, alignment=4)
     port = cast(Port, SimpleNamespace(room=lambda machine, kernel: room, places=lambda machine, kernel: ()))
     linux = Linux(*[anything] * 8, port)

@@ -1,15 +1,16 @@
 """Memory for detours out of the filler of a kernel's text: nothing is allocated, the guest does not run.
 
-The linker aligns the entry text to 2 MiB so that page-table isolation can map it alone, and fills what is before and
-behind it with 0xCC (arch/x86/kernel/vmlinux.lds.S, ALIGN_ENTRY_TEXT_BEGIN). Nobody ever runs or reads that:
+The linker aligns the entry text to 2 MiB so that page-table isolation can map it alone, aligns thunks in it, and fills
+what lies between with 0xCC (arch/x86/kernel/vmlinux.lds.S, ALIGN_ENTRY_TEXT_BEGIN). No code runs or reads that. A run
+of filler is whole pages between two symbols of the text that hold nothing else; Debian has 2 to 4 MiB in 2 or 3 runs.
 
-    … kprobes text │ 0xCC 0xCC …                                          │ entry text
-                   │ code of detours        │ tables │ frames of the data │
-                   └────────────────────────┴────────┴────────────────────┘
-                     executable, read-only    │        │
-      level3_kernel_pgt                       │        │      0xffffffff7fe00000, in the unused 2 GiB
-      ┌───────────────┐    PMD table    PTE table      │      below the kernel (Documentation/x86/x86_64/mm.rst)
-      │ 509: ─────────┼──► 511: ───────► 0…n: ─────────┴──────► data: writable, not executable
+    … text │ 0xCC 0xCC …                                              │ text │ 0xCC 0xCC … │ text …
+           │ code of detours │ journal │ tables │ frames of the data │      │ more code   │
+           └─────────────────┴─────────┴────────┴────────────────────┘      └─────────────┘
+             executable, read-only       │        │
+      level3_kernel_pgt                  │        │      0xffffffff7fe00000, in the unused 2 GiB
+      ┌───────────────┐    PMD table    PTE table │      below the kernel (Documentation/x86/x86_64/mm.rst)
+      │ 509: ─────────┼──► 511: ───────► 0…n: ────┴──────► data: writable, not executable
       │ 510: kernel   │
       └──────┬────────┘
              └──► PMD of the filler: was one page of 2 MiB, is now a table of 512 entries that differ from it in one
@@ -24,8 +25,8 @@ data serves nobody, as nothing jumps there.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from gdb_optprobe.errors import OptprobeError
@@ -46,20 +47,27 @@ from gdb_optprobe.isa.x86_64.paging import (
 
 FILL = 0xCC
 PAGE = 4096
+STRIDE = LEAST = 4 * PAGE
+"""Bytes of the smallest run that is looked for: one that holds a multiple of it."""
 LARGE_PAGE = 1 << 21
 ENTRIES = 512
 DATA_AT = 0xFFFFFFFF7FE00000
 """Where the data appears: a whole PMD entry's worth, within 2 GiB of every address of kernel and modules."""
 CODE_PAGES = 256
-JOURNAL = 64 * PAGE
-"""Bytes behind the code, where it has at least as many; see detours/journal.py."""
-DATA_PAGES = 192
+"""At most, of all runs together."""
+SIZES = ((192, 64), (152, 64), (96, 32), (48, 16), (16, 8))
+"""Pages of data and of the journal (detours/journal.py), the largest that fit. Another GDB looks where each would
+be: no half of a journal begins where one of another size's does."""
 COUNT = re.compile(rb"\xf0\x48\xff\x05(.{4})", re.DOTALL)  # lock incq disp32(%rip), as isa/x86_64/writer.py has it
 TABLES = 3
 LA57, NXE = 1 << 12, 1 << 11
 PAT_SMALL, PAT_LARGE = 1 << 7, 1 << 12
 
+ADVICE = "set optprobe arena code=START-END data=START-END"
+
 ReadPhysical = Callable[[int, int], bytes]
+Range = tuple[int, int]
+Sizes = Sequence[tuple[int, int]]
 
 
 class NoFiller(OptprobeError):
@@ -82,95 +90,138 @@ class Filler:
     data_used: bytes at the start of the data that belong to an earlier session. journal: behind the code.
     """
 
-    code: tuple[int, int]
+    code: tuple[Range, ...]
     tables: tuple[int, ...]
-    frames: tuple[int, int]
+    frames: Range
     data_used: int = 0
-    journal: tuple[int, int] = (0, 0)
+    journal: Range = (0, 0)
 
     @property
-    def data(self) -> tuple[int, int]:
+    def data(self) -> Range:
         return DATA_AT + self.data_used, DATA_AT + self.data_used + self.frames[1] - self.frames[0]
 
 
-def find(kernel: Kernel, code_pages: int = CODE_PAGES, data_pages: int = DATA_PAGES) -> Filler:
+def find(kernel: Kernel, sizes: Sizes = SIZES, code_pages: int = CODE_PAGES) -> Filler:
     """Filler for an arena. Raises NoFiller.
 
     Tables and frames are checked to the last byte here, each piece of code memory when it is handed out.
     """
-    for found in _candidates(kernel, code_pages, data_pages):
-        if not kernel.read(found.tables[-1], found.frames[1]).strip(bytes([FILL])):
-            return found
-    raise NoFiller("this kernel's text has no run of filler that could hold detours")
+    runs = [run for span in spans(kernel) if (run := _filled(kernel, span)) is not None]
+    pages = sum((end - start) // PAGE for start, end in runs)
+    for data, journal in sizes:
+        # As much code as data and journal together, in whatever runs.
+        if pages - TABLES < 2 * (data + journal):
+            continue
+        for run in runs:
+            home = _home(run, data, journal)
+            if home is None or kernel.read(home.tables[-1], home.frames[1]).strip(bytes([FILL])):
+                continue
+            return replace(home, code=tuple(_code(runs, run, home.journal[0], code_pages)))
+    data, journal = sizes[-1]
+    raise NoFiller(
+        f"this kernel's text has {pages * PAGE >> 10} KiB of filler in whole pages, in {len(runs)} runs, and "
+        f"{(2 * (data + journal) + TABLES) * PAGE >> 10} KiB are needed, {(data + journal + TABLES) * PAGE >> 10} of "
+        "them in one run",
+        ADVICE,
+    )
 
 
 def left_behind(
-    kernel: Kernel,
-    tables: Tables,
-    read_physical: ReadPhysical,
-    code_pages: int = CODE_PAGES,
-    data_pages: int = DATA_PAGES,
+    kernel: Kernel, tables: Tables, read_physical: ReadPhysical, sizes: Sizes = SIZES
 ) -> Filler | None:
     """What is free of an arena that an earlier session mapped and left, its probes in it; None where there is none.
 
-    Free are the code behind the last byte that is no filler, and the data behind that too and behind the last counter.
+    Free are the code behind the last byte of each run that is no filler, and the data behind that too and behind the
+    last counter.
     """
     mapped = translate(read_physical, tables.roots[0], DATA_AT, la57=tables.la57)
     if mapped is None or not mapped.writable or mapped.executable:
         return None
-    for found in _candidates(kernel, code_pages, data_pages):
+    for found in places(kernel, sizes):
         if _physical(found.frames[0], tables, read_physical) != mapped.frame_of(DATA_AT):
             continue
-        start, end = found.code
-        used = kernel.read(start, end).rstrip(bytes([FILL]))
-        counters = [start + at.end() + int.from_bytes(at[1], "little", signed=True) for at in COUNT.finditer(used)]
+        free: list[Range] = []
+        counters: list[int] = []
+        has_code = False
+        for start, end in found.code:
+            used = kernel.read(start, end).rstrip(bytes([FILL]))
+            has_code |= bool(used)
+            counters += [start + at.end() + int.from_bytes(at[1], "little", signed=True) for at in COUNT.finditer(used)]
+            free.append((-(-(start + len(used)) // PAGE) * PAGE, end))
         # Memory of the user's own may be counted with too.
         ours = (counter + 8 - DATA_AT for counter in counters if DATA_AT <= counter < found.data[1])
         # Nor is every word a counter's: whoever takes a piece writes all of it. Without code nobody counts in any.
-        written = kernel.read(*found.frames).rstrip(bytes([FILL])) if used else b""
+        written = kernel.read(*found.frames).rstrip(bytes([FILL])) if has_code else b""
         beyond = max((-(-len(written) // 8) * 8, *ours))
-        free = found.frames[0] + beyond
         if DATA_AT <= DATA_AT + beyond < found.data[1]:
-            code = -(-(start + len(used)) // PAGE) * PAGE, end
-            return Filler(code, found.tables, (free, found.frames[1]), beyond, found.journal)
+            code = tuple(each for each in free if each[0] < each[1])
+            return replace(found, code=code, frames=(found.frames[0] + beyond, found.frames[1]), data_used=beyond)
     return None
 
 
-def places(kernel: Kernel, code_pages: int = CODE_PAGES, data_pages: int = DATA_PAGES) -> Iterator[Filler]:
-    """Where an arena may be, in the order in which they are tried."""
-    yield from _candidates(kernel, code_pages, data_pages)
+def places(kernel: Kernel, sizes: Sizes = SIZES) -> Iterator[Filler]:
+    """Where an arena may be, whatever is there now; `code` is where its code may be, with what else is there."""
+    around = spans(kernel)
+    for data, journal in sizes:
+        for span in around:
+            home = _home(span, data, journal)
+            if home is not None:
+                code = tuple(_code(around, span, home.journal[0], sum(end - start for start, end in around)))
+                yield replace(home, code=code)
 
 
-def _candidates(kernel: Kernel, code_pages: int, data_pages: int) -> Iterator[Filler]:
-    for start, end in _gaps(kernel):
-        # One large page holds all, so that one is split.
-        start = max(start, (end - 1) // LARGE_PAGE * LARGE_PAGE)
-        pages = (end - start) // PAGE
-        if pages < TABLES + 2 * data_pages:
-            continue
-        frames = end - data_pages * PAGE
-        tables = tuple(frames - (n + 1) * PAGE for n in range(TABLES))
-        journal = tables[-1]
-        if code_pages * PAGE > JOURNAL and journal - start >= 2 * JOURNAL:
-            journal -= JOURNAL
-        code = max(start, journal - code_pages * PAGE), journal
-        yield Filler(code, tables, (frames, end), journal=(journal, tables[-1]))
+def _home(run: Range, data: int, journal: int) -> Filler | None:
+    """Tables, data and journal at the end of `run`, so many pages; None where it has too few."""
+    # One large page holds all of them, so that one is split.
+    start, end = max(run[0], (run[1] - 1) // LARGE_PAGE * LARGE_PAGE), run[1]
+    if (end - start) // PAGE < TABLES + data + journal:
+        return None
+    frames = end - data * PAGE
+    tables = tuple(frames - (n + 1) * PAGE for n in range(TABLES))
+    return Filler((), tables, (frames, end), journal=(tables[-1] - journal * PAGE, tables[-1]))
 
 
-def _gaps(kernel: Kernel) -> Iterator[tuple[int, int]]:
-    """Whole pages that should be filler: before the entry text and behind it, as far as the next symbol."""
-    entry, behind = kernel.range("__entry_text_start", "__entry_text_end")
-    if not entry:
-        return
-    for at in (entry // LARGE_PAGE * LARGE_PAGE - 1, entry - 1, behind):
-        found = kernel.symbols.at(at)
-        if found is None:
+def _code(runs: Sequence[Range], home: Range, end: int, pages: int) -> Iterator[Range]:
+    """So many pages at most: those of `home` as far as `end`, then of the others."""
+    for run in ((home[0], end), *(run for run in runs if run != home)):
+        taken = min((run[1] - run[0]) // PAGE, pages)
+        if taken > 0:
+            yield run[1] - taken * PAGE, run[1]
+            pages -= taken
+
+
+def spans(kernel: Kernel) -> list[Range]:
+    """Whole pages of the text that no symbol is in, ascending: the code of the symbol before may reach into them."""
+    found: list[Range] = []
+    begin, end = kernel.range("_stext", "_etext")
+    for at in range(-(-begin // STRIDE) * STRIDE, end, STRIDE):
+        located = kernel.symbols.at(at)
+        if located is None or (found and at < found[-1][1]):
             continue
         # A symbol's size reaches to the next one: its own code comes first, the rest is what lies between.
-        symbol = at - found.offset
-        start, end = -(-(symbol + 1) // PAGE) * PAGE, (symbol + found.size) // PAGE * PAGE
-        if start < end:
-            yield start, end
+        symbol = at - located.offset
+        first, last = -(-(symbol + 1) // PAGE) * PAGE, min(symbol + located.size, end) // PAGE * PAGE
+        if last - first >= LEAST:
+            found.append((first, last))
+    return found
+
+
+def _filled(kernel: Kernel, span: Range) -> Range | None:
+    """The end of `span` from where it is filler on; None where it is none.
+
+    Found by halving, as code comes before filler; what is in between is compared when it is handed out.
+    """
+    start, end = span
+    filled = bytes([FILL]) * PAGE
+    low, high = 0, (end - start) // PAGE
+    while low < high:
+        # Of the pages from `high` on, those looked at are filler; begin with the last one.
+        page = high - 1 if high == (end - start) // PAGE else (low + high) // 2
+        if kernel.memory.read(start + page * PAGE, PAGE) == filled:
+            high = page
+        else:
+            low = page + 1
+    return (start + high * PAGE, end) if start + high * PAGE < end else None
 
 
 def page_tables(machine: Machine, kernel: Kernel) -> Tables:
@@ -233,9 +284,7 @@ def _unused(tables: Tables, read_physical: ReadPhysical) -> int:
         table = entry & ADDRESS
     at = table + (DATA_AT >> 30 & 0x1FF) * 8
     if any(read_physical(at, 8)):
-        raise NoFiller(
-            f"something is mapped at {DATA_AT:#x} already", "set optprobe arena code=START-END data=START-END"
-        )
+        raise NoFiller(f"something is mapped at {DATA_AT:#x} already", ADVICE)
     return at
 
 

@@ -70,7 +70,8 @@ class Stacks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Memory for detours: virtual ranges (start, end). `fill` is the byte that unused code memory holds.
+    """Memory for detours: virtual ranges (start, end), the code's as many as there are. `fill` is the byte that unused
+    code memory holds.
 
     take:      makes it ready for use.
     give_back: undoes that, once nothing is left in it.
@@ -79,7 +80,7 @@ class Room:
     journal:   memory like the code's, see detours/journal.py; empty where there is too little.
     """
 
-    code: tuple[int, int]
+    code: tuple[tuple[int, int], ...]
     data: tuple[int, int]
     fill: int
     take: Callable[[], None] = lambda: None
@@ -149,7 +150,10 @@ class Port(Finder, Protocol):
         """Memory for detours, the guest unchanged. Raises OptprobeError."""
 
     def places(self, machine: Machine, kernel: Kernel) -> Iterable[Room]:
-        """Where `room` may have found memory before: the same ranges, whatever they hold now. Raises OptprobeError."""
+        """Where `room` may have found memory before, whatever it holds now. Raises OptprobeError.
+
+        The code's ranges are the widest; what was found of them is in the journal.
+        """
 
     def current(self, kernel: Kernel) -> Current:
         """The expressions of the running thread and its CPU."""

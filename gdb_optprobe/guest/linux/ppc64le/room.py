@@ -87,7 +87,7 @@ def find(machine: Machine, kernel: Kernel) -> Room:
     free = gap.start + -(-len(gap.left) // LINE) * LINE
     if gap.end - free < LEAST or data[1] - used < LINE:
         raise NoRoom("earlier sessions have left no room for detours", ADVICE)
-    return Room((free, gap.end), (used, data[1]), FILL, stands=stands)
+    return Room(((free, gap.end),), (used, data[1]), FILL, stands=stands)
 
 
 def places(machine: Machine, kernel: Kernel) -> Iterator[Room]:
@@ -98,7 +98,7 @@ def places(machine: Machine, kernel: Kernel) -> Iterator[Room]:
         return
     page = data_page.below(start, kernel.address("_etext"), machine.read_physical, root)
     if page is not None:
-        yield Room((start, end - JOURNAL), (page.start, page.end), FILL, journal=(end - JOURNAL, end))
+        yield Room(((start, end - JOURNAL),), (page.start, page.end), FILL, journal=(end - JOURNAL, end))
 
 
 def _image_gap(kernel: Kernel) -> tuple[int, int]:
@@ -124,7 +124,7 @@ def _fresh(
         _clear(kernel, *data)
         physical.undo(switch, machine)
 
-    return Room(code, data, FILL, take, give_back)
+    return Room((code,), data, FILL, take, give_back)
 
 
 def counters(code: bytes, toc: int | None = None) -> Iterator[int]:
