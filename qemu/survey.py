@@ -167,7 +167,7 @@ def subject_of(guest: Guest) -> Subject:
     structures = CachedStructures(lambda: bare.read(*bare.range("__start_BTF", "__stop_BTF")), cache, recovered.build)
     kernel = port.kernel(memory, symbols, structures)
     text = port.text(kernel, lambda _, data: data, cache.shelf(recovered.build), say)
-    unwinder = port.unwinder(kernel, text, structures.bits, memory.read)
+    unwinder = port.unwinder(kernel, text, structures, memory.read)
     return Subject(isa, kernel, symbols, text, _rule(kernel, text, blacklist), port, unwinder)
 
 

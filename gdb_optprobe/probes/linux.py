@@ -69,6 +69,7 @@ class Linux:
     _earlier: Earlier | None = None
     _asked: bool = False
     _constants: dict[str, int | None] = field(default_factory=dict)
+    unwind_missing: OptprobeError | None = None
 
     def __post_init__(self) -> None:
         self.tracer = SiteTracer(self)
@@ -264,7 +265,7 @@ class Linux:
     # the unwinder ----------------------------------------------------------------------------------------------------
 
     def unwinder(self, read: Callable[[int, int], bytes], quietly: bool = False) -> Unwinder | None:
-        """From a frame to its caller; None where this kernel's stack cannot be unwound.
+        """From a frame to its caller; None where this kernel's stack cannot be unwound, see `unwind_missing`.
 
         quietly: of modules, by what is known: nothing is read but by `read`.
         """
@@ -274,7 +275,11 @@ class Linux:
             found = find(address)
             return found.module if found is not None else None
 
-        return self.port.unwinder(self.kernel, self.core, self.structures.bits, read, module)
+        try:
+            return self.port.unwinder(self.kernel, self.core, self.structures, read, module)
+        except OptprobeError as error:
+            self.unwind_missing = error
+            return None
 
     def entry(self, function: int) -> int:
         """Where a probe on the function whose symbol is at `function` stands."""

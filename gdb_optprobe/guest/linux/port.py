@@ -38,8 +38,19 @@ from gdb_optprobe.isa.emitter import Routine
 
 Say = Callable[[str], None]
 """Tells the user of work that takes seconds."""
-Bits = Callable[[str], Mapping[str, tuple[int, int]]]
-"""The bitfields of a structure, by name: their first bit and how many they have. Raises OptprobeError."""
+
+
+class Facts(Protocol):
+    """What is known of one build of a kernel, and kept for the next session."""
+
+    def bits(self, struct: str) -> Mapping[str, tuple[int, int]]:
+        """The bitfields of a structure, by name: their first bit and how many they have. Raises OptprobeError."""
+
+    def fact(self, name: str) -> object:
+        """What `learn` was given; None where nothing was."""
+
+    def learn(self, name: str, value: object) -> None:
+        """Keep a value that JSON can hold."""
 
 
 ModuleAt = Callable[[int], Module | None]
@@ -171,6 +182,9 @@ class Port(Finder, Protocol):
         """Raises OptprobeError where the guest's programs are not probed. physical: see `reads`."""
 
     def unwinder(
-        self, kernel: Kernel, text: LinuxText, bits: Bits, read: ReadMemory, module: ModuleAt = nowhere
-    ) -> Unwinder | None:
-        """None where this kernel's stack cannot be unwound. module: the one whose text an address is in."""
+        self, kernel: Kernel, text: LinuxText, facts: Facts, read: ReadMemory, module: ModuleAt = nowhere
+    ) -> Unwinder:
+        """Raises OptprobeError where this kernel's stack cannot be unwound.
+
+        module: the one whose text an address is in.
+        """

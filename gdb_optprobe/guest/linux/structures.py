@@ -43,6 +43,14 @@ class CachedStructures:
         self._known[name] = btf.offset(struct, member) if btf.has_struct(struct) and btf.has(struct, member) else -1
         self._cache.remember(self._build, {FACTS: self._known})
 
+    def fact(self, name: str) -> object:
+        """What `learn` was given of this build; None where nothing was."""
+        return self._cache.facts(self._build).get(name)
+
+    def learn(self, name: str, value: object) -> None:
+        """Keep what JSON can hold."""
+        self._cache.remember(self._build, {name: value})
+
     def bits(self, struct: str) -> dict[str, tuple[int, int]]:
         """Every bitfield of `struct`: its first bit, counted from the struct's start, and how many it has."""
         fact = f"bits of {struct}"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from gdb_optprobe.errors import Unreadable
@@ -26,9 +26,13 @@ ENTRY_SIZE = 6
 LOOKUP_BLOCK = 256
 MASK = (1 << 64) - 1
 
-# arch/x86/include/asm/orc_types.h: ORC_REG_*
-UNDEFINED, PREV_SP, DX, DI, BP, SP, R10, R13, BP_INDIRECT, SP_INDIRECT = range(10)
-PLAIN = {SP: "rsp", BP: "rbp", R10: "r10", R13: "r13", DI: "rdi", DX: "rdx"}
+# What register fields mean (arch/x86/include/asm/orc_types.h, ORC_REG_*), whatever number a kernel has for each.
+UNDEFINED, PREV_SP, DX, DI, BP, SP, R10, R13, BP_INDIRECT, SP_INDIRECT, AX, UNKNOWN = range(12)
+PLAIN = {SP: "rsp", BP: "rbp", R10: "r10", R13: "r13", DI: "rdi", DX: "rdx", AX: "rax"}
+# By the kernel's number; which of them a kernel has, its code tells (unwind_layout.py).
+FIRST_NUMBERS = (UNDEFINED, PREV_SP, DX, DI, BP, SP, R10, R13, BP_INDIRECT, SP_INDIRECT)
+SECOND_NUMBERS = (UNDEFINED, AX, DX, SP, BP, DI, R10, R13, PREV_SP, SP_INDIRECT, BP_INDIRECT)
+NUMBERINGS = (FIRST_NUMBERS, SECOND_NUMBERS)
 
 # arch/x86/include/asm/ptrace.h: struct pt_regs
 PT_REGS = (
@@ -54,12 +58,17 @@ class Encoding:
 
     signal: absent before 6.3, where every pt_regs was one of interrupted code.
     end:    absent since 6.4, which has a type for it.
+    registers: by number.
     """
 
     type: tuple[int, int]
     signal: tuple[int, int] | None
     end: tuple[int, int] | None
     kinds: tuple[Kind, ...]
+    registers: tuple[int, ...] = FIRST_NUMBERS
+
+    def numbered(self, registers: Sequence[int]) -> Encoding:
+        return replace(self, registers=tuple(registers))
 
 
 OLD_KINDS = (Kind.CALL, Kind.REGS, Kind.REGS_PARTIAL)
@@ -116,13 +125,15 @@ class Tables:
 
     def find(self, address: int, read: ReadMemory) -> Entry | None:
         """The entry for the instruction at `address`; None where there is none. Read once: tables never change."""
-        if address not in self._found:
-            self._found[address] = self._find(address, read)
-        return self._found[address]
-
-    def _find(self, address: int, read: ReadMemory) -> Entry | None:
         if not address:
             return CALLED
+        if address not in self._found:
+            data = self.raw(address, read)
+            self._found[address] = decode(data, self.encoding) if data is not None else None
+        return self._found[address]
+
+    def raw(self, address: int, read: ReadMemory) -> bytes | None:
+        """The bytes of that entry."""
         count = (self.ips[1] - self.ips[0]) // 4
         if not self.text[0] <= address < self.text[1] or not count:
             return None
@@ -137,7 +148,7 @@ class Tables:
         words = read(self.ips[0] + 4 * low, 4 * (high - low))
         starts = [self._code_address(low + at, words[4 * at : 4 * at + 4]) for at in range(high - low)]
         index = low + max((at for at, start in enumerate(starts) if start <= address), default=0)
-        return decode(read(self.entries + ENTRY_SIZE * index, ENTRY_SIZE), self.encoding)
+        return read(self.entries + ENTRY_SIZE * index, ENTRY_SIZE)
 
     def _block(self, address: int, count: int, read: ReadMemory) -> tuple[int, int]:
         """The range of entries in which the one for `address` is: orc_find()."""
@@ -156,7 +167,10 @@ def decode(data: bytes, layout: Encoding) -> Entry | None:
     """One orc_entry; None where its type has no meaning."""
     sp_offset, bp_offset = struct.unpack_from("<hh", data)
     bits = int.from_bytes(data[:ENTRY_SIZE], "little")
-    sp_register, bp_register = bits >> 32 & 15, bits >> 36 & 15
+    sp_register, bp_register = (
+        layout.registers[number] if number < len(layout.registers) else UNKNOWN
+        for number in (bits >> 32 & 15, bits >> 36 & 15)
+    )
     number = _bits(bits, layout.type)
     if number >= len(layout.kinds):
         return None
@@ -202,6 +216,8 @@ def _unwind(state: State, tables: Tables, read: ReadMemory) -> State | None:
         caller = dict(registers) | _saved(entry.kind, cfa, read)
         if caller.pop("cs") & 3:
             return None
+    if entry.bp_register not in (UNDEFINED, PREV_SP, BP):
+        return None
     saved_bp = {PREV_SP: cfa + entry.bp_offset, BP: registers["rbp"] + entry.bp_offset}.get(entry.bp_register)
     if saved_bp is not None:
         caller["rbp"] = _word(saved_bp, read)

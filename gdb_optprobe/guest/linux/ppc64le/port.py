@@ -11,7 +11,7 @@ from gdb_optprobe.guest.linux.current import Current, Paca, on_ppc64le, unknown
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
 from gdb_optprobe.guest.linux.modular import CodeOfModule, Modular
 from gdb_optprobe.guest.linux.modules import Module
-from gdb_optprobe.guest.linux.port import Bits, LinuxText, ModuleAt, Port, Reads, Room, Say, Stacks, Unwinder, nowhere
+from gdb_optprobe.guest.linux.port import Facts, LinuxText, ModuleAt, Port, Reads, Room, Say, Stacks, Unwinder, nowhere
 from gdb_optprobe.guest.linux.ppc64le import derive, program_check, room, stacks, user
 from gdb_optprobe.guest.linux.ppc64le import find as finding
 from gdb_optprobe.guest.linux.ppc64le import reads as reading
@@ -114,8 +114,8 @@ class _PPC:
         return user.user_kernel(kernel, reading.reads(machine, kernel), originals)
 
     def unwinder(
-        self, kernel: Kernel, text: LinuxText, bits: Bits, read: ReadMemory, module: ModuleAt = nowhere
-    ) -> Unwinder | None:
+        self, kernel: Kernel, text: LinuxText, facts: Facts, read: ReadMemory, module: ModuleAt = nowhere
+    ) -> Unwinder:
         assert isinstance(text, PowerText)
         return BackChain(kernel.range("_stext", "_etext"), text.through(read), read)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux import filler, physical, stacks, trap_calls
 from gdb_optprobe.guest.linux.current import Current, on_x86_64
@@ -14,13 +13,13 @@ from gdb_optprobe.guest.linux.kernel import Kernel, Structures
 from gdb_optprobe.guest.linux.modular import CodeOfModule, Modular
 from gdb_optprobe.guest.linux.module_text import ModuleText
 from gdb_optprobe.guest.linux.modules import Module
-from gdb_optprobe.guest.linux.port import Bits, LinuxText, ModuleAt, Port, Reads, Room, Say, Unwinder, nowhere
+from gdb_optprobe.guest.linux.port import Facts, LinuxText, ModuleAt, Port, Reads, Room, Say, Unwinder, nowhere
 from gdb_optprobe.guest.linux.text import MODULES, KernelText
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.linux.x86_64 import find as finding
+from gdb_optprobe.guest.linux.x86_64 import orc, user
 from gdb_optprobe.guest.linux.x86_64 import reads as reading
-from gdb_optprobe.guest.linux.x86_64 import user
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Function, Overlay, Text
@@ -113,24 +112,10 @@ class _X86:
         return user.user_kernel(kernel, self.current(kernel).task, direct, originals)
 
     def unwinder(
-        self, kernel: Kernel, text: LinuxText, bits: Bits, read: ReadMemory, module: ModuleAt = nowhere
-    ) -> OrcUnwinder | None:
-        ips = kernel.range("__start_orc_unwind_ip", "__stop_orc_unwind_ip")
-        entries = kernel.symbols.address("__start_orc_unwind")
-        if not ips[0] or entries is None:
-            return None
-        lookup, end = kernel.range("orc_lookup", "orc_lookup_end")
-        span = (kernel.address("_stext"), max(kernel.address("_etext"), kernel.address("_einittext")))
-        tables = unwind.Tables(span, ips, entries, (lookup, (end - lookup) // 4), _encoding(bits))
-        return OrcUnwinder(span, tables, read, read, module)
-
-
-def _encoding(bits: Bits) -> unwind.Encoding:
-    """From the kernel's own types; without them, as kernels until 6.2 had it."""
-    try:
-        return unwind.encoding(bits("orc_entry"))
-    except (OptprobeError, KeyError):
-        return unwind.LEGACY
+        self, kernel: Kernel, text: LinuxText, facts: Facts, read: ReadMemory, module: ModuleAt = nowhere
+    ) -> OrcUnwinder:
+        found = orc.tables(kernel, facts)
+        return OrcUnwinder(found.text, found, read, read, module)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,76 @@
+"""The ORC tables of a kernel, once it is known how this build writes their entries.
+
+The kernel's types tell where an entry's bits are, but not which number stands for which register, and not every kernel
+has types. So the code of functions all over the text is asked what their entries have to say (unwind_layout.py), once
+for each build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
+from gdb_optprobe.guest.linux.port import Facts
+from gdb_optprobe.isa.x86_64 import X86_64, unwind, unwind_layout
+from gdb_optprobe.isa.x86_64.unwind import Encoding, Tables
+
+FACT = "numbers of registers in ORC"
+FUNCTIONS = 96
+"""Places in the text whose functions are looked at."""
+PROLOGUE = 64
+"""Bytes of a function that are looked at, at the most."""
+HINT = "backtraces end where this matters; counting, conditions and `$retval` do without"
+
+
+def tables(kernel: Kernel, facts: Facts) -> Tables:
+    """Raises OptprobeError where the kernel has none, or none that agree with its code."""
+    ips = kernel.range("__start_orc_unwind_ip", "__stop_orc_unwind_ip")
+    entries = kernel.symbols.address("__start_orc_unwind")
+    if not ips[0] or entries is None:
+        raise NoSuchKernel("this kernel has no tables to unwind its stack by (CONFIG_UNWINDER_ORC)", HINT)
+    lookup, end = kernel.range("orc_lookup", "orc_lookup_end")
+    span = (kernel.address("_stext"), max(kernel.address("_etext"), kernel.address("_einittext")))
+    found = Tables(span, ips, entries, (lookup, (end - lookup) // 4))
+    return Tables(span, ips, entries, found.lookup, _encoding(kernel, facts, found))
+
+
+def _encoding(kernel: Kernel, facts: Facts, found: Tables) -> Encoding:
+    candidates = _candidates(facts)
+    numbers = facts.fact(FACT)
+    if isinstance(numbers, list) and len(numbers) > 1 and all(isinstance(number, int) for number in numbers):
+        which, *registers = numbers
+        if 0 <= which < len(candidates):
+            return candidates[which].numbered(registers)
+    witnesses = list(_witnesses(kernel, found))
+    settled = unwind_layout.settle(candidates, witnesses)
+    if settled is None:
+        raise NoSuchKernel("the tables to unwind this kernel's stack by (ORC) are of an unknown layout", HINT)
+    which = next(at for at, candidate in enumerate(candidates) if candidate.numbered(settled.registers) == settled)
+    facts.learn(FACT, [which, *settled.registers])
+    return settled
+
+
+def _candidates(facts: Facts) -> tuple[Encoding, ...]:
+    """By the kernel's own types; without them, all that are known."""
+    try:
+        return (unwind.encoding(facts.bits("orc_entry")),)
+    except (OptprobeError, KeyError):
+        return unwind.MODERN, unwind.LEGACY
+
+
+def _witnesses(kernel: Kernel, found: Tables) -> Iterator[unwind_layout.Witness]:
+    start, end = kernel.range("_stext", "_etext")
+    starts = {
+        bounds[0]: min(bounds[1] - bounds[0], PROLOGUE)
+        for at in range(start, end, max(1, (end - start) // FUNCTIONS))
+        if (bounds := kernel.symbols.function_bounds(at)) is not None
+    }
+    for function, size in starts.items():
+        try:
+            if unwind_layout.is_entered(found.raw(function, kernel.memory.read)):
+                insns = X86_64.decode(kernel.memory.read(function, size), function)
+                entries = ((entry, found.raw(at, kernel.memory.read)) for at, entry in unwind_layout.expected(insns))
+                yield from ((entry, data) for entry, data in entries if data is not None)
+        except Unreadable:
+            continue
