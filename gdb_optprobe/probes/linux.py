@@ -106,7 +106,7 @@ class Linux:
         structures = CachedStructures(kept, cache, recovered.build)
         kernel = port.kernel(memory, recovered.symbols, structures)
         core = port.text(kernel, overlay, cache.shelf(recovered.build), say)
-        text = port.modular(kernel, core, overlay)
+        text = port.modular(kernel, core)
         return cls(recovered, machine, memory, isa, kernel, structures, core, text, port)
 
     def forget(self) -> None:

@@ -25,6 +25,7 @@ from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
 from gdb_optprobe.guest.linux.modular import Modular
 from gdb_optprobe.guest.linux.modules import Module
+from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.linux.physical import PhysicalPatch
 from gdb_optprobe.guest.linux.recover import Finder
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
@@ -63,6 +64,8 @@ def nowhere(_: int) -> Module | None:
 
 class LinuxText(Text, Protocol):
     """The text of a kernel, with its tracer's sites."""
+
+    originals: OriginalText
 
     @property
     def ftrace(self) -> FtraceSites: ...
@@ -137,7 +140,7 @@ class Port(Finder, Protocol):
 
     def text(self, kernel: Kernel, overlay: Overlay, shelf: Shelf | None, say: Say) -> LinuxText: ...
 
-    def modular(self, kernel: Kernel, text: LinuxText, overlay: Overlay) -> Modular:
+    def modular(self, kernel: Kernel, text: LinuxText) -> Modular:
         """`text` with that of the modules which are loaded."""
 
     def entry(self, function: int, text: Text) -> int:

@@ -26,6 +26,9 @@ from gdb_optprobe.guest.text import Function, Overlay, Text
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.isa.x86_64 import X86_64, unwind
 
+PAD = 4
+"""Bytes of a landing pad."""
+
 
 class _X86:
     elf = "x86_64"
@@ -40,9 +43,9 @@ class _X86:
     def text(self, kernel: Kernel, overlay: Overlay, shelf: Shelf | None, say: Say) -> LinuxText:
         return KernelText(kernel, X86_64, overlay, shelf, say)
 
-    def modular(self, kernel: Kernel, text: LinuxText, overlay: Overlay) -> Modular:
+    def modular(self, kernel: Kernel, text: LinuxText) -> Modular:
         def of(module: Module) -> CodeOfModule:
-            return ModuleText(module, kernel, X86_64, overlay, is_code)
+            return ModuleText(module, kernel, X86_64, text.originals, is_code)
 
         def is_code(address: int) -> bool:
             found = both.at(address)
@@ -55,11 +58,15 @@ class _X86:
     def entry(self, function: int, text: Text) -> int:
         """Behind a landing pad: an indirect call must find it as it is, and the tracer's site begins behind it.
 
-        (arch/x86/kernel/kprobes/core.c, arch_adjust_kprobe_addr)
+        Where nothing calls the function indirectly the kernel has put a nop in the pad's place (sealed it): which one
+        is the kernel's own matter. (arch/x86/kernel/alternative.c, kprobes/core.c: arch_adjust_kprobe_addr)
         """
         found = text.function(function)
         insn = found.own.get(function) if found is not None else None
-        return insn.end if insn is not None and insn.text.startswith("endbr") else function
+        if insn is None:
+            return function
+        sealed = insn.size == PAD and X86_64.fills(insn) and not text.marks(function, insn.end)
+        return insn.end if sealed or insn.text.startswith("endbr") else function
 
     def entered(self, function: Function, unwinder: Unwinder | None) -> bool:
         """Where its tables have the return address on top of the stack: objtool has proven that code to return there.
