@@ -22,6 +22,7 @@ from gdb_optprobe.guest.linux.module_symbols import ModuleSymbols
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.linux.text import KernelText
+from gdb_optprobe.guest.linux.x86_64 import nops
 from gdb_optprobe.guest.text import Area, Fact, Mark
 from gdb_optprobe.isa.base import Isa
 
@@ -51,7 +52,7 @@ class ModuleText(KernelText):
         self.ftrace = self._sites(module)
 
     def _sites(self, module: Module) -> FtraceSites:
-        return FtraceSites(self._kernel, of=module.text)
+        return FtraceSites(self._kernel, of=module.text, nop=lambda: nops.traced_place(self._core_kernel))
 
     def area(self, address: int) -> Area:
         found = super().area(address)

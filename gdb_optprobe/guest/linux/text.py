@@ -31,6 +31,7 @@ from gdb_optprobe.guest.linux.landings import Landings, foreign
 from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.linux.smp_locks import SmpLocks
 from gdb_optprobe.guest.linux.static_calls import StaticCalls
+from gdb_optprobe.guest.linux.x86_64 import nops
 from gdb_optprobe.guest.text import Area, Fact, Foreign, Function, Jump, Mark, Overlay, Whole
 from gdb_optprobe.interrupts import interruptible
 from gdb_optprobe.isa.base import Flow, Insn, Isa
@@ -61,7 +62,7 @@ class KernelText(CoreText):
         originals: of a text that this one is beside, in place of an overlay.
         """
         entry = kernel.range("__entry_text_start", "__entry_text_end")
-        sites = FtraceSites(kernel)
+        sites = FtraceSites(kernel, nop=lambda: nops.traced_place(kernel))
         super().__init__(kernel, originals or OriginalText(kernel, isa, overlay), sites, entry, MODULES)
         self._isa = isa
         self._parts: dict[int, Part] = {}
