@@ -13,7 +13,6 @@ from gdb_optprobe.guest.linux.modular import Modular
 from gdb_optprobe.guest.linux.module_symbols import ModuleSymbols
 from gdb_optprobe.guest.linux.module_text import ModuleText
 from gdb_optprobe.guest.linux.modules import Module, Modules, State
-from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.linux.text import KernelText
 from gdb_optprobe.guest.text import Area, Fact
 from gdb_optprobe.isa.x86_64 import X86_64
@@ -103,7 +102,7 @@ def test_a_module_and_its_symbols(typed: bool) -> None:
 
 def text_of(memory: Pages, typed: bool = True) -> ModuleText:
     names = kernel(memory, {"modules": HEAD})
-    return ModuleText(the_module(memory, typed), names, X86_64, OriginalText(names, X86_64), lambda _: True)
+    return ModuleText(the_module(memory, typed), names, X86_64, lambda _, data: data, lambda _: True)
 
 
 def test_its_tables_say_what_the_kernel_rewrites() -> None:

@@ -13,19 +13,18 @@ from gdb_optprobe.guest.linux.ftrace_sites import POWER, FtraceSites
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.module_symbols import ModuleSymbols
 from gdb_optprobe.guest.linux.modules import Module
-from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.linux.ppc64le.text import PowerText
-from gdb_optprobe.guest.text import Area, Fact, Mark
+from gdb_optprobe.guest.text import Area, Fact, Mark, Overlay
 
 
 class PowerModuleText(PowerText):
     """Fills guest.text.Text for one module."""
 
-    def __init__(self, module: Module, kernel: Kernel, originals: OriginalText) -> None:
+    def __init__(self, module: Module, kernel: Kernel, overlay: Overlay) -> None:
         """Raises OptprobeError."""
         self.module = module
         self.symbols = ModuleSymbols(module, kernel, row_size(kernel))
-        super().__init__(Kernel(kernel.memory, self.symbols), originals=originals)
+        super().__init__(Kernel(kernel.memory, self.symbols), overlay)
         self.renew(module)
 
     def renew(self, module: Module) -> None:

@@ -65,9 +65,9 @@ class _PPC:
     def text(self, kernel: Kernel, overlay: Overlay, shelf: Shelf | None, say: Say) -> LinuxText:
         return PowerText(kernel, overlay)
 
-    def modular(self, kernel: Kernel, text: LinuxText) -> Modular:
+    def modular(self, kernel: Kernel, text: LinuxText, overlay: Overlay) -> Modular:
         def of(module: Module) -> CodeOfModule:
-            return PowerModuleText(module, kernel, text.originals)
+            return PowerModuleText(module, kernel, overlay)
 
         return Modular(text, kernel, VMALLOC, of)
 

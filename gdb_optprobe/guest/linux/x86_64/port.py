@@ -18,16 +18,14 @@ from gdb_optprobe.guest.linux.text import MODULES, KernelText
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.linux.x86_64 import find as finding
-from gdb_optprobe.guest.linux.x86_64 import orc, user
+from gdb_optprobe.guest.linux.x86_64 import frame_pointers, orc, user
 from gdb_optprobe.guest.linux.x86_64 import reads as reading
+from gdb_optprobe.guest.linux.x86_64.frame_pointers import FramePointers
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Function, Overlay, Text
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.isa.x86_64 import X86_64, unwind
-
-PAD = 4
-"""Bytes of a landing pad."""
 
 
 class _X86:
@@ -43,9 +41,9 @@ class _X86:
     def text(self, kernel: Kernel, overlay: Overlay, shelf: Shelf | None, say: Say) -> LinuxText:
         return KernelText(kernel, X86_64, overlay, shelf, say)
 
-    def modular(self, kernel: Kernel, text: LinuxText) -> Modular:
+    def modular(self, kernel: Kernel, text: LinuxText, overlay: Overlay) -> Modular:
         def of(module: Module) -> CodeOfModule:
-            return ModuleText(module, kernel, X86_64, text.originals, is_code)
+            return ModuleText(module, kernel, X86_64, overlay, is_code)
 
         def is_code(address: int) -> bool:
             found = both.at(address)
@@ -58,24 +56,20 @@ class _X86:
     def entry(self, function: int, text: Text) -> int:
         """Behind a landing pad: an indirect call must find it as it is, and the tracer's site begins behind it.
 
-        Where nothing calls the function indirectly the kernel has put a nop in the pad's place (sealed it): which one
-        is the kernel's own matter. (arch/x86/kernel/alternative.c, kprobes/core.c: arch_adjust_kprobe_addr)
+        (arch/x86/kernel/kprobes/core.c, arch_adjust_kprobe_addr)
         """
         found = text.function(function)
         insn = found.own.get(function) if found is not None else None
-        if insn is None:
-            return function
-        sealed = insn.size == PAD and X86_64.fills(insn) and not text.marks(function, insn.end)
-        return insn.end if sealed or insn.text.startswith("endbr") else function
+        return insn.end if insn is not None and insn.text.startswith("endbr") else function
 
     def entered(self, function: Function, unwinder: Unwinder | None) -> bool:
         """Where its tables have the return address on top of the stack: objtool has proven that code to return there.
 
-        Without tables, what GCC has named.
+        With frame pointers instead, where it makes a frame. Without either, what GCC has named.
         """
         if isinstance(unwinder, OrcUnwinder):
             return unwinder.tables.find(function.start, unwinder.read) == unwind.CALLED
-        return function.compiled
+        return function.compiled or (isinstance(unwinder, FramePointers) and frame_pointers.is_called(function))
 
     def per_cpu(self, kernel: Kernel) -> int | None:
         return kernel.symbols.address("this_cpu_off")
@@ -120,7 +114,9 @@ class _X86:
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, facts: Facts, read: ReadMemory, module: ModuleAt = nowhere
-    ) -> OrcUnwinder:
+    ) -> OrcUnwinder | FramePointers:
+        if not frame_pointers.has_tables(kernel):
+            return frame_pointers.unwinder(kernel, text, read)
         found = orc.tables(kernel, facts)
         return OrcUnwinder(found.text, found, read, read, module)
 
