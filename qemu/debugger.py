@@ -78,12 +78,11 @@ def lines_to_start(socket: Path | str) -> tuple[str, ...]:
 class Debugger:
     """GDB without a terminal, connected to a guest, with the commands of optprobe. It ends with the `with` block."""
 
-    def __init__(self, socket: Path | str, program: str = "") -> None:
-        """program: the GDB to run; "" for the one of `gdb_program`."""
+    def __init__(self, socket: Path | str) -> None:
         self._marks = itertools.count()
         self._printed = b""
         self._process = subprocess.Popen(
-            [program or gdb_program(), "-nx", "-q"],
+            [gdb_program(), "-nx", "-q"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -129,11 +128,6 @@ class Debugger:
             except DebuggerTimeout:
                 if time.monotonic() > deadline:
                     raise
-
-    def kill(self) -> None:
-        """End GDB as the user's `kill -9` does."""
-        self._process.kill()
-        self._process.wait()
 
     def close(self) -> None:
         """End GDB in the manner of `quit`, so that the guest is as it was; by force where it does not follow."""

@@ -31,6 +31,7 @@ _ENDS = (Flow.JUMP, Flow.INDIRECT_JUMP, Flow.RETURN)
 
 _GOES_ON = (Flow.NEXT, Flow.BRANCH)
 _PLAIN = (Flow.NEXT, Flow.BRANCH, Flow.CALL, Flow.RETURN)
+_KPROBES = (Fact.KPROBE, Fact.KPROBE_BREAKPOINT, Fact.KPROBE_JUMP)
 _BY_ADDRESS = (Fact.EXCEPTION, Fact.RESTART)  # what is not there is not known, and nothing is rewritten
 
 
@@ -144,13 +145,30 @@ class Ground:
         """Why no copy of `insn` alone may stand for it; None where one may."""
         mark = self._marked.get(insn.address)
         if mark is not None:
-            return obstacles.marked(mark, self.text)
+            return obstacles.marked(mark, insn, self.text)
         return obstacles.unmovable(insn, self.isa, self.text) or self._immobile(insn)
 
     def rewritten_by_guest(self, insn: Insn) -> Reason | None:
         """Whether the guest compares and rewrites `insn`, or knows it as a trap of its own."""
         mark = self._marked.get(insn.address)
-        return obstacles.marked(mark, self.text) if mark is not None and mark.fact not in _BY_ADDRESS else None
+        return obstacles.marked(mark, insn, self.text) if mark is not None and mark.fact not in _BY_ADDRESS else None
+
+    def unreached(self, insn: Insn) -> Reason | None:
+        """Why nothing is known to run `insn` where it is; None where something may.
+
+        The guest's own kprobe runs what its jump covers, but for the first, in code of its own; and what stands behind
+        a patch that nothing explains may be no instruction at all.
+        """
+        foreign = self.function.foreign
+        if foreign is not None and insn.address > foreign.address:
+            why = f": {foreign.why}" if foreign.why else ""
+            return Refusal.FOREIGN_PATCH.because(address=self._spell(foreign.address), why=why)
+        mark = self._marked.get(insn.address)
+        if mark is None or mark.fact not in _KPROBES:
+            return None
+        if mark.address == insn.address and mark.fact is not Fact.KPROBE_BREAKPOINT:
+            return None
+        return obstacles.marked(mark, insn, self.text)
 
     def _obstacle(self, insn: Insn) -> Reason | None:
         sites = self._shared.get(insn.address)
@@ -201,7 +219,8 @@ class Ground:
     @cached_property
     def _marked(self) -> Mapping[int, Mark]:
         """By instruction: a mark on one of its bytes."""
-        found = ((self.around(mark.address), mark) for mark in self.marks.values())
+        places = ((at, mark) for mark in self.marks.values() for at in range(mark.address, mark.address + mark.size))
+        found = ((self.around(at), mark) for at, mark in places)
         return {insn.address: mark for insn, mark in found if insn is not None}
 
     @cached_property
@@ -228,12 +247,19 @@ class Ground:
         """Why jumps may land anywhere in this function."""
         whole, spell = self.function.whole, self._spell
         if not whole.complete:
-            foreign = next((insn for insn in self.function.hot if self._breaks_in(insn)), None)
-            if foreign is not None:
-                return Refusal.FOREIGN_BREAKPOINT.because(address=spell(foreign.address))
+            if (foreign := self.function.foreign) is not None:
+                why = Refusal.FOREIGN_JUMP if foreign.is_jump else Refusal.FOREIGN_BREAKPOINT
+                return why.because(address=spell(foreign.address))
+            breaks = next((insn for insn in self.function.hot if self._breaks_in(insn)), None)
+            if breaks is not None:
+                return Refusal.FOREIGN_BREAKPOINT.because(address=spell(breaks.address))
             patch = next((insn for insn in whole.code.values() if obstacles.is_patch(insn, self.text)), None)
             if patch is not None:
                 return Refusal.FOREIGN_JUMP.because(address=spell(patch.address))
+            if whole.missing:
+                return Refusal.LANDINGS_UNKNOWN.because(
+                    function=self.function.name, missing=whole.missing, needed=self.isa.branch_size
+                )
             return Refusal.UNDECODABLE.because(address=spell(self.function.start))
         if whole.blind_jumps:
             return Refusal.INDIRECT_JUMP.because(source=spell(whole.blind_jumps[0]), needed=self.isa.branch_size)

@@ -42,11 +42,15 @@ def is_patch(insn: Insn, text: Text) -> bool:
     return found in _NEVER_CODE or (found is Area.LOADED and text.area(insn.address) is not Area.LOADED)
 
 
-def marked(mark: Mark, text: Text) -> Reason:
+def marked(mark: Mark, insn: Insn, text: Text) -> Reason:
     """What the guest's tables say: it rewrites these bytes, or knows a fault there by its address.
 
     Before it rewrites, it compares what stands there: it must find its own bytes. A copy's fault it would not know.
+    What its own kprobes write, it writes without looking.
     """
+    fact = mark.fact
+    if fact is Fact.KPROBE_BREAKPOINT and insn.address != mark.address:
+        fact = Fact.KPROBE
     codes = {
         Fact.EXCEPTION: Refusal.EXCEPTION_TABLE,
         Fact.JUMP_LABEL: Refusal.JUMP_LABEL,
@@ -56,8 +60,11 @@ def marked(mark: Mark, text: Text) -> Reason:
         Fact.RESTART: Refusal.RESTARTED,
         Fact.BUG: Refusal.BUG_TABLE,
         Fact.UNKNOWN: Refusal.MODULE_TABLES,
+        Fact.KPROBE: Refusal.FOREIGN_KPROBE,
+        Fact.KPROBE_BREAKPOINT: Refusal.FOREIGN_BREAKPOINT,
+        Fact.KPROBE_JUMP: Refusal.FOREIGN_JUMP,
     }
-    return codes[mark.fact].because(address=Spelled(text.spell, mark.address))
+    return codes[fact].because(address=Spelled(text.spell, mark.address))
 
 
 def traced(insn: Insn, sites: Sequence[FtraceSite], text: Text) -> Reason | None:

@@ -130,6 +130,10 @@ def _place(site: Site, grounds: Grounds, limits: Limits) -> Place:
         raise Refused(Refusal.UNKNOWN_FUNCTION.because(address=text.spell(address)))
     insn = ground.function.own.get(address)
     if insn is None:
+        foreign = ground.function.foreign
+        if foreign is not None and foreign.address < address:
+            why = f": {foreign.why}" if foreign.why else ""
+            raise Refused(Refusal.FOREIGN_PATCH.because(address=text.spell(foreign.address), why=why))
         around = next((i for i in ground.function.hot if i.address < address < i.end), None)
         if around is None:
             raise Refused(Refusal.UNDECODABLE.because(address=text.spell(address)))
@@ -137,6 +141,8 @@ def _place(site: Site, grounds: Grounds, limits: Limits) -> Place:
         raise Refused(Refusal.NOT_INSTRUCTION_BOUNDARY.because(address=text.spell(address), start=start))
     if insn.data == grounds.isa.breakpoint:
         raise Refused(Refusal.FOREIGN_BREAKPOINT.because(address=text.spell(address)))
+    if unreached := ground.unreached(insn):
+        raise Refused(unreached)
     if ground.site(insn) is None and ground.is_padding(insn):
         raise Refused(Refusal.PADDING.because(address=text.spell(address)))
     return Place(site, insn, ground, limits)
@@ -263,6 +269,8 @@ def _nearest(place: Place) -> int | None:
     around = sorted(place.ground.function.hot, key=lambda insn: abs(insn.address - place.address))
     for insn in around[1 : 2 * NEAR_INSTRUCTIONS]:
         there = replace(place, site=replace(place.site, address=insn.address), insn=insn)
-        if insn.data != place.ground.isa.breakpoint and isinstance(region(there), Region):
+        if insn.data == place.ground.isa.breakpoint or place.ground.unreached(insn) is not None:
+            continue
+        if isinstance(region(there), Region):
             return insn.address
     return None

@@ -103,10 +103,23 @@ class Refusal(Enum):
         "the jump at {address} leaves for memory that is no known code: a patch of the guest's own",
         "remove the guest's own probe",
     )
+    FOREIGN_KPROBE = (
+        "the guest's own kprobe at {address} may write here at any time",
+        "remove the guest's own probe",
+    )
+    FOREIGN_PATCH = (
+        "a patch that is not ours stands at {address}, and what it covers, up to the end of the function, is not known"
+        "{why}",
+        "remove the guest's own probe or the other debugger's breakpoint",
+    )
 
     # The bytes the branch would cover.
     TOO_SHORT = ("the instruction has {size} bytes and the branch needs {needed}", "probe {near} instead")
     FUNCTION_END = ("the branch would reach beyond the end of {function}", "probe an earlier instruction")
+    LANDINGS_UNKNOWN = (
+        "what leads into {function} cannot be found out: {missing}",
+        "probe an instruction of at least {needed} bytes",
+    )
     JUMP_INTO_REGION = ("a {kind} at {source} lands at {target}, inside the bytes the branch would cover", "")
     RETURN_INTO_REGION = ("the call at {source} returns to {target}, inside the bytes the branch would cover", "")
     INDIRECT_JUMP = (
@@ -198,6 +211,8 @@ PASSING = frozenset(
         Refusal.FTRACE_CHANGED,
         Refusal.FOREIGN_BREAKPOINT,
         Refusal.FOREIGN_JUMP,
+        Refusal.FOREIGN_KPROBE,
+        Refusal.FOREIGN_PATCH,
         Refusal.UNDECODABLE,
     )
 )

@@ -41,7 +41,7 @@ FORBIDDEN = {Hazard.TRAP: Area.TRAP, Hazard.SYSTEM: Area.SYSTEM, Hazard.RESERVED
 """What an address belongs to where its ISA says (`Isa.forbidden`) that nothing may stop and nothing may run."""
 
 Overlay = Callable[[int, bytes], bytes]
-"""From memory's bytes at an address to the original ones: puts back what branches of ours cover."""
+"""From memory's bytes at an address to the original ones: puts back what branches of ours cover, say."""
 
 
 class Fact(Enum):
@@ -54,6 +54,9 @@ class Fact(Enum):
     BARRIER = "the guest switches this barrier on and off at any time"
     RESTART = "the guest starts again from elsewhere where an interrupt comes at this instruction"
     BUG = "a trap that the guest recognises by its address"
+    KPROBE = "a kprobe of the guest's own is registered here, and may be armed at any time"
+    KPROBE_BREAKPOINT = "its breakpoint is here, in place of the original instruction's first byte"
+    KPROBE_JUMP = "its jump is here, in place of the original instructions"
     UNKNOWN = "where the guest keeps what it knows of this instruction cannot be told"
 
 
@@ -97,6 +100,18 @@ class FtraceSite:
 
 
 @dataclass(frozen=True, slots=True)
+class Foreign:
+    """A patch at `address` that is not ours, of which nothing tells what it covers. why: in words, where that helps.
+
+    What is decoded behind it, in the same function, may be anything.
+    """
+
+    address: int
+    is_jump: bool
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Whole:
     """A function with the parts of it that the compiler put elsewhere, and all that leads into it.
 
@@ -105,12 +120,14 @@ class Whole:
     jumps:       all jumps that start in the part asked for or lead into it, wherever they start; pointers to places
                  inside it are jumps of where they are kept. Of the other parts, what tables of the kernel say.
     blind_jumps: addresses of jumps whose targets are not known and may be inside this function.
+    missing:     why what leads into the function cannot be found out, in words; "" where it was not asked or is known.
     """
 
     code: Mapping[int, Insn]
     complete: bool
     jumps: tuple[Jump, ...] = ()
     blind_jumps: tuple[int, ...] = ()
+    missing: str = ""
 
 
 @dataclass(frozen=True)
@@ -121,6 +138,7 @@ class Function:
     own:      instructions of the part [start, end), by address.
     compiled: a compiler made it: traps behind a path's last instruction are filler, indirect tail jumps leave it.
     look:     finds out the whole; most probes never need it.
+    search:   finds the first patch in the part [start, end) that is not ours and that nothing explains.
     """
 
     name: str
@@ -129,6 +147,11 @@ class Function:
     own: Mapping[int, Insn]
     look: Callable[[], Whole]
     compiled: bool = True
+    search: Callable[[], Foreign | None] = lambda: None
+
+    @cached_property
+    def foreign(self) -> Foreign | None:
+        return self.search()
 
     @cached_property
     def whole(self) -> Whole:

@@ -103,10 +103,22 @@ class Optimizer:
         limits = self._limits(specs)
         place = Place(address, neighbours or self._neighbours(), self.target.breakpoints())
         best = plan(place, self._grounds, limits)
-        if best.tier not in _NEED_MEMORY or self._find_arena() is not None:
+        if best.tier not in _NEED_MEMORY:
             return best
-        assert self._arena_missing is not None
-        return self._lower(address, limits, self._arena_missing)
+        arena = self._find_arena()
+        why = self._out_of_reach(best, arena) if arena is not None else self._arena_missing
+        return self._lower(address, limits, why) if why is not None else best
+
+    def _out_of_reach(self, best: Plan, arena: Arena) -> Reason | None:
+        """Why no detour of `best` could lie where a branch leads, whatever is free; None where one could."""
+        if best.tier is Tier.TRAPPED:
+            return None
+        try:
+            arena.free_code(best.address, self.target.isa.branch_reach)
+        except Refused as refused:
+            if refused.reason.code == Refusal.ARENA_OUT_OF_REACH.name:
+                return refused.reason
+        return None
 
     def _lower(self, address: int, limits: Limits, reason: Reason) -> Plan:
         """The best plan for `address` that needs no detour, where a better one could not be carried out."""

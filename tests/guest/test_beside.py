@@ -47,6 +47,28 @@ def test_a_kprobe_on_our_branch_is_told_and_left_alone(boot: Boot) -> None:
     assert guest.problems() == []
 
 
+def test_what_is_behind_an_optimized_kprobe_is_probed_where_instructions_begin(boot: Boot) -> None:
+    """On x86-64 its jump covers four instructions and a part of none: what stands behind it is decoded as it was."""
+    guest = boot(extra=SINGLE)
+    guest.check(f"cd {TRACING}; echo 'p:own/x vfs_read+13' > kprobe_events; echo 1 > events/own/x/enable")
+    wait = "until grep -q 'vfs_read+0xd .*OPTIMIZED' /sys/kernel/debug/kprobes/list; do sleep 0.1; done"
+    guest.check(f"{WORK.command}; {wait}", 60)
+    script: list[str | Workload] = ["set optprobe exit-on-error off"]
+    script += [attempt(f"optprobe add vfs_read+{at}") for at in (15, 18)]
+    script += [*(f"optprobe add vfs_read+{at}" for at in (13, 19)), "optprobe commit", WORK]
+    script += [keep("list", "optprobe list")]
+    script += [own("echo 0 > events/own/x/enable; echo > kprobe_events"), WORK, keep("alone", "optprobe list")]
+    finished = batch(guest, [*script, "optprobe check", "optprobe delete"])
+    assert finished.status == 0, finished.output
+    on, behind = finished.json("list")
+    assert (on["tier"], on["reason"]["code"], behind["tier"]) == ("breakpoint", "FOREIGN_JUMP", "optimized")
+    assert on["hits"] >= READS and behind["hits"] >= READS
+    assert {probe["tier"] for probe in finished.json("alone")} == {"optimized"}
+    assert "vfs_read+13> leaves for memory that is no known code" in finished.output
+    assert re.search(r"vfs_read\+18> is in the middle of the instruction", finished.output)
+    assert guest.problems() == []
+
+
 # Where the guest's own event can stand, and where it cannot, by architecture.
 PLACES = {
     "x86_64": ("vfs_read", "vfs_read+5", "vfs_read+7", "vfs_read+0x13"),

@@ -6,13 +6,14 @@ Each stack has a word of its own at the saved SP, one below it, and one in the b
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.ppc64le.derive import derive
 from gdb_optprobe.guest.linux.ppc64le.stacks import Stacks
 from gdb_optprobe.guest.linux.ppc64le.threads import Layout
 from gdb_optprobe.guest.saved import Saved
-from tests.linux.fakes import PAGE, Machine
+from tests.linux.fakes import PAGE, Machine, Structures
 from tests.linux.small_guest import circle
 from tests.linux.test_ppc64le import BASE, TEXT, TOC, made_of_toc, power_kernel, toc_setup, words
 
@@ -114,6 +115,58 @@ NAMES = {
 }
 
 
+OFFSETS_BY_TYPES = {
+    "task_struct.tasks": LAYOUT.tasks,
+    "task_struct.thread_node": LAYOUT.thread_node,
+    "task_struct.signal": LAYOUT.signal,
+    "task_struct.stack": LAYOUT.stack,
+    "task_struct.thread.ksp": LAYOUT.sp,
+    "task_struct.pid": LAYOUT.pid,
+    "task_struct.comm": LAYOUT.comm,
+    "task_struct.rcu_tasks_exit_list": 0x170,
+    "signal_struct.thread_head": LAYOUT.thread_head,
+    "paca_struct.paca_index": LAYOUT.number,
+    "paca_struct.__current": LAYOUT.current,
+    "paca_struct.emergency_sp": LAYOUT.emergency[0],
+    "paca_struct.nmi_emergency_sp": LAYOUT.emergency[1],
+    "paca_struct.mc_emergency_sp": LAYOUT.emergency[2],
+    "rq.idle": LAYOUT.idle,
+    "rcu_tasks.rtpcpu": 8,
+    "rcu_tasks_percpu.rtp_exit_list": 0x30,
+}
+NR_CPUS, RCU_TASKS, RCU_TASKS_PERCPU = DATA + 0x9700, DATA + 0x9780, DATA + 0x9E00
+DATA_NAMES = {
+    "d_init_task": TASKS["init"],
+    "d_paca_ptrs": PACA_PTRS,
+    "d_hardirq_ctx": HARD,
+    "d_softirq_ctx": SOFT,
+    "d___per_cpu_offset": OFFSETS,
+    "d_runqueues": QUEUES,
+    "d___cpu_online_mask": ONLINE,
+    "d___num_online_cpus": LAYOUT.online_count,
+    "d_nr_cpu_ids": NR_CPUS,
+    "d___end_init_stack": STACKS["init"] + SIZE,
+}
+"""Of a kernel with types: it names its data."""
+PREEMPTS = {"preempt_schedule": TEXT + 0x2100, "d_rcu_tasks": RCU_TASKS}
+
+
+def typed_kernel(there: Machine, more: Mapping[str, int] | None = None) -> Kernel:
+    """No function of it tells anything."""
+    names = {name: at for name, at in NAMES.items() if name not in CODE}
+    found = power_kernel(there, {**names, **DATA_NAMES, **(more or {})})
+    return replace(found, structures=Structures(OFFSETS_BY_TYPES))
+
+
+def accounted(there: Machine, *ending: str) -> None:
+    """Those that end, on the list of CPU 1."""
+    there.put_words(RCU_TASKS + 8, RCU_TASKS_PERCPU)
+    for cpu, base in enumerate(PER_CPU):
+        at = RCU_TASKS_PERCPU + base
+        _blank(there, at, 0x100)
+        circle(there, at + 0x30, *(TASKS[name] + 0x170 for name in ending if cpu))
+
+
 def number(name: str) -> int:
     return THREADS.index(name)
 
@@ -143,6 +196,7 @@ def guest(first: Mapping[str, int] | None = None, second: Mapping[str, int] | No
         _cpu(there, cpu, current, idle)
     there.put_words(ONLINE, 0b11)
     there.put_words(LAYOUT.online_count, 2)
+    there.put_words(NR_CPUS, 2)
     return there
 
 

@@ -9,9 +9,10 @@ import pytest
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Cache, Shelf
-from gdb_optprobe.guest.linux import kprobes, landings
-from gdb_optprobe.guest.linux.kprobes import Kprobe
+from gdb_optprobe.guest.linux import landings
+from gdb_optprobe.guest.linux.kprobes import hashed
 from gdb_optprobe.guest.linux.landings import Functions, Landings
+from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.text import Jump
 from gdb_optprobe.isa.x86_64 import X86_64
 from tests.detours.fakes import code
@@ -153,7 +154,8 @@ def guest(listing: str, offsets: dict[str, int] | None = None) -> tuple[Pages, l
 
 
 def of(there: landings.Kernel, shelf: Shelf | None) -> list[Jump]:
-    return landings.of_kernel(there, X86_64.decode, lambda _, data: data, shelf, lambda _: None).within(0, 2**64)
+    originals = OriginalText(there, X86_64)
+    return landings.of_kernel(there, X86_64.decode, originals, shelf, lambda _: None).within(0, 2**64)
 
 
 def kept(cache: Cache) -> int:
@@ -175,26 +177,16 @@ def test_a_kernel_whose_features_cannot_be_read_is_looked_at_each_time(cache: Ca
     assert of(there, cache.shelf("build")) == [Jump(ONE, TWO + 9)] and kept(cache) == 0
 
 
+KPROBE = {"kprobe.hlist": 0, "kprobe.addr": 0x28, "kprobe.pre_handler": 0x40, "kprobe.opcode": 0x50}
+
+
 def test_kprobes_of_the_guest_are_looked_through() -> None:
-    layout = {"kprobe.hlist": 0, "kprobe.addr": 0x28, "kprobe.opcode": 0x50, "kprobe.flags": 0x60}
-    layout["optimized_kprobe.optinsn.copied_insn"] = 0x80
-    memory, there = guest("cc 04 01 00 00  int3 on: jmp two+9", layout)
+    memory, there = guest("cc 04 01 00 00  int3 on: jmp two+9", KPROBE)
     probe = DATA + 0x800
-    memory.put_words(DATA + 0x400 + 8 * 5, probe)
+    memory.put_words(DATA + 0x400 + 8 * hashed(ONE), probe)
     memory.put_words(probe + 0x28, ONE)
     memory.put(probe + 0x50, b"\xe9")
     assert of(there, None) == [Jump(ONE, TWO + 9)]
-    assert kprobes.known(there) == [Kprobe(ONE, b"\xe9")]
-    memory.put(ONE, b"\xe9\x00\x00\x00\x10")  # optimized: a jump to a slot, the operand copied
-    memory.put(probe + 0x60, b"\x04")
-    memory.put(probe + 0x80, bytes.fromhex("04010000"))
-    assert kprobes.known(there) == [Kprobe(ONE, bytes.fromhex("e904010000"))]
-    assert of(there, None) == [Jump(ONE, TWO + 9)]
-
-
-def test_a_kprobe_that_is_not_armed_changes_nothing() -> None:
-    assert kprobes.original(b"\x90\x90", TEXT, [Kprobe(TEXT, b"\x55"), Kprobe(TEXT - 1, b"\x55")]) == b"\x90\x90"
-    assert kprobes.original(b"\xe9\0\0\0\0", TEXT, [Kprobe(TEXT, b"\xe9")]) == b"\xe9\0\0\0\0"
 
 
 def test_kprobes_that_cannot_be_read_are_an_error() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
+from struct import pack
 
 import pytest
 
@@ -12,9 +14,12 @@ from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.modular import Modular
 from gdb_optprobe.guest.linux.module_symbols import ModuleSymbols
 from gdb_optprobe.guest.linux.module_text import ModuleText
-from gdb_optprobe.guest.linux.modules import Module, Modules, State
+from gdb_optprobe.guest.linux.modules import Module, Modules, State, Table
+from gdb_optprobe.guest.linux.original_text import OriginalText
+from gdb_optprobe.guest.linux.ppc64le.module_text import PowerModuleText
 from gdb_optprobe.guest.linux.text import KernelText
 from gdb_optprobe.guest.text import Area, Fact
+from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.x86_64 import X86_64
 from tests.linux.fakes import Pages, Structures, kernel
 
@@ -102,7 +107,27 @@ def test_a_module_and_its_symbols(typed: bool) -> None:
 
 def text_of(memory: Pages, typed: bool = True) -> ModuleText:
     names = kernel(memory, {"modules": HEAD})
-    return ModuleText(the_module(memory, typed), names, X86_64, lambda _, data: data, lambda _: True)
+    return ModuleText(the_module(memory, typed), names, X86_64, OriginalText(names, X86_64), lambda _: True)
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_its_tables_on_ppc64le(typed: bool) -> None:
+    """The exception table has rows of another size there."""
+    memory, nop = Pages(), 0x60000000
+    module_at(memory)
+    memory.put(TEXT, nop.to_bytes(4, "little") * 8)
+    rows = CONSTANTS + 0x80
+    for number, at in enumerate((TEXT, TEXT + 8)):
+        here = rows + 8 * number
+        memory.put(here, pack("<ii", at - here, TEXT + 0x20 - here - 4))
+    module = the_module(memory, typed)
+    if module.tables is not None:
+        module = replace(module, tables={**module.tables, "extable": Table(rows, 2)})
+    names = kernel(memory, {"modules": HEAD, "_stext": BASE - 0x8000, "d__etext": BASE - 0x4000})
+    text = PowerModuleText(module, names, OriginalText(names, PPC64LE))
+    marks = {(mark.fact, mark.address) for mark in text.marks(TEXT, TEXT + 0xC)}
+    known = {(Fact.EXCEPTION, TEXT), (Fact.EXCEPTION, TEXT + 8)}
+    assert marks == (known if typed else {(Fact.UNKNOWN, TEXT + at) for at in (0, 4, 8)})
 
 
 def test_its_tables_say_what_the_kernel_rewrites() -> None:

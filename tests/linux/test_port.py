@@ -7,6 +7,7 @@ import pytest
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import ports
 from gdb_optprobe.guest.linux.ppc64le.text import PowerText
+from gdb_optprobe.guest.text import Fact, Mark
 from tests.detours.fakes import START, FakeText
 from tests.linux.fakes import Pages, kernel
 
@@ -18,6 +19,15 @@ def test_a_function_s_entry_on_x86_is_behind_a_landing_pad() -> None:
     x86 = ports.of("i386:x86-64")
     assert x86.entry(START, FakeText("f3 0f 1e fa  endbr64\n90  nop")) == START + 4
     assert x86.entry(START, FakeText("90  nop")) == START
+
+
+def test_a_function_s_entry_on_x86_is_behind_a_sealed_landing_pad() -> None:
+    x86 = ports.of("i386:x86-64")
+    for sealed in ("66 0f 1f 00  nopw (%rax)", "0f 1f 40 d6  nopl -0x2a(%rax)", "0f 1f 40 00  nopl (%rax)"):
+        assert x86.entry(START, FakeText(f"{sealed}\n0f 1f 44 00 00  nopl")) == START + 4
+    rewritten = (Mark(Fact.JUMP_LABEL, START, 1),)
+    assert x86.entry(START, FakeText("0f 1f 40 00  nopl (%rax)\nc3  ret", noted=rewritten)) == START
+    assert x86.entry(START, FakeText("0f 1f 44 00 00  nopl\nc3  ret")) == START, "a tracer's site"
 
 
 def test_a_function_s_entry_on_ppc64le_is_the_local_one() -> None:

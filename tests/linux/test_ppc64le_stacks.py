@@ -30,6 +30,8 @@ from tests.linux.power_guest import (
     PC,
     PLACES,
     POINTERS,
+    PREEMPTS,
+    RCU_TASKS,
     RED,
     SAVED_SP,
     SIZE,
@@ -38,6 +40,7 @@ from tests.linux.power_guest import (
     STACKS,
     TASKS,
     USER,
+    accounted,
     addi,
     guest,
     kernel,
@@ -46,6 +49,7 @@ from tests.linux.power_guest import (
     on_interrupt_stack,
     saved,
     seen,
+    typed_kernel,
 )
 from tests.linux.test_ppc64le import BASE, toc_setup, words
 
@@ -111,6 +115,34 @@ def test_a_call_that_may_change_what_is_passed_on(code: bytes) -> None:
 
 def test_a_kernel_that_preempts() -> None:
     assert "preempts" in missing(kernel(guest(), {**NAMES, "preempt_schedule": NAMES["tail"] + 0x100}))
+
+
+def test_types_tell_what_code_tells() -> None:
+    assert derive(typed_kernel(guest())) == LAYOUT
+
+
+def test_types_that_no_walk_bears_out() -> None:
+    there = guest()
+    there.put(TASKS["init"] + LAYOUT.comm, b"init")
+    assert "types and symbols tell are those of threads" in missing(typed_kernel(there))
+
+
+def test_a_kernel_with_types_that_preempts_accounts_for_threads_that_end() -> None:
+    there = guest()
+    accounted(there, "ending")
+    known = typed_kernel(there, PREEMPTS)
+    assert missing(known) == ""
+    found = Stacks(known, there, ("pc", "lr"), derive(known))
+    assert f"thread {number('ending')} (ending)" in {each.who for each in found.saved()} and not found.hides()
+    others = Stacks(typed_kernel(there), there, ("pc", "lr"), LAYOUT)
+    assert f"thread {number('ending')} (ending)" not in {each.who for each in others.saved()} and others.hides()
+
+
+def test_a_kernel_that_preempts_and_accounts_for_none() -> None:
+    names = {"preempt_schedule": PREEMPTS["preempt_schedule"]}
+    assert "no account of threads that end" in missing(typed_kernel(guest(), names))
+    names["d_tasks_rcu_exit_srcu"] = RCU_TASKS
+    assert missing(typed_kernel(guest(), names)) != ""
 
 
 def broken_name(there: Machine) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from struct import pack
 
+import pytest
+
 from gdb_optprobe.guest.linux.bug_table import BugTable
 from gdb_optprobe.guest.linux.exception_table import ExceptionTable
 from gdb_optprobe.guest.linux.ftrace_sites import DISABLED, FtraceSites, Record, disable, enable
 from gdb_optprobe.guest.linux.jump_labels import JumpLabels
 from gdb_optprobe.guest.linux.jump_tables import targets
 from gdb_optprobe.guest.linux.static_calls import StaticCalls
+from gdb_optprobe.guest.linux.x86_64 import nops
 from tests.linux.fakes import Pages, kernel
 
 TEXT = 0xFFFFFFFF81000000
@@ -114,6 +117,38 @@ def test_flags_are_read_anew() -> None:
     assert not sites.sites(TEXT, TEXT + 5)[0].in_use
     memory.put_words(TABLE + 0x40 + 8, 1)
     assert sites.sites(TEXT, TEXT + 5)[0].in_use
+
+
+K8, P6 = bytes.fromhex("6666666690"), bytes.fromhex("0f1f440000")
+
+
+def nop_table(memory: Pages, *nops: bytes) -> None:
+    """At TABLE + 0x2000, with nops in one place and in several instructions, as kernels have it."""
+    rows = [b"", b"\x90", b"\x66\x90", b"\x66\x66\x90", b"\x66\x66\x66\x90", b"\x66\x66\x90\x66\x90", *nops]
+    memory.put(TABLE + 0x3000, b"".join(row.ljust(16, b"\x90") for row in rows))
+    memory.put_words(TABLE + 0x2000, 0, *(TABLE + 0x3000 + 16 * n for n in range(1, len(rows))), *[0] * 8)
+    memory.put_words(TABLE + 0x1800, TABLE + 0x2000)
+
+
+@pytest.mark.parametrize("nop", [K8, P6])
+def test_what_is_at_an_idle_site_is_asked_of_the_kernel(nop: bytes) -> None:
+    for name, at in (("x86_nops", TABLE + 0x2000), ("ideal_nops", TABLE + 0x1800)):
+        memory, _ = ftrace(0)
+        nop_table(memory, nop)
+        there = kernel(memory, {"ftrace_pages_start": TABLE + 0x1000, name: at})
+        sites = FtraceSites(there, nop=lambda there=there: nops.traced_place(there))
+        assert sites.sites(TEXT, TEXT + 5)[0].idle == nop
+        nop_table(memory, K8, P6)
+        assert nops.traced_place(there) is None, "it does not tell which"
+
+
+def test_what_is_at_an_idle_site_is_what_is_at_most_that_were_never_used() -> None:
+    memory, sites = ftrace(0, 1 << 25, 0, 1, 0)
+    for number, data in enumerate((K8, P6, K8, P6, b"\xe8\0\0\0\0")):
+        memory.put(TEXT + 0x100 * number, data)
+    assert sites.idle == K8
+    memory, sites = ftrace(1 << 25, 1)
+    assert sites.idle == P6, "nothing tells otherwise"
 
 
 def test_disable_and_enable_leave_the_rest() -> None:

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gdb_optprobe.detours.arena import Ranges
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes.spec import Spec
-from tests.probes.threads import World
+from tests.probes.threads import START, World
 
 COMMANDS = ("add", "boost", "delete", "disable", "enable")
 STEPS = st.tuples(st.sampled_from(COMMANDS), st.integers(0, 14), st.integers(0, 1), st.integers(0, 40))
@@ -48,3 +49,14 @@ def test_addresses_that_can_be_probed_are_not_said_to_be_none() -> None:
     with pytest.raises(OptprobeError, match=r"none of the 1 addresses of .* can be emulated"):
         world.session.add(Spec(where, glob=True, tier="emulated"))
     assert len(world.session.add(Spec(where, glob=True))) == 1
+
+
+def test_explain_knows_as_add_does_that_no_detour_is_within_reach() -> None:
+    world = World()
+    far = START + (1 << 40)
+    world.arena.__init__(Ranges(((far, far + 0x1000),), ((far + 0x1000, far + 0x2000),), 0xCC))  # type: ignore[misc]
+    where = f"*{world.addresses[0]:#x}"
+    (told,) = world.session.explain(where)
+    (view,) = world.session.add(Spec(where))
+    assert told.reason is not None and view.reason is not None
+    assert (told.tier, told.reason.code) == (view.tier, view.reason.code) == ("breakpoint", "ARENA_OUT_OF_REACH")

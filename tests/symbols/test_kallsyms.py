@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,6 @@ import pytest
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import kallsyms
 from gdb_optprobe.guest.symbols import Symbols
-from tests.steps import calls_in
 
 from . import blobs
 
@@ -149,10 +149,11 @@ def test_constants_that_do_not_hold_the_table_are_not_believed(layout: blobs.Lay
     assert rows(recovered(blobs.kallsyms(symbols, layout))) == symbols
 
 
-def test_150_000_symbols_take_few_steps_each() -> None:
+def test_150_000_symbols_in_time() -> None:
     layout = blobs.LINUX_6_4
     symbols = written(150_000, layout)
     data = blobs.kallsyms(symbols, layout)
-    found, calls = calls_in(lambda: recovered(data))
+    start = time.process_time()
+    found = recovered(data)
+    assert time.process_time() - start < 1.5
     assert len(found) == len(symbols)
-    assert calls < 4 * len(symbols)

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from gdb_optprobe.guest.linux.bug_table import BugTable
@@ -15,7 +15,8 @@ from gdb_optprobe.guest.linux.exception_table import ExceptionTable
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.jump_labels import JumpLabels
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.text import Area, Fact, FtraceSite, Function, Mark, Overlay
+from gdb_optprobe.guest.linux.original_text import OriginalText
+from gdb_optprobe.guest.text import Area, Fact, FtraceSite, Function, Mark
 
 LARGEST = 1 << 20
 """Bytes that no function reaches: what is longer by its symbol is filler."""
@@ -30,14 +31,14 @@ class CoreText(ABC):
     def __init__(
         self,
         kernel: Kernel,
-        overlay: Overlay | None,
+        originals: OriginalText,
         ftrace: FtraceSites,
         entry: tuple[int, int],
         modules: tuple[int, int],
     ) -> None:
         """entry, modules: from where to where such text is."""
         self._kernel = kernel
-        self._overlay = overlay or (lambda _, data: data)
+        self.originals = originals
         self._functions: dict[int, Function] = {}
         self.ftrace = ftrace
         self._text = kernel.range("_stext", "_etext")
@@ -72,6 +73,7 @@ class CoreText(ABC):
     def forget(self) -> None:
         """The guest has run, or a branch of ours has come or gone."""
         self._functions.clear()
+        self.originals.forget()
 
     def area(self, address: int) -> Area:
         found = next((area for (start, end), area in self._areas if start <= address < end), Area.NOT_TEXT)
@@ -95,7 +97,16 @@ class CoreText(ABC):
 
     def marks(self, start: int, end: int) -> Sequence[Mark]:
         found = [Mark(Fact.EXCEPTION, at, 1) for at in self.exceptions.faulting(start, end)]
-        return found + [Mark(Fact.JUMP_LABEL, at, 1) for at, _ in self.jump_labels.within(start, end)]
+        found += [Mark(Fact.JUMP_LABEL, at, 1) for at, _ in self.jump_labels.within(start, end)]
+        return [*found, *self._kprobes(start, end)]
+
+    def _kprobes(self, start: int, end: int) -> Iterator[Mark]:
+        """Those of the guest's own: whoever writes where they do loses them, or is overwritten."""
+        for probe in self.originals.kprobes(start, end):
+            # On a tracer's site a kprobe is one of the tracer's users: it writes nothing itself.
+            if probe.written or not self.ftrace.within(probe.address, probe.address + 1):
+                fact = Fact.KPROBE if not probe.written else Fact.KPROBE_JUMP if probe.jumps else Fact.KPROBE_BREAKPOINT
+                yield Mark(fact, probe.address, probe.size)
 
     def ftrace_sites(self, start: int, end: int) -> Sequence[FtraceSite]:
         return self.ftrace.sites(start, end)

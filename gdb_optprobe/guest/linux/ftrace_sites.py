@@ -16,12 +16,12 @@ while no tracer runs at all: one that was started meanwhile has not counted this
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from struct import Struct
 
-from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.text import FtraceSite
 
@@ -29,11 +29,12 @@ WORDS = Struct("<QQ")  # the beginning of every record
 DISABLED = 1 << 25  # FTRACE_FL_DISABLED
 HISTORY = 1 << 20 | 1 << 19  # FTRACE_FL_TOUCHED (6.5), FTRACE_FL_MODIFIED (6.8): somebody was here once
 PAGES = 1 << 16
+SAMPLES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """nop: what stands at a site that is not in use. record: of one site, ip and flags first."""
+    """nop: what stands at a site that is not in use, on most kernels. record: of one site, ip and flags first."""
 
     nop: bytes
     record: Struct
@@ -64,11 +65,21 @@ class Record:
 class FtraceSites:
     """Where the sites are never changes (modules aside); `flags` are read anew each time they are asked for."""
 
-    def __init__(self, kernel: Kernel, shape: Shape = X86, of: tuple[int, int] | None = None) -> None:
-        """of: the text of a module, whose sites have pages of their own; None for all."""
+    def __init__(
+        self,
+        kernel: Kernel,
+        shape: Shape = X86,
+        of: tuple[int, int] | None = None,
+        nop: Callable[[], bytes | None] = lambda: None,
+    ) -> None:
+        """of: the text of a module, whose sites have pages of their own; None for all.
+
+        nop: what the kernel says that it writes where no tracer is; None where it does not say.
+        """
         self._kernel = kernel
         self._shape = shape
         self._of = of
+        self._nop = nop
 
     @cached_property
     def _index(self) -> tuple[list[int], list[int]]:
@@ -105,6 +116,28 @@ class FtraceSites:
     def __len__(self) -> int:
         return len(self._index[0])
 
+    @cached_property
+    def idle(self) -> bytes:
+        """What stands at a site while no tracer is there.
+
+        By what the kernel says; where it says nothing, by what stands at most of the sites that no tracer ever used.
+        """
+        if (found := self._nop()) is not None:
+            return found
+        ips = self._index[0]
+        some = self.records(ips[:: max(1, len(ips) // SAMPLES)]).values()
+        size = len(self._shape.nop)
+        unused = [data for record in some if not record.flags and (data := self._at(record.ip, size))]
+        most = max(set(unused), key=unused.count, default=b"")
+        return most if 2 * unused.count(most) > len(unused) else self._shape.nop
+
+    def _at(self, ip: int, size: int) -> bytes:
+        """b"" where no text is: that of init has gone."""
+        try:
+            return self._kernel.memory.read(ip, size)
+        except Unreadable:
+            return b""
+
     def within(self, start: int, end: int) -> Sequence[int]:
         """Sites that share a byte with [start, end)."""
         ips = self._index[0]
@@ -128,8 +161,7 @@ class FtraceSites:
     def sites(self, start: int, end: int) -> Sequence[FtraceSite]:
         """For the planner: the sites that share a byte with [start, end)."""
         records = self.records(self.within(start, end)).values()
-        nop = self._shape.nop
-        return [FtraceSite(r.ip, len(nop), r.in_use, nop) for r in records]
+        return [FtraceSite(r.ip, len(self._shape.nop), r.in_use, self.idle) for r in records]
 
     def tracing(self) -> bool:
         """Whether any tracer is registered (kernel/trace/ftrace.c: ftrace_ops_list ends in ftrace_list_end)."""

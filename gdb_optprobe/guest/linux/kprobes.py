@@ -1,11 +1,13 @@
-"""The guest's own kprobes: the bytes beneath their breakpoints and jumps.
+"""The guest's own kprobes: the bytes beneath their breakpoints and jumps, and where they may write more of them.
 
-    kprobe_table ─► 64 lists of struct kprobe (kernel/kprobes.c)
+    kprobe_table ─► 64 lists of struct kprobe, by hash_ptr(addr) (kernel/kprobes.c)
                     │ addr   ─► text: CC …      the byte beneath is `opcode`
-                    │ opcode               or   E9 rel32 of an optimized_kprobe, around this kprobe: beneath are
-                    └ flags                     `opcode` and the four bytes of optinsn.copied_insn
+                    │ opcode               or   E9 rel32 to optinsn.insn: beneath are `opcode` and optinsn.copied_insn
+                    └ pre_handler          or   the original, where it is registered and not armed
+    aggr_pre_handler: the kprobe is the first member of a struct optimized_kprobe. Its jump may come, or come back, at
+    any time, over the optinsn.size bytes of the instructions that it has copied; without a size, over one instruction.
 
-As recover_probed_instruction() (arch/x86/kernel/kprobes/core.c) has it.
+As recover_probed_instruction() (arch/x86/kernel/kprobes/core.c) has it; on other ISAs opcode and branch have one size.
 """
 
 from __future__ import annotations
@@ -14,62 +16,150 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from struct import iter_unpack
 
-from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.kernel import MASK, Kernel, NoSuchKernel
+from gdb_optprobe.isa.base import Isa, OutOfReach
 
-LISTS = 64  # 1 << KPROBE_HASH_BITS
+BITS = 6  # KPROBE_HASH_BITS
+GOLDEN = 0x61C8864680B583EB  # GOLDEN_RATIO_64 (include/linux/hash.h)
 MOST = 1 << 16
-OPTIMIZED = 1 << 2  # KPROBE_FLAG_OPTIMIZED (include/linux/kprobes.h)
-BREAKPOINT, JUMP = 0xCC, 0xE9
-COPIED = 4  # DISP32_SIZE
+LONGEST_WINDOW = 64
+REGISTERS = "register_kprobe"
+"""A kernel without kprobes has no such function."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kprobe:
-    """One probe. beneath: its first original byte; the first five where it may be optimized."""
+    """One probe of the guest's.
+
+    written: what the guest has written at `address`; empty where it is not armed.
+    beneath: the original bytes there, as many.
+    size:    bytes from `address` on that the guest may write at any time, whole instructions.
+    jumps:   a jump to the probe's own code stands there: what is behind its first byte does not run where it is.
+    """
 
     address: int
     beneath: bytes
+    written: bytes
+    size: int
+    jumps: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.address + self.size
 
 
-def known(kernel: Kernel) -> list[Kprobe]:
-    """Every kprobe there is now. Raises OptprobeError where they cannot be told."""
+def known(kernel: Kernel, isa: Isa) -> list[Kprobe]:
+    """Every kprobe there is now, ascending. Raises OptprobeError where they cannot be told."""
     table = kernel.symbols.address("kprobe_table")
     if table is None:
+        if kernel.symbols.address(REGISTERS) is None:
+            return []
+        raise NoSuchKernel("the list of the guest's own kprobes has no symbol (kprobe_table)")
+    heads = [head for (head,) in iter_unpack("<Q", kernel.memory.read(table, 8 << BITS))]
+    if not any(heads):
         return []
-    heads = [head for (head,) in iter_unpack("<Q", kernel.memory.read(table, 8 * LISTS)) if head]
-    return [_kprobe(kernel, node) for head in heads for node in _nodes(kernel, head)]
+    layout = Layout.of(kernel)
+    found = []
+    for number, head in enumerate(heads):
+        for probe in _probes(kernel, head, layout):
+            address = kernel.word(probe + layout.address)
+            # The list that a kprobe is in is chosen by its address: nothing else reads as one.
+            if hashed(address) != number:
+                raise NoSuchKernel("the guest's list of its own kprobes does not read as one")
+            found.append(_kprobe(kernel, isa, layout, probe, address))
+    return sorted(found, key=lambda each: each.address)
 
 
 def original(text: bytes, base: int, probes: Iterable[Kprobe]) -> bytes:
     """`text`, read at `base`, as it would be without these kprobes. One that is not armed has changed nothing."""
     found = bytearray(text)
     for probe in probes:
-        at, size = probe.address - base, len(probe.beneath)
-        if 0 <= at <= len(found) - size:
-            if found[at] == BREAKPOINT:
-                found[at] = probe.beneath[0]
-            elif found[at] == JUMP and size > 1:
-                found[at : at + size] = probe.beneath
+        for at, (beneath, written) in enumerate(zip(probe.beneath, probe.written, strict=True), probe.address - base):
+            if 0 <= at < len(found) and found[at] == written:
+                found[at] = beneath
     return bytes(found)
 
 
-def _nodes(kernel: Kernel, head: int) -> Iterator[int]:
+def hashed(address: int) -> int:
+    """hash_ptr(): which of the lists the kprobe at `address` is in."""
+    return (address * GOLDEN & MASK) >> 64 - BITS
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where members are. copied, slot, size: of a struct optimized_kprobe; None where kernel or ISA has none."""
+
+    node: int
+    address: int
+    opcode: int
+    pre_handler: int
+    copied: int | None = None
+    slot: int | None = None
+    size: int | None = None
+
+    @classmethod
+    def of(cls, kernel: Kernel) -> Layout:
+        """Raises OptprobeError."""
+
+        def optimized(member: str) -> int | None:
+            try:
+                return kernel.offset("optimized_kprobe", f"optinsn.{member}")
+            except OptprobeError:
+                return None
+
+        node, address, opcode, pre_handler = (
+            kernel.offset("kprobe", member) for member in ("hlist", "addr", "opcode", "pre_handler")
+        )
+        return cls(node, address, opcode, pre_handler, optimized("copied_insn"), optimized("insn"), optimized("size"))
+
+
+def _probes(kernel: Kernel, head: int, layout: Layout) -> Iterator[int]:
     """The kprobes in an hlist (include/linux/list.h)."""
-    offset = kernel.offset("kprobe", "hlist")
     node = head
     for _ in range(MOST):
         if not node:
             return
-        yield node - offset
+        yield node - layout.node
         node = kernel.word(node)
-    raise NoSuchKernel("the guest's list of kprobes has no end")
+    raise NoSuchKernel("the guest's list of its own kprobes has no end")
 
 
-def _kprobe(kernel: Kernel, at: int) -> Kprobe:
-    def read(struct: str, member: str, size: int) -> bytes:
-        return kernel.memory.read(at + kernel.offset(struct, member), size)
+def _kprobe(kernel: Kernel, isa: Isa, layout: Layout, probe: int, address: int) -> Kprobe:
+    """See the drawing. Raises OptprobeError where what is in text is neither."""
+    width = len(isa.breakpoint)
+    opcode = kernel.memory.read(probe + layout.opcode, width)
+    now = kernel.memory.read(address, isa.branch_size)
+    size, jump, whole = _optimized(kernel, isa, layout, probe, address, opcode)
+    # While the guest writes its jump, or takes it away, a breakpoint stands before the rest of either.
+    written = jump, isa.breakpoint + jump[width:] if len(jump) > width else jump
+    if jump and now in written:
+        return Kprobe(address, whole, now, size, jumps=True)
+    if now[:width] == isa.breakpoint:
+        return Kprobe(address, opcode, now[:width], size)
+    return Kprobe(address, b"", b"", size)
 
-    beneath = read("kprobe", "opcode", 1)
-    if int.from_bytes(read("kprobe", "flags", 4), "little") & OPTIMIZED:
-        beneath += read("optimized_kprobe", "optinsn.copied_insn", COPIED)
-    return Kprobe(kernel.word(at + kernel.offset("kprobe", "addr")), beneath)
+
+def _optimized(
+    kernel: Kernel, isa: Isa, layout: Layout, probe: int, address: int, opcode: bytes
+) -> tuple[int, bytes, bytes]:
+    """(bytes that the guest may write, its jump, what the jump covers); no jump where there can be none."""
+    width = len(isa.breakpoint)
+    plain = width, b"", b""
+    aggregate = kernel.symbols.address("aggr_pre_handler")
+    if layout.slot is None or layout.copied is None:
+        return plain
+    if aggregate is not None and kernel.word(probe + layout.pre_handler) != aggregate:
+        return plain
+    if not (slot := kernel.word(probe + layout.slot)):
+        return plain
+    size = kernel.word(probe + layout.size) if layout.size is not None else isa.branch_size
+    try:
+        jump = isa.branch(address, slot)
+    except OutOfReach:
+        jump = b""
+    if not isa.branch_size <= size <= LONGEST_WINDOW or not jump:
+        if aggregate is None:
+            return plain
+        raise NoSuchKernel(f"the guest's own kprobe at {address:#x} does not read as one")
+    return size, jump, opcode + kernel.memory.read(probe + layout.copied, isa.branch_size - width)

@@ -27,10 +27,10 @@ from struct import Struct, unpack_from
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
-from gdb_optprobe.guest.linux import kprobes
 from gdb_optprobe.guest.linux.core_text import LARGEST
 from gdb_optprobe.guest.linux.kernel import Kernel, Symbols
-from gdb_optprobe.guest.text import Jump, Overlay
+from gdb_optprobe.guest.linux.original_text import OriginalText
+from gdb_optprobe.guest.text import Jump
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.x86_64.decoder import shape
 
@@ -217,7 +217,7 @@ def _words(words: Iterable[tuple[int, bytes]], functions: Functions) -> Iterator
 
 
 def of_kernel(
-    kernel: Kernel, decode: Decode, overlay: Overlay, shelf: Shelf | None, say: Callable[[str], None]
+    kernel: Kernel, decode: Decode, originals: OriginalText, shelf: Shelf | None, say: Callable[[str], None]
 ) -> Landings:
     """The landings of a kernel's text, found once for each build and kind of CPU. Raises OptprobeError."""
     start, end = kernel.range("_stext", "_etext")
@@ -227,7 +227,8 @@ def of_kernel(
     if known is not None:
         return known
     say("finding out what leads into the kernel's functions, once for each build")
-    text = kprobes.original(overlay(start, kernel.read(start, end)), start, kprobes.known(kernel))
+    originals.check()
+    text = originals.read(start, end)
     found = find(text, start, Functions(kernel.symbols, start, text), decode, _data(kernel))
     if found.pristine and shelf is not None and name is not None:
         shelf.store(name, found.landings.pack(start))
@@ -275,7 +276,7 @@ def _confirmed(
     for index, those in by_function.items():
         start, end = functions.starts[index], functions.ends[index]
         insns = decode(text[start - base : end - base], start)
-        if not insns or insns[-1].end != end or is_foreign(insns):
+        if not insns or insns[-1].end != end or foreign(insns) is not None:
             found += map(_unclear, those)
             continue
         addresses = [insn.address for insn in insns]
@@ -309,8 +310,8 @@ def _operand_of(insn: Insn, candidate: Candidate) -> Jump | None:
     return Jump(insn.address, candidate.target, POINTER) if taken else None
 
 
-def is_foreign(insns: Sequence[Insn], breakpoint: bytes = b"\xcc") -> bool:
-    """Whether a breakpoint instruction stands where code runs into it, with more code behind: not the compiler's.
+def foreign(insns: Sequence[Insn], breakpoint: bytes = b"\xcc") -> int | None:
+    """Where the first breakpoint instruction stands that code runs into, with more code behind: not the compiler's.
 
     What a breakpoint covers cannot be decoded, so the rest of the function is not to be trusted.
     """
@@ -318,7 +319,7 @@ def is_foreign(insns: Sequence[Insn], breakpoint: bytes = b"\xcc") -> bool:
     while end and insns[end - 1].data == breakpoint:
         end -= 1
     if end and insns[0].data == breakpoint:
-        return True
+        return insns[0].address
     into = (Flow.NEXT, Flow.BRANCH)
-    return any(insns[at].data == breakpoint and insns[at - 1].flow in into for at in range(1, end))
-
+    found = (at for at in range(1, end) if insns[at].data == breakpoint and insns[at - 1].flow in into)
+    return next((insns[at].address for at in found), None)

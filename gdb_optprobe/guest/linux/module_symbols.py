@@ -22,7 +22,7 @@ from gdb_optprobe.guest.symbols import FUNCTION_TYPES, Symbols, SymbolTable
 
 LARGEST_NAMES = 1 << 24
 NOTHING: Range = (0, 0)
-_ROWS = {"extable": 12, "jump_entries": 16, "static_call_sites": 8}
+_ROWS = {"jump_entries": 16, "static_call_sites": 8}
 _TABLES = {
     "extable": ("__start___ex_table", "__stop___ex_table"),
     "jump_entries": ("__start___jump_table", "__stop___jump_table"),
@@ -40,15 +40,15 @@ _NONE = (
 class ModuleSymbols:
     """`guest.linux.kernel.Symbols` of a module. Raises OptprobeError where its symbols cannot be read."""
 
-    def __init__(self, module: Module, kernel: Kernel, bug: int) -> None:
-        """bug: bytes of a row of the bug table."""
+    def __init__(self, module: Module, kernel: Kernel, bug: int, extable: int = 12) -> None:
+        """bug, extable: bytes of a row of the bug table, and of the exception table."""
         self._module = module
         self._core: Names = kernel.symbols
         self._kernel = kernel
         symbols, self._sizes = _symbols(module, kernel)
         self.table = SymbolTable(symbols, [module.text])
         self._ends: dict[int, int] = {}
-        self._ranges = _ranges(module, {**_ROWS, "bug_table": bug})
+        self._ranges = _ranges(module, {**_ROWS, "bug_table": bug, "extable": extable})
 
     def address(self, name: str) -> int | None:
         if name in self._ranges:

@@ -13,15 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from gdb_optprobe.guest.linux import kprobes, landings, smp_locks
+from gdb_optprobe.guest.linux import landings, smp_locks
 from gdb_optprobe.guest.linux.bug_table import row_size
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.landings import Functions, Landings
 from gdb_optprobe.guest.linux.module_symbols import ModuleSymbols
 from gdb_optprobe.guest.linux.modules import Module
+from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.linux.text import KernelText
-from gdb_optprobe.guest.text import Area, Fact, Mark, Overlay
+from gdb_optprobe.guest.linux.x86_64 import nops
+from gdb_optprobe.guest.text import Area, Fact, Mark
 from gdb_optprobe.isa.base import Isa
 
 TRAMPOLINE = "__SCT__"
@@ -32,22 +34,25 @@ class ModuleText(KernelText):
     """Fills guest.text.Text for one module."""
 
     def __init__(
-        self, module: Module, kernel: Kernel, isa: Isa, overlay: Overlay, is_code: Callable[[int], bool]
+        self, module: Module, kernel: Kernel, isa: Isa, originals: OriginalText, is_code: Callable[[int], bool]
     ) -> None:
         """is_code: whether a function of the kernel's or of any module is at an address. Raises OptprobeError."""
         self.module = module
         self.symbols = ModuleSymbols(module, kernel, row_size(kernel))
         own = Kernel(kernel.memory, self.symbols, kernel.structures)
-        super().__init__(own, isa, overlay)
-        self.ftrace = FtraceSites(own, of=module.text)
+        super().__init__(own, isa, originals=originals)
         self._core_kernel = kernel
+        self.ftrace = self._sites(module)
         self._is_code = is_code
 
     def renew(self, module: Module) -> None:
         """The guest has run, the module is the same: its state may be another, and the tracer's records."""
         self.module = module
         self.forget()
-        self.ftrace = FtraceSites(self._kernel, of=module.text)
+        self.ftrace = self._sites(module)
+
+    def _sites(self, module: Module) -> FtraceSites:
+        return FtraceSites(self._kernel, of=module.text, nop=lambda: nops.traced_place(self._core_kernel))
 
     def area(self, address: int) -> Area:
         found = super().area(address)
@@ -82,8 +87,8 @@ class ModuleText(KernelText):
     def all_landings(self) -> Landings:
         if self._landings is None:
             start, end = self.module.text
-            known = kprobes.known(self._core_kernel)
-            text = kprobes.original(self._overlay(start, self._core_kernel.read(start, end)), start, known)
+            self.originals.check()
+            text = self.originals.read(start, end)
             functions = Functions(self.symbols, start, text)
             found = landings.find(text, start, functions, self._isa.decode, self._words())
             self._landings = found.landings

@@ -10,7 +10,7 @@
     stacks                 where saved PCs are                by types (BTF)           by the code that uses them
     room                   memory for detours                 filler of the text       gaps of the image
     current, per_cpu       the running thread and CPU         per-CPU variables        the paca, by r13
-    unwinder               from a frame to its caller         ORC, or frame pointers   the back chain
+    unwinder               from a frame to its caller         ORC tables               the back chain
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
 from gdb_optprobe.guest.linux.modular import Modular
 from gdb_optprobe.guest.linux.modules import Module
+from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.linux.physical import PhysicalPatch
 from gdb_optprobe.guest.linux.recover import Finder
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
@@ -63,6 +64,8 @@ def nowhere(_: int) -> Module | None:
 
 class LinuxText(Text, Protocol):
     """The text of a kernel, with its tracer's sites."""
+
+    originals: OriginalText
 
     @property
     def ftrace(self) -> FtraceSites: ...
@@ -137,7 +140,7 @@ class Port(Finder, Protocol):
 
     def text(self, kernel: Kernel, overlay: Overlay, shelf: Shelf | None, say: Say) -> LinuxText: ...
 
-    def modular(self, kernel: Kernel, text: LinuxText, overlay: Overlay) -> Modular:
+    def modular(self, kernel: Kernel, text: LinuxText) -> Modular:
         """`text` with that of the modules which are loaded."""
 
     def entry(self, function: int, text: Text) -> int:

@@ -61,7 +61,7 @@ class Stacks:
         self._registers = tuple(registers)
         self._tasks = Tasks(kernel)
         self._cpus = _CpuStacks(kernel)
-        self._thread_size = _thread_size(kernel)
+        self._thread_size = thread_size(kernel)
 
     def saved(self) -> Iterator[Saved]:
         """Everything that may hold a saved PC now. Raises OptprobeError where something cannot be enumerated now."""
@@ -188,7 +188,7 @@ class _CpuStacks:
         return True
 
 
-def _thread_size(kernel: Kernel) -> int:
+def thread_size(kernel: Kernel) -> int:
     """THREAD_SIZE, from the room that the linker left for init's stack (include/asm-generic/vmlinux.lds.h)."""
     start = kernel.word(kernel.address("init_task") + kernel.offset("task_struct", "stack"))
     for name in ("__end_init_stack", "__end_init_task"):
@@ -201,7 +201,7 @@ def _thread_size(kernel: Kernel) -> int:
 def missing(kernel: Kernel) -> str:
     """Why saved PCs cannot be enumerated in this kernel, in words; empty where they can."""
     try:
-        _thread_size(kernel), _CpuStacks(kernel), Tasks(kernel)
+        thread_size(kernel), _CpuStacks(kernel), Tasks(kernel)
     except OptprobeError as error:
         return error.message
     return ""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from gdb_optprobe.errors import OptprobeError
@@ -26,10 +26,13 @@ from gdb_optprobe.guest.linux.core_text import REMEMBERED, CoreText
 from gdb_optprobe.guest.linux.exception_table import ExceptionTable
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel
-from gdb_optprobe.guest.linux.landings import Landings, is_foreign
+from gdb_optprobe.guest.linux.kprobes import Kprobe
+from gdb_optprobe.guest.linux.landings import Landings, foreign
+from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.linux.smp_locks import SmpLocks
 from gdb_optprobe.guest.linux.static_calls import StaticCalls
-from gdb_optprobe.guest.text import Area, Fact, Function, Jump, Mark, Overlay, Whole
+from gdb_optprobe.guest.linux.x86_64 import nops
+from gdb_optprobe.guest.text import Area, Fact, Foreign, Function, Jump, Mark, Overlay, Whole
 from gdb_optprobe.interrupts import interruptible
 from gdb_optprobe.isa.base import Flow, Insn, Isa
 
@@ -52,10 +55,15 @@ class KernelText(CoreText):
         overlay: Overlay | None = None,
         shelf: Shelf | None = None,
         say: Callable[[str], None] = lambda _: None,
+        originals: OriginalText | None = None,
     ) -> None:
-        """shelf: keeps what was found about this build of the kernel for the next time; `say` tells of long work."""
+        """shelf: keeps what was found about this build of the kernel for the next time; `say` tells of long work.
+
+        originals: of a text that this one is beside, in place of an overlay.
+        """
         entry = kernel.range("__entry_text_start", "__entry_text_end")
-        super().__init__(kernel, overlay, FtraceSites(kernel), entry, MODULES)
+        sites = FtraceSites(kernel, nop=lambda: nops.traced_place(kernel))
+        super().__init__(kernel, originals or OriginalText(kernel, isa, overlay), sites, entry, MODULES)
         self._isa = isa
         self._parts: dict[int, Part] = {}
         self._pieces: dict[int, bytes] = {}
@@ -112,7 +120,7 @@ class KernelText(CoreText):
         if start not in self._parts:
             if len(self._parts) >= REMEMBERED:
                 self._parts.clear()
-            data = self._overlay(start, self._read(start, end))
+            data = self.originals(start, self._read(start, end))
             self._parts[start] = part_of(self._isa.decode(data, start), start, end, self._isa.breakpoint)
         return self._parts[start]
 
@@ -125,7 +133,25 @@ class KernelText(CoreText):
             own={insn.address: insn for insn in own.insns},
             look=lambda: self._whole(start, end),
             compiled=self._compiled([(start, end)]) or self._compiled(self._family(start, end)),
+            search=lambda: self._foreign(self._part(start, end)),
         )
+
+    def _foreign(self, part: Part) -> Foreign | None:
+        """The first patch in `part` that nothing explains, or a kprobe that stands on no instruction of it."""
+        starts = {insn.address for insn in part.insns}
+        found = [] if part.hidden is None else [Foreign(part.hidden, is_jump=False)]
+        found += [Foreign(jump.source, is_jump=True) for jump in part.leaving if self._is_astray(jump)]
+        if part.insns:
+            probes = self.originals.kprobes(part.insns[0].address, part.insns[-1].end)
+            ends = starts | {part.insns[-1].end}
+            astray = (probe for probe in probes if probe.address not in starts or not self._ends(probe, ends))
+            found += [Foreign(probe.address, probe.jumps) for probe in astray]
+        first = min(found, key=lambda each: each.address, default=None)
+        return replace(first, why=self.originals.missing) if first is not None else None
+
+    def _ends(self, probe: Kprobe, ends: set[int]) -> bool:
+        """Whether the kprobe writes whole instructions, or less than one."""
+        return probe.end in ends or probe.size < self._isa.branch_size
 
     def _compiled(self, parts: Iterable[tuple[int, int]]) -> bool:
         """A compiler gave one of the parts a tracer's site, or a name that says what was done to it."""
@@ -135,9 +161,10 @@ class KernelText(CoreText):
         bounds = self._family(start, end)
         parts = [self._part(*part) for part in bounds]
         around = {near: self._part(*near) for near in self._around(start, end)}
-        landed = self._landings_within(start, end)
+        landed, missing = self._landings_within(start, end)
         jumps = list(parts[0].jumps)
-        leaving = [self._may_leave(*near) if part.hidden else part.leaving for near, part in around.items()]
+        hidden = {near for near, part in around.items() if part.hidden is not None}
+        leaving = [self._may_leave(*near) if near in hidden else part.leaving for near, part in around.items()]
         into = [jump for those in leaving for jump in those if start < jump.target < end]
         into += landed or ()
         jumps += dict.fromkeys(into)
@@ -146,11 +173,11 @@ class KernelText(CoreText):
         return Whole(
             code={insn.address: insn for part in parts for insn in part.insns},
             complete=landed is not None
-            and all(part.clear and not part.hidden for part in parts)
-            and all(part.clear or part.hidden for part in around.values())
-            and not self._patched(parts),
+            and all(part.clear and self._foreign(part) is None for part in parts)
+            and all(part.clear or near in hidden for near, part in around.items()),
             jumps=(*jumps, *tables),
             blind_jumps=blind,
+            missing=missing,
         )
 
     def all_landings(self) -> Landings:
@@ -158,14 +185,15 @@ class KernelText(CoreText):
         if self._landings is None:
             decode = self._isa.decode
             with interruptible():
-                self._landings = landings.of_kernel(self._kernel, decode, self._overlay, self._shelf, self._say)
+                self._landings = landings.of_kernel(self._kernel, decode, self.originals, self._shelf, self._say)
         return self._landings
 
-    def _landings_within(self, start: int, end: int) -> list[Jump] | None:
+    def _landings_within(self, start: int, end: int) -> tuple[list[Jump] | None, str]:
+        """Those that are known; None where they cannot be found out, and why."""
         try:
-            return self.all_landings().within(start, end)
-        except OptprobeError:
-            return None
+            return self.all_landings().within(start, end), ""
+        except OptprobeError as error:
+            return None, error.message
 
     def _around(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """The functions from which a short branch reaches [start, end)."""
@@ -180,7 +208,7 @@ class KernelText(CoreText):
 
     def _may_leave(self, start: int, end: int) -> Iterator[Jump]:
         """All that looks like a short branch, in a function where somebody's breakpoint hides which bytes are one."""
-        data = self._overlay(start, self._read(start, end))
+        data = self.originals(start, self._read(start, end))
         for at, opcode in enumerate(data[:-1], start):
             if opcode in _SHORT:
                 offset = data[at - start + 1]
@@ -204,14 +232,13 @@ class KernelText(CoreText):
             for kind, rows in (("jump label", labels), ("fixup of a fault", fixups))
         )
 
-    def _patched(self, parts: Sequence[Part]) -> bool:
-        """Whether somebody's jump covers instructions of a function: beyond it the code cannot be decoded."""
-        return any(
+    def _is_astray(self, jump: Jump) -> bool:
+        """Whether `jump` is somebody's, and covers instructions: beyond it the code cannot be decoded."""
+        known = self.ftrace.within, self.static_calls.within
+        return (
             jump.kind == Flow.JUMP.value
             and self._leads_astray(jump.target)
-            and not self.ftrace.within(jump.source, jump.source + 1)
-            for part in parts
-            for jump in part.leaving
+            and not any(within(jump.source, jump.source + 1) for within in known)
         )
 
     def _leads_astray(self, target: int) -> bool:
@@ -279,7 +306,7 @@ class Part:
     """A stretch of code between two symbols, decoded.
 
     clear:    it decodes from end to end.
-    hidden:   a breakpoint of somebody's hides an instruction.
+    hidden:   where a breakpoint that nothing explains hides an instruction.
     jumps:    its direct jumps, branches and calls.
     leaving:  those that lead out of it and are no calls.
     ways_out: its jumps that may be indirect: through a register, or a direct one to a thunk.
@@ -287,7 +314,7 @@ class Part:
 
     insns: tuple[Insn, ...]
     clear: bool
-    hidden: bool
+    hidden: int | None
     jumps: tuple[Jump, ...]
     leaving: tuple[Jump, ...]
     ways_out: tuple[Insn, ...]
@@ -300,7 +327,7 @@ def part_of(insns: Sequence[Insn], start: int, end: int, breakpoint: bytes) -> P
     return Part(
         insns=tuple(insns),
         clear=bool(insns) and insns[-1].end == end,
-        hidden=is_foreign(insns, breakpoint),
+        hidden=foreign(insns, breakpoint),
         jumps=jumps,
         leaving=tuple(j for j in jumps if not start <= j.target < end and j.kind != Flow.CALL.value),
         ways_out=tuple(

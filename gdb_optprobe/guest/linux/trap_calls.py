@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.isa.base import Flow, Insn, Isa
 from gdb_optprobe.isa.trapping import Entry
 
@@ -67,9 +68,9 @@ def _ways_in(
 
 
 def code_at(kernel: Kernel, isa: Isa, originals: Originals, at: int) -> list[Insn]:
-    """The code of the symbol around `at`, as it was before we came. Raises OptprobeError."""
+    """The code of the symbol around `at`, as it was before we or the guest's own kprobes came. Raises OptprobeError."""
     start, end = _bounds(kernel, at)
-    code = bytearray(kernel.memory.read(start, end - start))
+    code = bytearray(OriginalText(kernel, isa).read(start, end))
     for at, original in originals.items():
         if start <= at and at + len(original) <= end:
             code[at - start : at - start + len(original)] = original

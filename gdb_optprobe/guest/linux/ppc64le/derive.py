@@ -1,4 +1,4 @@
-"""Where a ppc64le kernel without types keeps its threads and stacks: from the functions that use them.
+"""Where a ppc64le kernel keeps its threads and stacks: by its types, or without them from the functions that use them.
 
     _switch                  std r1,KSP(r3)            a thread's saved SP, THREAD + KSP from its start
                              addi r6,r4,-THREAD
@@ -23,12 +23,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import permutations, product
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
+from gdb_optprobe.guest.linux.ppc64le.stacks import exiting_of
 from gdb_optprobe.guest.linux.ppc64le.threads import Layout, Thread, Threads, cpus
+from gdb_optprobe.guest.linux.stacks import thread_size
 from gdb_optprobe.isa.ppc64le.words import opcode, ra, rt, simm, word_of
 
 SP, PREVIOUS, NEXT, PACA = 1, 3, 4, 13  # registers: of _switch's arguments, the second is validate_sp's thread as well
@@ -36,38 +39,60 @@ ADDI, ROTATE, LWZ, LHZ, LD, STD = 14, 30, 32, 40, 58, 62
 PLAUSIBLE = (1 << 13, 1 << 14, 1 << 15, 1 << 16)
 IDLE_NAME = "swapper"
 HEADER_OF_FRAME = 32
+EMERGENCY = ("emergency_sp", "nmi_emergency_sp", "mc_emergency_sp")
+"""Ends of stacks, in a paca (asm/paca.h)."""
 
 
 def derive(kernel: Kernel) -> Layout:
-    """Raises NoSuchKernel, which says what could not be found."""
+    """By the kernel's types where it has them, else by its code. Raises NoSuchKernel: what could not be found."""
+    if kernel.structures is None and kernel.symbols.address("preempt_schedule") is not None:
+        raise NoSuchKernel("this kernel preempts threads, and without types (BTF) one that ends could not be found")
+    layouts = [by_types(kernel)] if kernel.structures is not None else by_code(kernel)
+    found = [layout for layout in layouts if _holds(kernel, layout)]
+    if len(found) != 1:
+        told = "types and symbols tell" if kernel.structures is not None else "code uses"
+        raise NoSuchKernel(f"{len(found) or 'none'} of the lists that this kernel's {told} are those of threads")
+    return found[0]
+
+
+def by_types(kernel: Kernel) -> Layout:
+    """Raises OptprobeError."""
+    task, paca = partial(kernel.offset, "task_struct"), partial(kernel.offset, "paca_struct")
+    return Layout(
+        kernel.address("init_task"), task("tasks"), task("thread_node"), task("signal"),
+        kernel.offset("signal_struct", "thread_head"),
+        task("stack"), task("thread.ksp"), task("pid"), task("comm"), thread_size(kernel),
+        kernel.address("paca_ptrs"), paca("paca_index"), paca("__current"), tuple(map(paca, EMERGENCY)),
+        (kernel.address("hardirq_ctx"), kernel.address("softirq_ctx")),
+        kernel.address("__per_cpu_offset"), kernel.address("runqueues"), kernel.offset("rq", "idle"),
+        kernel.address("__cpu_online_mask"), kernel.address("__num_online_cpus"),
+    )  # fmt: skip
+
+
+def by_code(kernel: Kernel) -> list[Layout]:
+    """All that its code may mean. Raises NoSuchKernel."""
     symbols = kernel.symbols
     if not isinstance(symbols, DerivedSymbols):
         raise NoSuchKernel("the code of this kernel is not known")
-    if symbols.address("preempt_schedule") is not None:
-        raise NoSuchKernel("this kernel preempts threads, and one that ends meanwhile could not be found")
     switching, machine = _Switching.of(symbols), _Machine.of(symbols)
     stack, emergency = _stacks(symbols, switching.size)
     number, pid, comm = _names(symbols, switching.current)
-    found = []
-    for lists in _Lists.found(kernel, symbols):
-        for pacas, (offsets, queues) in product(machine.pacas, permutations(machine.queues)):
-            layout = Layout(
-                lists.init_task, lists.tasks, lists.thread_node, lists.signal, lists.thread_head,
-                stack, switching.sp, pid, comm, switching.size,
-                pacas, number, switching.current, emergency, machine.interrupt_stacks,
-                offsets, queues, machine.idle, machine.online, machine.online_count,
-            )  # fmt: skip
-            if _holds(kernel, layout):
-                found.append(layout)
-    if len(found) != 1:
-        raise NoSuchKernel(f"{len(found) or 'none'} of the lists that this kernel's code uses are those of threads")
-    return found[0]
+    return [
+        Layout(
+            lists.init_task, lists.tasks, lists.thread_node, lists.signal, lists.thread_head,
+            stack, switching.sp, pid, comm, switching.size,
+            pacas, number, switching.current, emergency, machine.interrupt_stacks,
+            offsets, queues, machine.idle, machine.online, machine.online_count,
+        )
+        for lists in _Lists.found(kernel, symbols)
+        for pacas, (offsets, queues) in product(machine.pacas, permutations(machine.queues))
+    ]
 
 
 def missing(kernel: Kernel) -> str:
     """Why saved PCs cannot be enumerated in this kernel, in words; empty where they can."""
     try:
-        derive(kernel)
+        derive(kernel), exiting_of(kernel)
     except OptprobeError as error:
         return error.message
     return ""

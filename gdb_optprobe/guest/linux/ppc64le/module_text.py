@@ -1,30 +1,34 @@
-"""The text of modules on ppc64le: too far from the kernel's for a branch to a detour, so it is only read.
+"""The text of modules on ppc64le: too far from the kernel's for a branch to a detour.
 
-What the kernel rewrites there (jump labels, barriers, fixups) is in tables that cannot be found without BTF: nothing is
-copied, and nothing is computed in an instruction's place. A breakpoint needs neither.
+What the kernel rewrites there, or knows by its address, is in tables (jump labels, faults, traps) that cannot be found
+without BTF: then nothing is copied, and nothing is computed in an instruction's place. A breakpoint needs neither.
+Barriers and features of a module are settled when it is loaded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gdb_optprobe.guest.linux.bug_table import row_size
 from gdb_optprobe.guest.linux.ftrace_sites import POWER, FtraceSites
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.module_symbols import ModuleSymbols
 from gdb_optprobe.guest.linux.modules import Module
+from gdb_optprobe.guest.linux.original_text import OriginalText
+from gdb_optprobe.guest.linux.ppc64le.constants import EXCEPTION_ROW
 from gdb_optprobe.guest.linux.ppc64le.text import PowerText
-from gdb_optprobe.guest.text import Area, Fact, Mark, Overlay
+from gdb_optprobe.guest.text import Area, Fact, Mark
 
 
 class PowerModuleText(PowerText):
     """Fills guest.text.Text for one module."""
 
-    def __init__(self, module: Module, kernel: Kernel, overlay: Overlay) -> None:
+    def __init__(self, module: Module, kernel: Kernel, originals: OriginalText) -> None:
         """Raises OptprobeError."""
         self.module = module
-        self.symbols = ModuleSymbols(module, kernel, row_size(kernel))
-        super().__init__(Kernel(kernel.memory, self.symbols), overlay)
+        self.symbols = ModuleSymbols(module, kernel, row_size(kernel), EXCEPTION_ROW.size)
+        super().__init__(replace(kernel, symbols=self.symbols), originals=originals)
         self.renew(module)
 
     def renew(self, module: Module) -> None:
@@ -38,6 +42,8 @@ class PowerModuleText(PowerText):
         return Area.LOADED if found is Area.TEXT else found
 
     def marks(self, start: int, end: int) -> Sequence[Mark]:
+        if self.module.tables is not None:
+            return super().marks(start, end)
         return [Mark(Fact.UNKNOWN, at, 4) for at in range(start, end, 4)]
 
     def spell(self, address: int) -> str:

@@ -59,15 +59,17 @@ class _PPC:
     notes = staticmethod(finding.notes)
 
     def kernel(self, memory: Memory, symbols: SymbolTable, structures: Structures) -> Kernel:
-        """Without structures: what reads tables by them takes the layout that kernels have had for long."""
-        return Kernel(memory, DerivedSymbols(symbols, memory))
+        """Without structures where it has no types: what reads tables takes the layout that kernels have had for long.
+        """
+        typed = symbols.address("__start_BTF") is not None
+        return Kernel(memory, DerivedSymbols(symbols, memory), structures if typed else None)
 
     def text(self, kernel: Kernel, overlay: Overlay, shelf: Shelf | None, say: Say) -> LinuxText:
         return PowerText(kernel, overlay)
 
-    def modular(self, kernel: Kernel, text: LinuxText, overlay: Overlay) -> Modular:
+    def modular(self, kernel: Kernel, text: LinuxText) -> Modular:
         def of(module: Module) -> CodeOfModule:
-            return PowerModuleText(module, kernel, overlay)
+            return PowerModuleText(module, kernel, text.originals)
 
         return Modular(text, kernel, VMALLOC, of)
 

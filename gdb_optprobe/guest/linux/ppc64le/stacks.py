@@ -1,4 +1,4 @@
-"""Every saved PC of a stopped ppc64le kernel without types.
+"""Every saved PC of a stopped ppc64le kernel.
 
     a vCPU is …                  what is alive of its CPU
     ├─ not started               nothing (no CPU that runs threads lacks a vCPU)
@@ -8,7 +8,7 @@
     ├─ on an emergency stack     all its stacks, its paca, its thread's whole stack
     └─ in entry code             besides SRR0, its paca, and the frame that was left just now, below SP
 
-    a thread without a CPU       from its saved SP up: return addresses, for this kernel does not preempt
+    a thread without a CPU       from its saved SP up: return addresses, and the interrupted PC if it was preempted
 
 r13 is the paca's address from the first instructions of entry code to the last ones (asm/paca.h). An interrupt takes
 the interrupted stack further, and switches to hardirq_ctx or softirq_ctx by a frame that leads back (kernel/irq.c).
@@ -22,7 +22,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 
+from gdb_optprobe.guest.linux.exiting import Listed, Unneeded, exiting
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
+from gdb_optprobe.guest.linux.percpu import PerCpu
 from gdb_optprobe.guest.linux.ppc64le import areas
 from gdb_optprobe.guest.linux.ppc64le.threads import Cpu, Layout, Stack, Thread, Threads, cpus, online
 from gdb_optprobe.guest.machine import Machine, Vcpu
@@ -47,6 +49,7 @@ class Stacks:
         self._registers = tuple(registers)
         self._layout = layout
         self._threads = Threads(kernel, layout)
+        self._exiting = exiting_of(kernel)
         self._entry = areas.entry_text(kernel)
 
     def saved(self) -> Iterator[Saved]:
@@ -76,7 +79,8 @@ class Stacks:
             raise NoSuchKernel(f"{len(unseen)} CPUs are not in the kernel, but {in_user_mode} vCPUs are in user mode")
         current = {cpu: self._kernel.word(cpu.paca + self._layout.current) for cpu in known}
         # A CPU that never came up has no current thread.
-        threads = self._threads.all((*filter(None, current.values()), *(cpu.idle for cpu in known)))
+        others = (*(cpu.idle for cpu in known), *self._exiting.unlisted())
+        threads = self._threads.all((*filter(None, current.values()), *others))
         alive = {current[cpu]: self._end(threads[current[cpu]]) for cpu in unseen}
         for cpu, (sp, below) in running.items():
             yield from self._of_cpu(cpu, sp, below, current[cpu], threads, alive)
@@ -85,7 +89,7 @@ class Stacks:
                 yield self._of_thread(thread, alive.get(address, thread.sp))
 
     def hides(self) -> bool:
-        return True  # this kernel keeps no account of threads that end
+        return self._exiting.hides()
 
     def _comes_from_user_mode(self, values: Mapping[str, int], cpu: Cpu | None) -> bool:
         """In user mode, or in entry code that still has its registers, or has them again."""
@@ -151,6 +155,16 @@ class Stacks:
         words = array("Q")
         words.frombytes(self._kernel.memory.read(start, stack.end - start) if start < stack.end else b"")
         return Saved(who, start, words, stack)
+
+
+def exiting_of(kernel: Kernel) -> Listed | Unneeded:
+    """How this kernel keeps account of threads that end. Raises NoSuchKernel for one that could hide some."""
+    if kernel.symbols.address("preempt_schedule") is None:
+        return Unneeded()
+    found = exiting(kernel, PerCpu.of(kernel))
+    if not isinstance(found, Listed):
+        raise NoSuchKernel("this kernel preempts threads, and only counts those that end")
+    return found
 
 
 def _paca(cpu: Cpu) -> Whole:

@@ -18,6 +18,7 @@ from gdb_optprobe.guest.linux.core_text import CoreText
 from gdb_optprobe.guest.linux.exception_table import ExceptionTable
 from gdb_optprobe.guest.linux.ftrace_sites import POWER, FtraceSites
 from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.linux.ppc64le import areas
 from gdb_optprobe.guest.linux.ppc64le.barriers import Barriers
 from gdb_optprobe.guest.linux.ppc64le.constants import EXCEPTION_ROW
@@ -43,13 +44,18 @@ class _ReadOnly:
 class PowerText(CoreText):
     """Fills guest.text.Text for a kernel on ppc64le."""
 
-    def __init__(self, kernel: Kernel, overlay: Overlay | None = None) -> None:
-        super().__init__(kernel, overlay, FtraceSites(kernel, POWER), areas.entry_text(kernel), VMALLOC)
+    def __init__(
+        self, kernel: Kernel, overlay: Overlay | None = None, originals: OriginalText | None = None
+    ) -> None:
+        """originals: of a text that this one is beside, in place of an overlay."""
+        found = originals or OriginalText(kernel, PPC64LE, overlay)
+        super().__init__(kernel, found, FtraceSites(kernel, POWER), areas.entry_text(kernel), VMALLOC)
         self._never: dict[int, Mapping[int, Hazard]] = {}
 
     def through(self, read: Callable[[int, int], bytes]) -> PowerText:
         """The same text, read in another way: for the unwinder, which must not send packets of its own."""
-        return PowerText(replace(self._kernel, memory=_ReadOnly(read)), self._overlay)
+        kernel = replace(self._kernel, memory=_ReadOnly(read))
+        return PowerText(kernel, originals=self.originals.through(kernel))
 
     @cached_property
     def exceptions(self) -> ExceptionTable:
@@ -96,7 +102,7 @@ class PowerText(CoreText):
     # --- functions ---------------------------------------------------------------------------------------------
 
     def _decode(self, start: int, end: int) -> Function:
-        data = self._overlay(start, self._kernel.read(start, end))
+        data = self.originals(start, self._kernel.read(start, end))
         tables = PPC64LE.jump_tables(data, start)
         words = {at + 4 * number for at, targets in tables.items() for number in range(len(targets))}
         code = {insn.address: insn for insn in instructions(data, start) if insn.address not in words}

@@ -1,9 +1,9 @@
-"""Every thread of a stopped ppc64le kernel, by offsets that its own code told: see derive.py.
+"""Every thread of a stopped ppc64le kernel, by offsets that its types or its code told: see derive.py.
 
     alive: running, queued, asleep    `init_task`'s list of processes, and of each `signal->thread_head`
     idle, of CPUs that are off too    `runqueues.idle`, in no list
     ending, off the lists, on a CPU   that CPU's `paca->__current`
-    ending, off the lists, elsewhere  of no concern: this kernel does not preempt (linux/exiting.py, Unneeded)
+    ending, off the lists, elsewhere  linux/exiting.py, Listed; none where it does not preempt (Unneeded)
     being made                        of no concern: its only saved PC is the start of ret_from_fork
 """
 

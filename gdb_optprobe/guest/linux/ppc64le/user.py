@@ -112,7 +112,7 @@ def user_kernel(kernel: Kernel, reads: Reads, originals: Originals) -> UserKerne
         "task_struct.tgid": paca.pid + 4,  # see guest/linux/current.py
         "task_struct.comm": paca.comm,
     }
-    structures = CodeStructures(symbols, paca.current, known)
+    structures = kernel.structures or CodeStructures(symbols, paca.current, known)
     names = _Symbols(symbols, {"init_task": paca.init_task})
     kernel = Kernel(RadixMemory(kernel.memory, reads.linear.root), names, structures)
     common, stack = program_check.of_users(kernel, originals)

@@ -18,14 +18,16 @@ from gdb_optprobe.guest.linux.text import MODULES, KernelText
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.linux.x86_64 import find as finding
-from gdb_optprobe.guest.linux.x86_64 import frame_pointers, orc, user
+from gdb_optprobe.guest.linux.x86_64 import orc, user
 from gdb_optprobe.guest.linux.x86_64 import reads as reading
-from gdb_optprobe.guest.linux.x86_64.frame_pointers import FramePointers
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Function, Overlay, Text
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.isa.x86_64 import X86_64, unwind
+
+PAD = 4
+"""Bytes of a landing pad."""
 
 
 class _X86:
@@ -41,9 +43,9 @@ class _X86:
     def text(self, kernel: Kernel, overlay: Overlay, shelf: Shelf | None, say: Say) -> LinuxText:
         return KernelText(kernel, X86_64, overlay, shelf, say)
 
-    def modular(self, kernel: Kernel, text: LinuxText, overlay: Overlay) -> Modular:
+    def modular(self, kernel: Kernel, text: LinuxText) -> Modular:
         def of(module: Module) -> CodeOfModule:
-            return ModuleText(module, kernel, X86_64, overlay, is_code)
+            return ModuleText(module, kernel, X86_64, text.originals, is_code)
 
         def is_code(address: int) -> bool:
             found = both.at(address)
@@ -56,20 +58,24 @@ class _X86:
     def entry(self, function: int, text: Text) -> int:
         """Behind a landing pad: an indirect call must find it as it is, and the tracer's site begins behind it.
 
-        (arch/x86/kernel/kprobes/core.c, arch_adjust_kprobe_addr)
+        Where nothing calls the function indirectly the kernel has put a nop in the pad's place (sealed it): which one
+        is the kernel's own matter. (arch/x86/kernel/alternative.c, kprobes/core.c: arch_adjust_kprobe_addr)
         """
         found = text.function(function)
         insn = found.own.get(function) if found is not None else None
-        return insn.end if insn is not None and insn.text.startswith("endbr") else function
+        if insn is None:
+            return function
+        sealed = insn.size == PAD and X86_64.fills(insn) and not text.marks(function, insn.end)
+        return insn.end if sealed or insn.text.startswith("endbr") else function
 
     def entered(self, function: Function, unwinder: Unwinder | None) -> bool:
         """Where its tables have the return address on top of the stack: objtool has proven that code to return there.
 
-        With frame pointers instead, where it makes a frame. Without either, what GCC has named.
+        Without tables, what GCC has named.
         """
         if isinstance(unwinder, OrcUnwinder):
             return unwinder.tables.find(function.start, unwinder.read) == unwind.CALLED
-        return function.compiled or (isinstance(unwinder, FramePointers) and frame_pointers.is_called(function))
+        return function.compiled
 
     def per_cpu(self, kernel: Kernel) -> int | None:
         return kernel.symbols.address("this_cpu_off")
@@ -114,9 +120,7 @@ class _X86:
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, facts: Facts, read: ReadMemory, module: ModuleAt = nowhere
-    ) -> OrcUnwinder | FramePointers:
-        if not frame_pointers.has_tables(kernel):
-            return frame_pointers.unwinder(kernel, text, read)
+    ) -> OrcUnwinder:
         found = orc.tables(kernel, facts)
         return OrcUnwinder(found.text, found, read, read, module)
 

@@ -1,0 +1,75 @@
+"""The one way from memory's bytes to the original ones: without what the guest's own kprobes wrote, and what we wrote.
+
+    memory ──► the guest's kprobes are looked through ──► our branches are ──► what is decoded
+Whoever decodes the guest's text comes this way. Where the kprobes cannot be listed, `missing` says why: then a
+breakpoint instruction, and a jump to no known code, are all that tells of one, and nothing behind them is decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux import kprobes
+from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.kprobes import Kprobe
+from gdb_optprobe.guest.text import Overlay
+from gdb_optprobe.isa.base import Isa
+
+
+class OriginalText:
+    """Good until the guest runs: `forget`. It is an Overlay itself."""
+
+    def __init__(self, kernel: Kernel, isa: Isa, overlay: Overlay | None = None) -> None:
+        """overlay: shows the original bytes where branches of ours stand."""
+        self._kernel = kernel
+        self._isa = isa
+        self._ours = overlay or (lambda _, data: data)
+        self._known: tuple[Sequence[Kprobe], OptprobeError | None] | None = None
+
+    def __call__(self, address: int, data: bytes) -> bytes:
+        """The original bytes of `data`, which was read at `address` since the guest stopped."""
+        return self._ours(address, kprobes.original(data, address, self._of(address, address + len(data))))
+
+    def through(self, kernel: Kernel) -> OriginalText:
+        """The same of a kernel that is read in another way."""
+        return OriginalText(kernel, self._isa, self._ours)
+
+    def read(self, start: int, end: int) -> bytes:
+        """The original text from `start` to `end`."""
+        return self(start, self._kernel.read(start, end))
+
+    def kprobes(self, start: int, end: int) -> Sequence[Kprobe]:
+        """The guest's, armed or not, that may write in [start, end); not those that it has put on branches of ours."""
+        return [probe for probe in self._of(start, end) if not self._is_on_ours(probe)]
+
+    def check(self) -> None:
+        """Raises OptprobeError where the guest's kprobes cannot be told."""
+        if (error := self._look()[1]) is not None:
+            raise error
+
+    @property
+    def missing(self) -> str:
+        """Why the guest's kprobes cannot be told, in words; "" where they can."""
+        error = self._look()[1]
+        return error.message if error is not None else ""
+
+    def forget(self) -> None:
+        """The guest has run."""
+        self._known = None
+
+    def _of(self, start: int, end: int) -> Sequence[Kprobe]:
+        return [probe for probe in self._look()[0] if probe.address < end and start < probe.end]
+
+    def _look(self) -> tuple[Sequence[Kprobe], OptprobeError | None]:
+        if self._known is None:
+            try:
+                self._known = kprobes.known(self._kernel, self._isa), None
+            except OptprobeError as error:
+                self._known = (), error
+        return self._known
+
+    def _is_on_ours(self, probe: Kprobe) -> bool:
+        """It was put there when our branch was: to the guest our branch is the original instruction."""
+        data = kprobes.original(self._kernel.memory.read(probe.address, self._isa.branch_size), probe.address, [probe])
+        return self._ours(probe.address, data) != data
