@@ -1,0 +1,452 @@
+"""What a user does, tried in one guest with one GDB: for each facility whether it works, is refused, or is broken.
+
+    works     the count, the value, the frame came out as the guest itself, or a workload of known size, says
+    refused   the tool said that it cannot, and why, before anything was changed
+    broken    anything else: a wrong count, an error in the middle, a guest that is ill, text that has changed
+
+Counts need no oracle of the guest's: `dd` of so many bytes from /dev/zero calls `read_zero` just as often, and nothing
+else does. Where the guest has kprobe and uprobe events, one stands beside each probe and must have counted the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qemu import calls
+from qemu.channel import ChannelError
+from qemu.debugger import Debugger, DebuggerError
+from qemu.guest import Guest, GuestError
+
+__all__ = ["FACILITIES", "Battery", "Broken", "Outcome", "Refused", "State"]
+
+ROOT = Path(__file__).resolve().parent
+TRACING = "/sys/kernel/tracing"
+ENTRY, CALLER, OPENS = "read_zero", "ksys_read", ("do_sys_openat2", "do_sys_open")
+READS, SIZE, ODD = 1000, 7, 4321
+PROGRAM, CALLS = "/calls64", 500
+HEALTH = 15.0
+LINE = re.compile(r"^(?:=> )?\s*(0x[0-9a-f]+)[^:]*:\s+(\S.*)$", re.M)
+# Straight-line code ends at one of these (x86-64: j…, call, ret; ppc64le: b… but the bit instructions).
+LEAVES = re.compile(r"^(j|call|ret|b(?!r[hwd]\b|permd)|syscall|ud2)")
+
+
+class Broken(Exception):
+    """Something came out wrong; the text says what, beside what it should be."""
+
+
+class Refused(Exception):
+    """The tool refused; `code` is that of the closed list where it gave one."""
+
+    def __init__(self, text: str, code: str = "") -> None:
+        super().__init__(text)
+        self.code = code
+
+
+State = str
+WORKS, REFUSED, BROKEN = "works", "refused", "broken"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one facility in one guest.
+
+    text: why, of what is refused or broken; a figure, of what works.
+    """
+
+    facility: str
+    state: State
+    code: str = ""
+    text: str = ""
+
+
+class Battery:
+    """One guest and the GDB that is connected to it. A GDB that fails is replaced; a guest that fails ends the run."""
+
+    def __init__(self, guest: Guest, program: str = "") -> None:
+        """program: the GDB; "" for this machine's own."""
+        self.guest = guest
+        self._program = program
+        self._gdb: Debugger | None = None
+
+    def run(self, names: Sequence[str] = ()) -> Iterator[Outcome]:
+        """Try every facility, or those that are named, in their order."""
+        for name, check in FACILITIES.items():
+            if not names or name in names:
+                yield self._try(name, check)
+        self.end()
+
+    def _try(self, name: str, check: Callable[[Battery], str]) -> Outcome:
+        try:
+            outcome = Outcome(name, WORKS, text=check(self))
+        except Refused as error:
+            outcome = Outcome(name, REFUSED, error.code, _one_line(str(error)))
+        except (Broken, DebuggerError, ChannelError, GuestError, ValueError, LookupError) as error:
+            outcome = Outcome(name, BROKEN, text=_one_line(f"{error}"))
+        trouble = self._tidy(outcome.state == BROKEN)
+        return Outcome(name, BROKEN, text=trouble) if trouble and outcome.state != BROKEN else outcome
+
+    def _tidy(self, broken: bool) -> str:
+        """Take every probe out; what that, or the guest's log, says against the facility, "" where nothing does."""
+        try:
+            if broken:
+                self.kill()
+                with contextlib.suppress(DebuggerError):
+                    self.gdb("optprobe recover -remove")
+            self.gdb("optprobe delete")
+            if "holds what we wrote" not in (said := self.gdb("optprobe check")) and "No probes" not in said:
+                return f"after delete: {_one_line(said)}"
+            self.run_in_guest("true", HEALTH)
+        except (DebuggerError, ChannelError) as error:
+            self.kill()
+            return f"afterwards: {_one_line(str(error))}"
+        problems = self.guest.problems()
+        return f"the guest's log: {problems[0]}" if problems else ""
+
+    def end(self) -> None:
+        """End GDB as `quit` does; the next use starts another."""
+        if self._gdb is not None:
+            self._gdb.close()
+            self._gdb = None
+
+    # what the checks use ----------------------------------------------------------------------------------------
+
+    @property
+    def gdb(self) -> Debugger:
+        if self._gdb is None:
+            self._gdb = Debugger(self.guest.gdb_socket, self._program)
+        return self._gdb
+
+    def kill(self) -> None:
+        """End GDB as `kill -9` does; the next use starts another."""
+        if self._gdb is not None:
+            self._gdb.kill()
+            self._gdb = None
+
+    def run_in_guest(self, command: str, timeout: float = 60.0) -> str:
+        """Let the guest run a command; what it printed."""
+        return self.gdb.running(lambda: self.guest.run(command, timeout)[1], timeout + 60)
+
+    def ask(self, line: str) -> str:
+        """Give a command that the tool may refuse."""
+        try:
+            return self.gdb(line)
+        except DebuggerError as error:
+            text = str(error).partition(": ")[2]
+            if "internal error" in text or "Traceback" in text or not text:
+                raise
+            raise Refused(text) from None
+
+    def probe(self, clause: str) -> int:
+        """Add a probe; its number. Refused too where it got no tier that needs no stop."""
+        self.ask(f"optprobe add {clause}")
+        view = self.views()[-1]
+        if view["state"] == "optimizing":
+            self.ask("optprobe commit")
+            view = self.views()[-1]
+        if view["tier"] not in ("optimized", "trapped"):
+            reason = view["reason"] or {}
+            raise Refused(f"{view['tier']}: {reason.get('text', '')}", str(reason.get("code", "")))
+        return int(view["number"])
+
+    def views(self) -> list[dict[str, Any]]:
+        found = json.loads(self.gdb("optprobe list -json"))
+        assert isinstance(found, list)
+        return found
+
+    def view(self, number: int) -> dict[str, Any]:
+        return next(view for view in self.views() if view["number"] == number)
+
+    def maps(self, number: int) -> dict[str, list[dict[str, Any]]]:
+        """What the probe's actions gathered, by action."""
+        lines = map(json.loads, self.gdb(f"optprobe report {number} -json").splitlines())
+        return {line["action"]: line["entries"] for line in lines if line["type"] == "map"}
+
+    def boundaries(self, function: str, count: int) -> list[int]:
+        """The first instructions of a function, as far as they follow one another."""
+        self.gdb("optprobe list")
+        found = []
+        for address, text in LINE.findall(self.gdb(f"x/{count}i {function}")):
+            found.append(int(address, 16))
+            if LEAVES.match(text):
+                break
+        return found
+
+    def reads(self, count: int = READS) -> None:
+        self.run_in_guest(f"dd if=/dev/zero of=/dev/null bs={SIZE} count={count} 2>/dev/null", 120)
+
+    def event(self, kind: str, place: str) -> contextlib.AbstractContextManager[Callable[[], int | None]]:
+        return _event(self, kind, place)
+
+
+@contextlib.contextmanager
+def _event(battery: Battery, kind: str, place: str) -> Iterator[Callable[[], int | None]]:
+    """Have an event of the guest's own; what is yielded tells its hits, None where this guest has no such events."""
+    file, group = f"{TRACING}/{kind}_events", f"{kind}s"
+    armed = battery.run_in_guest(
+        f"[ -e {file} ] && echo 'p:matrix {place}' > {file} && echo 1 > {TRACING}/events/{group}/enable && echo armed"
+    )
+    if "armed" not in armed:
+        yield lambda: None
+        return
+    try:
+        yield lambda: int(battery.run_in_guest(f"cat {TRACING}/{kind}_profile").split()[-2 if kind == "kprobe" else -1])
+    finally:
+        battery.run_in_guest(f"echo 0 > {TRACING}/events/{group}/enable; echo > {file}; echo > {TRACING}/trace")
+
+
+def same(what: str, found: object, wanted: object) -> None:
+    if found != wanted:
+        raise Broken(f"{what}: {found}, not {wanted}")
+
+
+# the facilities ------------------------------------------------------------------------------------------------------
+
+
+def doctor(battery: Battery) -> str:
+    """It answers for each facility, and none by an internal error."""
+    told = json.loads(battery.gdb("optprobe doctor -json"))
+    refused = [row for row in told["facilities"] if row["state"] != WORKS]
+    for row in refused:
+        if not row["reason"] or "internal error" in row["reason"]:
+            raise Broken(f"doctor: {row['name']} {row['state']} without a reason: {row['reason']}")
+    return "; ".join(f"{row['name']}: {row['reason']}" for row in refused)
+
+
+def entry(battery: Battery) -> str:
+    number = battery.probe(ENTRY)
+    places = battery.boundaries(ENTRY, 8)
+    behind = next((place for place in places[3:]), 0)
+    with battery.event("kprobe", f"{behind:#x}") if behind else contextlib.nullcontext(lambda: None) as hits:
+        battery.reads()
+        same(f"hits of {ENTRY}", battery.view(number)["hits"], READS)
+        if (theirs := hits()) is not None:
+            same("the guest's own event", theirs, READS)
+    view = battery.view(number)
+    if view["tier"] != "optimized":
+        raise Refused(f"{view['tier']}: {view['reason']['text']}", view["reason"]["code"])
+    return "beside the guest's event" if theirs is not None else "by the workload"
+
+
+def middle(battery: Battery) -> str:
+    """Behind the entry, instruction by instruction; one of them beyond an event of the guest's own."""
+    places = battery.boundaries(ENTRY, 12)
+    inside = places[1:6]
+    if not inside:
+        raise Refused(f"{ENTRY} has no second instruction before its first branch")
+    with battery.event("kprobe", f"{inside[0]:#x}"):
+        # The guest's optimizer works every 5 jiffies.
+        battery.reads(1)
+        time.sleep(0.3)
+        numbers = {}
+        for place in inside[1:]:
+            with contextlib.suppress(Refused):
+                numbers[place] = battery.probe(f"*{place:#x}")
+        battery.reads()
+        for place, number in numbers.items():
+            same(f"hits of {ENTRY}+{place - places[0]:#x}", battery.view(number)["hits"], READS)
+        battery.gdb("optprobe delete")
+    numbers = {place: battery.probe(f"*{place:#x}") for place in inside}
+    battery.reads()
+    for place, number in numbers.items():
+        same(f"hits of {ENTRY}+{place - places[0]:#x}", battery.view(number)["hits"], READS)
+    return f"{len(numbers)} instructions"
+
+
+def glob(battery: Battery) -> str:
+    battery.ask("optprobe add vfs_*")
+    battery.reads()
+    views = battery.views()
+    (read,) = [view for view in views if view["location"] == "vfs_read" or view["symbol"] == "vfs_read"][:1]
+    if read["hits"] < READS:
+        raise Broken(f"hits of vfs_read: {read['hits']}, not at least {READS}")
+    fast = sum(view["tier"] == "optimized" for view in views)
+    if fast * 2 < len(views):
+        reason = next(view["reason"] for view in views if view["tier"] != "optimized")
+        raise Refused(f"{fast} of {len(views)} optimized: {reason['text']}", reason["code"])
+    return f"{fast} of {len(views)} optimized"
+
+
+def handler(battery: Battery) -> str:
+    number = battery.probe(f"{CALLER} if count == {SIZE} do count by $comm, hist(count)")
+    battery.reads()
+    maps = battery.maps(number)
+    same("count by $comm", maps["count by $comm"], [{"key": ["dd"], "value": READS}])
+    rows = [(row["low"], row["count"]) for row in maps["hist(count)"][0]["value"]]
+    same("hist(count)", rows, [(4, READS)])
+    return ""
+
+
+def text(battery: Battery) -> str:
+    name, told = "/tmp/optprobe-matrix", ""
+    for function in OPENS:
+        try:
+            number = battery.probe(f"{function} do count by str(filename)")
+            break
+        except Refused as error:
+            told = told or str(error)
+    else:
+        raise Refused(told)
+    battery.run_in_guest(f"for i in 1 2 3; do cat {name} 2>/dev/null; done")
+    found = {row["key"][0]: row["value"] for row in battery.maps(number)["count by str(filename)"]}
+    same(f"opens of {name}", found.get(name), 3)
+    return ""
+
+
+def returns(battery: Battery) -> str:
+    number = battery.probe(f"{ENTRY} -return do latency, sum($retval)")
+    battery.reads()
+    view, maps = battery.view(number), battery.maps(number)
+    same("returns", (view["hits"], view["missed"]), (READS, 0))
+    same("sum($retval)", maps["sum($retval)"][0]["value"], READS * SIZE)
+    same("latencies", sum(row["count"] for row in maps["latency"][0]["value"]), READS)
+    return ""
+
+
+def stops(battery: Battery) -> str:
+    """A conditional breakpoint on each vCPU in turn; what `bt` shows; `finish`; nobody else stops."""
+    gdb = battery.gdb
+    for cpu in range(battery.guest.options.processors):
+        battery.ask(f"optprobe break {CALLER} if count == {ODD}")
+        work = battery.guest.spawn(f"taskset {1 << cpu:x} dd if=/dev/zero of=/dev/null bs={ODD} count=2 2>&1")
+        with contextlib.closing(work):
+            said = gdb("continue")
+            if "hit optprobe" not in said or CALLER not in said:
+                raise Broken(f"continue: {_one_line(said)}")
+            frames = re.findall(r"^#\d+\s+(?:0x[0-9a-f]+ in )?(\S+)", gdb("bt"), re.M)
+            if frames[0] != CALLER or len(frames) < 3 or any(name in ("0x0", "??") for name in frames):
+                raise Broken(f"bt: {' '.join(frames)}")
+            said = gdb("finish")
+            if frames[1] not in said:
+                raise Broken(f"finish: {_one_line(said)}")
+            if "hit optprobe" not in (said := gdb("continue")):
+                raise Broken(f"continue, the second time: {_one_line(said)}")
+            gdb("optprobe delete")
+            gdb.running(lambda: work.wait(60))  # noqa: B023
+    return f"{battery.guest.options.processors} vCPUs, {len(frames)} frames"
+
+
+def user(battery: Battery) -> str:
+    arch = battery.guest.options.arch
+    data = calls.program(64, arch)
+    calls.put(battery.run_in_guest, data, PROGRAM)
+    battery.run_in_guest(f"{PROGRAM} 1")
+    # Behind the first instruction: another place than ours.
+    behind = calls.offset_of(data, arch) + (1 if arch == "x86_64" else 4)
+    number = battery.probe(f"-user {PROGRAM}:test do count by $comm")
+    with battery.event("uprobe", f"{PROGRAM}:{behind:#x}") as hits:
+        battery.run_in_guest(f"{PROGRAM} {CALLS} & {PROGRAM} {CALLS} & wait", 120)
+        same("hits in the program", battery.view(number)["hits"], 2 * CALLS)
+        if (theirs := hits()) is not None:
+            same("the guest's own uprobe", theirs, 2 * CALLS)
+    battery.gdb("optprobe delete")
+    number = battery.probe(f"-user {PROGRAM}:test -return do latency")
+    battery.run_in_guest(f"{PROGRAM} {CALLS}", 120)
+    same("returns in the program", battery.view(number)["hits"], CALLS)
+    return "beside the guest's event" if theirs is not None else "by the workload"
+
+
+def module(battery: Battery) -> str:
+    """A probe that waits for its module, and counts from the first call."""
+    if not battery.guest.options.modules:
+        raise Refused("this kernel has no modules")
+    battery.ask("optprobe add dummy_xmit -pending")
+    said = battery.run_in_guest("insmod /lib/modules/dummy.ko && echo loaded")
+    if "loaded" not in said:
+        raise Broken(f"insmod: {_one_line(said)}")
+    (view,) = battery.views()
+    if view["state"] == "pending":
+        raise Broken("the module is loaded, and the probe waits on")
+    sends = "ip addr add 10.9.9.1/24 dev dummy0; ip link set dummy0 up; ping -c 2 -W 1 10.9.9.2 >/dev/null"
+    told = battery.run_in_guest(
+        f"{sends}; ip link set dummy0 down; cat /sys/class/net/dummy0/statistics/tx_packets", 120
+    )
+    packets = int(told.split()[-1])
+    if not packets:
+        raise Broken("dummy0 has sent nothing")
+    (view,) = battery.views()
+    same("hits of dummy_xmit", view["hits"], packets)
+    battery.gdb("optprobe delete")
+    battery.run_in_guest("rmmod dummy")
+    return f"{view['tier']}, {packets} packets"
+
+
+def agreement(battery: Battery) -> str:
+    """What `explain` says of random places is what `add` does."""
+    battery.gdb(f"source {ROOT}/agree.py")
+    told = json.loads(battery.gdb("optprobe-agree 50").splitlines()[-1])
+    if told["disagreements"]:
+        raise Broken(f"explain and add: {told['disagreements'][0]}")
+    return f"{told['tried']} places"
+
+
+def recovery(battery: Battery) -> str:
+    """GDB is killed; the guest runs on and counts; the next GDB takes over."""
+    battery.probe(ENTRY)
+    battery.probe(f"{CALLER} if $arg3 == {SIZE} do count by $pid")
+    battery.reads()
+    battery.kill()
+    # Nobody is connected: the guest itself must run.
+    battery.guest.run(f"dd if=/dev/zero of=/dev/null bs={SIZE} count={READS} 2>/dev/null", 120)
+    battery.ask("optprobe recover")
+    hits = [view["hits"] for view in battery.views()]
+    same("hits over a kill", hits[0], 2 * READS)
+    battery.reads()
+    same("hits after it", battery.views()[0]["hits"], 3 * READS)
+    return ""
+
+
+def removal(battery: Battery) -> str:
+    """When GDB has left, text is what it was before: branches, traps, and the filler that detours were in."""
+    with tempfile.TemporaryDirectory() as folder:
+        before = _text(battery, Path(folder, "before"))
+        for location in (ENTRY, CALLER, "vfs_*", f"{CALLER} -return", f"{CALLER} -tier trapped"):
+            with contextlib.suppress(Refused):
+                battery.ask(f"optprobe add {location}")
+        battery.reads()
+        battery.gdb("optprobe delete")
+        battery.gdb("optprobe commit -timeout 20")
+        after = _text(battery, Path(folder, "after"))
+    if before != after:
+        changed = [at for at, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]]
+        raise Broken(f"{len(changed)} bytes of text differ after delete, the first at _stext+{changed[0]:#x}")
+    return f"{len(before) >> 10} KiB of text"
+
+
+def _text(battery: Battery, file: Path) -> bytes:
+    """The kernel's text, as a GDB finds it that comes after the last one has left."""
+    battery.end()
+    battery.gdb(f"source {ROOT}/text_dump.py")
+    battery.gdb("optprobe list")
+    battery.gdb(f"optprobe-text {file}")
+    return file.read_bytes()
+
+
+def _one_line(text: str) -> str:
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip() and set(line.strip()) - set("^~")]
+    return "; ".join(lines[:6])[:400]
+
+
+FACILITIES: dict[str, Callable[[Battery], str]] = {
+    "doctor": doctor,
+    "entry": entry,
+    "middle": middle,
+    "glob": glob,
+    "if/do": handler,
+    "str()": text,
+    "return": returns,
+    "break": stops,
+    "user": user,
+    "module": module,
+    "explain": agreement,
+    "recover": recovery,
+    "removal": removal,
+}
+"""By name, what tries it; the text it returns is worth knowing of what works."""

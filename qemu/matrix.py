@@ -1,0 +1,250 @@
+"""What works where: kernels, machines, GDBs and QEMUs, each tried by one battery (qemu/battery.py).
+
+A row boots one guest and connects one GDB. Not every product of them is a row: each value is in one at least, and the
+pairs that matter are. `works`, `refused` (the tool says why) or `broken` is what a cell says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gdb_optprobe.costs.measure import middle
+from gdb_optprobe.costs.table import aligned
+from qemu import versions
+from qemu.battery import BROKEN, FACILITIES, REFUSED, WORKS, Battery, Outcome
+from qemu.cache import say
+from qemu.channel import ChannelError
+from qemu.debian import FetchError
+from qemu.debugger import Debugger, DebuggerError
+from qemu.guest import Guest, GuestError, Options
+from qemu.kernels import MODULES
+from qemu.processes import ending_on_signals
+from qemu.reads import Reads
+from qemu.relay import Relay
+
+__all__ = ["ROWS", "Result", "Row", "markdown", "run", "table"]
+
+FUNCTION = "vfs_read"
+COST_READS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A guest and a GDB.
+
+    kernel: a name of versions.toml, or of a kernel that was built here ("built …").
+    gdb, qemu: names of versions.toml; "" for this machine's own. others as in `guest.Options`.
+    quick:  in the short form, which the suite runs.
+    """
+
+    kernel: str
+    gdb: str = ""
+    qemu: str = ""
+    cpu: str | None = None
+    smp: int = 2
+    mem: int = 512
+    append: str = ""
+    extra: tuple[str, ...] = ()
+    quick: bool = False
+
+    @property
+    def name(self) -> str:
+        machine = [self.cpu or "", f"{self.smp} vCPUs", f"{self.mem} MiB" if self.mem != 512 else "", self.append]
+        tools = [f"QEMU {self.qemu or 'here'}", f"GDB {self.gdb or 'here'}"]
+        return ", ".join(filter(None, [self.kernel, *machine, *self.extra[1:], *tools]))
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a row came to. gone: the pinned version has left its suite. cost: instructions that a count takes."""
+
+    row: Row
+    release: str
+    gone: bool
+    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
+    cost: float | None = None
+
+    @property
+    def broken(self) -> list[Outcome]:
+        return [outcome for outcome in self.outcomes.values() if outcome.state == BROKEN]
+
+
+Q35, POWER8, POWER9 = ("-machine", "q35"), "power8", "power9"
+ROWS = (
+    Row("6.1 cloud"),
+    Row("6.1 cloud", gdb="16", smp=4),
+    Row("6.1 cloud", gdb="18", qemu="11", smp=2),
+    Row("6.1 cloud", gdb="18-multiarch", qemu="10", smp=1, append="nokaslr"),
+    Row("6.1 cloud", cpu="max", mem=6144, extra=Q35, qemu="11"),
+    Row("6.1 full", cpu="Nehalem", append="preempt=full"),
+    Row("6.1 full", cpu="Nehalem", gdb="16", qemu="10"),
+    Row("6.1 rt", smp=4),
+    Row("5.10 cloud", gdb="16"),
+    Row("5.10 cloud", quick=True),
+    Row("5.10 full", cpu="Nehalem", gdb="18"),
+    Row("6.12 backports cloud", qemu="10"),
+    Row("6.12 cloud", gdb="16", qemu="10", quick=True),
+    Row("6.12 cloud", gdb="18", qemu="11", cpu="max", smp=4, mem=6144, extra=Q35),
+    Row("6.12 full", qemu="10", cpu="Nehalem", append="preempt=full"),
+    Row("6.12 rt", qemu="10", gdb="16"),
+    Row("7.2 cloud", qemu="11"),
+    Row("7.2 cloud", qemu="11", gdb="18", cpu="max", smp=4),
+    Row("7.2 cloud", qemu="11", gdb="16", smp=1, append="nokaslr"),
+    Row("6.1 power"),
+    Row("6.1 power", cpu=POWER9, smp=4, mem=2048),
+    Row("6.1 power", cpu=POWER8, gdb="18-multiarch"),
+    Row("6.12 power", quick=True),
+    Row("6.12 power", cpu=POWER9, qemu="10", gdb="18-multiarch"),
+    Row("7.2 power", qemu="11"),
+    Row("7.2 power", qemu="11", cpu=POWER9, smp=1, gdb="18-multiarch"),
+)
+
+
+def run(row: Row, names: Sequence[str] = (), cost: bool = False) -> Result:
+    """Boot the row's guest and try each facility, or those named. GuestError, FetchError where it cannot be had."""
+    pinned = versions.kernel(row.kernel)
+    program = str(versions.gdb(row.gdb)) if row.gdb else ""
+    with Guest.start(_options(row, pinned), timeout=240) as guest:
+        release = guest.check("uname -r").strip()
+        outcomes = {outcome.facility: outcome for outcome in Battery(guest, program).run(names)}
+    took = _cost(row, pinned, program) if cost else None
+    return Result(row, release, pinned.gone, outcomes, took)
+
+
+def _options(row: Row, pinned: versions.Pinned, **others: object) -> Options:
+    qemu = str(versions.qemu(row.qemu, pinned.arch)) if row.qemu else None
+    modules = MODULES
+    return Options(
+        arch=pinned.arch,
+        package=pinned.package,
+        suite=pinned.suite,
+        cpu=row.cpu,
+        smp=row.smp,
+        mem=row.mem,
+        append=row.append,
+        qemu=qemu,
+        extra=row.extra,
+        modules=modules,
+        **others,  # type: ignore[arg-type]
+    )
+
+
+def _cost(row: Row, pinned: versions.Pinned, program: str) -> float:
+    """Guest instructions that a count at the entry of vfs_read takes, by a clock that counts them."""
+    options = _options(Row(row.kernel, qemu=row.qemu, cpu=row.cpu, smp=1), pinned, icount="shift=0,sleep=off")
+    with (
+        Guest.start(options, timeout=240) as guest,
+        Relay(guest.gdb_socket) as relay,
+        Debugger(relay.path, program) as gdb,
+    ):
+        reads = Reads(guest, gdb, relay)
+        unprobed = middle(reads.repeat(COST_READS, 2))
+        gdb(f"optprobe add {FUNCTION}")
+        gdb("optprobe commit")
+        probed = middle(reads.repeat(COST_READS, 2))
+    return round(probed.instructions - unprobed.instructions, 1)
+
+
+# what is printed -----------------------------------------------------------------------------------------------------
+
+
+def table(results: Sequence[Result]) -> list[str]:
+    """Kernel × facility, and below it why each cell that does not work does not."""
+    facilities = [name for name in FACILITIES if any(name in result.outcomes for result in results)]
+    cells = [["", *facilities, "cost"]]
+    for result in results:
+        states = [result.outcomes[name].state if name in result.outcomes else "-" for name in facilities]
+        cost = "-" if result.cost is None else f"{result.cost:g}"
+        gone = f" (gone; {result.release})" if result.gone else ""
+        cells.append([result.row.name + gone, *states, cost])
+    lines = aligned([tuple(row) for row in cells])
+    return [*lines, "", *_reasons(results), *_verdict(results)]
+
+
+def markdown(results: Sequence[Result]) -> list[str]:
+    """The same for the docs."""
+    facilities = [name for name in FACILITIES if any(name in result.outcomes for result in results)]
+    lines = [f"| | {' | '.join(facilities)} | cost |", "|---" * (len(facilities) + 2) + "|"]
+    for result in results:
+        states = [result.outcomes[name].state if name in result.outcomes else "–" for name in facilities]
+        cost = "–" if result.cost is None else f"{result.cost:g}"
+        lines.append(f"| {result.row.name}{' (gone)' if result.gone else ''} | {' | '.join(states)} | {cost} |")
+    return [*lines, "", *(f"- {reason}" for reason in _reasons(results))]
+
+
+def _reasons(results: Sequence[Result]) -> Iterator[str]:
+    for result in results:
+        for outcome in result.outcomes.values():
+            if outcome.state != WORKS:
+                code = f" {outcome.code}" if outcome.code else ""
+                yield f"{result.row.name}: {outcome.facility} {outcome.state}{code}: {outcome.text}"
+
+
+def _verdict(results: Sequence[Result]) -> Iterator[str]:
+    states = [outcome.state for result in results for outcome in result.outcomes.values()]
+    yield f"{len(results)} rows: {', '.join(f'{states.count(each)} {each}' for each in (WORKS, REFUSED, BROKEN))}"
+
+
+def as_json(result: Result) -> dict[str, object]:
+    return {
+        "type": "row",
+        "row": result.row.name,
+        "release": result.release,
+        "gone": result.gone,
+        "cost": result.cost,
+        "outcomes": [
+            {"facility": each.facility, "state": each.state, "code": each.code, "text": each.text}
+            for each in result.outcomes.values()
+        ],
+    }
+
+
+def main() -> int:
+    arguments = parser().parse_args()
+    ending_on_signals()
+    wanted = [row for row in ROWS if row.quick or not arguments.quick]
+    wanted = [row for row in wanted if all(word in row.name for word in arguments.only)]
+    if arguments.list:
+        print("\n".join(row.name for row in wanted))
+        return 0
+    if not wanted:
+        say(f"no row has {' and '.join(arguments.only)} in its name; see --list")
+        return 2
+    results = []
+    for row in wanted:
+        start = time.monotonic()
+        say(f"{row.name} …")
+        try:
+            result = run(row, arguments.facility, cost=not arguments.quick and not arguments.facility)
+        except (GuestError, ChannelError, FetchError, DebuggerError, OSError) as error:
+            first = str(error).strip().splitlines()[:1]
+            result = Result(row, "", False, {"boot": Outcome("boot", BROKEN, text=" ".join(first))})
+        results.append(result)
+        if arguments.json:
+            print(json.dumps(as_json(result)), flush=True)
+        told = ", ".join(f"{each.facility} {each.state}" for each in result.outcomes.values() if each.state != WORKS)
+        say(f"{row.name}: {told or 'all works'} ({time.monotonic() - start:.0f} s)")
+    if not arguments.json:
+        print("\n".join(markdown(results) if arguments.markdown else table(results)))
+    return 1 if any(result.broken for result in results) else 0
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="scripts/matrix", description=__doc__)
+    option = top.add_argument
+    option("--quick", action="store_true", help="the short form, which scripts/test runs")
+    option("--list", action="store_true", help="print the rows' names")
+    option("--only", action="append", default=[], metavar="TEXT", help="rows with TEXT in their name; may be repeated")
+    option("--facility", action="append", default=[], choices=tuple(FACILITIES), help="this alone; may be repeated")
+    option("--json", action="store_true", help="JSON lines")
+    option("--markdown", action="store_true", help="the table as the docs have it")
+    return top
+
+
+if __name__ == "__main__":
+    sys.exit(main())
