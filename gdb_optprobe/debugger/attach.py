@@ -219,7 +219,7 @@ def attach(connection: gdb.RemoteTargetConnection, vain: Vain) -> Attachment:
     vain: kernels that have no symbols, as found out so far.
     """
     isa = instruction_sets.by_name(gdb.selected_inferior().architecture().name())
-    machine = GdbMachine(connection)
+    machine = GdbMachine(connection, attachments.guard)
     machine.leave_physical_mode()
     cache = default_cache()
     other = gdb_symbols.of_another_program()
@@ -289,7 +289,7 @@ def _step_out(machine: GdbMachine, linux: Linux, ranges: Sequence[tuple[int, int
 
 def _unwind(linux: Linux, recovered: Recovered, machine: GdbMachine) -> UnwindKernel | None:
     # Packets of our own in the middle of unwinding make GDB 13 crash: an unwinder reads through GDB alone.
-    unwinder = linux.unwinder(machine.read_virtual, quietly=True)
+    unwinder = linux.unwinder(machine.read_selected, quietly=True)
     if unwinder is None:
         return None
 
@@ -299,7 +299,7 @@ def _unwind(linux: Linux, recovered: Recovered, machine: GdbMachine) -> UnwindKe
         bounds = symbols.function_bounds(address)
         return bounds[0] if bounds is not None else None
 
-    return UnwindKernel(unwinder, linux.isa, start, machine.read_virtual)
+    return UnwindKernel(unwinder, linux.isa, start, machine.read_selected)
 
 
 def _backtrace(

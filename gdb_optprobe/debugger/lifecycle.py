@@ -128,7 +128,7 @@ class Lifecycle:
         """What waits is tried again. Raises OptprobeError."""
         try:
             # No unwinder may read what GDB's own view of memory lacks: a user's program may not see the kernel's.
-            attachment.session.users.calls.look(attachment.machine.read_virtual)
+            attachment.session.users.calls.look(attachment.machine.read_selected)
             attachment.session.optimizer.stopped()
         except Unreadable:
             if not self._is_gone(attachment):

@@ -2,16 +2,29 @@
 
 Virtual memory goes through GDB, so that its caches stay right; physical memory goes past it, in packets of the
 stub's own (`Qqemu.PhyMemMode`), because GDB would take a physical address for a virtual one.
+
+The stub keeps the vCPU that memory and register packets are about (`Hg`), and GDB keeps what it set there last, to
+spare the packet. Neither may be wrong about the other:
+
+    packet              about which vCPU                            what it changes of that
+    m, M physical       none                                        -
+    z0, Z0              every one                                   -
+    P, M virtual        the one of Hg: see `_agree`                 -
+    vCont;s:THREAD      THREAD                                      the stub means THREAD then: `_agree` again
+GDB 13 reads memory for Python (`Inferior.read_memory`) as the selected thread, later ones as the process, which QEMU
+takes for its first vCPU. A `gdb.Value` is read as the selected thread by all of them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import pairwise
 
 import gdb
 
+from gdb_optprobe.debugger.guard import Guard
 from gdb_optprobe.debugger.running import run_for
 from gdb_optprobe.debugger.shown import Shown
 from gdb_optprobe.errors import OptprobeError, Unreadable
@@ -20,7 +33,10 @@ from gdb_optprobe.guest.machine import Memory, Vcpu
 from gdb_optprobe.interrupts import held
 
 # A packet of QEMU 7.2 holds 4096 bytes: two hex digits a byte, less its header.
-PHYSICAL_CHUNK = 1984
+CHUNK = 1984
+PAGE = 4096
+# An encoding of which every byte is one character.
+BYTES = "latin-1"
 ADDRESS_MASK = (1 << 64) - 1
 # More than any hit's way through detours, which has no loops but a search in a table.
 MOST_STEPS = 2000
@@ -40,8 +56,9 @@ class GdbMachine:
     shown: of which vCPUs the user is shown a program.
     """
 
-    def __init__(self, connection: gdb.RemoteTargetConnection) -> None:
+    def __init__(self, connection: gdb.RemoteTargetConnection, guard: Guard) -> None:
         self.connection = connection
+        self._guard = guard
         self.memory: Memory = _RawVirtual(self)
         self.shown = Shown()
 
@@ -53,14 +70,37 @@ class GdbMachine:
     def write(self, address: int, data: bytes) -> None:
         self.memory.write(address, data)
 
+    def read_selected(self, address: int, size: int) -> bytes:
+        """Read as the selected vCPU does. Raises Unreadable."""
+        end = address + size
+        # By pages: GDB looks for the first byte that it cannot read, one by one.
+        cuts = [address, *range(address - address % PAGE + PAGE, end, PAGE), end]
+        start = gdb.Value(0).cast(gdb.lookup_type("char").pointer())
+        try:
+            parts = [(start + at).string(BYTES, length=to - at) for at, to in pairwise(cuts) if to > at]
+        except gdb.MemoryError:
+            raise Unreadable(address, size) from None
+        return "".join(parts).encode(BYTES)
+
+    def write_selected(self, address: int, data: bytes) -> None:
+        """Write as the selected vCPU does. Raises Unreadable."""
+        self._agree(address)
+        self._write_in_packets(address, data)
+
     def read_virtual(self, address: int, size: int) -> bytes:
-        """Through the page tables of the selected vCPU. Raises Unreadable."""
+        """Read as the selected vCPU does, or, of a kernel, as one that GDB chooses. Raises Unreadable."""
+        if not _is_kernel(address):
+            return self.read_selected(address, size)
         try:
             return bytes(gdb.selected_inferior().read_memory(address, size))
         except gdb.MemoryError:
             raise Unreadable(address, size) from None
 
     def write_virtual(self, address: int, data: bytes) -> None:
+        """Write as the selected vCPU does, or, to a kernel, as one that GDB chooses. Raises Unreadable."""
+        if not _is_kernel(address):
+            self.write_selected(address, data)
+            return
         try:
             gdb.selected_inferior().write_memory(address, data)
         except gdb.MemoryError:
@@ -71,8 +111,8 @@ class GdbMachine:
     def read_physical(self, address: int, size: int) -> bytes:
         chunks = []
         with self._physical_mode():
-            for at in range(address, address + size, PHYSICAL_CHUNK):
-                length = min(PHYSICAL_CHUNK, address + size - at)
+            for at in range(address, address + size, CHUNK):
+                length = min(CHUNK, address + size - at)
                 answer = self._packet(f"m{at:x},{length:x}")
                 if answer.startswith(b"E") or len(answer) != 2 * length:
                     raise Unreadable(at, length)
@@ -81,12 +121,7 @@ class GdbMachine:
 
     def write_physical(self, address: int, data: bytes) -> None:
         with self._physical_mode():
-            for start in range(0, len(data), PHYSICAL_CHUNK):
-                chunk = data[start : start + PHYSICAL_CHUNK]
-                if self._packet(f"M{address + start:x},{len(chunk):x}:{chunk.hex()}") != b"OK":
-                    raise Unreadable(address + start, len(chunk))
-        # GDB knows nothing of this write: make it forget what it has read.
-        flush("dcache")
+            self._write_in_packets(address, data)
 
     @contextmanager
     def _physical_mode(self) -> Iterator[None]:
@@ -105,9 +140,32 @@ class GdbMachine:
         """The stub keeps its mode over connections: a GDB that was killed may have left it in the other one."""
         self._packet("Qqemu.PhyMemMode:0")
 
+    def _write_in_packets(self, address: int, data: bytes) -> None:
+        try:
+            for start in range(0, len(data), CHUNK):
+                chunk = data[start : start + CHUNK]
+                if self._packet(f"M{address + start:x},{len(chunk):x}:{chunk.hex()}") != b"OK":
+                    raise Unreadable(address + start, len(chunk))
+        finally:
+            # GDB knows nothing of this write: make it forget what it has read.
+            flush("dcache")
+
+    # packets -----------------------------------------------------------------------------------------------------
+
     def _packet(self, text: str) -> bytes:
         answer = self.connection.send_packet(text)
         return answer if isinstance(answer, bytes) else b""
+
+    def _agree(self, address: int) -> None:
+        """Have both GDB and the stub mean the selected vCPU, whatever either meant before.
+
+        GDB has the stub mean a vCPU before it reads memory as that one, whether there is any or not; so it means it
+        itself then. The stub is told once more, because packets of ours may have had it mean another one meanwhile.
+        """
+        with suppress(Unreadable):
+            self.read_selected(address, 1)
+        if self._packet(f"Hg{_thread_id(self.selected())}") != b"OK":
+            raise OptprobeError(f"the target does not let vCPU {self.selected().number} be chosen")
 
     # vCPUs -------------------------------------------------------------------------------------------------------
 
@@ -135,7 +193,8 @@ class GdbMachine:
         return True
 
     def write_registers(self, vcpu: Vcpu, values: Mapping[str, int]) -> None:
-        with _selected(vcpu, self.shown):
+        """Write registers of a vCPU, all of them or none, also where GDB dies meanwhile. Raises OptprobeError."""
+        with _selected(vcpu, self.shown), held(), self._guard.whole(self.change(values, ())):
             write_selected_registers(values)
 
     def redirect(self, vcpu: Vcpu, pc: str, address: int) -> None:
@@ -144,8 +203,7 @@ class GdbMachine:
         pc: its name. GDB reads registers anew at the next stop.
         """
         with _selected(vcpu, self.shown):
-            # A read has GDB tell the stub which vCPU is meant.
-            self.read_virtual(address, 1)
+            self._agree(address)
             packet = f"P{NUMBERS[pc]:x}={address.to_bytes(8, 'little').hex()}"
             if self._packet(packet) != b"OK":
                 raise OptprobeError(f"the target does not let the PC of vCPU {vcpu.number} be set")
@@ -156,18 +214,23 @@ class GdbMachine:
         pc: its name. Past GDB, for which these are no steps of the user's: for who is about to let the guest go.
         """
         for vcpu in self.vcpus():
-            for _ in range(MOST_STEPS):
-                at = self.registers(vcpu, [pc])[pc]
-                if not any(start <= at < end for start, end in ranges):
-                    break
-                self._packet(f"vCont;s:p1.{vcpu.number + 1:x}")
-                flush("register-cache")
+            with _selected(vcpu, self.shown):
+                for _ in range(MOST_STEPS):
+                    at = read_register(pc)
+                    if not any(start <= at < end for start, end in ranges):
+                        break
+                    try:
+                        self._packet(f"vCont;s:{_thread_id(vcpu)}")
+                    finally:
+                        # The stub means the one that was stepped now.
+                        self._agree(at)
+                        flush("register-cache")
         flush("dcache")
 
     def change(self, registers: Mapping[str, int], memory: Iterable[tuple[int, bytes]]) -> Change:
         """What the selected vCPU is about to get, as the stub has it."""
         values = tuple((NUMBERS[name], value.to_bytes(8, "little")) for name, value in registers.items())
-        return Change(f"p1.{self.selected().number + 1:x}", values, tuple(memory))
+        return Change(_thread_id(self.selected()), values, tuple(memory))
 
     def run_until(self, addresses: Sequence[int], timeout: float) -> Vcpu | None:
         stops = [gdb.Breakpoint(f"*{address:#x}", internal=True) for address in addresses]
@@ -190,10 +253,15 @@ class _RawVirtual:
         self._machine = machine
 
     def read(self, address: int, size: int) -> bytes:
-        return self._machine.read_virtual(address, size)
+        return self._machine.read_selected(address, size)
 
     def write(self, address: int, data: bytes) -> None:
-        self._machine.write_virtual(address, data)
+        self._machine.write_selected(address, data)
+
+
+def _is_kernel(address: int) -> bool:
+    """Return whether an address is in the upper half, whose pages every vCPU that maps them maps alike."""
+    return bool(address >> 63 & 1)
 
 
 def _of_monitor(vcpu: Vcpu, names: Sequence[str]) -> dict[str, int]:
@@ -224,20 +292,42 @@ def _pid() -> int:
         pass
     thread = gdb.selected_thread()
     number = _vcpu(thread).number if thread is not None else 0
+    chosen = re.search(r"^\* CPU #(\d+)", gdb.execute("monitor info cpus", to_string=True) or "", re.M)
     gdb.execute(f"monitor cpu {number}", to_string=True)
     try:
         return int(gdb.execute("monitor p $pid", to_string=True) or "", 0)
     except ValueError:
         raise OptprobeError(f"QEMU does not tell the process of vCPU {number}") from None
     finally:
-        gdb.execute("monitor cpu 0", to_string=True)
+        # The user may have chosen one for commands to the monitor.
+        gdb.execute(f"monitor cpu {chosen[1] if chosen else 0}", to_string=True)
 
 
 def write_selected_registers(values: Mapping[str, int]) -> None:
-    """Write registers of the selected vCPU."""
+    """Write registers of the selected vCPU, all of them or none. Raises OptprobeError."""
+    before = {name: read_register(name) for name in values}
+    try:
+        for name, value in values.items():
+            _write_register(name, value)
+    except (gdb.error, OptprobeError) as error:
+        try:
+            for name, value in before.items():
+                if read_register(name) != value:
+                    _write_register(name, value)
+        except (gdb.error, OptprobeError) as again:
+            raise OptprobeError(f"registers are half written, and cannot be put back: {again}") from error
+        raise OptprobeError(f"registers cannot be written: {error}") from error
+
+
+def _write_register(name: str, value: int) -> None:
+    """Write a register of the selected vCPU and read it back. Raises gdb.error, OptprobeError."""
+    # Each write has GDB look for its selected frame anew, by its id, and the caller's may have that id by then
+    # (value_assign in valops.c): its registers are others, or none that can be written.
     gdb.newest_frame().select()
-    for name, value in values.items():
-        gdb.parse_and_eval(f"${name} = {value:#x}")
+    gdb.parse_and_eval(f"${name} = {value:#x}")
+    gdb.newest_frame().select()
+    if (found := read_register(name)) != value:
+        raise OptprobeError(f"${name} is {found:#x} after {value:#x} was written")
 
 
 def _threads() -> list[gdb.InferiorThread]:
@@ -247,6 +337,11 @@ def _threads() -> list[gdb.InferiorThread]:
 def _vcpu(thread: gdb.InferiorThread) -> Vcpu:
     # QEMU's thread ids are its CPU indexes plus one (gdbstub.c, cpu_gdb_index).
     return Vcpu(thread.ptid[1] - 1, f"{thread.inferior.num}.{thread.num}")
+
+
+def _thread_id(vcpu: Vcpu) -> str:
+    """Return what packets call a vCPU, whether or not GDB and the stub have agreed on naming processes too."""
+    return f"{vcpu.number + 1:x}"
 
 
 @contextmanager

@@ -1,0 +1,139 @@
+"""Packets of ours and GDB's own, and registers, by a GDB 13 and a GDB 16: tests/debugger/fake_gdb.py."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.guest.machine import Vcpu
+from tests.debugger.fake_gdb import Gdb
+
+VCPUS = 4
+TEXT = 0xFFFF_FFFF_8100_0000
+HEAP = 0x5555_5555_4000
+
+
+def vcpu(number: int) -> Vcpu:
+    return Vcpu(number, f"1.{number + 1}")
+
+
+@pytest.fixture(params=[False, True], ids=["gdb-13", "gdb-16"])
+def gdb(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gdb]:
+    fake = Gdb(VCPUS, later=request.param)
+    fake.stub.kernel = dict.fromkeys(range(TEXT, TEXT + 64), 0x90)
+    for number, memory in enumerate(fake.stub.user):
+        memory.update(dict.fromkeys(range(HEAP, HEAP + 0x3000), number))
+    before = {name for name in sys.modules if name.startswith("gdb_optprobe.debugger.")}
+    monkeypatch.setitem(sys.modules, "gdb", fake)
+    monkeypatch.setitem(sys.modules, "gdb.events", fake)
+    yield fake
+    for name in {name for name in sys.modules if name.startswith("gdb_optprobe.debugger.")} - before:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def module(gdb: Gdb) -> Any:
+    return importlib.import_module("gdb_optprobe.debugger.machine")
+
+
+@pytest.fixture
+def machine(gdb: Gdb, module: Any) -> Any:
+    guard = importlib.import_module("gdb_optprobe.debugger.guard")
+    return module.GdbMachine(gdb.connection, guard.Guard())
+
+
+@pytest.mark.parametrize("number", range(VCPUS))
+@pytest.mark.parametrize("selected", range(VCPUS))
+@pytest.mark.parametrize("before", range(VCPUS))
+def test_a_redirect_moves_the_vcpu_it_is_for(gdb: Gdb, machine: Any, number: int, selected: int, before: int) -> None:
+    """Whichever one GDB was at before, and whatever it read."""
+    gdb.selected_inferior().threads()[before].switch()
+    gdb.newest_frame().read_register("rip")
+    gdb.selected_inferior().threads()[selected].switch()
+    machine.read(TEXT, 4)
+    pcs = list(gdb.stub.pcs)
+    machine.redirect(vcpu(number), "rip", TEXT + 16)
+    assert gdb.stub.pcs == [TEXT + 16 if each == number else pc for each, pc in enumerate(pcs)]
+    assert gdb.agrees and gdb.selected_thread().num == selected + 1
+
+
+@pytest.mark.parametrize("number", range(VCPUS))
+def test_no_packet_of_ours_has_gdb_read_another_vcpu(gdb: Gdb, machine: Any, number: int) -> None:
+    """All of GDB's own registers are right behind each."""
+    everyone = gdb.selected_inferior().threads()
+    for act in (
+        lambda: machine.redirect(vcpu(number), "rip", TEXT + 8),
+        lambda: machine.step_out("rip", [(TEXT + 8, TEXT + 10)]),
+        lambda: machine.write_selected(HEAP, b"abc"),
+        lambda: machine.write(HEAP, b"abc"),
+        lambda: machine.stops_at(TEXT),
+    ):
+        for thread in everyone:
+            thread.switch()
+            act()
+            assert gdb.agrees
+            gdb.execute("maint flush register-cache", to_string=True)
+            gdb.newest_frame().read_register("rip")
+    for thread in everyone:
+        thread.switch()
+        assert gdb.newest_frame().read_register("rip") == gdb.stub.pcs[thread.num - 1]
+
+
+def test_every_vcpu_is_stepped_out_by_itself(gdb: Gdb, machine: Any) -> None:
+    gdb.stub.pcs = [TEXT + 3, TEXT + 9, TEXT + 2, TEXT + 1]
+    machine.step_out("rip", [(TEXT, TEXT + 4)])
+    assert gdb.stub.pcs == [TEXT + 4, TEXT + 9, TEXT + 4, TEXT + 4]
+    assert gdb.agrees and gdb.selected_thread().num == 1
+
+
+@pytest.mark.parametrize("number", range(VCPUS))
+def test_a_users_memory_is_the_selected_vcpus(gdb: Gdb, machine: Any, number: int) -> None:
+    machine.read_virtual(TEXT, 8)
+    gdb.selected_inferior().threads()[number].switch()
+    for read in (machine.read, machine.read_virtual, machine.read_selected):
+        assert read(HEAP + 0xFFF, 0x1002) == bytes([number] * 0x1002)
+    machine.write_virtual(HEAP + 8, b"\xff\0")
+    assert [memory[HEAP + 8] for memory in gdb.stub.user] == [0xFF if each == number else each for each in range(VCPUS)]
+    with pytest.raises(Unreadable):
+        machine.read_selected(HEAP + 0x2FFF, 2)
+
+
+def test_the_kernels_memory_costs_one_packet(gdb: Gdb, machine: Any) -> None:
+    machine.read_virtual(TEXT, 1)
+    before = len(gdb.stub.packets)
+    assert machine.read_virtual(TEXT, 64) == b"\x90" * 64
+    assert len(gdb.stub.packets) == before + 1
+
+
+def test_several_registers_are_written_whatever_frame_gdb_selects_then(gdb: Gdb, machine: Any) -> None:
+    machine.write_registers(vcpu(2), {"rip": TEXT, "r15": 0x1234, "rsp": 0x8000})
+    assert gdb.stub.pcs[2] == TEXT and gdb.others == {"r15": 0x1234, "rsp": 0x8000}
+
+
+@pytest.mark.parametrize("missing", ["r15", "rsp"])
+def test_registers_are_written_all_or_none(gdb: Gdb, machine: Any, missing: str) -> None:
+    gdb.unwritable = {missing}
+    before = list(gdb.stub.pcs), dict(gdb.others)
+    with pytest.raises(OptprobeError, match=f"registers cannot be written: cannot write {missing}"):
+        machine.write_registers(vcpu(1), {"rip": TEXT, "r15": 0x1234, "rsp": 0x8000})
+    assert (gdb.stub.pcs, gdb.others) == before
+
+
+def test_a_register_that_does_not_keep_what_was_written(gdb: Gdb, module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    gdb.selected_inferior().threads()[1].switch()
+    written = gdb.parse_and_eval
+    monkeypatch.setattr(gdb, "parse_and_eval", lambda line: None if "r15" in line else written(line))
+    with pytest.raises(OptprobeError, match=r"\$r15 is 0xf after 0x1234 was written"):
+        module.write_selected_registers({"rip": TEXT, "r15": 0x1234})
+    assert gdb.stub.pcs[1] == 0x2000
+
+
+def test_the_monitor_keeps_the_vcpu_that_the_user_chose(gdb: Gdb, module: Any) -> None:
+    gdb.selected_inferior().threads()[1].switch()
+    assert module.read_register("pid") == 7
+    assert gdb.monitor == ["monitor cpu 1", "monitor cpu 2"]
