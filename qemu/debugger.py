@@ -78,11 +78,12 @@ def lines_to_start(socket: Path | str) -> tuple[str, ...]:
 class Debugger:
     """GDB without a terminal, connected to a guest, with the commands of optprobe. It ends with the `with` block."""
 
-    def __init__(self, socket: Path | str) -> None:
+    def __init__(self, socket: Path | str, program: str = "") -> None:
+        """program: the GDB to run; "" for the one of `gdb_program`."""
         self._marks = itertools.count()
         self._printed = b""
         self._process = subprocess.Popen(
-            [gdb_program(), "-nx", "-q"],
+            [program or gdb_program(), "-nx", "-q"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -128,6 +129,11 @@ class Debugger:
             except DebuggerTimeout:
                 if time.monotonic() > deadline:
                     raise
+
+    def kill(self) -> None:
+        """End GDB as the user's `kill -9` does."""
+        self._process.kill()
+        self._process.wait()
 
     def close(self) -> None:
         """End GDB in the manner of `quit`, so that the guest is as it was; by force where it does not follow."""

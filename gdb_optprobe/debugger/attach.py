@@ -13,6 +13,7 @@ import gdb
 
 from gdb_optprobe import isa as instruction_sets
 from gdb_optprobe.debugger import symbols as gdb_symbols
+from gdb_optprobe.debugger import vmlinux
 from gdb_optprobe.debugger.bare import BareText
 from gdb_optprobe.debugger.dwarf import dwarf
 from gdb_optprobe.debugger.guard import Guard
@@ -225,7 +226,7 @@ def attach(connection: gdb.RemoteTargetConnection, vain: Vain) -> Attachment:
     other = gdb_symbols.of_another_program()
     port = ports.of(isa.name)
     with interruptible():
-        recovered = None if other else recover(machine, port, cache, progress, vain)
+        recovered = None if other else recover(machine, port, cache, progress, vain, vmlinux.files())
     if recovered is None and not other:
         raise OptprobeError(
             "no Linux kernel is mapped in the guest, and GDB has no symbols of another program",
@@ -241,7 +242,8 @@ def attach(connection: gdb.RemoteTargetConnection, vain: Vain) -> Attachment:
     def overlay(address: int, data: bytes) -> bytes:
         return overlaid(data, address, holder[0].registry) if holder else data
 
-    linux = Linux.of(recovered, machine, memory, isa, port, cache, overlay, progress)
+    layouts = partial(vmlinux.layouts, recovered.build)
+    linux = Linux.of(recovered, machine, memory, isa, port, cache, overlay, progress, layouts)
     unwind = _unwind(linux, recovered, machine)
     loaded = gdb_symbols.provide(recovered, cache, port.elf, unwound=unwind is not None)
     locations = Locations(recovered.symbols, linux.entry, linux.text)

@@ -23,7 +23,7 @@ from gdb_optprobe.guest.linux.modular import Modular
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.port import LinuxText, Port, Reads, Room, Say, Stacks, Unwinder
 from gdb_optprobe.guest.linux.recover import Recovered
-from gdb_optprobe.guest.linux.structures import CachedStructures
+from gdb_optprobe.guest.linux.structures import CachedStructures, Layouts, no_layouts
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.machine import Machine
@@ -42,6 +42,7 @@ from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.settings import ArenaRanges, Settings
 
 LARGEST_BTF = 1 << 26
+NO_TYPES = "before the first optprobe command, load its vmlinux with debug information: symbol-file FILE"
 TYPES = "types.btf"
 RETURN_HOOKS = ("return_to_handler", "arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline")
 DebugAt = Callable[[int, abi.Abi, Callable[[], Expr | None]], Debug | None]
@@ -85,14 +86,15 @@ class Linux:
         cache: Cache,
         overlay: Overlay,
         say: Say,
+        layouts: Callable[[], Layouts | None] = no_layouts,
     ) -> Linux:
-        """`overlay` shows the original bytes where branches of ours stand."""
+        """`overlay` shows the original bytes where branches of ours stand. layouts: GDB's, of this kernel."""
 
         def blob() -> bytes:
             kernel = Kernel(memory, recovered.symbols)
             start, end = kernel.range("__start_BTF", "__stop_BTF")
             if not 0 < end - start <= LARGEST_BTF:
-                raise OptprobeError("this kernel has no type information (BTF)")
+                raise OptprobeError("this kernel has no type information (BTF)", NO_TYPES)
             return kernel.read(start, end)
 
         def kept() -> bytes:
@@ -103,7 +105,7 @@ class Linux:
                 shelf.store(TYPES, data)
             return data
 
-        structures = CachedStructures(kept, cache, recovered.build)
+        structures = CachedStructures(kept, cache, recovered.build, layouts)
         kernel = port.kernel(memory, recovered.symbols, structures)
         core = port.text(kernel, overlay, cache.shelf(recovered.build), say)
         text = port.modular(kernel, core)

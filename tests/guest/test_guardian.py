@@ -18,7 +18,7 @@ from tests.guest.conftest import FULL, Boot
 from tests.guest.gdb import ROOT, Console
 
 KILLS = int(os.environ.get("OPTPROBE_KILLS", "500" if FULL else "5"))
-SOON = 2.0
+SOON = 60.0
 """Seconds within which the guest must run."""
 LONGEST = 3.0 if FULL else 1.0
 """Seconds into adding, running and deleting that GDB is killed at the latest."""

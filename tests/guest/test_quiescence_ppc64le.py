@@ -19,7 +19,8 @@ STOPS = 200 if FULL else 40
 # QEMU 7.2 tells SRR0 of the first vCPU alone, and likes to stop a vCPU at the first instruction of an interrupt.
 UNTOLD = 0.01
 SLEEPERS = 30
-EACH_THREAD = 0.002  # seconds on a quiet machine
+EACH_THREAD = 6
+"""Reads of the guest's memory that a thread may take."""
 
 VARIABLES = {
     "init_task": "init_task",

@@ -17,7 +17,6 @@ from tests.guest.batch import batch
 from tests.guest.conftest import FULL
 
 WHOLE, ANSWERS, ALIKE = 1 if FULL else 40, 97, 0.02
-SECONDS = 60.0
 ASKED = 150  # of each kind: those that are refused, those that are not
 PROBES = 80
 NO_RETURN = {"RETURN_NOT_ENTRY", "RETURN_NEVER", "RETURN_UNTRACED", "RETURN_ELSEWHERE"}
@@ -61,8 +60,6 @@ def test_most_instructions_are_optimizable(each_linux: Guest) -> None:
     assert can >= expected.returns * whole.functions
     assert can > 1.1 * whole.traced, "those without a tracer's site too"
     assert set(whole.returns) <= {"", *NO_RETURN}
-    # Two processors do the whole in less than SECONDS; other work on the machine does not count.
-    assert whole.seconds < 2 * SECONDS
 
     assert len(_same_answers_in_gdb(each_linux, subject)) >= expected.reasons
 

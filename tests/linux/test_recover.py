@@ -14,7 +14,7 @@ from gdb_optprobe.guest.linux.recover import Read, Vain, View, recover
 from gdb_optprobe.guest.machine import Machine as AnyMachine
 from gdb_optprobe.guest.symbols import SymbolTable
 from tests.linux.fakes import Machine
-from tests.symbols import blobs
+from tests.symbols import blobs, elf_blobs
 
 SIZE = 1 << 21
 
@@ -88,3 +88,39 @@ def test_another_kernel_is_searched(cache: Cache) -> None:
     searched(guest, Finder(), cache, vain)
     assert searched(guest, Finder(blobs.TEXT + (1 << 21)), cache, vain) >= SIZE
     assert searched(Guest(b"\1" * SIZE), Finder(), cache, vain) >= SIZE
+
+
+BUILD = bytes(range(20))
+WITH_NOTE = bytes(4096) + blobs.note(b"GNU\0", 3, BUILD)
+LINKED = blobs.TEXT - (1 << 21)
+ROWS = [("_text", LINKED, elf_blobs.TEXT, 1, 0), ("init_task", LINKED + 0x4000, elf_blobs.DATA, 1, 1)]
+
+
+@pytest.fixture
+def vmlinux(tmp_path: Path) -> Path:
+    file = tmp_path / "vmlinux"
+    file.write_bytes(elf_blobs.vmlinux(ROWS))
+    return file
+
+
+def test_a_kernel_without_symbols_has_those_of_the_file_with_its_build_id(cache: Cache, vmlinux: Path) -> None:
+    guest, vain = Guest(WITH_NOTE.ljust(SIZE, b"\0")), Vain()
+    searched(guest, Finder(), cache, vain)
+    with pytest.raises(kallsyms.NoSymbolTable):
+        recover(guest, Finder(), cache, lambda _: None, vain, {bytes(20).hex(): vmlinux})
+    found = recover(guest, Finder(), cache, lambda _: None, vain, {BUILD.hex(): vmlinux})
+    assert found is not None and found.build == BUILD.hex()
+    assert found.symbols.address("init_task") == blobs.TEXT + 0x4000
+    known = cache.symbols(BUILD.hex(), blobs.TEXT)
+    assert known is not None and known.names == ["_text", "init_task"], "the next session does without the file"
+
+
+def test_a_kernel_without_symbols_of_its_data_has_those_of_the_file(cache: Cache, vmlinux: Path) -> None:
+    own = [row for row in blobs.kernel_symbols(2000) if row[1] in "tT"]
+    tables = blobs.kallsyms(own, blobs.LINUX_6_4, before=WITH_NOTE.ljust(8192, b"\0"))
+    guest = Guest(tables.ljust(SIZE, b"\0"))
+    without = recover(guest, Finder(), cache, lambda _: None, Vain())
+    assert without is not None and without.symbols.address("init_task") is None
+    found = recover(guest, Finder(), cache, lambda _: None, Vain(), {BUILD.hex(): vmlinux})
+    assert found is not None and found.symbols.address("init_task") == blobs.TEXT + 0x4000
+    assert len(found.symbols) == len(without.symbols) + 1

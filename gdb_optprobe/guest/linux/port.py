@@ -10,7 +10,7 @@
     stacks                 where saved PCs are                by types (BTF)           by the code that uses them
     room                   memory for detours                 filler of the text       gaps of the image
     current, per_cpu       the running thread and CPU         per-CPU variables        the paca, by r13
-    unwinder               from a frame to its caller         ORC tables               the back chain
+    unwinder               from a frame to its caller         ORC, or frame pointers   the back chain
 """
 
 from __future__ import annotations

@@ -1,17 +1,21 @@
 """Recover a running kernel from its memory: where it lies, which build it is, its symbols.
 
     a port's `find` ─► image, how it is mapped ─► build-id ─► cache ─┬─► symbols
-                             └─► kallsyms (first time) ──────────────┘
-Nothing is needed but a stopped vCPU; address randomization and page-table isolation do not matter.
+                             └─► kallsyms (first time) ──────────────┤
+                                   and the vmlinux that GDB has ─────┘
+Nothing is needed but a stopped vCPU; address randomization and page-table isolation do not matter. Where the kernel
+has no symbols, or none of its data, those of the vmlinux are taken, if it has the running kernel's build-id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
-from gdb_optprobe.guest import image, kallsyms
+from gdb_optprobe.guest import image, kallsyms, vmlinux
 from gdb_optprobe.guest.cache import NOTE, NOTE_SIZE, Cache
 from gdb_optprobe.guest.image import Image
 from gdb_optprobe.guest.kallsyms import NoSymbolTable
@@ -20,10 +24,13 @@ from gdb_optprobe.guest.memory import KernelMemory, VirtualMemory
 from gdb_optprobe.guest.symbols import Symbols, SymbolTable
 
 CHUNK = 1 << 16
+NO_SYMBOLS = Symbols(array("Q"), (), "")
 
 # The build-id, the symbols, and where the note with the build-id lies.
 Known = tuple[str, Symbols, int]
 Read = Callable[[int, int], bytes]
+Files = Mapping[str, Path]
+"""By build-id, the files that GDB has symbols of."""
 
 
 class Guest(Machine, VirtualMemory, Protocol):
@@ -84,28 +91,25 @@ class Vain:
 
 
 def recover(
-    machine: Guest, finder: Finder, cache: Cache, say: Callable[[str], None], vain: Vain
+    machine: Guest,
+    finder: Finder,
+    cache: Cache,
+    say: Callable[[str], None],
+    vain: Vain,
+    files: Files | None = None,
 ) -> Recovered | None:
     """The kernel of this guest; None where no kernel is mapped at all. Raises OptprobeError (not booted yet).
 
     vain: remembers where there are no symbols, so that the same kernel is not searched by each command.
+    files: one of the running kernel, known by its build-id, has the symbols that the kernel lacks.
     """
     found = finder.find(machine)
     if found is None:
         return None
     where, view = found
     reader = KernelMemory(machine, machine, view.walk)
-    known = _cached(where, reader, cache)
-    if known is None:
-        kernel = where, reader.read(where.rodata.start, CHUNK)
-        if kernel in vain.known:
-            raise vain.known[kernel]
-        say("recovering the kernel's symbols from guest memory")
-        try:
-            known = _recover(where, finder, reader, cache)
-        except NoSymbolTable as missing:
-            vain.known[kernel] = missing
-            raise
+    known = _cached(where, reader, cache) or _sought(where, finder, reader, cache, say, vain, files or {})
+    known = _completed(known, where, cache, files or {})
     build, symbols, note = known
     where, view = finder.settle(where, view, SymbolTable(symbols))
     return Recovered(where, build, SymbolTable(symbols, [(where.text.start, where.text.end)]), note, view)
@@ -119,13 +123,52 @@ def _cached(where: Image, memory: KernelMemory, cache: Cache) -> Known | None:
     return build, symbols, where.text.start + int(cache.facts(build)[NOTE])
 
 
-def _recover(where: Image, finder: Finder, memory: KernelMemory, cache: Cache) -> Known:
+def _sought(
+    where: Image,
+    finder: Finder,
+    memory: KernelMemory,
+    cache: Cache,
+    say: Callable[[str], None],
+    vain: Vain,
+    files: Files,
+) -> Known:
+    """By the kernel's own symbols, else by the vmlinux that GDB has. Raises NoSymbolTable."""
+    kernel = where, memory.read(where.rodata.start, CHUNK)
     read = _in_chunks(memory)
-    symbols = kallsyms.read(read, where.rodata.start, where.rodata.size)
+    if kernel not in vain.known:
+        say("recovering the kernel's symbols from guest memory")
+        try:
+            symbols = kallsyms.read(read, where.rodata.start, where.rodata.size)
+            return _kept(symbols, where, *_note(where, finder, symbols, read), cache)
+        except NoSymbolTable as missing:
+            vain.known[kernel] = missing
+    if not files:
+        raise vain.known[kernel]
+    build, note = _note(where, finder, NO_SYMBOLS, read)
+    if build not in files:
+        raise vain.known[kernel]
+    return _kept(vmlinux.load(files[build]).at(where.text.start), where, build, note, cache)
+
+
+def _note(where: Image, finder: Finder, symbols: Symbols, read: Read) -> tuple[str, int]:
+    """The build-id and where its note lies."""
     start, end = finder.notes(where, SymbolTable(symbols), read)
-    note = image.build_id(read(start, end - start))
-    cache.store_symbols(note.hex, symbols, where.text.start, start + note.offset)
-    return note.hex, symbols, start + note.offset
+    found = image.build_id(read(start, end - start))
+    return found.hex, start + found.offset
+
+
+def _kept(symbols: Symbols, where: Image, build: str, note: int, cache: Cache) -> Known:
+    cache.store_symbols(build, symbols, where.text.start, note)
+    return build, symbols, note
+
+
+def _completed(known: Known, where: Image, cache: Cache, files: Files) -> Known:
+    """With the symbols of data that GDB's vmlinux has, where the kernel has none of its own."""
+    build, symbols, note = known
+    if build not in files or vmlinux.has_data(symbols):
+        return known
+    others = vmlinux.load(files[build]).at(where.text.start)
+    return _kept(vmlinux.completed(symbols, others), where, build, note, cache)
 
 
 def _in_chunks(memory: KernelMemory) -> Read:

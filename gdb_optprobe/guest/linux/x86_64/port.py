@@ -18,8 +18,9 @@ from gdb_optprobe.guest.linux.text import MODULES, KernelText
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.linux.x86_64 import find as finding
-from gdb_optprobe.guest.linux.x86_64 import orc, user
+from gdb_optprobe.guest.linux.x86_64 import frame_pointers, orc, user
 from gdb_optprobe.guest.linux.x86_64 import reads as reading
+from gdb_optprobe.guest.linux.x86_64.frame_pointers import FramePointers
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Function, Overlay, Text
@@ -71,11 +72,11 @@ class _X86:
     def entered(self, function: Function, unwinder: Unwinder | None) -> bool:
         """Where its tables have the return address on top of the stack: objtool has proven that code to return there.
 
-        Without tables, what GCC has named.
+        With frame pointers instead, where it makes a frame. Without either, what GCC has named.
         """
         if isinstance(unwinder, OrcUnwinder):
             return unwinder.tables.find(function.start, unwinder.read) == unwind.CALLED
-        return function.compiled
+        return function.compiled or (isinstance(unwinder, FramePointers) and frame_pointers.is_called(function))
 
     def per_cpu(self, kernel: Kernel) -> int | None:
         return kernel.symbols.address("this_cpu_off")
@@ -120,7 +121,9 @@ class _X86:
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, facts: Facts, read: ReadMemory, module: ModuleAt = nowhere
-    ) -> OrcUnwinder:
+    ) -> OrcUnwinder | FramePointers:
+        if not frame_pointers.has_tables(kernel):
+            return frame_pointers.unwinder(kernel, text, read)
         found = orc.tables(kernel, facts)
         return OrcUnwinder(found.text, found, read, read, module)
 

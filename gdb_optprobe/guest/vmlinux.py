@@ -1,0 +1,141 @@
+"""Symbols of a vmlinux, the ELF file that a kernel's build leaves, where the kernel in memory has not all of them.
+
+    the kernel has              taken of the vmlinux
+    no kallsyms                 all symbols
+    no KALLSYMS_ALL             its data, per-CPU variables among it
+
+That a file is of the running kernel is told by its build-id, before (linux/recover.py).
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from heapq import merge
+from pathlib import Path
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.symbols import FUNCTION_TYPES, Symbols
+
+__all__ = ["Vmlinux", "completed", "has_data", "load", "read"]
+
+HEADER, SECTION, SYMBOL = struct.Struct("<16sHHIQQQIHHHHHH"), struct.Struct("<IIQQQQIIQQ"), struct.Struct("<IBBHQQ")
+ELF64 = b"\x7fELF\x02\x01"
+SYMTAB, NOBITS = 2, 8  # sh_type
+WRITE, ALLOC, CODE = 1, 2, 4  # sh_flags
+RESERVED = 0xFF00  # SHN_LORESERVE: absolute and common symbols
+NO_TYPE, OBJECT, FUNCTION = 0, 1, 2  # STT_*
+LOCAL, WEAK = 0, 2  # STB_*
+START = "_text"
+# What no kallsyms has either (scripts/mksysmap): labels within functions, and what modules are linked by.
+NOT_NAMES = (".L", "$", "__crc_", "__kcrctab_", "__kstrtab", "__ksymtab_", "__UNIQUE_ID_", "L0\1")
+STATIC_VARIABLES = frozenset("db")
+"""Without KALLSYMS_ALL a kernel has but the tables' bounds of its data, which are global."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vmlinux:
+    """symbols: at the addresses that they were linked for. start: of `_text`, among them."""
+
+    symbols: Symbols
+    start: int
+
+    def at(self, start: int) -> Symbols:
+        """The symbols of a kernel that lies at `start`."""
+        return self.symbols.moved(start - self.start)
+
+
+def load(path: Path) -> Vmlinux:
+    """Raises OptprobeError."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise OptprobeError(f"GDB's symbol file cannot be read: {error}") from None
+    return read(data)
+
+
+def read(data: bytes) -> Vmlinux:
+    """Raises OptprobeError for what is no vmlinux with a symbol table."""
+    try:
+        found = _symbols(data)
+    except (struct.error, ValueError, IndexError):
+        found = None
+    start = found.address(START) if found is not None else None
+    if found is None or start is None:
+        raise OptprobeError("the vmlinux that GDB has loaded has no symbol table of a kernel")
+    return Vmlinux(found, start)
+
+
+def has_data(symbols: Symbols) -> bool:
+    """Whether a kernel's symbols are more than its code's (CONFIG_KALLSYMS_ALL)."""
+    return not STATIC_VARIABLES.isdisjoint(symbols.types)
+
+
+def completed(symbols: Symbols, others: Symbols) -> Symbols:
+    """`symbols` and those of `others` that are no code, by names that the first do not have."""
+    known = set(symbols.names)
+    added = (row for row in _rows(others) if row[2] not in FUNCTION_TYPES and row[1] not in known)
+    return _columns(merge(_rows(symbols), added, key=lambda row: row[0]))
+
+
+Row = tuple[int, str, str]
+
+
+def _rows(symbols: Symbols) -> Iterator[Row]:
+    return zip(symbols.addresses, symbols.names, symbols.types, strict=True)
+
+
+def _columns(rows: Iterable[Row]) -> Symbols:
+    addresses, names, types = array("Q"), [], []
+    for address, name, type_ in rows:
+        addresses.append(address)
+        names.append(name)
+        types.append(type_)
+    return Symbols(addresses, names, "".join(types))
+
+
+def _symbols(data: bytes) -> Symbols | None:
+    if data[:6] != ELF64:
+        return None
+    header = HEADER.unpack_from(data)
+    at, each, count = header[6], header[11], header[12]
+    sections = [SECTION.unpack_from(data, at + each * number) for number in range(count)]
+    table = next((section for section in sections if section[1] == SYMTAB), None)
+    if table is None:
+        return None
+    offset, size, strings = table[4], table[5], sections[table[6]]
+    names = data[strings[4] : strings[4] + strings[5]]
+    letters = [_letter(section[1], section[2]) for section in sections]
+    found: list[tuple[int, bool, int, int, str, str]] = []
+    rows = SYMBOL.iter_unpack(data[offset : offset + size - size % SYMBOL.size])
+    for number, (name_at, info, _, section, value, _) in enumerate(rows):
+        if info & 15 > FUNCTION or not 0 < section < RESERVED or not letters[section]:
+            continue
+        name = names[name_at : names.index(b"\0", name_at)].decode("latin-1")
+        if name and not name.startswith(NOT_NAMES):
+            bare = len(name) - len(name.lstrip("_"))
+            letter = _bound(letters[section], info)
+            found.append((value, info >> 4 == WEAK, bare, number, name, letter))
+    # Of several names of one address the first is shown: as scripts/kallsyms.c sorts them.
+    found.sort()
+    return _columns((value, name, letter) for value, _, _, _, name, letter in found)
+
+
+def _letter(type_: int, flags: int) -> str:
+    """As nm(1) has it, of a local symbol; nothing for a section that is not in memory."""
+    if not flags & ALLOC:
+        return ""
+    if flags & CODE:
+        return "t"
+    if type_ == NOBITS:
+        return "b"
+    return "d" if flags & WRITE else "r"
+
+
+def _bound(letter: str, info: int) -> str:
+    binding = info >> 4
+    if binding == WEAK:
+        return "W" if letter == "t" else "V"
+    return letter if binding == LOCAL else letter.upper()
