@@ -138,7 +138,7 @@ class Mapping:
         yield "ret"
         yield from f"""
         accesses:
-            mov edi, {self.current:#x}
+            mov rdi, {_signed(self.current):#x}
             mov rdi, qword ptr gs:[rdi]
             mov rdi, qword ptr [rdi{_offset(self.mm)}]
             mov ecx, dword ptr [rbp{_offset(LENGTH)}]
@@ -150,6 +150,11 @@ class Mapping:
         for name in ("maps", "writes", "waits"):
             yield f"{name}:"
             yield from ["nop"] * len(_PLACE)
+
+
+def _signed(address: int) -> int:
+    """A per-CPU variable's place from a CPU's base: below 2 GiB, or negative where it counts from the image's own."""
+    return address - (1 << 64) if address >> 63 else address
 
 
 def _offset(number: int) -> str:
