@@ -16,10 +16,10 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.lists import members
 from gdb_optprobe.guest.linux.members import Members
+from gdb_optprobe.guest.linux.rw_semaphores import RwSemaphore
 from gdb_optprobe.guest.linux.user.files import File
 
 WRITE, EXECUTE, MAY_EXECUTE, MAY_SHARE, HUGE = 0x2, 0x4, 0x40, 0x80, 0x400000
-WRITER = 1  # RWSEM_WRITER_LOCKED
 MOST_MAPPINGS = 1 << 16
 NAME_SIZE = 16
 LATER = "let the guest run a little, then try again"
@@ -88,8 +88,8 @@ class _Reader:
 
     def of(self, file: File) -> tuple[Space, ...]:
         kernel = self._kernel
-        lock = file.mapping + kernel.offset("address_space", "i_mmap_rwsem.count")
-        if kernel.word(lock) & WRITER:
+        lock = RwSemaphore.of(kernel, "address_space", "i_mmap_rwsem")
+        if lock.state(kernel, file.mapping).written:
             raise Busy(f"mappings of {file.path} are being changed just now", LATER)
         areas = [self._area.read(kernel, area) for area in self._areas(file)]
         wanted = [area for area in areas if _is_private_code(area["flags"])]

@@ -26,6 +26,7 @@ from functools import cached_property
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.call import CallFailed
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel
+from gdb_optprobe.guest.linux.rw_semaphores import RwSemaphore
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.user.spaces import LATER, Busy
 from gdb_optprobe.guest.machine import Machine, Vcpu
@@ -255,8 +256,8 @@ class Writer:
 
     def _check_locks(self, writes: Iterable[Write]) -> None:
         """Who is here may be who holds one, were his thread to be at no safe point after all. Raises Busy."""
-        lock = self.kernel.offset("mm_struct", "mmap_lock.count", "mmap_sem.count")
-        if any(self.kernel.word(mm + lock) for mm in {write.mm for write in writes}):
+        lock = RwSemaphore.of(self.kernel, "mm_struct", "mmap_lock", "mmap_sem")
+        if any(lock.state(self.kernel, mm).held for mm in {write.mm for write in writes}):
             raise Busy("a program's memory is being changed just now", LATER)
 
     @cached_property
