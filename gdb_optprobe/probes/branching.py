@@ -15,7 +15,7 @@ from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.planner import Plan
-from gdb_optprobe.detours.refusal import Refusal, Refused
+from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
@@ -101,6 +101,17 @@ def reserve(probe: Probe, target: Target, arena: Arena) -> None:
         probe.readers = readers(probe.handler.unmapped, probe.address, target, arena)
     if probe.handler.stops and probe.pad is None and not probe.returns:
         probe.pad = new_pad(probe.address, b"", target, arena)
+
+
+def out_of_reach(best: Plan, target: Target, arena: Arena) -> Reason | None:
+    """Why no detour of `best` could lie where a branch leads, whatever is free; None where one could."""
+    try:
+        if best.tier is not Tier.TRAPPED:
+            arena.free_code(best.address, target.isa.branch_reach)
+    except Refused as refused:
+        if refused.reason.code == Refusal.ARENA_OUT_OF_REACH.name:
+            return refused.reason
+    return None
 
 
 def overwrites(site: Site, target: Target, keeps: Keeps, read: Keeps) -> bool:

@@ -105,20 +105,8 @@ class Optimizer:
         best = plan(place, self._grounds, limits)
         if best.tier not in _NEED_MEMORY:
             return best
-        arena = self._find_arena()
-        why = self._out_of_reach(best, arena) if arena is not None else self._arena_missing
+        why = branching.out_of_reach(best, self.target, at) if (at := self._find_arena()) else self._arena_missing
         return self._lower(address, limits, why) if why is not None else best
-
-    def _out_of_reach(self, best: Plan, arena: Arena) -> Reason | None:
-        """Why no detour of `best` could lie where a branch leads, whatever is free; None where one could."""
-        if best.tier is Tier.TRAPPED:
-            return None
-        try:
-            arena.free_code(best.address, self.target.isa.branch_reach)
-        except Refused as refused:
-            if refused.reason.code == Refusal.ARENA_OUT_OF_REACH.name:
-                return refused.reason
-        return None
 
     def _lower(self, address: int, limits: Limits, reason: Reason) -> Plan:
         """The best plan for `address` that needs no detour, where a better one could not be carried out."""
