@@ -8,12 +8,14 @@ if TYPE_CHECKING:
     from gdb_optprobe.debugger.api import kprobe as kprobe
     from gdb_optprobe.debugger.api import kretprobe as kretprobe
 
-__all__ = ["kprobe", "kretprobe"]
+__all__ = ["__version__", "kprobe", "kretprobe"]
+
+__version__ = "0.1"
 
 
 def __getattr__(name: str) -> Any:
     """Only what is used inside GDB needs the module `gdb`: the layers below are imported without it."""
-    if name not in __all__:
+    if name not in ("kprobe", "kretprobe"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from gdb_optprobe.debugger import api
 

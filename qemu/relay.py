@@ -44,8 +44,14 @@ class Tally:
         self.packets = 0
         self.stops = 0
         self._at_start = False
+        self._all = bytearray()
+
+    def contents(self) -> list[bytes]:
+        """Return what is between `$` and `#` of each packet so far: `#` too is escaped in binary data."""
+        return re.findall(rb"\$([^#]*)#", bytes(self._all))
 
     def add(self, data: bytes) -> None:
+        self._all += data
         if self._at_start and data:
             self.stops += data[:1] in (b"T", b"S")
         self.packets += data.count(b"$")
@@ -70,6 +76,10 @@ class Relay:
     def count(self) -> Count:
         """All that went through since the start."""
         return Count(self._sent.packets + self._received.packets, self._received.stops)
+
+    def sent(self) -> list[bytes]:
+        """Return all packets that GDB has sent."""
+        return self._sent.contents()
 
     def close(self) -> None:
         self._listener.close()

@@ -12,6 +12,7 @@ from gdb_optprobe.commands.check import CheckCommand
 from gdb_optprobe.commands.commit import CommitCommand
 from gdb_optprobe.commands.delete import DeleteCommand
 from gdb_optprobe.commands.disable import DisableCommand
+from gdb_optprobe.commands.doctor import DoctorCommand
 from gdb_optprobe.commands.dprintf import DprintfCommand
 from gdb_optprobe.commands.enable import EnableCommand
 from gdb_optprobe.commands.expect import ExpectCommand
@@ -24,6 +25,7 @@ from gdb_optprobe.commands.report import ReportCommand
 from gdb_optprobe.commands.run import RunCommand
 from gdb_optprobe.commands.save import SaveCommand
 from gdb_optprobe.commands.show import ShowCommand
+from gdb_optprobe.commands.version import VersionCommand
 from gdb_optprobe.debugger import parameters
 
 SUBCOMMANDS: tuple[type[Subcommand[Any]], ...] = (
@@ -43,6 +45,8 @@ SUBCOMMANDS: tuple[type[Subcommand[Any]], ...] = (
     RecoverCommand,
     RunCommand,
     ExpectCommand,
+    DoctorCommand,
+    VersionCommand,
 )
 
 

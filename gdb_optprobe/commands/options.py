@@ -15,6 +15,7 @@ LIST_OPTIONS: Mapping[str, str] = {"-json": ""}
 REPORT_OPTIONS: Mapping[str, str] = {"-clear": "", "-json": ""}
 RUN_OPTIONS: Mapping[str, str] = {"-for": "SECONDS", "-until-hits": "N:COUNT", "-timeout": "SECONDS"}
 COMMIT_OPTIONS: Mapping[str, str] = {"-timeout": "SECONDS"}
+DOCTOR_OPTIONS: Mapping[str, str] = {"-json": ""}
 RECOVER_OPTIONS: Mapping[str, str] = {"-remove": "", "-timeout": "SECONDS"}
 
 _LARGEST_RANGE = 1 << 16
@@ -155,6 +156,10 @@ def parse_recover(text: str) -> Recover:
 def parse_nothing(text: str) -> Nothing:
     _only_options(text, {})
     return Nothing()
+
+
+def parse_doctor(text: str) -> Nothing:
+    return Nothing("-json" in _only_options(text, DOCTOR_OPTIONS))
 
 
 def sides(expression: str) -> tuple[str, str] | None:

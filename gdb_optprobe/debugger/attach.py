@@ -84,16 +84,30 @@ class Attachments:
 
     def session(self) -> Session:
         """Raises OptprobeError where there is no guest to work on."""
-        connection = _connection()
+        connection = stopped_guest()
         if self.current is not None:
             if self.current.connection is not connection:
                 self._reconnect(connection)
             if self.current is not None:
                 self._settle(self.current.session)
                 return self.current.session
+        return self._made(connection).session
+
+    def seen(self) -> Attachment:
+        """Return the attachment, made where there is none. Nothing in the guest is changed, nor what is pending done.
+
+        Raises OptprobeError where there is no guest, or another one than the attachment's.
+        """
+        connection = stopped_guest()
+        found = self.current or self._made(connection)
+        if not found.is_here():
+            raise OptprobeError("the guest is not the one that was probed (rebooted, or a snapshot?)", "optprobe list")
+        return found
+
+    def _made(self, connection: gdb.RemoteTargetConnection) -> Attachment:
         self.current = attach(connection, self._vain)
         on_change(self._setting_changed)
-        return self.current.session
+        return self.current
 
     def here(self) -> Attachment | None:
         """The attachment, if it is to the guest that GDB is connected to now; for events, which attach to none."""
@@ -202,7 +216,8 @@ def unwind_kernel() -> UnwindKernel | None:
     return attachments.current.unwind if attachments.current is not None else None
 
 
-def _connection() -> gdb.RemoteTargetConnection:
+def stopped_guest() -> gdb.RemoteTargetConnection:
+    """Return the connection to it. Raises OptprobeError where there is none."""
     inferior = gdb.selected_inferior()
     connection = inferior.connection
     if connection is None or not inferior.threads():

@@ -36,12 +36,10 @@ class Guard:
         if self.on:
             return ""
         self.leave()
-        address = address_of(details)
-        if address is None:
-            return f"{details} cannot be opened a second time"
-        python = next((found for each in (*PYTHONS, "python3") if (found := shutil.which(each or ""))), None)
-        if python is None:
-            return "there is no python3 to run it"
+        if why := why_not(details):
+            return why
+        address, python = address_of(details), _python()
+        assert address is not None and python is not None, "why_not"
         reads, writes = os.pipe()
         os.set_blocking(writes, False)
         try:
@@ -86,6 +84,17 @@ class Guard:
             # It may have ended, or be stuck: then nobody is told.
             with contextlib.suppress(OSError):
                 os.write(self.pipe, line)
+
+
+def why_not(details: str) -> str:
+    """Return why the guest at `details`, GDB's words for where it is, cannot be guarded; "" where it can."""
+    if address_of(details) is None:
+        return f"{details} cannot be opened a second time"
+    return "" if _python() is not None else "there is no python3 to run it"
+
+
+def _python() -> str | None:
+    return next((found for each in (*PYTHONS, "python3") if (found := shutil.which(each or ""))), None)
 
 
 def address_of(details: str) -> str | None:

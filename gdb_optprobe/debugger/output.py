@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Protocol
 
-from gdb_optprobe.debugger import aggregates, calls, collected
+from gdb_optprobe.debugger import aggregates, calls, collected, explained, facilities, words
 from gdb_optprobe.debugger.table import indented, table
 from gdb_optprobe.probes.views import (
     Address,
@@ -20,11 +20,11 @@ from gdb_optprobe.probes.views import (
     CodeLine,
     CollectorView,
     DetourView,
+    DoctorView,
     ExplainView,
     FrameView,
     ObjectView,
     ProbeView,
-    ReasonView,
     RecordView,
     ShowView,
 )
@@ -34,8 +34,8 @@ Colour = Callable[[str], str]
 
 # `add` of a glob prints a line for each probe up to this many, then counts them.
 _MANY = 10
-_STOPS = {"breakpoint": "twice", "boosted": "once", "emulated": "once"}
-_BEST = "optimized"
+_STOPS = explained.STOPS
+_BEST = explained.BEST
 _STOP = "stop"
 NEWLINE = "\n"
 
@@ -57,6 +57,8 @@ class Output(Protocol):
     def quarantine(self, found: CollectorView) -> None:
         """What is never used again, where there is such memory."""
 
+    def doctor(self, found: DoctorView) -> None: ...
+
     def lines(self, lines: Sequence[str]) -> None:
         """What has no JSON form in the contract."""
 
@@ -77,7 +79,7 @@ class Json:
         self._one_or_list([_show(view) for view in views])
 
     def explanation(self, views: Sequence[ExplainView]) -> None:
-        self._one_or_list([_explanation(view) for view in views])
+        self._one_or_list([explained.value(view) for view in views])
 
     def report(self, probes: Sequence[ProbeView]) -> None:
         for probe in probes:
@@ -93,6 +95,9 @@ class Json:
 
     def quarantine(self, found: CollectorView) -> None:
         """A listing is a list of probes: the report tells."""
+
+    def doctor(self, found: DoctorView) -> None:
+        self._value(facilities.value(found))
 
     def lines(self, lines: Sequence[str]) -> None:
         for line in lines:
@@ -150,6 +155,9 @@ class Text:
     def quarantine(self, found: CollectorView) -> None:
         self.lines(collected.quarantine(found))
 
+    def doctor(self, found: DoctorView) -> None:
+        self.lines(facilities.lines(found))
+
     def show(self, views: Sequence[ShowView]) -> None:
         for view in views:
             self.lines([_headline(view.probe), *_remarks(view.probe)])
@@ -159,7 +167,7 @@ class Text:
 
     def explanation(self, views: Sequence[ExplainView]) -> None:
         for view in views:
-            self.lines(_verdict(view))
+            self.lines(explained.lines(view))
             if view.displaced:
                 self._section("the branch displaces" if view.tier == _BEST else "the instruction", view.displaced)
 
@@ -171,7 +179,7 @@ class Text:
         for line in code:
             if line.note:
                 self.lines([f"    ; {line.note}"])
-            self._write(f"    {line.address:#x}  {_hex(line.data):<{digits}}  {self._colour(line.text)}\n")
+            self._write(f"    {line.address:#x}  {words.pairs(line.data):<{digits}}  {self._colour(line.text)}\n")
 
 
 # text ---------------------------------------------------------------------------------------------------------------
@@ -188,11 +196,11 @@ def _summary(probes: Sequence[ProbeView]) -> str:
     counts = ", ".join(f"{count} {tier}" for tier, count in tiers.most_common())
     waiting = sum(probe.state == "optimizing" for probe in probes)
     until = f"; {waiting} of them wait to be optimized: optprobe commit" if waiting else ""
-    return f"{_numbers(probes)}: {_counted(len(probes), 'address', 'addresses')}, {counts}{until}"
+    return f"{_numbers(probes)}: {words.counted(len(probes), 'address', 'addresses')}, {counts}{until}"
 
 
 def _headline(probe: ProbeView) -> str:
-    where = f"Probe {probe.number} at {_place(probe.address, probe.symbol)}"
+    where = f"Probe {probe.number} at {words.place(probe.address, probe.symbol)}"
     if probe.tier == _BEST:
         return f"{where}: optimized, {_patched(probe)}{_cost(probe)}"
     if probe.tier not in _STOPS:
@@ -221,7 +229,7 @@ def _until_stopped(probe: ProbeView) -> str:
     if not probe.condition:
         return "a stop of the guest"
     assert probe.detour is not None
-    least = f"{_counted(probe.detour.least, 'instruction')}{_and_a_trap(probe)}"
+    least = f"{words.counted(probe.detour.least, 'instruction')}{_and_a_trap(probe)}"
     return f"{least} where the condition is false, and stops the guest otherwise"
 
 
@@ -240,10 +248,10 @@ def _instructions(probe: ProbeView) -> str:
     assert probe.detour is not None
     least, most = probe.detour.least, probe.detour.added
     if least == most:
-        return _counted(most, "instruction")
+        return words.counted(most, "instruction")
     if not probe.condition:
-        return f"about {_counted(most, 'instruction')}"
-    return f"{_counted(least, 'instruction')} where the condition is false, about {most} otherwise"
+        return f"about {words.counted(most, 'instruction')}"
+    return f"{words.counted(least, 'instruction')} where the condition is false, about {most} otherwise"
 
 
 def _instructions_briefly(probe: ProbeView) -> str:
@@ -251,9 +259,9 @@ def _instructions_briefly(probe: ProbeView) -> str:
     assert probe.detour is not None
     least, most = probe.detour.least, probe.detour.added
     if _STOP in probe.actions:
-        return f"{_counted(least, 'instruction')} or a stop" if probe.condition else "a stop"
+        return f"{words.counted(least, 'instruction')} or a stop" if probe.condition else "a stop"
     if least == most:
-        return _counted(most, "instruction")
+        return words.counted(most, "instruction")
     return f"{least} or ~{most} instructions" if probe.condition else f"~{most} instructions"
 
 
@@ -306,7 +314,7 @@ def _remarks(probe: ProbeView) -> tuple[str, ...]:
     if probe.needs_gdb:
         remarks.append(_NEEDS_GDB)
     if probe.calls is not None and probe.calls.out:
-        remarks.append(f"{_counted(probe.active, 'call')} under way: {calls.whose(probe.calls.out)}")
+        remarks.append(f"{words.counted(probe.active, 'call')} under way: {calls.whose(probe.calls.out)}")
     lost = {"missed": probe.missed, "dropped": probe.dropped, "faults": probe.faults}
     counts = [f"{count} {what}" for what, count in lost.items() if count]
     if counts:
@@ -340,50 +348,9 @@ def _record_line(record: RecordView) -> str:
     return f"[{record.cpu}]{time}: {record.text.rstrip(NEWLINE)}"
 
 
-def _verdict(view: ExplainView) -> list[str]:
-    where = _place(view.address, view.symbol)
-    cost = f"; a hit costs {_counted(view.instructions, 'instruction')}" if view.instructions else ""
-    if view.tier == _BEST:
-        waits = "; waits until nobody is inside them" if view.waits else ""
-        head = view.displaced[0].address if view.displaced else view.address
-        place = f" at {head:#x}" if head != view.address else ""
-        verdict = f"{where}: would be optimized, {view.patch_size} bytes patched{place}{waits}{cost}"
-    elif view.tier:
-        stops = f"; a hit stops the guest {_STOPS[view.tier]}" if view.tier in _STOPS else f"{cost} and a trap"
-        verdict = f"{where}: would be {view.tier}{stops}"
-    else:
-        verdict = f"{where}: cannot be probed"
-    lines = [verdict]
-    for tiers, reason in _refusals(view):
-        lines += indented(f"{tiers}{reason.text} ({reason.code})")
-        if reason.hint:
-            lines += indented(f"HINT: {reason.hint}")
-    if view.nearest is not None:
-        lines += indented(f"the nearest address that would be optimized: {_place(view.nearest, view.nearest_symbol)}")
-    return lines
-
-
-def _refusals(view: ExplainView) -> list[tuple[str, ReasonView]]:
-    """Each reason once, with the tiers it forbids; without them where it forbids all."""
-    if not view.tier or not view.refused:
-        return [("", view.reason)] if view.reason else []
-    tiers: dict[ReasonView, list[str]] = {}
-    for refused in view.refused:
-        tiers.setdefault(ReasonView(refused.code, refused.text, refused.hint), []).append(refused.tier)
-    return [(f"not {' or '.join(names)}: ", reason) for reason, names in tiers.items()]
-
-
-def _place(address: int, symbol: str) -> str:
-    return f"{address:#x} <{symbol}>" if symbol else f"{address:#x}"
-
-
 def _numbers(probes: Sequence[ProbeView]) -> str:
     first, last = probes[0].number, probes[-1].number
     return f"Probe {first}" if first == last else f"Probes {first}-{last}"
-
-
-def _counted(count: int, noun: str, nouns: str = "") -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {nouns or noun + 's'}"
 
 
 _COUNTS = ("hits", "missed", "active", "dropped", "faults", "stops", "calls")
@@ -404,10 +371,10 @@ def _probe(probe: ProbeView) -> dict[str, object]:
         "tags": list(probe.tags),
         "enabled": probe.enabled,
         "needs_gdb": probe.needs_gdb,
-        "reason": _reason(probe.reason),
+        "reason": words.reason(probe.reason),
         "patch_size": probe.patch_size,
-        "original_bytes": _hex(probe.original_bytes),
-        "patched_bytes": _hex(probe.patched_bytes),
+        "original_bytes": words.pairs(probe.original_bytes),
+        "patched_bytes": words.pairs(probe.patched_bytes),
         "detour": _detour(probe.detour),
         "condition": probe.condition,
         "actions": list(probe.actions),
@@ -467,34 +434,11 @@ def _show(view: ShowView) -> dict[str, object]:
     }
 
 
-def _explanation(view: ExplainView) -> dict[str, object]:
-    return {
-        "address": hex(view.address),
-        "symbol": view.symbol,
-        "tier": view.tier,
-        "reason": _reason(view.reason),
-        "displaced": [_code(line) for line in view.displaced],
-        "refused": [{"tier": refused.tier, "code": refused.code, "text": refused.text} for refused in view.refused],
-    }
-
-
-def _reason(reason: ReasonView | None) -> dict[str, object] | None:
-    return {"code": reason.code, "text": reason.text} if reason else None
-
-
 def _detour(detour: DetourView | None) -> dict[str, object] | None:
     if detour is None:
         return None
     return {"address": hex(detour.address), "size": detour.size, "instructions": detour.instructions}
 
 
-def _code(line: CodeLine) -> dict[str, object]:
-    return {"address": hex(line.address), "bytes": _hex(line.data), "text": line.text}
-
-
 def _noted(line: CodeLine) -> dict[str, object]:
-    return {**_code(line), "note": line.note}
-
-
-def _hex(data: bytes) -> str:
-    return data.hex(" ")
+    return {**words.code(line), "note": line.note}

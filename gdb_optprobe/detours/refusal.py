@@ -8,7 +8,7 @@ symbols.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from gdb_optprobe.errors import OptprobeError
@@ -195,6 +195,37 @@ class Refusal(Enum):
         "somebody else patches them: undo that first",
     )
 
+    # The guest, GDB and QEMU as such: what `doctor` tells.
+    GUEST_MISSING = ("the guest cannot be asked: {why}", "target remote PATH-OF-THE-GDB-SOCKET (or :PORT)")
+    SYMBOLS_MISSING = ("the symbols are not known: {why}", "symbol-file FILE")
+    TYPES_MISSING = (
+        "the types are not known: {why}",
+        "symbol-file VMLINUX with debug information tells parameters and members",
+    )
+    UNWINDING_MISSING = (
+        "stacks cannot be unwound: {why}",
+        "a vmlinux with debug information lets GDB unwind; probes need no unwinding",
+    )
+    TASKS_MISSING = ("the threads cannot be listed: {why}", "probe instructions as long as a branch")
+    CURRENT_MISSING = ("the running thread is not known: {why}", "use registers in place of $task, $comm and $pid")
+    FTRACE_MISSING = (
+        "the function tracer's records are not known: {why}",
+        "entries are probed where their own instructions allow it",
+    )
+    READS_MISSING = (
+        "memory that may not be there cannot be read: {why}",
+        "use registers, $task and the kernel's own variables",
+    )
+    PROGRAMS_MISSING = ("programs cannot be probed: {why}", "probe the kernel's function that serves the program")
+    MODULES_MISSING = ("the loaded modules cannot be told: {why}", "probe the kernel's own text")
+    GUARDIAN_MISSING = (
+        "nothing frees the guest should GDB die: {why}",
+        "connect by a Unix socket or TCP; add probes that never stop the guest",
+    )
+    GDB_UNFIT = ("this GDB lacks something: {why}", "scripts/setup")
+    QEMU_UNFIT = ("this QEMU lacks something: {why}", "QEMU 7.2 or later, with -gdb or -s")
+    UNEXPECTED = ("an internal error: {error}", "report this line with the first one")
+
     @property
     def code(self) -> str:
         return self.name
@@ -228,3 +259,12 @@ class Refused(OptprobeError):
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason.text, reason.hint)
         self.reason = reason
+
+
+def reason_of(error: OptprobeError, otherwise: Refusal) -> Reason:
+    """Return the reason of a Refused; of any other error `otherwise`, whose one fact is why."""
+    if isinstance(error, Refused):
+        return error.reason
+    found = otherwise.because(why=error.message)
+    # A hint is no template.
+    return replace(found, advice=error.hint.replace("{", "{{").replace("}", "}}")) if error.hint else found

@@ -10,8 +10,8 @@ from ..errors import OptprobeError
 WORD = (1 << 64) - 1
 
 
-def assemble(source: str, arch: str, mode: str) -> bytes:
-    """The code of `source`; arch, mode: names of keystone's constants. Raises OptprobeError where it is missing."""
+def loaded() -> Any:
+    """Return keystone itself. Raises OptprobeError where it is missing."""
     try:
         import keystone
     except (ImportError, OSError) as error:
@@ -19,6 +19,12 @@ def assemble(source: str, arch: str, mode: str) -> bytes:
             f"keystone cannot be loaded ({str(error).splitlines()[0] if str(error) else type(error).__name__})",
             "run scripts/demo once, or pip install keystone-engine setuptools into GDB's Python",
         ) from error
+    return keystone
+
+
+def assemble(source: str, arch: str, mode: str) -> bytes:
+    """The code of `source`; arch, mode: names of keystone's constants. Raises OptprobeError where it is missing."""
+    keystone = loaded()
     engine: Any = keystone.Ks(getattr(keystone, arch), getattr(keystone, mode))
     code, _ = engine.asm(source, 0, as_bytes=True)
     return bytes(code or b"")

@@ -173,16 +173,16 @@ class Linux:
         return self._names(site, convenience, debug(address, of, lambda: self._frame(address, of)))
 
     def _frame(self, address: int, of: abi.Abi) -> Expr | None:
-        return frame.base(self._unwinder, address, of) if self._unwinder is not None else None
+        return frame.base(self.own_unwinder, address, of) if self.own_unwinder is not None else None
 
     def _names(
         self, site: Probed, convenience: Callable[[str], int | None], debug: Debug | None = None
     ) -> NamesAt:
         of = abi.of(self.isa.name)
-        names = scope.kernel_scope(self.kernel, self._current, self._types, of, site, convenience, debug)
-        cpu = self._current.cpu
+        names = scope.kernel_scope(self.kernel, self.current, self._types, of, site, convenience, debug)
+        cpu = self.current.cpu
         number = None if isinstance(cpu, Missing) else cpu
-        return NamesAt(names, self.port.per_cpu(self.kernel), number, self._reads, hertz(self.kernel))
+        return NamesAt(names, self.port.per_cpu(self.kernel), number, self.reads, hertz(self.kernel))
 
     def at_return(self, address: int, convenience: Callable[[str], int | None]) -> NamesAt | None:
         """What names mean where the function has returned that is entered at `address`; None where none is."""
@@ -196,10 +196,11 @@ class Linux:
 
     def entered(self, function: Function) -> bool:
         """See Target."""
-        return self.port.entered(function, self._unwinder)
+        return self.port.entered(function, self.own_unwinder)
 
     @cached_property
-    def _unwinder(self) -> Unwinder | None:
+    def own_unwinder(self) -> Unwinder | None:
+        """Of what stands in the guest's memory now."""
         return self.unwinder(self.memory.read)
 
     def _is_entry(self, address: int) -> bool:
@@ -211,7 +212,8 @@ class Linux:
         return address == entry or any(site.end == address for site in self.text.ftrace_sites(entry, entry + 1))
 
     @cached_property
-    def _reads(self) -> Reads | Missing:
+    def reads(self) -> Reads | Missing:
+        """How memory that may not be there is read."""
         try:
             return self.port.reads(self.kernel, self.machine, self.memory.physical)
         except OptprobeError as error:
@@ -261,7 +263,8 @@ class Linux:
             return None
 
     @cached_property
-    def _current(self) -> Current:
+    def current(self) -> Current:
+        """What runs."""
         return self.port.current(self.kernel)
 
     # the unwinder ----------------------------------------------------------------------------------------------------
@@ -295,13 +298,10 @@ class Linux:
             self._check_given(settings.arena)
             return given_arena(settings, self.isa)
         earlier = self._look_back()
-        if earlier is not None and earlier.is_empty:
-            earlier.finish(self.machine, self.memory)
-            self.memory.forget()
-            self._earlier = earlier = None
-        if earlier is not None:
+        if earlier is not None and not earlier.is_empty:
             return self._adopted(earlier)
-        self.room = room = self.port.room(self.machine, self.kernel)
+        # What an earlier GDB has begun to give back is given back when it is taken: nothing is changed here.
+        self.room = room = self.port.room(self.machine, self.kernel) if earlier is None else earlier.place
         start, end = room.journal
         self._journal = Journal()
         if start < end:
@@ -360,6 +360,8 @@ class Linux:
         """Make what `new_arena` found ready for use: page tables, say. Another GDB knows of it before."""
         if self.room is None:
             return
+        if self._earlier is not None and self._earlier.is_empty:
+            self._finish(self._earlier)
         self._journal.begin()
         try:
             self.room.take()
@@ -368,6 +370,17 @@ class Linux:
             raise
         self._took = True
         self.memory.forget()
+
+    def _finish(self, earlier: Earlier) -> None:
+        """Give back what an earlier GDB had begun to, and take the same memory anew. Raises OptprobeError."""
+        earlier.finish(self.machine, self.memory)
+        self.memory.forget()
+        self._earlier = None
+        room = self.port.room(self.machine, self.kernel)
+        if (room.code, room.data, room.journal) != (earlier.place.code, earlier.place.data, earlier.place.journal):
+            raise OptprobeError("the memory for detours of an earlier GDB is not free", "connect anew, then try again")
+        self.room = room
+        self._journal.put(Item.ROOM, 0, facts(room, self.recovered))
 
     def give_back_arena(self) -> None:
         """Nothing of ours is left: page tables become what they were."""

@@ -27,7 +27,7 @@ from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.place import Neighbours
 from gdb_optprobe.detours.planner import Limits, Neighbour, Plan, joins, plan
 from gdb_optprobe.detours.planner import Site as Place
-from gdb_optprobe.detours.refusal import PASSING, Reason, Refusal, Refused
+from gdb_optprobe.detours.refusal import PASSING, Reason, Refusal, Refused, reason_of
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes import branching, waiting
@@ -95,7 +95,6 @@ class Optimizer:
         return self._arena
 
     # what would be best ------------------------------------------------------------------------------------------
-
     def plan(self, address: int, specs: Sequence[Spec], neighbours: Neighbours | None = None) -> Plan:
         """The best plan for probes `specs` at `address` as things stand. Raises Refused where there is none."""
         if self._lost.covers(address) or any(hook.address <= address < hook.end for hook in self.registry.hooks):
@@ -105,7 +104,10 @@ class Optimizer:
         best = plan(place, self._grounds, limits)
         if best.tier not in _NEED_MEMORY:
             return best
-        why = branching.out_of_reach(best, self.target, at) if (at := self._find_arena()) else self._arena_missing
+        try:
+            why = branching.out_of_reach(best, self.target, self.find_arena())
+        except Refused as refused:
+            why = refused.reason
         return self._lower(address, limits, why) if why is not None else best
 
     def _lower(self, address: int, limits: Limits, reason: Reason) -> Plan:
@@ -144,19 +146,23 @@ class Optimizer:
 
         return neighbour
 
-    def _find_arena(self) -> Arena | None:
-        """Where the arena is or would be, the guest unchanged; None, with the reason kept, where there is no memory."""
-        if self._arena is None and self._found is None and self._arena_missing is None:
+    def find_arena(self) -> Arena:
+        """Return the arena, or what would be it, the guest unchanged. Raises Refused where there is no memory."""
+        found = self._arena or self._found
+        if found is None and self._arena_missing is None:
             try:
-                self._found = self.target.new_arena()
+                found = self._found = self.target.new_arena()
             except OptprobeError as error:
-                self._arena_missing = _missing(error)
-        return self._arena or self._found
+                self._arena_missing = reason_of(error, Refusal.ARENA_MISSING)
+        if found is None:
+            assert self._arena_missing is not None
+            raise Refused(self._arena_missing)
+        return found
 
     def take_arena(self) -> Arena:
         """The arena, made at first need. Raises Refused."""
-        found = self._find_arena()
-        if found is not None and self._arena is None:
+        found = self.find_arena()
+        if self._arena is None:
             try:
                 self.target.take_arena()
                 self._arena = found
@@ -165,11 +171,10 @@ class Optimizer:
                 for probe in self.registry.probes():
                     note(probe, found.journal)
             except OptprobeError as error:
-                self._arena_missing = _missing(error)
-        if self._arena is None:
-            assert self._arena_missing is not None
-            raise Refused(self._arena_missing)
-        return self._arena
+                self._arena_missing = reason_of(error, Refusal.ARENA_MISSING)
+                if self._arena is None:
+                    raise Refused(self._arena_missing) from None
+        return found
 
     def give_back_arena(self) -> bool:
         """Give its memory back, and look anew when some is next needed; False while somebody may be inside."""
@@ -478,11 +483,6 @@ class Optimizer:
             if not freed:
                 raise
             return action()
-
-
-def _missing(error: OptprobeError) -> Reason:
-    """Why there is no arena."""
-    return error.reason if isinstance(error, Refused) else Refusal.ARENA_MISSING.because(why=error.message)
 
 
 def _groups(sites: Sequence[Site]) -> list[list[Site]]:

@@ -247,3 +247,33 @@ class Saved:
     lines: tuple[str, ...]
     count: int
     left_out: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FacilityView:
+    """One line of `optprobe doctor`. detail: the fact worth knowing where it works. reason: None where it works."""
+
+    name: str
+    detail: str
+    reason: ReasonView | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GuestView:
+    """The guest at a glance; None and "" for what is not known. banner: what the kernel calls itself."""
+
+    architecture: str = ""
+    vcpus: int | None = None
+    banner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorView:
+    """`optprobe doctor`. qemu: "" where it does not tell."""
+
+    version: str
+    gdb: str
+    python: str
+    qemu: str
+    guest: GuestView
+    facilities: tuple[FacilityView, ...]

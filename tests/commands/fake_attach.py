@@ -9,11 +9,24 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import gdb
 
 from gdb_optprobe import debugger
+from gdb_optprobe.errors import OptprobeError
 from tests.commands.fake_session import FakeSession
 
 session = FakeSession()
 attach = ModuleType("gdb_optprobe.debugger.attach")
+
+
+class NoGuest:
+    """There is none to be examined."""
+
+    def seen(self) -> None:
+        raise OptprobeError("no guest is connected", "target remote PATH-OF-THE-GDB-SOCKET (or :PORT)")
+
+
 vars(attach).update(
+    Attachment=object,
+    attachments=NoGuest(),
+    stopped_guest=NoGuest().seen,
     current_session=lambda: session,
     session_or_none=lambda: session,
     is_connected=lambda: True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -253,3 +254,23 @@ def test_a_change_is_told() -> None:
         "set optprobe max-probes 7",
     )
     assert ended.out.splitlines() == ["boost False 4096", "max-probes False 7"]
+
+
+def test_without_a_guest_the_doctor_tells_what_it_can_and_fails_not() -> None:
+    ended = gdb("optprobe doctor", "optprobe doctor -json", "optprobe version")
+    assert (ended.status, ended.err) == (0, "")
+    *told, json_line, version = ended.out.splitlines()
+    assert told[0].startswith(f"{version}, a target that tells no QEMU version; ")
+    assert "symbols         refused: the guest cannot be asked: no guest is connected (GUEST_MISSING)" in told
+    assert "                HINT: target remote PATH-OF-THE-GDB-SOCKET (or :PORT)" in told
+    assert "modules         refused: as symbols (GUEST_MISSING)" in told
+    found = json.loads(json_line)
+    assert {one["name"]: one["state"] for one in found["facilities"]}["gdb"] == "works"
+    assert re.fullmatch(r"optprobe \S+, GDB \S+ with Python 3\.\S+", version)
+
+
+def test_help_and_completion_of_the_doctor() -> None:
+    ended = gdb("help optprobe doctor", "complete optprobe doc", "complete optprobe doctor -", "optprobe doctor now")
+    assert "optprobe doctor [-json]" in ended.out
+    assert "optprobe doctor\n" in ended.out and "optprobe doctor -json\n" in ended.out
+    assert ended.err.startswith("optprobe: 'now' is not expected here")

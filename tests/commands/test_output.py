@@ -9,6 +9,9 @@ from gdb_optprobe.objects.aggregate import Count
 from gdb_optprobe.probes.views import (
     Address,
     CallsView,
+    DoctorView,
+    FacilityView,
+    GuestView,
     ObjectView,
     OutView,
     ProbeView,
@@ -280,3 +283,65 @@ def test_json_tells_each_call_that_is_under_way() -> None:
     ((row,),) = map(json.loads, lines)
     assert row["active"] == row["calls"]["active"] == len(row["calls"]["out"]) == 4
     assert row["calls"]["out"][0] == {"who": "thread 7 (cat)", "pid": 7, "comm": "cat"}
+
+
+NO_ARENA = ReasonView("ARENA_MISSING", "there is no memory for detours: none", "set optprobe arena code=… data=…")
+EXAMINED = DoctorView(
+    "0.1",
+    "13.1",
+    "3.11.2",
+    "7.2.22",
+    GuestView("i386:x86-64", 2, "Linux version 6.1"),
+    (
+        FacilityView("symbols", "87,182, found in the guest's memory"),
+        FacilityView("code_memory", "", NO_ARENA),
+        FacilityView("data_memory", "", NO_ARENA),
+        FacilityView("gdb", "capstone 5.0, keystone 0.9"),
+    ),
+)
+
+
+def test_what_the_doctor_says() -> None:
+    """A contract: reports of problems begin with it."""
+    assert text("doctor", EXAMINED) == [
+        "optprobe 0.1, GDB 13.1 with Python 3.11.2, QEMU 7.2.22; i386:x86-64, 2 vCPUs, Linux version 6.1",
+        "symbols         works: 87,182, found in the guest's memory",
+        "code memory     refused: there is no memory for detours: none (ARENA_MISSING)",
+        "                HINT: set optprobe arena code=… data=…",
+        "data memory     refused: as code memory (ARENA_MISSING)",
+        "this GDB        works: capstone 5.0, keystone 0.9",
+    ]
+
+
+def test_what_the_doctor_says_for_programs() -> None:
+    refused = {
+        "state": "refused",
+        "detail": "",
+        "code": "ARENA_MISSING",
+        "reason": "there is no memory for detours: none",
+        "hint": "set optprobe arena code=… data=…",
+    }
+    works = {"state": "works", "code": "", "reason": "", "hint": ""}
+    (found,) = values("doctor", EXAMINED)
+    assert list(found) == ["version", "gdb", "python", "qemu", "guest", "facilities"]
+    assert found == {
+        "version": "0.1",
+        "gdb": "13.1",
+        "python": "3.11.2",
+        "qemu": "7.2.22",
+        "guest": {"architecture": "i386:x86-64", "vcpus": 2, "banner": "Linux version 6.1"},
+        "facilities": [
+            {"name": "symbols", "detail": "87,182, found in the guest's memory", **works},
+            {"name": "code_memory", **refused},
+            {"name": "data_memory", **refused},
+            {"name": "gdb", "detail": "capstone 5.0, keystone 0.9", **works},
+        ],
+    }
+    assert list(found["facilities"][0]) == ["name", "state", "detail", "code", "reason", "hint"]
+
+
+def test_the_doctor_of_what_has_no_monitor_and_no_kernel() -> None:
+    alone = replace(EXAMINED, qemu="", guest=GuestView(), facilities=())
+    assert text("doctor", alone) == [
+        "optprobe 0.1, GDB 13.1 with Python 3.11.2, a target that tells no QEMU version; no guest"
+    ]

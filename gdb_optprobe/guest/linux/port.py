@@ -115,7 +115,10 @@ class Reads(Protocol):
 
 
 class Unwinder(Protocol):
-    """From a frame to its caller, by registers' names as GDB has them."""
+    """From a frame to its caller, by registers' names as GDB has them. how: by what, in words."""
+
+    @property
+    def how(self) -> str: ...
 
     def knows(self, pc: int) -> bool:
         """Whether `pc` is in code that it knows."""

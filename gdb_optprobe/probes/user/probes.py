@@ -7,6 +7,7 @@ what the instruction does; or has the process go on in a copy of the instruction
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,13 +16,12 @@ from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.patch import Patch
-from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
+from gdb_optprobe.detours.refusal import Reason
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.program import Program
-from gdb_optprobe.guest.linux.user.spaces import Space
+from gdb_optprobe.guest.linux.user.spaces import Busy, Space
 from gdb_optprobe.guest.linux.user.writer import flags
-from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.supported import check_action
 from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.code import joined
@@ -37,7 +37,7 @@ from gdb_optprobe.probes.room import reserve
 from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
-from gdb_optprobe.probes.user import notes
+from gdb_optprobe.probes.user import asking, notes
 from gdb_optprobe.probes.user.arrivals import Arrivals
 from gdb_optprobe.probes.user.calls import UserCalls
 from gdb_optprobe.probes.user.copies import Copies, copy_of, first_place
@@ -95,13 +95,21 @@ class Users:
         self._writer = UserWriter(self.target)
         self._arrivals = Arrivals(self.target)
 
+    def _would(self, spec: Spec) -> tuple[UserTarget, Point, Handler]:
+        """Return what a probe would be, all asked that `add` asks. Raises OptprobeError; nothing is changed."""
+        self._check(spec)
+        user = asking.ready(self.optimizer)
+        point = self._planned(spec, user)
+        handler = self._handler(spec, point, user, self.settings())
+        user.texts.check_arm(point.program, {point.insn.address: point.trap})
+        with contextlib.suppress(Busy):
+            user.programs.mapping(point.program.file)
+        return user, point, handler
+
     def add(self, spec: Spec) -> Probe:
         """A probe on an instruction of a program. Raises OptprobeError, the guest as it was."""
-        user, settings = self.target.user(), self.settings()
-        self._check(spec)
-        point = self._planned(spec, user)
-        handler = self._handler(spec, point, user, settings)
-        user.texts.check_arm(point.program, {point.insn.address: point.trap})
+        user, point, handler = self._would(spec)
+        settings = self.settings()
         self.target.guard()
         probe = Probe(self.registry.next_number(), spec, point.insn.address, handler, sizes_of(settings))
         return self._put(probe, point, user)
@@ -326,8 +334,6 @@ class Users:
                 raise OptprobeError(f"{what} is not built yet for programs")
         if spec.tier not in ("", "trapped"):
             raise OptprobeError(f"code of a program cannot be {spec.tier}: it is probed by traps", "-tier trapped")
-        if not self.settings().trap:
-            raise Refused(Refusal.TRAP_OFF.because())
         if spec.has_python_handler:
             raise OptprobeError("a Python handler cannot run where a program is probed", "use an action in its place")
 
@@ -378,10 +384,7 @@ class Users:
 
     def _readers(self, user: UserTarget, arena: Arena) -> Readers:
         """Raises Refused, OptprobeError."""
-        reads = user.names(0, False, 64).reads
-        if isinstance(reads, Missing):
-            raise OptprobeError(reads.message, reads.hint)
-        return readers(reads, user.kernel.calls.handler, self.target, arena)
+        return readers(asking.reads(user), user.kernel.calls.handler, self.target, arena)
 
     def _drop(self, probe: Probe) -> None:
         """One that could not be made."""
@@ -489,9 +492,7 @@ class Users:
 
         Raises OptprobeError.
         """
-        user = self.target.user()
-        self._check(spec)
-        point = self._planned(spec, user)
+        user, point, _ = self._would(spec)
         near = user.kernel.calls.handler
         count = Handler().code(self.target.isa, At(near), dead_at_trap(user.kernel.isa), near, None)
         copy = None if not point.needs_copy else point.insn.address

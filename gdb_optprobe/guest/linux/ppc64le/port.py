@@ -35,6 +35,7 @@ class BackChain:
     text: tuple[int, int]
     code: PowerText
     read: Callable[[int, int], bytes]
+    how = "the stack's back chain"
 
     def knows(self, pc: int) -> bool:
         return self.text[0] <= pc < self.text[1]

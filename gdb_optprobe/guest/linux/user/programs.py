@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.lists import members
 from gdb_optprobe.guest.linux.user import program, spaces
 from gdb_optprobe.guest.linux.user.files import File
 from gdb_optprobe.guest.linux.user.frames import Frames
@@ -49,6 +51,28 @@ class Programs:
     def find(self, path: str, host: Path | None = None) -> Program:
         """See program.find."""
         return program.find(self.kernel, self.frames, path, host)
+
+    def check(self) -> None:
+        """Look where the program of process 1 is mapped: every probe on a program needs what this reads.
+
+        Raises Busy, or OptprobeError where programs cannot be met.
+        """
+        kernel = self.kernel
+        at = kernel.offset("inode", "i_count")
+        mm = next(filter(None, self._spaces()), 0)
+        file = kernel.word(mm + kernel.offset("mm_struct", "exe_file")) if mm else 0
+        if not file:
+            raise OptprobeError("no process runs a program yet", "let the guest boot, then try again")
+        inode = kernel.word(file + kernel.offset("file", "f_inode"))
+        kernel.memory.read(inode + at, 4)
+        mapping = kernel.word(inode + kernel.offset("inode", "i_mapping"))
+        spaces.check(kernel, File("the first program", inode, 0, 0, 0, mapping), self.frames.page)
+
+    def _spaces(self) -> Iterator[int]:
+        """The address space of each process; 0 of a thread of the kernel's."""
+        kernel = self.kernel
+        tasks, mm = kernel.offset("task_struct", "tasks"), kernel.offset("task_struct", "mm")
+        return (kernel.word(task + mm) for task in members(kernel, kernel.address("init_task") + tasks, tasks))
 
     def known(self, file: File) -> Program:
         """What is in a file that is held, wherever its name has gone. Raises OptprobeError."""

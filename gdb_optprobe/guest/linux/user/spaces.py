@@ -71,6 +71,14 @@ def spaces(kernel: Kernel, file: File, page: int) -> tuple[Space, ...]:
     return _Reader(kernel, page).of(file)
 
 
+def check(kernel: Kernel, file: File, page: int) -> None:
+    """Read where `file` is mapped, as `spaces` does, whoever runs it. Raises Busy, OptprobeError."""
+    reader = _Reader(kernel, page)
+    kernel.offset("task_struct", "tgid"), kernel.offset("task_struct", "comm")
+    for area in reader.areas(file):
+        reader.lives(area["mm"])
+
+
 class _Reader:
     def __init__(self, kernel: Kernel, page: int) -> None:
         self._kernel, self._size = kernel, page
@@ -87,15 +95,19 @@ class _Reader:
         self._users = offset("mm_struct", "mm_users")
 
     def of(self, file: File) -> tuple[Space, ...]:
+        wanted = self.areas(file)
+        processes = self._processes() if wanted else {}
+        found = [self._space(area, processes) for area in wanted if self.lives(area["mm"])]
+        return tuple(sorted(found, key=lambda space: (space.mm, space.start)))
+
+    def areas(self, file: File) -> list[dict[str, int]]:
+        """Return its private, executable mappings. Raises Busy, OptprobeError."""
         kernel = self._kernel
         lock = RwSemaphore.of(kernel, "address_space", "i_mmap_rwsem")
         if lock.state(kernel, file.mapping).written:
             raise Busy(f"mappings of {file.path} are being changed just now", LATER)
         areas = [self._area.read(kernel, area) for area in self._areas(file)]
-        wanted = [area for area in areas if _is_private_code(area["flags"])]
-        processes = self._processes() if wanted else {}
-        found = [self._space(area, processes) for area in wanted if self._lives(area["mm"])]
-        return tuple(sorted(found, key=lambda space: (space.mm, space.start)))
+        return [area for area in areas if _is_private_code(area["flags"])]
 
     def _areas(self, file: File) -> Iterator[int]:
         """Each node of the tree once."""
@@ -112,7 +124,7 @@ class _Reader:
             both = kernel.word(node + self._left), kernel.word(node + self._right)
             waiting += [child for child in both if child]
 
-    def _lives(self, mm: int) -> bool:
+    def lives(self, mm: int) -> bool:
         """Whether anybody uses it: else it is being torn down, and its pages have gone."""
         return int.from_bytes(self._kernel.memory.read(mm + self._users, 4), "little") > 0
 

@@ -71,6 +71,22 @@ def calls(kernel: Kernel) -> Calls:
     return Calls(kernel.address("access_remote_vm"), kernel.address("mmput"))
 
 
+def check(kernel: Kernel) -> None:
+    """Raises OptprobeError where this kernel does not tell what every write needs."""
+    calls(kernel)
+    _users_at(kernel)
+    _lock(kernel)
+    kernel.offset("task_struct", "flags")
+
+
+def _users_at(kernel: Kernel) -> int:
+    return kernel.offset("mm_struct", "mm_users")
+
+
+def _lock(kernel: Kernel) -> RwSemaphore:
+    return RwSemaphore.of(kernel, "mm_struct", "mmap_lock", "mmap_sem")
+
+
 @dataclass(frozen=True, slots=True)
 class Started:
     """What a vCPU is to carry out, and the registers that set it on its way."""
@@ -252,11 +268,11 @@ class Writer:
         self.machine.write(self._count(mm), struct.pack("<i", self._users(mm) + 1))
 
     def _count(self, mm: int) -> int:
-        return mm + self.kernel.offset("mm_struct", "mm_users") & MASK
+        return mm + _users_at(self.kernel) & MASK
 
     def _check_locks(self, writes: Iterable[Write]) -> None:
         """Who is here may be who holds one, were his thread to be at no safe point after all. Raises Busy."""
-        lock = RwSemaphore.of(self.kernel, "mm_struct", "mmap_lock", "mmap_sem")
+        lock = _lock(self.kernel)
         if any(lock.state(self.kernel, mm).held for mm in {write.mm for write in writes}):
             raise Busy("a program's memory is being changed just now", LATER)
 

@@ -22,6 +22,7 @@ class FramePointers:
     text: tuple[int, int]
     code: Text
     read: ReadMemory
+    how = "frame pointers"
 
     def knows(self, pc: int) -> bool:
         return self.text[0] <= pc < self.text[1] or self.code.function(pc) is not None

@@ -137,6 +137,7 @@ class OrcUnwinder:
     read: ReadMemory
     stack: ReadMemory
     module: ModuleAt = nowhere
+    how = "ORC tables"
 
     def knows(self, pc: int) -> bool:
         return self.text[0] <= pc < self.text[1] or self.module(pc) is not None

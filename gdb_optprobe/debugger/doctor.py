@@ -1,0 +1,130 @@
+"""What works here: the guest's facilities, the guardian, this GDB and this QEMU. Nothing is changed by asking."""
+
+from __future__ import annotations
+
+import platform
+import re
+
+import capstone
+import gdb
+
+from gdb_optprobe import __version__
+from gdb_optprobe.debugger import guard
+from gdb_optprobe.debugger.attach import Attachment, attachments, stopped_guest
+from gdb_optprobe.debugger.parameters import current_settings
+from gdb_optprobe.detours.refusal import Refusal, Refused, reason_of
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.isa import assemble
+from gdb_optprobe.probes import facilities
+from gdb_optprobe.probes.linux import Linux
+from gdb_optprobe.probes.views import DoctorView, GuestView
+
+BANNER = "linux_banner"
+BEGINS = b"Linux version "
+UNKNOWN_BANNER = "a Linux kernel whose banner is not found"
+LARGEST_BANNER = 512
+CONSTANTS = 1 << 16
+OLDEST_QEMU = (7, 2)
+
+
+def version() -> DoctorView:
+    """Return what is known without a guest."""
+    return DoctorView(__version__, gdb.VERSION, platform.python_version(), "", GuestView(), ())
+
+
+def examine() -> DoctorView:
+    """Return all of it. What fails is part of the answer."""
+    attachment: Attachment | None = None
+    qemu = _qemu_version()
+    try:
+        attachment = attachments.seen()
+        guest = facilities.of_guest(attachment.session, attachment.linux)
+    except OptprobeError as error:
+        guest = facilities.of_no_guest(error)
+    except Exception as error:
+        guest = facilities.of_no_guest(OptprobeError(f"{type(error).__name__}: {error}"))
+    others = (
+        facilities.asked("guardian", Refusal.GUARDIAN_MISSING, _guardian),
+        facilities.asked("gdb", Refusal.GDB_UNFIT, _gdb),
+        facilities.asked("qemu", Refusal.QEMU_UNFIT, lambda: _qemu(qemu)),
+    )
+    at_a_glance = _guest(attachment)
+    return DoctorView(__version__, gdb.VERSION, platform.python_version(), qemu, at_a_glance, (*guest, *others))
+
+
+def _guest(attachment: Attachment | None) -> GuestView:
+    try:
+        architecture = gdb.selected_inferior().architecture().name()
+        vcpus = len(gdb.selected_inferior().threads())
+    except gdb.error:
+        return GuestView()
+    if not vcpus:
+        return GuestView()
+    linux = attachment.linux if attachment is not None else None
+    return GuestView(architecture, vcpus, _banner(linux) if linux is not None else "")
+
+
+def _banner(linux: Linux) -> str:
+    """Return what the kernel calls itself, which is among its first constants where its symbols are of functions."""
+    found = linux.kernel.symbols.address(BANNER)
+    start = found or linux.recovered.image.rodata.start
+    try:
+        data = linux.kernel.read(start, start + (LARGEST_BANNER if found else CONSTANTS))
+    except OptprobeError:
+        return UNKNOWN_BANNER
+    at = data.find(BEGINS)
+    return _printable(data[at:].partition(b"\0")[0][:LARGEST_BANNER]) if at >= 0 else UNKNOWN_BANNER
+
+
+def _printable(data: bytes) -> str:
+    text = data.decode("utf-8", "replace")
+    return "".join(each if each.isprintable() else " " for each in text).strip()
+
+
+def _monitored(command: str) -> str:
+    """Return what QEMU's monitor answers; "" where the target has none."""
+    try:
+        return gdb.execute(f"monitor {command}", to_string=True) or ""
+    except gdb.error:
+        return ""
+
+
+def _qemu_version() -> str:
+    if gdb.selected_inferior().connection is None:
+        return ""
+    told = _printable(_monitored("info version").encode())
+    return told if re.match(r"\d+\.\d", told) else ""
+
+
+def _connection() -> gdb.RemoteTargetConnection:
+    """Raises Refused where no stopped guest is connected."""
+    try:
+        return stopped_guest()
+    except OptprobeError as error:
+        raise Refused(reason_of(error, Refusal.GUEST_MISSING)) from None
+
+
+def _guardian() -> str:
+    if not current_settings().guardian:
+        raise OptprobeError("it is switched off", "set optprobe guardian on")
+    if why := guard.why_not(_connection().details or ""):
+        raise OptprobeError(why)
+    return "it is there" if attachments.guard.on else "it starts with the first probe"
+
+
+def _gdb() -> str:
+    """Return the versions of what works within GDB's Python."""
+    keystone = assemble.loaded()
+    numbers = (capstone.cs_version()[:2], keystone.ks_version()[:2])
+    return "capstone {}.{}, keystone {}.{}".format(*(part for pair in numbers for part in pair))
+
+
+def _qemu(version: str) -> str:
+    """Return by what it runs the guest. Physical memory is what all else rests on."""
+    if _connection().send_packet("qqemu.PhyMemMode") not in (b"0", b"1"):
+        raise OptprobeError("the target has no access to physical memory", "connect to QEMU's own gdbstub")
+    found = tuple(map(int, version.split(".")[:2])) if re.match(r"\d+\.\d+\.", version) else OLDEST_QEMU
+    if found < OLDEST_QEMU:
+        raise OptprobeError(f"it is of version {version}")
+    kvm = "KVM, which is not tested" if "kvm support: enabled" in _monitored("info kvm") else "TCG"
+    return f"physical memory can be read; the guest runs by {kvm if version else 'what is not told'}"

@@ -1,0 +1,57 @@
+"""What is printed of `optprobe explain`."""
+
+from __future__ import annotations
+
+from gdb_optprobe.debugger import words
+from gdb_optprobe.debugger.table import indented
+from gdb_optprobe.probes.views import ExplainView, ReasonView
+
+BEST = "optimized"
+STOPS = {"breakpoint": "twice", "boosted": "once", "emulated": "once"}
+
+
+def lines(view: ExplainView) -> list[str]:
+    """For people."""
+    where = words.place(view.address, view.symbol)
+    cost = f"; a hit costs {words.counted(view.instructions, 'instruction')}" if view.instructions else ""
+    if view.tier == BEST:
+        waits = "; waits until nobody is inside them" if view.waits else ""
+        head = view.displaced[0].address if view.displaced else view.address
+        place = f" at {head:#x}" if head != view.address else ""
+        verdict = f"{where}: would be optimized, {view.patch_size} bytes patched{place}{waits}{cost}"
+    elif view.tier:
+        stops = f"; a hit stops the guest {STOPS[view.tier]}" if view.tier in STOPS else f"{cost} and a trap"
+        verdict = f"{where}: would be {view.tier}{stops}"
+    else:
+        verdict = f"{where}: cannot be probed"
+    lines = [verdict]
+    for tiers, reason in _refusals(view):
+        lines += indented(f"{tiers}{reason.text} ({reason.code})")
+        if reason.hint:
+            lines += indented(f"HINT: {reason.hint}")
+    if view.nearest is not None:
+        near = words.place(view.nearest, view.nearest_symbol)
+        lines += indented(f"the nearest address that would be optimized: {near}")
+    return lines
+
+
+def _refusals(view: ExplainView) -> list[tuple[str, ReasonView]]:
+    """Each reason once, with the tiers it forbids; without them where it forbids all."""
+    if not view.tier or not view.refused:
+        return [("", view.reason)] if view.reason else []
+    tiers: dict[ReasonView, list[str]] = {}
+    for refused in view.refused:
+        tiers.setdefault(ReasonView(refused.code, refused.text, refused.hint), []).append(refused.tier)
+    return [(f"not {' or '.join(names)}: ", reason) for reason, names in tiers.items()]
+
+
+def value(view: ExplainView) -> dict[str, object]:
+    """For programs."""
+    return {
+        "address": hex(view.address),
+        "symbol": view.symbol,
+        "tier": view.tier,
+        "reason": words.reason(view.reason),
+        "displaced": [words.code(line) for line in view.displaced],
+        "refused": [{"tier": refused.tier, "code": refused.code, "text": refused.text} for refused in view.refused],
+    }

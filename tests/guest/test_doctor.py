@@ -1,0 +1,93 @@
+"""`optprobe doctor`: what works on a real guest, told without a write and without letting it run."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from qemu.debugger import Debugger
+from qemu.guest import Guest
+from qemu.relay import Relay
+from tests.guest.batch import batch, keep
+from tests.guest.conftest import Boot
+
+# Packets that ask, and that tell the stub what is asked for: registers, memory, threads, the mode of memory.
+ASKS = re.compile(rb"\?|[gpm][0-9a-f]*(,.*)?|[HT]\S*|q(?!Rcmd)\S.*|Qqemu\.PhyMemMode:[01]|vCont\?")
+MONITOR = re.compile(r"info (version|kvm|registers -a)|cpu \d+|p \$pid")
+WARM = 1000
+"""Packets both ways, at most, where nothing about the kernel is new."""
+
+
+def is_question(packet: bytes) -> bool:
+    """Whether a packet changes nothing in the guest, and does not let it run."""
+    if packet.startswith(b"qRcmd,"):
+        return MONITOR.fullmatch(bytes.fromhex(packet[6:].decode()).decode()) is not None
+    return ASKS.fullmatch(packet) is not None
+
+
+CHANGES = (b"M10,1:00", b"X10,1:a", b"P0=00", b"G00", b"c", b"s", b"vCont;c", b"Z0,10,1", b"D;1")
+
+
+@pytest.mark.parametrize("packet", CHANGES)
+def test_what_changes_the_guest_is_no_question(packet: bytes) -> None:
+    assert not is_question(packet)
+    assert not is_question(b"qRcmd," + b"system_reset".hex().encode())
+
+
+def states(found: dict[str, list[dict[str, str]]]) -> dict[str, str]:
+    return {one["name"]: one["code"] or one["state"] for one in found["facilities"]}
+
+
+def test_nothing_is_written_and_the_guest_does_not_run(each_linux: Guest) -> None:
+    with Relay(each_linux.gdb_socket) as relay, Debugger(relay.path) as gdb:
+        before = len(relay.sent())
+        first = json.loads(gdb("optprobe doctor -json").splitlines()[-1])
+        asked = relay.sent()[before:]
+        assert [packet for packet in asked if not is_question(packet)] == []
+        start = relay.count()
+        again = json.loads(gdb("optprobe doctor -json").splitlines()[-1])
+        spent = relay.count() - start
+        assert [packet for packet in relay.sent()[before:] if not is_question(packet)] == []
+        assert again == first
+        assert (spent.packets <= WARM, spent.stops) == (True, 0), spent
+        gdb("optprobe add vfs_read")
+        assert states(json.loads(gdb("optprobe doctor -json").splitlines()[-1])) == states(first)
+        assert gdb("optprobe list").count("vfs_read") == 1
+
+
+def test_all_of_it_works_on_a_stock_kernel(linux: Guest) -> None:
+    finished = batch(linux, [keep("doctor", "optprobe doctor"), "optprobe doctor"])
+    assert finished.status == 0, finished.output
+    found = finished.json("doctor")
+    assert set(states(found).values()) == {"works"}, found
+    assert found["guest"]["banner"].startswith("Linux version ") and found["guest"]["vcpus"] == 2
+    headline = next(line for line in finished.output.splitlines() if line.startswith("optprobe 0"))
+    assert all(word in headline for word in ("GDB", "Python", "QEMU", "Linux version", "2 vCPUs"))
+
+
+def test_what_an_earlier_gdb_left_is_not_touched_by_asking(boot: Boot) -> None:
+    """An arena without probes is given back by the next GDB that needs one, not by one that asks."""
+    guest = boot()
+    with Debugger(guest.gdb_socket) as gdb:
+        gdb("set optprobe on-exit keep")
+        gdb("optprobe add vfs_read")
+        gdb("optprobe delete")
+    with Relay(guest.gdb_socket) as relay, Debugger(relay.path) as gdb:
+        before = len(relay.sent())
+        gdb("optprobe explain vfs_read")
+        found = json.loads(gdb("optprobe doctor -json").splitlines()[-1])
+        assert [packet for packet in relay.sent()[before:] if not is_question(packet)] == []
+        assert states(found)["code_memory"] == "works"
+        assert "optimized" in gdb("optprobe add vfs_read")
+
+
+def test_a_guest_that_has_not_booted_and_one_without_an_operating_system(boot: Boot, tmp_path: Path) -> None:
+    paused = boot(paused=True)
+    finished = batch(paused, [keep("doctor", "optprobe doctor")])
+    assert finished.status == 0, finished.output
+    found = finished.json("doctor")
+    assert states(found)["symbols"] == "GUEST_MISSING" and states(found)["qemu"] == "works"
+    assert "64-bit mode" in found["facilities"][0]["reason"]
