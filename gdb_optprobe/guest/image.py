@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
 
-__all__ = ["BuildId", "Image", "Run", "banner", "build_id", "find", "find_build_id", "is_note_of"]
+__all__ = ["BuildId", "Image", "Run", "banner", "build_id", "find", "find_build_id", "is_note_of", "merged"]
 
 # A .notes entry: sizes of name and description, type NT_GNU_BUILD_ID, name (include/linux/elfnote.h).
 NOTE = re.compile(rb"\x04\0\0\0([\x08-\x40])\0\0\0\x03\0\0\0GNU\0", re.DOTALL)
@@ -63,13 +63,13 @@ class BuildId:
 
 def find(runs: Iterable[Run]) -> Image:
     """The kernel among the mappings of the kernel's part of the address space. Raises OptprobeError."""
-    merged = list(_merged(runs))
-    if not merged:
+    known = list(merged(runs))
+    if not known:
         raise OptprobeError("no Linux kernel is mapped in the guest", "let the guest boot, then try again")
-    text = _largest(run for run in merged if run.executable and not run.writable)
-    constant = [run for run in merged if text and run.start >= text.end and not run.executable and not run.writable]
+    text = _largest(run for run in known if run.executable and not run.writable)
+    constant = [run for run in known if text and run.start >= text.end and not run.executable and not run.writable]
     rodata = _largest(constant)
-    writable = [run for run in merged if rodata and run.start >= rodata.end and run.writable and not run.executable]
+    writable = [run for run in known if rodata and run.start >= rodata.end and run.writable and not run.executable]
     if not text or not rodata or not writable:
         raise OptprobeError(
             "the guest's kernel has not booted yet (its code is not write-protected)",
@@ -113,7 +113,7 @@ def _described(data: bytes, note: re.Match[bytes]) -> str:
     return data[note.end() : note.end() + note[1][0]].hex()
 
 
-def _merged(runs: Iterable[Run]) -> Iterator[Run]:
+def merged(runs: Iterable[Run]) -> Iterator[Run]:
     """Neighbours of one protection as one run, ascending."""
     last: Run | None = None
     for run in sorted(runs, key=lambda run: run.start):

@@ -7,6 +7,8 @@ from itertools import pairwise
 import pytest
 
 from gdb_optprobe.guest.linux import filler, physical
+from gdb_optprobe.guest.linux.x86_64 import find as finding
+from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.isa.x86_64.paging import GLOBAL, LARGE, NO_EXECUTE, PRESENT, WRITABLE, Mapping, translate
 from tests.linux.fakes import Machine, kernel
 
@@ -30,6 +32,9 @@ class Guest(Machine):
 
     def read_physical(self, address: int, size: int) -> bytes:
         return Machine.read(self, address, size)
+
+    def selected(self) -> Vcpu:
+        return self.vcpus()[0]
 
     def write_physical(self, address: int, data: bytes) -> None:
         self.read_physical(address, len(data))
@@ -330,3 +335,20 @@ def test_too_little_filler_is_refused_with_its_figures() -> None:
     text = str(refused.value)
     assert "120 KiB" in text and "2 runs" in text and "204 KiB" in text and "108 of them in one run" in text
     assert "set optprobe arena" in refused.value.hint
+
+
+def test_the_kernel_is_found_where_it_starts_with_an_arena_in_its_first_large_page() -> None:
+    there = guest()
+    there.state[0] |= {"cr0": finding.PAGING | finding.PROTECTED, "efer": filler.NXE | finding.LONG_MODE_ACTIVE}
+    there.put_words(PMD + 10 * 8, PHYSICAL + 0x400000 | 0xA1 | NO_EXECUTE, PHYSICAL + 0x600000 | 0xE3 | NO_EXECUTE)
+
+    def text() -> tuple[int, int, int]:
+        known = finding.find(there)
+        assert known is not None
+        return known[0].text.start, known[0].text.end, known[0].rodata.start
+
+    before = text()
+    assert before == (IMAGE, IMAGE + 0x400000, IMAGE + 0x400000)
+    _, _, patches = found(there)
+    physical.apply(patches, there)
+    assert text() == before

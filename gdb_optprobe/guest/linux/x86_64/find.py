@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gdb_optprobe.errors import OptprobeError
@@ -60,7 +60,7 @@ def find(machine: Machine) -> tuple[Image, View] | None:
                 if not page.user
             ]
             if runs:
-                return image.find(runs), PageTables(machine, root, la57)
+                return image.find(_whole_text(runs)), PageTables(machine, root, la57)
         except OptprobeError as error:
             failure = error
     if failure is not None:
@@ -94,6 +94,16 @@ def check_mode(control: Mapping[str, int]) -> None:
         raise OptprobeError("the guest's CPU is not in 64-bit mode", "let the guest boot, then try again")
     if not control["cr0"] & PAGING:
         raise OptprobeError("the guest has not switched paging on yet", "let the guest boot, then try again")
+
+
+def _whole_text(runs: Sequence[Run]) -> Iterator[Run]:
+    """What is read-only within text is text: an earlier session's data lie in its filler (guest/linux/filler.py)."""
+    known = list(image.merged(runs))
+    for before, run, behind in zip([None, *known], known, [*known[1:], None], strict=False):
+        hole = before is not None and behind is not None and before.end == run.start and run.end == behind.start
+        if before is not None and behind is not None and hole and before.executable and behind.executable:
+            run = replace(run, executable=run.executable or not run.writable)
+        yield run
 
 
 def _roots(machine: Machine) -> Iterator[int]:
