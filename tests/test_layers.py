@@ -30,7 +30,7 @@ HEIGHT = {
 KNOWS_GDB = ("commands", "debugger")
 OF_GDB = ("parameters.py", "posted.py", "watch.py")
 """What they hold there is one of in a GDB, whatever it is connected to."""
-LONGEST = 500
+LONGEST = 900
 _MUTABLE = ("list", "dict", "set", "bytearray", "defaultdict", "Counter", "deque", "OrderedDict")
 _MUTATORS = (
     "append",
