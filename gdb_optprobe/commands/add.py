@@ -12,11 +12,13 @@ from gdb_optprobe.debugger.output import Output
 class AddCommand(Subcommand[Add]):
     """Put a probe at LOCATION: count its hits, or do what ACTIONs say.
 
-    optprobe add LOCATION [OPTIONS] [if EXPR] [do ACTION, ...]
-    optprobe add LOCATION -return [entry [if EXPR] [do ACTION, ...]] [if EXPR] [do ACTION, ...]
+    optprobe add LOCATION[,LOCATION...] [OPTIONS] [if EXPR] [do ACTION, ...]
+    optprobe add LOCATION[,LOCATION...] -return [entry [if EXPR] [do ACTION, ...]] [if EXPR] [do ACTION, ...]
 
     LOCATION is anything that `break` takes, *ADDRESS, symbol+offset, or a glob.
     It ends at the first option, or at a bare word if, do or entry.
+    Commas make several: a probe at each, with counters and maps of its own,
+    or none at all where one of them is refused.
     The number of the probe is kept in $optprobe.
 
     EXPR is C, run in the guest: parameters by name at a function's entry,
@@ -46,6 +48,7 @@ class AddCommand(Subcommand[Add]):
       optprobe add vfs_read+0x13 -tier boosted
       optprobe add *0xffffffff8134cc55 -name reads do count
       optprobe add vfs_*
+      optprobe add vfs_read,vfs_write do count by $comm
       optprobe add vfs_read if $comm == "dd" do hist(count), count by $pid
     """
 
@@ -55,7 +58,7 @@ class AddCommand(Subcommand[Add]):
         return parse_add(text)
 
     def run(self, args: Add, out: Output) -> None:
-        probes = self.session.add(args.spec())
+        probes = self.session.add(*args.specs())
         remember(probes)
         out.added(probes, args.place.glob)
 

@@ -11,7 +11,7 @@ from gdb_optprobe.debugger.output import Output
 class ExplainCommand(Subcommand[Place]):
     """Say how LOCATION would be probed, and why not better, without touching the guest.
 
-    optprobe explain LOCATION [-tier TIER] [-json]
+    optprobe explain LOCATION[,LOCATION...] [-tier TIER] [-json]
     optprobe explain -user BINARY:PLACE [-file PATH] [-json]
 
     Examples:
@@ -25,7 +25,8 @@ class ExplainCommand(Subcommand[Place]):
         return parse_explain(text)
 
     def run(self, args: Place, out: Output) -> None:
-        out.explanation(self.session.explain(args.location.text, args.spec()))
+        explain = self.session.explain
+        out.explanation([view for spec in args.specs() for view in explain(spec.location, spec)])
 
     def candidates(self, text: str) -> int | Sequence[str]:
         return location_candidates(text, EXPLAIN_OPTIONS)

@@ -1,6 +1,6 @@
 """Text to arguments, for the commands about one location. No GDB here.
 
-    LOCATION [OPTIONS] [entry [if EXPR] [do ACTION, …]] [if EXPR] [do ACTION, …]
+    LOCATION[,LOCATION…] [OPTIONS] [entry [if EXPR] [do ACTION, …]] [if EXPR] [do ACTION, …]
 
 LOCATION ends at the first option or at a bare word `if`, `do` or `entry`. `if` and `do` are C keywords, so they end an
 expression and an action too; `entry` is an ordinary name of kernel parameters, so it ends nothing but LOCATION.
@@ -59,9 +59,9 @@ class Clause:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A location with the options around it."""
+    """Locations with the options around them."""
 
-    location: Fragment
+    locations: tuple[Fragment, ...]
     options: Mapping[str, Option] = field(default_factory=dict)
 
     @property
@@ -70,21 +70,27 @@ class Place:
 
     @property
     def glob(self) -> bool:
-        return "-glob" in self.options or ("-user" not in self.options and is_glob(self.location.text))
+        return any(self._is_glob(location.text) for location in self.locations)
 
     @property
     def tier(self) -> str:
         return self.value("-tier")
 
-    def spec(self) -> Spec:
-        """Raises OptprobeError, pointing, where options do not go together."""
+    def specs(self) -> tuple[Spec, ...]:
+        """Return one for each location. Raises OptprobeError, pointing, where options do not go together."""
         user = "-user" in self.options
         for name in ("-file", "-pid"):
             if name in self.options and not user:
                 raise fault(f"{name} needs -user", self.options[name].where)
         kind = _KINDS[user, "-return" in self.options]
         file, name = self.value("-file"), self.value("-name")
-        return Spec(location=self.location.text, kind=kind, tier=self.tier, name=name, glob=self.glob, file=file)
+        return tuple(
+            Spec(location=text, kind=kind, tier=self.tier, name=name, glob=self._is_glob(text), file=file)
+            for text in (location.text for location in self.locations)
+        )
+
+    def _is_glob(self, location: str) -> bool:
+        return "-glob" in self.options or ("-user" not in self.options and is_glob(location))
 
     def value(self, option: str) -> str:
         return self.options[option].value if option in self.options else ""
@@ -99,9 +105,9 @@ class Add:
     entry: Clause | None = None
     json: bool = False
 
-    def spec(self) -> Spec:
+    def specs(self) -> tuple[Spec, ...]:
         """What the session understands. Raises OptprobeError, pointing, for what is not built yet."""
-        place = self.place.spec()
+        places = self.place.specs()
         returns = "-return" in self.place.options
         if not returns and "-maxactive" in self.place.options:
             raise fault("-maxactive needs -return", self.place.options["-maxactive"].where)
@@ -109,6 +115,9 @@ class Add:
             check_action(action)
             if not returns and action.first_word().text == "latency":
                 raise fault("latency needs -return", action)
+        return tuple(map(self._whole, places))
+
+    def _whole(self, place: Spec) -> Spec:
         return replace(
             place,
             condition=self.clause.condition.text if self.clause.condition else "",
@@ -197,7 +206,19 @@ def _place(line: Line, known: Mapping[str, str]) -> tuple[Place, int]:
             word = line.word(at)
             raise fault(f"'{word.text}' is neither an option nor part of the location", word, _ORDER)
     _check_options(options)
-    return Place(location, options), at
+    return Place(_locations(location, "-user" in options), options), at
+
+
+def _locations(typed: Fragment, user: bool) -> tuple[Fragment, ...]:
+    """Return what commas outside quotes and brackets separate; those in a program's path do not."""
+    locations: list[Fragment] = []
+    for part in split(typed):
+        if not part.text:
+            raise fault("a location is missing here", Fragment(part.line, part.start, part.start + 1))
+        if user and locations and ":" not in locations[-1].text:
+            part = Fragment(part.line, locations.pop().start, part.end)
+        locations.append(part)
+    return tuple(locations)
 
 
 def _no_location(line: Line, start: int) -> OptprobeError:

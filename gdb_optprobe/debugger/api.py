@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from gdb_optprobe.debugger.attach import current_session
 from gdb_optprobe.handlers.source import Fragment, split
@@ -65,7 +66,7 @@ def kprobe(
     name: str = "",
     pending: bool = False,
 ) -> Handle:
-    """Add a probe; its handle. A location with several addresses makes several probes; the handle is the first's.
+    """Add a probe; its handle. Several addresses, or locations with commas between, make several; this is the first's.
 
     when, do: a condition in C and actions, as typed after `if` and `do`; without Python handlers they run in the guest.
     pre_handler, post_handler: called with the `Hit` while the guest stands before, or behind, the instruction, where
@@ -84,7 +85,7 @@ def kprobe(
         pre_handler=pre_handler,
         post_handler=post_handler,
     )
-    return Handle(session, session.add(spec)[0].number)
+    return Handle(session, session.add(*_each(spec))[0].number)
 
 
 @held()
@@ -125,4 +126,9 @@ def kretprobe(
         entry_actions=tuple(Fragment.whole(f"save {each} = {value}") for each, value in (save or {}).items()),
         maxactive=maxactive,
     )
-    return Handle(session, session.add(spec)[0].number)
+    return Handle(session, session.add(*_each(spec))[0].number)
+
+
+def _each(spec: Spec) -> tuple[Spec, ...]:
+    """Return a spec for each of the locations that commas separate."""
+    return tuple(replace(spec, location=part.text) for part in split(Fragment.whole(spec.location)))

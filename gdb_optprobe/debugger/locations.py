@@ -125,13 +125,16 @@ class Locations:
 
     def _linespec(self, text: str) -> tuple[int, ...]:
         try:
-            _, found = gdb.decode_line(text)
+            rest, found = gdb.decode_line(text)
         except (gdb.error, RuntimeError) as error:
             module = _OF_MODULE.fullmatch(text)
             if module is not None and self._modules is not None:
                 hint = f"optprobe add {text} -pending"
                 raise OptprobeError(f"no module called {module[1]} is loaded", hint) from None
             raise OptprobeError(_clean(str(error)) or f"no location '{text}'", self._similar(text)) from None
+        if rest and rest.strip():
+            # GDB reads one location, and leaves the rest to the command.
+            raise OptprobeError(f"'{rest.strip()}' is no part of a location", "quote a name that has a comma")
         addresses = tuple(sorted({int(line.pc) & MASK for line in found or () if line.pc is not None}))
         if not addresses:
             raise OptprobeError(f"no code at '{text}'")

@@ -29,7 +29,8 @@ from gdb_optprobe.interrupts import checkpoint
 from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.probes import checking, outstanding, present, returnable, saving
-from gdb_optprobe.probes.comings import Comings, can_wait
+from gdb_optprobe.probes.adding import wanted
+from gdb_optprobe.probes.comings import Comings
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
@@ -73,38 +74,36 @@ class Session:
 
     # adding and removing -----------------------------------------------------------------------------------------
 
-    def add(self, spec: Spec) -> tuple[ProbeView, ...]:
-        """A probe at every address of the location; none at all where one of them is refused."""
+    def add(self, *specs: Spec) -> tuple[ProbeView, ...]:
+        """Put a probe at every address of each spec's location; none at all where one of them is refused."""
         self.target.alive()
         make_way(self.target, self.optimizer, self.users)
-        for action in spec.action_parts:
-            check_action(action)
-        if spec.in_program:
-            probe = self.users.add(spec)
-            self.last_number = probe.number
-            return self._views([probe])
-        if spec.tier and spec.tier not in {tier.value for tier in Tier}:
-            raise OptprobeError(f"no tier is called '{spec.tier}'", "there are: " + ", ".join(t.value for t in Tier))
+        for spec in specs:
+            for action in spec.action_parts:
+                check_action(action)
+        probes: list[Probe] = []
         try:
-            addresses = self.target.resolve(spec.location, spec.glob)
-        except OptprobeError:
-            if not spec.pending or spec.glob or not can_wait(spec.location):
-                raise
-            return self._views([self._await(spec)])
-        limit = self.settings().max_probes
-        if len(self.registry) + len(addresses) > limit:
-            raise OptprobeError(
-                f"{spec.location} has {len(addresses)} addresses and max-probes is {limit}",
-                "set optprobe max-probes N, or name fewer",
-            )
+            for spec, addresses in wanted(specs, self.target, len(self.registry), self.settings().max_probes):
+                probes += self._added(spec, addresses)
+        except BaseException:
+            self._remove([probe for probe in probes if self.registry.has(probe)])
+            raise
+        self.last_number = probes[-1].number
+        return self._views(probes)
+
+    def _added(self, spec: Spec, addresses: Sequence[int]) -> Sequence[Probe]:
+        """Put the probes of one location where they belong. Raises OptprobeError, the guest as it was."""
+        if spec.in_program:
+            return [self.users.add(spec)]
+        if not addresses:
+            return [self._await(spec)]
         self.target.guard()
         probes = self._create(spec, addresses)
         if not probes:
             can_be = spec.tier or "probed"
             raise OptprobeError(f"none of the {len(addresses)} addresses of {spec.location} can be {can_be}")
-        self.last_number = probes[-1].number
         self.comings.listen()
-        return self._views(probes)
+        return probes
 
     def _await(self, spec: Spec) -> Probe:
         """A probe on a function that is not there yet."""
@@ -117,7 +116,6 @@ class Session:
             self.registry.remove(probe)
             raise
         self.optimizer.note([probe])
-        self.last_number = probe.number
         return probe
 
     def _standing(self, address: int, spec: Spec) -> Plan | None:

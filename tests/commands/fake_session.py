@@ -125,7 +125,10 @@ class FakeSession:
                 raise OptprobeError(f"no probe {number}", "optprobe list")
         return wanted
 
-    def add(self, spec: Spec) -> tuple[ProbeView, ...]:
+    def add(self, *specs: Spec) -> tuple[ProbeView, ...]:
+        return tuple(view for spec in specs for view in self._add(spec))
+
+    def _add(self, spec: Spec) -> tuple[ProbeView, ...]:
         if spec.location == "nosuch":
             raise OptprobeError("no symbol 'nosuch'", "info functions nosuch")
         if spec.location == "bug":

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gdb_optprobe.commands.parse import is_glob, parse_add, parse_break, parse_dprintf, parse_explain
@@ -10,13 +12,13 @@ def parts(text: str) -> tuple[str, str, list[str]]:
     """Location, condition, actions."""
     add = parse_add(text)
     condition = add.clause.condition.text if add.clause.condition else ""
-    return add.place.location.text, condition, [action.text for action in add.clause.actions]
+    return add.place.locations[0].text, condition, [action.text for action in add.clause.actions]
 
 
 def refused(text: str) -> tuple[str, str]:
     """The message of the error, and what its caret underlines."""
     with pytest.raises(OptprobeError) as caught:
-        parse_add(text).spec()
+        parse_add(text).specs()
     message, *shown = caught.value.message.split("\n")
     if not shown:
         return message, ""
@@ -59,7 +61,7 @@ def test_parts(text: str, expected: tuple[str, str, list[str]]) -> None:
 @pytest.mark.parametrize("text", ["-tier boosted -name n f", "f -name n -tier boosted", "-name n f -tier boosted if x"])
 def test_options_stand_before_or_after_the_location(text: str) -> None:
     place = parse_add(text).place
-    assert (place.location.text, place.tier, place.value("-name")) == ("f", "boosted", "n")
+    assert (place.locations[0].text, place.tier, place.value("-name")) == ("f", "boosted", "n")
 
 
 @pytest.mark.parametrize("text", ["f -json", "-json f", "f do count -json", "f do hist(x) -json", "f -json do count"])
@@ -126,15 +128,15 @@ def test_errors_point(text: str, expected: tuple[str, str]) -> None:
 
 
 def test_spec() -> None:
-    spec = parse_add("vfs_* -tier optimized -name reads -pending do count").spec()
+    spec = parse_add("vfs_* -tier optimized -name reads -pending do count").specs()[0]
     assert (spec.location, spec.tier, spec.name, spec.pending, spec.glob) == ("vfs_*", "optimized", "reads", True, True)
     assert (spec.actions, spec.condition) == (("count",), "")
-    assert parse_add("vfs_read").spec().actions == ("count",)
-    assert parse_add("vfs_read").spec().counts and not parse_add("vfs_read do hist(count)").spec().counts
+    assert parse_add("vfs_read").specs()[0].actions == ("count",)
+    assert parse_add("vfs_read").specs()[0].counts and not parse_add("vfs_read do hist(count)").specs()[0].counts
 
 
 def test_a_spec_knows_where_its_parts_were_typed() -> None:
-    spec = parse_add("vfs_read if count > 1 do sum(count) by $pid, max(count)").spec()
+    spec = parse_add("vfs_read if count > 1 do sum(count) by $pid, max(count)").specs()[0]
     assert spec.condition_part is not None
     assert (spec.condition_part.text, spec.condition_part.line[spec.condition_part.start]) == ("count > 1", "c")
     assert [part.text for part in spec.action_parts] == ["sum(count) by $pid", "max(count)"]
@@ -157,7 +159,7 @@ def test_glob_by_option() -> None:
 def test_break_is_add_do_stop() -> None:
     add = parse_break("kfree -json if object == $obj")
     assert add.clause.condition is not None
-    assert (add.place.location.text, add.clause.condition.text, add.json) == ("kfree", "object == $obj", True)
+    assert (add.place.locations[0].text, add.clause.condition.text, add.json) == ("kfree", "object == $obj", True)
     assert [action.text for action in add.clause.actions] == ["stop"]
     done = parse_break("kfree do count, print(\"%d\", object)").clause.actions
     assert [action.text for action in done] == ["count", 'print("%d", object)', "stop"]
@@ -165,7 +167,7 @@ def test_break_is_add_do_stop() -> None:
 
 def test_dprintf_is_add_do_print() -> None:
     add = parse_dprintf('vfs_read,"%d, %s",count, f(a, b)')
-    assert add.place.location.text == "vfs_read"
+    assert add.place.locations[0].text == "vfs_read"
     assert [action.text for action in add.clause.actions] == ['print("%d, %s", count, f(a, b))']
 
 
@@ -177,10 +179,50 @@ def test_dprintf_refuses(text: str) -> None:
 
 def test_explain() -> None:
     place = parse_explain("-json *0xff + 3")
-    assert (place.location.text, place.json) == ("*0xff + 3", True)
-    program = parse_explain("-user /bin/busybox:main -file /tmp/busybox").spec()
+    assert (place.locations[0].text, place.json) == ("*0xff + 3", True)
+    program = parse_explain("-user /bin/busybox:main -file /tmp/busybox").specs()[0]
     assert (program.in_program, program.location, program.file) == (True, "/bin/busybox:main", "/tmp/busybox")
     with pytest.raises(OptprobeError, match="takes a location only"):
         parse_explain("f if x")
     with pytest.raises(OptprobeError, match="-file needs -user"):
-        parse_explain("vfs_read -file /tmp/busybox").spec()
+        parse_explain("vfs_read -file /tmp/busybox").specs()[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "locations"),
+    [
+        ("vfs_read,vfs_write", ["vfs_read", "vfs_write"]),
+        ("vfs_read , vfs_write do count", ["vfs_read", "vfs_write"]),
+        ("-name n vfs_*,ksys_read+4,*0xff -tier boosted if a", ["vfs_*", "ksys_read+4", "*0xff"]),
+        ("*f(a, b)[0],g", ["*f(a, b)[0]", "g"]),
+        ("'f(int, int)',g", ["'f(int, int)'", "g"]),
+        ("-user /bin/a:f,/bin/b:g+4", ["/bin/a:f", "/bin/b:g+4"]),
+        ("-user /tmp/a,b:f,/tmp/c:g", ["/tmp/a,b:f", "/tmp/c:g"]),
+    ],
+)
+def test_commas_separate_locations(text: str, locations: list[str]) -> None:
+    specs = parse_add(text).specs()
+    assert [spec.location for spec in specs] == locations
+    assert len({replace(spec, location="", glob=False) for spec in specs}) == 1
+    assert [spec.location for spec in parse_break(text).specs()] == locations
+
+
+def test_each_location_is_a_glob_or_not() -> None:
+    add = parse_add("vfs_read,vfs_w*")
+    assert [spec.glob for spec in add.specs()] == [False, True] and add.place.glob
+    assert [spec.glob for spec in parse_add("-glob vfs_read,vfs_write").specs()] == [True, True]
+
+
+@pytest.mark.parametrize("text", ["vfs_read,", ",vfs_read", "f,,g", "f, if a", "f, do count"])
+def test_a_comma_needs_a_location_on_either_side(text: str) -> None:
+    with pytest.raises(OptprobeError, match="a location is missing here"):
+        parse_add(text)
+
+
+def test_explain_takes_several_locations() -> None:
+    assert [spec.location for spec in parse_explain("vfs_read,*0xff -json").specs()] == ["vfs_read", "*0xff"]
+
+
+def test_dprintf_keeps_its_own_commas() -> None:
+    (spec,) = parse_dprintf('vfs_read,"%d %d",count, *pos').specs()
+    assert (spec.location, spec.actions) == ("vfs_read", ('print("%d %d", count, *pos)',))

@@ -80,7 +80,7 @@ def test_one_line_and_the_guest_as_it_was(clauses: str, message: str, underlined
     places = ((START, len(world.text.data)), (CODE, DATA - CODE), (DATA, STACKS - DATA))
     before = [world.guest.read(*place) for place in places]
     with pytest.raises(OptprobeError) as refused:
-        world.session.add(parse_add(f"*{START:#x} {clauses}").spec())
+        world.session.add(*parse_add(f"*{START:#x} {clauses}").specs())
     said, line, marks = refused.value.message.split("\n")
     assert line.strip() == f"*{START:#x} {clauses}" and set(marks.strip()) <= {"^", "~"}
     marked = "".join(character for character, mark in zip(line, marks, strict=False) if mark != " ")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gdb_optprobe.detours.arena import Ranges
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.spec import Spec
 from tests.probes.threads import START, World
 
@@ -60,3 +63,24 @@ def test_explain_knows_as_add_does_that_no_detour_is_within_reach() -> None:
     (view,) = world.session.add(Spec(where))
     assert told.reason is not None and view.reason is not None
     assert (told.tier, told.reason.code) == (view.tier, view.reason.code) == ("breakpoint", "ARENA_OUT_OF_REACH")
+
+
+def test_several_locations_of_one_add_are_probed_all_or_none() -> None:
+    world = World()
+    first, second, *_ = (Spec(f"*{address:#x}") for address in world.addresses)
+    outside = Spec(f"*{START + (1 << 40):#x}")
+    text = world.guest.read(START, len(world.guest.original))
+    with pytest.raises(OptprobeError):
+        world.session.add(first, second, outside)
+    assert not world.session.registry.probes() and world.guest.read(START, len(text)) == text
+    assert [view.location for view in world.session.add(second, first, second)] == [second.location, first.location]
+    assert world.session.last_number == world.session.registry.probes()[-1].number
+
+
+def test_all_locations_of_one_add_are_counted_against_max_probes() -> None:
+    world = World()
+    specs = [Spec(f"*{address:#x}") for address in world.addresses[:3]]
+    world.session.settings = lambda: replace(Settings(), max_probes=2)
+    with pytest.raises(OptprobeError, match=r"\*0x\w+,\*0x\w+,\*0x\w+ has 3 addresses and max-probes is 2"):
+        world.session.add(*specs)
+    assert not world.session.registry.probes()

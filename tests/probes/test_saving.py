@@ -21,4 +21,4 @@ def test_a_probe_on_a_program() -> None:
     spec = Spec("/bin/x:main+4", kind=Kind.UPROBE, file="/tmp/x", pid=3, **does)  # type: ignore[arg-type]
     words = "optprobe add /bin/x:main+4 -user -file /tmp/x -pid 3 if $rdi == 1 do count by $pid"
     assert add(spec, spec.location) == words
-    assert replace(parse_add(words.removeprefix("optprobe add ")).spec(), condition_at=None, actions_at=()) == spec
+    assert replace(parse_add(words.removeprefix("optprobe add ")).specs()[0], condition_at=None, actions_at=()) == spec
