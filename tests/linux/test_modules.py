@@ -105,6 +105,29 @@ def test_a_module_and_its_symbols(typed: bool) -> None:
     assert symbols.address("__start___ex_table") == 0, "a module without a table has not the kernel's"
 
 
+@pytest.mark.parametrize(("size", "stride"), [(8, 72), (12, 72), (20, 80)], ids=["plain", "a flag before", "two"])
+def test_memory_in_parts_wherever_the_types_have_their_sizes(size: int, stride: int) -> None:
+    """mem[] has got members between an address and its size: each is read where the types say."""
+    memory, first = Pages(), 0x320
+    module_at(memory)
+    parts = ((TEXT, CONSTANTS), (DATA, END), (CONSTANTS, DATA), (END, END + 0x1000), (0, 0), (0, 0), (0, 0))
+    memory.put(MODULE + first, bytes(7 * stride))
+    for number, (start, end) in enumerate(parts):
+        at = MODULE + first + number * stride
+        memory.put_words(at, start)
+        if size > 8:
+            memory.put(at + 8, b"\1")
+        memory.put(at + size, (end - start).to_bytes(4, "little"))
+    told = {f"module.{name}": at for name, at in OFFSETS.items() if "layout" not in name}
+    told |= {"module.mem": first, "module.arch": first + 7 * stride}
+    told |= {"module_memory.base": 0, "module_memory.size": size}
+    linux = Kernel(memory, kernel(memory, {"modules": HEAD}).symbols, Structures(told))
+    found = Modules(linux, AREA)
+    (module,) = found.loaded()
+    assert found.strange == {}
+    assert (module.text, module.constants, module.data) == (parts[0], (parts[2],), (parts[1], parts[3]))
+
+
 def text_of(memory: Pages, typed: bool = True) -> ModuleText:
     names = kernel(memory, {"modules": HEAD})
     return ModuleText(the_module(memory, typed), names, X86_64, OriginalText(names, X86_64), lambda _: True)

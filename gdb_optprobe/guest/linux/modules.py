@@ -101,19 +101,29 @@ _LOAD = ("args", "sect_attrs", "notes_attrs", "holders_dir")
 
 
 @dataclass(frozen=True, slots=True)
+class Mem:
+    """mem[] of struct module: where the first is, how far the next, and where in each its address and size are."""
+
+    first: int
+    stride: int
+    base: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
-    """Where struct module has what. mem: where mem[] is and the size of one of it; None before 6.4.
+    """Where struct module has what. mem: where mem[] is; None before 6.4.
 
     tabled: whether all tables are known.
     """
 
     offsets: Mapping[str, int]
-    mem: tuple[int, int] | None = None
+    mem: Mem | None = None
     tabled: bool = True
 
     @property
     def size(self) -> int:
-        last = self.mem[0] + MEMORIES * self.mem[1] if self.mem is not None else 0
+        last = self.mem.first + MEMORIES * self.mem.stride if self.mem is not None else 0
         return max(last, *self.offsets.values()) + 8
 
     @classmethod
@@ -125,10 +135,11 @@ class Layout:
         offsets |= _those_there(kernel, (*wanted, "core_kallsyms.typetab", *_LOAD))
         mem = _those_there(kernel, ("mem", "arch"))
         if "mem" in mem:
-            size, odd = divmod(mem["arch"] - mem["mem"], MEMORIES)
-            if odd or size < 16:
+            stride, odd = divmod(mem["arch"] - mem["mem"], MEMORIES)
+            base, size = (kernel.offset("module_memory", name) for name in ("base", "size"))
+            if odd or stride < max(base + 8, size + 4):
                 raise NoSuchKernel("where modules keep their memory is not known")
-            return cls(offsets, (mem["mem"], size))
+            return cls(offsets, Mem(mem["mem"], stride, base, size))
         parts = [f"{layout}.{part}" for layout in ("core_layout", "init_layout") for part in _PARTS]
         offsets |= {name: kernel.offset("module", name) for name in parts}
         return cls(offsets)
@@ -282,9 +293,11 @@ class _Words:
     def ranges(self) -> tuple[Range, Range, tuple[Range, ...], tuple[Range, ...]]:
         """Text, init's text, constants, data."""
         if self._layout.mem is not None:
-            first, size = self._layout.mem
-            at = [first + size * number for number in range(MEMORIES)]
-            found = [(base, base + self._at(one + 8, 4)) for one in at if (base := self._at(one, 8)) or True]
+            mem = self._layout.mem
+            starts = [mem.first + mem.stride * number for number in range(MEMORIES)]
+            bases = [self._at(start + mem.base, 8) for start in starts]
+            sizes = [self._at(start + mem.size, 4) for start in starts]
+            found = [(base, base + size) for base, size in zip(bases, sizes, strict=True)]
             text, data, constants, after_init = found[:CORE_MEMORIES]
             return text, found[INIT_TEXT], (constants,), (data, after_init)
         base, size, text_size, constant = (self._part("core_layout", part) for part in _PARTS)
