@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -235,6 +236,15 @@ def test_pages_are_found_at_every_depth_of_the_tree(guest: Kernel) -> None:
         cache.read(4096 * 70 - 1, 2)
 
 
+def test_a_page_whose_part_of_the_file_has_another_name(guest: Kernel) -> None:
+    """Page and folio went apart: the page's own member has the folio's name in its own."""
+    file, cache = cached(guest, 4096)
+    guest.put_words(file.mapping + 8, page(guest, file, 0, b"a"))
+    renamed = {name.replace("page.index", "page.__folio_index"): at for name, at in OFFSETS.items()}
+    other = replace(cache, kernel=replace(guest.known, structures=fakes.Structures(renamed)))
+    assert other.read(0, 1) == b"a"
+
+
 def test_a_page_of_another_file_is_not_believed(guest: Kernel) -> None:
     file, cache = cached(guest, 4096)
     record = page(guest, file, 0, b"a")
@@ -294,6 +304,19 @@ def test_a_tree_that_is_being_changed_is_left_alone_and_a_broken_one_refused(gue
     guest.put_words(node + 8, node)
     with pytest.raises(OptprobeError, match="broken"):
         spaces(guest.known, file, 4096)
+
+
+def test_the_tree_of_a_kernel_whose_locks_preempt(guest: Kernel) -> None:
+    file, _ = cached(guest, 4096)
+    mm = memory(guest, file.inode)
+    guest.put_words(file.mapping + 0x20, area(guest, mm, CODE))
+    names = {name.replace("i_mmap_rwsem.count", "i_mmap_rwsem.rwbase.readers"): at for name, at in OFFSETS.items()}
+    known = replace(guest.known, structures=fakes.Structures(names))
+    guest.put_words(file.mapping + 0x30, 1 << 31)
+    assert [space.mm for space in spaces(known, file, 4096)] == [mm]
+    guest.put_words(file.mapping + 0x30, 1 << 30)
+    with pytest.raises(Busy):
+        spaces(known, file, 4096)
 
 
 # pages of a space ----------------------------------------------------------------------------------------------------

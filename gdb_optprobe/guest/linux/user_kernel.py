@@ -10,6 +10,7 @@ from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
 from gdb_optprobe.guest.linux.user.arriving import Arriving
 from gdb_optprobe.guest.linux.user.mmu import Mmu
+from gdb_optprobe.guest.linux.user.pagecache import INDEX
 from gdb_optprobe.guest.linux.user.space_calls import SpaceCalls
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
 from gdb_optprobe.handlers.lowering_mapped import Mapped
@@ -68,7 +69,7 @@ def mapped(kernel: Kernel, mmu: Mmu) -> Mapped:
     return Mapped(
         bits=mmu.kind.page.bit_length() - 1,
         mapping=offset("page", "mapping"),
-        index=offset("page", "index"),
+        index=offset("page", *INDEX),
         root=offset("anon_vma", "rb_root.rb_root.rb_node"),
         area=offset("anon_vma_chain", "vma") - offset("anon_vma_chain", "rb"),
         file=offset("vm_area_struct", "vm_file"),

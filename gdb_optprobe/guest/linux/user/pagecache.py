@@ -15,6 +15,8 @@ from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.user.files import File
 from gdb_optprobe.guest.linux.user.frames import Frames
 
+INDEX = ("index", "__folio_index")
+"""Of struct page: which part of its file it holds; the second since page and folio went apart."""
 SLOTS = 64
 SLOT_BITS = 6
 INTERNAL = 2
@@ -55,7 +57,7 @@ class PageCache:
                 f"page {index} of {self.file.path} is not in the guest's memory",
                 "run the program in the guest, or give the same file by -file PATH",
             )
-        first = self.kernel.word(found + self.kernel.offset("page", "index"))
+        first = self.kernel.word(found + self.kernel.offset("page", *INDEX))
         owner = self.kernel.word(found + self.kernel.offset("page", "mapping"))
         if owner != self.file.mapping or not first <= index < first + LARGEST:
             raise NoSuchKernel(f"page {index} of {self.file.path} is changing hands just now", "try again")
