@@ -47,6 +47,17 @@ def test_what_cannot_be_is_refused(words: tuple[int, ...], why: str) -> None:
         found(*words)
 
 
+NEITHER = {"d_page_offset_base": 1, "d_vmalloc_base": 1}
+
+
+def test_a_kernel_that_does_not_choose_has_its_direct_map_where_all_such_have_it() -> None:
+    start = 0xFF11_0000_0000_0000
+    assert found(0, 0, 0, mapped={TEXT: FRAME, start + FRAME: FRAME}, **NEITHER).direct.start == start
+    for other in (START, 0xFFFF_8880_0000_0000):
+        with pytest.raises(OptprobeError, match="page_offset_base"):
+            found(0, 0, 0, mapped={TEXT: FRAME, other + FRAME: FRAME}, **NEITHER)
+
+
 @pytest.mark.parametrize("missing", ["d_page_offset_base", "d_vmalloc_base"])
 def test_a_kernel_that_does_not_say_is_refused(missing: str) -> None:
     with pytest.raises(OptprobeError, match=missing.removeprefix("d_")):

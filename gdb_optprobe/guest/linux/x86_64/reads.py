@@ -1,6 +1,7 @@
 """How this kernel's memory is read where it may not be there: by its page tables and its direct map.
 
-page_offset_base, vmalloc_base   where the direct map begins and what comes behind it (arch/x86/mm/kaslr.c)
+page_offset_base, vmalloc_base   where the direct map begins and what comes behind it (arch/x86/mm/kaslr.c); a kernel
+                                 that does not choose (without DYNAMIC_MEMORY_LAYOUT) has neither
 sme_me_mask                      the bit of page-table entries that is no address, where memory is encrypted
 """
 
@@ -18,6 +19,10 @@ from gdb_optprobe.isa.emitter import Routine
 from gdb_optprobe.isa.x86_64 import peek
 from gdb_optprobe.isa.x86_64.peek import PAGE, Direct
 
+BASES = ("page_offset_base", "vmalloc_base")
+# Its start and end in such a kernel (Documentation/arch/x86/x86_64/mm.rst).
+FIXED = (0xFFFF_8880_0000_0000, 0xFFFF_C880_0000_0000)
+FIXED_IN_FIVE_LEVELS = (0xFF11_0000_0000_0000, 0xFF91_0000_0000_0000)
 GIGABYTE = 1 << 30
 LARGEST = 1 << 55
 HINT = "memory that is known to be mapped can be read: $task, $comm, the kernel's own variables"
@@ -50,14 +55,16 @@ class Reads:
 
 def reads(machine: Machine, kernel: Kernel, physical: Callable[[int], int | None]) -> Reads:
     """physical: by the kernel's page tables. Raises OptprobeError."""
-    start, end = (kernel.word(kernel.address(name)) for name in ("page_offset_base", "vmalloc_base"))
+    control = machine.registers(machine.vcpus()[0], ("cr4",))
+    la57 = bool(control["cr4"] & FIVE_LEVELS)
+    frame = physical(kernel.address("_stext"))
+    start, end = FIXED_IN_FIVE_LEVELS if la57 else FIXED
+    if any(map(kernel.symbols.address, BASES)) or frame is None or physical(start + frame) != frame:
+        start, end = (kernel.word(kernel.address(name)) for name in BASES)
     encrypted = kernel.symbols.address("sme_me_mask")
     if encrypted is not None and kernel.word(encrypted):
         raise OptprobeError("this guest's memory is encrypted", HINT)
-    control = machine.registers(machine.vcpus()[0], ("cr4",))
-    direct = Direct(start, end - start, bool(control["cr4"] & FIVE_LEVELS))
-    text = kernel.address("_stext")
-    frame = physical(text)
+    direct = Direct(start, end - start, la57)
     if start % GIGABYTE or not 0 < direct.size <= LARGEST or frame is None or physical(start + frame) != frame:
         raise OptprobeError("where this kernel's direct map is cannot be told", HINT)
     return Reads(direct, kernel.memory.read)
