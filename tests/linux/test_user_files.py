@@ -9,6 +9,7 @@ from itertools import count
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.kernel import NoSuchKernel
 from gdb_optprobe.guest.linux.physical import Changed
 from gdb_optprobe.guest.linux.user import files
 from gdb_optprobe.guest.linux.user.files import File
@@ -83,6 +84,7 @@ class Kernel(fakes.Pages):
         super().__init__()
         self._pages = count(DIRECT + 0x10000, 0x1000)
         self.known = fakes.kernel(self, {"d_init_task": INIT}, OFFSETS)
+        self.put_words(FIXED_RECORDS, 0)
         self.frames = Frames.of(self.known, X86Mmu(DIRECT, 1 << 32, False))
         self.superblock = self.new()
         self.put(self.superblock + 0x10, (0x800001).to_bytes(4, "little"))
@@ -336,6 +338,11 @@ def mapped(guest: Kernel, mapping: int, bits: int = HELD) -> tuple[Standing, int
     guest.put_words(guest.frames.record(data - DIRECT) + 0x18, mapping)
     guest.put(data, b"original")
     return Pages(guest.known, guest.frames, X86Mmu(DIRECT, 1 << 32, False)).of(mm), data
+
+
+def test_a_kernel_whose_records_are_in_sections_is_refused() -> None:
+    with pytest.raises(NoSuchKernel, match="SPARSEMEM_VMEMMAP"):
+        Frames.of(fakes.kernel(fakes.Pages(), {}), X86Mmu(DIRECT, 1 << 32, False))
 
 
 def test_a_page_of_its_own_is_written_and_a_changed_one_refused(guest: Kernel) -> None:

@@ -16,7 +16,7 @@ from gdb_optprobe.guest.linux.user.pages import Pages as UserPages
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.user.spaces import Busy
 from gdb_optprobe.guest.linux.user.writer import FORCE, ROWS, WRITE, Write, Writer
-from gdb_optprobe.guest.linux.x86_64.mmu import X86Mmu
+from gdb_optprobe.guest.linux.x86_64.mmu import FIXED_RECORDS, X86Mmu
 from gdb_optprobe.guest.linux.x86_64.user import VCPUS
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.isa.x86_64.writing import WRITING
@@ -39,6 +39,7 @@ def made() -> tuple[Machine, Writer]:
         machine.put(mm, bytes(256))
         machine.put(mm + 0x40, (1).to_bytes(4, "little"))
     known = kernel(machine, {"access_remote_vm": REMOTE, "mmput": PUT, "ksys_read": BACK}, OFFSETS)
+    machine.put_words(FIXED_RECORDS, 0)
     mmu = X86Mmu(0xFFFF888000000000, 1 << 40, False)
     frames = Frames.of(known, mmu)
     programs = Programs(machine, known, frames, UserPages(known, frames, mmu), VCPUS, lambda name: None, lambda: None)

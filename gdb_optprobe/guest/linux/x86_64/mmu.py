@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.errors import Unreadable
+from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.user.elf import PC, Kind
 from gdb_optprobe.guest.linux.user.mmu import Leaf, Mmu, ReadPhysical
 from gdb_optprobe.isa.x86_64 import paging
@@ -24,7 +25,12 @@ class X86Mmu:
 
     def records(self, kernel: Kernel) -> int:
         variable = kernel.symbols.address("vmemmap_base")
-        return kernel.word(variable) if variable is not None else FIXED_RECORDS
+        start = kernel.word(variable) if variable is not None else FIXED_RECORDS
+        try:
+            kernel.word(start)
+        except Unreadable:
+            raise NoSuchKernel("this kernel has its records of pages in sections (no SPARSEMEM_VMEMMAP)") from None
+        return start
 
     def leaf(self, read: ReadPhysical, table: int, address: int) -> Leaf | None:
         found = paging.translate(read, table, address, la57=self.la57)
