@@ -187,8 +187,10 @@ def act(
             with words.operand(value) as operand, words.memory(place) as memory:
                 emit.store(memory, operand)
         case Emit():
-            if around.ring is None or around.cpu is None:
+            if around.ring is None:
                 raise NotLowered(action, "there is no ring here")
+            if around.cpu is None:
+                raise NotLowered(action, "a record has the CPU's number, and where this kernel keeps that is not known")
             record(emit, words, action, around.ring, address, around.first_kind + index, around.cpu)
     if words.faulted:
         done = Label()

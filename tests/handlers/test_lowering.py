@@ -23,10 +23,12 @@ from gdb_optprobe.handlers.program import (
     Column,
     Constant,
     Convert,
+    Emit,
     Form,
     Load,
     Op,
     Program,
+    Records,
     Register,
     Table,
     TextEquals,
@@ -113,6 +115,14 @@ def test_what_native_code_does_not_do_is_named(program: Program, node: object) -
     with pytest.raises(NotLowered) as refused:
         lower(program, replace(surroundings(program), readers=None), MACHINE)
     assert refused.value.node == node
+
+
+def test_a_record_where_the_cpu_is_not_known_is_refused_for_that() -> None:
+    action = Emit(Records("r", (Column("", Form.UNSIGNED),)), (Register("rsi"),))
+    program = Program(None, (action,))
+    with pytest.raises(NotLowered, match="the CPU's number") as refused:
+        lower(program, replace(surroundings(program), cpu=None), MACHINE)
+    assert refused.value.node == action
 
 
 def test_too_large_a_key_is_refused() -> None:

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import filler, physical
 from gdb_optprobe.guest.linux.x86_64 import find as finding
 from gdb_optprobe.guest.machine import Vcpu
@@ -82,6 +83,14 @@ def found(
 
 def at(there: Guest, address: int, root: int = PGD) -> Mapping | None:
     return translate(there.read_physical, root, address)
+
+
+def test_page_tables_of_a_kernel_without_symbols_of_its_data() -> None:
+    there = guest()
+    names = {"_stext": NAMES["_stext"], "d___start___bug_table": IMAGE + 0x400000}
+    assert filler.page_tables(there, kernel(there, names)).roots == (PGD,)
+    with pytest.raises(OptprobeError, match="init_task"):
+        filler.page_tables(there, kernel(there, {"_stext": NAMES["_stext"]}))
 
 
 def test_filler_is_whole_pages_below_the_entry_text() -> None:

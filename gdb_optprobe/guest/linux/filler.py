@@ -60,6 +60,8 @@ SIZES = ((192, 64), (152, 64), (96, 32), (48, 16), (16, 8))
 be: no half of a journal begins where one of another size's does."""
 COUNT = re.compile(rb"\xf0\x48\xff\x05(.{4})", re.DOTALL)  # lock incq disp32(%rip), as isa/x86_64/writer.py has it
 TABLES = 3
+# The second is a table's bound, which kernels without KALLSYMS_ALL have a symbol of too.
+DATA = ("init_task", "__start___bug_table")
 LA57, NXE = 1 << 12, 1 << 11
 PAT_SMALL, PAT_LARGE = 1 << 7, 1 << 12
 
@@ -226,7 +228,7 @@ def _filled(kernel: Kernel, span: Range) -> Range | None:
 
 def page_tables(machine: Machine, kernel: Kernel) -> Tables:
     """The kernel's own page tables, whatever the vCPUs are doing. Raises OptprobeError."""
-    data = kernel.address("init_task")
+    data = _data(kernel)
     isolation = kernel.symbols.address("pti_finalize") is not None
     for vcpu in machine.vcpus():
         registers = machine.registers(vcpu, ("cr3", "cr4", "efer"))
@@ -237,6 +239,12 @@ def page_tables(machine: Machine, kernel: Kernel) -> Tables:
                 continue
             return Tables((root, *_users_copy(machine, kernel, root, la57, isolation)), la57, no_execute)
     raise NoFiller("no vCPU's page tables map the kernel")
+
+
+def _data(kernel: Kernel) -> int:
+    """Where the kernel has data, which the user's page tables never map. Raises OptprobeError."""
+    found = (kernel.symbols.address(name) for name in DATA)
+    return next((at for at in found if at is not None), None) or kernel.address(DATA[0])
 
 
 def _users_copy(machine: Machine, kernel: Kernel, root: int, la57: bool, isolation: bool) -> tuple[int, ...]:
