@@ -253,12 +253,15 @@ def attach(connection: gdb.RemoteTargetConnection, vain: Vain) -> Attachment:
     memory = KernelMemory(machine, machine, recovered.view.walk)
     machine.memory = memory
     holder: list[Session] = []
+    known: list[Linux] = []
 
     def overlay(address: int, data: bytes) -> bytes:
+        data = known[0].uncovered(address, data) if known else data
         return overlaid(data, address, holder[0].registry) if holder else data
 
     layouts = partial(vmlinux.layouts, recovered.build)
     linux = Linux.of(recovered, machine, memory, isa, port, cache, overlay, progress, layouts)
+    known.append(linux)
     unwind = _unwind(linux, recovered, machine)
     loaded = gdb_symbols.provide(recovered, cache, port.elf, unwound=unwind is not None)
     locations = Locations(recovered.symbols, linux.entry, linux.text)

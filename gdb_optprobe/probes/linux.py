@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -39,6 +39,7 @@ from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Isa
 from gdb_optprobe.probes.earlier import Earlier, facts, look
 from gdb_optprobe.probes.names import NamesAt
+from gdb_optprobe.probes.original import unpatched
 from gdb_optprobe.probes.settings import ArenaRanges, Settings
 
 LARGEST_BTF = 1 << 26
@@ -68,6 +69,7 @@ class Linux:
     _saved: list[Saved] | None = None
     _took: bool = False
     _earlier: Earlier | None = None
+    _covered: Sequence[Patch] | None = None
     _asked: bool = False
     _constants: dict[str, int | None] = field(default_factory=dict)
     unwind_missing: OptprobeError | None = None
@@ -334,13 +336,23 @@ class Linux:
         """
         if self._took:
             return None
-        self._asked = False
+        self._asked, self._covered = False, ()
         earlier = self._look_back()
         if earlier is None:
             return None
         left = earlier.left
         texts, _ = undoing(left, self.memory, self.isa)
+        self._covered = [text.reverse for text in texts]
         return left if left.probes or left.users or texts else None
+
+    def uncovered(self, address: int, data: bytes) -> bytes:
+        """Return `data`, read at `address`, with what the branches of an earlier GDB cover where these still stand."""
+        if self._covered is None:
+            try:
+                self.left()
+            except OptprobeError:
+                self._covered = ()
+        return unpatched(data, address, [patch for patch in self._covered or () if _stands(patch, address, data)])
 
     def _look_back(self) -> Earlier | None:
         if not self._asked:
@@ -389,6 +401,12 @@ class Linux:
             room.give_back()
             self._journal.clear()
             self.memory.forget()
+
+
+def _stands(patch: Patch, address: int, data: bytes) -> bool:
+    """Whether `data`, read at `address`, has all of a patch's bytes that are among it."""
+    start, end = max(patch.address, address), min(patch.end, address + len(data))
+    return start < end and data[start - address : end - address] == patch.new[start - patch.address :][: end - start]
 
 
 class NoSuchRecord(OptprobeError):

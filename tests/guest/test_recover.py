@@ -75,6 +75,21 @@ def test_counts_go_on_across_a_kill(linux: Guest) -> None:
         linux.check(f"cd {TRACING}; echo 0 > events/enable; echo > kprobe_events; echo > trace")
 
 
+def test_code_is_the_kernel_s_before_the_probes_on_it_are_taken_over(linux: Guest) -> None:
+    """What was decoded with the earlier GDB's branch in it was compared with the text when the branch had gone."""
+    with Console(linux) as gdb:
+        gdb("set optprobe guardian off")
+        said = gdb("optprobe explain vfs_read+5")
+        assert "optimized" in gdb("optprobe add vfs_read+5"), "over several instructions"
+        gdb.kill()
+    with Console(linux) as gdb:
+        displaced = [line for line in said.splitlines() if line.startswith("    0x")]
+        told = gdb("optprobe explain vfs_read+5")
+        assert all(line in told for line in displaced) and len(displaced) > 1, told
+        assert "optimized" in gdb("optprobe recover")
+        assert gdb("optprobe check") == "The guest's memory holds what we wrote.\n"
+
+
 @pytest.mark.skipif(not FULL, reason="kills GDB many times: OPTPROBE_FULL=1")
 def test_killed_at_any_instant_and_recovered_or_removed(
     linux: Guest, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -13,6 +13,7 @@ from gdb_optprobe.guest.linux import landings
 from gdb_optprobe.guest.linux.kprobes import hashed
 from gdb_optprobe.guest.linux.landings import Functions, Landings
 from gdb_optprobe.guest.linux.original_text import OriginalText
+from gdb_optprobe.guest.linux.text import KernelText
 from gdb_optprobe.guest.text import Jump
 from gdb_optprobe.isa.x86_64 import X86_64
 from tests.detours.fakes import code
@@ -194,3 +195,11 @@ def test_kprobes_that_cannot_be_read_are_an_error() -> None:
     memory.put_words(DATA + 0x400, DATA + 0x800)
     with pytest.raises(OptprobeError):
         of(there, None)
+
+
+def test_what_follows_a_boundary_of_the_linker_s_is_filler() -> None:
+    """Detours of ours lie there: a kernel without page-table isolation has less of it than a function may be long."""
+    names = {"_stext": TEXT, "one": ONE, "__entry_text_end": TWO, "d__etext": TEXT + SIZE}
+    functions = Functions(symbols(**names), TEXT, bytes(SIZE))
+    assert (functions.index(TWO - 1), functions.index(TWO), functions.index(TWO + 9)) == (1, -1, -1)
+    assert KernelText(kernel(Pages(), names), X86_64).function(TWO + 9) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.guest.linux.port import Port, Room
 from gdb_optprobe.probes.linux import Linux
 from gdb_optprobe.probes.settings import Settings
@@ -28,3 +29,15 @@ def test_a_kernel_whose_memory_for_detours_was_undone_is_not_the_one_that_was_pr
     linux.give_back_arena()
     mapped = False
     assert linux.still_there(), "there is nothing left to be undone"
+
+
+def test_code_under_an_earlier_gdb_s_branch_is_shown_while_the_branch_stands() -> None:
+    """A reading that was taken before the branch went must agree with one from after that."""
+    anything: Any = SimpleNamespace()
+    linux = Linux(*[anything] * 9)
+    linux._covered = [Patch(0x1004, b"AAAAA", b"\xe9\1\2\3\4")]
+    before, after = b"0000\xe9\1\2\3\0045555", b"0000AAAAA5555"
+    for start in range(13):
+        for end in range(start + 1, 14):
+            assert linux.uncovered(0x1000 + start, before[start:end]) == after[start:end]
+            assert linux.uncovered(0x1000 + start, after[start:end]) == after[start:end]

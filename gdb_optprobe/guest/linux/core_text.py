@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -23,6 +24,14 @@ LARGEST = 1 << 20
 
 REMEMBERED = 1024
 """Functions kept decoded, so that a sweep over all of them needs no more memory."""
+
+
+_BOUNDARY = re.compile(r"__\w+_text_end")
+
+
+def is_boundary(name: str) -> bool:
+    """Whether a symbol is where the linker ended a part of the text: what follows without another one is filler."""
+    return _BOUNDARY.fullmatch(name) is not None
 
 
 class CoreText(ABC):
@@ -126,4 +135,4 @@ class CoreText(ABC):
         bounds = self._kernel.symbols.function_bounds(address)
         if bounds is None or not self._text[0] <= bounds[0] < self._text[1] or bounds[1] - bounds[0] > LARGEST:
             return None
-        return bounds
+        return None if is_boundary(self._name(bounds[0])) else bounds

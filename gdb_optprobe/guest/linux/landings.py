@@ -27,7 +27,7 @@ from struct import Struct, unpack_from
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
-from gdb_optprobe.guest.linux.core_text import LARGEST
+from gdb_optprobe.guest.linux.core_text import LARGEST, is_boundary
 from gdb_optprobe.guest.linux.kernel import Kernel, Symbols
 from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.text import Jump
@@ -64,7 +64,7 @@ class Functions:
         while at < end and (symbol := symbols.at(at)) is not None and symbol.size:
             following = at - symbol.offset + symbol.size
             bounds = symbols.function_bounds(at)
-            if bounds is not None:
+            if bounds is not None and not is_boundary(symbol.name):
                 entries.add(bounds[0])
                 if bounds[1] - bounds[0] <= LARGEST:
                     filler = text.find(FILLING, bounds[0] - start, bounds[1] - start)
