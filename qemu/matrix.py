@@ -11,7 +11,8 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from gdb_optprobe.costs.measure import middle
 from gdb_optprobe.costs.table import aligned
@@ -105,21 +106,22 @@ ROWS = (
 )
 
 
-def run(row: Row, names: Sequence[str] = (), cost: bool = False) -> Result:
-    """Boot the row's guest and try each facility, or those named. GuestError, FetchError where it cannot be had."""
+def run(row: Row, names: Sequence[str] = (), cost: bool = False, extra: Sequence[str] = ()) -> Result:
+    """Boot the row's guest and try each facility, or those named. GuestError, FetchError where it cannot be had.
+
+    extra: further arguments for QEMU.
+    """
     pinned = versions.kernel(row.kernel)
     program = str(versions.gdb(row.gdb)) if row.gdb else ""
-    with Guest.start(_options(row, pinned), timeout=240) as guest:
+    with Guest.start(_options(row, pinned, extra=(*row.extra, *extra)), timeout=240) as guest:
         release = guest.check("uname -r").strip()
         outcomes = {outcome.facility: outcome for outcome in Battery(guest, program).run(names)}
     took = _cost(row, pinned, program) if cost else None
     return Result(row, release, pinned.gone, outcomes, took)
 
 
-def _options(row: Row, pinned: versions.Pinned, **others: object) -> Options:
-    qemu = str(versions.qemu(row.qemu, pinned.arch)) if row.qemu else None
-    modules = MODULES
-    return Options(
+def _options(row: Row, pinned: versions.Pinned, **others: Any) -> Options:
+    options = Options(
         arch=pinned.arch,
         package=pinned.package,
         suite=pinned.suite,
@@ -127,11 +129,11 @@ def _options(row: Row, pinned: versions.Pinned, **others: object) -> Options:
         smp=row.smp,
         mem=row.mem,
         append=row.append,
-        qemu=qemu,
+        qemu=str(versions.qemu(row.qemu, pinned.arch)) if row.qemu else None,
         extra=row.extra,
-        modules=modules,
-        **others,  # type: ignore[arg-type]
+        modules=MODULES,
     )
+    return replace(options, **others)
 
 
 def _cost(row: Row, pinned: versions.Pinned, program: str) -> float:

@@ -23,7 +23,7 @@ from qemu import debian
 from qemu.cache import cache_directory, locked
 from qemu.machines import MACHINES
 
-__all__ = ["Pinned", "gdb", "kernel", "kernels", "qemu"]
+__all__ = ["Pinned", "gdb", "kernel", "names", "qemu"]
 
 FILE = Path(__file__).with_name("versions.toml")
 PACKAGES = "amd64"
@@ -51,9 +51,9 @@ def _file() -> dict[str, Any]:
     return tomllib.loads(FILE.read_text())
 
 
-def kernels() -> tuple[str, ...]:
-    """Return the names of the kernels in the file."""
-    return tuple(_file()["kernels"])
+def names() -> dict[str, tuple[str, ...]]:
+    """Return the names of the kernels, gdb and qemu in the file."""
+    return {kind: tuple(rows) for kind, rows in _file().items()}
 
 
 @cache

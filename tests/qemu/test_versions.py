@@ -16,7 +16,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     versions.kernel.cache_clear()
 
 
-@pytest.mark.parametrize("name", versions.kernels())
+@pytest.mark.parametrize("name", versions.names()["kernels"])
 def test_a_kernel_is_taken_at_its_version(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(debian, "has", lambda package, arch, suite: True)
     found = versions.kernel(name)
