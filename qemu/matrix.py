@@ -145,10 +145,10 @@ def _cost(row: Row, pinned: versions.Pinned, program: str) -> float:
         Debugger(relay.path, program) as gdb,
     ):
         reads = Reads(guest, gdb, relay)
-        unprobed = middle(reads.repeat(COST_READS, 2))
+        unprobed = middle(reads.repeat(COST_READS, 3))
         gdb(f"optprobe add {FUNCTION}")
         gdb("optprobe commit")
-        probed = middle(reads.repeat(COST_READS, 2))
+        probed = middle(reads.repeat(COST_READS, 3))
     return round(probed.instructions - unprobed.instructions, 1)
 
 
