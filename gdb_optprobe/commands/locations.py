@@ -19,6 +19,10 @@ def location_candidates(text: str, options: Mapping[str, str]) -> int | Sequence
         return TIERS
     if before and options.get(before[-1]):
         return ()
+    *others, last = typed.split(",")
+    if others or (before and before[-1].endswith(",")):
+        # GDB's completer knows one location.
+        return [",".join((*others, name)) for name in symbol_words(last)]
     if not any(before):
         return gdb.COMPLETE_LOCATION
     if all(word in options or word in TIERS or not word for word in before):

@@ -187,6 +187,8 @@ COMPLETIONS = [
     ("optprobe add -ti", ["-tier"]),
     ("optprobe add vfs_read -tier b", ["boosted", "breakpoint"]),
     ("optprobe add -pending vfs_re", ["vfs_read", "vfs_readv"]),
+    ("optprobe add vfs_write,vfs_re", ["vfs_read", "vfs_readv"]),
+    ("optprobe explain vfs_write, vfs_w", ["vfs_write"]),
     ("optprobe delete ", ["1", "reads"]),
     ("optprobe list -", ["-json"]),
     ("optprobe run -un", ["-until-hits"]),
