@@ -3,6 +3,7 @@
     works     the count, the value, the frame came out as the guest itself, or a workload of known size, says
     refused   the tool said that it cannot, and why, before anything was changed
     broken    anything else: a wrong count, an error in the middle, a guest that is ill, text that has changed
+    untried   this guest has not what it takes
 
 Counts need no oracle of the guest's: `dd` of so many bytes from /dev/zero calls `read_zero` just as often, and nothing
 else does. Where the guest has kprobe and uprobe events, one stands beside each probe and must have counted the same.
@@ -50,8 +51,12 @@ class Refused(Exception):
         self.code = code
 
 
+class Untried(Exception):
+    """The guest has not what it takes to try it."""
+
+
 State = str
-WORKS, REFUSED, BROKEN = "works", "refused", "broken"
+WORKS, REFUSED, BROKEN, UNTRIED = "works", "refused", "broken", "untried"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +75,11 @@ class Outcome:
 class Battery:
     """One guest and the GDB that is connected to it. A GDB that fails is replaced; a guest that fails ends the run."""
 
-    def __init__(self, guest: Guest, program: str = "") -> None:
-        """program: the GDB; "" for this machine's own."""
+    def __init__(self, guest: Guest, program: str = "", symbols: Path | None = None) -> None:
+        """program: the GDB; "" for this machine's own. symbols: a vmlinux that it has."""
         self.guest = guest
         self._program = program
+        self._symbols = symbols
         self._gdb: Debugger | None = None
 
     def run(self, names: Sequence[str] = ()) -> Iterator[Outcome]:
@@ -88,6 +94,8 @@ class Battery:
             outcome = Outcome(name, WORKS, text=check(self))
         except Refused as error:
             outcome = Outcome(name, REFUSED, error.code, _one_line(str(error)))
+        except Untried as error:
+            outcome = Outcome(name, UNTRIED, text=str(error))
         except (Broken, DebuggerError, ChannelError, GuestError, ValueError, LookupError) as error:
             outcome = Outcome(name, BROKEN, text=_one_line(f"{error}"))
         trouble = self._tidy(outcome.state == BROKEN)
@@ -121,7 +129,7 @@ class Battery:
     @property
     def gdb(self) -> Debugger:
         if self._gdb is None:
-            self._gdb = Debugger(self.guest.gdb_socket, self._program)
+            self._gdb = Debugger(self.guest.gdb_socket, self._program, self._symbols)
         return self._gdb
 
     def kill(self) -> None:
@@ -356,8 +364,8 @@ def user(battery: Battery) -> str:
 
 def module(battery: Battery) -> str:
     """A probe that waits for its module, and counts from the first call."""
-    if not battery.guest.options.modules:
-        raise Refused("this kernel has no modules")
+    if "dummy" not in battery.guest.options.modules:
+        raise Untried("no module dummy is kept of this kernel")
     battery.ask("optprobe add dummy_xmit -pending")
     said = battery.run_in_guest("insmod /lib/modules/dummy.ko && echo loaded")
     if "loaded" not in said:

@@ -78,8 +78,8 @@ def lines_to_start(socket: Path | str) -> tuple[str, ...]:
 class Debugger:
     """GDB without a terminal, connected to a guest, with the commands of optprobe. It ends with the `with` block."""
 
-    def __init__(self, socket: Path | str, program: str = "") -> None:
-        """program: the GDB to run; "" for the one of `gdb_program`."""
+    def __init__(self, socket: Path | str, program: str = "", symbols: Path | None = None) -> None:
+        """program: the GDB to run; "" for the one of `gdb_program`. symbols: a vmlinux that it has."""
         self._marks = itertools.count()
         self._printed = b""
         self._process = subprocess.Popen(
@@ -93,7 +93,9 @@ class Debugger:
             preexec_fn=end_with_parent(),
         )
         self._until(self._send(TRY), TIMEOUT)
-        for line in ("set pagination off", "set width 0", "set confirm off", PATIENTLY, *lines_to_start(socket)):
+        given = (f"symbol-file {symbols}",) if symbols is not None else ()
+        first = ("set pagination off", "set width 0", "set confirm off", PATIENTLY, *given)
+        for line in (*first, *lines_to_start(socket)):
             self(line)
         # Without a terminal there is no prompt to ask at.
         self("set optprobe on-exit remove")

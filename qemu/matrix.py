@@ -12,12 +12,13 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
 
 from gdb_optprobe.costs.measure import middle
 from gdb_optprobe.costs.table import aligned
 from qemu import versions
-from qemu.battery import BROKEN, FACILITIES, REFUSED, WORKS, Battery, Outcome
+from qemu.battery import BROKEN, FACILITIES, REFUSED, UNTRIED, WORKS, Battery, Outcome
+from qemu.build import RECIPES, BuildError, build_all, built_kernels
 from qemu.cache import say
 from qemu.channel import ChannelError
 from qemu.debian import FetchError
@@ -32,14 +33,18 @@ __all__ = ["ROWS", "Result", "Row", "markdown", "run", "table"]
 
 FUNCTION = "vfs_read"
 COST_READS = 100_000
+BUILT = "built "
+BOOT = 300.0
+"""Seconds that a guest may take to be up, a kernel with KASAN on a busy machine among them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """A guest and a GDB.
 
-    kernel: a name of versions.toml, or of a kernel that was built here ("built …").
+    kernel: a name of versions.toml, or "built" and the name of a recipe of qemu/build.py.
     gdb, qemu: names of versions.toml; "" for this machine's own. others as in `guest.Options`.
+    vmlinux: whether GDB has it, of a kernel that was built here.
     quick:  in the short form, which the suite runs.
     """
 
@@ -51,12 +56,13 @@ class Row:
     mem: int = 512
     append: str = ""
     extra: tuple[str, ...] = ()
+    vmlinux: bool = False
     quick: bool = False
 
     @property
     def name(self) -> str:
         machine = [self.cpu or "", f"{self.smp} vCPUs", f"{self.mem} MiB" if self.mem != 512 else "", self.append]
-        tools = [f"QEMU {self.qemu or 'here'}", f"GDB {self.gdb or 'here'}"]
+        tools = [f"QEMU {self.qemu or 'here'}", f"GDB {self.gdb or 'here'}", "vmlinux" if self.vmlinux else ""]
         return ", ".join(filter(None, [self.kernel, *machine, *self.extra[1:], *tools]))
 
 
@@ -106,43 +112,66 @@ ROWS = (
 )
 
 
+def built_rows() -> Iterator[Row]:
+    """Return the rows of kernels that are built here: each way to boot it, and once with its vmlinux in GDB."""
+    for recipe in RECIPES:
+        rows = [Row(BUILT + recipe.name, qemu="10", append=boot) for boot in recipe.boots]
+        yield from rows
+        yield replace(rows[0], vmlinux=True, gdb="16")
+
+
 def run(row: Row, names: Sequence[str] = (), cost: bool = False, extra: Sequence[str] = ()) -> Result:
     """Boot the row's guest and try each facility, or those named. GuestError, FetchError where it cannot be had.
 
     extra: further arguments for QEMU.
     """
-    pinned = versions.kernel(row.kernel)
+    boots = _boots(row)
+    boots = replace(boots, options=replace(boots.options, extra=(*row.extra, *extra)))
     program = str(versions.gdb(row.gdb)) if row.gdb else ""
-    with Guest.start(_options(row, pinned, extra=(*row.extra, *extra)), timeout=240) as guest:
+    with Guest.start(boots.options, timeout=BOOT) as guest:
         release = guest.check("uname -r").strip()
-        outcomes = {outcome.facility: outcome for outcome in Battery(guest, program).run(names)}
-    took = _cost(row, pinned, program) if cost else None
-    return Result(row, release, pinned.gone, outcomes, took)
+        battery = Battery(guest, program, boots.vmlinux)
+        outcomes = {outcome.facility: outcome for outcome in battery.run(names)}
+    took = _cost(boots, program) if cost else None
+    return Result(row, release, boots.gone, outcomes, took)
 
 
-def _options(row: Row, pinned: versions.Pinned, **others: Any) -> Options:
-    options = Options(
-        arch=pinned.arch,
-        package=pinned.package,
-        suite=pinned.suite,
-        cpu=row.cpu,
-        smp=row.smp,
-        mem=row.mem,
-        append=row.append,
-        qemu=str(versions.qemu(row.qemu, pinned.arch)) if row.qemu else None,
-        extra=row.extra,
-        modules=MODULES,
-    )
-    return replace(options, **others)
+@dataclass(frozen=True, slots=True)
+class _Boots:
+    """What a row boots. vmlinux: what GDB is given of it. gone: the pinned version is not had any more."""
+
+    options: Options
+    vmlinux: Path | None
+    gone: bool
 
 
-def _cost(row: Row, pinned: versions.Pinned, program: str) -> float:
+def _boots(row: Row) -> _Boots:
+    """FetchError where it cannot be had, BuildError where it is not built."""
+    machine = Options(cpu=row.cpu, smp=row.smp, mem=row.mem, append=row.append, extra=row.extra)
+    name = row.kernel.removeprefix(BUILT)
+    if name != row.kernel:
+        made = next((each for each in built_kernels() if each.recipe.name == name), None)
+        if made is None:
+            raise BuildError(f"{row.kernel} is not in the cache; scripts/matrix --build builds it")
+        machine = replace(machine, kernel=str(made.kernel.image))
+        vmlinux, gone = made.vmlinux if row.vmlinux else None, False
+    else:
+        pinned = versions.kernel(name)
+        machine = replace(
+            machine, arch=pinned.arch, package=pinned.package, suite=pinned.suite, modules=MODULES
+        )
+        vmlinux, gone = None, pinned.gone
+    qemu = str(versions.qemu(row.qemu, machine.arch)) if row.qemu else None
+    return _Boots(replace(machine, qemu=qemu), vmlinux, gone)
+
+
+def _cost(boots: _Boots, program: str) -> float:
     """Guest instructions that a count at the entry of vfs_read takes, by a clock that counts them."""
-    options = _options(Row(row.kernel, qemu=row.qemu, cpu=row.cpu, smp=1), pinned, icount="shift=0,sleep=off")
+    options = replace(boots.options, smp=1, mem=512, icount="shift=0,sleep=off")
     with (
-        Guest.start(options, timeout=240) as guest,
+        Guest.start(options, timeout=BOOT) as guest,
         Relay(guest.gdb_socket) as relay,
-        Debugger(relay.path, program) as gdb,
+        Debugger(relay.path, program, boots.vmlinux) as gdb,
     ):
         reads = Reads(guest, gdb, relay)
         unprobed = middle(reads.repeat(COST_READS, 3))
@@ -182,7 +211,7 @@ def markdown(results: Sequence[Result]) -> list[str]:
 def _reasons(results: Sequence[Result]) -> Iterator[str]:
     for result in results:
         for outcome in result.outcomes.values():
-            if outcome.state != WORKS:
+            if outcome.state not in (WORKS, UNTRIED):
                 code = f" {outcome.code}" if outcome.code else ""
                 yield f"{result.row.name}: {outcome.facility} {outcome.state}{code}: {outcome.text}"
 
@@ -209,7 +238,20 @@ def as_json(result: Result) -> dict[str, object]:
 def main() -> int:
     arguments = parser().parse_args()
     ending_on_signals()
-    wanted = [row for row in ROWS if row.quick or not arguments.quick]
+    try:
+        return matrix(arguments)
+    except (BuildError, FetchError) as error:
+        say(str(error))
+        return 1
+
+
+def matrix(arguments: argparse.Namespace) -> int:
+    """Try the rows that are asked for and print what came of them."""
+    if arguments.build:
+        build_all(recipe.name for recipe in RECIPES)
+    there = {BUILT + each.recipe.name for each in built_kernels()}
+    rows = [*ROWS, *(row for row in built_rows() if row.kernel in there)]
+    wanted = [row for row in rows if row.quick or not arguments.quick]
     wanted = [row for row in wanted if all(word in row.name for word in arguments.only)]
     if arguments.list:
         print("\n".join(row.name for row in wanted))
@@ -223,7 +265,7 @@ def main() -> int:
         say(f"{row.name} …")
         try:
             result = run(row, arguments.facility, cost=not arguments.quick and not arguments.facility)
-        except (GuestError, ChannelError, FetchError, DebuggerError, OSError) as error:
+        except (GuestError, ChannelError, FetchError, BuildError, DebuggerError, OSError) as error:
             first = str(error).strip().splitlines()[:1]
             result = Result(row, "", False, {"boot": Outcome("boot", BROKEN, text=" ".join(first))})
         results.append(result)
@@ -240,6 +282,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="scripts/matrix", description=__doc__)
     option = top.add_argument
     option("--quick", action="store_true", help="the short form, which scripts/test runs")
+    option("--build", action="store_true", help="first build kernels as developers do, once, into the cache: an hour")
     option("--list", action="store_true", help="print the rows' names")
     option("--only", action="append", default=[], metavar="TEXT", help="rows with TEXT in their name; may be repeated")
     option("--facility", action="append", default=[], choices=tuple(FACILITIES), help="this alone; may be repeated")
