@@ -60,6 +60,8 @@ class GdbMachine:
         self.connection = connection
         self._guard = guard
         self.memory: Memory = _RawVirtual(self)
+        # Under page-table isolation one of the two may be in user mode, and not see the kernel.
+        self._views = (self._read_chosen, self.read_selected)
         self.shown = Shown()
 
     # virtual memory ----------------------------------------------------------------------------------------------
@@ -88,23 +90,31 @@ class GdbMachine:
         self._write_in_packets(address, data)
 
     def read_virtual(self, address: int, size: int) -> bytes:
-        """Read as the selected vCPU does, or, of a kernel, as one that GDB chooses. Raises Unreadable."""
+        """Read as the selected vCPU does, or, of a kernel, as one that sees it. Raises Unreadable."""
         if not _is_kernel(address):
             return self.read_selected(address, size)
+        first, second = self._views
+        try:
+            return first(address, size)
+        except Unreadable:
+            data = second(address, size)
+            self._views = second, first
+            return data
+
+    def _read_chosen(self, address: int, size: int) -> bytes:
+        """Read as the vCPU that GDB chooses, which takes the least time. Raises Unreadable."""
         try:
             return bytes(gdb.selected_inferior().read_memory(address, size))
         except gdb.MemoryError:
             raise Unreadable(address, size) from None
 
     def write_virtual(self, address: int, data: bytes) -> None:
-        """Write as the selected vCPU does, or, to a kernel, as one that GDB chooses. Raises Unreadable."""
-        if not _is_kernel(address):
-            self.write_selected(address, data)
-            return
-        try:
-            gdb.selected_inferior().write_memory(address, data)
-        except gdb.MemoryError:
-            raise Unreadable(address, len(data)) from None
+        """Write as the selected vCPU does, or, to a kernel, as one that sees it. Raises Unreadable."""
+        if _is_kernel(address):
+            with suppress(gdb.MemoryError):
+                gdb.selected_inferior().write_memory(address, data)
+                return
+        self.write_selected(address, data)
 
     # physical memory ---------------------------------------------------------------------------------------------
 

@@ -17,6 +17,9 @@ from gdb_optprobe.guest.machine import PhysicalMemory
 __all__ = ["KernelMemory", "VirtualMemory", "Walk"]
 
 PAGE = 4096
+# Set in every address of the kernel's. The others are the selected vCPU's own, and no walk of the kernel's tables finds
+# them.
+KERNEL_BIT = 63
 
 # From a virtual address to (its physical address, bytes from there to the end of the page or run); None where unmapped.
 Walk = Callable[[int], tuple[int, int] | None]
@@ -53,7 +56,7 @@ class KernelMemory:
     def read(self, address: int, size: int) -> bytes:
         if size <= 0:
             return b""
-        if not self._blind:
+        if not self._blind or not address >> KERNEL_BIT & 1:
             try:
                 return self._virtual.read_virtual(address, size)
             except Unreadable:
@@ -66,7 +69,7 @@ class KernelMemory:
     def write(self, address: int, data: bytes) -> None:
         if not data:
             return
-        if not self._blind:
+        if not self._blind or not address >> KERNEL_BIT & 1:
             try:
                 self._virtual.write_virtual(address, data)
                 return

@@ -25,7 +25,7 @@ class MemoryError_(Error):
 
 
 class Stub:
-    """QEMU's: registers and user memory of each vCPU; what is in `kernel` is every vCPU's."""
+    """QEMU's: registers and user memory of each vCPU; what is in `kernel` is every vCPU's that is not in user mode."""
 
     def __init__(self, vcpus: int) -> None:
         self.general = FIRST
@@ -33,9 +33,12 @@ class Stub:
         self.user: list[dict[int, int]] = [{} for _ in range(vcpus)]
         self.kernel: dict[int, int] = {}
         self.packets: list[str] = []
+        self.in_user_mode: set[int] = set()
 
     def memory(self, address: int) -> dict[int, int]:
-        return self.kernel if address >> 63 else self.user[self.general]
+        if address >> 63:
+            return {} if self.general in self.in_user_mode else self.kernel
+        return self.user[self.general]
 
     def ask(self, packet: str) -> bytes:
         self.packets.append(packet)
@@ -49,6 +52,8 @@ class Stub:
             return bytes(self.memory(each)[each] for each in wanted).hex().encode()
         elif found := re.fullmatch(r"M([0-9a-f]+),[0-9a-f]+:(.*)", packet):
             at = int(found[1], 16)
+            if at not in self.memory(at):
+                return b"E14"
             self.memory(at).update(enumerate(bytes.fromhex(found[2]), at))
         elif found := re.fullmatch(r"P10=(.*)", packet):
             self.pcs[self.general] = int.from_bytes(bytes.fromhex(found[1]), "little")
@@ -180,7 +185,8 @@ class Gdb(ModuleType):
 
     def _write_memory(self, address: int, data: bytes) -> None:
         self._mean(self._for_python())
-        self.stub.ask(f"M{address:x},{len(data):x}:{data.hex()}")
+        if self.stub.ask(f"M{address:x},{len(data):x}:{data.hex()}") != b"OK":
+            raise MemoryError_(f"Cannot access memory at address {address:#x}")
 
 
 class _Pointer:

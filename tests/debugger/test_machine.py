@@ -103,6 +103,24 @@ def test_a_users_memory_is_the_selected_vcpus(gdb: Gdb, machine: Any, number: in
         machine.read_selected(HEAP + 0x2FFF, 2)
 
 
+@pytest.mark.parametrize("number", range(VCPUS))
+def test_a_kernel_that_the_selected_vcpu_sees_is_read_whoever_else_does_not(
+    gdb: Gdb, machine: Any, number: int
+) -> None:
+    """Page-table isolation: the first vCPU, which GDB 16 chooses, may be in user mode."""
+    gdb.stub.in_user_mode = {*range(VCPUS)} - {number}
+    gdb.selected_inferior().threads()[number].switch()
+    for _ in range(2):
+        assert machine.read_virtual(TEXT, 8) == b"\x90" * 8
+    machine.write_virtual(TEXT, b"\xcc")
+    assert gdb.stub.kernel[TEXT] == 0xCC
+    gdb.stub.in_user_mode = {*range(VCPUS)}
+    with pytest.raises(Unreadable):
+        machine.read_virtual(TEXT, 8)
+    with pytest.raises(Unreadable):
+        machine.write_virtual(TEXT, b"\x90")
+
+
 def test_the_kernels_memory_costs_one_packet(gdb: Gdb, machine: Any) -> None:
     machine.read_virtual(TEXT, 1)
     before = len(gdb.stub.packets)

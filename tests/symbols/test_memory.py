@@ -150,3 +150,15 @@ def test_runs_that_overlap_what_is_known() -> None:
     for address in (0x5008, 0x5000, 0x1F_F000, 0x3010, 0x3000, 0x4FF8, 0, 0x5008):
         assert kernel.read(BASE + address, 8) == (0x20_0000 + address).to_bytes(8, "little")
     assert walks == [BASE + 0x5008, BASE + 0x3010, BASE]
+
+
+def test_a_programs_memory_is_never_looked_for_in_the_kernels_tables() -> None:
+    """Not even where the selected vCPU was seen not to map the kernel."""
+    machine, kernel = memory(sees_kernel=False)
+    kernel.read(BASE, 4)
+    machine.log.clear()
+    with pytest.raises(Unreadable):
+        kernel.read(0x1000, 4)
+    with pytest.raises(Unreadable):
+        kernel.write(0x1000, b"abcd")
+    assert machine.log[0] == "virtual" and machine.log.count("virtual") == 2
