@@ -62,6 +62,9 @@ class Frozen:
     def write_registers(self, vcpu: Vcpu, values: Mapping[str, int]) -> None:
         raise _gone()
 
+    def translates_pages(self) -> bool:
+        return True
+
     def run_until(self, addresses: Sequence[int], timeout: float) -> Vcpu | None:
         raise _gone()
 

@@ -242,6 +242,13 @@ class GdbMachine:
         values = tuple((NUMBERS[name], value.to_bytes(8, "little")) for name, value in registers.items())
         return Change(_thread_id(self.selected()), values, tuple(memory))
 
+    def translates_pages(self) -> bool:
+        try:
+            told = gdb.execute("monitor info kvm", to_string=True) or ""
+        except gdb.error:
+            return False
+        return bool(re.search(r"kvm support: (disabled|not compiled)", told))
+
     def run_until(self, addresses: Sequence[int], timeout: float) -> Vcpu | None:
         stops = [gdb.Breakpoint(f"*{address:#x}", internal=True) for address in addresses]
         try:

@@ -74,6 +74,9 @@ class Machine(Pages):
     def write_registers(self, vcpu: Vcpu, values: Mapping[str, int]) -> None:
         self.state[vcpu.number].update(values)
 
+    def translates_pages(self) -> bool:
+        return True
+
     def run_until(self, addresses: Sequence[int], timeout: float) -> Vcpu | None:
         return None
 

@@ -11,7 +11,7 @@ from gdb_optprobe.guest.linux.ppc64le.derive import derive, missing
 from gdb_optprobe.guest.linux.ppc64le.stacks import Stacks
 from gdb_optprobe.guest.linux.ppc64le.threads import Threads
 from gdb_optprobe.guest.machine import Vcpu
-from tests.linux.fakes import Machine
+from tests.linux.fakes import PAGE, Machine
 from tests.linux.power_guest import (
     BELOW,
     BLR,
@@ -307,6 +307,12 @@ def test_a_switch_under_way() -> None:
 def test_a_stack_of_another_thread_s_is_no_switch() -> None:
     with pytest.raises(OptprobeError, match="none of its own"):
         saved(guest({"r1": SP["thread"]}))
+
+
+def test_a_paca_at_the_end_of_memory() -> None:
+    there = guest({"r1": EMERGENCY_STACKS[0][0] + 0x3000})
+    del there.pages[PACAS[0] // PAGE + 1]
+    assert IN_PACA in seen(there)
 
 
 def test_entry_from_the_kernel_asks_for_srr0() -> None:

@@ -1,10 +1,14 @@
 """A page of the image's gap that the kernel maps like text, made one of data: detours need more than other gaps have.
 
     … rodata │ gap: zero, one leaf of the radix tree for each 2 MiB                     │ __init_begin
-             │                 │ data: R X becomes R W  │ code: R X, as it is            │
+             │                 │ data: R X becomes R W  │ code: R X, as it is            │        `below`
+         … rodata │ gap of less than a leaf                      │ table                │ __init_begin
+                  │ data: R W          │ code: R X, as it is     │ of the leaf's pages           `split`
 
-One entry of 8 bytes changes. Nobody has ever used the page, so no translation of it is cached that lacks the right to
-write (Power ISA 3.1B, Book III, 6.10: those that are need a tlbie).
+`below`: one entry of 8 bytes changes. Nobody has ever used the page, so no translation of it is cached that lacks the
+right to write (Power ISA 3.1B, Book III, 6.10: those that are need a tlbie).
+`split`: the leaf has constants too, and a processor may have cached it as a whole. QEMU's TCG caches translations by
+its own pages, of which the gap's were never used: only there.
 """
 
 from __future__ import annotations
@@ -17,19 +21,20 @@ from gdb_optprobe.guest.linux.ppc64le import radix
 from gdb_optprobe.guest.linux.ppc64le.find import LINEAR_MAP
 
 LEAST, MOST = 1 << 16, 1 << 22
+ReadPhysical = Callable[[int, int], bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class DataPage:
-    """start, end: of the page. switch: makes it one of data. is_data: it is already, since an earlier session."""
+    """start, end: of the page or pages. switch: makes them data. is_data: they are, since an earlier session."""
 
     start: int
     end: int
-    switch: PhysicalPatch
+    switch: tuple[PhysicalPatch, ...]
     is_data: bool
 
 
-def below(code: int, bottom: int, read_physical: Callable[[int, int], bytes], root: int) -> DataPage | None:
+def below(code: int, bottom: int, read_physical: ReadPhysical, root: int) -> DataPage | None:
     """The next whole page below `code` and above `bottom`; None where it is not mapped like text or as this makes it.
 
     root: the physical address of the kernel's tree.
@@ -44,4 +49,56 @@ def below(code: int, bottom: int, read_physical: Callable[[int, int], bytes], ro
     text = page.entry & ~radix.WRITE | radix.EXECUTE
     data = page.entry & ~radix.EXECUTE | radix.WRITE | radix.REFERENCED | radix.CHANGED
     switch = PhysicalPatch(page.at, text.to_bytes(8, "big"), data.to_bytes(8, "big"))
-    return DataPage(page.address, page.address + page.size, switch, is_data=page.writable)
+    return DataPage(page.address, page.address + page.size, (switch,), is_data=page.writable)
+
+
+def split(start: int, end: int, table: int, size: int, read_physical: ReadPhysical, root: int) -> DataPage | None:
+    """Have `start` to `end` data, and the other pages of their leaf text as before; None where no leaf has them.
+
+    table: where the leaf's pages, of `size` bytes each, get their entries.
+    """
+    leaf = radix.translate(read_physical, root, start)
+    if leaf is None or leaf.writable or not leaf.executable or leaf.physical != leaf.address - LINEAR_MAP[0]:
+        return None
+    if leaf.size <= size or end > leaf.address + leaf.size or end % size or start % size:
+        return None
+    return DataPage(start, end, _switch(leaf.at, leaf, table - LINEAR_MAP[0], size, start, end), is_data=False)
+
+
+def was_split(bottom: int, end: int, read_physical: ReadPhysical, root: int) -> DataPage | None:
+    """What `split` has made of pages between `bottom` and `end`; None where it has not."""
+    pages, at = [], bottom
+    while at < end and (page := radix.translate(read_physical, root, at)) is not None:
+        pages.append(page)
+        at = page.address + page.size
+    data = [page for page in pages if page.writable and not page.executable and page.above]
+    if not data or data[-1].address + data[-1].size - data[0].address != sum(page.size for page in data):
+        return None
+    first, size = data[0], data[0].size
+    covered = size << (int.from_bytes(read_physical(first.above, 8), "big") & radix.NEXT_SIZE)
+    start = first.address & -covered
+    table = first.at - 8 * ((first.address - start) // size)
+    text = first.entry & ~(radix.FRAME | radix.WRITE) | radix.EXECUTE | start - LINEAR_MAP[0]
+    leaf = radix.Page(start, start - LINEAR_MAP[0], covered, text, first.above)
+    last = data[-1].address + size
+    switch = _switch(leaf.at, leaf, table, size, first.address, last)
+    if any(read_physical(patch.address, len(patch.new)) != patch.new for patch in switch):
+        return None
+    return DataPage(first.address, last, switch, is_data=True)
+
+
+def _switch(at: int, leaf: radix.Page, table: int, size: int, start: int, end: int) -> tuple[PhysicalPatch, ...]:
+    """What takes the place of `leaf`, whose entry is `at`: a table in which those from `start` to `end` are data."""
+    entries = b"".join(
+        _entry(leaf.entry & ~radix.FRAME | address - LINEAR_MAP[0], start <= address < end).to_bytes(8, "big")
+        for address in range(leaf.address, leaf.address + leaf.size, size)
+    )
+    leads = radix.VALID | table | (len(entries) // 8).bit_length() - 1
+    pages = PhysicalPatch(table, bytes(len(entries)), entries)
+    return pages, PhysicalPatch(at, leaf.entry.to_bytes(8, "big"), leads.to_bytes(8, "big"))
+
+
+def _entry(entry: int, is_data: bool) -> int:
+    """A page's: the machine has no reason to change it."""
+    entry |= radix.REFERENCED | radix.CHANGED
+    return entry & ~radix.EXECUTE | radix.WRITE if is_data else entry

@@ -8,7 +8,7 @@ Entries are big-endian, whatever the kernel is.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 VALID, LEAF = 1 << 63, 1 << 62
 NEXT_TABLE, NEXT_SIZE = 0x0FFF_FFFF_FFFF_FF00, 0x1F
@@ -21,13 +21,17 @@ DEEPEST = 5
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """address: where the page begins; physical: where its frame does; at: the physical address of `entry`."""
+    """address: where the page begins; physical: where its frame does; at: the physical address of `entry`.
+
+    above: that of the entry which leads to the table that `entry` is in; 0 for the root.
+    """
 
     address: int
     physical: int
     size: int
     entry: int
     at: int
+    above: int = field(default=0, compare=False)
 
     @property
     def writable(self) -> bool:
@@ -40,7 +44,7 @@ class Page:
 
 def translate(read_physical: Callable[[int, int], bytes], root: int, address: int) -> Page | None:
     """The page around `address`, by the tree whose root table is at the physical address `root`."""
-    table, bits, shift = root, ROOT_BITS, ADDRESS_BITS
+    table, bits, shift, above = root, ROOT_BITS, ADDRESS_BITS, 0
     for _ in range(DEEPEST):
         shift -= bits
         if shift < 0:
@@ -53,6 +57,6 @@ def translate(read_physical: Callable[[int, int], bytes], root: int, address: in
         if entry & LEAF:
             size = 1 << shift
             start = address & -size
-            return Page(start, entry & FRAME & -size, size, entry, at)
-        table, bits = entry & NEXT_TABLE, entry & NEXT_SIZE
+            return Page(start, entry & FRAME & -size, size, entry, at, above)
+        table, bits, above = entry & NEXT_TABLE, entry & NEXT_SIZE, at
     return None

@@ -8,8 +8,9 @@ Code: STRICT_KERNEL_RWX aligns what follows the constants to 16 MiB (vmlinux.lds
 kernel takes the right to execute from its constants, the gap is mapped like text. Whether it is, the kernel's page
 tables say; where they cannot be read (hash page tables are the hypervisor's), `kvm_tmp` serves: 64 KiB within .text
 that only code of the boot uses (arch/powerpc/kernel/kvm.c), in a guest of a hypervisor without it never.
-Data: a page of the same gap (data_page.py). Where there is none: the bug table is the last of the initialised data, and
-`. = ALIGN(PAGE_SIZE)` follows it.
+Data: a page of the same gap, or some where the gap is less than what one leaf maps (data_page.py). Where there are
+none: the bug table is the last of the initialised data, and `. = ALIGN(PAGE_SIZE)` follows it; and arrays by CPU have
+entries for more CPUs than a machine has (NR_CPUS is 2048).
 
 All of it belongs to the image that memblock reserves at boot, from _stext to _end: only init memory is ever freed.
 Nothing is believed that is not all zero, but for what an earlier session left: it is recognised by its code, which is
@@ -23,10 +24,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux import physical
+from gdb_optprobe.guest.linux import percpu, physical
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.port import Room
-from gdb_optprobe.guest.linux.ppc64le import data_page, radix
+from gdb_optprobe.guest.linux.ppc64le import data_page, derive, radix, threads
 from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
 from gdb_optprobe.guest.linux.ppc64le.data_page import DataPage
 from gdb_optprobe.guest.linux.ppc64le.find import LINEAR_MAP
@@ -45,6 +46,9 @@ MAKES_TOC = ("schedule", "panic")
 LINE = 128  # counters share no cache line with the guest's data
 LARGEST_POINTER = 1 << 44
 LEAST = 1 << 14
+DATA_SHARE = 40
+"""Percent of a gap that is less than a leaf."""
+LEAST_PARTS = 1 << 19
 JOURNAL = 1 << 18
 """Bytes at the end of the code, in the image's gap; see detours/journal.py."""
 LDARX = 84
@@ -69,10 +73,9 @@ class Gap:
 def find(machine: Machine, kernel: Kernel) -> Room:
     """Raises NoRoom."""
     root = kernel_tree(machine, kernel)
-    gap = _code(machine, kernel, root)
-    page = _page(machine, kernel, root, gap.start)
+    gap, page = _gaps(machine, kernel, root)
     data = (page.start, page.end) if page is not None else _data(kernel)
-    switch = (page.switch,) if page is not None else ()
+    switch = page.switch if page is not None else ()
 
     def stands() -> bool:
         return physical.stand(switch, machine)
@@ -94,10 +97,13 @@ def places(machine: Machine, kernel: Kernel) -> Iterator[Room]:
     """Where `find` may have found room with a journal before, whatever it holds now."""
     root = kernel_tree(machine, kernel)
     start, end = _image_gap(kernel)
-    if not _executable(machine, root, start, end) or root is None:
+    if root is None:
         return
+    was = data_page.was_split(start, end, machine.read_physical, root)
+    if was is not None and was.end < end - JOURNAL:
+        yield Room(((was.end, end - JOURNAL),), (was.start, was.end), FILL, journal=(end - JOURNAL, end))
     page = data_page.below(start, kernel.address("_etext"), machine.read_physical, root)
-    if page is not None:
+    if was is None and page is not None:
         yield Room(((start, end - JOURNAL),), (page.start, page.end), FILL, journal=(end - JOURNAL, end))
 
 
@@ -112,7 +118,7 @@ def _fresh(
     """Room that nothing of ours is in. A page that is data already may hold counters that nobody counts with."""
     if page is None and not _is_zero(kernel, *data):
         raise NoRoom("what should be a gap of this kernel's image holds something", ADVICE)
-    switch = (page.switch,) if page is not None else ()
+    switch = page.switch if page is not None else ()
 
     def take() -> None:
         if page is not None and page.is_data and physical.stand(switch, machine):
@@ -166,18 +172,36 @@ def _page(machine: Machine, kernel: Kernel, root: int | None, code: int) -> Data
     return page if page.is_data or _is_zero(kernel, page.start, page.end) else None
 
 
-def _code(machine: Machine, kernel: Kernel, root: int | None) -> Gap:
-    """What is zero there, or begins with code of an earlier session's."""
+def _gaps(machine: Machine, kernel: Kernel, root: int | None) -> tuple[Gap, DataPage | None]:
+    """Memory for code, and the page or pages beside it that are for data. Raises NoRoom."""
     start, end = _image_gap(kernel)
     if kernel.address("_etext") < start - LEAST and _executable(machine, root, start, end):
         gap = _gap(kernel, start, end)
         if gap is not None:
-            return gap
+            return gap, _page(machine, kernel, root, gap.start)
+    if root is not None and (found := _parts(machine, kernel, root, start, end)) is not None:
+        return found
     start, end = kernel.range("kvm_tmp", "kvm_template_end")
     gap = _gap(kernel, -(-start // LINE) * LINE, end) if start else None
     if gap is None:
         raise NoRoom("this kernel's image has no gap that could hold detours", ADVICE)
-    return gap
+    return gap, None
+
+
+def _parts(machine: Machine, kernel: Kernel, root: int, start: int, end: int) -> tuple[Gap, DataPage] | None:
+    """Parts of what is zero before `end` and behind constants, where that is less than a leaf maps."""
+    size = page_size(kernel)
+    page = data_page.was_split(start, end, machine.read_physical, root)
+    if page is None:
+        if not machine.translates_pages() or not _executable(machine, root, start, end + BEHIND):
+            return None
+        first = -(-(start + len(kernel.read(start, end + BEHIND).rstrip(b"\0"))) // size) * size
+        middle = first + (end - first) * DATA_SHARE // 100 // size * size
+        if not start <= first < middle < end - LEAST_PARTS:
+            return None
+        page = data_page.split(first, middle, end, size, machine.read_physical, root)
+    gap = _gap(kernel, page.end, end) if page is not None else None
+    return (gap, page) if gap is not None and page is not None else None
 
 
 def _gap(kernel: Kernel, start: int, end: int) -> Gap | None:
@@ -188,15 +212,41 @@ def _gap(kernel: Kernel, start: int, end: int) -> Gap | None:
 
 
 def _data(kernel: Kernel) -> tuple[int, int]:
-    """Behind the last of the initialised data, up to the page's end."""
-    last = kernel.symbols.address("__stop___bug_table")
-    if last is None:
-        raise NoRoom("where this kernel's initialised data ends is not known", ADVICE)
-    size = page_size(kernel)
-    start, end = -(-last // LINE) * LINE, -(-last // size) * size
+    """The largest of what is behind the last of the initialised data, and behind the last CPU of arrays. Raises NoRoom.
+    """
+    found = [*_behind_data(kernel), *_behind_cpus(kernel)]
+    start, end = max(found, key=lambda each: each[1] - each[0], default=(0, 0))
     if end - start < LINE:
-        raise NoRoom("this kernel's initialised data has no gap behind it", ADVICE)
+        raise NoRoom("this kernel's data have no gap", ADVICE)
     return start, end
+
+
+def _behind_data(kernel: Kernel) -> Iterator[tuple[int, int]]:
+    """Up to the page's end."""
+    last = kernel.symbols.address("__stop___bug_table")
+    if last is not None:
+        size = page_size(kernel)
+        yield -(-last // LINE) * LINE, -(-last // size) * size
+
+
+def _behind_cpus(kernel: Kernel) -> Iterator[tuple[int, int]]:
+    """What has a pointer for every CPU that a kernel may be built for: those that this machine cannot have use none.
+
+    The two arrays of interrupt stacks stand one behind the other, and are as long as one another (kernel/irq.c).
+    """
+    try:
+        layout = derive.derive(kernel)
+        count = len(threads.cpus(kernel, layout))
+    except OptprobeError:
+        return
+    low, high = sorted(layout.interrupt_stacks)
+    size = high - low
+    if size & size - 1 or not 8 * count < size <= 8 * percpu.MOST_CPUS:
+        return
+    for array in (low, high):
+        start, end = -(-(array + 8 * count) // LINE) * LINE, (array + size) & -LINE
+        if start < end and _is_zero(kernel, array + 8 * count, array + size):
+            yield start, end
 
 
 def page_size(kernel: Kernel) -> int:

@@ -22,6 +22,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 
+from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.guest.linux.exiting import Listed, Unneeded, exiting
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.percpu import PerCpu
@@ -35,6 +36,7 @@ from gdb_optprobe.isa.ppc64le.abi import RED_ZONE
 USER, TRANSLATED = 1 << 14, 1 << 5  # MSR.PR, MSR.IR
 KERNEL_HALF = 1 << 63
 PACA_SIZE = 1 << 12
+PAGE = 1 << 12
 INTERRUPT_FRAME = 1 << 10  # more than INT_FRAME_SIZE
 OF_VCPU = ("r1", "r13", "pc", "msr")
 IN_ENTRY = ("srr0",)
@@ -69,7 +71,7 @@ class Stacks:
                     raise NoSuchKernel(f"two vCPUs seem to be CPU {cpu.number}")
                 running[cpu] = values["r1"], RED_ZONE
                 if self._is_entering(values):
-                    yield self._read(f"an interrupt on CPU {cpu.number}", cpu.paca, _paca(cpu))
+                    yield self._of_paca(f"an interrupt on CPU {cpu.number}", cpu)
                     interrupted = self._registers_of(vcpu, IN_ENTRY)
                     yield Saved(f"an interrupt on CPU {cpu.number}", 0, array("Q", interrupted.values()))
                     running[cpu] = values["r1"], RED_ZONE + INTERRUPT_FRAME
@@ -128,7 +130,7 @@ class Stacks:
             raise NoSuchKernel(f"CPU {cpu.number} is on a stack at {sp:#x} that is none of its own")
         for stack in cpu.stacks:
             yield self._read(stack.who, stack.start, Whole(stack.start, stack.end))
-        yield self._read(f"an emergency on CPU {cpu.number}", cpu.paca, _paca(cpu))
+        yield self._of_paca(f"an emergency on CPU {cpu.number}", cpu)
         alive[current] = threads[current].stack
 
     def _out_of(self, stack: Stack, sp: int) -> int:
@@ -150,6 +152,14 @@ class Stacks:
     def _end(self, thread: Thread) -> int:
         return thread.stack + self._layout.thread_size
 
+    def _of_paca(self, who: str, cpu: Cpu) -> Saved:
+        """A paca is shorter than what is read of it, and may be the last thing in memory."""
+        end = cpu.paca + PACA_SIZE
+        try:
+            return self._read(who, cpu.paca, Whole(cpu.paca, end))
+        except Unreadable:
+            return self._read(who, cpu.paca, Whole(cpu.paca, end & -PAGE))
+
     def _read(self, who: str, start: int, stack: Whole) -> Saved:
         start &= ~7
         words = array("Q")
@@ -165,7 +175,3 @@ def exiting_of(kernel: Kernel) -> Listed | Unneeded:
     if not isinstance(found, Listed):
         raise NoSuchKernel("this kernel preempts threads, and only counts those that end")
     return found
-
-
-def _paca(cpu: Cpu) -> Whole:
-    return Whole(cpu.paca, cpu.paca + PACA_SIZE)
