@@ -211,10 +211,16 @@ class Ground:
 
     @cached_property
     def _landed_inside(self) -> Mapping[int, Jump]:
-        """By instruction: a jump that lands in its middle."""
+        """By instruction: a jump that lands in its middle, or in the one before: what runs then may reach into both.
+
+        A kernel with FineIBT has `jne` lead to the last byte of the instruction before, where with itself it is a trap.
+        """
         astray = (jump for target, jump in self.landings.items() if target not in self.function.own)
-        found = ((self.around(jump.target), jump) for jump in astray)
-        return {insn.address: jump for insn, jump in found if insn is not None}
+        found: dict[int, Jump] = {}
+        for jump in astray:
+            if (insn := self.around(jump.target)) is not None:
+                found |= {at: jump for at in (insn.address, insn.end) if at in self.function.own}
+        return found
 
     @cached_property
     def _marked(self) -> Mapping[int, Mark]:

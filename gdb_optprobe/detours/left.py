@@ -155,7 +155,7 @@ def _ours(address: int, original: bytes, branches: Iterator[bytes], memory: Memo
 def _written(text: Text, heads: Heads, isa: Isa) -> Iterator[bytes]:
     """What an earlier GDB may have written there: a trap, a branch to a detour, a call of ours in place of a call."""
     if text.is_trap(isa):
-        yield isa.trap
+        yield from isa.traps
     for target in heads.get(text.address, ()):
         try:
             yield isa.branch(text.address, target)

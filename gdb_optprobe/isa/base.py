@@ -139,6 +139,8 @@ class Isa(Protocol):
     registers:   all general registers, PC and flags included, as GDB names them.
     breakpoint:  the code of a breakpoint instruction.
     trap:        the code of one that traps and that nobody takes for a breakpoint, as long as the shortest instruction.
+    traps:       all codes of which one may be such a trap, by what the guest takes for traps of its own; the first is
+                 `trap`.
     landing:     what a detour begins with to which such a trap leads: it wipes out what says that somebody is there.
     """
 
@@ -153,6 +155,7 @@ class Isa(Protocol):
     registers: tuple[str, ...]
     breakpoint: bytes
     trap: bytes
+    traps: tuple[bytes, ...]
     landing: bytes
 
     def decode(self, code: bytes, address: int) -> list[Insn]:

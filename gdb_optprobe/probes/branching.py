@@ -52,7 +52,7 @@ def write(sites: Sequence[Site], target: Target, arena: Arena, traps: Traps, kee
         if plan.tier is Tier.TRAPPED:
             traps.lead(plan.head, placed.detour.address, arena)
         # What stands there must be what was planned for: the guest may have run since.
-        change = Patch(plan.head, plan.original, _way_in(plan, placed.detour, target.isa))
+        change = Patch(plan.head, plan.original, _way_in(plan, placed.detour, target.isa, traps))
         patch.apply([change], target.machine)
     except OptprobeError:
         if plan.tier is Tier.TRAPPED:
@@ -69,9 +69,9 @@ def write(sites: Sequence[Site], target: Target, arena: Arena, traps: Traps, kee
     return branch
 
 
-def _way_in(plan: Plan, detour: Detour, isa: Isa) -> bytes:
+def _way_in(plan: Plan, detour: Detour, isa: Isa, traps: Traps) -> bytes:
     """What is written at the head of `plan`."""
-    return isa.trap if plan.tier is Tier.TRAPPED else isa.branch(plan.head, detour.address)
+    return traps.trap if plan.tier is Tier.TRAPPED else isa.branch(plan.head, detour.address)
 
 
 def take_away(branch: Branch, sites: Sequence[Site], target: Target, arena: Arena, lifted: bool) -> None:

@@ -63,6 +63,11 @@ class Traps:
         return ""
 
     @property
+    def trap(self) -> bytes:
+        """What is written where one is to trap."""
+        return self.target.trap_calls().trap or self.target.isa.trap
+
+    @property
     def ways_in(self) -> tuple[tuple[int, int], ...]:
         """See Limits."""
         return () if self.missing else self.target.trap_calls().ways_in

@@ -199,6 +199,14 @@ def test_trap() -> None:
     assert why(found) == "TRAP_INSTRUCTION" and found.tier is Tier.BREAKPOINT
 
 
+def test_a_jump_into_the_middle_reaches_into_two_instructions() -> None:
+    """As FineIBT checks an indirect call: `lea; jne` to the last byte of `lea`, which is a trap together with `jne`."""
+    listing = "4d 8d 5b f0  lea -0x10(%r11), %r11\n75 fd  jne -1\n41 ff d3  call *%r11\n"
+    check = FakeText(listing + PUSHES, jumps=((4, 3),))
+    assert [why(planned(check, at)) for at in (0, 4)] == ["JUMP_INTO_REGION"] * 2
+    assert planned(check, 9).tier is Tier.OPTIMIZED
+
+
 def test_foreign_breakpoint_among_the_displaced() -> None:
     found = planned(FakeText("55  push %rbp\n cc  int3\n 41 54  push %r12\n 55  push %rbp\n c3  ret"))
     assert why(found) == "FOREIGN_BREAKPOINT"

@@ -22,6 +22,7 @@ class TrapCalls:
     calls:   every instruction that leads there, each of the size of a branch: a call, or the first of that code itself.
     entry:   what is so where ours begins.
     ways_in: all code between a trap and these calls: no trap may stand there. Interrupts are off in it.
+    trap:    the trap that this kernel takes for none of its own, where that is not the ISA's first.
     beside:  entry code that this calls: who is there comes back to it, or to where he came from.
     """
 
@@ -30,6 +31,7 @@ class TrapCalls:
     entry: Entry
     ways_in: tuple[tuple[int, int], ...] = ()
     beside: tuple[tuple[int, int], ...] = ()
+    trap: bytes = b""
 
 
 Originals = Mapping[int, bytes]

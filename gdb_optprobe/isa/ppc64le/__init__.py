@@ -21,6 +21,7 @@ class _PPC64LE:
     pc, sp, flags = abi.PC, abi.SP, abi.FLAGS
     registers: tuple[str, ...] = abi.REGISTERS
     trap = to_bytes(relocator.PROBE)  # see trapping.py
+    traps: tuple[bytes, ...] = (trap,)
     landing = b""  # a trap is in registers
     breakpoint = to_bytes(relocator.TRAP)  # trap: BREAKPOINT_INSTRUCTION of asm/probes.h
 

@@ -16,7 +16,8 @@ class _X86_64:
     pc, sp, flags = abi.PC, abi.SP, abi.FLAGS
     registers: tuple[str, ...] = abi.REGISTERS
     breakpoint = b"\xcc"
-    trap = b"\xea"  # jmp ptr16:32: #UD in 64-bit mode (SDM volume 2, JMP); see trapping.py
+    traps: tuple[bytes, ...] = trapping.TRAPS
+    trap = traps[0]
     landing = trapping.LANDING
 
     decode = staticmethod(decoder.decode)

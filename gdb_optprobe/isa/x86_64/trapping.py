@@ -1,7 +1,8 @@
 """Traps on x86-64: an invalid opcode of one byte, at which the saved PC is.
 
 No `int3`: GDB takes a breakpoint that it sets on one for a permanent one, which it never writes and steps over itself.
-A far jump, which the guest's own kprobes refuse (prepare_emulation in kprobes/core.c): a copy would trap elsewhere.
+A far jump or a far call, which the guest's own kprobes refuse (prepare_emulation in kprobes/core.c): a copy would trap
+elsewhere.
 
 Ours runs in place of the kernel's handler, a C function with one argument, the address of struct pt_regs
 (arch/x86/include/uapi/asm/ptrace.h).
@@ -15,6 +16,9 @@ from ..trapping import Entry, TrapEmitter, Trapping
 from . import emitter
 from .abi import CALLEE_SAVED, CARRY, GENERAL
 from .emitter import MACHINE
+
+TRAPS: tuple[bytes, ...] = (b"\xea", b"\x9a")
+"""jmp ptr16:32 and call ptr16:32: #UD in 64-bit mode (SDM volume 2, JMP, CALL)."""
 
 LANDING = bytes.fromhex("48c74424d800000000 48c74424d000000000")  # movq $0, -40(%rsp); movq $0, -48(%rsp)
 """The PC of the frame that iretq has just left, of the two places that the stack's alignment gives it (SDM volume 3,
@@ -55,7 +59,7 @@ class _Emitter(emitter.Emitter):
 
 
 class _Trapping:
-    traps: tuple[tuple[int, int], ...] = ((0xFF, 0xEA),)
+    traps: tuple[tuple[int, int], ...] = tuple((0xFF, trap[0]) for trap in TRAPS)
     size = 1
 
     def emitter(self, entry: Entry) -> TrapEmitter:

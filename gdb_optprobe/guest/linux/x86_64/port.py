@@ -18,7 +18,7 @@ from gdb_optprobe.guest.linux.text import MODULES, KernelText
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.linux.x86_64 import find as finding
-from gdb_optprobe.guest.linux.x86_64 import frame_pointers, orc, user
+from gdb_optprobe.guest.linux.x86_64 import frame_pointers, invalid_op, orc, user
 from gdb_optprobe.guest.linux.x86_64 import reads as reading
 from gdb_optprobe.guest.linux.x86_64.frame_pointers import FramePointers
 from gdb_optprobe.guest.machine import Machine, Memory
@@ -111,7 +111,8 @@ class _X86:
         return reading.reads(machine, kernel, physical)
 
     def trap_calls(self, kernel: Kernel, originals: Originals) -> TrapCalls:
-        return trap_calls.find(kernel, X86_64, originals, "exc_invalid_op", ("asm_exc_invalid_op",))
+        found = trap_calls.find(kernel, X86_64, originals, "exc_invalid_op", ("asm_exc_invalid_op",))
+        return replace(found, trap=invalid_op.trap(kernel, originals, found.handler))
 
     def user_kernel(
         self, kernel: Kernel, machine: Machine, physical: Callable[[int], int | None], originals: Originals
