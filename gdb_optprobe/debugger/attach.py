@@ -290,6 +290,7 @@ def attach(connection: gdb.RemoteTargetConnection, vain: Vain) -> Attachment:
         step_out=lambda ranges: _step_out(machine, linux, ranges),
         at_return=lambda address: linux.at_return(address, convenience),
         entered=linux.entered,
+        bypassed=linux.bypassed,
         left=linux.left,
         modules=LinuxModules(linux, locations, stops),
         trap_calls=linux.trap_calls,

@@ -32,6 +32,8 @@ def lines(view: ExplainView) -> list[str]:
     if view.nearest is not None:
         near = words.place(view.nearest, view.nearest_symbol)
         lines += indented(f"the nearest address that would be optimized: {near}")
+    if view.note:
+        lines += indented(f"NOTE: {view.note}")
     return lines
 
 
@@ -47,6 +49,7 @@ def _refusals(view: ExplainView) -> list[tuple[str, ReasonView]]:
 
 def value(view: ExplainView) -> dict[str, object]:
     """For programs."""
+    noted = {"note": view.note} if view.note else {}
     return {
         "address": hex(view.address),
         "symbol": view.symbol,
@@ -54,4 +57,5 @@ def value(view: ExplainView) -> dict[str, object]:
         "reason": words.reason(view.reason),
         "displaced": [words.code(line) for line in view.displaced],
         "refused": [{"tier": refused.tier, "code": refused.code, "text": refused.text} for refused in view.refused],
+        **noted,
     }

@@ -266,7 +266,7 @@ def _instructions_briefly(probe: ProbeView) -> str:
 
 
 def _next_steps(probe: ProbeView) -> list[str]:
-    steps = []
+    steps = [f"NOTE: {probe.note}"] if probe.note else []
     if probe.state == "optimizing":
         steps.append("HINT: it is tried again at every stop; optprobe commit runs the guest until it is done")
     elif probe.reason and probe.reason.hint:
@@ -386,6 +386,7 @@ def _probe(probe: ProbeView) -> dict[str, object]:
         "stops": probe.stops,
         **({"calls": asdict(probe.calls)} if probe.calls is not None else {}),
         **({"entry": probe.entry} if probe.kind in ("kretprobe", "uretprobe") else {}),
+        **({"note": probe.note} if probe.note else {}),
     }
 
 

@@ -15,7 +15,7 @@ from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import abi, scope
 from gdb_optprobe.guest.cache import Cache
-from gdb_optprobe.guest.linux import frame, ftrace_sites
+from gdb_optprobe.guest.linux import bypasses, frame, ftrace_sites
 from gdb_optprobe.guest.linux.clock import hertz
 from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.kernel import Kernel
@@ -195,6 +195,13 @@ class Linux:
     def _named(self, function: Function) -> str:
         """A module's function with the module's name: the kernel's own types know nothing of it."""
         return self.text.symbol(function.start) or function.name
+
+    def bypassed(self, address: int) -> str:
+        """See Target."""
+        function = self.text.function(address)
+        if function is None or not self._is_entry(address) or self.text.at(address) is not None:
+            return ""
+        return bypasses.note(self.kernel, function.name, function.start)
 
     def entered(self, function: Function) -> bool:
         """See Target."""

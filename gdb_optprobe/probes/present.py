@@ -382,6 +382,7 @@ def explanation(plan: Plan, target: Target) -> ExplainView:
         instructions=cost(plan, target) if not plan.tier.stops else 0,
         nearest=plan.near,
         nearest_symbol=target.symbol(plan.near) if plan.near is not None else "",
+        note=target.bypassed(plan.address),
     )
 
 

@@ -89,7 +89,12 @@ class Session:
             self._remove([probe for probe in probes if self.registry.has(probe)])
             raise
         self.last_number = probes[-1].number
-        return self._views(probes)
+        views = zip(self._views(probes), probes, strict=True)
+        return tuple(replace(view, note=self._note(probe)) for view, probe in views)
+
+    def _note(self, probe: Probe) -> str:
+        """Why calls may not come by it; see Target."""
+        return "" if probe.waits is not None or probe.spec.in_program else self.target.bypassed(probe.address)
 
     def _added(self, spec: Spec, addresses: Sequence[int]) -> Sequence[Probe]:
         """Put the probes of one location where they belong. Raises OptprobeError, the guest as it was."""

@@ -108,6 +108,8 @@ class Target:
                     guest.linux.backtrace.
     at_return:      what names mean where the function that is entered at an address has returned; None: no entry.
     entered:        whether it is known that calls enter a function where it starts, and return to who called.
+    bypassed:       why calls of the function that is entered at an address may not come by it, in words; "" where
+                    nothing is known of that, or it is no entry.
     modules:        text that comes and goes.
     left:           probes of an earlier GDB that are in the guest; None where none are. Raises OptprobeError.
     hidden_returns: where tracers of the guest's own have calls return to.
@@ -138,6 +140,7 @@ class Target:
     backtrace: Callable[[Mapping[str, int], bytes], Iterable[tuple[int, bool]]] = lambda registers, stack: ()
     at_return: Callable[[int], NamesAt | None] = lambda address: None
     entered: Callable[[Function], bool] = lambda function: True
+    bypassed: Callable[[int], str] = lambda address: ""
     hidden_returns: tuple[int, ...] = ()
     guard: Callable[[], None] = lambda: None
     step_out: Callable[[Sequence[tuple[int, int]]], None] = lambda ranges: None

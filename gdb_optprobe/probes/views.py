@@ -128,6 +128,7 @@ class ProbeView:
     tags:    the kernel's: "OPTIMIZED", "DISABLED", "GONE", "FTRACE", and "OPTIMIZING", "DELETED".
     stops:   how often this probe stopped the guest.
     entry:   of a return probe, what it does where the function is entered, as it is typed.
+    note:    of one that was just added, as ExplainView has it.
     """
 
     number: int
@@ -158,6 +159,7 @@ class ProbeView:
     records: tuple[RecordView, ...] = ()
     calls: CallsView | None = None
     entry: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +224,7 @@ class ExplainView:
     waits:        whether the patch covers several instructions and so waits until nobody is inside.
     instructions: what a hit would run beyond the original code; 0 for a tier that stops the guest.
     nearest:      the nearest address that would be optimized, where this one would not.
+    note:         why calls of the function may not come by there; "" where nothing is known of that.
     """
 
     address: int
@@ -235,6 +238,7 @@ class ExplainView:
     instructions: int = 0
     nearest: int | None = None
     nearest_symbol: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,6 +162,16 @@ def test_explanation_tells_a_reason_once() -> None:
     ]
 
 
+def test_what_the_kernel_goes_round_is_noted() -> None:
+    why = "the kernel calls it only on Sundays"
+    assert f"        NOTE: {why}" in text("explanation", [replace(EXPLAINED, note=why)])
+    assert f"NOTE: {why}" in text("added", [replace(probe(), note=why)])
+    (explained,) = values("explanation", [replace(EXPLAINED, note=why)])
+    ((added,),) = values("added", [replace(probe(), note=why)])
+    assert explained["note"] == added["note"] == why
+    assert "note" not in values("explanation", [EXPLAINED])[0], "as before, where there is none"
+
+
 def test_list_fits_100_columns() -> None:
     long = boosted(12, name="n", location="x" * 30, symbol="a_rather_long_name_of_a_function+0x123", hits=10**9)
     rows = text("probes", [probe(), long, boosted(13, condition="c" * 20 + " > 4096 && " + "d" * 40, missed=3)])

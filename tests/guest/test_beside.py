@@ -69,6 +69,18 @@ def test_what_is_behind_an_optimized_kprobe_is_probed_where_instructions_begin(b
     assert guest.problems() == []
 
 
+def test_what_the_kernel_goes_round_is_noted(linux: Guest) -> None:
+    """Without a word a probe of a tracepoint's iterator counts nothing for ever."""
+    iterator = "__traceiter_sched_switch"
+    script = [f"optprobe explain {iterator}", f"optprobe add {iterator}", "optprobe explain vfs_read", "optprobe delete"]
+    finished = batch(linux, script)
+    assert finished.status == 0, finished.output
+    told = " ".join(finished.output.split())
+    note = f"NOTE: the kernel calls {iterator} only while several functions are attached to the tracepoint sched_switch"
+    assert told.count(note) == 2 and told.count("NOTE: ") == 2
+    assert linux.problems() == []
+
+
 # Where the guest's own event can stand, and where it cannot, by architecture.
 PLACES = {
     "x86_64": ("vfs_read", "vfs_read+5", "vfs_read+7", "vfs_read+0x13"),

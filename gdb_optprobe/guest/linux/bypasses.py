@@ -1,0 +1,75 @@
+"""Functions that the kernel goes round: a probe there counts less than its reader expects, or nothing.
+
+    __tracepoint_NAME ─► iterator: __traceiter_NAME            called where several functions are attached
+                         funcs ──► func, data, priority; …; 0
+    __SCK__tp_func_NAME ─► func: what the tracepoint's static call leads to: a single function is called directly
+    __SCK__NAME ─────────► func: what any static call leads to now (include/linux/static_call_types.h)
+
+What a static call was made to lead to is not kept: a function is taken for that where both have one name.
+"""
+
+from __future__ import annotations
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.kernel import Kernel
+
+ITERATOR, TRACEPOINT, KEY, ATTACHED = "__traceiter_", "__tracepoint_", "__SCK__", "__SCK__tp_func_"
+NOTHING = "__static_call_return0"
+PREFIXES = ("", "__", "raw_", "native_")
+"""What names of functions have before that of a static call. That of one which leads to native_… may be called pv_…."""
+ROW, MOST = 24, 64
+
+
+def note(kernel: Kernel, name: str, start: int) -> str:
+    """Why calls of the function `name` at `start` may not come by it, in words; "" where nothing is known of that."""
+    try:
+        if name.startswith(ITERATOR):
+            return _iterator(kernel, name, start)
+        return _replaced(kernel, name, start)
+    except OptprobeError as error:
+        return f"whether the kernel goes round {name} cannot be told: {error.message}"
+
+
+def _iterator(kernel: Kernel, name: str, start: int) -> str:
+    event = name.removeprefix(ITERATOR)
+    directly = kernel.symbols.address(f"{ATTACHED}{event}") is not None
+    count = _attached(kernel, event, start)
+    if count is not None and count > (1 if directly else 0):
+        return ""
+    several = "several functions are" if directly else "a function is"
+    single = ", and calls a single one directly" if directly else ""
+    now = "" if count is None else f"; now there {'are none' if not count else 'is one'}"
+    return f"the kernel calls {name} only while {several} attached to the tracepoint {event}{single}{now}"
+
+
+def _attached(kernel: Kernel, event: str, iterator: int) -> int | None:
+    """How many functions are attached to the tracepoint; None where that is not known."""
+    at = kernel.symbols.address(f"{TRACEPOINT}{event}")
+    if at is None or kernel.structures is None:
+        return None
+    if kernel.word(at + kernel.offset("tracepoint", "iterator")) != iterator:
+        return None
+    row = kernel.word(at + kernel.offset("tracepoint", "funcs"))
+    count = 0
+    while row and count < MOST and kernel.word(row + ROW * count):
+        count += 1
+    return count
+
+
+def _replaced(kernel: Kernel, name: str, start: int) -> str:
+    for stem in dict.fromkeys(name.removeprefix(prefix) for prefix in PREFIXES if name.startswith(prefix)):
+        for call in (stem, f"pv_{stem}"):
+            key = kernel.symbols.address(f"{KEY}{call}")
+            if key is not None and (found := _elsewhere(kernel, kernel.word(key), start)):
+                return f"where the kernel's static call {call} stands, {found}, not {name}: only direct calls count"
+    return ""
+
+
+def _elsewhere(kernel: Kernel, target: int, start: int) -> str:
+    """What a static call does that leads to `target`, in words; "" where that is the function at `start`."""
+    if target == start:
+        return ""
+    found = kernel.symbols.at(target) if target else None
+    if found is None or found.name == NOTHING:
+        return "nothing is called now"
+    return f"{found.name} is called now" if not found.offset else ""
