@@ -72,8 +72,8 @@ def test_what_is_behind_an_optimized_kprobe_is_probed_where_instructions_begin(b
 def test_what_the_kernel_goes_round_is_noted(linux: Guest) -> None:
     """Without a word a probe of a tracepoint's iterator counts nothing for ever."""
     iterator = "__traceiter_sched_switch"
-    script = [f"optprobe explain {iterator}", f"optprobe add {iterator}", "optprobe explain vfs_read", "optprobe delete"]
-    finished = batch(linux, script)
+    script = [f"optprobe {verb} {iterator}" for verb in ("explain", "add")]
+    finished = batch(linux, [*script, "optprobe explain vfs_read", "optprobe delete"])
     assert finished.status == 0, finished.output
     told = " ".join(finished.output.split())
     note = f"NOTE: the kernel calls {iterator} only while several functions are attached to the tracepoint sched_switch"
