@@ -355,6 +355,12 @@ def test_a_page_of_its_own_is_written_and_a_changed_one_refused(guest: Kernel) -
     assert guest.read(data, 8) == b"\xccriginal"
 
 
+def test_a_page_whose_entry_is_not_writable_may_be_dirty_by_a_mark_of_the_kernels(guest: Kernel) -> None:
+    """Hardware would take such an entry, were it dirty, for that of a shadow stack."""
+    pages, data = mapped(guest, DIRECT + 1, HELD & ~paging.DIRTY | 1 << 58)
+    assert pages.write(0x401000, b"o", b"\xcc") and guest.read(data, 8) == b"\xccriginal"
+
+
 @pytest.mark.parametrize(
     ("mapping", "bits"),
     [(DIRECT, HELD), (DIRECT + 3, HELD), (DIRECT + 1, HELD & ~paging.DIRTY), (DIRECT + 1, HELD & ~paging.PRESENT)],

@@ -20,6 +20,12 @@ from dataclasses import dataclass, replace
 ReadPhysical = Callable[[int, int], bytes]
 
 PRESENT, WRITABLE, USER, ACCESSED, DIRTY, LARGE, GLOBAL = (1 << bit for bit in (0, 1, 2, 5, 6, 7, 8))
+SAVED_DIRTY_BIT = 58
+"""Where Linux since 6.6 keeps that a page is dirty while its entry is not writable: hardware takes such an entry for a
+shadow stack's (arch/x86/include/asm/pgtable_types.h, _PAGE_BIT_SAVED_DIRTY). Other kernels leave the bit clear there.
+"""
+KEPT = DIRTY | 1 << SAVED_DIRTY_BIT
+"""Set in the entry of a page whose content is nowhere else."""
 NO_EXECUTE = 1 << 63
 ADDRESS = 0x000F_FFFF_FFFF_F000
 TABLE_SIZE = 4096

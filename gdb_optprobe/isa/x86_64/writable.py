@@ -26,7 +26,7 @@ _CONSTANTS = ("tables", "base", "size")
 def routine(direct: Direct, shared: bool = False) -> bytes:
     """The code, wherever it stands. Raises OptprobeError where keystone cannot be loaded or is wrong.
 
-    shared: pages that forks share, too, for what is to change in all of them.
+    shared: pages that forks share, too, for what is to change in all of them. Those may be dirty by the kernel's mark.
     """
     numbers = (paging.ADDRESS, direct.start, direct.size)
     return _assembled(direct.la57, shared).with_constants(numbers)
@@ -63,7 +63,11 @@ def _source(la57: bool, shared: bool) -> Iterator[str]:
     yield from f"""
     compose:
         test r10b, {paging.DIRTY:#x}
-        je fault
+        {"jne kept" if shared else "je fault"}
+    """.strip().splitlines()
+    if shared:
+        yield from (f"bt r10, {paging.SAVED_DIRTY_BIT:#x}", "jae fault", "kept:")
+    yield from """
         test rax, rax
         js done
         and r10, qword ptr [rip + tables]

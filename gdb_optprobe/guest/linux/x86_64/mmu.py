@@ -36,7 +36,7 @@ class X86Mmu:
         found = paging.translate(read, table, address, la57=self.la57)
         if found is None or not found.user:
             return None
-        return Leaf(found.frame_of(address) & -self.kind.page, found.level == 1 and bool(found.entry & paging.DIRTY))
+        return Leaf(found.frame_of(address) & -self.kind.page, found.level == 1 and bool(found.entry & paging.KEPT))
 
 
 def _(mmu: X86Mmu) -> Mmu:
