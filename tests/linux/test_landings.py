@@ -100,6 +100,11 @@ def test_detours_of_ours_count_for_nothing() -> None:
     assert there.pristine and all_of(there) == []
 
 
+def test_a_detour_that_leads_to_another_one_is_no_patch_of_somebody_s() -> None:
+    there = found((FILLER, "e9 09 ff ff ff  jmp two+14"), (FILLER + 0x20, "e9 db ff ff ff  jmp filler"))
+    assert there.pristine and all_of(there) == []
+
+
 def test_detours_of_somebody_else_count_and_nothing_is_kept() -> None:
     there = found((ONE, "e9 fb 01 00 00  jmp filler"), (FILLER, "e9 09 ff ff ff  jmp two+14"))
     assert not there.pristine

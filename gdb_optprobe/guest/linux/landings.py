@@ -127,7 +127,7 @@ def _moved(offsets: array[int], base: int) -> array[int]:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """pristine: no branch leads to code outside of all functions, so the text is as the kernel has made it."""
+    """pristine: no branch in a function leads to code outside of all of them: the text is as the kernel has made it."""
 
     landings: Landings
     pristine: bool
@@ -153,6 +153,8 @@ def find(text: bytes, base: int, functions: Functions, decode: Decode, words: It
         elif target != functions.index(candidate.at) or _is_lea(text, candidate.at - base):
             inside.append(candidate)
     inside += _absolute(text, base, functions)
+    # Of detours one may lead to another: that tells nothing of whose they are.
+    beyond = [candidate for candidate in beyond if functions.index(candidate.at) >= 0]
     foreign = [jump for jump in _confirmed(beyond, text, base, functions, decode) if jump.kind != POINTER]
     jumps = _confirmed(inside, text, base, functions, decode)
     if not foreign:
