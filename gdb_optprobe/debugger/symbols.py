@@ -11,11 +11,12 @@ from gdb_optprobe.debugger.notes import warn
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Cache
 from gdb_optprobe.guest.linux.recover import Recovered
-from gdb_optprobe.guest.symbolfile import load_command, symbol_file
+from gdb_optprobe.guest.symbolfile import ASIDE, load_command, outermost_file, symbol_file
 
 # One that every kernel has, at the start of its code; one that no other program has.
 WITNESS = "_text"
 LINUX = "linux_banner"
+ENTRY = "__entry_text_start", "__entry_text_end"
 
 
 def of_another_program() -> bool:
@@ -29,16 +30,17 @@ ORIGIN = "elf_text_and_all_frames"
 
 
 def provide(recovered: Recovered, cache: Cache, machine: str, unwound: bool) -> int | None:
-    """Load a symbol-only file of this kernel: where its code begins, for `withdraw`; None where GDB has symbols.
+    """Load a symbol-only file of this kernel: an address in it, for `withdraw`; None where GDB needs none.
 
-    unwound: whether we unwind its stack (debugger/unwinder.py).
+    unwound: whether we unwind its stack (debugger/unwinder.py). Then GDB is not to guess on where a stack ends: in
+    entry text, of which a vmlinux tells no frames.
 
     Raises OptprobeError where GDB has a vmlinux at another address.
     """
     truth = recovered.symbols.address(WITNESS)
     known = _gdb_address(WITNESS)
     if known is not None and known == truth:
-        return None
+        return _end_stacks(recovered, cache, machine) if unwound else None
     if known is not None and truth is not None:
         raise OptprobeError(
             f"GDB's symbols are for a kernel at {known:#x}, the guest's is at {truth:#x}",
@@ -65,13 +67,28 @@ def withdraw(text: int) -> None:
         gdb.execute(f"set confirm {'on' if confirm else 'off'}")
 
 
+def _end_stacks(recovered: Recovered, cache: Cache, machine: str) -> int | None:
+    start, end = (recovered.symbols.address(name) for name in ENTRY)
+    if start is None or end is None or not start < end:
+        return None
+    content = outermost_file((start, end), machine)
+    # GDB reads it when it first needs it: what has this name is always the same.
+    path = cache.store_symbol_file(f"ends-{machine}-{start:x}-{end:x}", content) or _aside(content)
+    gdb.execute(f"add-symbol-file {path} -s .text {ASIDE:#x}", to_string=True)
+    return ASIDE
+
+
+def _aside(content: bytes) -> Path:
+    with tempfile.NamedTemporaryFile(prefix="optprobe-", suffix=".elf", delete=False) as file:
+        file.write(content)
+    return Path(file.name)
+
+
 def _write(recovered: Recovered, cache: Cache, machine: str, unwound: bool) -> tuple[Path, list[int]]:
     content = symbol_file(recovered.symbols.symbols, recovered.text, machine, outermost=unwound)
     path = cache.store_symbol_file(recovered.build, content)
     if path is None:
-        with tempfile.NamedTemporaryFile(prefix="optprobe-", suffix=".elf", delete=False) as file:
-            file.write(content)
-        return Path(file.name), list(recovered.text)
+        return _aside(content), list(recovered.text)
     cache.remember(recovered.build, {ORIGIN: list(recovered.text)})
     return path, list(recovered.text)
 

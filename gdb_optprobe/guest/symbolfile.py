@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from gdb_optprobe.guest.symbols import FUNCTION_TYPES, KERNEL_HALF, Symbols
 
-__all__ = ["CIE_ID", "MACHINES", "frames_file", "load_command", "symbol_file"]
+__all__ = ["ASIDE", "CIE_ID", "MACHINES", "frames_file", "load_command", "outermost_file", "symbol_file"]
 
 EHDR = struct.Struct("<16sHHIQQQIHHHHHH")
 SHDR = struct.Struct("<IIQQQQIIQQ")
@@ -35,6 +35,8 @@ STT_OBJECT, STT_FUNC = 1, 2
 TEXT, DATA, PERCPU = 1, 2, 3
 # Not 0, where the offsets begin: to add-symbol-file an address of 0 means that none was given.
 PERCPU_START = 16
+ASIDE = 8
+"""Where no section of a kernel's is."""
 
 # DWARF 5, 6.4: version 1, no augmentation, factors of 1, return address in rip or lr: undefined. The CFA is rsp or r1.
 OUTERMOST = {
@@ -103,6 +105,14 @@ def frames_file(frames: bytes, start: int, size: int, machine: str) -> bytes:
     code = _Section(b".text", SHT_NOBITS, SHF_ALLOC | SHF_EXECINSTR, start, size, alignment=16)
     sections = [_Section(b"", SHT_NULL, alignment=0), code, _Section(b".debug_frame", SHT_PROGBITS, data=frames)]
     return _elf(machine, sections)
+
+
+def outermost_file(code: tuple[int, int], machine: str) -> bytes:
+    """An ELF file that says of `code` (start, end) that it is the outermost; its one section is elsewhere.
+
+    For beside a vmlinux: a section of the same addresses would hide the vmlinux's symbols.
+    """
+    return frames_file(_frames(*code, machine), ASIDE, 1, machine)
 
 
 def _frames(start: int, end: int, machine: str) -> bytes:

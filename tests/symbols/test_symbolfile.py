@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gdb_optprobe.guest.symbolfile import load_command, symbol_file
+from gdb_optprobe.guest.symbolfile import ASIDE, load_command, outermost_file, symbol_file
 from gdb_optprobe.guest.symbols import Symbols
 from qemu.debugger import DebuggerError, gdb_program
 
@@ -115,3 +115,25 @@ def test_gdb_finds_everything_where_kaslr_put_it(tmp_path: Path, slide: int) -> 
     assert '"fixed_percpu_data" is at 0x0 ' in printed
     assert f"Breakpoint 1 at {TEXT + slide + 0x180:#x}" in printed
     assert f"{TEXT + slide + 0x1000:#x} <jiffies>" in printed
+
+
+def test_where_stacks_end_no_symbol_of_the_vmlinux_s_is_hidden(tmp_path: Path) -> None:
+    kernel, ends = tmp_path / "vmlinux", tmp_path / "ends.elf"
+    kernel.write_bytes(symbol_file(symbols(), CODE, "x86_64"))
+    ends.write_bytes(outermost_file((TEXT + 0x180, TEXT + 0x280), "x86_64"))
+    try:
+        program = gdb_program()
+    except DebuggerError as missing:
+        pytest.skip(str(missing))
+    lines = [
+        "set confirm off",
+        "set architecture i386:x86-64",
+        load_command(str(kernel), CODE, 0),
+        f"add-symbol-file {ends} -s .text {ASIDE:#x}",
+        f"info symbol {TEXT + 0x185:#x}",
+    ]
+    command = [program, "-nx", "-batch", *(word for line in lines for word in ("-ex", line))]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+    assert f"vfs_read + 5 in section .text of {kernel}" in printed
+    told = subprocess.run(["readelf", "--debug-dump=frames", str(ends)], capture_output=True, text=True).stdout
+    assert f"pc={TEXT + 0x180:016x}..{TEXT + 0x280:016x}" in told and "undefined: r16" in told
