@@ -31,6 +31,8 @@ TRIED = 8
 FRAMES = 64
 """Frames of a stack that is unwound, at most."""
 KIB = 1024
+LOADER = "find_module"
+"""A function that every kernel has which can load modules (kernel/module/main.c)."""
 
 Question = Callable[[], str]
 """The fact worth knowing of a facility. Raises OptprobeError where it does not work."""
@@ -137,7 +139,7 @@ class _Kernel(_Guest):
     def questions(self) -> Mapping[str, Question]:
         return {
             "symbols": lambda: f"{len(self.linux.recovered.symbols):,}, found in the guest's memory",
-            "types": lambda: f"BTF, {len(self.linux.structures.btf):,} types",
+            "types": self.linux.structures.source,
             "unwinding": self.unwinding,
             "current_thread": self.current_thread,
             "task_list": self.task_list,
@@ -202,17 +204,23 @@ class _Kernel(_Guest):
 
     def entries(self) -> str:
         """Whether probes of functions' entries are optimized: some are planned."""
-        plans = list(self._plans())
+        plans = list(self._plans(self.sites if len(self.ftrace) else self._functions()))
         worse = Counter(plan.reason for plan in plans if plan.reason is not None)
         optimized = sum(plan.tier is Tier.OPTIMIZED for plan in plans)
         if plans and not optimized:
             raise Refused(_commonest(plans))
         told = f"{optimized} of {len(plans)} that were tried would be optimized"
         rest = f"; the others: {_commonest(plans).text}" if worse else ""
-        return f"{len(self.ftrace):,} functions with a tracer's site, {told}{rest}"
+        traced = f"{len(self.ftrace):,} functions with a tracer's site" if len(self.ftrace) else "no tracer's sites"
+        return f"{traced}, {told}{rest}"
 
-    def _plans(self) -> Iterator[Plan]:
-        for at in self.sites:
+    def _functions(self) -> Sequence[int]:
+        """Functions, spread over the text, where none has a tracer's site."""
+        start, end = self.linux.kernel.range("_stext", "_etext")
+        return range(start, end, max(1, (end - start) // TRIED)) if start else ()
+
+    def _plans(self, places: Sequence[int]) -> Iterator[Plan]:
+        for at in places:
             function = self.linux.text.function(at)
             if function is None:
                 continue
@@ -239,6 +247,8 @@ class _Kernel(_Guest):
 
     def modules(self) -> str:
         text = self.linux.text
+        if self.linux.kernel.symbols.address(LOADER) is None:
+            return "this kernel has none (CONFIG_MODULES)"
         text.check()
         names = sorted(each.module.name for each in text.modules())
         if text.strange:

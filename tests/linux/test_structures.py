@@ -44,3 +44,9 @@ def test_debug_information_tells_and_is_remembered(tmp_path: Path) -> None:
     later = CachedStructures(no_btf, cache, "b")
     assert later.offset("task_struct", "pid") == 72
     assert later.bits("orc_entry") == {"type": (40, 3)}
+
+
+def test_what_the_layouts_are_read_from_is_told(tmp_path: Path) -> None:
+    assert "vmlinux" in CachedStructures(no_btf, Cache(tmp_path), "b", Debug).source()
+    with pytest.raises(OptprobeError, match="no BTF"):
+        CachedStructures(no_btf, Cache(tmp_path), "b").source()

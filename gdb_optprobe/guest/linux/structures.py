@@ -54,6 +54,15 @@ class CachedStructures:
         """All of it."""
         return Btf(self._blob())
 
+    def source(self) -> str:
+        """Return what the layouts are read from. Raises OptprobeError where there is nothing."""
+        try:
+            return f"BTF, {len(self.btf):,} types"
+        except OptprobeError:
+            if self._layouts() is None:
+                raise
+            return "debug information of the vmlinux that GDB has"
+
     def offset(self, struct: str, member: str) -> int:
         """Bytes from the start of `struct` to `member`. Raises OptprobeError where there is none; -1 remembers that."""
         name = f"{struct}.{member}"
