@@ -101,6 +101,12 @@ class Journal:
             self._clear_all()
         self._generation = self._tail = 0
 
+    def lose(self) -> None:
+        """Its memory is not ours any more: it may begin anew in other memory."""
+        self._open = False
+        self._generation = self._half = self._tail = self._seen = 0
+        self._changes = dict(self.state)
+
     @property
     def is_open(self) -> bool:
         """Whether it is kept: there is memory for it, and it has not become full."""

@@ -17,7 +17,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import physical
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.physical import PhysicalPatch
-from gdb_optprobe.guest.linux.port import Port, Room
+from gdb_optprobe.guest.linux.port import Loan, Port, Room
 from gdb_optprobe.guest.linux.recover import Recovered
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.isa.base import Isa
@@ -29,12 +29,13 @@ NOTHING = Left()
 
 @dataclass(frozen=True)
 class Earlier:
-    """place: where it is, with the ranges that were found then. mapping: what was changed for it."""
+    """place: where it is, with the ranges that were found then. mapping: what was changed for it. loan: see Room."""
 
     place: Room
     found: Found
     left: Left
     mapping: tuple[PhysicalPatch, ...]
+    loan: Loan | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -51,12 +52,20 @@ class Earlier:
         """Raises OptprobeError where the guest does not map it any more as it was."""
         if not physical.stand(self.mapping, machine):
             raise Damaged("the memory for detours is not mapped as it tells")
+
+        def give_back() -> None:
+            if self.loan is not None and self.place.repay is not None:
+                self.place.repay(self.loan, self.mapping)
+            else:
+                _give_back(self.place, self.mapping, machine, memory)
+
         return replace(
             self.place,
             take=lambda: None,
-            give_back=lambda: _give_back(self.place, self.mapping, machine, memory),
+            give_back=give_back,
             stands=lambda: physical.stand(self.mapping, machine),
             mapping=self.mapping,
+            loan=self.loan,
         )
 
     def journal(self, memory: Memory) -> Journal:
@@ -77,26 +86,32 @@ def look(
             continue
         found = form.decode(memory.read(start, end - start), place.fill)
         if found is not None and not found.generation:
-            return Earlier(place, found, NOTHING, ())
+            # Nothing is in it, nor does it tell how large the code was.
+            code = place.as_found() if place.as_found is not None else place.code
+            return Earlier(replace(place, code=code), found, NOTHING, ())
         if found is not None:
-            place, mapping = _room(found.state, place, recovered)
+            place, mapping, loan = _room(found.state, place, recovered)
             bounds = Bounds(recovered.text, place.code, place.data, place.fill, port.loaded)
             left = read(found.state, bounds, memory, isa)
             undoing(left, memory, isa)
-            return Earlier(place, found, left, mapping)
+            return Earlier(place, found, left, mapping, loan)
     return None
 
 
 def facts(room: Room, recovered: Recovered) -> list[Any]:
     """What the journal keeps of the room itself."""
     mapping = [[one.address, _short(one.old), _short(one.new), one.changes] for one in room.mapping]
-    return [recovered.build, recovered.text[0], [*chain(*room.code)], [*room.data], mapping]
+    loan = [] if room.loan is None else [[room.loan.area, room.loan.size]]
+    return [recovered.build, recovered.text[0], [*chain(*room.code)], [*room.data], mapping, *loan]
 
 
-def _room(state: State, place: Room, recovered: Recovered) -> tuple[Room, tuple[PhysicalPatch, ...]]:
-    """The room as it was found, and the mapping. Raises Damaged where the rest is of another guest."""
+def _room(
+    state: State, place: Room, recovered: Recovered
+) -> tuple[Room, tuple[PhysicalPatch, ...], Loan | None]:
+    """The room as it was found, the mapping, and what was lent. Raises Damaged where the rest is of another guest."""
     try:
-        build, text, ends, data, mapping = state[f"{Item.ROOM} 0"]
+        build, text, ends, data, mapping, *lent = state[f"{Item.ROOM} 0"]
+        loan = Loan(*map(int, lent[0])) if lent else None
         code = tuple(zip(map(int, ends[::2]), map(int, ends[1::2]), strict=True))
         patches = tuple(
             PhysicalPatch(int(at), _long(old), _long(new), bool(changes)) for at, old, new, changes in mapping
@@ -111,7 +126,9 @@ def _room(state: State, place: Room, recovered: Recovered) -> tuple[Room, tuple[
         raise Damaged("it tells of the same memory twice")
     if any(len(one.old) != len(one.new) for one in patches):
         raise Damaged("what it tells of page tables")
-    return replace(place, code=code), patches
+    if (loan is not None) != (place.repay is not None):
+        raise Damaged("what it tells of a loan")
+    return replace(place, code=code), patches, loan
 
 
 def _is_of(piece: tuple[int, int], ranges: Sequence[tuple[int, int]]) -> bool:

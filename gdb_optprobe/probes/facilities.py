@@ -81,6 +81,9 @@ def of_guest(session: Session, linux: Linux | None) -> tuple[FacilityView, ...]:
     return tuple(asked(name, otherwise, questions.get(name, _no_linux)) for name, otherwise in NAMES.items())
 
 
+LENT = ", which the guest's kernel is to lend: the guest runs for it at the first probe that needs some"
+
+
 def _no_linux() -> str:
     raise OptprobeError("this guest is no Linux that is known", "symbol-file without a name, where it is one after all")
 
@@ -96,8 +99,8 @@ class _Guest:
         return {
             "symbols": lambda: "those of GDB",
             "quiescence": self.quiescence,
-            "code_memory": lambda: _memory(self.arena.ranges.code, self.arena.code.used),
-            "data_memory": lambda: _memory(self.arena.ranges.data, self.arena.data.used),
+            "code_memory": lambda: _memory(self.arena.ranges.code, self.arena.code.used) + self.lent,
+            "data_memory": lambda: _memory(self.arena.ranges.data, self.arena.data.used) + self.lent,
             "trap_tier": self.trap_tier,
             "user_programs": self.user_programs,
         }
@@ -105,6 +108,10 @@ class _Guest:
     @property
     def arena(self) -> Arena:
         return self.optimizer.find_arena()
+
+    @property
+    def lent(self) -> str:
+        return LENT if self.target.lends() else ""
 
     def quiescence(self) -> str:
         """Whether all saved PCs can be told: for branches over several instructions."""

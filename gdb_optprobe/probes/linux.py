@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena, Ranges
 from gdb_optprobe.detours.journal import Item, Journal
 from gdb_optprobe.detours.left import Left, undoing
@@ -15,13 +14,13 @@ from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import abi, scope
 from gdb_optprobe.guest.cache import Cache
-from gdb_optprobe.guest.linux import bypasses, frame, ftrace_sites
+from gdb_optprobe.guest.linux import bypasses, frame
 from gdb_optprobe.guest.linux.clock import hertz
 from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.modular import Modular
 from gdb_optprobe.guest.linux.modules import Module
-from gdb_optprobe.guest.linux.port import LinuxText, Port, Reads, Room, Say, Stacks, Unwinder
+from gdb_optprobe.guest.linux.port import LinuxText, Port, Reads, Room, Say, Stacks, StaysLent, Unwinder
 from gdb_optprobe.guest.linux.recover import Recovered
 from gdb_optprobe.guest.linux.structures import CachedStructures, Layouts, no_layouts
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
@@ -31,7 +30,7 @@ from gdb_optprobe.guest.memory import KernelMemory
 from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.guest.scope import Debug
 from gdb_optprobe.guest.scope import Site as Probed
-from gdb_optprobe.guest.text import FtraceSite, Function, Overlay
+from gdb_optprobe.guest.text import Function, Overlay
 from gdb_optprobe.guest.types import BtfTypes
 from gdb_optprobe.guest.user_scope import user_scope
 from gdb_optprobe.handlers.program import Expr
@@ -41,6 +40,7 @@ from gdb_optprobe.probes.earlier import Earlier, facts, look
 from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.original import unpatched
 from gdb_optprobe.probes.settings import ArenaRanges, Settings
+from gdb_optprobe.probes.site_tracer import SiteTracer
 
 LARGEST_BTF = 1 << 26
 NO_TYPES = "before the first optprobe command, load its vmlinux with debug information: symbol-file FILE"
@@ -73,6 +73,7 @@ class Linux:
     _asked: bool = False
     _constants: dict[str, int | None] = field(default_factory=dict)
     unwind_missing: OptprobeError | None = None
+    tell: Say = lambda _: None
 
     def __post_init__(self) -> None:
         self.tracer = SiteTracer(self)
@@ -89,8 +90,12 @@ class Linux:
         overlay: Overlay,
         say: Say,
         layouts: Callable[[], Layouts | None] = no_layouts,
+        tell: Say = lambda _: None,
     ) -> Linux:
-        """`overlay` shows the original bytes where branches of ours stand. layouts: GDB's, of this kernel."""
+        """`overlay` shows the original bytes where branches of ours stand. layouts: GDB's, of this kernel.
+
+        tell: tells the user a sentence.
+        """
 
         def blob() -> bytes:
             kernel = Kernel(memory, recovered.symbols)
@@ -111,7 +116,7 @@ class Linux:
         kernel = port.kernel(memory, recovered.symbols, structures)
         core = port.text(kernel, overlay, cache.shelf(recovered.build), say)
         text = port.modular(kernel, core)
-        return cls(recovered, machine, memory, isa, kernel, structures, core, text, port)
+        return cls(recovered, machine, memory, isa, kernel, structures, core, text, port, tell=tell)
 
     def forget(self) -> None:
         """The guest has run: page tables, the vCPUs' view, stacks and the text may have changed."""
@@ -307,7 +312,7 @@ class Linux:
             self._check_given(settings.arena)
             return given_arena(settings, self.isa)
         earlier = self._look_back()
-        if earlier is not None and not earlier.is_empty:
+        if earlier is not None and (not earlier.is_empty or earlier.loan is not None):
             return self._adopted(earlier)
         # What an earlier GDB has begun to give back is given back when it is taken: nothing is changed here.
         self.room = room = self.port.room(self.machine, self.kernel) if earlier is None else earlier.place
@@ -316,6 +321,8 @@ class Linux:
         if start < end:
             self._journal = Journal(self.memory, start, end - start, room.fill)
             self._journal.put(Item.ROOM, 0, facts(room, self.recovered))
+        if room.told:
+            self.tell(room.told)
         return self._arena(room)
 
     def _adopted(self, earlier: Earlier) -> Arena:
@@ -379,7 +386,10 @@ class Linux:
         """Make what `new_arena` found ready for use: page tables, say. Another GDB knows of it before."""
         if self.room is None:
             return
-        if self._earlier is not None and self._earlier.is_empty:
+        if self.room.borrow is not None:
+            self._borrow(self.room.borrow)
+            return
+        if self._earlier is not None and self._earlier.is_empty and self._earlier.loan is None:
             self._finish(self._earlier)
         self._journal.begin()
         try:
@@ -401,80 +411,52 @@ class Linux:
         self.room = room
         self._journal.put(Item.ROOM, 0, facts(room, self.recovered))
 
+    def lends(self) -> bool:
+        """Whether `take_arena` would run the guest, so that its kernel lends memory."""
+        return self.room is not None and self.room.borrow is not None
+
+    def _borrow(self, borrow: Callable[[], Room]) -> None:
+        """As `take_arena`. Once the kernel has lent it, the journal tells of that before its window appears."""
+        self.tell("the guest runs until its kernel has lent memory for detours")
+        room = borrow()
+        self.forget()
+        self._journal.start = room.journal[0]
+        self._journal.put(Item.ROOM, 0, facts(room, self.recovered))
+        try:
+            self._journal.begin()
+            room.take()
+        except OptprobeError:
+            self._journal.lose()
+            room.give_back()
+            raise
+        self.room, self._took = room, True
+        self.memory.forget()
+
     def give_back_arena(self) -> None:
-        """Nothing of ours is left: page tables become what they were."""
+        """Nothing of ours is left: page tables become what they were. Raises OptprobeError where a loan stays."""
+        if self._took and self.room is not None and self.room.loan is not None:
+            self._repay(self.room)
+            return
         room, self.room, self._took, self._earlier = self.room, None, False, None
         if room is not None:
             room.give_back()
             self._journal.clear()
             self.memory.forget()
 
+    def _repay(self, room: Room) -> None:
+        """The guest runs; the journal goes with the memory."""
+        try:
+            room.give_back()
+        except StaysLent as stays:
+            self.tell(stays.message)
+        self.room, self._took, self._earlier, self._journal = None, False, None, Journal()
+        self.forget()
+
 
 def _stands(patch: Patch, address: int, data: bytes) -> bool:
     """Whether `data`, read at `address`, has all of a patch's bytes that are among it."""
     start, end = max(patch.address, address), min(patch.end, address + len(data))
     return start < end and data[start - address : end - address] == patch.new[start - patch.address :][: end - start]
-
-
-class NoSuchRecord(OptprobeError):
-    """The guest's tracer knows a site no more."""
-
-
-class SiteTracer:
-    """The guest's function tracer, kept off the sites where branches of ours stand."""
-
-    def __init__(self, linux: Linux) -> None:
-        self._linux = linux
-        self._held: dict[int, FtraceSite] = {}
-        self._owed: dict[int, FtraceSite] = {}
-
-    def hold(self, site: FtraceSite) -> None:
-        """Mark the site as disabled. Raises Refused when a tracer has come since it was planned."""
-        record = self._record(site)
-        self._owed.pop(site.address, None)
-        if not record.disabled:
-            if record.in_use:
-                raise Refused(Refusal.FTRACE_IN_USE.because(site=self._linux.text.spell(site.address)))
-            self._change(ftrace_sites.disable(record))
-        self._held[site.address] = site
-
-    def release(self, site: FtraceSite) -> None:
-        """Give the site back; while a tracer runs it stays disabled, as the tracer has not counted it."""
-        self._held.pop(site.address, None)
-        self._owed[site.address] = site
-        self.give_back()
-
-    def forget(self, site: FtraceSite) -> None:
-        self._held.pop(site.address, None)
-        self._owed.pop(site.address, None)
-
-    def passed_over(self) -> tuple[int, ...]:
-        if not (self._held or self._owed) or not self._linux.text.ftrace.tracing():
-            return ()
-        return tuple(sorted({*self._held, *self._owed}))
-
-    def give_back(self) -> None:
-        """Give back what is owed, as soon as no tracer runs."""
-        if not self._owed or self._linux.text.ftrace.tracing():
-            return
-        owed, self._owed = self._owed, {}
-        for site in owed.values():
-            try:
-                record = self._record(site)
-            except NoSuchRecord:
-                # The module is about to be unloaded: the guest has dropped its records first.
-                continue
-            if record.disabled:
-                self._change(ftrace_sites.enable(record))
-
-    def _record(self, site: FtraceSite) -> ftrace_sites.Record:
-        record = self._linux.text.ftrace_of(site.address).record(site.address)
-        if record is None:
-            raise NoSuchRecord(f"the tracer's record of {self._linux.text.spell(site.address)} is gone")
-        return record
-
-    def _change(self, change: ftrace_sites.FlagsChange) -> None:
-        patch.apply([Patch(change.at, change.old, change.new)], self._linux.memory)
 
 
 def given_arena(settings: Settings, isa: Isa) -> Arena:

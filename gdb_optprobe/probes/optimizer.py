@@ -27,10 +27,11 @@ from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.place import Neighbours
 from gdb_optprobe.detours.planner import Limits, Neighbour, Plan, joins, plan
 from gdb_optprobe.detours.planner import Site as Place
-from gdb_optprobe.detours.refusal import PASSING, Reason, Refusal, Refused, reason_of
+from gdb_optprobe.detours.refusal import PASSING, Reason, Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes import branching, waiting
+from gdb_optprobe.probes.arena_memory import ArenaMemory
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.collector import Collector, Why
 from gdb_optprobe.probes.links import Links
@@ -71,13 +72,11 @@ class Optimizer:
     stopping: Stopping = field(init=False)
     returns: Returns = field(default_factory=Returns)
     collector: Collector = field(init=False)
+    memory: ArenaMemory = field(init=False)
     pace: Pace = field(default_factory=Pace)
     traps: Traps = field(init=False)
     _grounds: Grounds = field(init=False)
     _lost: Lost = field(default_factory=Lost)
-    _found: Arena | None = None
-    _arena: Arena | None = None
-    _arena_missing: Reason | None = None
     untouched: tuple[int, int] = (0, 0)
     _used_when_full: int = 0
 
@@ -86,13 +85,14 @@ class Optimizer:
         self.stopping = Stopping(self.target, self.registry, self.links)
         self.collector = Collector(self.target, self.returns)
         self.traps = Traps(self.target)
+        self.memory = ArenaMemory(self.target)
         self._grounds = Grounds(self.target.isa, self.target.text)
         self.reading = Reading(self.target, self.registry, self._grounds)
 
     @property
     def arena(self) -> Arena | None:
         """The arena if one was taken."""
-        return self._arena
+        return self.memory.arena
 
     # what would be best ------------------------------------------------------------------------------------------
     def plan(self, address: int, specs: Sequence[Spec], neighbours: Neighbours | None = None) -> Plan:
@@ -148,57 +148,40 @@ class Optimizer:
 
     def find_arena(self) -> Arena:
         """Return the arena, or what would be it, the guest unchanged. Raises Refused where there is no memory."""
-        found = self._arena or self._found
-        if found is None and self._arena_missing is None:
-            try:
-                found = self._found = self.target.new_arena()
-            except OptprobeError as error:
-                self._arena_missing = reason_of(error, Refusal.ARENA_MISSING)
-        if found is None:
-            assert self._arena_missing is not None
-            raise Refused(self._arena_missing)
-        return found
+        return self.memory.find()
 
-    def take_arena(self) -> Arena:
-        """The arena, made at first need. Raises Refused."""
-        found = self.find_arena()
-        if self._arena is None:
-            try:
-                self.target.take_arena()
-                self._arena = found
-                if found.left_before is not None:
-                    self.returns.points += points_of(found.left_before, found)
-                for probe in self.registry.probes():
-                    note(probe, found.journal)
-            except OptprobeError as error:
-                self._arena_missing = reason_of(error, Refusal.ARENA_MISSING)
-                if self._arena is None:
-                    raise Refused(self._arena_missing) from None
-        return found
+    def take_arena(self, borrow: bool = False) -> Arena:
+        """The arena, made at first need. borrow: whether the guest may run for it, see borrowing.py. Raises Refused."""
+        return self.memory.take(self._entered, borrow)
+
+    def _entered(self, arena: Arena) -> None:
+        if arena.left_before is not None:
+            self.returns.points += points_of(arena.left_before, arena)
+        for probe in self.registry.probes():
+            note(probe, arena.journal)
 
     def give_back_arena(self) -> bool:
         """Give its memory back, and look anew when some is next needed; False while somebody may be inside."""
-        if self._arena is not None:
+        if self.arena is not None:
             self._take_back_lost()
-            self.collector.collect(self._arena, Why.COMMIT)
-            self.traps.dismiss(self._arena)
-            self._arena.dismiss()
-            self.collector.collect(self._arena, Why.COMMIT)
+            self.collector.collect(self.arena, Why.COMMIT)
+            self.traps.dismiss(self.arena)
+            self.arena.dismiss()
+            self.collector.collect(self.arena, Why.COMMIT)
             # A branch that somebody else changed may still lead there, and its counters are written.
-            if not (self._arena.code.is_empty and self._arena.data.is_empty):
+            if not (self.arena.code.is_empty and self.arena.data.is_empty):
                 return False
-            self.target.give_back_arena()
-        self._arena = self._found = self._arena_missing = None
+        self.memory.give_back()
         return True
 
     def note(self, probes: Iterable[Probe] = (), gone: Iterable[Probe] = ()) -> None:
         """Have another GDB know what has changed, these probes among it."""
-        if self._arena is not None:
+        if self.arena is not None:
             for probe in probes:
-                note(probe, self._arena.journal)
+                note(probe, self.arena.journal)
             for probe in gone:
-                self._arena.journal.drop(Item.PROBE, probe.number)
-            self._arena.journal.flush()
+                self.arena.journal.drop(Item.PROBE, probe.number)
+            self.arena.journal.flush()
 
     # carrying it out ---------------------------------------------------------------------------------------------
 
@@ -218,10 +201,10 @@ class Optimizer:
             self._replan(site, neighbours)
         groups = _groups(sites)
         new = [group for group in groups if self._must_be_empty(group[0].plan) and not self._standing(group)]
-        if new and self._arena is not None and self._arena.left:
-            self.collector.collect(self._arena, Why.BRANCH)
+        if new and self.arena is not None and self.arena.left:
+            self.collector.collect(self.arena, Why.BRANCH)
         detours = [site.detour for site in sites if site.detour is not None]
-        blocked = waiting.who_is_inside([group[0].plan for group in new], detours, self.target, self._arena)
+        blocked = waiting.who_is_inside([group[0].plan for group in new], detours, self.target, self.arena)
         lost = self._take_away(sites, groups)
         for site in sites:
             site.waits = blocked.get(site.plan.head, "") if site.enabled else ""
@@ -244,7 +227,7 @@ class Optimizer:
 
     def is_inside(self, site: Site) -> bool:
         """Whether somebody may be in a program of `site`, or in a detour that was left, which may have been one's."""
-        return waiting.may_be_inside(site, self.target, self._arena)
+        return waiting.may_be_inside(site, self.target, self.arena)
 
     def retry(self, grow: bool = True) -> None:
         """Try the sites that wait, and free what piles up. grow: try those whose tables of calls are half full, too."""
@@ -258,8 +241,8 @@ class Optimizer:
 
     def _take_back_lost(self) -> None:
         """Branches that hold our bytes again."""
-        if self._arena is not None:
-            for branch in self._lost.take_back(self.target, self._arena):
+        if self.arena is not None:
+            for branch in self._lost.take_back(self.target, self.arena):
                 self.traps.forget(branch.plan.head)
                 self._let_tracer_in(branch.plan)
 
@@ -269,15 +252,15 @@ class Optimizer:
 
     def tidy(self) -> None:
         """Free what piles up."""
-        if self._arena is not None:
-            self.collector.tidy(self._arena)
+        if self.arena is not None:
+            self.collector.tidy(self.arena)
 
     def reclaim(self) -> int:
         """Free all that nobody is inside; how many slots that is not, where it may be some day."""
-        if self._arena is None or self.target.stacks_missing:
+        if self.arena is None or self.target.stacks_missing:
             return 0
-        self.collector.collect(self._arena, Why.COMMIT)
-        return len(self.collector.garbage(self._arena))
+        self.collector.collect(self.arena, Why.COMMIT)
+        return len(self.collector.garbage(self.arena))
 
     def _waits(self, site: Site) -> bool:
         """Whether `site` may move up without any change of ours."""
@@ -288,7 +271,7 @@ class Optimizer:
 
     def _used(self) -> int:
         """Bytes of the arena that are in use."""
-        return self._arena.code.used + self._arena.data.used if self._arena is not None else 0
+        return self.arena.code.used + self.arena.data.used if self.arena is not None else 0
 
     def stopped(self) -> None:
         """At a stop that occurred anyway; tables are read as often as that takes little of the time."""
@@ -302,14 +285,14 @@ class Optimizer:
     def under_way(self, site: Site) -> Sequence[UnderWay]:
         """Calls that the return probes of `site` saw entered and that have not returned."""
         tables = site.point.tables if site.point is not None else ()
-        return self.returns.under_way(self.target, self._arena, tables) if self._arena is not None else ()
+        return self.returns.under_way(self.target, self.arena, tables) if self.arena is not None else ()
 
     def _grows(self, site: Site) -> bool:
         """Whether calls at `site` get a larger table; where there is no memory for one they are missed some day."""
-        if site.point is None or self._arena is None:
+        if site.point is None or self.arena is None:
             return False
         try:
-            return self.returns.grow(site, self.target, self._arena)
+            return self.returns.grow(site, self.target, self.arena)
         except OptprobeError:
             return False
 
@@ -329,17 +312,17 @@ class Optimizer:
 
         A detour that somebody else's change made us leave goes on counting until that is undone.
         """
-        if self._arena is None or self._lost.keeps(probe):
+        if self.arena is None or self._lost.keeps(probe):
             return
         probe.drop_point()
         if probe.counter is not None:
-            self._arena.data.release(probe.counter)
+            self.arena.data.release(probe.counter)
             probe.counter = None
         if probe.pad is not None:
-            self._arena.pads.release(probe.pad.slot)
+            self.arena.pads.release(probe.pad.slot)
             probe.pad = None
         if probe.returns and probe.waits is None and not self.registry.site_of(probe).gone:
-            self.returns.release(self.registry.site_of(probe), probe, self.target, self._arena)
+            self.returns.release(self.registry.site_of(probe), probe, self.target, self.arena)
 
     def _replan(self, site: Site, neighbours: Neighbours) -> None:
         if not site.enabled:
@@ -390,13 +373,13 @@ class Optimizer:
         for head, branch in {site.branch.plan.head: site.branch for site in sites if site.branch is not None}.items():
             if head in stay:
                 continue
-            assert self._arena is not None
+            assert self.arena is not None
             served = [site for site in sites if site.branch is branch]
             self.registry.falls(branch)
             try:
                 self.links.remove(branch)
                 lifted = self.stopping.forget(branch)
-                branching.take_away(branch, served, self.target, self._arena, lifted)
+                branching.take_away(branch, served, self.target, self.arena, lifted)
                 self.traps.forget(branch.plan.head)
             except OptprobeError as error:
                 lost.append(error)
@@ -423,7 +406,7 @@ class Optimizer:
         if not group or group[0].branch is not None or any(site.waits or site.pinned for site in group):
             return ()
         for site in group:
-            site.stop_no_more(self.target, self._arena)
+            site.stop_no_more(self.target, self.arena)
         wanted = group[0].plan
         keeps = self.reading.around(wanted.head)
         try:
@@ -455,21 +438,21 @@ class Optimizer:
     def _stop_at(self, site: Site) -> None:
         """Have `site` stop the guest as its plan says, or not at all when nothing there is enabled."""
         if not site.enabled:
-            site.stop_no_more(self.target, self._arena)
+            site.stop_no_more(self.target, self.arena)
             return
         wanted = _meanwhile(site.plan) if not site.plan.tier.stops or site.pinned else site.plan
         if site.placed is not None and site.tier is wanted.tier and not site.stale:
             return
-        site.stop_no_more(self.target, self._arena)
+        site.stop_no_more(self.target, self.arena)
         if wanted.tier is not Tier.BOOSTED:
-            site.stop_at(wanted, self.target, self._arena)
+            site.stop_at(wanted, self.target, self.arena)
             return
         try:
             arena = self.take_arena()
             self.with_room(lambda: site.stop_at(wanted, self.target, arena), arena)
         except Refused as refused:
             site.plan = self._lower(site.address, self._limits(site.specs), refused.reason)
-            site.stop_at(site.plan, self.target, self._arena)
+            site.stop_at(site.plan, self.target, self.arena)
 
     def with_room(self, action: Callable[[], T], arena: Arena) -> T:
         """Do it; where the arena is full, collect what is proven empty and try once more."""

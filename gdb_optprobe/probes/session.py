@@ -30,6 +30,7 @@ from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.probes import checking, outstanding, present, returnable, saving
 from gdb_optprobe.probes.adding import wanted
+from gdb_optprobe.probes.borrowing import prepare
 from gdb_optprobe.probes.comings import Comings
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.optimizer import Optimizer
@@ -81,9 +82,13 @@ class Session:
         for spec in specs:
             for action in spec.action_parts:
                 check_action(action)
+        limits = len(self.registry), self.settings().max_probes
+        places = wanted(specs, self.target, *limits)
+        if prepare(self.optimizer, ((address, spec) for spec, addresses in places for address in addresses)):
+            places = wanted(specs, self.target, *limits)
         probes: list[Probe] = []
         try:
-            for spec, addresses in wanted(specs, self.target, len(self.registry), self.settings().max_probes):
+            for spec, addresses in places:
                 probes += self._added(spec, addresses)
         except BaseException:
             self._remove([probe for probe in probes if self.registry.has(probe)])
@@ -263,6 +268,8 @@ class Session:
         self.target.alive()
         probes = self.registry.probes(numbers)
         self.users.check(probes, on)
+        if on:
+            self._prepare(probes)
         for probe in probes:
             probe.enabled = on
         self.optimizer.settle(self._sites_of(probes))
@@ -273,8 +280,12 @@ class Session:
 
     def resettle(self) -> None:
         """A setting or a breakpoint of the user's changed: every site goes where it belongs now."""
+        self._prepare([probe for probe in self.registry.probes() if probe.enabled])
         self.optimizer.settle(self.registry.sites())
         self.users.resettle()
+
+    def _prepare(self, probes: Iterable[Probe]) -> None:
+        prepare(self.optimizer, ((probe.address, probe.spec) for probe in probes if probe.waits is None))
 
     def move_arena(self) -> None:
         """The setting changed: what needs memory next has it there. Raises OptprobeError while the old is in use."""

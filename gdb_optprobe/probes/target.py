@@ -96,6 +96,7 @@ class Target:
 
     new_arena:      find memory for detours, the guest unchanged; raises Refused (ARENA_MISSING) or OptprobeError.
     take_arena:     make what new_arena found ready for use.
+    lends:          whether that runs the guest, so that its kernel lends memory.
     give_back_arena: undo that, once nothing is left in it.
     saved:          everywhere a PC may be saved now. hides: whether a return address may be elsewhere all the same.
     stacks_missing: why that cannot be told of every stack, in words; "" when it can.
@@ -150,3 +151,4 @@ class Target:
     trap_calls: Callable[[], TrapCalls] = _no_traps
     is_here: Callable[[], bool] = lambda: True
     user: Callable[[], UserTarget] = _no_user
+    lends: Callable[[], bool] = lambda: False

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gdb
 
 from gdb_optprobe.debugger.attach import attachments, current_session
-from gdb_optprobe.guest.call import CELL_SIZE, call, thunk
-from gdb_optprobe.guest.linux import preemption
-
-LARGEST_THUNK = 256
+from gdb_optprobe.guest.call import Caller
+from gdb_optprobe.guest.linux.filler import page_tables
+from gdb_optprobe.guest.linux.safe_points import SafePoints
+from gdb_optprobe.guest.linux.x86_64.lent import padding
+from gdb_optprobe.guest.linux.x86_64.user import VCPUS
+from gdb_optprobe.isa.x86_64.calling import CALLING
 
 
 class GuestCall(gdb.Command):
@@ -19,27 +21,16 @@ class GuestCall(gdb.Command):
 
     def invoke(self, argument: str, from_tty: bool) -> None:
         name, *words = argument.split()
-        session = current_session()
+        current_session()
         attachment = attachments.current
         assert attachment is not None and attachment.linux is not None
-        kernel, machine, isa = attachment.linux.kernel, attachment.machine, session.target.isa
-        arena = session.optimizer.take_arena()
-        assert arena is not None
-        safe_point = kernel.address("schedule_timeout")
-        code = arena.allocate_code(LARGEST_THUNK, safe_point, isa.branch_reach)
-        cell = arena.allocate_data(CELL_SIZE, safe_point, isa.branch_reach)
-        made = thunk(code.address, cell.address, kernel.address(name), safe_point)
-        machine.write(made.address, made.data)
-        result = call(
-            machine,
-            made,
-            [int(word, 0) for word in words],
-            20,
-            lambda vcpu: preemption.may_sleep(machine, kernel, vcpu),
-        )
-        arena.wipe([code], machine)
-        arena.code.give_back(code)
-        arena.data.give_back(cell)
+        kernel, machine = attachment.linux.kernel, attachment.machine
+        start, end = padding(machine, kernel, page_tables(machine, kernel))
+        before = kernel.read(start, end)
+        caller = Caller(machine, kernel.memory, CALLING, SafePoints(machine, kernel, VCPUS), (start, end))
+        caller.reach(20)
+        result = caller.call(kernel.address(name), [int(word, 0) for word in words], 20)
+        assert kernel.read(start, end) == before
         gdb.write(f"returned {result:#x}\n")
 
 

@@ -323,6 +323,15 @@ def test_another_gdb_finds_the_journal_whatever_was_written(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", IMAGES)
+def test_a_journal_that_was_only_begun_hides_no_filler(name: str) -> None:
+    image = Image(IMAGES[name])
+    use = filler.find(image.kernel)
+    image.changed |= dict.fromkeys((use.journal[0], sum(use.journal) // 2), 0x41)
+    (found,) = [place for place in filler.places(image.kernel) if place.journal == use.journal]
+    assert filler.as_found(image.kernel, found.code) == use.code
+
+
+@pytest.mark.parametrize("name", IMAGES)
 def test_no_half_of_a_journal_is_where_another_may_begin(name: str) -> None:
     halves = [
         at for place in filler.places(Image(IMAGES[name]).kernel) for at in (place.journal[0], sum(place.journal) // 2)

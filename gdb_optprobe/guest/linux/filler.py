@@ -25,7 +25,7 @@ data serves nobody, as nothing jumps there.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -118,7 +118,7 @@ def find(kernel: Kernel, sizes: Sizes = SIZES, code_pages: int = CODE_PAGES) -> 
             home = _home(run, data, journal)
             if home is None or kernel.read(home.tables[-1], home.frames[1]).strip(bytes([FILL])):
                 continue
-            return replace(home, code=tuple(_code(runs, run, home.journal[0], code_pages)))
+            return replace(home, code=_capped(_code(runs, run, home.journal[0]), code_pages))
     data, journal = sizes[-1]
     raise NoFiller(
         f"this kernel's text has {pages * PAGE >> 10} KiB of filler in whole pages, in {len(runs)} runs, and "
@@ -168,8 +168,12 @@ def places(kernel: Kernel, sizes: Sizes = SIZES) -> Iterator[Filler]:
         for span in around:
             home = _home(span, data, journal)
             if home is not None:
-                code = tuple(_code(around, span, home.journal[0], sum(end - start for start, end in around)))
-                yield replace(home, code=code)
+                yield replace(home, code=tuple(_code(around, span, home.journal[0])))
+
+
+def as_found(kernel: Kernel, code: Sequence[Range]) -> tuple[Range, ...]:
+    """What `find` takes of the code that `places` yields, where nothing of ours is in it."""
+    return _capped((run for span in code if (run := _filled(kernel, span)) is not None), CODE_PAGES)
 
 
 def _home(run: Range, data: int, journal: int) -> Filler | None:
@@ -183,13 +187,22 @@ def _home(run: Range, data: int, journal: int) -> Filler | None:
     return Filler((), tables, (frames, end), journal=(tables[-1] - journal * PAGE, tables[-1]))
 
 
-def _code(runs: Sequence[Range], home: Range, end: int, pages: int) -> Iterator[Range]:
-    """So many pages at most: those of `home` as far as `end`, then of the others."""
-    for run in ((home[0], end), *(run for run in runs if run != home)):
-        taken = min((run[1] - run[0]) // PAGE, pages)
+def _code(runs: Sequence[Range], home: Range, end: int) -> Iterator[Range]:
+    """What is left for code: `home` as far as `end`, then the others."""
+    if home[0] < end:
+        yield home[0], end
+    yield from (run for run in runs if run != home)
+
+
+def _capped(ranges: Iterable[Range], pages: int) -> tuple[Range, ...]:
+    """So many pages at most, from the end of each."""
+    found: list[Range] = []
+    for start, end in ranges:
+        taken = min((end - start) // PAGE, pages)
         if taken > 0:
-            yield run[1] - taken * PAGE, run[1]
+            found.append((end - taken * PAGE, end))
             pages -= taken
+    return tuple(found)
 
 
 def spans(kernel: Kernel) -> list[Range]:
@@ -272,17 +285,17 @@ def plan_mapping(filler: Filler, tables: Tables, read_physical: ReadPhysical) ->
     # Whoever takes a piece of it writes what it begins with.
     data = [PhysicalPatch(physical[page], filled, filled, changes=True) for page in frames]
     entries = [page_entry(physical[page], writable=True, executable=not never) for page in frames]
-    hole = _unused(tables, read_physical)
+    hole = unused(tables, read_physical)
     return (
         *data,
-        PhysicalPatch(last, filled, _table(dict(enumerate(entries)))),
-        PhysicalPatch(middle, filled, _table({DATA_AT >> 21 & 0x1FF: table_entry(last)})),
+        PhysicalPatch(last, filled, table_of(dict(enumerate(entries)))),
+        PhysicalPatch(middle, filled, table_of({DATA_AT >> 21 & 0x1FF: table_entry(last)})),
         *_no_execute(filler, tables, read_physical, split, never),
         PhysicalPatch(hole, bytes(8), table_entry(middle).to_bytes(8, "little")),
     )
 
 
-def _unused(tables: Tables, read_physical: ReadPhysical) -> int:
+def unused(tables: Tables, read_physical: ReadPhysical) -> int:
     """The physical address of the level-3 entry that covers DATA_AT; it must be zero."""
     table = tables.roots[0]
     for shift in (48, 39) if tables.la57 else (39,):
@@ -321,7 +334,7 @@ def _no_execute(
         if leaf.level == 1:
             yield PhysicalPatch(entry_address, _word(leaf.entry), _word(leaf.entry | never))
             continue
-        new = _table(_split(leaf, {page for page, _ in members}, never))
+        new = table_of(_split(leaf, {page for page, _ in members}, never))
         if table is None:
             table = PhysicalPatch(split, filled, new)
             yield table
@@ -350,7 +363,7 @@ def _physical(page: int, tables: Tables, read_physical: ReadPhysical) -> int:
     return leaf.frame_of(page)
 
 
-def _table(entries: dict[int, int]) -> bytes:
+def table_of(entries: dict[int, int]) -> bytes:
     return b"".join(_word(entries.get(n, 0)) for n in range(ENTRIES))
 
 

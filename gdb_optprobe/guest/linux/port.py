@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
@@ -83,6 +84,18 @@ class Stacks(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Loan:
+    """Memory that the kernel has lent: where it has it, and its size."""
+
+    area: int
+    size: int
+
+
+class StaysLent(OptprobeError):
+    """Nothing of ours is in the memory any more, but the kernel did not take it back."""
+
+
+@dataclass(frozen=True, slots=True)
 class Room:
     """Memory for detours: virtual ranges (start, end), the code's as many as there are. `fill` is the byte that unused
     code memory holds.
@@ -92,6 +105,9 @@ class Room:
     stands:    whether that is still so: not once the guest was reset.
     mapping:   what `take` changes, and `give_back` undoes.
     journal:   memory like the code's, see detours/journal.py; empty where there is too little.
+    borrow:    where the kernel has to lend it first: runs the guest; the same room, lent. told: that, for the user.
+    loan, repay: what was lent, and for a place of `Port.places` what gives it back, see `give_back`.
+    as_found:  for a place, the code as `Port.room` finds it where nothing of ours is in it; without, as it is.
     """
 
     code: tuple[tuple[int, int], ...]
@@ -102,6 +118,11 @@ class Room:
     stands: Callable[[], bool] = lambda: True
     mapping: tuple[PhysicalPatch, ...] = ()
     journal: tuple[int, int] = (0, 0)
+    borrow: Callable[[], Room] | None = None
+    told: str = ""
+    loan: Loan | None = None
+    repay: Callable[[Loan, Sequence[PhysicalPatch]], None] | None = None
+    as_found: Callable[[], tuple[tuple[int, int], ...]] | None = None
 
 
 class Reads(Protocol):

@@ -210,7 +210,7 @@ class Users:
 
     def _put(self, probe: Probe, point: Point, user: UserTarget) -> Probe:
         """Raises OptprobeError, the guest as it was."""
-        arena = self.optimizer.take_arena()
+        arena = self.optimizer.take_arena(borrow=True)
         try:
             self._reserve(probe, user, arena)
             self.registry.await_text(probe, IN_PROGRAM)

@@ -27,6 +27,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.call import CallFailed
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel
 from gdb_optprobe.guest.linux.rw_semaphores import RwSemaphore
+from gdb_optprobe.guest.linux.safe_points import SafePoints
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.user.spaces import LATER, Busy
 from gdb_optprobe.guest.machine import Machine, Vcpu
@@ -42,11 +43,6 @@ LARGEST = TABLE_SIZE - DATA
 
 WRITE, FORCE = 0x01, 0x10
 """FOLL_WRITE, FOLL_FORCE of kernels whose types do not tell them (include/linux/mm.h until 6.3)."""
-SAFE_POINTS = ("ksys_read", "ksys_write", "do_sys_openat2", "kernel_wait4", "hrtimer_nanosleep", "do_sys_poll")
-"""Entered by system calls before anything is locked."""
-IDLE_POINT = "schedule_timeout"
-"""Where kernel threads wait, which an idle guest reaches too; those that work for others may hold locks there."""
-KERNEL_THREAD, WORKER, RECLAIMS = 0x00200000, 0x20, 0x800  # PF_KTHREAD, PF_WQ_WORKER, PF_MEMALLOC
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,19 +152,10 @@ class Writer:
 
     def may_start(self, vcpu: Vcpu) -> bool:
         """Whether the thread on `vcpu`, at one of `safe_points`, may sleep and holds no lock."""
-        if not self.programs.vcpus.may_sleep(self.machine, self.kernel, vcpu):
-            return False
-        pc = self._writing.pc
-        if self.machine.registers(vcpu, (pc,))[pc] != self._entered(IDLE_POINT):
-            return True
-        task = self.programs.current(vcpu)
-        flags = int.from_bytes(self.machine.read(task + self.kernel.offset("task_struct", "flags"), 4), "little")
-        return bool(flags & KERNEL_THREAD) and not flags & (WORKER | RECLAIMS)
+        return self._points.may_call(vcpu)
 
     def safe_points(self) -> tuple[int, ...]:
-        names = (*SAFE_POINTS, IDLE_POINT)
-        found = map(self._entered, names)
-        return tuple(at for at in found if at is not None and not self.avoid(at))
+        return self._points.points()
 
     def is_idle(self) -> bool:
         """Whether nobody uses a table; who is in the thunk's last instructions is to be found by his PC."""
@@ -244,13 +231,12 @@ class Writer:
     # the guest's -----------------------------------------------------------------------------------------------------
 
     @property
+    def _points(self) -> SafePoints:
+        return SafePoints(self.machine, self.kernel, self.programs.vcpus, self.avoid)
+
+    @property
     def _writing(self) -> Writing:
         return self.programs.vcpus.writing
-
-    def _entered(self, name: str) -> int | None:
-        """Where the kernel's function of that name is entered."""
-        at = self.kernel.symbols.address(name)
-        return self.programs.vcpus.entry(self.kernel, at) if at is not None else None
 
     @property
     def _tables(self) -> range:

@@ -9,6 +9,7 @@ from functools import partial
 from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux import filler, physical, stacks, trap_calls
 from gdb_optprobe.guest.linux.current import Current, on_x86_64
+from gdb_optprobe.guest.linux.filler import NoFiller
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
 from gdb_optprobe.guest.linux.modular import CodeOfModule, Modular
 from gdb_optprobe.guest.linux.module_text import ModuleText
@@ -21,6 +22,7 @@ from gdb_optprobe.guest.linux.x86_64 import find as finding
 from gdb_optprobe.guest.linux.x86_64 import frame_pointers, invalid_op, orc, user
 from gdb_optprobe.guest.linux.x86_64 import reads as reading
 from gdb_optprobe.guest.linux.x86_64.frame_pointers import FramePointers
+from gdb_optprobe.guest.linux.x86_64.lent import Lender
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Function, Overlay, Text
@@ -88,12 +90,15 @@ class _X86:
         return stacks.missing(kernel)
 
     def room(self, machine: Machine, kernel: Kernel) -> Room:
-        """Filler of the kernel's own text; of that what an earlier session left."""
+        """Filler of the kernel's own text, of that what an earlier session left; else what the kernel would lend."""
         tables = filler.page_tables(machine, kernel)
         left = filler.left_behind(kernel, tables, machine.read_physical)
         if left is not None:
             return Room(left.code, left.data, filler.FILL)
-        found = filler.find(kernel)
+        try:
+            found = filler.find(kernel)
+        except NoFiller as missing:
+            return Lender(machine, kernel, user.VCPUS).room(missing.message)
         mapping = filler.plan_mapping(found, tables, machine.read_physical)
         take, give_back = partial(physical.apply, mapping, machine), partial(physical.undo, mapping, machine)
         return Room(
@@ -101,8 +106,13 @@ class _X86:
         )
 
     def places(self, machine: Machine, kernel: Kernel) -> Iterable[Room]:
-        found = (place for place in filler.places(kernel) if place.journal[0] < place.journal[1])
-        return (Room(place.code, place.data, filler.FILL, journal=place.journal) for place in found)
+        for place in filler.places(kernel):
+            if place.journal[0] < place.journal[1]:
+                code = partial(filler.as_found, kernel, place.code)
+                yield Room(place.code, place.data, filler.FILL, journal=place.journal, as_found=code)
+        lent = Lender(machine, kernel, user.VCPUS).place()
+        if lent is not None:
+            yield lent
 
     def current(self, kernel: Kernel) -> Current:
         return on_x86_64(kernel)

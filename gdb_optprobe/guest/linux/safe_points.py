@@ -1,0 +1,60 @@
+"""Where a thread of Linux may be brought to call a function that sleeps: it holds no lock there.
+
+A system call's first function is entered before anything is locked, whatever called it. A kernel thread that waits is
+at the entry of `schedule_timeout`; those that work for others, or free memory, may hold locks there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.user.vcpus import Vcpus
+from gdb_optprobe.guest.machine import Machine, Vcpu
+
+SYSTEM_CALLS = ("ksys_read", "ksys_write", "do_sys_openat2", "kernel_wait4", "hrtimer_nanosleep", "do_sys_poll")
+IDLE_POINT = "schedule_timeout"
+KERNEL_THREAD, WORKER, RECLAIMS = 0x00200000, 0x20, 0x800  # PF_KTHREAD, PF_WQ_WORKER, PF_MEMALLOC
+
+
+@dataclass(frozen=True, slots=True)
+class SafePoints:
+    """avoid: whether something else stops the guest at an address."""
+
+    machine: Machine
+    kernel: Kernel
+    vcpus: Vcpus
+    avoid: Callable[[int], bool] = lambda address: False
+
+    def points(self) -> tuple[int, ...]:
+        names = (*SYSTEM_CALLS, *((IDLE_POINT,) if self._flags() is not None else ()))
+        found = map(self._entered, names)
+        return tuple(at for at in found if at is not None and not self.avoid(at))
+
+    def may_call(self, vcpu: Vcpu) -> bool:
+        """Whether the thread on `vcpu`, at one of them, may sleep and holds no lock."""
+        if not self.vcpus.may_sleep(self.machine, self.kernel, vcpu):
+            return False
+        pc = self.vcpus.writing.pc
+        if self.machine.registers(vcpu, (pc,))[pc] != self._entered(IDLE_POINT):
+            return True
+        offset = self._flags()
+        if offset is None:
+            return False
+        task = self.vcpus.current(self.machine, self.kernel, vcpu)
+        flags = int.from_bytes(self.machine.read(task + offset, 4), "little")
+        return bool(flags & KERNEL_THREAD) and not flags & (WORKER | RECLAIMS)
+
+    def _flags(self) -> int | None:
+        """Where a thread's flags are; None where the layout of structures is not known: then threads are not told."""
+        try:
+            return self.kernel.offset("task_struct", "flags")
+        except OptprobeError:
+            return None
+
+    def _entered(self, name: str) -> int | None:
+        """Where the kernel's function of that name is entered."""
+        at = self.kernel.symbols.address(name)
+        return self.vcpus.entry(self.kernel, at) if at is not None else None

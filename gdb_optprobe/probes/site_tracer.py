@@ -1,0 +1,85 @@
+"""The guest's function tracer and the sites where branches of ours stand: one of the two."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from gdb_optprobe.detours import patch
+from gdb_optprobe.detours.patch import Patch
+from gdb_optprobe.detours.refusal import Refusal, Refused
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux import ftrace_sites
+from gdb_optprobe.guest.linux.modular import Modular
+from gdb_optprobe.guest.machine import Memory
+from gdb_optprobe.guest.text import FtraceSite
+
+
+class Traced(Protocol):
+    """A kernel: its text, with the tracer's sites, and its memory."""
+
+    @property
+    def text(self) -> Modular: ...
+
+    @property
+    def memory(self) -> Memory: ...
+
+
+class NoSuchRecord(OptprobeError):
+    """The guest's tracer knows a site no more."""
+
+
+class SiteTracer:
+    """The guest's function tracer, kept off the sites where branches of ours stand."""
+
+    def __init__(self, linux: Traced) -> None:
+        self._linux = linux
+        self._held: dict[int, FtraceSite] = {}
+        self._owed: dict[int, FtraceSite] = {}
+
+    def hold(self, site: FtraceSite) -> None:
+        """Mark the site as disabled. Raises Refused when a tracer has come since it was planned."""
+        record = self._record(site)
+        self._owed.pop(site.address, None)
+        if not record.disabled:
+            if record.in_use:
+                raise Refused(Refusal.FTRACE_IN_USE.because(site=self._linux.text.spell(site.address)))
+            self._change(ftrace_sites.disable(record))
+        self._held[site.address] = site
+
+    def release(self, site: FtraceSite) -> None:
+        """Give the site back; while a tracer runs it stays disabled, as the tracer has not counted it."""
+        self._held.pop(site.address, None)
+        self._owed[site.address] = site
+        self.give_back()
+
+    def forget(self, site: FtraceSite) -> None:
+        self._held.pop(site.address, None)
+        self._owed.pop(site.address, None)
+
+    def passed_over(self) -> tuple[int, ...]:
+        if not (self._held or self._owed) or not self._linux.text.ftrace.tracing():
+            return ()
+        return tuple(sorted({*self._held, *self._owed}))
+
+    def give_back(self) -> None:
+        """Give back what is owed, as soon as no tracer runs."""
+        if not self._owed or self._linux.text.ftrace.tracing():
+            return
+        owed, self._owed = self._owed, {}
+        for site in owed.values():
+            try:
+                record = self._record(site)
+            except NoSuchRecord:
+                # The module is about to be unloaded: the guest has dropped its records first.
+                continue
+            if record.disabled:
+                self._change(ftrace_sites.enable(record))
+
+    def _record(self, site: FtraceSite) -> ftrace_sites.Record:
+        record = self._linux.text.ftrace_of(site.address).record(site.address)
+        if record is None:
+            raise NoSuchRecord(f"the tracer's record of {self._linux.text.spell(site.address)} is gone")
+        return record
+
+    def _change(self, change: ftrace_sites.FlagsChange) -> None:
+        patch.apply([Patch(change.at, change.old, change.new)], self._linux.memory)
