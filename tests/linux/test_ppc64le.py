@@ -9,9 +9,11 @@ import pytest
 
 from gdb_optprobe.guest.linux import physical
 from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.kprobes import hashed
 from gdb_optprobe.guest.linux.ppc64le import areas, data_page, radix, room
 from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols, constants
 from gdb_optprobe.guest.linux.ppc64le.find import LINEAR_MAP, LinearMap
+from gdb_optprobe.guest.linux.ppc64le.port import PPC
 from gdb_optprobe.guest.linux.ppc64le.restarts import Restarts
 from gdb_optprobe.guest.linux.ppc64le.text import PowerText
 from gdb_optprobe.guest.text import Area, Fact
@@ -19,7 +21,7 @@ from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.ppc64le.templates import load
 from gdb_optprobe.isa.ppc64le.words import to_bytes
-from tests.linux.fakes import Machine, Pages, symbols
+from tests.linux.fakes import Machine, Pages, Structures, symbols
 
 BASE = LINEAR_MAP[0]
 TEXT = BASE + 0x8000
@@ -133,6 +135,59 @@ def test_the_list_of_tracers_is_the_one_that_ends() -> None:
     memory.put_words(TABLE + 0x80, 0, end)  # an ops, whose `next` is the end
     found = power_kernel(memory)
     assert (found.address("ftrace_ops_list"), found.address("ftrace_list_end")) == (head, end)
+
+
+# --- kprobes of the guest's own --------------------------------------------------------------------------------------
+
+HEADS, KPROBE, SLOT = TABLE, TABLE + 0x1000, USER + 0x400
+LD_R3_40_R3, LWZ_R4_80_R3, LD_R4_136_R3 = 0xE8630028, 0x80830050, 0xE8830088
+KPROBE_NAMES = {
+    "get_kprobe": USER + 0xC0,
+    "arch_disarm_kprobe": USER + 0x100,
+    "arch_remove_optimized_kprobe": USER + 0x140,
+    "aggr_pre_handler": USER + 0x180,
+    "register_kprobe": USER + 0x1C0,
+    "tail": USER + 0x200,
+}
+
+
+def kprobed(memory: Pages, at: int) -> Kernel:
+    """With a kprobe at `at`, which is a jump."""
+    memory.put(USER, toc_setup(USER) + words(*[0x60000000] * 14))
+    memory.put(USER + 0xC0, toc_setup(USER + 0xC0) + made_of_toc(8, HEADS) + words(0x60000000) * 12)
+    memory.put(USER + 0x100, words(LWZ_R4_80_R3, LD_R3_40_R3) + bytes(0x38))
+    memory.put(USER + 0x140, words(LD_R4_136_R3) + bytes(0x3C))
+    memory.put(HEADS, bytes(512))
+    memory.put_words(HEADS + 8 * hashed(at), KPROBE)
+    memory.put(KPROBE, bytes(160))
+    memory.put_words(KPROBE + 40, at)
+    memory.put(KPROBE + 80, memory.read(at, 4))
+    memory.put_words(KPROBE + 64, USER + 0x180)
+    memory.put_words(KPROBE + 136, SLOT)
+    memory.put(at, words(0x48000000 | SLOT - at))
+    names = {name: where for name, where in (NAMES | KPROBE_NAMES).items() if name != "find_bug"}
+    found = symbols(**names, vfs_read=USER)
+    return PPC.kernel(memory, found, Structures({}))
+
+
+def test_the_local_entry_is_told_where_the_guest_has_a_kprobe_on_the_second_word_of_the_global_one() -> None:
+    memory = Pages()
+    text = PowerText(kprobed(memory, USER + 4))
+    assert PPC.entry(USER, text) == USER + 8
+    memory.put_words(HEADS + 8 * hashed(USER + 4), 0)
+    text.forget()
+    assert PPC.entry(USER, text) == USER, "a jump that nothing explains"
+
+
+def test_what_a_function_tells_is_told_where_the_guest_has_a_kprobe_in_it() -> None:
+    memory = Pages()
+    kernel = kprobed(memory, USER + 0x14)
+    memory.put(USER + 0x14, words(0x60000000))
+    memory.put(USER, toc_setup(USER) + made_of_toc(9, TABLE) + words(0xE9690018))
+    memory.put(KPROBE + 80, memory.read(USER + 0x14, 4))
+    memory.put(USER + 0x14, words(0x48000000 | SLOT - USER - 0x14))
+    assert isinstance(kernel.symbols, DerivedSymbols)
+    assert kernel.symbols.constants_of("vfs_read").used == (TABLE + 0x18,)
 
 
 # --- where things are ------------------------------------------------------------------------------------------------

@@ -32,8 +32,13 @@ def row_size(kernel: Kernel) -> int:
 
 
 def _layout(kernel: Kernel) -> Struct:
+    return VERBOSE if _has(kernel, "line") or not _has(kernel, "flags") else TERSE
+
+
+def _has(kernel: Kernel, member: str) -> bool:
+    """Whether types tell that a row has it."""
     try:
-        kernel.offset("bug_entry", "line")
+        kernel.offset("bug_entry", member)
     except OptprobeError:
-        return VERBOSE if kernel.structures is None else TERSE
-    return VERBOSE
+        return False
+    return True

@@ -9,6 +9,7 @@
                              is_ftrace_trampoline      ftrace_ops_list, by a load, and ftrace_list_end
                                      find_module_all            modules, with three others that walk the list
                                      udelay                    tb_ticks_per_usec, by a load
+                                     get_kprobe                kprobe_table
 
 Each is believed only where what it leads to is what it must be: a table of references to text, a list of pages.
 """
@@ -25,6 +26,7 @@ from gdb_optprobe.guest.linux import bug_table, jump_labels
 from gdb_optprobe.guest.linux.kernel import CHUNK, MASK, Located, NoSuchKernel
 from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.guest.symbols import SymbolTable
+from gdb_optprobe.guest.text import Overlay
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.ppc64le.uses import uses_of
@@ -40,6 +42,7 @@ LARGEST_EXIT_TEXT = 1 << 16
 LARGEST_TABLE = 1 << 22
 SAMPLES = 64
 TICKS_A_MICROSECOND = range(1, 10_000)
+KPROBE_LISTS = 64
 BARRIER_ROW = Struct("<q")
 """asm/feature-fixups.h, NOSPEC_BARRIER_FIXUP_SECTION: where a barrier or its nop is, relative to itself."""
 
@@ -98,6 +101,12 @@ class DerivedSymbols:
     memory: Memory
     _known: dict[str, int | None] = field(default_factory=dict)
     _clobbered: dict[int, Collection[int]] = field(default_factory=dict)
+    _codes: dict[int, Sequence[Insn]] = field(default_factory=dict)
+    _original: Overlay | None = None
+
+    def read_through(self, original: Overlay) -> None:
+        """Look through what the guest's own kprobes have written. `original` may ask for what is derived here."""
+        self._original = original
 
     def address(self, name: str) -> int | None:
         found = self.symbols.address(name)
@@ -176,10 +185,18 @@ class DerivedSymbols:
         return [register for register in range(32) if kills >> register & 1]
 
     def _decode(self, start: int, end: int) -> Sequence[Insn]:
-        try:
-            return PPC64LE.decode(self.memory.read(start, end - start), start)
-        except OptprobeError as error:
-            raise NoSuchKernel(f"the code at {start:#x} cannot be read: {error.message}") from None
+        """Of one function. What it tells does not change: it is read once."""
+        if start not in self._codes:
+            # The kernel puts no kprobe on what tells where its kprobes are.
+            original, self._original = self._original, None
+            try:
+                data = self.memory.read(start, end - start)
+                self._codes[start] = PPC64LE.decode(original(start, data) if original is not None else data, start)
+            except OptprobeError as error:
+                raise NoSuchKernel(f"the code at {start:#x} cannot be read: {error.message}") from None
+            finally:
+                self._original = original
+        return self._codes[start]
 
     def in_text(self, address: int) -> bool:
         """Exit text, which is behind init text, has no name."""
@@ -288,6 +305,14 @@ def _modules(symbols: DerivedSymbols) -> Derived:
     return {"modules": heads[0] if len(heads) == 1 else None}
 
 
+def _kprobes(symbols: DerivedSymbols) -> Derived:
+    """The only address that `get_kprobe` makes: of lists, empty or in memory."""
+    made = symbols.constants_of("get_kprobe").made
+    heads = [symbols.word(table + 8 * number) for table in made for number in range(KPROBE_LISTS)]
+    plausible = len(made) == 1 and all(head == 0 or (head is not None and head >> 60 == 0xC) for head in heads)
+    return {"kprobe_table": made[0] if plausible else None}
+
+
 def _ticks(symbols: DerivedSymbols) -> Derived:
     """The only variable that `udelay` reads, which multiplies by it."""
     used = symbols.constants_of("udelay").used
@@ -319,4 +344,5 @@ _SOURCES: Mapping[str, Callable[[DerivedSymbols], Derived]] = {
     "ftrace_list_end": _ftrace_ops,
     "tb_ticks_per_usec": _ticks,
     "modules": _modules,
+    "kprobe_table": _kprobes,
 }

@@ -30,6 +30,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
 from gdb_optprobe.guest.linux.ppc64le.stacks import exiting_of
+from gdb_optprobe.guest.linux.ppc64le.structures import has_types
 from gdb_optprobe.guest.linux.ppc64le.threads import Layout, Thread, Threads, cpus
 from gdb_optprobe.guest.linux.stacks import thread_size
 from gdb_optprobe.isa.ppc64le.words import opcode, ra, rt, simm, word_of
@@ -45,12 +46,13 @@ EMERGENCY = ("emergency_sp", "nmi_emergency_sp", "mc_emergency_sp")
 
 def derive(kernel: Kernel) -> Layout:
     """By the kernel's types where it has them, else by its code. Raises NoSuchKernel: what could not be found."""
-    if kernel.structures is None and kernel.symbols.address("preempt_schedule") is not None:
+    typed = has_types(kernel)
+    if not typed and kernel.symbols.address("preempt_schedule") is not None:
         raise NoSuchKernel("this kernel preempts threads, and without types (BTF) one that ends could not be found")
-    layouts = [by_types(kernel)] if kernel.structures is not None else by_code(kernel)
+    layouts = [by_types(kernel)] if typed else by_code(kernel)
     found = [layout for layout in layouts if _holds(kernel, layout)]
     if len(found) != 1:
-        told = "types and symbols tell" if kernel.structures is not None else "code uses"
+        told = "types and symbols tell" if typed else "code uses"
         raise NoSuchKernel(f"{len(found) or 'none'} of the lists that this kernel's {told} are those of threads")
     return found[0]
 

@@ -11,10 +11,12 @@ from gdb_optprobe.guest.linux.current import Current, Paca, on_ppc64le, unknown
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
 from gdb_optprobe.guest.linux.modular import CodeOfModule, Modular
 from gdb_optprobe.guest.linux.modules import Module
+from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.linux.port import Facts, LinuxText, ModuleAt, Port, Reads, Room, Say, Stacks, Unwinder, nowhere
 from gdb_optprobe.guest.linux.ppc64le import derive, program_check, room, stacks, user
 from gdb_optprobe.guest.linux.ppc64le import find as finding
 from gdb_optprobe.guest.linux.ppc64le import reads as reading
+from gdb_optprobe.guest.linux.ppc64le import structures as code
 from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
 from gdb_optprobe.guest.linux.ppc64le.module_text import PowerModuleText
 from gdb_optprobe.guest.linux.ppc64le.text import VMALLOC, PowerText
@@ -60,10 +62,15 @@ class _PPC:
     notes = staticmethod(finding.notes)
 
     def kernel(self, memory: Memory, symbols: SymbolTable, structures: Structures) -> Kernel:
-        """Without structures where it has no types: what reads tables takes the layout that kernels have had for long.
-        """
-        typed = symbols.address("__start_BTF") is not None
-        return Kernel(memory, DerivedSymbols(symbols, memory), structures if typed else None)
+        """By its code where it has no types; what reads tables takes the layout that kernels have had for long then."""
+        names = DerivedSymbols(symbols, memory)
+        try:
+            structures.offset("task_struct", "tasks")
+        except OptprobeError:
+            structures = code.of_kprobes(names)
+        kernel = Kernel(memory, names, structures)
+        names.read_through(lambda address, data: OriginalText(kernel, PPC64LE)(address, data))
+        return kernel
 
     def text(self, kernel: Kernel, overlay: Overlay, shelf: Shelf | None, say: Say) -> LinuxText:
         return PowerText(kernel, overlay)

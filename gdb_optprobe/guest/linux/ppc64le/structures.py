@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gdb_optprobe.guest.linux.kernel import NoSuchKernel
+from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
 from gdb_optprobe.isa.ppc64le.words import X31, opcode, ra, rb, rt, simm, word_of, xo
 
@@ -113,6 +113,14 @@ TOLD: Mapping[str, Seen | Beside] = {
     "vm_area_struct.vm_mm": Beside("vm_flags", -16),
     "vm_area_struct.shared.rb": Beside("vm_flags", 8),
 }
+KPROBES: Mapping[str, Seen | Beside] = {
+    "kprobe.addr": Seen("arch_disarm_kprobe", ("r3",), LD),
+    "kprobe.opcode": Seen("arch_disarm_kprobe", ("r3",), LWZ),
+    "kprobe.pre_handler": Beside("opcode", -16),
+    "optimized_kprobe.optinsn.insn": Seen("arch_remove_optimized_kprobe", ("r3",), LD),
+    "optimized_kprobe.optinsn.copied_insn": Beside("optinsn.insn", -8),
+}
+"""Of the guest's own kprobes (include/linux/kprobes.h, asm/kprobes.h): what its text was is looked up by them."""
 
 
 @dataclass
@@ -120,11 +128,14 @@ class CodeStructures:
     """`guest.linux.kernel.Structures`.
 
     current: where a paca has the thread that runs. others: what is known already, by "struct.member".
+    fixed, told: what is known of every kernel, and by which code.
     """
 
     symbols: DerivedSymbols
     current: int
     others: Mapping[str, int] = field(default_factory=dict)
+    fixed: Mapping[str, int] = field(default_factory=lambda: FIXED)
+    told: Mapping[str, Seen | Beside] = field(default_factory=lambda: TOLD)
     _known: dict[str, int] = field(default_factory=dict)
 
     def offset(self, struct: str, member: str) -> int:
@@ -132,13 +143,13 @@ class CodeStructures:
         return self._offset(f"{struct}.{member}")
 
     def _offset(self, name: str) -> int:
-        found = self.others.get(name, FIXED.get(name, self._known.get(name)))
+        found = self.others.get(name, self.fixed.get(name, self._known.get(name)))
         if found is None:
             found = self._known[name] = self._told(name)
         return found
 
     def _told(self, name: str) -> int:
-        rule = TOLD.get(name)
+        rule = self.told.get(name)
         if isinstance(rule, Beside):
             return self._offset(f"{name.partition('.')[0]}.{rule.member}") + rule.bytes
         if rule is None:
@@ -153,6 +164,15 @@ class CodeStructures:
     def _path(self, path: Path) -> Path:
         start: Path = (f"r{PACA}", self.current) if path[0] == CURRENT else path[:1]
         return start + tuple(self._offset(str(member)) for member in path[1:])
+
+
+def of_kprobes(symbols: DerivedSymbols) -> CodeStructures:
+    """All that a kernel without types is asked for in general."""
+    return CodeStructures(symbols, 0, fixed={"kprobe.hlist": 0}, told=KPROBES)
+
+
+def has_types(kernel: Kernel) -> bool:
+    return kernel.structures is not None and not isinstance(kernel.structures, CodeStructures)
 
 
 def _uses(symbols: DerivedSymbols, function: str) -> Iterator[tuple[Path, int, int]]:

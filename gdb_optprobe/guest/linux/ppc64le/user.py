@@ -26,7 +26,7 @@ from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
 from gdb_optprobe.guest.linux.ppc64le.memory import RadixMemory
 from gdb_optprobe.guest.linux.ppc64le.mmu import RadixMmu
 from gdb_optprobe.guest.linux.ppc64le.reads import Reads
-from gdb_optprobe.guest.linux.ppc64le.structures import CodeStructures
+from gdb_optprobe.guest.linux.ppc64le.structures import CodeStructures, has_types
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user import arriving, space_calls
 from gdb_optprobe.guest.linux.user.arriving import MAPS, WAITS, WRITES, Arriving
@@ -112,7 +112,7 @@ def user_kernel(kernel: Kernel, reads: Reads, originals: Originals) -> UserKerne
         "task_struct.tgid": paca.pid + 4,  # see guest/linux/current.py
         "task_struct.comm": paca.comm,
     }
-    structures = kernel.structures or CodeStructures(symbols, paca.current, known)
+    structures = kernel.structures if has_types(kernel) else CodeStructures(symbols, paca.current, known)
     names = _Symbols(symbols, {"init_task": paca.init_task})
     kernel = Kernel(RadixMemory(kernel.memory, reads.linear.root), names, structures)
     common, stack = program_check.of_users(kernel, originals)
