@@ -77,7 +77,8 @@ class GdbMachine:
         end = address + size
         # By pages: GDB looks for the first byte that it cannot read, one by one.
         cuts = [address, *range(address - address % PAGE + PAGE, end, PAGE), end]
-        start = gdb.Value(0).cast(gdb.lookup_type("char").pointer())
+        # A character of a string's: one byte in every language, also where none has a `char`.
+        start = gdb.Value(0).cast(gdb.Value("c").type.target().pointer())
         try:
             parts = [(start + at).string(BYTES, length=to - at) for at, to in pairwise(cuts) if to > at]
         except gdb.MemoryError:

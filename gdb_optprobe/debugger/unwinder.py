@@ -185,7 +185,7 @@ def _at_program_stop(pending: gdb.PendingFrame, kernel: Kernel, session: Session
     gate = session.users.stops.gate_at(pc)
     if gate is None:
         return None
-    word = gdb.lookup_type("unsigned long long")
+    word = _unsigned(64)
     sp = int(pending.read_register(kernel.isa.sp)) & MASK
     info = pending.create_unwind_info(_GdbFrameId(gdb.Value(sp).cast(word), gdb.Value(pc).cast(word)))
     for register in pending.architecture().registers("save"):
@@ -206,12 +206,17 @@ def _read(pending: gdb.PendingFrame, name: str) -> gdb.Value | None:
 
 
 def _info(pending: gdb.PendingFrame, frame: FrameId, registers: Mapping[str, int]) -> gdb.UnwindInfo:
-    word, half = gdb.lookup_type("unsigned long long"), gdb.lookup_type("unsigned int")
+    word, half = _unsigned(64), _unsigned(32)
     info = pending.create_unwind_info(_GdbFrameId(gdb.Value(frame.sp).cast(word), gdb.Value(frame.pc).cast(word)))
     for name, value in registers.items():
         if not name.startswith("orig_"):  # a word of pt_regs, no register of the machine
             info.add_saved_register(name, gdb.Value(value & MASK).cast(half if name in HALVES else word))
     return info
+
+
+def _unsigned(bits: int) -> gdb.Type:
+    """Return the type of so many bits. C's names for it are none in other languages, such as Rust."""
+    return gdb.selected_inferior().architecture().integer_type(bits, False)
 
 
 def install(session: Callable[[], Session | None], kernel: Callable[[], Kernel | None]) -> None:

@@ -112,13 +112,11 @@ class Gdb(ModuleType):
     def newest_frame(self) -> SimpleNamespace:
         return SimpleNamespace(select=self._select_newest, read_register=self._register)
 
-    def lookup_type(self, name: str) -> SimpleNamespace:
-        assert name == "char"
-        return SimpleNamespace(pointer=lambda: None)
-
-    def Value(self, address: int) -> SimpleNamespace:
-        """Of a pointer to bytes."""
-        return SimpleNamespace(cast=lambda _: _Pointer(self, address))
+    def Value(self, value: int | str) -> SimpleNamespace:
+        """Of a pointer to bytes, or a string."""
+        if isinstance(value, str):
+            return SimpleNamespace(type=SimpleNamespace(target=lambda: SimpleNamespace(pointer=lambda: None)))
+        return SimpleNamespace(cast=lambda _: _Pointer(self, value))
 
     def execute(self, line: str, to_string: bool) -> str:
         if line == "maint flush register-cache":
