@@ -69,6 +69,20 @@ def test_what_is_behind_an_optimized_kprobe_is_probed_where_instructions_begin(b
     assert guest.problems() == []
 
 
+def test_a_kprobe_in_the_global_entry_leaves_the_local_one_known(boot: Boot) -> None:
+    """On ppc64le it is told by its first two instructions, of which the second is a branch by then."""
+    guest = boot(arch="ppc64le", extra=SINGLE)
+    guest.check(f"cd {TRACING}; echo 'p:own/x vfs_read+4' > kprobe_events; echo 1 > events/own/x/enable")
+    wait = "until grep -q 'vfs_read+0x4 .*OPTIMIZED' /sys/kernel/debug/kprobes/list; do sleep 0.1; done"
+    guest.check(f"{WORK.command}; {wait}", 120)
+    script: list[str | Workload] = ["optprobe add vfs_read", "optprobe commit", WORK, keep("list", "optprobe list")]
+    finished = batch(guest, [*script, "optprobe check", "optprobe delete"])
+    assert finished.status == 0, finished.output
+    (probe,) = finished.json("list")
+    assert probe["symbol"] == "vfs_read+0x8" and probe["tier"] == "optimized" and probe["hits"] >= READS
+    assert guest.problems() == []
+
+
 def test_what_the_kernel_goes_round_is_noted(linux: Guest) -> None:
     """Without a word a probe of a tracepoint's iterator counts nothing for ever."""
     iterator = "__traceiter_sched_switch"

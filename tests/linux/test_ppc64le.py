@@ -99,6 +99,16 @@ def test_a_table_gets_its_name_from_the_function_that_searches_it() -> None:
     assert found.range("__start___bug_table", "__stop___bug_table") == (TABLE, TABLE + 36)
 
 
+def test_the_lists_of_kprobes_are_what_get_kprobe_looks_through() -> None:
+    names = {**NAMES, "get_kprobe": USER}
+    del names["find_bug"]
+    for word, found in ((0, TABLE), (BASE + 0x4000, TABLE), (USER & 0xFFFF, None), (BASE + 4, None)):
+        memory = Pages()
+        memory.put(USER, toc_setup(USER) + made_of_toc(8, TABLE))
+        memory.put_words(TABLE, *[0] * 63, word)
+        assert power_kernel(memory, names).symbols.address("kprobe_table") == found
+
+
 def restarting(memory: Pages, *rows: tuple[int, int, int]) -> Kernel:
     memory.put(USER + 0xC0, toc_setup(USER + 0xC0) + made_of_toc(9, TABLE) + made_of_toc(8, TABLE + 24 * len(rows)))
     for number, row in enumerate(rows):

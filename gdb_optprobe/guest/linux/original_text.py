@@ -35,6 +35,10 @@ class OriginalText:
         """The same of a kernel that is read in another way."""
         return OriginalText(kernel, self._isa, self._ours)
 
+    def find(self) -> None:
+        """Find out where the guest lists its kprobes: from then on nothing is read for that but the lists."""
+        self._kernel.symbols.address(kprobes.TABLE)
+
     def read(self, start: int, end: int) -> bytes:
         """The original text from `start` to `end`."""
         return self(start, self._kernel.read(start, end))

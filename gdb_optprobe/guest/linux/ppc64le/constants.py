@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
-from struct import Struct
+from struct import Struct, iter_unpack
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux import bug_table, jump_labels
+from gdb_optprobe.guest.linux import bug_table, jump_labels, kprobes
 from gdb_optprobe.guest.linux.kernel import CHUNK, MASK, Located, NoSuchKernel
 from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.guest.symbols import SymbolTable
@@ -37,6 +37,7 @@ EXCEPTION_ROW = Struct("<ii")
 
 LOADS_AND_STORES = range(32, 56)
 CLOBBERED_BY_CALLS = (0, *range(3, 13))
+LINEAR = 0xC << 60
 LARGEST_FUNCTION = 1 << 14
 LARGEST_EXIT_TEXT = 1 << 16
 LARGEST_TABLE = 1 << 22
@@ -327,6 +328,19 @@ _JUMP = _table("__start___jump_table", "__stop___jump_table", "jump_label_text_r
 _BARRIER = _table(
     "__start___barrier_nospec_fixup", "__stop___barrier_nospec_fixup", "do_barrier_nospec_fixups", BARRIER_ROW, 1
 )
+
+def _kprobes(symbols: DerivedSymbols) -> Derived:
+    """Lists: each empty, or of kernel memory. Which kprobe is in which list is proven each time that they are read."""
+    size = 8 << kprobes.BITS
+    for start in symbols.constants_of("get_kprobe").made:
+        try:
+            heads = [head for (head,) in iter_unpack("<Q", symbols.memory.read(start, size))]
+        except OptprobeError:
+            continue
+        if all(not head or (head >= LINEAR and not head & 7) for head in heads):
+            return {"kprobe_table": start}
+    return {"kprobe_table": None}
+
 
 _SOURCES: Mapping[str, Callable[[DerivedSymbols], Derived]] = {
     "__start___ex_table": _EX,

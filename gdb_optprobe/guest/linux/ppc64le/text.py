@@ -55,6 +55,7 @@ class PowerText(CoreText):
     def through(self, read: Callable[[int, int], bytes]) -> PowerText:
         """The same text, read in another way: for the unwinder, which must not send packets of its own."""
         kernel = replace(self._kernel, memory=_ReadOnly(read))
+        self.originals.find()  # what is derived from code is found out now: `read` is no way for that
         return PowerText(kernel, originals=self.originals.through(kernel))
 
     @cached_property
