@@ -4,29 +4,31 @@ from collections.abc import Sequence
 
 from gdb_optprobe.commands.base import Subcommand
 from gdb_optprobe.commands.locations import location_candidates
-from gdb_optprobe.commands.parse import EXPLAIN_OPTIONS, Place, parse_explain
+from gdb_optprobe.commands.parse import ADD_OPTIONS, Add, parse_add
 from gdb_optprobe.debugger.output import Output
 
 
-class ExplainCommand(Subcommand[Place]):
-    """Say how LOCATION would be probed, and why not better, without touching the guest.
+class ExplainCommand(Subcommand[Add]):
+    """Say how `add` would probe LOCATION, and why not better, without touching the guest.
 
-    optprobe explain LOCATION[,LOCATION...] [-tier TIER] [-json]
-    optprobe explain -user BINARY:PLACE [-file PATH] [-json]
+    optprobe explain LOCATION[,LOCATION...] [what `add` takes] [-json]
+
+    What `add` would refuse is refused here, with the same reason.
 
     Examples:
       optprobe explain vfs_read
       optprobe explain *0xffffffff8134cc55 -json
+      optprobe explain vfs_read -return do hist($retval) by $comm
+      optprobe explain -user /bin/busybox:main
     """
 
     word = "explain"
 
-    def parse(self, text: str) -> Place:
-        return parse_explain(text)
+    def parse(self, text: str) -> Add:
+        return parse_add(text)
 
-    def run(self, args: Place, out: Output) -> None:
-        explain = self.session.explain
-        out.explanation([view for spec in args.specs() for view in explain(spec.location, spec)])
+    def run(self, args: Add, out: Output) -> None:
+        out.explanation(self.session.explain(*args.specs()))
 
     def candidates(self, text: str) -> int | Sequence[str]:
-        return location_candidates(text, EXPLAIN_OPTIONS)
+        return location_candidates(text, ADD_OPTIONS)

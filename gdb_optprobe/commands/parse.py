@@ -33,7 +33,6 @@ ADD_OPTIONS: Mapping[str, str] = {
     "-pid": "N",
     "-json": "",
 }
-EXPLAIN_OPTIONS: Mapping[str, str] = {"-tier": "TIER", "-glob": "", "-user": "", "-file": "PATH", "-json": ""}
 
 _KINDS = {
     (False, False): Kind.KPROBE,
@@ -170,14 +169,6 @@ def parse_dprintf(text: str) -> Add:
         if not argument.text:
             raise fault("an argument is missing here", Fragment(text, argument.start, argument.start + 1))
     return parse_add(f"{location.text} do print({', '.join(argument.text for argument in arguments)})")
-
-
-def parse_explain(text: str) -> Place:
-    line = Line(text)
-    place, at = _place(line, EXPLAIN_OPTIONS)
-    if at < len(text):
-        raise fault("explain takes a location only", line.word(at), "optprobe explain LOCATION [-json]")
-    return place
 
 
 def is_glob(location: str) -> bool:

@@ -7,6 +7,7 @@ from gdb_optprobe.debugger.table import indented
 from gdb_optprobe.probes.views import ExplainView, ReasonView
 
 BEST = "optimized"
+WAITS = "PENDING"
 STOPS = {"breakpoint": "twice", "boosted": "once", "emulated": "once"}
 
 
@@ -22,6 +23,8 @@ def lines(view: ExplainView) -> list[str]:
     elif view.tier:
         stops = f"; a hit stops the guest {STOPS[view.tier]}" if view.tier in STOPS else f"{cost} and a trap"
         verdict = f"{where}: would be {view.tier}{stops}"
+    elif view.reason is not None and view.reason.code == WAITS:
+        verdict = "would wait for its module"
     else:
         verdict = f"{where}: cannot be probed"
     lines = [verdict]

@@ -111,10 +111,18 @@ class Arena:
         if near is None:
             slot = self.data.allocate(size, 0, 1 << 64, 0)
         else:
-            slot = self.data.allocate(size, near - reach + size + 4096, near + reach - size - 4096, near)
+            slot = self.data.allocate(size, *_data_within(near, reach, size), near)
         self._used_from[slot.address] = self._lefts
         self.journal.put(Item.DATA, slot.address, slot.size)
         return slot
+
+    def check_code(self, size: int, near: int, reach: int) -> None:
+        """Raises Refused where `allocate_code` would; nothing is taken."""
+        self.code.find(size, *_within(near, reach, size), near)
+
+    def check_data(self, size: int, near: int, reach: int) -> None:
+        """Raises Refused where `allocate_data` would; nothing is taken."""
+        self.data.find(size, *_data_within(near, reach, size), near)
 
     def place(self, slot: Slot, data: bytes, memory: Memory, padding: bytes) -> Patch:
         """The patch that fills `slot` with `data` and `padding`. Raises TextChanged; foreign bytes lose the slot."""
@@ -355,3 +363,8 @@ def _within(near: int, reach: int, size: int) -> Range:
     # The branch counts from its own end, and the way back starts at the far end of the detour.
     margin = size + 256
     return near - reach + margin, near + reach - margin
+
+
+def _data_within(near: int, reach: int, size: int) -> Range:
+    """Where `size` bytes of data may lie that code at `near` addresses by distance."""
+    return near - reach + size + 4096, near + reach - size - 4096

@@ -253,6 +253,12 @@ A breakpoint of its own in the middle of a function may make nonsense of the ins
 """
 
 
+NO_MEMORY = frozenset(
+    reason.name for reason in (Refusal.ARENA_MISSING, Refusal.ARENA_FULL, Refusal.ARENA_OUT_OF_REACH)
+)
+"""Codes of a tier that an address would have, were there memory for it."""
+
+
 class Refused(OptprobeError):
     """No probe of any tier is possible (or not now): `reason` says why."""
 

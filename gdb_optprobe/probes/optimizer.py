@@ -218,12 +218,20 @@ class Optimizer:
 
     def reserve(self, probe: Probe, plan: Plan) -> None:
         """Memory for what `probe` gathers, before any branch is touched, so that others keep theirs. Raises Refused."""
-        if probe.returns or (not plan.tier.stops and not probe.handler.is_plain):
+        if self.gathers(probe, plan):
             arena = self.take_arena()
             self.with_room(lambda: branching.reserve(probe, self.target, arena), arena)
             if probe.returns:
                 site = self.registry.site_of(probe)
                 self.with_room(lambda: self.returns.reserve(site, self.target, arena), arena)
+
+    def gathers(self, probe: Probe, plan: Plan) -> bool:
+        """Whether `probe` needs memory before anything is written into the text."""
+        return probe.returns or (not plan.tier.stops and not probe.handler.is_plain)
+
+    def lower(self, address: int, specs: Sequence[Spec], reason: Reason) -> Plan:
+        """Return the best plan for probes `specs` that needs no detour, where a better one could not be carried out."""
+        return self._lower(address, self._limits(specs), reason)
 
     def is_inside(self, site: Site) -> bool:
         """Whether somebody may be in a program of `site`, or in a detour that was left, which may have been one's."""

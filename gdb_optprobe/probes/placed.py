@@ -40,15 +40,15 @@ class Placed:
     slot: Slot
     detour: Detour
 
+    @staticmethod
+    def check(address: int, lay_out: LayOut, target: Target, arena: Arena) -> None:
+        """Raises Refused where `near` would; nothing is taken."""
+        arena.check_code(_size(address, lay_out, target, arena), address, target.isa.branch_reach)
+
     @classmethod
     def near(cls, address: int, lay_out: LayOut, target: Target, arena: Arena) -> Placed:
         """Lay a detour out, take a slot of its size within reach of `address` and write it there. Raises Refused."""
-        reach = target.isa.branch_reach
-        trial = arena.free_code(address, reach)
-        try:
-            size = lay_out(trial).size
-        except (Unrelocatable, OutOfReach) as stuck:
-            raise Refused(Refusal.ARENA_OUT_OF_REACH.because(address=target.text.spell(address))) from stuck
+        reach, size = target.isa.branch_reach, _size(address, lay_out, target, arena)
         while True:
             slot = arena.allocate_code(size, address, reach)
             detour = lay_out(slot.address)
@@ -77,3 +77,12 @@ class Placed:
         else:
             arena.wipe([self.slot], target.machine)
             arena.code.give_back(self.slot)
+
+
+def _size(address: int, lay_out: LayOut, target: Target, arena: Arena) -> int:
+    """Return the bytes of a detour, wherever it stands. Raises Refused."""
+    trial = arena.free_code(address, target.isa.branch_reach)
+    try:
+        return lay_out(trial).size
+    except (Unrelocatable, OutOfReach) as stuck:
+        raise Refused(Refusal.ARENA_OUT_OF_REACH.because(address=target.text.spell(address))) from stuck

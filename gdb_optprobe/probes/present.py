@@ -368,8 +368,8 @@ def lines(insns: Iterable[Insn], notes: Mapping[int, str]) -> tuple[CodeLine, ..
 # explain -------------------------------------------------------------------------------------------------------------
 
 
-def explanation(plan: Plan, target: Target) -> ExplainView:
-    """What a plan would do, in words and numbers."""
+def explanation(plan: Plan, target: Target, counts: bool = True) -> ExplainView:
+    """What a plan would do, in words and numbers. counts: a count, whose cost is known beforehand."""
     return ExplainView(
         address=plan.address,
         symbol=target.symbol(plan.address),
@@ -379,7 +379,7 @@ def explanation(plan: Plan, target: Target) -> ExplainView:
         refused=tuple(RefusedView(tier.value, why.code, why.text, why.hint) for tier, why in plan.refused),
         patch_size=plan.patch_size,
         waits=plan.waits,
-        instructions=cost(plan, target) if not plan.tier.stops else 0,
+        instructions=cost(plan, target) if counts and not plan.tier.stops else 0,
         nearest=plan.near,
         nearest_symbol=target.symbol(plan.near) if plan.near is not None else "",
         note=target.bypassed(plan.address),

@@ -109,12 +109,7 @@ class Returns:
         try:
             point = ReturnPoint.made(address, layout, target, arena, behind)
         except Refused as refused:
-            if refused.reason.code != Refusal.ARENA_FULL.code:
-                raise
-            room = f"a table with room for {layout.slots} calls of a function at once takes {layout.size} bytes"
-            text = f"{refused.reason.text}: {room}, and {arena.data.largest} are free in one piece"
-            hint = f"-maxactive N, with fewer calls, or {refused.reason.hint}"
-            raise Refused(Reason(refused.reason.code, text, hint)) from None
+            raise _too_large(layout, refused, arena) from None
         self.points.append(point)
         arena.journal.put(Item.POINT, point.memory.address, [address, layout.slots, layout.saved])
         return point
@@ -215,3 +210,22 @@ def _hidden(call: Instance, point: ReturnPoint, target: Target) -> bool:
     except OptprobeError:
         return False  # its stack is gone
     return not point.is_ours(word)
+
+
+def check(probe: Probe, target: Target, arena: Arena) -> None:
+    """Raises Refused where there is no memory for calls of the function that `probe` is the first return probe of."""
+    layout = layout_for([probe], returning.SLOTS)
+    try:
+        arena.check_data(layout.size, probe.address, target.isa.data_reach)
+    except Refused as refused:
+        raise _too_large(layout, refused, arena) from None
+
+
+def _too_large(layout: InstancesLayout, refused: Refused, arena: Arena) -> Refused:
+    """Return the refusal of a table, with what would fit."""
+    if refused.reason.code != Refusal.ARENA_FULL.code:
+        return refused
+    room = f"a table with room for {layout.slots} calls of a function at once takes {layout.size} bytes"
+    text = f"{refused.reason.text}: {room}, and {arena.data.largest} are free in one piece"
+    hint = f"-maxactive N, with fewer calls, or {refused.reason.hint}"
+    return Refused(Reason(refused.reason.code, text, hint))

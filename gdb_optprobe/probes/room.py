@@ -14,9 +14,10 @@ def reserve(probe: Probe, optimizer: Optimizer, action: Callable[[], object]) ->
     try:
         action()
     except Refused as refused:
-        arena, needed = optimizer.arena, probe.handler.size
-        free = arena.data.largest if arena is not None else needed
-        if refused.reason.code != Refusal.ARENA_FULL.code or needed <= free:
+        if refused.reason.code != Refusal.ARENA_FULL.code:
+            raise
+        needed, free = probe.handler.size, optimizer.find_arena().data.largest
+        if needed <= free:
             raise
         text = f"{refused.reason.text}: what the actions gather takes {needed} bytes, and {free} are free"
         smaller = probe.handler.within(free)

@@ -14,7 +14,7 @@ from functools import partial
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.pads import Pad
 from gdb_optprobe.detours.planner import Plan
-from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
+from gdb_optprobe.detours.refusal import NO_MEMORY, Reason, Refusal, Refused
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
@@ -32,6 +32,7 @@ from gdb_optprobe.probes import checking, outstanding, present, returnable, savi
 from gdb_optprobe.probes.adding import wanted
 from gdb_optprobe.probes.borrowing import prepare
 from gdb_optprobe.probes.comings import Comings
+from gdb_optprobe.probes.explaining import Explaining
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
@@ -54,8 +55,6 @@ Run = Callable[[float | None], str | None]
 # Addresses of one location that are worked on together: the code around them is decoded once.
 AT_ONCE = 256
 
-NO_MEMORY = {Refusal.ARENA_MISSING.code, Refusal.ARENA_FULL.code, Refusal.ARENA_OUT_OF_REACH.code}
-
 SLICE = 0.1
 LONGEST_SLICE = 1.0
 
@@ -70,6 +69,9 @@ class Session:
         self.optimizer = Optimizer(target, self.registry, settings)
         self.comings = Comings(target, self.registry, self.optimizer, settings, self._standing, self.handler)
         self.users = Users(target, self.registry, self.optimizer, settings)
+        self._explaining = Explaining(
+            target, self.registry, self.optimizer, self.users, settings, self._standing, self.handler, self._as_wanted
+        )
         self.last_number: int | None = None
         self._run = run
 
@@ -338,20 +340,10 @@ class Session:
             raise OptprobeError(f"probe {number} has no code to show: {probe.waits.text}", probe.waits.hint)
         return present.show(view, self.registry.site_of(probe), self.target)
 
-    def explain(self, location: str, spec: Spec | None = None) -> tuple[ExplainView, ...]:
-        """What an `add` would do at every address of `location`; the guest is not touched."""
+    def explain(self, *specs: Spec) -> tuple[ExplainView, ...]:
+        """Return what an `add` would do at every address of each spec's location; the guest is not touched."""
         self.target.alive()
-        if spec is not None and spec.in_program:
-            return (user_present.explanation(spec, self.users, self.target),)
-        addresses = self.target.resolve(location, spec.glob if spec is not None else False)
-        return tuple(self._explain(address, spec or Spec(location)) for address in addresses)
-
-    def _explain(self, address: int, spec: Spec) -> ExplainView:
-        try:
-            plan = self.optimizer.plan(address, [spec])
-        except Refused as refused:
-            return present.unprobeable(address, refused.reason, self.target)
-        return present.explanation(plan, self.target)
+        return tuple(self._explaining.explained(specs))
 
     def hits(self, number: int) -> int:
         self.target.alive()

@@ -148,7 +148,7 @@ class FakeSession:
         self._check([number])
         return SHOWN
 
-    def explain(self, location: str, spec: Spec | None = None) -> tuple[ExplainView, ...]:
+    def explain(self, *specs: Spec) -> tuple[ExplainView, ...]:
         return (EXPLAINED,)
 
     def enable(self, numbers: Sequence[int] | None = None) -> tuple[int, ...]:

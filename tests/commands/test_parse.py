@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gdb_optprobe.commands.parse import is_glob, parse_add, parse_break, parse_dprintf, parse_explain
+from gdb_optprobe.commands.parse import is_glob, parse_add, parse_break, parse_dprintf
 from gdb_optprobe.errors import OptprobeError
 
 
@@ -177,15 +177,13 @@ def test_dprintf_refuses(text: str) -> None:
         parse_dprintf(text)
 
 
-def test_explain() -> None:
-    place = parse_explain("-json *0xff + 3")
-    assert (place.locations[0].text, place.json) == ("*0xff + 3", True)
-    program = parse_explain("-user /bin/busybox:main -file /tmp/busybox").specs()[0]
+def test_what_add_and_explain_take() -> None:
+    add = parse_add("-json *0xff + 3")
+    assert (add.place.locations[0].text, add.json) == ("*0xff + 3", True)
+    program = parse_add("-user /bin/busybox:main -file /tmp/busybox").specs()[0]
     assert (program.in_program, program.location, program.file) == (True, "/bin/busybox:main", "/tmp/busybox")
-    with pytest.raises(OptprobeError, match="takes a location only"):
-        parse_explain("f if x")
     with pytest.raises(OptprobeError, match="-file needs -user"):
-        parse_explain("vfs_read -file /tmp/busybox").specs()[0]
+        parse_add("vfs_read -file /tmp/busybox").specs()[0]
 
 
 @pytest.mark.parametrize(
@@ -220,7 +218,7 @@ def test_a_comma_needs_a_location_on_either_side(text: str) -> None:
 
 
 def test_explain_takes_several_locations() -> None:
-    assert [spec.location for spec in parse_explain("vfs_read,*0xff -json").specs()] == ["vfs_read", "*0xff"]
+    assert [spec.location for spec in parse_add("vfs_read,*0xff -json").specs()] == ["vfs_read", "*0xff"]
 
 
 def test_dprintf_keeps_its_own_commas() -> None:

@@ -59,7 +59,7 @@ def test_explain_knows_as_add_does_that_no_detour_is_within_reach() -> None:
     far = START + (1 << 40)
     world.arena.__init__(Ranges(((far, far + 0x1000),), ((far + 0x1000, far + 0x2000),), 0xCC))  # type: ignore[misc]
     where = f"*{world.addresses[0]:#x}"
-    (told,) = world.session.explain(where)
+    (told,) = world.session.explain(Spec(where))
     (view,) = world.session.add(Spec(where))
     assert told.reason is not None and view.reason is not None
     assert (told.tier, told.reason.code) == (view.tier, view.reason.code) == ("breakpoint", "ARENA_OUT_OF_REACH")
