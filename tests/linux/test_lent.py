@@ -335,8 +335,21 @@ def test_padding_in_use_is_passed_over() -> None:
     guest.put(PHYSICAL + start - IMAGE + 3, b"\x55")
     assert lent.padding(guest, linux, tables)[0] == end
     full = {**NAMES, "d__etext": IMAGE + 0x1FF1}
-    with pytest.raises(filler.NoFiller, match="padding"):
+    with pytest.raises(filler.NoFiller, match="no padding"):
         lent.padding(guest, kernel(guest, full), tables)
+
+
+def test_padding_before_an_aligned_section_serves_where_the_text_fills_its_last_page() -> None:
+    guest = Guest()
+    aligned = {**NAMES, "d__etext": IMAGE + 0x2000, "entry": IMAGE + 0x1000}
+    tables = filler.page_tables(guest, kernel(guest, aligned))
+    size = CALLING.size + 2 * lent.BESIDE
+    guest.put(PHYSICAL + 0x1000 - size, b"\xcc" * size)
+    start, end = lent.padding(guest, kernel(guest, aligned), tables)
+    assert IMAGE + 0x1000 - size + lent.BESIDE <= start and end <= IMAGE + 0x1000
+    guest.put(PHYSICAL + 0xFFF, b"\xc3")
+    with pytest.raises(filler.NoFiller, match="no padding"):
+        lent.padding(guest, kernel(guest, aligned), tables)
 
 
 def test_something_is_in_the_window_already() -> None:

@@ -15,7 +15,7 @@ leads to; the guest runs on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -58,6 +58,8 @@ CALL = 30.0
 """Seconds, for a thread to be reached and for a call."""
 BESIDE = 16
 """Bytes of padding that are left alone before a thunk."""
+SOUGHT = 512
+"""Bytes before an aligned symbol in which padding is sought."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,20 +223,33 @@ class Lender:
 
 
 def padding(machine: Machine, kernel: Kernel, tables: Tables) -> Range:
-    """Padding for a thunk: between the end of the text and the end of its last page, which is mapped as text is.
+    """Return padding of the text for a thunk, mapped as text is. Raises NoFiller."""
+    used = False
+    for start, stop in _paddings(kernel):
+        mapped = translate(machine.read_physical, tables.roots[0], start, la57=tables.la57)
+        if mapped is None or not mapped.executable:
+            continue
+        held = kernel.read(start, stop)
+        for at in range(0, len(held) - CALLING.size + 1, CALLING.size):
+            if held[at : at + CALLING.size] in (bytes(CALLING.size), bytes([FILL]) * CALLING.size):
+                return start + at, start + at + CALLING.size
+            used = True
+    raise NoFiller("padding of its text is in use" if used else "its text has no padding for the code of a call")
 
-    Raises NoFiller.
-    """
-    end = kernel.address("_etext")
-    start, stop = -(-end // BESIDE) * BESIDE + BESIDE, -(-end // PAGE) * PAGE
-    mapped = translate(machine.read_physical, tables.roots[0], end - 1, la57=tables.la57)
-    if mapped is None or not mapped.executable or stop - start < CALLING.size:
-        raise NoFiller("its text has no padding for the code of a call")
-    held = kernel.read(start, stop)
-    for at in range(0, len(held) - CALLING.size + 1, CALLING.size):
-        if held[at : at + CALLING.size] in (bytes(CALLING.size), bytes([FILL]) * CALLING.size):
-            return start + at, start + at + CALLING.size
-    raise NoFiller("the padding behind its text is in use")
+
+def _paddings(kernel: Kernel) -> Iterator[Range]:
+    """Where there may be some: behind the text, in its last page; what the linker fills before an aligned section."""
+    begin, end = kernel.address("_stext"), kernel.address("_etext")
+    yield -(-end // BESIDE) * BESIDE + BESIDE, -(-end // PAGE) * PAGE
+    for page in range(-(-begin // PAGE) * PAGE + PAGE, end, PAGE):
+        found = kernel.symbols.at(page)
+        if found is None or found.offset:
+            continue
+        before = kernel.read(page - SOUGHT, page)
+        filled = len(before) - len(before.rstrip(bytes([FILL])))
+        start = -(-(page - filled) // BESIDE) * BESIDE + BESIDE
+        if start + CALLING.size <= page:
+            yield start, page
 
 
 def _protected() -> int:
