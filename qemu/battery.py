@@ -33,7 +33,8 @@ TRACING = "/sys/kernel/tracing"
 ENTRY, CALLER, OPENS = "read_zero", "ksys_read", ("do_sys_openat2", "do_sys_open")
 READS, SIZE, ODD = 1000, 7, 4321
 PROGRAM, CALLS = "/calls64", 500
-HEALTH = 15.0
+HEALTH = 60.0
+QUESTIONS = 50
 LINE = re.compile(r"^(?:=> )?\s*(0x[0-9a-f]+)[^:]*:\s+(\S.*)$", re.M)
 # Straight-line code ends at one of these (x86-64: j…, call, ret; ppc64le: b… but the bit instructions).
 LEAVES = re.compile(r"^(j|call|ret|b(?!r[hwd]\b|permd)|syscall|ud2)")
@@ -389,11 +390,13 @@ def module(battery: Battery) -> str:
 
 def agreement(battery: Battery) -> str:
     """What `explain` says of random places is what `add` does."""
-    battery.gdb(f"source {ROOT}/agree.py")
-    told = json.loads(battery.gdb("optprobe-agree 50").splitlines()[-1])
+    # Of programs it asks about busybox, whose pages the guest must have.
+    battery.run_in_guest("busybox true")
+    battery.gdb(f"python agree_seed, agree_count = {battery.guest.options.processors}, {QUESTIONS}")
+    told = json.loads(battery.gdb(f"source {ROOT}/agree.py", 600).splitlines()[-1])
     if told["disagreements"]:
-        raise Broken(f"explain and add: {told['disagreements'][0]}")
-    return f"{told['tried']} places"
+        raise Broken(f"{len(told['disagreements'])} of {told['asked']}: {told['disagreements'][0]}")
+    return f"{told['asked']} places, {told['refused']} refused"
 
 
 def recovery(battery: Battery) -> str:
