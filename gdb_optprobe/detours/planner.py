@@ -139,11 +139,13 @@ def _place(site: Site, grounds: Grounds, limits: Limits) -> Place:
             raise Refused(Refusal.UNDECODABLE.because(address=text.spell(address)))
         start = text.spell(around.address)
         raise Refused(Refusal.NOT_INSTRUCTION_BOUNDARY.because(address=text.spell(address), start=start))
-    if insn.data == grounds.isa.breakpoint:
+    is_padding = ground.site(insn) is None and ground.is_padding(insn)
+    # Compilers put breakpoint instructions behind returns, where nothing leads: they are padding, and no probe's.
+    if insn.data == grounds.isa.breakpoint and not is_padding:
         raise Refused(Refusal.FOREIGN_BREAKPOINT.because(address=text.spell(address)))
     if unreached := ground.unreached(insn):
         raise Refused(unreached)
-    if ground.site(insn) is None and ground.is_padding(insn):
+    if is_padding:
         raise Refused(Refusal.PADDING.because(address=text.spell(address)))
     return Place(site, insn, ground, limits)
 

@@ -175,7 +175,8 @@ class _Kernel(_Guest):
                     where = f"frame {depth} of vCPU {vcpu.number} is at {registers[pc]:#x}"
                     raise NoSuchKernel(f"{unwinder.how}: {where}, which is no code")
             deepest = max(deepest, depth)
-        tried = f"{_counted(deepest, 'frame')} where a vCPU is" if deepest else "no vCPU is in the kernel to try it on"
+        untried = "no vCPU is in the kernel to try them on"
+        tried = f"{_counted(deepest, 'frame')} where a vCPU is" if deepest else untried
         return f"{unwinder.how}; {tried}"
 
     def _is_init(self, pc: int) -> bool:

@@ -274,6 +274,12 @@ def test_foreign_breakpoint() -> None:
     assert refusal(FakeText("cc  int3\n" + PUSHES)) == "FOREIGN_BREAKPOINT"
 
 
+def test_a_breakpoint_instruction_behind_a_return_is_padding() -> None:
+    """Compilers put it there against speculation; a branch to it would make it somebody's."""
+    assert refusal(FakeText("c3  ret\ncc  int3\n" + PUSHES), 1) == "PADDING"
+    assert refusal(FakeText("74 01  je +1\nc3  ret\ncc  int3\n" + PUSHES), 3) == "FOREIGN_BREAKPOINT"
+
+
 def test_unknown_function() -> None:
     assert refusal(FakeText(PUSHES), 0x1000) == "UNKNOWN_FUNCTION"
 

@@ -91,3 +91,18 @@ def test_a_guest_that_has_not_booted_and_one_without_an_operating_system(boot: B
     found = finished.json("doctor")
     assert states(found)["symbols"] == "GUEST_MISSING" and states(found)["qemu"] == "works"
     assert "64-bit mode" in found["facilities"][0]["reason"]
+
+
+def test_a_vcpu_in_user_mode_maps_next_to_nothing_of_the_kernel(boot: Boot) -> None:
+    """Page-table isolation: all is read by the kernel's own tables, and no vCPU is there to be unwound."""
+    guest = boot(cpu="Nehalem", smp=1)
+    guest.run("(while :; do :; done) </dev/null >/dev/null 2>&1 &")
+    with Debugger(guest.gdb_socket) as gdb:
+        for _ in range(50):
+            if gdb("output $cs & 3").strip() == "3":
+                break
+            gdb("optprobe run -for 0.05")
+        found = json.loads(gdb("optprobe doctor -json").splitlines()[-1])
+    assert set(states(found).values()) == {"works"}, found
+    (unwinding,) = (one["detail"] for one in found["facilities"] if one["name"] == "unwinding")
+    assert unwinding == "ORC tables; no vCPU is in the kernel to try them on"

@@ -43,7 +43,6 @@ LARGEST_EXIT_TEXT = 1 << 16
 LARGEST_TABLE = 1 << 22
 SAMPLES = 64
 TICKS_A_MICROSECOND = range(1, 10_000)
-KPROBE_LISTS = 64
 BARRIER_ROW = Struct("<q")
 """asm/feature-fixups.h, NOSPEC_BARRIER_FIXUP_SECTION: where a barrier or its nop is, relative to itself."""
 
@@ -306,14 +305,6 @@ def _modules(symbols: DerivedSymbols) -> Derived:
     return {"modules": heads[0] if len(heads) == 1 else None}
 
 
-def _kprobes(symbols: DerivedSymbols) -> Derived:
-    """The only address that `get_kprobe` makes: of lists, empty or in memory."""
-    made = symbols.constants_of("get_kprobe").made
-    heads = [symbols.word(table + 8 * number) for table in made for number in range(KPROBE_LISTS)]
-    plausible = len(made) == 1 and all(head == 0 or (head is not None and head >> 60 == 0xC) for head in heads)
-    return {"kprobe_table": made[0] if plausible else None}
-
-
 def _ticks(symbols: DerivedSymbols) -> Derived:
     """The only variable that `udelay` reads, which multiplies by it."""
     used = symbols.constants_of("udelay").used
@@ -328,6 +319,7 @@ _JUMP = _table("__start___jump_table", "__stop___jump_table", "jump_label_text_r
 _BARRIER = _table(
     "__start___barrier_nospec_fixup", "__stop___barrier_nospec_fixup", "do_barrier_nospec_fixups", BARRIER_ROW, 1
 )
+
 
 def _kprobes(symbols: DerivedSymbols) -> Derived:
     """Lists: each empty, or of kernel memory. Which kprobe is in which list is proven each time that they are read."""
