@@ -239,38 +239,6 @@ def test_a_branch_of_one_size_with_the_breakpoint() -> None:
         assert kprobes.known(there, PPC64LE) == [Kprobe(HOT, bytes.fromhex("a602087c"), written, 4, jumps)]
 
 
-def power(written: bytes, opcode: bytes) -> Pages:
-    """A kernel without types: two kprobes, each with a copy of its instruction, as struct arch_specific_insn has it."""
-    memory = Pages()
-    memory.put(TEXT, bytes(0x1000))
-    memory.put(TABLE, bytes(0x1000))
-    memory.put(PROBES, bytes(0x1000))
-    for number, at in enumerate((HOT, NEXT)):
-        probe, copy = PROBES + 0x100 * number, PROBES + 0x800 + 0x40 * number
-        memory.put_words(TABLE + 8 * hashed(at), probe)
-        memory.put_words(probe + 0x28, at)
-        memory.put(probe + 0x50, opcode)
-        memory.put_words(probe + 0x58, copy)
-        memory.put(copy, opcode)
-    memory.put(HOT, written)
-    memory.put(NEXT, opcode)
-    return memory
-
-
-def test_without_types_kprobes_tell_where_they_keep_what_by_their_lists_and_copies() -> None:
-    mflr = bytes.fromhex("a602087c")
-    for written, jumps in ((PPC64LE.breakpoint, False), (PPC64LE.branch(HOT, TEXT + 0x800), True)):
-        found = kprobes.known(kernel(power(written, mflr), {"kprobe_table": TABLE}), PPC64LE)
-        assert found == [Kprobe(HOT, mflr, written, 4, jumps), Kprobe(NEXT, b"", b"", 4)]
-
-
-def test_kprobes_that_do_not_tell_are_an_error() -> None:
-    memory = power(PPC64LE.breakpoint, bytes.fromhex("a602087c"))
-    memory.put(PROBES + 0x840, bytes(4))
-    with pytest.raises(OptprobeError, match="how they are laid out"):
-        kprobes.known(kernel(memory, {"kprobe_table": TABLE}), PPC64LE)
-
-
 def test_lists_that_cannot_be_read_are_an_error() -> None:
     memory = Pages()
     memory.put_words(TABLE, PROBES)

@@ -12,20 +12,19 @@ As recover_probed_instruction() (arch/x86/kernel/kprobes/core.c) has it; on othe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from struct import iter_unpack
 
-from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel, NoSuchKernel
-from gdb_optprobe.isa.base import Flow, Isa, OutOfReach
+from gdb_optprobe.isa.base import Isa, OutOfReach
 
 BITS = 6  # KPROBE_HASH_BITS
 GOLDEN = 0x61C8864680B583EB  # GOLDEN_RATIO_64 (include/linux/hash.h)
 MOST = 1 << 16
 LONGEST_WINDOW = 64
-FARTHEST = 128
-"""Bytes of a struct kprobe in which its opcode is."""
 TABLE, REGISTERS = "kprobe_table", "register_kprobe"
 """A kernel without kprobes has no such function."""
 
@@ -61,16 +60,23 @@ def known(kernel: Kernel, isa: Isa) -> list[Kprobe]:
     heads = [head for (head,) in iter_unpack("<Q", kernel.memory.read(table, 8 << BITS))]
     if not any(heads):
         return []
-    layout = Layout.of(kernel, isa, heads)
+    layout = Layout.of(kernel)
     found = []
     for number, head in enumerate(heads):
-        for probe in _probes(kernel, head, layout.node):
+        for probe in _probes(kernel, head, layout):
             address = kernel.word(probe + layout.address)
             # The list that a kprobe is in is chosen by its address: nothing else reads as one.
             if hashed(address) != number:
                 raise NoSuchKernel("the guest's list of its own kprobes does not read as one")
             found.append(_kprobe(kernel, isa, layout, probe, address))
     return sorted(found, key=lambda each: each.address)
+
+
+def find(kernel: Kernel) -> None:
+    """Have what `known` needs derived, where code tells it; why it cannot be is said by `known`."""
+    kernel.symbols.address(TABLE)
+    with suppress(OptprobeError):
+        Layout.of(kernel)
 
 
 def original(text: bytes, base: int, probes: Iterable[Kprobe]) -> bytes:
@@ -95,16 +101,14 @@ class Layout:
     node: int
     address: int
     opcode: int
-    pre_handler: int = 0
+    pre_handler: int
     copied: int | None = None
     slot: int | None = None
     size: int | None = None
 
     @classmethod
-    def of(cls, kernel: Kernel, isa: Isa, heads: Sequence[int]) -> Layout:
-        """By the kernel's types, else by the kprobes of these lists. Raises OptprobeError."""
-        if kernel.structures is None and len(isa.breakpoint) == isa.branch_size:
-            return _told(kernel, isa, heads)
+    def of(cls, kernel: Kernel) -> Layout:
+        """Raises OptprobeError."""
 
         def optimized(member: str) -> int | None:
             try:
@@ -118,37 +122,13 @@ class Layout:
         return cls(node, address, opcode, pre_handler, optimized("copied_insn"), optimized("insn"), optimized("size"))
 
 
-def _told(kernel: Kernel, isa: Isa, heads: Sequence[int]) -> Layout:
-    """Where each kprobe has the address that its list is chosen by, and, before the pointer to a copy, its opcode.
-
-    The opcode is the copied instruction, and whole where it is of a branch's size. Raises NoSuchKernel.
-    """
-    probes = [(number, probe) for number, head in enumerate(heads) for probe in _probes(kernel, head, 0)]
-    width = len(isa.breakpoint)
-
-    def copied(probe: int, opcode: int) -> bool:
-        slot = kernel.word(probe + opcode + width + 7 & -8)
-        found = kernel.memory.read(probe + opcode, width)
-        try:
-            return any(found) and kernel.memory.read(slot, width) == found
-        except Unreadable:
-            return False
-
-    for address in range(16, FARTHEST, 8):
-        if all(hashed(kernel.word(probe + address)) == number for number, probe in probes):
-            for opcode in range(address + 8, FARTHEST, width):
-                if all(copied(probe, opcode) for _, probe in probes):
-                    return Layout(0, address, opcode)
-    raise NoSuchKernel("this kernel has no types (BTF), and its own kprobes do not tell how they are laid out")
-
-
-def _probes(kernel: Kernel, head: int, offset: int) -> Iterator[int]:
-    """The kprobes in an hlist (include/linux/list.h), whose nodes are `offset` bytes into each."""
+def _probes(kernel: Kernel, head: int, layout: Layout) -> Iterator[int]:
+    """The kprobes in an hlist (include/linux/list.h)."""
     node = head
     for _ in range(MOST):
         if not node:
             return
-        yield node - offset
+        yield node - layout.node
         node = kernel.word(node)
     raise NoSuchKernel("the guest's list of its own kprobes has no end")
 
@@ -165,13 +145,7 @@ def _kprobe(kernel: Kernel, isa: Isa, layout: Layout, probe: int, address: int) 
         return Kprobe(address, whole, now, size, jumps=True)
     if now[:width] == isa.breakpoint:
         return Kprobe(address, opcode, now[:width], size)
-    if layout.slot is None and width == len(now) and now != opcode and _is_jump(now, address, isa):
-        return Kprobe(address, opcode, now, size, jumps=True)
     return Kprobe(address, b"", b"", size)
-
-
-def _is_jump(data: bytes, address: int, isa: Isa) -> bool:
-    return any(insn.flow is Flow.JUMP for insn in isa.decode(data, address)[:1])
 
 
 def _optimized(

@@ -36,8 +36,8 @@ class OriginalText:
         return OriginalText(kernel, self._isa, self._ours)
 
     def find(self) -> None:
-        """Find out where the guest lists its kprobes: from then on nothing is read for that but the lists."""
-        self._kernel.symbols.address(kprobes.TABLE)
+        """Find out where and how the guest lists its kprobes: from then on nothing is read for that but the lists."""
+        kprobes.find(self._kernel)
 
     def read(self, start: int, end: int) -> bytes:
         """The original text from `start` to `end`."""
