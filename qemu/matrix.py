@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 from gdb_optprobe.costs.table import aligned
@@ -21,9 +24,10 @@ from qemu.build import RECIPES, BuildError, build_all, built_kernels
 from qemu.cache import say
 from qemu.channel import ChannelError
 from qemu.debian import FetchError
-from qemu.debugger import Debugger, DebuggerError
+from qemu.debugger import Debugger, DebuggerError, gdb_program
 from qemu.guest import Guest, GuestError, Options
 from qemu.kernels import MODULES
+from qemu.machines import MACHINES
 from qemu.processes import ending_on_signals
 from qemu.reads import Reads
 from qemu.relay import Relay
@@ -32,7 +36,7 @@ __all__ = ["ROWS", "Result", "Row", "markdown", "run", "table"]
 
 FUNCTION = "vfs_read"
 COST_READS, COST_TIMES = 300_000, 3
-BUILT = "built "
+BUILT, HERE = "built ", "here"
 BOOT = 300.0
 """Seconds that a guest may take to be up, a kernel with KASAN on a busy machine among them."""
 
@@ -61,7 +65,7 @@ class Row:
     @property
     def name(self) -> str:
         machine = [self.cpu or "", f"{self.smp} vCPUs", f"{self.mem} MiB" if self.mem != 512 else "", self.append]
-        tools = [f"QEMU {self.qemu or 'here'}", f"GDB {self.gdb or 'here'}", "vmlinux" if self.vmlinux else ""]
+        tools = [f"QEMU {self.qemu or HERE}", f"GDB {self.gdb or HERE}", "vmlinux" if self.vmlinux else ""]
         return ", ".join(filter(None, [self.kernel, *machine, *self.extra[1:], *tools]))
 
 
@@ -187,26 +191,46 @@ def _cost(boots: _Boots, program: str) -> float:
 
 def table(results: Sequence[Result]) -> list[str]:
     """Kernel × facility, and below it why each cell that does not work does not."""
-    facilities = [name for name in FACILITIES if any(name in result.outcomes for result in results)]
+    facilities = _facilities(results)
     cells = [["", *facilities, "cost"]]
     for result in results:
         states = [result.outcomes[name].state if name in result.outcomes else "-" for name in facilities]
         cost = "-" if result.cost is None else f"{result.cost:g}"
         gone = f" (gone; {result.release})" if result.gone else ""
-        cells.append([result.row.name + gone, *states, cost])
+        cells.append([_told(result.row) + gone, *states, cost])
     lines = aligned([tuple(row) for row in cells])
     return [*lines, "", *_reasons(results), *_verdict(results)]
 
 
 def markdown(results: Sequence[Result]) -> list[str]:
     """The same for the docs."""
-    facilities = [name for name in FACILITIES if any(name in result.outcomes for result in results)]
+    facilities = _facilities(results)
     lines = [f"| | {' | '.join(facilities)} | cost |", "|---" * (len(facilities) + 2) + "|"]
     for result in results:
         states = [result.outcomes[name].state if name in result.outcomes else "–" for name in facilities]
         cost = "–" if result.cost is None else f"{result.cost:g}"
-        lines.append(f"| {result.row.name}{' (gone)' if result.gone else ''} | {' | '.join(states)} | {cost} |")
+        lines.append(f"| {_told(result.row)}{' (gone)' if result.gone else ''} | {' | '.join(states)} | {cost} |")
     return [*lines, "", *(f"- {reason}" for reason in _reasons(results))]
+
+
+def _told(row: Row) -> str:
+    """The row's name, with this machine's own QEMU and GDB by their versions."""
+    arch = "ppc64le" if row.kernel.endswith("power") else "x86_64"
+    qemu, gdb = _version(MACHINES[arch].qemu), _version(gdb_program())
+    return row.name.replace(f"QEMU {HERE}", f"QEMU {qemu}").replace(f"GDB {HERE}", f"GDB {gdb}")
+
+
+@cache
+def _version(program: str) -> str:
+    told = subprocess.run([program, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
+    # Debian's own version of the package is in parentheses.
+    found = re.search(r"\d+\.\d+", re.sub(r"\(.*?\)", "", told))
+    return found[0] if found else "?"
+
+
+def _facilities(results: Sequence[Result]) -> list[str]:
+    """The columns: what was tried, "boot" where that failed."""
+    return [name for name in ("boot", *FACILITIES) if any(name in result.outcomes for result in results)]
 
 
 def _reasons(results: Sequence[Result]) -> Iterator[str]:
@@ -214,7 +238,7 @@ def _reasons(results: Sequence[Result]) -> Iterator[str]:
         for outcome in result.outcomes.values():
             if outcome.state not in (WORKS, UNTRIED):
                 code = f" {outcome.code}" if outcome.code else ""
-                yield f"{result.row.name}: {outcome.facility} {outcome.state}{code}: {outcome.text}"
+                yield f"{_told(result.row)}: {outcome.facility} {outcome.state}{code}: {outcome.text}"
 
 
 def _verdict(results: Sequence[Result]) -> Iterator[str]:
@@ -234,6 +258,16 @@ def as_json(result: Result) -> dict[str, object]:
             for each in result.outcomes.values()
         ],
     }
+
+
+def _read(file: Path, rows: Sequence[Row]) -> dict[str, Result]:
+    """What an earlier run kept, by row."""
+    named, found = {row.name: row for row in rows}, {}
+    for line in map(json.loads, file.read_text().splitlines() if file.exists() else ()):
+        if line["row"] in named:
+            outcomes = {each["facility"]: Outcome(**each) for each in line["outcomes"]}
+            found[line["row"]] = Result(named[line["row"]], line["release"], line["gone"], outcomes, line["cost"])
+    return found
 
 
 def main() -> int:
@@ -260,8 +294,12 @@ def matrix(arguments: argparse.Namespace) -> int:
     if not wanted:
         say(f"no row has {' and '.join(arguments.only)} in its name; see --list")
         return 2
+    kept = _read(arguments.keep, wanted) if arguments.keep else {}
     results = []
     for row in wanted:
+        if row.name in kept:
+            results.append(kept[row.name])
+            continue
         start = time.monotonic()
         say(f"{row.name} …")
         try:
@@ -272,6 +310,9 @@ def matrix(arguments: argparse.Namespace) -> int:
         results.append(result)
         if arguments.json:
             print(json.dumps(as_json(result)), flush=True)
+        if arguments.keep:
+            with arguments.keep.open("a") as file:
+                file.write(json.dumps(as_json(result)) + "\n")
         told = ", ".join(f"{each.facility} {each.state}" for each in result.outcomes.values() if each.state != WORKS)
         say(f"{row.name}: {told or 'all works'} ({time.monotonic() - start:.0f} s)")
     if not arguments.json:
@@ -287,6 +328,7 @@ def parser() -> argparse.ArgumentParser:
     option("--list", action="store_true", help="print the rows' names")
     option("--only", action="append", default=[], metavar="TEXT", help="rows with TEXT in their name; may be repeated")
     option("--facility", action="append", default=[], choices=tuple(FACILITIES), help="this alone; may be repeated")
+    option("--keep", type=Path, metavar="FILE", help="keep JSON lines there; rows that it has are not tried again")
     option("--json", action="store_true", help="JSON lines")
     option("--markdown", action="store_true", help="the table as the docs have it")
     return top
