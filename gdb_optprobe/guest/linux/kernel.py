@@ -12,6 +12,9 @@ from gdb_optprobe.guest.machine import Memory
 
 CHUNK = 1 << 16
 MASK = (1 << 64) - 1
+EVERYWHERE = "init_task"
+"""A variable that every kernel has."""
+VMLINUX = "before the first optprobe command, load its vmlinux: symbol-file FILE"
 
 
 class Located(Protocol):
@@ -56,8 +59,13 @@ class Kernel:
     def address(self, symbol: str) -> int:
         found = self.symbols.address(symbol)
         if found is None:
-            raise NoSuchKernel(f"this kernel has no symbol {symbol}")
+            raise self._without(symbol)
         return found
+
+    def _without(self, symbol: str) -> NoSuchKernel:
+        if self.symbols.address(EVERYWHERE) is not None:
+            return NoSuchKernel(f"this kernel has no symbol {symbol}")
+        return NoSuchKernel(f"this kernel has no symbol {symbol}, nor any of its data (CONFIG_KALLSYMS_ALL)", VMLINUX)
 
     def range(self, start: str, stop: str) -> tuple[int, int]:
         """What lies between two symbols; empty where the kernel has neither."""
