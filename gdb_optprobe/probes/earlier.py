@@ -154,8 +154,8 @@ def _journal(place: Room, memory: Memory, found: Found) -> Journal:
 
 
 def _give_back(place: Room, mapping: Sequence[PhysicalPatch], machine: Machine, memory: Memory) -> None:
-    # Before anything was mapped there is nothing to be wiped.
-    if mapping and physical.stand(mapping, machine):
+    # Before anything was mapped there is nothing to be wiped; memory that was lent is another's by now.
+    if physical.stand(mapping, machine) if mapping else place.repay is None:
         start, end = place.data
         used = memory.read(start, end - start).rstrip(bytes([place.fill]))
         memory.write(start, bytes([place.fill]) * len(used))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.ppc64le import room
 from gdb_optprobe.guest.linux.ppc64le.derive import derive, missing
 from gdb_optprobe.guest.linux.ppc64le.stacks import Stacks
 from gdb_optprobe.guest.linux.ppc64le.threads import Threads
@@ -19,6 +22,7 @@ from tests.linux.power_guest import (
     CODE,
     EMERGENCY_STACKS,
     FLUSH_AT,
+    HARD,
     IN_PACA,
     INTERRUPT_STACKS,
     LAYOUT,
@@ -35,6 +39,7 @@ from tests.linux.power_guest import (
     RED,
     SAVED_SP,
     SIZE,
+    SOFT,
     SP,
     SRR0,
     STACKS,
@@ -51,7 +56,7 @@ from tests.linux.power_guest import (
     seen,
     typed_kernel,
 )
-from tests.linux.test_ppc64le import BASE, toc_setup, words
+from tests.linux.test_ppc64le import BASE, TEXT, toc_setup, words
 
 USER_SP, USER_R13 = 0x7FFF_0000, 0x7FFF_8000
 IN_USER_MODE = {"r1": USER_SP, "r13": USER_R13, "msr": USER}
@@ -66,8 +71,50 @@ def below(name: str) -> int:
     return BELOW + number(name)
 
 
+KVM_TMP = TEXT + 0x4000
+
+
 def red(name: str) -> int:
     return RED + number(name)
+
+
+# --- room beside them ------------------------------------------------------------------------------------------------
+
+
+def hashed_guest() -> tuple[Machine, Kernel]:
+    """Its page tables cannot be looked at; arrays of interrupt stacks have 2048 entries."""
+    there = guest()
+    end = HARD + 0x4000
+    moved = replace(LAYOUT, interrupt_stacks=(HARD + 0x800000, HARD + 0x804000))
+    for array, old in zip(moved.interrupt_stacks, (HARD, SOFT), strict=True):
+        for at in range(0, 0x4000, PAGE):
+            there.pages[(array + at) // PAGE] = bytearray(PAGE)
+        there.put(array, there.read(old, 16))
+    for at in range(KVM_TMP, KVM_TMP + 0x10000, PAGE):
+        there.pages[at // PAGE] = bytearray(PAGE)
+    names = {"d_hardirq_ctx": moved.interrupt_stacks[0], "d_softirq_ctx": moved.interrupt_stacks[1]}
+    image = {"d___init_begin": end + 0x2000000, "kvm_tmp": KVM_TMP, "kvm_template_end": KVM_TMP + 0x10000}
+    return there, typed_kernel(there, {**names, **image, "_sinittext": end, "_einittext": end + 0x1000})
+
+
+def test_entries_of_cpus_that_the_machine_cannot_have_are_room_for_data() -> None:
+    there, known = hashed_guest()
+    found = room.find(there, known)
+    first = HARD + 0x800000
+    assert found.data == (-(-(first + 16) // room.LINE) * room.LINE, first + 0x4000)
+    assert found.code == ((KVM_TMP, KVM_TMP + 0x10000 - room.SMALL_JOURNAL),)
+    assert found.journal == (found.code[0][1], KVM_TMP + 0x10000)
+    there.put_words(found.data[0] + 0x100, 1)
+    there.put_words(found.journal[0], 1)
+    (again,) = room.places(there, known)
+    assert (again.code, again.data, again.journal) == (found.code, found.data, found.journal), "whatever they hold"
+
+
+def test_what_is_in_use_is_no_room() -> None:
+    there, known = hashed_guest()
+    there.put_words(HARD + 0x800000 + 0x1000, 1)
+    with pytest.raises(room.NoRoom, match="holds something"):
+        room.find(there, known)
 
 
 # --- what the code says ----------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ LBZ, STB, PACA = 34, 38, 13
 USES_PROCESSES = ("init_new_context", "destroy_context")
 MASKS_INTERRUPTS = "_raw_spin_lock_irqsave"
 UPPER_INDEXES = (radix.ROOT_BITS, 9, 9)
+RADIX = "boot the guest with radix page tables: a CPU since POWER9, without disable_radix"
 HINT = "memory that is known to be mapped can be read: $task, $comm, the kernel's own variables"
 
 
@@ -88,7 +89,7 @@ def reads(machine: Machine, kernel: Kernel) -> Reads:
     """Raises OptprobeError."""
     root = room.kernel_tree(machine, kernel)
     if root is None:
-        raise OptprobeError("page tables of this guest cannot be walked: they are no radix tree", HINT)
+        raise OptprobeError("page tables of this guest cannot be walked: they are no radix tree", f"{RADIX}; {HINT}")
     pages = room.page_size(kernel)
     indexes = (*UPPER_INDEXES, ADDRESS_BITS - pages.bit_length() + 1 - sum(UPPER_INDEXES))
     linear = Linear(root, _processes(machine, kernel, root), indexes, soft_mask(kernel))

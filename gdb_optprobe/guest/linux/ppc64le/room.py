@@ -49,8 +49,8 @@ LEAST = 1 << 14
 DATA_SHARE = 40
 """Percent of a gap that is less than a leaf."""
 LEAST_PARTS = 1 << 19
-JOURNAL = 1 << 18
-"""Bytes at the end of the code, in the image's gap; see detours/journal.py."""
+JOURNAL, SMALL_JOURNAL = 1 << 18, 3 << 13
+"""Bytes at the end of the code, in the image's gap and in `kvm_tmp`; see detours/journal.py."""
 LDARX = 84
 RLDICR = 4  # the bit in which sldi differs from rotldi
 MASK = (1 << 64) - 1
@@ -75,13 +75,15 @@ def find(machine: Machine, kernel: Kernel) -> Room:
     root = kernel_tree(machine, kernel)
     gap, page = _gaps(machine, kernel, root)
     data = (page.start, page.end) if page is not None else _data(kernel)
+    if data is None:
+        raise NoRoom("this kernel's data have no gap", ADVICE)
     switch = page.switch if page is not None else ()
 
     def stands() -> bool:
         return physical.stand(switch, machine)
 
     if not gap.left:
-        end = gap.end - (JOURNAL if page is not None else 0)
+        end = gap.end - (JOURNAL if page is not None else SMALL_JOURNAL)
         fresh = _fresh(machine, kernel, (gap.start, end), data, page)
         return replace(fresh, stands=stands, mapping=switch, journal=(end, gap.end))
     theirs = (counter + 8 for counter in counters(gap.left, _toc(kernel)) if data[0] <= counter < data[1])
@@ -97,14 +99,22 @@ def places(machine: Machine, kernel: Kernel) -> Iterator[Room]:
     """Where `find` may have found room with a journal before, whatever it holds now."""
     root = kernel_tree(machine, kernel)
     start, end = _image_gap(kernel)
-    if root is None:
-        return
-    was = data_page.was_split(start, end, machine.read_physical, root)
-    if was is not None and was.end < end - JOURNAL:
-        yield Room(((was.end, end - JOURNAL),), (was.start, was.end), FILL, journal=(end - JOURNAL, end))
-    page = data_page.below(start, kernel.address("_etext"), machine.read_physical, root)
-    if was is None and page is not None:
-        yield Room(((start, end - JOURNAL),), (page.start, page.end), FILL, journal=(end - JOURNAL, end))
+    if root is not None:
+        was = data_page.was_split(start, end, machine.read_physical, root)
+        if was is not None and was.end < end - JOURNAL:
+            yield Room(((was.end, end - JOURNAL),), (was.start, was.end), FILL, journal=(end - JOURNAL, end))
+        page = data_page.below(start, kernel.address("_etext"), machine.read_physical, root)
+        if was is None and page is not None and _executable(machine, root, start, end):
+            yield Room(((start, end - JOURNAL),), (page.start, page.end), FILL, journal=(end - JOURNAL, end))
+    start, end = _template(kernel)
+    data = _data(kernel)
+    if end - start > SMALL_JOURNAL and data is not None:
+        yield Room(((start, end - SMALL_JOURNAL),), data, FILL, journal=(end - SMALL_JOURNAL, end))
+
+
+def _template(kernel: Kernel) -> tuple[int, int]:
+    start, end = kernel.range("kvm_tmp", "kvm_template_end")
+    return -(-start // LINE) * LINE, end & -LINE
 
 
 def _image_gap(kernel: Kernel) -> tuple[int, int]:
@@ -181,8 +191,8 @@ def _gaps(machine: Machine, kernel: Kernel, root: int | None) -> tuple[Gap, Data
             return gap, _page(machine, kernel, root, gap.start)
     if root is not None and (found := _parts(machine, kernel, root, start, end)) is not None:
         return found
-    start, end = kernel.range("kvm_tmp", "kvm_template_end")
-    gap = _gap(kernel, -(-start // LINE) * LINE, end) if start else None
+    start, end = _template(kernel)
+    gap = _gap(kernel, start, end) if start else None
     if gap is None:
         raise NoRoom("this kernel's image has no gap that could hold detours", ADVICE)
     return gap, None
@@ -211,14 +221,13 @@ def _gap(kernel: Kernel, start: int, end: int) -> Gap | None:
     return Gap(start, end, left) if ours or not left else None
 
 
-def _data(kernel: Kernel) -> tuple[int, int]:
-    """The largest of what is behind the last of the initialised data, and behind the last CPU of arrays. Raises NoRoom.
+def _data(kernel: Kernel) -> tuple[int, int] | None:
+    """The largest of what is behind the last of the initialised data, and behind the last CPU of arrays.
+
+    Whatever they hold now: it is the same as long as the guest runs.
     """
-    found = [*_behind_data(kernel), *_behind_cpus(kernel)]
-    start, end = max(found, key=lambda each: each[1] - each[0], default=(0, 0))
-    if end - start < LINE:
-        raise NoRoom("this kernel's data have no gap", ADVICE)
-    return start, end
+    found = [(start, end) for start, end in (*_behind_data(kernel), *_behind_cpus(kernel)) if end - start >= LINE]
+    return max(found, key=lambda each: each[1] - each[0], default=None)
 
 
 def _behind_data(kernel: Kernel) -> Iterator[tuple[int, int]]:
@@ -245,8 +254,7 @@ def _behind_cpus(kernel: Kernel) -> Iterator[tuple[int, int]]:
         return
     for array in (low, high):
         start, end = -(-(array + 8 * count) // LINE) * LINE, (array + size) & -LINE
-        if start < end and _is_zero(kernel, array + 8 * count, array + size):
-            yield start, end
+        yield start, end
 
 
 def page_size(kernel: Kernel) -> int:
