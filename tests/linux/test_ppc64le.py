@@ -288,6 +288,7 @@ def test_the_linear_map_is_there_while_a_cpu_is_little_endian() -> None:
     machine = Machine({"msr": 1 << 63 | 1}, {"msr": 1 << 63})
     view = LinearMap(machine)
     assert view.walk(BASE + 0x1234) == (0x1234, LINEAR_MAP[1] - BASE - 0x1234)
+    assert view.walk(0xC000_3D00_0000_0000) is None, "vmalloc, with hash page tables and pages of 4K"
     assert view.walk(LINEAR_MAP[1]) is None and view.walk(0x1234) is None
     assert view.now(BASE + 0x1234) == 0x1234
     machine.state[0]["msr"] = 1 << 63  # firmware
@@ -315,7 +316,7 @@ def test_areas() -> None:
     assert text.area(BASE + 0x100) is Area.ENTRY
     assert text.area(USER) is Area.TEXT
     assert text.area(TEXT + 0x10000) is Area.NOT_TEXT
-    assert text.area(0xC008000000000000) is Area.MODULE
+    assert text.area(0xC008000000000000) is text.area(0xC0003D0000000000) is Area.MODULE
     assert areas.of("kvmppc_realmode_machine_check") is Area.EARLY
     assert areas.of("optinsn_slot") is Area.NOT_TEXT
     assert areas.of("optprobe_template_entry") is Area.COPIED

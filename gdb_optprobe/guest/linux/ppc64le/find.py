@@ -22,8 +22,8 @@ from gdb_optprobe.guest.linux.recover import Read, View
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.symbols import SymbolTable
 
-LINEAR_MAP = (0xC000_0000_0000_0000, 0xC004_0000_0000_0000)
-"""asm/book3s/64: with radix and with hash page tables, vmalloc begins 2 PiB further; memory is less than one."""
+LINEAR_MAP = (0xC000_0000_0000_0000, 0xC000_3D00_0000_0000)
+"""asm/book3s/64: where vmalloc begins at the soonest, with hash page tables and pages of 4K. Memory is less."""
 LARGEST_IMAGE = 1 << 26
 LITTLE_ENDIAN, SIXTY_FOUR = 1 << 0, 1 << 63  # MSR
 PIECE = 1 << 20
