@@ -43,9 +43,14 @@ ACCELERATOR = PARALLEL if FULL else ("-accel", "tcg,thread=single")
 GDB_NAMES = {"ppc64le": "powerpc:common64"}
 
 
-def for_tests(arch: str) -> Iterator[Guest]:
+def skip_unknown(arch: str) -> None:
+    """Skip the test where the GDB to test with does not know the guest."""
     if arch in GDB_NAMES and not knows(GDB_NAMES[arch]):
         pytest.skip(f"{gdb_program()} does not know {arch}")
+
+
+def for_tests(arch: str) -> Iterator[Guest]:
+    skip_unknown(arch)
     with Guest.start(Options(arch=arch, extra=ACCELERATOR, modules=MODULES)) as guest:
         running.append(guest)
         yield guest
@@ -89,6 +94,7 @@ def boot() -> Iterator[Boot]:
     started: list[Guest] = []
 
     def start(**options: Any) -> Guest:
+        skip_unknown(options.get("arch", "x86_64"))
         guest = Guest.start(Options(**{"extra": ACCELERATOR, **options}))
         started.append(guest)
         running.append(guest)

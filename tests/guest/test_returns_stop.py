@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from pathlib import Path
 
 from qemu.guest import Guest
 from tests.guest.batch import Workload, batch, keep
 from tests.guest.conftest import FULL
-from tests.guest.gdb import Console
+from tests.guest.gdb import PATIENCE, Console
 from tests.guest.test_returns import PROCESSES, read_theirs, summed, theirs, untrace
 
 READS = 100 if FULL else 2
@@ -103,9 +104,12 @@ def test_calls_that_are_under_way(linux: Guest) -> None:
 
         def during(command: str, seconds: float) -> None:
             gdb.work = linux.spawn(command)
-            gdb.run_for(seconds)
-            gdb.work.wait(1)
+            gdb.send("continue")
+            gdb.work.wait(PATIENCE)
             gdb.work = None
+            # What it left behind goes on.
+            time.sleep(seconds)
+            gdb.interrupt()
 
         gdb(f"python {SESSION}; from gdb_optprobe import kretprobe; seen = []")
         gdb("python def entered(hit): hit.data.number = 5")
