@@ -289,7 +289,7 @@ def attach(connection: gdb.RemoteTargetConnection, vain: Vain) -> Attachment:
         hidden_returns=linux.hidden_returns,
         guard=attachments.guarded,
         step_out=lambda ranges: _step_out(machine, linux, ranges),
-        at_return=lambda address: linux.at_return(address, convenience),
+        at_return=lambda address: linux.at_return(address, convenience, dwarf),
         entered=linux.entered,
         bypassed=linux.bypassed,
         left=linux.left,

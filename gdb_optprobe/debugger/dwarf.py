@@ -65,9 +65,23 @@ class Dwarf:
             return None
         return meaning(self._where.get(name, ""), converted(symbol.type), self.abi, self.frame)
 
+    @property
+    def _outermost(self) -> gdb.Block | None:
+        """Of the function itself: what is inlined at the address has parameters of its own."""
+        found, block = None, gdb.block_for_pc(self.address)
+        while block is not None and not block.is_global and not block.is_static:
+            found = block if block.function is not None else found
+            block = block.superblock
+        return found
+
+    def result(self) -> CType | None:
+        function = self._outermost.function if self._outermost is not None else None
+        returned = function.type.target() if function is not None and function.type is not None else None
+        return converted(returned) if returned is not None else None
+
     def parameters(self) -> Mapping[str, CType]:
         """The function's own, in order."""
-        outermost = next((block for block in _blocks(self.address) if block.function is not None), None)
+        outermost = self._outermost
         if outermost is None:
             return {}
         return {each.name: converted(each.type) for each in outermost if each.is_argument and each.type is not None}

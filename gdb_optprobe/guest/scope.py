@@ -60,6 +60,9 @@ class Debug(Protocol):
 
     def parameters(self) -> Mapping[str, CType]: ...
 
+    def result(self) -> CType | None:
+        """What the function returns; None where that is not known."""
+
     def variable(self, name: str) -> Meaning | Missing | None: ...
 
     def type(self, keyword: str, name: str) -> CType | None: ...
@@ -191,7 +194,8 @@ class KernelScope:
 
     def _variable(self, name: str) -> Meaning | Missing | None:
         """A local or a parameter that debug information knows; None where it has none of that name."""
-        if self.debug is None:
+        # Where a function has returned, neither its variables nor its parameters are anywhere.
+        if self.debug is None or self.site.returns:
             return None
         if self.site.entry and (passed := self._passed(name)) is not None:
             return passed
@@ -245,10 +249,15 @@ class KernelScope:
     def _result(self) -> Meaning | Missing:
         if not self.site.returns:
             return Missing("$retval is not available at this address", "it is known where a function has returned")
-        found = self.types.type(self._prototype.result) if self.types is not None and self._prototype else LONG
+        found = self._result_type()
         if not isinstance(found, Integer | Enum | Pointer) or (size_of(found) or 0) > 8:
             return Missing(f"$retval of type '{describe(found)}' is not supported")
         return Value(_as_type(Register(self.abi.result), found), found)
+
+    def _result_type(self) -> CType:
+        if self.debug is not None and (told := self.debug.result()) is not None:
+            return told
+        return self.types.type(self._prototype.result) if self.types is not None and self._prototype else LONG
 
     def _register(self, name: str) -> Value | None:
         if name == "pc" or name == self.abi.pc:

@@ -191,11 +191,14 @@ class Linux:
         number = None if isinstance(cpu, Missing) else cpu
         return NamesAt(names, self.port.per_cpu(self.kernel), number, self.reads, hertz(self.kernel))
 
-    def at_return(self, address: int, convenience: Callable[[str], int | None]) -> NamesAt | None:
+    def at_return(
+        self, address: int, convenience: Callable[[str], int | None], debug: DebugAt = lambda address, abi, frame: None
+    ) -> NamesAt | None:
         """What names mean where the function has returned that is entered at `address`; None where none is."""
         if (function := self.text.function(address)) is None or not self._is_entry(address):
             return None
-        return self._names(scope.Site(address, self._named(function), returns=True), convenience)
+        site = scope.Site(address, self._named(function), returns=True)
+        return self._names(site, convenience, debug(address, abi.of(self.isa.name), lambda: None))
 
     def _named(self, function: Function) -> str:
         """A module's function with the module's name: the kernel's own types know nothing of it."""

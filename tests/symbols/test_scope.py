@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -290,6 +293,18 @@ def test_what_a_function_returned() -> None:
     assert scope(isa=PPC64LE, returns=True, types=None).dollar("retval") == Value(Register("r3"), LONG)
     nothing = scope("many", returns=True).dollar("retval")
     assert isinstance(nothing, Missing) and "void" in nothing.message
+
+
+def test_what_a_function_returned_by_debug_information() -> None:
+    """Its variables are known where it is entered, but nowhere once it has returned."""
+    debug: Any = SimpleNamespace(
+        result=lambda: INT, variable=lambda name: Value(Register("rdi"), INT), names=lambda: ("count",)
+    )
+    there = replace(scope(entry=False, returns=True, types=None), debug=debug)
+    assert there.dollar("retval") == Value(Convert(Register("rax"), 32, True), INT)
+    assert isinstance(there.name("count"), Missing)
+    debug.result = lambda: None
+    assert there.dollar("retval") == Value(Register("rax"), LONG)
 
 
 def test_types() -> None:
