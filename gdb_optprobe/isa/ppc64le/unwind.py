@@ -83,8 +83,9 @@ def _unwind(state: State, function: Callable[[int], Function | None], read: Read
     interrupted = _interrupted(sp, read) if frame.size != 0 else None
     if interrupted is not None:
         return interrupted if not interrupted.registers["msr"] & PROBLEM_STATE else None
-    caller_sp = _word(sp, read) if frame.size is None else sp + frame.size & MASK
-    if frame.size is None and caller_sp <= sp:
+    # Where there is a frame its back chain says how large it is: a system call's may have grown by a random offset.
+    caller_sp = sp if frame.size == 0 else _word(sp, read)
+    if frame.size != 0 and caller_sp <= sp:
         return None
     back = state.registers[LR] if frame.in_lr else _word(caller_sp + LR_SAVE, read)
     # It was just returned to, and where nobody unwinds further GDB 13 asks for it.

@@ -45,6 +45,14 @@ def test_the_caller_before_and_after_each_instruction_of_a_function(index: int, 
     assert (caller.registers["pc"], caller.registers["r1"], caller.exact) == (RETURN, CALLER, False)
 
 
+def test_a_frame_that_has_grown_by_a_random_offset_is_as_large_as_its_back_chain_says() -> None:
+    """A system call's, with randomize_kstack_offset: another way through the function makes it no larger."""
+    grown = CALLER + 0x40
+    stack = {SP: grown, grown: grown + 0x100, grown + 16: RETURN, SP + 96: 0, SP + 32: 0, CALLER + 16: 0x1234}
+    caller = unwind(State({"pc": START + 16, "r1": SP, "lr": 0xDEAD}), lambda pc: (START, CODE), memory(stack))
+    assert caller == State({"pc": RETURN, "r1": grown, "lr": RETURN}, exact=False)
+
+
 def test_frames_further_out_are_the_back_chain() -> None:
     stack = {SP: CALLER, CALLER + 16: RETURN, SP + 96: 0, SP + 32: 0}
     caller = unwind(State({"pc": START + 16, "r1": SP}, exact=False), lambda pc: None, memory(stack))
