@@ -56,7 +56,8 @@ def sleepers(guest: Guest) -> dict[str, set[int]]:
     for _ in range(SLEEPERS):
         guest.check("sleep 1000 >/dev/null 2>&1 &")
 
-    names = {"hrtimer_nanosleep": "sleep", "pipe_read": "cat", "__x64_sys_pause": "two"}
+    pipe = guest.check(r"grep -m 1 -oE '\b(anon_)?pipe_read$' /proc/kallsyms").strip()
+    names = {"hrtimer_nanosleep": "sleep", pipe: "cat", "__x64_sys_pause": "two"}
     found = {function: threads(guest, f"$(pidof {name})") for function, name in names.items()}
     assert [len(each) for each in found.values()] == [SLEEPERS + 1, 1, 2]
     return found
