@@ -79,6 +79,20 @@ def test_the_stack_of_an_interrupt_is_nobodys() -> None:
     assert (found.start, found.end) == (INTERRUPT_ENDS[0] - 0x4000, INTERRUPT_ENDS[0])
 
 
+def test_interrupt_stacks_are_as_large_as_threads_are() -> None:
+    """What debugging adds to stacks it adds to both."""
+    sp, word = INTERRUPT_ENDS[0] - 0x5000, 0x5A5A5A
+    there = guest(first={"rsp": sp})
+    there.put(STACKS["idle1"] + 0x4000, bytes(0x4000))
+    there.put(INTERRUPT_ENDS[0] - 0x8000, bytes(0x4000))
+    there.put_words(sp + 0x10, word)
+    there.put_words(INTERRUPT_ENDS[0] - 8, SP)
+    names = {**NAMES, "__end_init_task": STACKS["init"] + 0x8000}
+    (found,) = (each for each in saved(there, names) if word in each.words)
+    assert found.stack is not None
+    assert (found.address, found.stack.start, found.stack.end) == (sp, INTERRUPT_ENDS[0] - 0x8000, INTERRUPT_ENDS[0])
+
+
 def test_registers_are_saved_pcs_too() -> None:
     assert RIP in words(guest())
 

@@ -1,9 +1,12 @@
-"""The bug table: `ud2` instructions by which the kernel says WARN and BUG, recognised by their addresses.
+"""The bug table: instructions by which the kernel says WARN and BUG, recognised by their addresses.
 
     __start___bug_table           (include/asm-generic/bug.h, CONFIG_GENERIC_BUG_RELATIVE_POINTERS)
-    ┌──────────────┬──────────┬──────────┬───────────┐
-    │ bug_addr s32 │ file s32 │ line u16 │ flags u16 │   12 bytes; 8 without CONFIG_DEBUG_BUGVERBOSE,
-    └──────────────┴──────────┴──────────┴───────────┘   where file and line are missing
+    ┌──────────────┬────────────┬──────────┬──────────┬───────────┐
+    │ bug_addr s32 │ format s32 │ file s32 │ line u16 │ flags u16 │
+    └──────────────┴────────────┴──────────┴──────────┴───────────┘
+         file and line are missing without CONFIG_DEBUG_BUGVERBOSE, format is in newer kernels alone
+A row ends with its flags: where these are, the types say. Without types, rows are as long as they must be to
+begin with addresses of code.
 """
 
 from __future__ import annotations
@@ -11,34 +14,54 @@ from __future__ import annotations
 from struct import Struct
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.kernel import MASK, Kernel
+from gdb_optprobe.guest.linux.kernel import MASK, Kernel, NoSuchKernel
 
 VERBOSE = Struct("<iiHH")
-TERSE = Struct("<iHH")
+LENGTHS = (Struct("<iHH"), VERBOSE, Struct("<iiiHH"))  # ascending: twice a length hits addresses alone, too
+FLAGS = 2
+"""Bytes of a row's flags."""
+LOOKED_AT = 64
+"""Rows by which their length is told."""
+MOST_OF_THEM = 0.6
 
 
 class BugTable:
+    """Where the length of rows is not known, every instruction that is asked for may be in the table."""
+
     def __init__(self, kernel: Kernel) -> None:
         start, stop = kernel.range("__start___bug_table", "__stop___bug_table")
-        rows = kernel.rows(start, stop, _layout(kernel))
-        self._addresses = frozenset(at + row[0] & MASK for at, row in rows)
+        self._addresses: frozenset[int] | None = None
+        if (layout := _layout(kernel)) is not None:
+            self._addresses = frozenset(at + row[0] & MASK for at, row in kernel.rows(start, stop, layout))
 
     def has(self, address: int) -> bool:
-        return address in self._addresses
+        return self._addresses is None or address in self._addresses
 
 
 def row_size(kernel: Kernel) -> int:
-    return _layout(kernel).size
+    """Bytes of a row. Raises OptprobeError where that is not known."""
+    layout = _layout(kernel)
+    if layout is None:
+        raise NoSuchKernel("the rows of this kernel's bug table are of an unknown length")
+    return layout.size
 
 
-def _layout(kernel: Kernel) -> Struct:
-    return VERBOSE if _has(kernel, "line") or not _has(kernel, "flags") else TERSE
-
-
-def _has(kernel: Kernel, member: str) -> bool:
-    """Whether types tell that a row has it."""
+def _layout(kernel: Kernel) -> Struct | None:
+    """None where no length of rows comes out."""
     try:
-        kernel.offset("bug_entry", member)
+        flags = kernel.offset("bug_entry", "flags")
     except OptprobeError:
-        return False
-    return True
+        return _by_rows(kernel)
+    return Struct(f"<i{-(-(flags + FLAGS) // 4) * 4 - 4}x")
+
+
+def _by_rows(kernel: Kernel) -> Struct | None:
+    start, stop = kernel.range("__start___bug_table", "__stop___bug_table")
+    for layout in LENGTHS:
+        if (stop - start) % layout.size == 0:
+            rows = list(kernel.rows(start, min(stop, start + LOOKED_AT * layout.size), layout))
+            code = sum(kernel.symbols.function_bounds(at + row[0] & MASK) is not None for at, row in rows)
+            # Some are of code that was needed at boot alone; rows that are too short hit at most one address in two.
+            if code >= MOST_OF_THEM * len(rows):
+                return layout
+    return None

@@ -35,7 +35,6 @@ from gdb_optprobe.guest.saved import Saved, Stack
 PAGE = 4096
 PAGING = 1 << 31  # CR0.PG
 INTERRUPTS = 1 << 9  # RFLAGS.IF
-INTERRUPT_STACK = 4 * PAGE  # IRQ_STACK_SIZE
 ENTRY_STACK = PAGE
 EXCEPTIONS = ("DF", "NMI", "DB", "MCE", "VC", "VC2")
 SECURE_GUESTS_ONLY = ("VC", "VC2")  # mapped under SEV-ES alone
@@ -132,6 +131,8 @@ class _CpuStacks:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._percpu = PerCpu.of(kernel)
+        # As large as a thread's, whatever debugging adds to both (arch/x86/include/asm/page_64_types.h).
+        self._interrupt_size = thread_size(kernel)
         self._interrupt = self._percpu.addresses_of_either(
             ("hardirq_stack_ptr", "", ""),
             ("pcpu_hot", "pcpu_hot", "hardirq_stack_ptr"),
@@ -169,7 +170,7 @@ class _CpuStacks:
         end = -(-self._kernel.word(self._interrupt[cpu]) // PAGE) * PAGE
         if not end:
             raise NoSuchKernel(f"CPU {cpu} has no interrupt stack yet")
-        return _Own(f"an interrupt on CPU {cpu}", end - INTERRUPT_STACK, end)
+        return _Own(f"an interrupt on CPU {cpu}", end - self._interrupt_size, end)
 
     def entry(self, cpu: int) -> Iterator[_Own]:
         start = self._entry[cpu]
