@@ -207,9 +207,11 @@ class Linux:
     def bypassed(self, address: int) -> str:
         """See Target."""
         function = self.text.function(address)
-        if function is None or not self._is_entry(address) or self.text.at(address) is not None:
+        if function is None or not self._is_entry(address):
             return ""
-        return bypasses.note(self.kernel, function.name, function.start)
+        module = self.text.at(address)
+        kernel = self.kernel if module is None else replace(self.kernel, symbols=module.symbols)
+        return bypasses.note(kernel, function.name, function.start)
 
     def entered(self, function: Function) -> bool:
         """See Target."""
