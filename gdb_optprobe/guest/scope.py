@@ -194,9 +194,12 @@ class KernelScope:
 
     def _variable(self, name: str) -> Meaning | Missing | None:
         """A local or a parameter that debug information knows; None where it has none of that name."""
-        # Where a function has returned, neither its variables nor its parameters are anywhere.
-        if self.debug is None or self.site.returns:
+        if self.debug is None:
             return None
+        if self.site.returns:
+            # Neither variables nor parameters are anywhere any more; a symbol of that name is not meant.
+            gone = name in self.debug.parameters()
+            return Missing(f"'{name}' is not available at this address") if gone else None
         if self.site.entry and (passed := self._passed(name)) is not None:
             return passed
         found = self.debug.variable(name)

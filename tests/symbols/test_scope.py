@@ -297,7 +297,7 @@ def test_what_a_function_returned() -> None:
 
 def test_what_a_function_returned_by_debug_information() -> None:
     """Its variables are known where it is entered, but nowhere once it has returned."""
-    debug: Any = SimpleNamespace(result=lambda: INT, constant=lambda name: None, names=lambda: ("count",))
+    debug: Any = SimpleNamespace(result=lambda: INT, parameters=lambda: {"count": INT})
     debug.variable = lambda name: Value(Register("rdi"), INT)
     there = replace(scope(entry=False, returns=True, types=None), debug=debug)
     assert there.dollar("retval") == Value(Convert(Register("rax"), 32, True), INT)
