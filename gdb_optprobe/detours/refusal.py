@@ -189,7 +189,10 @@ class Refusal(Enum):
         "at {address}, in a module, a trap of another module's own may come before it is seen that this one is gone",
         "",
     )
-    TRAP_TIER_MISSING = ("traps cannot be handled in this guest: {missing}", "")
+    TRAP_TIER_MISSING = (
+        "traps cannot be handled in this guest: {missing}",
+        "probe an instruction that a branch fits on: optprobe explain tells the nearest",
+    )
     TEXT_CHANGED = (
         "the bytes at {address} are not what they were when the probe was planned",
         "somebody else patches them: undo that first",
@@ -197,6 +200,10 @@ class Refusal(Enum):
 
     # The guest, GDB and QEMU as such: what `doctor` tells.
     GUEST_MISSING = ("the guest cannot be asked: {why}", "target remote PATH-OF-THE-GDB-SOCKET (or :PORT)")
+    NOT_LINUX = (
+        "GDB's symbol file is of no Linux kernel: nothing of an operating system is known",
+        "symbol-file without a name, where the guest is a Linux",
+    )
     SYMBOLS_MISSING = ("the symbols are not known: {why}", "symbol-file FILE")
     TYPES_MISSING = (
         "the types are not known: {why}",

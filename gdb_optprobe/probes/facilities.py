@@ -85,7 +85,7 @@ LENT = ", which the guest's kernel is to lend: the guest runs for it at the firs
 
 
 def _no_linux() -> str:
-    raise OptprobeError("this guest is no Linux that is known", "symbol-file without a name, where it is one after all")
+    raise Refused(Refusal.NOT_LINUX.because())
 
 
 class _Guest:
@@ -98,6 +98,7 @@ class _Guest:
     def questions(self) -> Mapping[str, Question]:
         return {
             "symbols": lambda: "those of GDB",
+            "types": lambda: "those of GDB's debug information, where it has some",
             "quiescence": self.quiescence,
             "code_memory": lambda: _memory(self.arena.ranges.code, self.arena.code.used) + self.lent,
             "data_memory": lambda: _memory(self.arena.ranges.data, self.arena.data.used) + self.lent,

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
+from qemu import micro
 from qemu.debugger import Debugger
 from qemu.guest import Guest
 from qemu.relay import Relay
 from tests.guest.batch import batch, keep
 from tests.guest.conftest import Boot
+from tests.guest.test_micro_probes import ARENA
 
 # Packets that ask, and that tell the stub what is asked for: registers, memory, threads, the mode of memory.
 ASKS = re.compile(rb"\?|[gpm][0-9a-f]*(,.*)?|[HT]\S*|q(?!Rcmd)\S.*|Qqemu\.PhyMemMode:[01]|vCont\?")
@@ -84,7 +85,7 @@ def test_what_an_earlier_gdb_left_is_not_touched_by_asking(boot: Boot) -> None:
         assert "optimized" in gdb("optprobe add vfs_read")
 
 
-def test_a_guest_that_has_not_booted_and_one_without_an_operating_system(boot: Boot, tmp_path: Path) -> None:
+def test_a_guest_that_has_not_booted(boot: Boot) -> None:
     paused = boot(paused=True)
     finished = batch(paused, [keep("doctor", "optprobe doctor")])
     assert finished.status == 0, finished.output
@@ -106,3 +107,18 @@ def test_a_vcpu_in_user_mode_maps_next_to_nothing_of_the_kernel(boot: Boot) -> N
     assert set(states(found).values()) == {"works"}, found
     (unwinding,) = (one["detail"] for one in found["facilities"] if one["name"] == "unwinding")
     assert unwinding == "ORC tables; no vCPU is in the kernel to try them on"
+
+
+def test_a_guest_without_an_operating_system(boot: Boot) -> None:
+    """GDB's symbols and memory of the user's own serve; what only Linux has is refused with one reason."""
+    guest = boot(micro=True)
+    script = [f"symbol-file {micro.build('x86_64')}", keep("found", "optprobe doctor"), ARENA]
+    finished = batch(guest, [*script, keep("given", "optprobe doctor")])
+    assert finished.status == 0, finished.output
+    found, given = states(finished.json("found")), states(finished.json("given"))
+    assert (found["code_memory"], found["data_memory"]) == ("ARENA_MISSING", "ARENA_MISSING")
+    assert (given["code_memory"], given["data_memory"]) == ("works", "works")
+    assert {name for name, state in given.items() if state == "NOT_LINUX"} == {
+        *("unwinding", "current_thread", "task_list", "entries", "ftrace_records", "probe_read", "modules")
+    }
+    assert (given["symbols"], given["types"], given["quiescence"]) == ("works", "works", "STACKS_UNKNOWN")
