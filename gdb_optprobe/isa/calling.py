@@ -22,12 +22,16 @@ class Thunk:
 
 
 class Calling(Protocol):
-    """pc, result: registers. size: bytes that a thunk takes at most. arguments: how many it can pass."""
+    """pc, result: registers. size: bytes that a thunk takes at most. arguments: how many it can pass.
+
+    begins: what every thunk begins with.
+    """
 
     pc: str
     result: str
     size: int
     arguments: int
+    begins: bytes
 
     def thunk(self, address: int, function: int, arguments: Sequence[int], back: int) -> Thunk:
         """At `address`: calls function(arguments…) and goes on at `back`, every register as it was. Raises OutOfReach.

@@ -8,7 +8,7 @@ from gdb_optprobe.debugger.attach import attachments, current_session
 from gdb_optprobe.guest.call import Caller
 from gdb_optprobe.guest.linux.filler import page_tables
 from gdb_optprobe.guest.linux.safe_points import SafePoints
-from gdb_optprobe.guest.linux.x86_64.lent import padding
+from gdb_optprobe.guest.linux.x86_64.padding import free_slot
 from gdb_optprobe.guest.linux.x86_64.user import VCPUS
 from gdb_optprobe.isa.x86_64.calling import CALLING
 
@@ -25,7 +25,7 @@ class GuestCall(gdb.Command):
         attachment = attachments.current
         assert attachment is not None and attachment.linux is not None
         kernel, machine = attachment.linux.kernel, attachment.machine
-        start, end = padding(machine, kernel, page_tables(machine, kernel))
+        start, end = free_slot(machine, kernel, page_tables(machine, kernel)).thunk
         before = kernel.read(start, end)
         caller = Caller(machine, kernel.memory, CALLING, SafePoints(machine, kernel, VCPUS), (start, end))
         caller.reach(20)

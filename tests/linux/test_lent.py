@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 
 from gdb_optprobe.guest.call import CallFailed
 from gdb_optprobe.guest.linux import filler, physical
+from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.port import Room, StaysLent
-from gdb_optprobe.guest.linux.x86_64 import lent
+from gdb_optprobe.guest.linux.x86_64 import lent, padding
 from gdb_optprobe.guest.linux.x86_64.lent import Lender
+from gdb_optprobe.guest.linux.x86_64.padding import Slot
 from gdb_optprobe.guest.linux.x86_64.user import VCPUS
 from gdb_optprobe.guest.machine import Vcpu
+from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.isa.x86_64.calling import CALLING
 from gdb_optprobe.isa.x86_64.paging import ADDRESS, NO_EXECUTE, WRITABLE, Mapping, table_entry, translate
@@ -158,7 +163,7 @@ class Guest(Machine):
         return self.set_memory_ro(address, pages, writable=WRITABLE)
 
     def flush_tlb_all(self) -> int:
-        assert self.at(filler.DATA_AT) is None, "nothing leads there any more"
+        assert self.at(filler.DATA_AT) is None, "nothing leads there now"
         return 0
 
     def vfree(self, address: int) -> int:
@@ -199,8 +204,10 @@ def test_what_would_be_lent_is_known_before_anything_is_changed() -> None:
 def test_the_kernel_is_called_in_order_and_no_trace_of_the_calls_is_left() -> None:
     guest = Guest()
     before = tail(guest)
-    lends(guest)
-    assert guest.calls == ["vmalloc", "memset", "set_memory_ro"]
+    room = lends(guest)
+    assert [slot.area for slot in padding.slots(guest, *known(guest)) if slot.is_left] == [AREA], "till it is noted"
+    room.take()
+    assert guest.calls == ["vmalloc", "memset", "set_memory_ro", "flush_tlb_all"]
     assert tail(guest) == before and guest.state[0]["rip"] == SAFE
 
 
@@ -326,30 +333,129 @@ def test_vmalloc_goes_by_another_name_in_newer_kernels() -> None:
     assert lender(guest, vmalloc=0, vmalloc_noprof=NAMES["vmalloc"]).room(WHY).borrow is not None
 
 
+def free(guest: Guest, **names: int) -> Slot:
+    return padding.free_slot(guest, *known(guest, **names))
+
+
+def known(guest: Guest, **names: int) -> tuple[Kernel, filler.Tables]:
+    linux = kernel(guest, NAMES | names)
+    return linux, filler.page_tables(guest, linux)
+
+
 def test_padding_in_use_is_passed_over() -> None:
     guest = Guest()
-    linux = kernel(guest, NAMES)
-    tables = filler.page_tables(guest, linux)
-    start, end = lent.padding(guest, linux, tables)
-    assert TEXT_END + lent.BESIDE <= start < end <= -(-TEXT_END // PAGE) * PAGE
-    guest.put(PHYSICAL + start - IMAGE + 3, b"\x55")
-    assert lent.padding(guest, linux, tables)[0] == end
-    full = {**NAMES, "d__etext": IMAGE + 0x1FF1}
+    slot = free(guest)
+    assert slot.start >= TEXT_END + padding.BESIDE and slot.start + padding.SIZE <= -(-TEXT_END // PAGE) * PAGE
+    guest.put(PHYSICAL + slot.start - IMAGE + 3, b"\x55")
+    assert free(guest).start == slot.start + padding.SIZE
+    assert not any(each.is_left for each in padding.slots(guest, *known(guest))), "it is not known whose that is"
     with pytest.raises(filler.NoFiller, match="no padding"):
-        lent.padding(guest, kernel(guest, full), tables)
+        free(guest, d__etext=IMAGE + 0x1FF1)
 
 
 def test_padding_before_an_aligned_section_serves_where_the_text_fills_its_last_page() -> None:
     guest = Guest()
-    aligned = {**NAMES, "d__etext": IMAGE + 0x2000, "entry": IMAGE + 0x1000}
-    tables = filler.page_tables(guest, kernel(guest, aligned))
-    size = CALLING.size + 2 * lent.BESIDE
+    aligned = {"d__etext": IMAGE + 0x2000, "entry": IMAGE + 0x1000}
+    size = padding.SIZE + padding.BESIDE
     guest.put(PHYSICAL + 0x1000 - size, b"\xcc" * size)
-    start, end = lent.padding(guest, kernel(guest, aligned), tables)
-    assert IMAGE + 0x1000 - size + lent.BESIDE <= start and end <= IMAGE + 0x1000
+    slot = free(guest, **aligned)
+    assert (slot.start, slot.fill) == (IMAGE + 0x1000 - size, 0xCC)
+    # What stands in it moves nothing.
+    padding.write_note(guest, slot, AREA)
+    (left,) = [each for each in padding.slots(guest, *known(guest, **aligned)) if each.is_left]
+    assert (left.start, left.area) == (slot.start, AREA)
+    padding.wipe_note(guest, left, AREA)
+    assert free(guest, **aligned) == slot
     guest.put(PHYSICAL + 0xFFF, b"\xc3")
     with pytest.raises(filler.NoFiller, match="no padding"):
-        lent.padding(guest, kernel(guest, aligned), tables)
+        free(guest, **aligned)
+
+
+# a GDB that is killed in the middle ----------------------------------------------------------------------------------
+
+
+class Killed(Exception):
+    pass
+
+
+def killed_at(guest: Guest, name: str) -> None:
+    """As soon as the kernel carries out the function of that name."""
+
+    def dies(*_: int) -> int:
+        raise Killed
+
+    before = getattr(guest, name)
+    setattr(guest, name, dies)
+    room = None
+    with pytest.raises(Killed):
+        room = lends(guest)
+        room.take()
+        room.give_back()
+    setattr(guest, name, before)
+    guest.state[0]["rip"] = SAFE
+    guest.calls.clear()
+
+
+def stacks_hold(monkeypatch: pytest.MonkeyPatch, *words: int) -> None:
+    saved = SimpleNamespace(saved=lambda: [Saved("one", 0, array("Q", words))])
+    monkeypatch.setattr(lent.stacks, "missing", lambda kernel: "")
+    monkeypatch.setattr(lent.stacks, "Stacks", lambda *_: saved)
+
+
+@pytest.mark.parametrize("name", ["memset", "set_memory_ro", "flush_tlb_all", "set_memory_rw"])
+def test_what_a_killed_gdb_was_lent_is_given_back_by_the_next(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    guest = Guest()
+    before = tail(guest)
+    killed_at(guest, name)
+    assert tail(guest) != before
+    stacks_hold(monkeypatch)
+    room = lends(guest)
+    room.take()
+    assert guest.calls[:3] == ["set_memory_rw", "vfree", "vmalloc"] and tail(guest) == before
+    assert guest.at(filler.DATA_AT) is not None
+    room.give_back()
+    assert tail(guest) == before and guest.at(AREA) is None
+
+
+def test_killed_in_the_first_or_the_last_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("vmalloc", "vfree"):
+        guest = Guest()
+        before = tail(guest)
+        killed_at(guest, name)
+        stacks_hold(monkeypatch)
+        lends(guest).take()
+        assert guest.calls[0] == "vmalloc" and tail(guest) == before, "what may be freed is not freed again"
+
+
+def test_a_thunk_that_a_thread_may_be_in_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    guest = Guest()
+    killed_at(guest, "memset")
+    (left,) = [slot for slot in padding.slots(guest, *known(guest)) if slot.is_left]
+    stacks_hold(monkeypatch, left.start + 40)
+    lends(guest).take()
+    assert guest.calls[0] == "vmalloc"
+    assert [slot.held for slot in padding.slots(guest, *known(guest)) if slot.is_left] == [left.held]
+    monkeypatch.setattr(lent.stacks, "missing", lambda kernel: "not all are known")
+    assert lender(guest)._clear_up(known(guest)[1]) == ()
+
+
+def test_a_note_is_gone_before_the_area_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed with the window there and the note too: the one that gives the memory back wipes it."""
+    guest = Guest()
+    before = tail(guest)
+    room = lends(guest)
+    monkeypatch.setattr(padding, "wipe_note", lambda *_: None)
+    room.take()
+    monkeypatch.undo()
+    assert [slot.area for slot in padding.slots(guest, *known(guest)) if slot.is_left] == [AREA]
+
+    def freed(area: int) -> int:
+        assert not any(slot.area for slot in padding.slots(guest, *known(guest)))
+        return 0
+
+    guest.vfree = freed  # type: ignore[method-assign]
+    room.give_back()
+    assert guest.calls[-1] == "vfree" and tail(guest) == before
 
 
 def test_something_is_in_the_window_already() -> None:

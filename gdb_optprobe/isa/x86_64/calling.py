@@ -28,6 +28,7 @@ class _Calling:
     pc = "rip"
     result = "rax"
     arguments = len(_LONG)
+    begins = _SAVE
     size = len(_SAVE) + len(_RESTORE) + len(_WIPE) + 10 * arguments + 2 * _BRANCH
 
     def thunk(self, address: int, function: int, arguments: Sequence[int], back: int) -> Thunk:

@@ -9,19 +9,19 @@ has it for data. No mapping is writable and executable: code is mapped to be run
 written any more. The window's journal tells of the area, so that another GDB gives it back: the window's one entry of
 8 bytes is cleared, the guest flushes all translations (`flush_tlb_all`), the code becomes writable, `vfree`.
 
-A GDB that is killed in the middle of the calls leaves the area, which nothing refers to, and the thunk, which nothing
-leads to; the guest runs on.
+A GDB that is killed in the middle of the calls leaves a note of the area (padding.py) and a thunk that nothing leads
+to; the guest runs on. The next loan takes out the thunk, where no thread can be in it, and gives back the area.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.call import Caller, CallFailed
-from gdb_optprobe.guest.linux import filler, physical
+from gdb_optprobe.guest.linux import filler, physical, stacks
 from gdb_optprobe.guest.linux.filler import (
     ADVICE,
     DATA_AT,
@@ -30,7 +30,6 @@ from gdb_optprobe.guest.linux.filler import (
     LARGE_PAGE,
     PAGE,
     NoFiller,
-    Range,
     Tables,
 )
 from gdb_optprobe.guest.linux.kernel import Kernel
@@ -38,7 +37,10 @@ from gdb_optprobe.guest.linux.physical import PhysicalPatch
 from gdb_optprobe.guest.linux.port import Loan, Room, StaysLent
 from gdb_optprobe.guest.linux.safe_points import SafePoints
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
+from gdb_optprobe.guest.linux.x86_64 import padding
+from gdb_optprobe.guest.linux.x86_64.padding import Slot
 from gdb_optprobe.guest.machine import Machine
+from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.isa.x86_64.calling import CALLING
 from gdb_optprobe.isa.x86_64.paging import NO_EXECUTE, page_entry, table_entry, translate
 
@@ -56,10 +58,8 @@ DIRECT_MAPS = (0xFFFF_8880_0000_0000, 0xFF11_0000_0000_0000)
 TIMEOUT = 20.0
 CALL = 30.0
 """Seconds, for a thread to be reached and for a call."""
-BESIDE = 16
-"""Bytes of padding that are left alone before a thunk."""
-SOUGHT = 512
-"""Bytes before an aligned symbol in which padding is sought."""
+LEAVING = 5.0
+"""Seconds in which a thread is to be reached that gives memory back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Lender:
         tables = filler.page_tables(self.machine, self.kernel)
         try:
             self._functions()
-            padding(self.machine, self.kernel, tables)
+            padding.free_slot(self.machine, self.kernel, tables)
             filler.unused(tables, self.machine.read_physical)
             self._direct(tables)
             if not self._points.points():
@@ -89,32 +89,60 @@ class Lender:
 
     def borrow(self) -> Room:
         """Run the guest until its kernel has lent memory. Raises OptprobeError, nothing left but what it tells."""
-        functions = self._functions()
-        tables = filler.page_tables(self.machine, self.kernel)
-        caller = self._caller(tables)
+        functions, tables = self._functions(), filler.page_tables(self.machine, self.kernel)
+        filler.unused(tables, self.machine.read_physical)
+        noted = self._clear_up(tables)
+        slot, caller = self._caller(tables)
         caller.reach(TIMEOUT)
+        for left in noted:
+            padding.wipe_note(self.kernel.memory, left, left.area)
+            self._free(caller, left.area)
         area = caller.call(functions[ALLOCATES[0]], (SIZE,), CALL)
         if not area:
             raise NoFiller(f"this guest's kernel has no {SIZE >> 10} KiB to lend", ADVICE)
+        padding.write_note(self.kernel.memory, slot, area)
         try:
             caller.call(functions[FILLS], (area, FILL, SIZE), CALL)
             caller.call(functions[PROTECTS], (area + CODE[0] - DATA_AT, _protected()), CALL)
+            # What was in the window before: an earlier session may have been killed before it had it flushed.
+            caller.call(functions[FLUSHES], (), CALL)
             # The tables of the thread that runs now: the guest has run.
-            tables = filler.page_tables(self.machine, self.kernel)
-            mapping = self._mapping(area, tables)
+            mapping = self._mapping(area, filler.page_tables(self.machine, self.kernel))
         except OptprobeError as error:
             if not (isinstance(error, CallFailed) and error.unfinished):
+                padding.wipe_note(self.kernel.memory, slot, area)
                 self._free(caller, area)
             raise
-        return self._lent(Loan(area, SIZE), mapping)
+        return self._lent(Loan(area, SIZE), mapping, slot)
 
-    def _lent(self, loan: Loan, mapping: tuple[PhysicalPatch, ...]) -> Room:
+    def _clear_up(self, tables: Tables) -> Sequence[Slot]:
+        """Take out the thunks that earlier sessions left, where no thread can be in them. Return those with a note."""
+        left = [slot for slot in padding.slots(self.machine, self.kernel, tables) if slot.is_left]
+        if not left or stacks.missing(self.kernel):
+            return ()
+        try:
+            saved = tuple(stacks.Stacks(self.kernel, self.machine, X86_64.registers).saved())
+        except OptprobeError:
+            # A stack is being changed just now: what was left stays for the next loan.
+            return ()
+        deserted = [
+            slot for slot in left if not any(slot.start <= word < slot.note for one in saved for word in one.words)
+        ]
+        for slot in deserted:
+            padding.wipe_thunk(self.kernel.memory, slot)
+        return [slot for slot in deserted if slot.area]
+
+    def _lent(self, loan: Loan, mapping: tuple[PhysicalPatch, ...], slot: Slot) -> Room:
+        def take() -> None:
+            physical.apply(mapping, self.machine)
+            padding.wipe_note(self.kernel.memory, slot, loan.area)
+
         alias = loan.area + JOURNAL[0] - DATA_AT
         return Room(
             (CODE,),
             DATA,
             FILL,
-            take=lambda: physical.apply(mapping, self.machine),
+            take=take,
             give_back=lambda: self.repay(loan, mapping),
             stands=lambda: physical.stand(mapping, self.machine),
             mapping=mapping,
@@ -135,14 +163,25 @@ class Lender:
 
     def repay(self, loan: Loan, mapping: Sequence[PhysicalPatch]) -> None:
         """Give the memory back. Raises StaysLent, or OptprobeError with nothing changed."""
-        functions = self._functions()
-        caller = self._caller(filler.page_tables(self.machine, self.kernel))
-        caller.reach(TIMEOUT)
+        functions, tables = self._functions(), filler.page_tables(self.machine, self.kernel)
+        slot, caller = self._caller(tables)
+        try:
+            caller.reach(LEAVING)
+        except CallFailed as failed:
+            stays = f"{loan.size >> 10} KiB of the guest's memory stay lent, and serve the next GDB: {failed.message}"
+            raise CallFailed(stays, failed.hint) from None
+        memory = self.kernel.memory
+        for noted in padding.slots(self.machine, self.kernel, tables):
+            if noted.area == loan.area:
+                padding.wipe_note(memory, noted, loan.area)
+        padding.write_note(memory, slot, loan.area)
         # The entry that leads to the window alone: the tables are the kernel's to write to, once they are freed.
         physical.undo(mapping[-1:], self.machine)
         try:
             caller.call(functions[FLUSHES], (), CALL)
-            self._free(caller, loan.area)
+            caller.call(functions[UNPROTECTS], (loan.area + CODE[0] - DATA_AT, _protected()), CALL)
+            padding.wipe_note(memory, slot, loan.area)
+            caller.call(functions[FREES], (loan.area,), CALL)
         except OptprobeError as error:
             why = f"{loan.size >> 10} KiB of the guest's memory stay lent, used by nothing: {error.message}"
             raise StaysLent(why) from None
@@ -168,9 +207,9 @@ class Lender:
     def _points(self) -> SafePoints:
         return SafePoints(self.machine, self.kernel, self.vcpus)
 
-    def _caller(self, tables: Tables) -> Caller:
-        place = padding(self.machine, self.kernel, tables)
-        return Caller(self.machine, self.kernel.memory, CALLING, self._points, place)
+    def _caller(self, tables: Tables) -> tuple[Slot, Caller]:
+        slot = padding.free_slot(self.machine, self.kernel, tables)
+        return slot, Caller(self.machine, self.kernel.memory, CALLING, self._points, slot.thunk)
 
     def _direct(self, tables: Tables) -> int:
         """Where the direct map begins, as the text's frame proves. Raises NoFiller."""
@@ -220,36 +259,6 @@ class Lender:
             PhysicalPatch(middle, filled, filler.table_of(leads)),
             PhysicalPatch(hole, bytes(8), table_entry(middle).to_bytes(8, "little")),
         )
-
-
-def padding(machine: Machine, kernel: Kernel, tables: Tables) -> Range:
-    """Return padding of the text for a thunk, mapped as text is. Raises NoFiller."""
-    used = False
-    for start, stop in _paddings(kernel):
-        mapped = translate(machine.read_physical, tables.roots[0], start, la57=tables.la57)
-        if mapped is None or not mapped.executable:
-            continue
-        held = kernel.read(start, stop)
-        for at in range(0, len(held) - CALLING.size + 1, CALLING.size):
-            if held[at : at + CALLING.size] in (bytes(CALLING.size), bytes([FILL]) * CALLING.size):
-                return start + at, start + at + CALLING.size
-            used = True
-    raise NoFiller("padding of its text is in use" if used else "its text has no padding for the code of a call")
-
-
-def _paddings(kernel: Kernel) -> Iterator[Range]:
-    """Where there may be some: behind the text, in its last page; what the linker fills before an aligned section."""
-    begin, end = kernel.address("_stext"), kernel.address("_etext")
-    yield -(-end // BESIDE) * BESIDE + BESIDE, -(-end // PAGE) * PAGE
-    for page in range(-(-begin // PAGE) * PAGE + PAGE, end, PAGE):
-        found = kernel.symbols.at(page)
-        if found is None or found.offset:
-            continue
-        before = kernel.read(page - SOUGHT, page)
-        filled = len(before) - len(before.rstrip(bytes([FILL])))
-        start = -(-(page - filled) // BESIDE) * BESIDE + BESIDE
-        if start + CALLING.size <= page:
-            yield start, page
 
 
 def _protected() -> int:
