@@ -73,7 +73,7 @@ def linux() -> Any:
 def give_arena() -> dict[str, list[int]]:
     session()
     assert attachments.current is not None
-    start, _ = room.find(attachments.current.machine, kernel()).code
+    (start, _), *_ = room.find(attachments.current.machine, kernel()).code
     table, page = kernel().address("__stop___bug_table"), room.page_size(kernel())
     data = -(-table // LINE) * LINE, -(-table // page) * page
     gdb.execute(f"set optprobe arena code={start:#x}-{start + AREA:#x} data={data[0]:#x}-{data[1]:#x}")

@@ -321,6 +321,7 @@ def test_areas() -> None:
     assert areas.of("optinsn_slot") is Area.NOT_TEXT
     assert areas.of("optprobe_template_entry") is Area.COPIED
     assert areas.of("ftrace_call") is areas.of("ftrace_regs_caller") is Area.COPIED, "the tracer rewrites them"
+    assert areas.of("ftrace_ool_stub_text") is Area.COPIED, "kernels since 6.13 call their tracer there"
     assert areas.of("ftrace_call_adjust") is Area.TEXT
     assert areas.of("ret_from_fork") is Area.ENTRY
     assert areas.of("vfs_read") is areas.of("dev_exception_rm") is Area.TEXT

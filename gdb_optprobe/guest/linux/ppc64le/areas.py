@@ -23,7 +23,7 @@ _EARLY = re.compile(
     r"start_secondary_(prolog|resume)|enable_64b_mode|relative_toc|__boot_from_prom|start_here_|p_(end|toc)$"
     r"|relocate_new_kernel|kexec_(wait|smp_wait|sequence)|swsusp_arch_"
 )
-_COPIED = re.compile(r"optprobe_template_|kvm_emulate_|ftrace_(regs_)?call(er)?$|ftrace_tramp_")
+_COPIED = re.compile(r"optprobe_template_|kvm_emulate_|ftrace_(regs_)?call(er)?$|ftrace_tramp_|ftrace_ool_stub_")
 _NO_CODE = frozenset(("optinsn_slot", "kvm_tmp", "kvm_template_end"))
 _ENTRY = re.compile(r"ret_from_|(fast_)?interrupt_return|system_call_|soft_nmi_common|replay_")
 
