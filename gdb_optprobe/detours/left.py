@@ -177,7 +177,8 @@ def _text(at: int, value: Any, bounds: Bounds) -> Text:
     original, traced = bytes.fromhex(value[0]), bool(value[1])
     if not 0 < len(original) <= LONGEST:
         raise ValueError(f"a branch of {len(original)} bytes at {at:#x}")
-    loaded = bounds.loaded[0] <= at < bounds.loaded[1]
+    own, modules = bounds.text, bounds.loaded
+    loaded = modules[0] <= at < modules[1] and not own[0] <= at < own[1]
     _within(Slot(at, len(original)), bounds.loaded if loaded else bounds.text)
     return Text(at, original, traced, loaded)
 

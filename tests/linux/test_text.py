@@ -75,6 +75,20 @@ def test_area(address: int, area: Area) -> None:
     assert text()[1].area(address) is area
 
 
+@pytest.mark.parametrize(
+    ("end", "address", "area"),
+    [
+        (TEXT + 0x200_0000, 0xFFFFFFFFA0001000, Area.MODULE),
+        (0xFFFFFFFFA300_0000, 0xFFFFFFFFA0001000, Area.NOT_TEXT),
+        (0xFFFFFFFFA300_0000, 0xFFFFFFFFC0001000, Area.MODULE),
+    ],
+    ids=["no KASLR", "within the image", "behind the image"],
+)
+def test_modules_are_behind_the_image_wherever_that_is(end: int, address: int, area: Area) -> None:
+    """A kernel that is not moved has them from 512 MiB on, where another has its own data."""
+    assert text({"d__end": end})[1].area(address) is area
+
+
 def test_jump_from_the_cold_part() -> None:
     _, there = text(
         hot="0f 1f 44 00 00  nop\n 0f 84 e5 00 00 00  je hot.cold\n 90  nop\n 90  nop\n c3  ret",

@@ -37,12 +37,18 @@ from gdb_optprobe.interrupts import interruptible
 from gdb_optprobe.isa.base import Flow, Insn, Isa
 
 _THUNKS = ("__x86_indirect_",)
-MODULES = (0xFFFFFFFFC0000000, 0xFFFFFFFFFF000000)  # arch/x86/include/asm/pgtable_64_types.h
+# arch/x86/include/asm/pgtable_64_types.h: behind KERNEL_IMAGE_SIZE, which is 512 MiB, or 1 GiB where KASLR moves it.
+MODULES = (0xFFFFFFFFA0000000, 0xFFFFFFFFFF000000)
 _CLONE = re.compile(r"\.(constprop|isra|part|cold)\b")  # names that GCC and clang give to what they make of a function
 # Opcodes of branches with one byte of displacement, and the breakpoint that may stand on one.
 _SHORT = frozenset((*range(0x70, 0x80), *range(0xE0, 0xE4), 0xEB, 0xCC))
 REACH = 129  # of a branch with one byte of displacement, its own two bytes included
 PIECE = 1 << 14
+
+
+def modules_area(kernel: Kernel) -> tuple[int, int]:
+    """From where to where modules can be: behind the image, wherever that is."""
+    return max(MODULES[0], kernel.symbols.address("_end") or 0), MODULES[1]
 
 
 class KernelText(CoreText):
@@ -63,7 +69,7 @@ class KernelText(CoreText):
         """
         entry = kernel.range("__entry_text_start", "__entry_text_end")
         sites = FtraceSites(kernel, nop=lambda: nops.traced_place(kernel))
-        super().__init__(kernel, originals or OriginalText(kernel, isa, overlay), sites, entry, MODULES)
+        super().__init__(kernel, originals or OriginalText(kernel, isa, overlay), sites, entry, modules_area(kernel))
         self._isa = isa
         self._parts: dict[int, Part] = {}
         self._pieces: dict[int, bytes] = {}

@@ -15,7 +15,7 @@ from gdb_optprobe.guest.linux.modular import CodeOfModule, Modular
 from gdb_optprobe.guest.linux.module_text import ModuleText
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.port import Facts, LinuxText, ModuleAt, Port, Reads, Room, Say, Unwinder, nowhere
-from gdb_optprobe.guest.linux.text import MODULES, KernelText
+from gdb_optprobe.guest.linux.text import MODULES, KernelText, modules_area
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.linux.x86_64 import find as finding
@@ -55,7 +55,7 @@ class _X86:
             symbols = found.symbols if found is not None else kernel.symbols
             return symbols.function_bounds(address) is not None
 
-        both = Modular(text, kernel, MODULES, of)
+        both = Modular(text, kernel, modules_area(kernel), of)
         return both
 
     def entry(self, function: int, text: Text) -> int:
