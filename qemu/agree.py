@@ -17,10 +17,13 @@ from dataclasses import dataclass, field
 import gdb
 
 from gdb_optprobe.debugger.attach import attachments
+from gdb_optprobe.errors import OptprobeError
 
 PROGRAM = "/bin/busybox"
 OF_PROGRAMS = 5
 """One question in so many is about a program: an `add` there has the guest run."""
+FEWEST = 1 << 16
+"""Bytes that the program has at least."""
 NEAR = 16
 """Bytes within which probes share a branch."""
 OPTIONS = (
@@ -163,7 +166,11 @@ def questions(rng: random.Random, count: int, kept: Sequence[int]) -> Iterator[s
 
 def program_offset(rng: random.Random) -> int:
     """An offset in the code of PROGRAM, most often where a function begins."""
-    program = attachments.seen().session.target.user().texts.program(PROGRAM, None)
+    try:
+        program = attachments.seen().session.target.user().texts.program(PROGRAM, None)
+    except OptprobeError:
+        # Programs of this guest are not probed: `explain` and `add` say so of any place.
+        return rng.randrange(FEWEST)
     segment = rng.choice(program.elf.code)
     address = segment.address + rng.randrange(segment.size) // 4 * 4
     function = program.function(address)
