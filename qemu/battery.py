@@ -233,9 +233,9 @@ def doctor(battery: Battery) -> str:
 
 def entry(battery: Battery) -> str:
     number = battery.probe(ENTRY)
-    places = battery.boundaries(ENTRY, 8)
-    behind = next((place for place in places[3:]), 0)
-    with battery.event("kprobe", f"{behind:#x}") if behind else contextlib.nullcontext(lambda: None) as hits:
+    # Behind the probe: at the entry the guest's own event would want the tracer's site.
+    behind = battery.boundaries(ENTRY, 8)[-1]
+    with battery.event("kprobe", f"{behind:#x}") as hits:
         battery.reads()
         same(f"hits of {ENTRY}", battery.view(number)["hits"], READS)
         if (theirs := hits()) is not None:
