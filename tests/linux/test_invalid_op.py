@@ -33,6 +33,7 @@ def test_the_trap_is_one_that_the_kernel_does_not_look_for() -> None:
     assert trap(UD2) == trap(UD2 + UDB) == far_jump
     assert trap(UD2 + FAR_JUMP) == trap(UD2, here=FAR_JUMP) == far_call
     assert trap(UD2 + FAR_CALL) == far_jump
+    assert trap(f"{UD2}e8 00 00 00 3f  call a tracer's trampoline") == far_jump
     assert trap(f"{UD2}e9 ea 00 00 00  jmp after") == far_jump, "a displacement is no opcode"
 
 

@@ -29,13 +29,14 @@ def trap(kernel: Kernel, originals: Originals, handler: int) -> bytes:
 
 
 def _way(kernel: Kernel, originals: Originals, handler: int) -> list[Insn]:
-    """The code of the handler and of what it calls."""
+    """The code of the handler and of what it calls; a tracer's trampoline, which has no symbol, is none of it."""
     found: list[Insn] = []
     now, seen = {handler}, {handler}
     for _ in range(DEPTH + 1):
         code = [insn for at in sorted(now) for insn in code_at(kernel, X86_64, originals, at)]
         found += code
-        now = {insn.target for insn in code if insn.flow is Flow.CALL and insn.target is not None} - seen
+        calls = (insn.target for insn in code if insn.flow is Flow.CALL and insn.target is not None)
+        now = {to for to in calls if (symbol := kernel.symbols.at(to)) is not None and symbol.size} - seen
         seen |= now
     return found
 
