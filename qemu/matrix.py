@@ -64,7 +64,8 @@ class Row:
 
     @property
     def name(self) -> str:
-        machine = [self.cpu or "", f"{self.smp} vCPU{'s' * (self.smp > 1)}", f"{self.mem} MiB" if self.mem != 512 else "", self.append]
+        memory = f"{self.mem} MiB" if self.mem != 512 else ""
+        machine = [self.cpu or "", f"{self.smp} vCPU{'s' * (self.smp > 1)}", memory, self.append]
         tools = [f"QEMU {self.qemu or HERE}", f"GDB {self.gdb or HERE}", "vmlinux" if self.vmlinux else ""]
         return ", ".join(filter(None, [self.kernel, *machine, *self.extra[1:], *tools]))
 
