@@ -8,6 +8,8 @@ import pytest
 
 from qemu.guest import Guest
 from tests.guest.batch import Finished, Workload, batch, keep
+from tests.guest.conftest import Boot
+from tests.guest.gdb import Console
 
 HITS = 5_000
 TRACING = "/sys/kernel/tracing"
@@ -44,6 +46,45 @@ def text_of(guest: Guest, function: str) -> str:
     start = int(guest.check(f"grep ' [tT] {function}$' /proc/kallsyms").split()[0], 16)
     finished = batch(guest, [f"x/64xw {start:#x}"], source=False)
     return "\n".join(re.findall(r"^0x[0-9a-f]+.*?:\s*(.*)$", finished.output, re.M))
+
+
+OWN = ("vfs_read+4", "normalize_rt_tasks+0x20", "dump_stack_print_info+0x18")
+"""Of the first, the second word of the global entry; of the others, code by which threads and stacks are found."""
+
+
+def test_beside_the_guest_s_own_kprobes(ppc_guest: Guest) -> None:
+    """The local entry is told from the original instructions, and so is where the kernel keeps its threads."""
+    events = "; ".join(f"echo 'p:own/e{number} {place}' >> kprobe_events" for number, place in enumerate(OWN))
+    enable = "for one in events/own/*/enable; do echo 1 > $one; done"
+    optimized = "until grep -q 'vfs_read+0x4 .*OPTIMIZED' /sys/kernel/debug/kprobes/list; do sleep 0.1; done"
+    ppc_guest.check(f"cd {TRACING}; {events}; {enable}; {optimized}")
+    try:
+        script: list[str | Workload] = ['optprobe add vfs_read if $comm == "dd"']
+        finished = batch(ppc_guest, [*script, two_dd(50), keep("list", "optprobe list"), "optprobe check"])
+    finally:
+        ppc_guest.check(f"cd {TRACING}; for one in events/own/*/enable; do echo 0 > $one; done; echo > kprobe_events")
+    assert finished.status == 0, finished.output
+    assert {name: probe["hits"] for name, probe in probes(finished).items()} == {"vfs_read+0x8": 100}
+
+
+def test_hash_page_tables(boot: Boot) -> None:
+    """Of POWER8, as users boot it. A GDB that is killed leaves probes that another one takes over."""
+    guest = boot(arch="ppc64le", cpu="power8", smp=1)
+    with Console(guest) as gdb:
+        gdb("set optprobe guardian off")
+        assert "optimized" in gdb('optprobe add vfs_read if $comm == "dd" do count by $pid')
+        assert "optimized" in gdb("optprobe add vfs_write -maxactive 20 -return do latency")
+        assert "boot the guest with radix page tables" in gdb("optprobe explain -user /bin/busybox:*0x1000")
+        gdb.send("continue")
+        guest.check("dd if=/dev/zero of=/dev/null bs=1 count=100 2>/dev/null")
+        gdb.kill()
+    guest.check("dd if=/dev/zero of=/dev/null bs=1 count=100 2>/dev/null")
+    script = ["optprobe recover", keep("list", "optprobe list"), "optprobe check", "optprobe delete", "optprobe check"]
+    finished = batch(guest, script)
+    assert finished.status == 0, finished.output
+    assert finished.json("list")[0]["hits"] == 200
+    assert finished.output.count("holds what we wrote") == 2
+    assert guest.problems() == []
 
 
 def test_optimized_and_exact_on_two_cpus(ppc_guest: Guest) -> None:
