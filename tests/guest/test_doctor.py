@@ -122,3 +122,28 @@ def test_a_guest_without_an_operating_system(boot: Boot) -> None:
         *("unwinding", "current_thread", "task_list", "entries", "ftrace_records", "probe_read", "modules")
     }
     assert (given["symbols"], given["types"], given["quiescence"]) == ("works", "works", "STACKS_UNKNOWN")
+
+
+EXPLAINED = (
+    "vfs_read",
+    "vfs_read -return do latency, hist($retval)",
+    "vfs_read,vfs_write if $arg3 > 3 do count by $comm",
+    "vfs_read+8 -tier trapped",
+    "vfs_r* do record($arg1)",
+    "vfs_read do stop",
+)
+
+
+def test_explain_writes_nothing_and_does_not_run_the_guest(each_linux: Guest) -> None:
+    with Relay(each_linux.gdb_socket) as relay, Debugger(relay.path) as gdb:
+        gdb("optprobe doctor")
+        before, start = len(relay.sent()), relay.count()
+        entry = gdb(
+            "python from gdb_optprobe.debugger.attach import attachments; "
+            "program = attachments.current.session.target.user().texts.program('/bin/busybox', None); "
+            "print(hex(program.offset(program.elf.entry)))"
+        ).strip()
+        for line in (*EXPLAINED, f"-user /bin/busybox:{entry}", f"-user /bin/busybox:{entry} do count by $comm"):
+            assert "would be" in gdb(f"optprobe explain {line}") or "cannot be" in gdb(f"optprobe explain {line}")
+        assert [packet for packet in relay.sent()[before:] if not is_question(packet)] == []
+        assert (relay.count() - start).stops == 0
