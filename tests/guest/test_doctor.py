@@ -147,3 +147,18 @@ def test_explain_writes_nothing_and_does_not_run_the_guest(each_linux: Guest) ->
             assert "would be" in gdb(f"optprobe explain {line}") or "cannot be" in gdb(f"optprobe explain {line}")
         assert [packet for packet in relay.sent()[before:] if not is_question(packet)] == []
         assert (relay.count() - start).stops == 0
+
+
+def test_a_tracer_of_the_guests_own_is_told_where_it_is_in_the_way(boot: Boot) -> None:
+    """Entries alone: traps are taken where they were, though functions on the way there call the tracer now."""
+    guest = boot()
+    tracer = "/sys/kernel/tracing/current_tracer"
+    guest.check(f"echo function > {tracer}")
+    with Debugger(guest.gdb_socket) as gdb:
+        found = states(json.loads(gdb("optprobe doctor -json").splitlines()[-1]))
+        assert {name for name, state in found.items() if state != "works"} == {"entries"}, found
+        assert found["entries"] == "FTRACE_IN_USE"
+        assert "trapped" in gdb("optprobe explain vfs_read+5 -tier trapped")
+        gdb.running(lambda: guest.check(f"echo nop > {tracer}"))
+        found = states(json.loads(gdb("optprobe doctor -json").splitlines()[-1]))
+        assert set(found.values()) == {"works"}, found

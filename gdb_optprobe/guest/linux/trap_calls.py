@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
@@ -63,10 +63,19 @@ def _ways_in(
         yield start, call.end
         code += [insn for insn in code_at(kernel, isa, originals, start) if insn.address < call.address]
     for _ in range(DEPTH):
-        new = {_bounds(kernel, insn.target) for insn in code if insn.target is not None} - found
+        new = {_bounds(kernel, target) for target in targets(kernel, code)} - found
         yield from sorted(new)
         found |= new
         code = [insn for start, _ in new for insn in code_at(kernel, isa, originals, start)]
+
+
+def targets(kernel: Kernel, code: Iterable[Insn]) -> set[int]:
+    """Return where `code` calls and jumps to in the kernel's own text.
+
+    Where no symbol is, a tracer that runs now has code of its own: calls go there in the place of a nop.
+    """
+    found = {insn.target for insn in code if insn.target is not None}
+    return {target for target in found if (symbol := kernel.symbols.at(target)) is not None and symbol.size}
 
 
 def code_at(kernel: Kernel, isa: Isa, originals: Originals, at: int) -> list[Insn]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.trap_calls import Originals, code_at
+from gdb_optprobe.guest.linux.trap_calls import Originals, code_at, targets
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.isa.x86_64.decoder import shape
@@ -35,8 +35,7 @@ def _way(kernel: Kernel, originals: Originals, handler: int) -> list[Insn]:
     for _ in range(DEPTH + 1):
         code = [insn for at in sorted(now) for insn in code_at(kernel, X86_64, originals, at)]
         found += code
-        calls = (insn.target for insn in code if insn.flow is Flow.CALL and insn.target is not None)
-        now = {to for to in calls if (symbol := kernel.symbols.at(to)) is not None and symbol.size} - seen
+        now = targets(kernel, (insn for insn in code if insn.flow is Flow.CALL)) - seen
         seen |= now
     return found
 
