@@ -38,6 +38,8 @@ QUESTIONS = 50
 QUARANTINE = re.compile(r"^Quarantined: .*", re.M)
 FILL = 0xCC
 LINE = re.compile(r"^(?:=> )?\s*(0x[0-9a-f]+)[^:]*:\s+(\S.*)$", re.M)
+# Of several threads GDB says which one hit it.
+HIT = re.compile(rf"\boptprobe \d+, 0x[0-9a-f]+ in {CALLER} ")
 # Straight-line code ends at one of these (x86-64: j…, call, ret; ppc64le: b… but the bit instructions).
 LEAVES = re.compile(r"^(j|call|ret|b(?!r[hwd]\b|permd)|syscall|ud2)")
 
@@ -330,7 +332,7 @@ def stops(battery: Battery) -> str:
         work = battery.guest.spawn(f"taskset {1 << cpu:x} dd if=/dev/zero of=/dev/null bs={ODD} count=2 2>&1")
         with contextlib.closing(work):
             said = gdb("continue")
-            if "hit optprobe" not in said or CALLER not in said:
+            if HIT.search(said) is None:
                 raise Broken(f"continue: {_one_line(said)}")
             frames = re.findall(r"^#\d+\s+(?:0x[0-9a-f]+ in )?(\S+)", gdb("bt"), re.M)
             if frames[0] != CALLER or len(frames) < 3 or any(name in ("0x0", "??") for name in frames):
@@ -339,7 +341,7 @@ def stops(battery: Battery) -> str:
             # With debug information callers may be inlined in the one that `finish` comes to.
             if not any(name in said for name in frames[1:4]):
                 raise Broken(f"finish: {_one_line(said)}")
-            if "hit optprobe" not in (said := gdb("continue")):
+            if HIT.search(said := gdb("continue")) is None:
                 raise Broken(f"continue, the second time: {_one_line(said)}")
             gdb("optprobe delete")
             gdb.running(lambda: work.wait(60))  # noqa: B023
