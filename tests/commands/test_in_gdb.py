@@ -276,3 +276,12 @@ def test_help_and_completion_of_the_doctor() -> None:
     assert "optprobe doctor [-json]" in ended.out
     assert "optprobe doctor\n" in ended.out and "optprobe doctor -json\n" in ended.out
     assert ended.err.startswith("optprobe: 'now' is not expected here")
+
+
+def test_several_locations_of_one_add_and_of_one_kprobe() -> None:
+    python = "python from gdb_optprobe import kprobe; print(kprobe('ksys_read, ksys_write').number)"
+    ended = gdb("optprobe add vfs_read,vfs_write -name both", python, "optprobe list both -json", "optprobe list -json")
+    assert ended.status == 0 and ended.err == ""
+    *_, number, both, everything = ended.out.splitlines()
+    assert number == "3" and [probe["location"] for probe in json.loads(both)] == ["vfs_read", "vfs_write"]
+    assert [probe["location"] for probe in json.loads(everything)][2:] == ["ksys_read", "ksys_write"]
