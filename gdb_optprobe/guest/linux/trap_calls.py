@@ -75,7 +75,7 @@ def targets(kernel: Kernel, code: Iterable[Insn]) -> set[int]:
     Where no symbol is, a tracer that runs now has code of its own: calls go there in the place of a nop.
     """
     found = {insn.target for insn in code if insn.target is not None}
-    return {target for target in found if (symbol := kernel.symbols.at(target)) is not None and symbol.size}
+    return {target for target in found if kernel.symbols.at(target) is not None}
 
 
 def code_at(kernel: Kernel, isa: Isa, originals: Originals, at: int) -> list[Insn]:
