@@ -23,6 +23,7 @@ from gdb_optprobe.probes import present
 from gdb_optprobe.probes.linux import Linux
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.probes.taking import LEFT, RECOVER
 from gdb_optprobe.probes.user import asking
 from gdb_optprobe.probes.views import FacilityView
 
@@ -100,7 +101,7 @@ class _Guest:
             "symbols": lambda: "those of GDB",
             "types": lambda: "those of GDB's debug information, where it has some",
             "quiescence": self.quiescence,
-            "code_memory": lambda: _memory(self.arena.ranges.code, self.arena.code.used) + self.lent,
+            "code_memory": lambda: _memory(self.arena.ranges.code, self.arena.code.used) + self.lent + self.left,
             "data_memory": lambda: _memory(self.arena.ranges.data, self.arena.data.used) + self.lent,
             "trap_tier": self.trap_tier,
             "user_programs": self.user_programs,
@@ -113,6 +114,12 @@ class _Guest:
     @property
     def lent(self) -> str:
         return LENT if self.target.lends() else ""
+
+    @property
+    def left(self) -> str:
+        """What `add` waits for, where it does."""
+        before = self.arena.left_before if self.optimizer.arena is None else None
+        return f"; {LEFT}: {RECOVER}" if before is not None and before.probes else ""
 
     def quiescence(self) -> str:
         """Whether all saved PCs can be told: for branches over several instructions."""
