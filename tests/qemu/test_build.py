@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qemu import build
+from qemu import build, matrix
 
 TINY = "CONFIG_SMP=y\n# CONFIG_BPF is not set\nCONFIG_KALLSYMS=y\n"
 
@@ -53,3 +53,9 @@ def test_missing_tools_are_told_with_the_line_that_installs_them(
     monkeypatch.setenv("PATH", str(cache))
     with pytest.raises(build.BuildError, match=r"apt-get install .*flex bison"):
         build.build("tiny")
+
+
+def test_where_gdb_has_the_vmlinux_the_kernel_is_where_it_was_linked_for() -> None:
+    rows = [row for row in matrix.built_rows() if row.vmlinux]
+    assert len(rows) == len(build.RECIPES)
+    assert all(row.append.split().count("nokaslr") == 1 for row in rows)
