@@ -92,8 +92,11 @@ def _monitored(command: str) -> str:
 def _qemu_version() -> str:
     if gdb.selected_inferior().connection is None:
         return ""
-    told = _printable(_monitored("info version").encode())
-    return told if re.match(r"\d+\.\d", told) else ""
+    # What a packager adds follows the number without a space.
+    told = re.fullmatch(r"(\d+(?:\.\d+)+)(.*)", _printable(_monitored("info version").encode()))
+    if told is None:
+        return ""
+    return f"{told[1]} ({told[2]})" if told[2] else told[1]
 
 
 def _connection() -> gdb.RemoteTargetConnection:
