@@ -67,8 +67,7 @@ class Caller:
         points = self._points.points()
         deadline = time.monotonic() + timeout
         for _ in range(TRIES):
-            left = deadline - time.monotonic()
-            vcpu = self._machine.run_until(points, left) if points and left > 0 else None
+            vcpu = self._run_until(points, deadline) if points else None
             if vcpu is None:
                 break
             if self._points.may_call(vcpu):
@@ -98,13 +97,21 @@ class Caller:
         return value
 
     def _run(self, thunk: Thunk, to: int, timeout: float) -> Vcpu:
-        vcpu = self._machine.run_until([to], timeout)
+        vcpu = self._run_until([to], time.monotonic() + timeout)
         if vcpu is None:
             raise CallFailed(
                 f"the guest has not come back from a call within {timeout:g} s; it will run on by itself when it does",
                 unfinished=True,
             )
         return vcpu
+
+    def _run_until(self, addresses: Sequence[int], deadline: float) -> Vcpu | None:
+        """Run the guest until a vCPU is at one of `addresses`; None when the time is up."""
+        while (left := deadline - time.monotonic()) > 0:
+            # None before the time is up: something else has stopped the guest, as a probe does.
+            if (vcpu := self._machine.run_until(addresses, left)) is not None:
+                return vcpu
+        return None
 
     def _write(self, old: bytes, new: bytes) -> None:
         """Old bytes first."""

@@ -430,9 +430,12 @@ class Linux:
         try:
             self._journal.begin()
             room.take()
-        except OptprobeError:
+        except OptprobeError as error:
             self._journal.lose()
-            room.give_back()
+            try:
+                room.give_back()
+            except OptprobeError as stays:
+                raise OptprobeError(f"{error.message}; {stays.message}", error.hint or stays.hint) from error
             raise
         self.room, self._took = room, True
         self.memory.forget()

@@ -271,7 +271,7 @@ class Session:
         probes = self.registry.probes(numbers)
         self.users.check(probes, on)
         if on:
-            self._prepare(probes)
+            prepare(self.optimizer, ((probe.address, probe.spec) for probe in probes if probe.waits is None))
         for probe in probes:
             probe.enabled = on
         self.optimizer.settle(self._sites_of(probes))
@@ -281,13 +281,12 @@ class Session:
         return tuple(probe.number for probe in probes)
 
     def resettle(self) -> None:
-        """A setting or a breakpoint of the user's changed: every site goes where it belongs now."""
-        self._prepare([probe for probe in self.registry.probes() if probe.enabled])
+        """A setting or a breakpoint of the user's changed: every site goes where it belongs now.
+
+        The guest does not run for it: what needs memory that the kernel is to lend waits for `add` and `enable`.
+        """
         self.optimizer.settle(self.registry.sites())
         self.users.resettle()
-
-    def _prepare(self, probes: Iterable[Probe]) -> None:
-        prepare(self.optimizer, ((probe.address, probe.spec) for probe in probes if probe.waits is None))
 
     def move_arena(self) -> None:
         """The setting changed: what needs memory next has it there. Raises OptprobeError while the old is in use."""

@@ -9,6 +9,7 @@ import pytest
 import unicorn
 from unicorn import x86_const
 
+from gdb_optprobe.guest import call
 from gdb_optprobe.guest.call import Caller, CallFailed
 from gdb_optprobe.guest.linux import safe_points
 from gdb_optprobe.guest.linux.safe_points import SafePoints
@@ -18,15 +19,21 @@ from gdb_optprobe.isa.base import OutOfReach
 from gdb_optprobe.isa.calling import Thunk
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.isa.x86_64.calling import CALLING
-from tests.linux.fakes import Machine, kernel
+from tests.linux.fakes import Clock, Machine, kernel
 
 CODE = 0x82000040
 FUNCTION, SAFE = 0x81001000, 0x81002000
 STACK = 0x88003F08
 IF = 1 << 9
 ARGUMENTS = (0xFFFFC90000400000, 0xCC, 1 << 33)
+CLOCK = Clock()
 NAMES = ("rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rbp", *(f"r{n}" for n in range(8, 16)))
 CHANGED = ("rax", "rcx", "rdx", "rsi", "rdi", "r8", "r9", "r10", "r11")
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call, "time", CLOCK)
 
 
 def thunk(arguments: Sequence[int] = ARGUMENTS) -> Thunk:
@@ -100,8 +107,10 @@ class Guest(Machine):
         self.steps = list(steps)
         self.fill = bytes([fill]) * CALLING.size
         self.put(CODE, self.fill)
+        self.left = 0.0
 
     def run_until(self, addresses: Sequence[int], timeout: float) -> Vcpu | None:
+        self.left = timeout
         return self.steps.pop(0)(self)
 
     @property
@@ -142,7 +151,12 @@ def done(guest: Guest) -> Vcpu:
 
 
 def nothing(guest: Guest) -> None:
-    return None
+    CLOCK.now += guest.left
+
+
+def another_stop(guest: Guest) -> None:
+    """A breakpoint of the user's, a probe that stops, a hit that QEMU reports once more."""
+    CLOCK.now += 1
 
 
 def test_call_that_returns_on_another_vcpu() -> None:
@@ -176,6 +190,27 @@ def test_no_thread_at_a_safe_point() -> None:
     with pytest.raises(CallFailed) as failed:
         caller(guest).reach(5)
     assert not failed.value.unfinished and guest.held == guest.fill
+
+
+def test_another_stop_is_not_the_end_of_the_time() -> None:
+    others = [another_stop] * 3
+    guest = Guest(*others, at_safe_point, *others, returned_on_another_vcpu, *others, done)
+    calls = caller(guest)
+    calls.reach(5)
+    assert guest.left == 2, "what is left of the time"
+    assert calls.call(FUNCTION, ARGUMENTS, 5) == 0xFFFFC90000400000
+    assert guest.state[1]["rip"] == SAFE and guest.held == guest.fill and not guest.steps
+
+
+def test_other_stops_until_the_time_is_up() -> None:
+    guest = Guest(*[another_stop] * 5, at_safe_point, *[another_stop] * 5)
+    with pytest.raises(CallFailed):
+        caller(guest).reach(5)
+    calls = caller(guest)
+    calls.reach(5)
+    with pytest.raises(CallFailed) as failed:
+        calls.call(FUNCTION, ARGUMENTS, 5)
+    assert failed.value.unfinished and not guest.steps
 
 
 def test_a_thread_that_may_not_call_is_passed_over() -> None:
@@ -240,6 +275,7 @@ def at(pc: int, flags: int = 0, count: int = 0x80000000, eflags: int = IF) -> tu
         (SAFE + 0x100, safe_points.KERNEL_THREAD, 0x80000000, IF, True),
         (SAFE + 0x100, 0, 0x80000000, IF, False),
         (SAFE + 0x100, safe_points.KERNEL_THREAD | safe_points.WORKER, 0x80000000, IF, False),
+        (SAFE + 0x100, safe_points.KERNEL_THREAD | 0x10, 0x80000000, IF, False),
         (SAFE + 0x100, safe_points.KERNEL_THREAD | safe_points.RECLAIMS, 0x80000000, IF, False),
     ],
 )
@@ -255,3 +291,11 @@ def test_where_threads_cannot_be_told_only_system_calls_are_safe() -> None:
     assert SafePoints(machine, kernel(machine, NAMED, FLAGS), VCPUS, avoid=lambda at: at == SAFE).points() == (
         SAFE + 0x100,
     )
+
+
+def test_where_the_kernel_warns_of_a_thread_that_sleeps_while_it_waits_only_system_calls_are_safe() -> None:
+    machine, _ = at(SAFE + 0x100, safe_points.KERNEL_THREAD)
+    points = SafePoints(machine, kernel(machine, NAMED | {"__might_sleep": SAFE + 0x200}, FLAGS), VCPUS)
+    assert points.points() == (SAFE,) and not points.may_call(Vcpu(0, "1.1"))
+    machine.state[0]["rip"] = SAFE
+    assert points.may_call(Vcpu(0, "1.1"))

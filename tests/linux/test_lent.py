@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from gdb_optprobe.guest import call
 from gdb_optprobe.guest.call import CallFailed
 from gdb_optprobe.guest.linux import filler, physical
 from gdb_optprobe.guest.linux.kernel import Kernel
@@ -22,7 +23,7 @@ from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.isa.x86_64.calling import CALLING
 from gdb_optprobe.isa.x86_64.paging import ADDRESS, NO_EXECUTE, WRITABLE, Mapping, table_entry, translate
-from tests.linux.fakes import Machine, kernel
+from tests.linux.fakes import Clock, Machine, kernel
 
 PAGE = 4096
 IMAGE, TEXT_END = 0xFFFFFFFF81000000, 0xFFFFFFFF81001A21
@@ -38,7 +39,13 @@ NAMES = {
     **{name: IMAGE + 0x200 + 0x10 * n for n, name in enumerate(FUNCTIONS)},
 }  # fmt: skip
 WHY = "no filler"
+CLOCK = Clock()
 ARGUMENT = re.compile(r"mov(?:l|absq) \$(-?(?:0x)?[0-9a-f]+), %[re](?:di|si|dx)$")
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call, "time", CLOCK)
 
 
 def argument(text: str) -> int:
@@ -121,7 +128,7 @@ class Guest(Machine):
 
     def run_until(self, addresses: Sequence[int], timeout: float) -> Vcpu | None:
         if SAFE in addresses:
-            return Vcpu(0, "1.1") if self.comes else None
+            return Vcpu(0, "1.1") if self.comes else self.passes(timeout)
         pc = self.state[0]["rip"]
         code = X86_64.decode(self.read(pc, CALLING.size), pc)
         if code[0].text == "pushfq":
@@ -129,11 +136,14 @@ class Guest(Machine):
             name = next(name for name in FUNCTIONS if NAMES[name] == target)
             self.calls.append(name)
             if name == self.fails:
-                return None
+                return self.passes(timeout)
             result = getattr(self, name)(*map(argument, (insn.text for insn in code if ARGUMENT.match(insn.text))))
             self.state[0]["rax"] = result
         self.state[0]["rip"] = addresses[0]
         return Vcpu(0, "1.1")
+
+    def passes(self, time: float) -> None:
+        CLOCK.now += time
 
     def vmalloc(self, size: int) -> int:
         assert size == lent.SIZE

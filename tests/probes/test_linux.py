@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -57,7 +56,7 @@ def test_code_under_an_earlier_gdb_s_branch_is_shown_while_the_branch_stands() -
 JOURNAL, LENT = (0x3000, 0x4000), (0x8000, 0x9000)
 
 
-def lending(fails: bool = False) -> tuple[Linux, Pages, list[str]]:
+def lending(fails: bool = False, stays: bool = False) -> tuple[Linux, Pages, list[str]]:
     """A kernel without memory for detours but what it lends; and what is done, in order."""
     memory, events = Pages(), []
     memory.put(LENT[0], bytes([FILL]) * 0x1000)
@@ -68,11 +67,15 @@ def lending(fails: bool = False) -> tuple[Linux, Pages, list[str]]:
         if fails:
             raise OptprobeError("no")
 
+    def give_back() -> None:
+        events.append("give back")
+        if stays:
+            raise StaysLent("it stays", "try again")
+
     def borrow() -> Room:
         assert not memory.writes
         events.append("borrow")
         memory.put(LENT[0], bytes([FILL]) * 0x1000)
-        give_back = partial(events.append, "give back")
         return replace(planned, borrow=None, take=take, give_back=give_back, journal=LENT, loan=Loan(0x5000, 0x4000))
 
     planned = Room(((0x2000, 0x3000),), (0x1000, 0x2000), FILL, journal=JOURNAL, borrow=borrow, told="as it is said")
@@ -106,6 +109,14 @@ def test_what_is_lent_and_cannot_be_used_is_given_back_and_may_be_lent_again() -
         with pytest.raises(OptprobeError):
             linux.take_arena()
         assert linux.lends() and events[-3:] == ["borrow", "take", "give back"]
+
+
+def test_what_failed_first_is_told_first_where_the_loan_cannot_be_given_back() -> None:
+    linux, _, events = lending(fails=True, stays=True)
+    linux.new_arena(Settings())
+    with pytest.raises(OptprobeError) as failed:
+        linux.take_arena()
+    assert str(failed.value) == "no; it stays; try again" and events[-2:] == ["take", "give back"]
 
 
 @pytest.mark.parametrize("fails", [StaysLent("it stays"), OptprobeError("nothing has changed")])

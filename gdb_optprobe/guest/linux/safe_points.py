@@ -1,7 +1,8 @@
 """Where a thread of Linux may be brought to call a function that sleeps: it holds no lock there.
 
 A system call's first function is entered before anything is locked, whatever called it. A kernel thread that waits is
-at the entry of `schedule_timeout`; those that work for others, or free memory, may hold locks there.
+at the entry of `schedule_timeout`; those that work for others, or free memory, may hold locks there. It has told there
+already that it waits, of which a kernel that checks what may sleep would warn: there only system calls serve.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from gdb_optprobe.guest.machine import Machine, Vcpu
 
 SYSTEM_CALLS = ("ksys_read", "ksys_write", "do_sys_openat2", "kernel_wait4", "hrtimer_nanosleep", "do_sys_poll")
 IDLE_POINT = "schedule_timeout"
-KERNEL_THREAD, WORKER, RECLAIMS = 0x00200000, 0x20, 0x800  # PF_KTHREAD, PF_WQ_WORKER, PF_MEMALLOC
+WARNS = "__might_sleep"
+"""Of kernels that warn where a thread sleeps while it is not marked as running (CONFIG_DEBUG_ATOMIC_SLEEP)."""
+KERNEL_THREAD, WORKER, IO_WORKER, RECLAIMS = 0x00200000, 0x20, 0x10, 0x800
+"""PF_KTHREAD, PF_WQ_WORKER, PF_IO_WORKER, PF_MEMALLOC (include/linux/sched.h)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +49,15 @@ class SafePoints:
             return False
         task = self.vcpus.current(self.machine, self.kernel, vcpu)
         flags = int.from_bytes(self.machine.read(task + offset, 4), "little")
-        return bool(flags & KERNEL_THREAD) and not flags & (WORKER | RECLAIMS)
+        return bool(flags & KERNEL_THREAD) and not flags & (WORKER | IO_WORKER | RECLAIMS)
 
     def _flags(self) -> int | None:
-        """Where a thread's flags are; None where the layout of structures is not known: then threads are not told."""
+        """Where a thread's flags are; None where IDLE_POINT is no safe point.
+
+        That is where the kernel warns of it, or the layout of structures is not known: then threads are not told.
+        """
+        if self.kernel.symbols.address(WARNS) is not None:
+            return None
         try:
             return self.kernel.offset("task_struct", "flags")
         except OptprobeError:
