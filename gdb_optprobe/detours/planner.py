@@ -36,6 +36,7 @@ class Plan:
     reason:     why no better tier was possible; None for the best.
     refused:    every better tier with its reason, best first.
     near:       the nearest address that would be optimized; None where this one is, or none is near.
+    moved:      why the probe stands behind the address that was asked for; None where it stands there.
     """
 
     address: int
@@ -49,6 +50,7 @@ class Plan:
     reason: Reason | None = None
     refused: tuple[tuple[Tier, Reason], ...] = ()
     near: int | None = None
+    moved: Reason | None = None
 
     @property
     def head(self) -> int:

@@ -63,7 +63,7 @@ class Explaining:
             plan = self.standing(address, replace(spec, glob=False))
             assert plan is not None, "no glob leaves anything out"
             handler = self.compile(spec, plan, self.settings())
-            plan = self._carried_out(plan, spec, handler)
+            plan = replace(self._carried_out(plan, spec, handler), moved=plan.moved)
         except Refused as refused:
             return present.unprobeable(address, refused.reason, self.target)
         return present.explanation(plan, self.target, spec.counts and not spec.returns)

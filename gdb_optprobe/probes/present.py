@@ -382,8 +382,14 @@ def explanation(plan: Plan, target: Target, counts: bool = True) -> ExplainView:
         instructions=cost(plan, target) if counts and not plan.tier.stops else 0,
         nearest=plan.near,
         nearest_symbol=target.symbol(plan.near) if plan.near is not None else "",
-        note=target.bypassed(plan.address),
+        note=_note(plan, target),
     )
+
+
+def _note(plan: Plan, target: Target) -> str:
+    """Why the probe stands behind the address that was asked for, and why calls may not come by there."""
+    moved = f"the probe stands behind the entry: {plan.moved.text} ({plan.moved.code})" if plan.moved else ""
+    return "; ".join(filter(None, (moved, target.bypassed(plan.address))))
 
 
 def unprobeable(address: int, why: Reason, target: Target) -> ExplainView:

@@ -148,7 +148,7 @@ class Session:
         if refused is None or refused.code != Refusal.FTRACE_IN_USE.code or spec.location.startswith("*"):
             return plan
         behind = self.optimizer.plan(plan.insn.end, [spec])
-        return behind if behind.tier is Tier.OPTIMIZED else plan
+        return replace(behind, moved=refused) if behind.tier is Tier.OPTIMIZED else plan
 
     def _as_wanted(self, plan: Plan, spec: Spec) -> None:
         """Raises Refused where `-tier` asks for a tier that this address cannot have."""

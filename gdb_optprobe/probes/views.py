@@ -224,7 +224,7 @@ class ExplainView:
     waits:        whether the patch covers several instructions and so waits until nobody is inside.
     instructions: what a hit would run beyond the original code; 0 for a tier that stops the guest.
     nearest:      the nearest address that would be optimized, where this one would not.
-    note:         why calls of the function may not come by there; "" where nothing is known of that.
+    note:         why it stands behind what was asked for, or calls may not come by there; "" where nothing is known.
     """
 
     address: int
