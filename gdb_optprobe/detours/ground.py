@@ -30,6 +30,7 @@ FIRST_BYTES = 5
 _ENDS = (Flow.JUMP, Flow.INDIRECT_JUMP, Flow.RETURN)
 
 _GOES_ON = (Flow.NEXT, Flow.BRANCH)
+_RUNS_ON = (Flow.NEXT, Flow.BRANCH, Flow.CALL, Flow.INDIRECT_CALL)  # a call, when it has returned
 _PLAIN = (Flow.NEXT, Flow.BRANCH, Flow.CALL, Flow.RETURN)
 _KPROBES = (Fact.KPROBE, Fact.KPROBE_BREAKPOINT, Fact.KPROBE_JUMP)
 _BY_ADDRESS = (Fact.EXCEPTION, Fact.RESTART)  # what is not there is not known, and nothing is rewritten
@@ -225,7 +226,9 @@ class Ground:
     @cached_property
     def _marked(self) -> Mapping[int, Mark]:
         """By instruction: a mark on one of its bytes."""
-        places = ((at, mark) for mark in self.marks.values() for at in range(mark.address, mark.address + mark.size))
+        # What the guest's own kprobe writes says more than what else is known of the same bytes.
+        marks = sorted(self.marks.values(), key=lambda mark: mark.fact in _KPROBES)
+        places = ((at, mark) for mark in marks for at in range(mark.address, mark.address + mark.size))
         found = ((self.around(at), mark) for at, mark in places)
         return {insn.address: mark for insn, mark in found if insn is not None}
 
@@ -242,7 +245,8 @@ class Ground:
 
     @cached_property
     def marks(self) -> Mapping[int, Mark]:
-        return {mark.address: mark for mark in self.text.marks(self.function.start, self.function.end)}
+        found = self.text.marks(self.function.start, self.function.end)
+        return {mark.address: mark for mark in sorted(found, key=lambda mark: mark.fact in _KPROBES)}
 
     @cached_property
     def _sites(self) -> Mapping[int, FtraceSite]:
@@ -274,7 +278,7 @@ class Ground:
     def _breaks_in(self, insn: Insn) -> bool:
         """Whether `insn` is a breakpoint that code runs into: somebody's, with unknown bytes beneath."""
         before = self.before(insn)
-        return insn.data == self.isa.breakpoint and before is not None and before.flow in (Flow.NEXT, Flow.BRANCH)
+        return insn.data == self.isa.breakpoint and before is not None and before.flow in _RUNS_ON
 
     # padding -------------------------------------------------------------------------------------------------------
 

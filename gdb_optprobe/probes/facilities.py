@@ -220,7 +220,10 @@ class _Kernel(_Guest):
 
     def entries(self) -> str:
         """Whether probes of functions' entries are optimized: some are planned."""
-        plans = list(self._plans(self.sites if len(self.ftrace) else self._functions()))
+        refused: list[Reason] = []
+        plans = list(self._plans(self.sites if len(self.ftrace) else self._functions(), refused))
+        if refused and not plans:
+            raise Refused(refused[-1])
         worse = Counter(plan.reason for plan in plans if plan.reason is not None)
         optimized = sum(plan.tier is Tier.OPTIMIZED for plan in plans)
         if plans and not optimized:
@@ -235,15 +238,16 @@ class _Kernel(_Guest):
         start, end = self.linux.kernel.range("_stext", "_etext")
         return range(start, end, max(1, (end - start) // TRIED)) if start else ()
 
-    def _plans(self, places: Sequence[int]) -> Iterator[Plan]:
+    def _plans(self, places: Sequence[int], refused: list[Reason]) -> Iterator[Plan]:
+        """refused: takes why there is no plan of others."""
         for at in places:
             function = self.linux.text.function(at)
             if function is None:
                 continue
             try:
                 yield self.optimizer.plan(self.linux.entry(function.start), [Spec(location=function.name)])
-            except Refused:
-                continue
+            except Refused as error:
+                refused.append(error.reason)
 
     def ftrace_records(self) -> str:
         """Whether tracers of the guest's own can be kept off a site while a branch stands there."""

@@ -164,6 +164,19 @@ def test_kprobes_that_cannot_be_listed_hide_what_is_behind_them() -> None:
             assert there.text().originals.missing != ""
 
 
+@pytest.mark.parametrize("ahead", ["e8 00 00 00 00  call", "ff d0  call *%rax", "eb 03  jmp +3", "c3  ret"])
+def test_a_kprobe_behind_a_call_or_a_jump_hides_what_is_behind_it_where_none_can_be_listed(ahead: str) -> None:
+    """The breakpoint could be a compiler's there: a trap within the instruction beneath it would panic the guest."""
+    memory = Pages()
+    memory.put(TEXT, b"\xcc" * 0x1000)
+    head = code(ahead)
+    memory.put(HOT, head + code("cc  int3\n8b 45 10  mov 0x10(%rbp), %eax\n31 c0  xor %eax, %eax\nc3  ret"))
+    there = Guest(memory, NAMES, None)
+    assert there.text().originals.missing
+    inside = HOT + len(head) + 1
+    assert [there.refusal(at) for at in (inside, inside + 3)] == ["FOREIGN_PATCH"] * 2
+
+
 def test_a_patch_that_is_no_kprobe_hides_what_is_behind_it() -> None:
     for written in (b"\xcc", JUMP):
         there = guest()

@@ -20,7 +20,7 @@ import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from struct import Struct, unpack_from
@@ -312,16 +312,40 @@ def _operand_of(insn: Insn, candidate: Candidate) -> Jump | None:
     return Jump(insn.address, candidate.target, POINTER) if taken else None
 
 
-def foreign(insns: Sequence[Insn], breakpoint: bytes = b"\xcc") -> int | None:
-    """Where the first breakpoint instruction stands that code runs into, with more code behind: not the compiler's.
+_RUNS_ON = (Flow.NEXT, Flow.BRANCH, Flow.CALL, Flow.INDIRECT_CALL)
+"""What code runs on behind, a call when it has returned."""
 
-    What a breakpoint covers cannot be decoded, so the rest of the function is not to be trusted.
+
+def foreign(insns: Sequence[Insn], breakpoint: bytes = b"\xcc", listed: bool = True) -> int | None:
+    """Return where the first breakpoint instruction stands that a compiler has not put there; None where none does.
+
+    listed: whether the guest's own kprobes are known, and looked through. What a breakpoint covers cannot be decoded,
+    so the rest of the function is not to be trusted. Compilers put them behind what code does not run on behind: where
+    the guest's kprobes are not known, only those are believed to be theirs that a jump passes by.
     """
     end = len(insns)
     while end and insns[end - 1].data == breakpoint:
         end -= 1
     if end and insns[0].data == breakpoint:
         return insns[0].address
-    into = (Flow.NEXT, Flow.BRANCH)
-    found = (at for at in range(1, end) if insns[at].data == breakpoint and insns[at - 1].flow in into)
+    targets = frozenset(insn.target for insn in insns) if not listed else frozenset()
+
+    def is_foreign(at: int) -> bool:
+        before = insns[at - 1]
+        if before.data == breakpoint:
+            # Of several in a row the first tells.
+            return False
+        return before.flow in _RUNS_ON or not (listed or _is_passed_by(insns[at:], breakpoint, targets))
+
+    found = (at for at in range(1, end) if insns[at].data == breakpoint and is_foreign(at))
     return next((insns[at].address for at in found), None)
+
+
+def _is_passed_by(insns: Sequence[Insn], breakpoint: bytes, targets: Container[int | None]) -> bool:
+    """Whether the breakpoint that `insns` begin with is filler: more of it follows, then a jump's target."""
+    for insn in insns[1:]:
+        if insn.address in targets:
+            return True
+        if insn.data != breakpoint and not insn.text.startswith("nop"):
+            return False
+    return True

@@ -127,7 +127,8 @@ class KernelText(CoreText):
             if len(self._parts) >= REMEMBERED:
                 self._parts.clear()
             data = self.originals(start, self._read(start, end))
-            self._parts[start] = part_of(self._isa.decode(data, start), start, end, self._isa.breakpoint)
+            listed = not self.originals.missing
+            self._parts[start] = part_of(self._isa.decode(data, start), start, end, self._isa.breakpoint, listed)
         return self._parts[start]
 
     def _decode(self, start: int, end: int) -> Function:
@@ -326,14 +327,14 @@ class Part:
     ways_out: tuple[Insn, ...]
 
 
-def part_of(insns: Sequence[Insn], start: int, end: int, breakpoint: bytes) -> Part:
-    """A call into the middle of a function is a jump as far as that is concerned."""
+def part_of(insns: Sequence[Insn], start: int, end: int, breakpoint: bytes, listed: bool = True) -> Part:
+    """A call into the middle of a function is a jump as far as that is concerned. listed: see `landings.foreign`."""
     direct = [insn for insn in insns if insn.target is not None]
     jumps = tuple(Jump(insn.address, insn.target, insn.flow.value) for insn in direct if insn.target is not None)
     return Part(
         insns=tuple(insns),
         clear=bool(insns) and insns[-1].end == end,
-        hidden=foreign(insns, breakpoint),
+        hidden=foreign(insns, breakpoint, listed),
         jumps=jumps,
         leaving=tuple(j for j in jumps if not start <= j.target < end and j.kind != Flow.CALL.value),
         ways_out=tuple(

@@ -111,6 +111,10 @@ class Users:
         user, point, handler = self._would(spec)
         settings = self.settings()
         self.target.guard()
+        if self.optimizer.memory.must_borrow():
+            self.optimizer.take_arena(borrow=True)
+            # The guest has run: the file may be another one by now.
+            user, point, handler = self._would(spec)
         probe = Probe(self.registry.next_number(), spec, point.insn.address, handler, sizes_of(settings))
         return self._put(probe, point, user)
 
@@ -210,7 +214,7 @@ class Users:
 
     def _put(self, probe: Probe, point: Point, user: UserTarget) -> Probe:
         """Raises OptprobeError, the guest as it was."""
-        arena = self.optimizer.take_arena(borrow=True)
+        arena = self.optimizer.take_arena()
         try:
             self._reserve(probe, user, arena)
             self.registry.await_text(probe, IN_PROGRAM)
