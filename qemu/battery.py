@@ -170,6 +170,12 @@ class Battery:
             raise Refused(f"{view['tier']}: {reason.get('text', '')}", str(reason.get("code", "")))
         return int(view["number"])
 
+    def parameter(self, name: str, number: int) -> str:
+        """How a parameter is asked for at an entry: by its name, by its number where the kernel has no types."""
+        facilities = json.loads(self.gdb("optprobe doctor -json"))["facilities"]
+        typed = next(row["state"] == WORKS for row in facilities if row["name"] == "types")
+        return name if typed else f"$arg{number}"
+
     def views(self) -> list[dict[str, Any]]:
         found = json.loads(self.gdb("optprobe list -json"))
         assert isinstance(found, list)
@@ -237,7 +243,7 @@ def doctor(battery: Battery) -> str:
 def entry(battery: Battery) -> str:
     number = battery.probe(ENTRY)
     # Behind the probe: at the entry the guest's own event would want the tracer's site.
-    behind = battery.boundaries(ENTRY, 8)[-1]
+    behind = battery.boundaries(ENTRY, 8)[1]
     with battery.event("kprobe", f"{behind:#x}") as hits:
         battery.reads()
         same(f"hits of {ENTRY}", battery.view(number)["hits"], READS)
@@ -290,29 +296,30 @@ def glob(battery: Battery) -> str:
 
 
 def handler(battery: Battery) -> str:
-    number = battery.probe(f"{CALLER} if count == {SIZE} do count by $comm, hist(count)")
+    size = battery.parameter("count", 3)
+    number = battery.probe(f"{CALLER} if {size} == {SIZE} do count by $comm, hist({size})")
     battery.reads()
     maps = battery.maps(number)
     same("count by $comm", maps["count by $comm"], [{"key": ["dd"], "value": READS}])
-    rows = [(row["low"], row["count"]) for row in maps["hist(count)"][0]["value"]]
-    same("hist(count)", rows, [(4, READS)])
-    return ""
+    rows = [(row["low"], row["count"]) for row in maps[f"hist({size})"][0]["value"]]
+    same(f"hist({size})", rows, [(4, READS)])
+    return f"by {size}"
 
 
 def text(battery: Battery) -> str:
-    name, told = "/tmp/optprobe-matrix", ""
+    name, told, name_of_file = "/tmp/optprobe-matrix", "", battery.parameter("filename", 2)
     for function in OPENS:
         try:
-            number = battery.probe(f"{function} do count by str(filename)")
+            number = battery.probe(f"{function} do count by str({name_of_file})")
             break
         except Refused as error:
             told = told or str(error)
     else:
         raise Refused(told)
     battery.run_in_guest(f"for i in 1 2 3; do cat {name} 2>/dev/null; done")
-    found = {row["key"][0]: row["value"] for row in battery.maps(number)["count by str(filename)"]}
+    found = {row["key"][0]: row["value"] for row in battery.maps(number)[f"count by str({name_of_file})"]}
     same(f"opens of {name}", found.get(name), 3)
-    return ""
+    return f"by {name_of_file}"
 
 
 def returns(battery: Battery) -> str:
@@ -327,9 +334,9 @@ def returns(battery: Battery) -> str:
 
 def stops(battery: Battery) -> str:
     """A conditional breakpoint on each vCPU in turn; what `bt` shows; `finish`; nobody else stops."""
-    gdb = battery.gdb
+    gdb, size = battery.gdb, battery.parameter("count", 3)
     for cpu in range(battery.guest.options.processors):
-        battery.ask(f"optprobe break {CALLER} if count == {ODD}")
+        battery.ask(f"optprobe break {CALLER} if {size} == {ODD}")
         work = battery.guest.spawn(f"taskset {1 << cpu:x} dd if=/dev/zero of=/dev/null bs={ODD} count=2 2>&1")
         with contextlib.closing(work):
             said = gdb("continue")
