@@ -26,13 +26,19 @@ class LinuxModules:
         return self.linux.text.identity(address)
 
     def staying(self) -> object:
-        return self.linux.text.staying()
+        return self.linux.text.staying(), self.linux.text.strange.get("", "")
 
     def home(self, address: int) -> str:
         return self.linux.text.symbol(address)
 
     def find(self, location: str) -> Sequence[int]:
-        return self.locations.loaded(location)
+        found = self.locations.loaded(location)
+        if not found:
+            try:
+                self.linux.text.check()
+            except OptprobeError as error:
+                raise OptprobeError(f"the loaded modules cannot be told: {error.message}") from None
+        return found
 
     def arrived(self, module: int) -> tuple[int, int]:
         return self.linux.text.arriving(module).module.text
