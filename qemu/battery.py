@@ -388,7 +388,7 @@ def module(battery: Battery) -> str:
     if view["state"] == "pending":
         if not view["reason"]["text"].endswith("is not there yet"):
             raise Refused(view["reason"]["text"], view["reason"]["code"])
-        raise Broken("the module is loaded, and the probe waits on")
+        raise Broken(f"the module is loaded, and the probe waits on: {view['reason']['text']}")
     sends = "ip addr add 10.9.9.1/24 dev dummy0; ip link set dummy0 up; ping -c 2 -W 1 10.9.9.2 >/dev/null"
     told = battery.run_in_guest(
         f"{sends}; ip link set dummy0 down; cat /sys/class/net/dummy0/statistics/tx_packets", 120
