@@ -26,18 +26,18 @@ class LinuxModules:
         return self.linux.text.identity(address)
 
     def staying(self) -> object:
-        return self.linux.text.staying(), self.linux.text.strange.get("", "")
+        return self.linux.text.staying(), tuple(self.linux.text.strange.items())
 
     def home(self, address: int) -> str:
         return self.linux.text.symbol(address)
 
     def find(self, location: str) -> Sequence[int]:
         found = self.locations.loaded(location)
-        if not found:
-            try:
-                self.linux.text.check()
-            except OptprobeError as error:
-                raise OptprobeError(f"the loaded modules cannot be told: {error.message}") from None
+        strange = self.linux.text.strange
+        if not found and strange:
+            # It may be in one of those.
+            name, why = next(iter(strange.items()))
+            raise OptprobeError(f"{f'the module {name}' if name else 'the loaded modules'} cannot be told: {why}")
         return found
 
     def arrived(self, module: int) -> tuple[int, int]:
