@@ -219,8 +219,9 @@ def _event(battery: Battery, kind: str, place: str) -> Iterator[Callable[[], int
     try:
         yield lambda: int(battery.run_in_guest(f"cat {TRACING}/{kind}_profile").split()[-2 if kind == "kprobe" else -1])
     finally:
+        battery.run_in_guest(f"echo 0 > {TRACING}/events/{group}/enable; echo > {file}; echo > {TRACING}/trace")
         # The guest's optimizer takes its jump away a little later.
-        battery.run_in_guest(f"echo 0 > {TRACING}/events/{group}/enable; echo > {file}; echo > {TRACING}/trace; sleep 1")
+        battery.run_in_guest("sleep 1")
 
 
 def same(what: str, found: object, wanted: object) -> None:
