@@ -207,6 +207,8 @@ class GdbMachine:
         """Write registers of a vCPU, all of them or none, also where GDB dies meanwhile. Raises OptprobeError."""
         with _selected(vcpu, self.shown), held(), self._guard.whole(self.change(values, ())):
             write_selected_registers(values)
+            # A write may leave an outer frame selected, and GDB 13 dies (get_selected_frame) where that is gone later.
+            gdb.newest_frame().select()
 
     def redirect(self, vcpu: Vcpu, pc: str, address: int) -> None:
         """Set the PC past GDB, which does not bear changed registers when it is about to resume (infrun.c, proceed).
