@@ -244,8 +244,9 @@ def doctor(battery: Battery) -> str:
 
 def entry(battery: Battery) -> str:
     number = battery.probe(ENTRY)
-    # Behind the probe: at the entry the guest's own event would want the tracer's site.
-    behind = battery.boundaries(ENTRY, 8)[1]
+    # Behind the probe, which stands on the tracer's site: the guest's own event would want that too.
+    address = int(battery.view(number)["address"], 0)
+    behind = next(place for place in battery.boundaries(ENTRY, 8) if place > address)
     with battery.event("kprobe", f"{behind:#x}") as hits:
         battery.reads()
         same(f"hits of {ENTRY}", battery.view(number)["hits"], READS)

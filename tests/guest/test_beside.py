@@ -57,7 +57,7 @@ def test_what_is_behind_an_optimized_kprobe_is_probed_where_instructions_begin(b
     script += [attempt(f"optprobe add vfs_read+{at}") for at in (15, 18)]
     script += [*(f"optprobe add vfs_read+{at}" for at in (13, 19)), "optprobe commit", WORK]
     script += [keep("list", "optprobe list")]
-    script += [own("echo 0 > events/own/x/enable; echo > kprobe_events"), WORK, keep("alone", "optprobe list")]
+    script += [own("echo 0 > events/own/x/enable; echo > kprobe_events; sleep 1"), WORK, keep("alone", "optprobe list")]
     finished = batch(guest, [*script, "optprobe check", "optprobe delete"])
     assert finished.status == 0, finished.output
     on, behind = finished.json("list")
