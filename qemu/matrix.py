@@ -218,7 +218,7 @@ def markdown(results: Sequence[Result]) -> list[str]:
 
 def _told(row: Row) -> str:
     """The row's name, with this machine's own QEMU and GDB by their versions."""
-    arch = "ppc64le" if row.kernel.endswith("power") else "x86_64"
+    arch = Options().arch if row.kernel.startswith(BUILT) else versions.arch(row.kernel)
     qemu, gdb = _version(MACHINES[arch].qemu), _version(gdb_program())
     return row.name.replace(f"QEMU {HERE}", f"QEMU {qemu}").replace(f"GDB {HERE}", f"GDB {gdb}")
 

@@ -56,6 +56,11 @@ def names() -> dict[str, tuple[str, ...]]:
     return {kind: tuple(rows) for kind, rows in _file().items()}
 
 
+def arch(name: str) -> str:
+    """Return the architecture of a kernel of the file."""
+    return str(_file()["kernels"][name]["arch"])
+
+
 @cache
 def kernel(name: str) -> Pinned:
     """Return the package of a kernel, the suite's current one where the pinned one is gone. FetchError."""
