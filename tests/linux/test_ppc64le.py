@@ -13,6 +13,7 @@ from gdb_optprobe.guest.linux.kprobes import hashed
 from gdb_optprobe.guest.linux.ppc64le import areas, data_page, radix, room
 from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols, constants
 from gdb_optprobe.guest.linux.ppc64le.find import LINEAR_MAP, LinearMap
+from gdb_optprobe.guest.linux.ppc64le.kernel_tree import VMALLOC, KernelMap
 from gdb_optprobe.guest.linux.ppc64le.port import PPC
 from gdb_optprobe.guest.linux.ppc64le.restarts import Restarts
 from gdb_optprobe.guest.linux.ppc64le.text import PowerText
@@ -293,6 +294,27 @@ def test_the_linear_map_is_there_while_a_cpu_is_little_endian() -> None:
     assert view.now(BASE + 0x1234) == 0x1234
     machine.state[0]["msr"] = 1 << 63  # firmware
     assert view.now(BASE + 0x1234) is None
+
+
+def test_modules_are_mapped_by_the_kernel_s_own_tree_whatever_a_cpu_translates_by() -> None:
+    """Firmware runs with translation off: the stub reads the linear map by chance, and no module."""
+    machine = Machine({"msr": 1 << 63 | 1})
+    module = VMALLOC[0] + (8 << 48) + 0x34_9680
+    view = KernelMap(LinearMap(machine), symbols(_stext=BASE, __map_kernel_page=USER, d__etext=USER + 0x40))
+    assert view.walk(module) is None, "no code tells where the tree is"
+    machine.put(USER - BASE, toc_setup(USER) + made_of_toc(9, TABLE) + words(0xE9690018))  # ld r11,24(r9)
+    machine.put(TABLE + 24 - BASE, (BASE + FRAME).to_bytes(8, "little"))
+    machine.put(FRAME, bytes(0x22000))
+    tree(machine, FRAME, 5)
+    assert view.walk(module) is None, "not mapped"
+    upper, middle, last = ((module >> shift & (1 << bits) - 1) * 8 for shift, bits in ((39, 13), (30, 9), (21, 9)))
+    machine.put(FRAME + upper, big(1 << 63 | FRAME + 0x20000 | 9))
+    machine.put(FRAME + 0x20000 + middle, big(1 << 63 | FRAME + 0x21000 | 9))
+    machine.put(FRAME + 0x21000 + last, big(1 << 63 | 1 << 62 | 0x80_0000 | 6))
+    into = module % (1 << 21)
+    assert view.walk(module) == (0x80_0000 + into, (1 << 21) - into)
+    assert view.walk(BASE + 0x1234) == (0x1234, LINEAR_MAP[1] - BASE - 0x1234)
+    assert view.walk(VMALLOC[1]) is None
 
 
 def test_the_counters_of_detours_that_were_left() -> None:

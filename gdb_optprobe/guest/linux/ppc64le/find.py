@@ -59,16 +59,13 @@ def find(machine: Machine) -> tuple[Image, View] | None:
     return Image(everything, everything, everything), LinearMap(machine)
 
 
-def settle(where: Image, view: View, symbols: SymbolTable) -> tuple[Image, View]:
-    """Raises OptprobeError where these are no symbols of a kernel."""
+def settle(where: Image, symbols: SymbolTable) -> Image:
+    """The image's parts. Raises OptprobeError where these are no symbols of a kernel."""
     text, constants = symbols.require("_stext"), _constants(symbols)
-    return (
-        Image(
-            Run(text, constants[0] - text, writable=False, executable=True),
-            Run(constants[0], constants[1] - constants[0], writable=False, executable=False),
-            Run(constants[1], where.data.end - constants[1], writable=True, executable=False),
-        ),
-        view,
+    return Image(
+        Run(text, constants[0] - text, writable=False, executable=True),
+        Run(constants[0], constants[1] - constants[0], writable=False, executable=False),
+        Run(constants[1], where.data.end - constants[1], writable=True, executable=False),
     )
 
 

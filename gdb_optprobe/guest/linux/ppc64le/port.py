@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
+from gdb_optprobe.guest.image import Image
 from gdb_optprobe.guest.linux.current import Current, Paca, on_ppc64le, unknown
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
 from gdb_optprobe.guest.linux.modular import CodeOfModule, Modular
@@ -18,8 +19,10 @@ from gdb_optprobe.guest.linux.ppc64le import find as finding
 from gdb_optprobe.guest.linux.ppc64le import reads as reading
 from gdb_optprobe.guest.linux.ppc64le import structures as code
 from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
+from gdb_optprobe.guest.linux.ppc64le.kernel_tree import VMALLOC, KernelMap
 from gdb_optprobe.guest.linux.ppc64le.module_text import PowerModuleText
-from gdb_optprobe.guest.linux.ppc64le.text import VMALLOC, PowerText
+from gdb_optprobe.guest.linux.ppc64le.text import PowerText
+from gdb_optprobe.guest.linux.recover import View
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.machine import Machine, Memory
@@ -58,8 +61,11 @@ class _PPC:
     elf = "ppc64le"
     loaded = VMALLOC
     find = staticmethod(finding.find)
-    settle = staticmethod(finding.settle)
     notes = staticmethod(finding.notes)
+
+    def settle(self, where: Image, view: View, symbols: SymbolTable) -> tuple[Image, View]:
+        assert isinstance(view, finding.LinearMap)
+        return finding.settle(where, symbols), KernelMap(view, symbols)
 
     def kernel(self, memory: Memory, symbols: SymbolTable, structures: Structures) -> Kernel:
         """By its code where it has no types; what reads tables takes the layout that kernels have had for long then."""

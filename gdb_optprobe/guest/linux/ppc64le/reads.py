@@ -14,7 +14,7 @@ from functools import cached_property
 
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.ppc64le import radix, room
+from gdb_optprobe.guest.linux.ppc64le import kernel_tree, radix, room
 from gdb_optprobe.guest.linux.ppc64le.constants import LARGEST_FUNCTION, DerivedSymbols
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.isa.emitter import Routine
@@ -87,7 +87,7 @@ def _root(read_physical: Callable[[int, int], bytes], pid: int, address: int, li
 
 def reads(machine: Machine, kernel: Kernel) -> Reads:
     """Raises OptprobeError."""
-    root = room.kernel_tree(machine, kernel)
+    root = kernel_tree.of(machine, kernel)
     if root is None:
         raise OptprobeError("page tables of this guest cannot be walked: they are no radix tree", f"{RADIX}; {HINT}")
     pages = room.page_size(kernel)

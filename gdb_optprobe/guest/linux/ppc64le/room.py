@@ -27,8 +27,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import percpu, physical
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.port import Room
-from gdb_optprobe.guest.linux.ppc64le import data_page, derive, radix, threads
-from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
+from gdb_optprobe.guest.linux.ppc64le import data_page, derive, kernel_tree, radix, threads
 from gdb_optprobe.guest.linux.ppc64le.data_page import DataPage
 from gdb_optprobe.guest.linux.ppc64le.find import LINEAR_MAP
 from gdb_optprobe.guest.machine import Machine
@@ -44,7 +43,6 @@ PAGES = (1 << 16, 1 << 12)
 TOC = 2
 MAKES_TOC = ("schedule", "panic")
 LINE = 128  # counters share no cache line with the guest's data
-LARGEST_POINTER = 1 << 44
 LEAST = 1 << 14
 DATA_SHARE = 40
 """Percent of a gap that is less than a leaf."""
@@ -72,7 +70,7 @@ class Gap:
 
 def find(machine: Machine, kernel: Kernel) -> Room:
     """Raises NoRoom."""
-    root = kernel_tree(machine, kernel)
+    root = kernel_tree.of(machine, kernel)
     gap, page = _gaps(machine, kernel, root)
     data = (page.start, page.end) if page is not None else _data(kernel)
     if data is None:
@@ -97,7 +95,7 @@ def find(machine: Machine, kernel: Kernel) -> Room:
 
 def places(machine: Machine, kernel: Kernel) -> Iterator[Room]:
     """Where `find` may have found room with a journal before, whatever it holds now."""
-    root = kernel_tree(machine, kernel)
+    root = kernel_tree.of(machine, kernel)
     start, end = _image_gap(kernel)
     if root is not None:
         was = data_page.was_split(start, end, machine.read_physical, root)
@@ -282,27 +280,3 @@ def _executable(machine: Machine, root: int | None, start: int, end: int) -> boo
             return False
         at = page.address + page.size
     return root is not None
-
-
-def kernel_tree(machine: Machine, kernel: Kernel) -> int | None:
-    """The physical address of the kernel's own tree: what `pgd_offset_k` reads, in a function that changes mappings.
-
-    It is what maps text where text is; None where nothing does.
-    """
-    symbols, text = kernel.symbols, kernel.address("_stext")
-    if not isinstance(symbols, DerivedSymbols):
-        return None
-    for function in ("radix__change_memory_range", "__map_kernel_page"):
-        found = symbols.constants_of(function)
-        for variable in (*found.used, *found.made):
-            table = symbols.word(variable)
-            if table is None or table % PAGES[-1] or not LINEAR_MAP[0] <= table < LINEAR_MAP[0] + LARGEST_POINTER:
-                continue
-            physical = table - LINEAR_MAP[0]
-            try:
-                page = radix.translate(machine.read_physical, physical, text)
-            except OptprobeError:
-                continue
-            if page is not None and page.executable and page.physical == page.address - LINEAR_MAP[0]:
-                return physical
-    return None

@@ -22,15 +22,11 @@ from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.linux.ppc64le import areas
 from gdb_optprobe.guest.linux.ppc64le.barriers import Barriers
 from gdb_optprobe.guest.linux.ppc64le.constants import EXCEPTION_ROW
-from gdb_optprobe.guest.linux.ppc64le.find import LINEAR_MAP
+from gdb_optprobe.guest.linux.ppc64le.kernel_tree import VMALLOC
 from gdb_optprobe.guest.linux.ppc64le.restarts import Restarts
 from gdb_optprobe.guest.text import FORBIDDEN, Area, Fact, Function, Jump, Mark, Overlay, Whole
 from gdb_optprobe.isa.base import Flow, Hazard, Insn
 from gdb_optprobe.isa.ppc64le import PPC64LE
-
-VMALLOC = (LINEAR_MAP[1], 0xC00A_0000_0000_0000)
-"""Where modules are: 2 PiB behind the linear map's start with radix page tables, and with hash ones of pages of 64K;
-right behind its end with those of 4K (asm/book3s/64/radix.h, hash-64k.h, hash-4k.h)."""
 
 
 @dataclass(frozen=True, slots=True)
