@@ -270,6 +270,7 @@ class Session:
         self.target.alive()
         probes = self.registry.probes(numbers)
         self.users.check(probes, on)
+        self.target.guard()
         if on:
             prepare(self.optimizer, ((probe.address, probe.spec) for probe in probes if probe.waits is None))
         for probe in probes:

@@ -55,6 +55,8 @@ def look(target: Target, users: Users) -> tuple[Left, Sequence[Noted], Sequence[
         if one.data is not None and left.at(one.data) is None:
             raise Damaged(f"probe {one.number} has no memory at {one.data:#x}")
     points_of(left, None)
+    # From here on the guest runs and is changed at our word.
+    target.guard()
     if traps := user_notes.noted(left.users or {}):
         if any(trap.calls and left.at(trap.calls) is None for trap in traps):
             raise Damaged("calls of programs have no memory")

@@ -12,8 +12,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from qemu.debugger import PATIENTLY, gdb_program
 from qemu.guest import Guest
+from tests.guest.batch import batch
 from tests.guest.conftest import FULL, Boot
 from tests.guest.gdb import ROOT, Console
 
@@ -69,6 +72,31 @@ def test_it_comes_with_the_first_probe_and_goes_with_gdb(linux: Guest) -> None:
         gdb.send("quit")
         gdb.rest()
         assert ends(third) and running(linux)
+
+
+@pytest.mark.parametrize("then", ["recover", "recover -remove"])
+def test_killed_after_it_took_over_while_the_guest_stands(linux: Guest, then: str) -> None:
+    """A GDB that adds nothing of its own is guarded as soon as it takes probes over, or out."""
+    with Console(linux) as gdb:
+        assert "optimized" in gdb("optprobe add vfs_read")
+        gdb.kill()
+        frees_itself(linux)
+    with Console(linux) as gdb:
+        said = gdb(f"optprobe {then}")
+        assert "optprobe:" not in said, said
+        assert not running(linux)
+        gdb.kill()
+        frees_itself(linux)
+    batch(linux, ["set optprobe exit-on-error off", "optprobe recover -remove"])
+
+
+def frees_itself(guest: Guest) -> None:
+    """Wait until a guardian lets the guest run, while no GDB is connected."""
+    deadline = time.monotonic() + SOON
+    while not running(guest):
+        assert time.monotonic() < deadline, "the guest stands"
+        time.sleep(0.05)
+    assert guest.check("echo runs").strip() == "runs"
 
 
 DIES_AT_THE_PC = (
