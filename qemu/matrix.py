@@ -138,7 +138,8 @@ def run(row: Row, names: Sequence[str] = (), cost: bool = False, extra: Sequence
         release = guest.check("uname -r").strip()
         battery = Battery(guest, program, boots.vmlinux)
         outcomes = {outcome.facility: outcome for outcome in battery.run(names)}
-    took = _cost(boots, program) if cost else None
+    entry = outcomes.get("entry")
+    took = _cost(boots, program) if cost and entry is not None and entry.state == WORKS else None
     return Result(row, release, boots.gone, outcomes, took)
 
 
