@@ -24,6 +24,7 @@ HEIGHT = {
     "objects": 0,
     "isa": 0,
     "errors": -1,
+    "guest_text": -1,
     "interrupts": -1,
     "guardian": -1,
 }

@@ -9,7 +9,8 @@ from gdb_optprobe.commands.base import Subcommand
 from gdb_optprobe.debugger.attach import convenience
 from gdb_optprobe.debugger.output import Output
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.probes.saving import with_variables
+from gdb_optprobe.guest_text import one_line
+from gdb_optprobe.probes.saving import REFUSED, with_variables
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +46,15 @@ class SaveCommand(Subcommand[File]):
             raise OptprobeError("there are no probes to save", "optprobe add LOCATION")
         lines = with_variables(saved.lines, convenience)
         try:
-            Path(args.path).expanduser().write_text("".join(f"{line}\n" for line in lines))
+            Path(args.path).expanduser().write_text("".join(f"{one_line(line)}\n" for line in lines))
         except OSError as error:
             raise OptprobeError(f"'{args.path}' cannot be written: {error.strerror}") from None
         out.lines([f"Saved {saved.count} {'probe' if saved.count == 1 else 'probes'} to '{args.path}'."])
         if saved.left_out:
             numbers = ", ".join(map(str, saved.left_out))
-            out.lines([f"Only as comments, for their handlers are Python's: {numbers}."])
+            refused = any(line.startswith(REFUSED) for line in saved.lines)
+            why = "which say why" if refused else "for their handlers are Python's"
+            out.lines([f"Only as comments, {why}: {numbers}."])
 
     def candidates(self, text: str) -> int:
         return gdb.COMPLETE_FILENAME

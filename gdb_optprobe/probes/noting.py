@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from gdb_optprobe.detours.journal import Item, Journal
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.objects.journal import Damaged
 from gdb_optprobe.objects.ring import Position
+from gdb_optprobe.probes import fields
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.spec import Kind, Spec
@@ -42,21 +43,22 @@ class Noted:
 def note(probe: Probe, journal: Journal) -> None:
     """Have the journal know `probe` as it is now."""
     spec = probe.spec
-    value: dict[str, Any] = {"at": probe.address, "location": spec.location}
+    location = fields.kept(spec.location, probe.address, spec.in_program, spec.glob)
+    value: dict[str, Any] = {"at": probe.address, "location": location}
     optional = {
         "kind": spec.kind.value if spec.kind is not Kind.KPROBE else "",
-        "if": spec.condition,
-        "do": [*spec.actions] if spec.actions != ("count",) else [],
-        "tier": spec.tier,
-        "name": spec.name,
+        "if": fields.tidy(spec.condition),
+        "do": [*map(fields.tidy, spec.actions)] if spec.actions != ("count",) else [],
+        "tier": _allowed(fields.tier, spec.tier),
+        "name": _allowed(fields.name, spec.name),
         "glob": spec.glob,
-        "entry if": spec.entry_condition.text if spec.entry_condition is not None else "",
-        "entry do": [action.text for action in spec.entry_actions],
+        "entry if": fields.tidy(spec.entry_condition.text) if spec.entry_condition is not None else "",
+        "entry do": [fields.tidy(action.text) for action in spec.entry_actions],
         "maxactive": spec.maxactive,
         "pending": spec.pending,
-        "file": spec.file,
+        "file": _allowed(fields.file, spec.file),
         "pid": spec.pid,
-        "home": probe.home,
+        "home": _allowed(fields.home, probe.home),
         "waits": probe.waits is not None,
         "off": not probe.enabled,
         "python": probe.spec.has_python_handler,
@@ -69,29 +71,35 @@ def note(probe: Probe, journal: Journal) -> None:
     journal.put(Item.PROBE, probe.number, value | {name: given for name, given in optional.items() if given})
 
 
+def _allowed(check: Callable[[str], str], text: str) -> str:
+    """What a later GDB takes, "" else: Python may have given anything."""
+    try:
+        return check(text)
+    except fields.NotAField:
+        return ""
+
+
 def noted(number: int, value: Any) -> Noted:
     """Raises Damaged."""
     try:
         following, *pending = map(int, value.get("since", [0]))
-        text = {name: value.get(name, "") for name in ("location", "if", "tier", "name", "home", "file")}
-        actions = tuple(value.get("do", ["count"]))
-        entry_if, entry_do = value.get("entry if", ""), value.get("entry do", [])
-        typed = (*text.values(), *actions, entry_if, *entry_do)
-        if not all(isinstance(each, str) for each in typed) or not 0 < number < 1 << 32:
-            raise ValueError(f"probe {number}")
+        kind, glob = Kind(value.get("kind", Kind.KPROBE.value)), bool(value.get("glob"))
+        entry_if = fields.condition(value.get("entry if", ""))
+        entry_do = [fields.action(action) for action in value.get("entry do", [])]
+        fields.number(number, 1 << 32, least=1)
         spec = Spec(
-            location=text["location"],
-            kind=Kind(value.get("kind", Kind.KPROBE.value)),
-            condition=text["if"],
-            actions=actions,
-            tier=text["tier"],
-            name=text["name"],
-            glob=bool(value.get("glob")),
+            location=fields.place(value.get("location", ""), kind in (Kind.UPROBE, Kind.URETPROBE), glob),
+            kind=kind,
+            condition=fields.condition(value.get("if", "")),
+            actions=tuple(fields.action(action) for action in value.get("do", ["count"])),
+            tier=fields.tier(value.get("tier", "")),
+            name=fields.name(value.get("name", "")),
+            glob=glob,
             pending=bool(value.get("pending")),
             entry_condition=Fragment.whole(entry_if) if entry_if else None,
             entry_actions=tuple(Fragment.whole(action) for action in entry_do),
             maxactive=int(value.get("maxactive", 0)),
-            file=text["file"],
+            file=fields.file(value.get("file", "")),
             pid=int(value.get("pid", 0)),
         )
         return Noted(
@@ -105,7 +113,7 @@ def noted(number: int, value: Any) -> Noted:
             sizes={str(name): int(size) for name, size in value.get("sizes", {}).items()},
             since=Position(following, tuple(pending)),
             seen=tuple(int(word) for word in value.get("seen", [])),
-            home=text["home"],
+            home=fields.home(value.get("home", "")),
             waits=bool(value.get("waits")),
         )
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as wrong:

@@ -2,17 +2,23 @@
 
 A location stays as it was typed where it names what it means; addresses become symbol+offset. A probe in a module waits
 for it there: `-pending`.
+
+`source` carries out whatever a file holds, a shell's command among it, so every line is made of words of ours and of
+fields that are checked (probes/fields.py). A symbol of the guest's is no location before it has passed that.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields as fields_of
+from dataclasses import replace
 from itertools import groupby
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.scope import OURS
+from gdb_optprobe.guest_text import one_line
+from gdb_optprobe.probes import fields
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.spec import Spec
@@ -22,8 +28,11 @@ from gdb_optprobe.probes.views import Saved
 HEAD = "# Probes of optprobe: `source` this file where `optprobe` is loaded and the guest has booted."
 SESSIONS = ("arena", "on_exit", "exit_on_error", "guardian")
 """Settings that are not the probes' but the session's, or hold addresses of this boot."""
+REFUSED = "# probe "
+"""How a comment begins for a probe with a field that cannot be written."""
 ANCHOR = "_stext"
-_NAMED = re.compile(r"\*\s*\(?\s*[A-Za-z_][\w.]*\s*(?:[-+]\s*\w+\s*)?\)?")  # `*vfs_read+5`: no number, no `$name` alone
+# `*vfs_read+5`: no number, no `$name` alone
+_NAMED = re.compile(r"\*\s*\(?\s*[A-Za-z_][\w.]*\s*(?:[-+]\s*\w+\s*)?\)?", re.ASCII)
 
 
 Takes = Callable[[Spec, int], bool]
@@ -37,27 +46,50 @@ def saved(probes: Sequence[Probe], settings: Settings, target: Target, takes: Ta
     # Those of one `add` have one and the same spec.
     for _, group in groupby(probes, key=lambda probe: id(probe.spec)):
         some = list(group)
-        spec = some[0].spec
-        if spec.has_python_handler:
+        try:
+            lines += _commands(some, target, takes)
+        except NotSaved as why:
             left_out += [probe.number for probe in some]
-            lines += [f"# {add(spec, _place(probe, target))}: its handlers are Python's" for probe in some]
-        elif any(probe.home or probe.waits is not None for probe in some):
-            for probe in some:
-                lines += _one(probe, _place(probe, target), pending=True)
-        elif _is_whole(some, target, takes):
-            lines += _one(some[0], spec.location if len(some) > 1 else _as_typed(some[0], target), spec.glob)
-        else:
-            for probe in some:
-                lines += _one(probe, _place(probe, target))
+            lines += [comment(line) for line in why.lines]
     return Saved(tuple(lines), len(probes) - len(left_out), tuple(left_out))
 
 
+class NotSaved(Exception):
+    """Probes that no command makes again. lines: what is told of them."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        super().__init__()
+        self.lines = lines
+
+
+def _commands(some: Sequence[Probe], target: Target, takes: Takes) -> list[str]:
+    """The commands for probes of one spec. Raises NotSaved."""
+    spec = some[0].spec
+    try:
+        if spec.has_python_handler:
+            raise NotSaved([f"{add(spec, _place(probe, target))}: its handlers are Python's" for probe in some])
+        if any(probe.home or probe.waits is not None for probe in some):
+            return [line for probe in some for line in _one(probe, _place(probe, target), pending=True)]
+        if _is_whole(some, target, takes):
+            return _one(some[0], spec.location if len(some) > 1 else _as_typed(some[0], target), spec.glob)
+        return [line for probe in some for line in _one(probe, _place(probe, target))]
+    except OptprobeError as wrong:
+        raise NotSaved([f"probe {probe.number}: {wrong.message}" for probe in some]) from None
+
+
+def comment(text: str) -> str:
+    """A line that does nothing: the next one is no part of it."""
+    return f"# {one_line(text)}".rstrip("\\ ")
+
+
 def add(spec: Spec, location: str, glob: bool = False) -> str:
-    """The command for a probe of `spec` at `location`."""
+    """The command for a probe of `spec` at `location`. Raises OptprobeError where it cannot be written."""
+    location = fields.tidy(location)
+    fields.checked(spec, location)
     words = ["optprobe add", location]
     words += ["-glob"] if glob else []
     words += ["-user"] if spec.in_program else []
-    words += ["-file", spec.file] if spec.file else []
+    words += ["-file", _quoted(spec.file)] if spec.file else []
     words += ["-pid", str(spec.pid)] if spec.pid else []
     words += ["-return"] if spec.returns else []
     words += ["-maxactive", str(spec.maxactive)] if spec.maxactive else []
@@ -77,14 +109,14 @@ def entry(spec: Spec) -> str:
 
 
 def _clause(condition: str, actions: Sequence[str]) -> list[str]:
-    words = ["if", _line(condition)] if condition.strip() else []
-    return [*words, "do", ", ".join(map(_line, actions))] if actions else words
+    words = ["if", fields.tidy(condition)] if condition.strip() else []
+    return [*words, "do", ", ".join(map(fields.tidy, actions))] if actions else words
 
 
 def with_variables(lines: Sequence[str], value: Callable[[str], int | None]) -> tuple[str, ...]:
     """`lines`, and before the probes the values of the debugger's variables that they name; what is ours is none."""
     text = "\n".join(line for line in lines if line.startswith("optprobe add"))
-    names = [name for name in dict.fromkeys(re.findall(r"\$([A-Za-z_]\w*)", text)) if name not in OURS]
+    names = [name for name in dict.fromkeys(re.findall(r"\$([A-Za-z_]\w*)", text, re.ASCII)) if name not in OURS]
     values = ((name, value(name)) for name in names)
     return (lines[0], *(f"set ${name} = {number}" for name, number in values if number is not None), *lines[1:])
 
@@ -96,7 +128,7 @@ def _one(probe: Probe, location: str, glob: bool = False, pending: bool = False)
 
 def _settings(settings: Settings) -> Iterator[str]:
     """Those that shape probes, where they are not what they are by default."""
-    for field in fields(Settings):
+    for field in fields_of(Settings):
         value = getattr(settings, field.name)
         if field.name in SESSIONS or value == field.default:
             continue
@@ -139,7 +171,8 @@ def _place(probe: Probe, target: Target) -> str:
     if probe.home or probe.waits is not None:
         return probe.home or probe.spec.location
     name = target.symbol(probe.address)
-    if name and _resolved(name, target) == (probe.address,):
+    # The guest's: what is no name would be evaluated.
+    if fields.is_function(name) and _resolved(name, target) == (probe.address,):
         return name
     start = _resolved(f"*{ANCHOR}+0", target)
     return f"*{ANCHOR}+{probe.address - start[0]:#x}" if start else f"*{probe.address:#x}"
@@ -152,5 +185,11 @@ def _resolved(place: str, target: Target) -> tuple[int, ...]:
         return ()
 
 
-def _line(text: str) -> str:
-    return " ".join(text.split("\n")).strip()
+def _quoted(path: str) -> str:
+    """A path as an option takes it. Raises OptprobeError."""
+    if re.fullmatch(r"[^\s\"'()\[\]{}-][^\s\"'()\[\]{}]*", path):
+        return path
+    quote = next((quote for quote in "\"'" if quote not in path and "\\" not in path), "")
+    if not quote:
+        raise OptprobeError(f"the path '{one_line(path)}' cannot be quoted")
+    return f"{quote}{path}{quote}"

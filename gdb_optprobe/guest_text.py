@@ -1,0 +1,82 @@
+r"""Text of the guest's, made printable: the one place where bytes of the guest become characters.
+
+    guest memory, ELF files, QEMU's answers ──bytes──► printable ──str──► views ──► terminal, JSON, files
+                                                       dd\n\033[2J
+
+Text of the guest's is `bytes` until then, and mypy keeps bytes from every f-string and from all that wants a str. No
+other file has a way from bytes to characters: tests/test_layers.py looks for `decode`, `chr` and the like.
+
+The form is that of a C string without its quotes, so the bytes can be told from it (`raw`): `\\` for a backslash, `\n`,
+`\t` and `\r`, three octal digits for each byte of all else that is not printable: controls, C1 controls, marks that
+change the direction of writing, spaces but the usual one, surrogates, and what is no UTF-8. JSON has the same form.
+"""
+
+from __future__ import annotations
+
+import re
+
+_PLAIN = re.compile(rb"[ -\[\]-~]*")
+_NAME = re.compile(rb"[!-\[\]-~]+")
+_SHORT = {"\n": r"\n", "\t": r"\t", "\r": r"\r"}
+_LONG = {short: text.encode() for text, short in _SHORT.items()} | {r"\\": b"\\"}
+_ESCAPE = re.compile(r"\\(?:[ntr\\]|[0-3][0-7]{2})")
+
+
+def printable(data: bytes) -> str:
+    """Return bytes of the guest as characters that are safe anywhere. One line, whatever they are."""
+    if _PLAIN.fullmatch(data):
+        return data.decode("ascii")
+    text = data.decode("utf-8", "surrogateescape")
+    return "".join(r"\\" if character == "\\" else _shown(character) for character in text)
+
+
+def until_zero(data: bytes) -> str:
+    """Return what stands before the first 0 byte, printable: a string of C's in an array."""
+    return printable(data.partition(b"\0")[0])
+
+
+def name(data: bytes) -> str:
+    """Return a symbol's name, of visible ASCII characters; "" where it is another one, which no compiler makes."""
+    return data.decode("ascii") if _NAME.fullmatch(data) else ""
+
+
+def is_plain(text: str) -> bool:
+    """Return whether a name that `printable` made holds no escape, so that it is as the guest has it."""
+    return "\\" not in text and text.isascii() and text.isprintable()
+
+
+def raw(text: str) -> bytes:
+    """Return the bytes that a user means: as `printable` shows them, or as they are."""
+    parts: list[bytes] = []
+    at = 0
+    for found in _ESCAPE.finditer(text):
+        parts += [_encoded(text[at : found.start()]), _LONG.get(found[0]) or bytes([int(found[0][1:], 8)])]
+        at = found.end()
+    return b"".join([*parts, _encoded(text[at:])])
+
+
+def one_line(text: str) -> str:
+    """Return text of any origin as one line of printable characters. What `printable` made stays as it is.
+
+    For what is no bytes: GDB's messages, typed text, strings of a journal, a line that is about to be written.
+    """
+    return text if text.isprintable() else "".join(map(_shown, text))
+
+
+def lines(text: str) -> str:
+    """Return the same for text of several lines."""
+    return "\n".join(map(one_line, text.split("\n")))
+
+
+def _shown(character: str) -> str:
+    if character.isprintable():
+        return character
+    return _SHORT.get(character) or "".join(f"\\{byte:03o}" for byte in _encoded(character))
+
+
+def _encoded(text: str) -> bytes:
+    """A lone surrogate is the byte that Python took it for, or the three that it would be."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")

@@ -1,0 +1,171 @@
+r"""What may stand in each field of a probe's text, wherever that comes from: the journal in the guest, a saved file.
+
+    journal ──read──► checked here ──► Spec ──checked again──► optprobe add LOCATION OPTIONS if EXPR do ACTION, …
+
+A journal is the guest's, and may have been written by an attacker. Of all that a user may type, locations that GDB
+evaluates are the worst: `*$_shell("…")` runs a command. So a journal holds names, offsets and numbers alone (`place`).
+"""
+
+from __future__ import annotations
+
+import re
+
+from gdb_optprobe.detours.tier import Tier
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest_text import one_line
+from gdb_optprobe.handlers.source import outside
+from gdb_optprobe.probes.spec import Spec
+
+LONGEST = 1 << 16
+"""Characters of any field."""
+_NAME = r"[A-Za-z_.][A-Za-z0-9_.$]*"
+_MODULE = r"[A-Za-z0-9_][A-Za-z0-9_-]*"
+_NUMBER = r"(?:0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20})"
+_FUNCTION = re.compile(rf"(?:{_MODULE}:)?{_NAME}(?: *\+ *{_NUMBER})?")
+_HOME = re.compile(rf"{_MODULE}:(?:{_NAME}|\[{_MODULE}\])(?:\+{_NUMBER})?")
+_GLOB = re.compile(rf"(?:{_MODULE}:\*?)?[A-Za-z0-9_.?\[][A-Za-z0-9_.$*?!\[\]-]*|{_MODULE}:\*")
+_ADDRESS = re.compile(rf"\* *(?:{_NUMBER}|{_NAME} *(?:[-+] *{_NUMBER})?|\( *{_NAME} *(?:[-+] *{_NUMBER})? *\))")
+_PROGRAM = re.compile(r"/.*:[^/]+")
+_CALLED = re.compile(r"[A-Za-z_][\w.-]*")
+_QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+_WORD = re.compile(r"(?<![\w$])(?:if|do)(?!\w)")
+_NO_PLACE = "no place in a program is"
+_OPTION = re.compile(r"(?<!\S)(?:--?[A-Za-z]|--(?!\S)|(?:if|do|entry)(?=[\s(]|$))")
+
+
+class NotAField(ValueError):
+    """Text that cannot stand in a field."""
+
+    def __init__(self, what: str, text: str) -> None:
+        shown = one_line(text)
+        super().__init__(f"{what} '{shown if len(shown) <= 80 else shown[:80] + '…'}'")
+
+
+def function(text: str) -> str:
+    """Return FUNCTION, MODULE:FUNCTION, with +OFFSET or without. Raises NotAField."""
+    return _matched(_FUNCTION, text, "no function is called")
+
+
+def is_function(text: str) -> bool:
+    return _FUNCTION.fullmatch(text) is not None
+
+
+def home(text: str) -> str:
+    """Return where in a module a probe is, "" for one that is in none. Raises NotAField."""
+    return _matched(_HOME, text, "no place in a module is") if text else ""
+
+
+def place(text: str, program: bool = False, glob: bool = False) -> str:
+    """Return a location that names a place and evaluates nothing. Raises NotAField.
+
+    program: BINARY:PLACE of a program. glob: MODULE:PATTERN may stand there too.
+    """
+    if program:
+        # Options and clauses would end it.
+        if _OPTION.search(_bare(text, _NO_PLACE)):
+            raise NotAField(_NO_PLACE, text)
+        return _matched(_PROGRAM, text, _NO_PLACE)
+    if _ADDRESS.fullmatch(text) or (glob and _GLOB.fullmatch(text) and len(text) <= LONGEST):
+        return text
+    return _matched(_FUNCTION, text, "no location is")
+
+
+def name(text: str) -> str:
+    """Return what `-name` gave, "" for nothing. Raises NotAField."""
+    return _matched(_CALLED, text, "no probe is named") if text else ""
+
+
+def tier(text: str) -> str:
+    """Return what `-tier` gave, "" for nothing. Raises NotAField."""
+    if text and text not in {tier.value for tier in Tier}:
+        raise NotAField("no tier is", text)
+    return text
+
+
+def file(text: str) -> str:
+    """Return what `-file` gave, "" for nothing. Raises NotAField."""
+    return _plain(text, "no file is") if text else ""
+
+
+def condition(text: str) -> str:
+    """Return an expression that ends nowhere but at its end, "" for none. Raises NotAField."""
+    if text and (_WORD.search(_bare(text, "no condition is")) or not text.strip()):
+        raise NotAField("no condition is", text)
+    return text
+
+
+def action(text: str) -> str:
+    """Return one action. Raises NotAField."""
+    bare = _bare(text, "no action is")
+    if not text.strip() or "," in bare or _WORD.search(bare):
+        raise NotAField("no action is", text)
+    return text
+
+
+def number(value: object, below: int, least: int = 0) -> int:
+    """Return a whole number, `least` at least. Raises NotAField."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < below:
+        raise NotAField("no number there is", str(value)[:40] if isinstance(value, int | str) else type(value).__name__)
+    return value
+
+
+def kept(location: str, address: int, program: bool = False, glob: bool = False) -> str:
+    """Return a typed location as the journal has it: as it is, or the address that it led to."""
+    text = tidy(location)
+    try:
+        return place(text, program, glob)
+    except NotAField:
+        return f"*{address:#x}"
+
+
+def checked(spec: Spec, location: str) -> None:
+    """Raise OptprobeError where a field of `spec` cannot stand in a command for a probe at `location`."""
+    try:
+        _plain(location, "no location is")
+        name(spec.name), tier(spec.tier), file(spec.file), condition(tidy(spec.condition))
+        if spec.entry_condition is not None:
+            condition(tidy(spec.entry_condition.text))
+        for part in (*spec.actions, *(each.text for each in spec.entry_actions)):
+            action(tidy(part))
+    except NotAField as wrong:
+        raise OptprobeError(str(wrong)) from None
+
+
+def tidy(text: str) -> str:
+    """Return typed text as one line of printable characters that means the same.
+
+    Where it stands in quotes, what is not printable is written as C writes it; elsewhere white space is a space.
+    """
+    text = text.strip()
+    if text.isprintable():
+        return text
+    bare = _unquoted(text)
+    return "".join(" " if at in bare and each.isspace() else one_line(each) for at, each in enumerate(text))
+
+
+def _matched(pattern: re.Pattern[str], text: str, what: str) -> str:
+    if not pattern.fullmatch(_plain(text, what)):
+        raise NotAField(what, text)
+    return text
+
+
+def _plain(text: str, what: str) -> str:
+    """One line, that GDB does not join with the next one."""
+    if not isinstance(text, str) or not text.isprintable() or len(text) > LONGEST or text.endswith("\\"):
+        raise NotAField(what, text if isinstance(text, str) else type(text).__name__)
+    return text
+
+
+def _bare(text: str, what: str) -> str:
+    """What stands outside quotes and brackets, the rest as spaces."""
+    try:
+        bare = frozenset(outside(_plain(text, what)))
+    except OptprobeError:
+        raise NotAField(what, text) from None
+    return "".join(each if at in bare else " " for at, each in enumerate(text))
+
+
+def _unquoted(text: str) -> frozenset[int]:
+    """The places of `text` that no quotes are around."""
+    quoted = (range(*found.span()) for found in _QUOTED.finditer(text))
+    return frozenset(range(len(text))).difference(*quoted)
