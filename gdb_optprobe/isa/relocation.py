@@ -22,6 +22,8 @@ from itertools import pairwise
 
 from .base import Before, Dead, Flow, Hazard, Insn, OutOfReach, Relocated, Unrelocatable
 
+MASK = 0xFFFF_FFFF_FFFF_FFFF
+
 
 @dataclass(slots=True)
 class Region:
@@ -40,6 +42,16 @@ class Region:
         if self.start < target < self.end:
             raise Unrelocatable(Hazard.BRANCH_INSIDE, insn)
         return target
+
+    def check_operand(self, insn: Insn, address: int, size: int) -> None:
+        """Refuse a memory operand that shares a byte with the displaced instructions: the branch is there now."""
+        if (address - self.start) & MASK < self.end - self.start or (self.start - address) & MASK < size:
+            raise Unrelocatable(Hazard.READS_ITS_ADDRESS, insn)
+
+    def check_address(self, insn: Insn, address: int) -> None:
+        """Refuse an address that `insn` computes in the middle of the displaced instructions, to go to perhaps."""
+        if self.start < address < self.end:
+            raise Unrelocatable(Hazard.READS_ITS_ADDRESS, insn)
 
     def return_address(self, insn: Insn) -> int:
         """The address behind `insn`, for its copy to leave. Whoever is called returns there: only the end will do."""

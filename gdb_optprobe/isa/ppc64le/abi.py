@@ -77,7 +77,8 @@ def _may_write_r2(insn: Insn) -> bool:
         return False
     mnemonic, _, operands = insn.text.partition(" ")
     first = operands.split(",")[0].strip()
-    writes = first == "r2" and not mnemonic.startswith(("st", "cmp", "mt", "tw", "td"))
+    reads = mnemonic != "cmpb" and mnemonic.startswith(("st", "cmp", "mt", "tw", "td"))
+    writes = first == "r2" and not reads
     return writes or (mnemonic.endswith(("u", "ux")) and "r2" in operands.replace("(", " ").replace(")", " ").split())
 
 

@@ -48,7 +48,10 @@ from .words import (
     is_pc_relative,
     links,
     opcode,
+    operand_size,
+    ra,
     rt,
+    suffix_of,
     to_bytes,
     with_displacement34,
     word_of,
@@ -176,13 +179,15 @@ def _bc(first: int, bo: int, displacement: int) -> int:
 
 
 def _prefixed(insn: Insn, at: int, region: Region) -> bytes:
-    data = insn.data
-    if is_pc_relative(data):
-        operand = insn.address + displacement34(data)
-        is_address = opcode(int.from_bytes(data[4:], "little")) == 14  # paddi
-        if region.start <= operand < region.end and not (is_address and operand == region.start):
-            # There the patch is read, or the patch's middle is made into an address to go to.
-            raise Unrelocatable(Hazard.READS_ITS_ADDRESS, insn)
+    data, relative = insn.data, is_pc_relative(insn.data)
+    size = operand_size(data)
+    if relative or (size and not ra(suffix_of(data))):
+        operand = displacement34(data) + (insn.address if relative else 0)
+        if size:
+            region.check_operand(insn, operand, size)
+        else:  # paddi
+            region.check_address(insn, operand)
+    if relative:
         where = at + 4 if at % LINE == LINE - 4 else at
         if not fits(operand - where, 34):
             raise OutOfReach(at, operand)

@@ -126,6 +126,22 @@ def is_pc_relative(data: bytes) -> bool:
     return len(data) == 8 and prefix_type(first) in (PREFIX_8LS, PREFIX_MLS) and bool(first & R_BIT)
 
 
+# Bytes of memory, by the suffix's primary opcode (Book I, 3.3.2 and chapters 4 to 7).
+_OPERANDS = {
+    PREFIX_MLS: {14: 0, 32: 4, 34: 1, 36: 4, 38: 1, 40: 2, 42: 2, 44: 2, 48: 4, 50: 8, 52: 4, 54: 8},
+    PREFIX_8LS: {
+        41: 4, 42: 8, 43: 4, 46: 8, 47: 4, 50: 16, 51: 16, 54: 16, 55: 16, 56: 16, 57: 8, 58: 32, 60: 16, 61: 8, 62: 32,
+    },
+}  # fmt: skip
+_LONGEST_OPERAND = 32
+
+
+def operand_size(data: bytes) -> int:
+    """Of a prefixed instruction: how many bytes of memory it reads or writes, not less; 0 where it does not."""
+    kind = _OPERANDS.get(prefix_type(word_of(data)))
+    return kind.get(opcode(suffix_of(data)), _LONGEST_OPERAND) if kind is not None else 0
+
+
 def displacement34(data: bytes) -> int:
     """Of a prefixed D-form instruction."""
     return signed((word_of(data) & 0x3FFFF) << 16 | suffix_of(data) & 0xFFFF, 34)

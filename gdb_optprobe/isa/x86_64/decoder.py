@@ -22,7 +22,7 @@ import gc
 import re
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import capstone
 
@@ -235,9 +235,58 @@ def _is_suspect(data: bytes) -> bool:
     return True
 
 
+class MemoryOperand(NamedTuple):
+    """One whose address is in the bytes of the instruction alone.
+
+    displacement: from address 0, or from the next instruction where `is_relative`.
+    size:         of what is read or written; not less. 0 where nothing is: lea.
+    """
+
+    displacement: int
+    size: int
+    is_relative: bool
+
+
+# Sizes that capstone 5 has too small, or that the processor's state decides (SDM volume 1, 13.4: AMX is the largest).
+LARGEST_OPERAND = 1 << 14
+_SIZES = (
+    (("xsave", "xrstor"), LARGEST_OPERAND),
+    (("fxsave", "fxrstor"), 512),
+    (("fnsave", "fsave", "frstor"), 108),
+    (("fnstenv", "fstenv", "fldenv"), 28),
+    (("vgf2p8",), 64),
+    (("lfs", "lgs", "lss", "les", "lds"), 10),
+    (("rstorssp", "clrssbsy", "bound"), 8),
+)
+
+
+@lru_cache(CACHED)
+def memory_operand(data: bytes, bits: int = 64) -> MemoryOperand | None:
+    """The operand of one instruction that names memory by no general register; None where there is none.
+
+    A bit's number in a register (bt) is taken for an index: what it adds is not known.
+    """
+    x86 = capstone.x86
+    insn = next(engine(detail=True, bits=bits).disasm(data, 0, 1), None)
+    operands = [one for one in insn.operands if one.type == x86.X86_OP_MEM] if insn is not None else []
+    if insn is None or not operands:
+        return None
+    found = operands[0].mem
+    indexed = found.index not in (0, x86.X86_REG_RIZ, x86.X86_REG_EIZ)
+    if indexed or found.base not in (0, x86.X86_REG_RIP, x86.X86_REG_EIP):
+        return None
+    mnemonic = insn.mnemonic.split()[-1]
+    size = max(one.size for one in operands) or 64
+    if size == 2 and bits == 64:
+        parts = shape(data)  # REX.W wins over 66, in capstone it does not
+        size = 8 if 0x66 in parts.prefixes and parts.rex >= 0 and data[parts.rex] & 8 else size
+    size = max(size, next((least for names, least in _SIZES if mnemonic.startswith(names)), 0))
+    return MemoryOperand(found.disp, 0 if mnemonic == "lea" else size, found.base != 0)
+
+
 @cache
-def engine(detail: bool = False) -> Any:
-    engine = capstone.Cs(capstone.CS_ARCH_X86, capstone.CS_MODE_64)
+def engine(detail: bool = False, bits: int = 64) -> Any:
+    engine = capstone.Cs(capstone.CS_ARCH_X86, capstone.CS_MODE_64 if bits == 64 else capstone.CS_MODE_32)
     engine.syntax = capstone.CS_OPT_SYNTAX_INTEL if detail else capstone.CS_OPT_SYNTAX_ATT
     engine.detail = detail
     return engine

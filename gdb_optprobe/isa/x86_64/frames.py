@@ -30,7 +30,11 @@ MOVED = re.compile(r"(?P<what>add|sub)q \$(?P<by>-?(0x)?[0-9a-f]+), %rsp$")
 FROM_RBP = re.compile(r"leaq (?P<offset>-?(0x)?[0-9a-f]*)\(%rbp\), %rsp$")
 WRITES_RSP = re.compile(r".*[ ,]%[er]?spl?$")
 STEPS = 4000
-COMPARES = ("cmp", "test")
+# By whole names: `popcntq` takes nothing off the stack, and `cmpxchgq` writes.
+PUSH, POP = ("pushq", "pushfq"), ("popq", "popfq")
+COMPARES = tuple(f"{name}{size}" for name in ("cmp", "test") for size in "bwlq")
+OTHERWISE = ("pushw", "popw", "pushfw", "popfw", "enter", "leave")
+EXCHANGES = re.compile(r"(xchg|xadd)\w .*(?<!\()%[er]?sp\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +162,16 @@ def _after(insn: Insn, frame: Frame) -> Frame:
         return replace(frame, size=frame.saved - int(moved["offset"] or "0", 16))
     if size is None:
         return frame
-    if text.startswith("push"):
+    mnemonic = text.partition(" ")[0]
+    if mnemonic in PUSH:
         return replace(frame, size=size + WORD)
-    if text.startswith("pop"):
+    if mnemonic in POP and not WRITES_RSP.match(text):
         return replace(frame, size=size - WORD)
     if (moved := MOVED.match(text)) is not None:
         by = int(moved["by"], 16)
         return replace(frame, size=size + (by if moved["what"] == "sub" else -by))
-    if WRITES_RSP.match(text) and not text.startswith(COMPARES):
+    writes = WRITES_RSP.match(text) and mnemonic not in COMPARES
+    if writes or mnemonic in OTHERWISE or EXCHANGES.match(text):
         return replace(frame, size=None)
     return frame
 

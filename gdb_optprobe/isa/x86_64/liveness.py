@@ -91,7 +91,7 @@ _SHIFTS = frozenset(("shl", "sal", "shr", "sar", "shld", "shrd"))
 _ROTATES = frozenset(("rol", "ror"))
 # Registers written on a condition, or not for sure: never killed.
 _MAY_NOT_WRITE = frozenset(("bsf", "bsr", "cmpxchg", "cmpxchg8b", "cmpxchg16b"))
-_STRINGS = frozenset(("movs", "stos", "lods", "cmps", "scas"))
+_STRINGS = frozenset(what + size for what in ("movs", "stos", "lods", "cmps", "scas") for size in "bwdq")
 # The first operand is written and not read.
 _ONLY_WRITES = frozenset(
     _words("mov movabs movzx movsx movsxd movbe lea pop popcnt lzcnt tzcnt rorx shlx shrx sarx andn mulx")
@@ -149,7 +149,7 @@ def uses_of(data: bytes) -> Uses | None:
     if conditional is not None or mnemonic in _MAY_NOT_WRITE:
         reads, kills = reads | kills, 0
     of_16_bits = 0x66 in parts.prefixes and mnemonic == "leave"
-    if mnemonic in _ONLY_READS or mnemonic[:-1] in _STRINGS or of_16_bits:  # capstone has too much of them written
+    if mnemonic in _ONLY_READS or mnemonic in _STRINGS or of_16_bits:  # capstone has too much of them written
         kills = 0
     elif mnemonic in _SIGN_EXTENDS:  # capstone has rax written too
         reads, kills = 1 << GENERAL.index("rax"), 1 << GENERAL.index("rdx")

@@ -19,11 +19,12 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from ..base import Flow, Hazard, Insn, OutOfReach, Unrelocatable
-from ..relocation import Region, Relocation
-from .decoder import CACHED, LONGEST, VEX2, Shape, flow, shape
+from ..relocation import MASK, Region, Relocation
+from .decoder import CACHED, LARGEST_OPERAND, LONGEST, VEX2, Shape, flow, memory_operand, shape
 from .writer import BRANCH_SIZE, branch, fits, push, rel32, signed, store
 
 SLACK = 4096  # more than any copy is long
+MOFFS = range(0xA0, 0xA4)  # mov between an address in the instruction and al, eax, rax
 
 
 def hazard(insn: Insn) -> Hazard | None:
@@ -45,7 +46,7 @@ def moves_as_it_is(insn: Insn) -> bool:
 @lru_cache(CACHED)
 def _moves_as_it_is(data: bytes) -> bool:
     parts = shape(data)
-    return _hazard(data) is None and not parts.is_rip_relative and not _shadows(data)
+    return _hazard(data) is None and not _may_name_memory(data, parts) and not _shadows(data)
 
 
 @lru_cache(CACHED)
@@ -110,6 +111,7 @@ def _copy(insn: Insn, at: int, region: Region) -> bytes:
     if why is not None:
         raise Unrelocatable(why, insn)
     parts = shape(insn.data)
+    _check_operand(insn, parts, region)
     if insn.flow is Flow.CALL:
         assert insn.target is not None
         before = push(region.return_address(insn))
@@ -169,12 +171,7 @@ def _indirect_call(insn: Insn, parts: Shape, at: int, region: Region) -> bytes:
 
 def _with_operand(insn: Insn, data: bytes, parts: Shape, at: int, region: Region) -> bytes:
     """`data`, made of `insn`, whose operand is relative to RIP, at another place with the same operand."""
-    narrow = 0x67 in parts.prefixes
-    displacement = int.from_bytes(data[parts.disp : parts.disp + 4], "little", signed=True)
-    operand = insn.end + displacement & (0xFFFF_FFFF if narrow else 0xFFFF_FFFF_FFFF_FFFF)
-    if region.start <= operand < region.end and not (operand == region.start and _is_lea(parts)):
-        # There the patch is read, or the patch's middle is made into an address to go to.
-        raise Unrelocatable(Hazard.READS_ITS_ADDRESS, insn)
+    narrow, operand = 0x67 in parts.prefixes, _named(insn, parts)
     # Decided for the whole copy, so that its size does not depend on where in it the instruction is.
     if not narrow and all(fits(signed(operand - region.to) + slack) for slack in (-SLACK, SLACK)):
         return data[: parts.disp] + rel32(at, at + len(data), operand) + data[parts.imm :]
@@ -193,8 +190,34 @@ def _with_operand(insn: Insn, data: bytes, parts: Shape, at: int, region: Region
     return bytes(out) + b"\x25" + (absolute & 0xFFFF_FFFF).to_bytes(4, "little") + data[parts.imm :]
 
 
-def _is_lea(parts: Shape) -> bool:
-    return parts.map == 0 and parts.escape < 0 and parts.opcode == 0x8D
+def _check_operand(insn: Insn, parts: Shape, region: Region) -> None:
+    """Refuse an operand in the bytes that the branch covers: there the patch is read, or written to."""
+    if not _may_name_memory(insn.data, parts):
+        return
+    address = _named(insn, parts)
+    if parts.map == 0 and parts.escape < 0 and parts.opcode == 0x8D:  # lea
+        region.check_address(insn, address)
+    elif (region.end - address) & MASK <= LARGEST_OPERAND + region.end - region.start:  # near: few are
+        operand = memory_operand(insn.data)
+        if operand is not None:
+            region.check_operand(insn, address, operand.size)
+
+
+def _may_name_memory(data: bytes, parts: Shape) -> bool:
+    """Whether an operand's address is in the bytes of the instruction, and in no general register."""
+    if parts.map == 0 and parts.escape < 0 and parts.opcode in MOFFS:
+        return True
+    # ModRM.mod 0 with a SIB byte of no base and no index (SDM volume 2, table 2-3).
+    alone = parts.sib >= 0 and parts.modrm_byte < 0x40 and data[parts.sib] & 0x3F == 0x25
+    return parts.is_rip_relative or alone
+
+
+def _named(insn: Insn, parts: Shape) -> int:
+    """The address of such an operand, without a segment's base."""
+    at, size = (parts.disp, parts.disp_size) if parts.disp_size else (parts.imm, parts.imm_size)
+    address = int.from_bytes(insn.data[at : at + size], "little", signed=parts.disp_size > 0)
+    address += insn.end if parts.is_rip_relative else 0
+    return address & (0xFFFF_FFFF if 0x67 in parts.prefixes else MASK)
 
 
 def _goes_on(insn: Insn) -> bool:

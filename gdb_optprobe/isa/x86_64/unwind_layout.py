@@ -74,7 +74,7 @@ def expected(insns: Sequence[Insn]) -> Iterator[tuple[int, Entry]]:
 def _may_change(insn: Insn, rbp: bool) -> bool:
     """Whether an instruction may write RSP, or more to the stack than a call does. rbp: or RBP."""
     mnemonic, _, operands = insn.text.partition(" ")
-    if mnemonic.startswith(("push", "pop", "leave", "enter", "xchg", "ret", "iret")):
+    if mnemonic.startswith(("push", "pop", "leave", "enter", "xchg", "ret", "iret")) and mnemonic[:6] != "popcnt":
         return True
     return operands.endswith(RSP) or (rbp and operands.endswith(RBP))
 

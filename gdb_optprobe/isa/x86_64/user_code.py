@@ -12,8 +12,9 @@ from functools import lru_cache
 
 import capstone
 
-from ..base import Flow, Hazard, Insn, Unrelocatable
-from .decoder import decode, shape
+from ..base import Dead, Flow, Hazard, Insn, Unrelocatable
+from ..relocation import Region
+from .decoder import decode, memory_operand
 from .relocator import relocate
 from .writer import branch
 
@@ -25,7 +26,7 @@ _OF_GROUP = {
     capstone.CS_GRP_IRET: (Flow.SYSTEM, Flow.SYSTEM),
     capstone.CS_GRP_INT: (Flow.SYSTEM, Flow.SYSTEM),
 }
-_TRAPS = ("int3", "int1", "ud2", "hlt", "into")
+_TRAPS = ("int3", "int1", "ud0", "ud1", "ud2", "hlt", "into")
 _ENTERS = ("sysenter", "syscall", "lcall", "ljmp", "retf", "lret")
 
 
@@ -46,7 +47,7 @@ def _decoded(code: bytes, address: int) -> list[Insn]:
         elif insn.mnemonic in _ENTERS:
             kind = Flow.SYSTEM
         elif insn.group(capstone.CS_GRP_JUMP):
-            always = insn.mnemonic.startswith("jmp")
+            always = insn.mnemonic.split()[-1].startswith("jmp")  # bnd, notrack
             kind = Flow.INDIRECT_JUMP if not direct else Flow.JUMP if always else Flow.BRANCH
         else:
             for group, (to_place, elsewhere) in _OF_GROUP.items():
@@ -73,17 +74,26 @@ def _moved(insn: Insn) -> int | None:
 
 
 def _copied(insn: Insn, at: int, bits: int) -> bytes:
+    if bits == 32:
+        _check_operand(insn)
     if insn.data in SYSTEM_CALLS or (bits == 32 and insn.flow is Flow.NEXT):
         return insn.data + branch(at + insn.size, insn.end)
     if bits == 64:
         return relocate([insn], at).data
     if insn.flow in (Flow.RETURN, Flow.INDIRECT_JUMP):
         return insn.data
-    if insn.flow is Flow.CALL and insn.target is not None:
-        pushed = b"\x68" + insn.end.to_bytes(4, "little")
+    pushed = b"\x68" + insn.end.to_bytes(4, "little")
+    # With a prefix they are others: 66 takes 16 bits of the register or the target, and pushes 16.
+    if insn.data[0] == 0xE8 and insn.target is not None:
         return pushed + branch(at + len(pushed), insn.target)
-    parts = shape(insn.data)
-    if insn.flow is Flow.INDIRECT_CALL and parts.is_register and parts.modrm_byte & 7 != 4:
-        pushed = b"\x68" + insn.end.to_bytes(4, "little")
-        return pushed + b"\xff" + bytes((parts.modrm_byte & ~0x38 | 0x20,))
+    if insn.data[0] == 0xFF and len(insn.data) == 2 and 0xD0 <= insn.data[1] <= 0xD7 and insn.data[1] != 0xD4:
+        return pushed + b"\xff" + bytes((insn.data[1] + 0x10,))  # call *%reg: jmp *%reg
     raise Unrelocatable(Hazard.TRAP if insn.flow is Flow.TRAP else Hazard.NOT_SUPPORTED, insn)
+
+
+def _check_operand(insn: Insn) -> None:
+    """Refuse an operand in the instruction itself, where the trap is now."""
+    operand = memory_operand(insn.data, 32)
+    if operand is not None and operand.size:
+        own = Region(insn.address, insn.end, insn.address, {}, Dead())
+        own.check_operand(insn, operand.displacement & 0xFFFF_FFFF, operand.size)

@@ -18,7 +18,7 @@ from .operands import moved
 from .user import REGISTERS, USER
 
 _NOT_BELOW = 3  # jae: CF clear, as `writable` leaves it where it has found the place
-_READS = re.compile(r"^pop|^push\w? +(0x0)?\(%[re]sp\)|^mov\w? +(0x0)?\(%[re]sp\), *%")
+_READS = re.compile(r"^pop(?!cnt)|^push\w? +(0x0)?\(%[re]sp\)|^mov\w? +(0x0)?\(%[re]sp\), *%")
 _MOVES_STACK = re.compile(r"^(push|enter|leave)|, *%[re]sp$")
 _LOST = ("rax", "rsi", "rdx", "r8", "r9", "r10", "r11")
 

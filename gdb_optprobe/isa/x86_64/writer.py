@@ -101,4 +101,4 @@ def increment(counter: int, to: int) -> bytes:
 
 def pushed(insn: Insn) -> int:
     """By how many bytes `insn`, one of a program of ours, moves the stack pointer down; negative for up."""
-    return 8 * (insn.text.startswith("push") - (insn.text.startswith("pop") or insn.data == DROP))
+    return 8 * (insn.text.startswith("push") - (insn.text.startswith(("popq", "popfq")) or insn.data == DROP))

@@ -48,6 +48,8 @@ SETUP = (0x3C4C0105, 0x38428100)  # addis r2,r12,…; addi r2,r2,…
         ((0x7C621B78, 0x60000000), ()),  # mr r2,r3
         ((0xE8410020, 0x60000000), ()),  # ld r2,32(r1)
         ((0xF8410018, 0x60000000), (0, 1)),  # std r2,24(r1)
+        ((0x7C6223F8, 0x60000000), ()),  # cmpb r2,r3,r4: no compare, it writes r2
+        ((0x7C022000, 0x60000000), (0, 1)),  # cmpw r2,r4
     ],
 )
 def test_where_the_toc_is_in_r2(body: tuple[int, ...], known: tuple[int, ...]) -> None:

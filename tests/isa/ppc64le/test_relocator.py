@@ -217,6 +217,29 @@ def test_reading_its_own_bytes_is_refused() -> None:
     PPC64LE.relocate(prefixed(PROBED, 2, 0x38600000, PROBED), NEAR)
 
 
+def test_an_operand_that_begins_before_the_patch_and_ends_in_it_is_the_patch() -> None:
+    for kind, suffix, size in ((0, 0xE4600000, 8), (0, 0xF4600000, 8), (2, 0x80600000, 4), (0, 0xE8600000, 32)):
+        for operand in (1 - size, -1, 0, 7):
+            assert_refused(prefixed(PROBED, kind, suffix, PROBED + operand), Hazard.READS_ITS_ADDRESS)
+        PPC64LE.relocate(prefixed(PROBED, kind, suffix, PROBED - size), NEAR)
+        PPC64LE.relocate(prefixed(PROBED, kind, suffix, PROBED + 8), NEAR)
+
+
+@needs_oracle
+def test_a_prefixed_load_beside_the_patch_does_the_same() -> None:
+    assert_same_effect(prefixed(PROBED, 0, 0xE4600000, PROBED + 8))
+    assert_same_effect(prefixed(PROBED, 0, 0xE4600000, PROBED - 8))
+
+
+def test_a_prefixed_load_of_an_absolute_address_in_the_patch_is_the_patch() -> None:
+    at = 0x1000_0000  # where programs are that are loaded at one address
+    for operand in (at - 4, at + 4):
+        words = (0x0400_0000 | operand >> 16, 0xE460_0000 | operand & 0xFFFF)
+        assert_refused(code(*words, at=at), Hazard.READS_ITS_ADDRESS)
+    words = (0x0400_0000 | at + 8 >> 16, 0xE460_0000 | at + 8 & 0xFFFF)
+    PPC64LE.relocate(code(*words, at=at), at + 0x10_0000)
+
+
 # Instructions that are what they are anywhere
 
 

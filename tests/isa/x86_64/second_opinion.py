@@ -8,7 +8,7 @@ import iced_x86 as iced
 
 from gdb_optprobe.isa.base import Flow
 from gdb_optprobe.isa.x86_64 import X86_64, abi
-from gdb_optprobe.isa.x86_64.decoder import shape
+from gdb_optprobe.isa.x86_64.decoder import LARGEST_OPERAND, memory_operand, shape
 from gdb_optprobe.isa.x86_64.liveness import FLAGS_AT, uses_of
 
 HERE = 0xFFFF_FFFF_8100_0000
@@ -26,6 +26,9 @@ FLOWS = {
     iced.FlowControl.XBEGIN_XABORT_XEND: {Flow.BRANCH, Flow.NEXT},
 }
 
+_NAME = iced.Mnemonic
+_READ_NOTHING = (_NAME.LEA, _NAME.NOP, _NAME.RESERVEDNOP, _NAME.INVLPG, _NAME.CLDEMOTE, _NAME.UD1)
+
 
 def agrees_with_iced(data: bytes) -> None:
     """One instruction that both know and that are of the same length."""
@@ -41,6 +44,10 @@ def agrees_with_iced(data: bytes) -> None:
         return
     assert insn.flow in FLOWS[other.flow_control], other
     assert insn.target is None or insn.target == other.near_branch_target
+    operand = memory_operand(insn.data)
+    if other.is_ip_rel_memory_operand and other.mnemonic not in _READ_NOTHING:
+        size = iced.MemorySizeExt.size(other.memory_size)
+        assert operand is not None and operand.is_relative and operand.size >= (size or LARGEST_OPERAND), other
     places = decoder.get_constant_offsets(other)
     if other.is_ip_rel_memory_operand:
         assert parts.is_rip_relative and (parts.disp, 4) == (places.displacement_offset, places.displacement_size)
@@ -63,16 +70,17 @@ def flags(bits: int) -> int:
     return sum(ours for theirs, ours in FLAGS.items() if bits & theirs)
 
 
-def allowed_by_iced(data: bytes) -> None:
+def allowed_by_iced(data: bytes) -> set[str]:
+    """Our tables claim no more than iced-x86's; the mnemonic, where a register is written whole that ours let live."""
     other = iced.Decoder(64, data).decode()
     if other.is_invalid:
-        return
+        return set()
     insns = X86_64.decode(data[: other.len], 0)
     if not insns or insns[0].size != other.len:
-        return
+        return set()
     ours = uses_of(insns[0].data)
     if ours is None:
-        return
+        return set()
     written = flags(other.rflags_written | other.rflags_cleared | other.rflags_set)
     if other.mnemonic in LOGIC:
         written |= abi.AF  # "undefined", and cleared by all
@@ -87,3 +95,5 @@ def allowed_by_iced(data: bytes) -> None:
         writes |= (used.access in WRITES and iced.RegisterExt.size(used.register) >= 4) << number
     assert not reads & ~ours.reads, f"{other} reads a register"
     assert not ours.kills & 0xFFFF & ~writes & ~(1 << abi.GENERAL.index("rsp")), f"{other} keeps a register"
+    forgotten = writes & ~reads & ~(ours.kills | ours.reads) & ~(1 << abi.GENERAL.index("rsp"))
+    return {insns[0].text.split()[0]} if forgotten else set()

@@ -113,3 +113,18 @@ def test_what_is_entered_by_calls_makes_a_frame_and_returns_as_it_was_entered() 
     assert frames.makes_frame(START, framed) and frames.balanced(START, framed)
     assert not frames.makes_frame(START, code(LEAF))
     assert not frames.balanced(START, code("55 48 89 e5 c3"))
+
+
+@pytest.mark.parametrize("text", ["f3 48 0f b8 c1", "48 0f b1 c8", "48 85 e4", "48 39 e0", "48 87 04 24"])
+def test_what_begins_like_a_push_a_pop_or_a_compare_is_not_one(text: str) -> None:
+    """popcnt takes nothing off the stack; test, cmp and an exchange with memory leave rsp."""
+    insns = code(f"55 {text} 5d c3")
+    assert [frames.frame_at(START, insns, at).size for at in insns] == [8, 16, 16, 8]  # type: ignore[union-attr]
+    assert frames.balanced(START, insns)
+
+
+@pytest.mark.parametrize("text", ["5c", "c8 10 00 00", "66 50", "48 94", "48 0f c1 e0", "48 0f b1 c4", "48 ff c4"])
+def test_what_moves_rsp_otherwise_leaves_nothing_known(text: str) -> None:
+    """pop %rsp, enter, push %ax, exchanges, cmpxchg, inc."""
+    insns = code(f"53 {text} c3")
+    assert frames.frame_at(START, insns, max(insns)).size is None  # type: ignore[union-attr]

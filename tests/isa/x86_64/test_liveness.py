@@ -156,6 +156,22 @@ def test_registers(data: str, registers: set[str]) -> None:
     assert dead(data, RET).registers - {"carry"} == registers
 
 
+@pytest.mark.parametrize("data", ["480fbec3", "480fbfc3", "0fbec3", "0fbf03", "4863c3", "0fb603"])
+def test_a_move_that_extends_is_no_string_operation(data: str) -> None:
+    """movsx begins as movsb does, and overwrites its destination."""
+    assert "rax" in dead(data, RET).registers
+
+
+def test_what_iced_says_is_overwritten_is_dead() -> None:
+    """Of every opcode with a register whose flags and registers are known at all."""
+    forgotten = set()
+    for escape in (b"", b"\x0f", b"\x48", b"\x48\x0f", b"\x0f\x38", b"\x48\x0f\x38"):
+        for opcode in range(256):
+            for modrm in (0xC3, 0x03, 0xC8):
+                forgotten |= allowed_by_iced(escape + bytes((opcode, modrm)) + bytes(8))
+    assert not forgotten
+
+
 def test_entry_is_what_ftrace_does_not_save() -> None:
     assert X86_64.dead_at_entry() == Dead(True, frozenset({"r10", "r11", "carry"}))
 

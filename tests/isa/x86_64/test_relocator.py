@@ -309,6 +309,67 @@ def test_operand_among_the_displaced_bytes_is_the_patch() -> None:
     assert_same_effect(code("48 8d 05 f9 ff ff ff leaq -7(%rip), %rax"))  # the probed address itself
 
 
+def test_an_operand_that_begins_before_the_patch_and_ends_in_it_is_the_patch() -> None:
+    assert_refused(code("48 8b 05 f5 ff ff ff movq -11(%rip), %rax"), Hazard.READS_ITS_ADDRESS)
+    assert_refused(code("48 89 05 f5 ff ff ff movq %rax, -11(%rip)"), Hazard.READS_ITS_ADDRESS)
+    assert_refused(code("ff 15 f5 ff ff ff callq *-11(%rip)"), Hazard.READS_ITS_ADDRESS)
+    # One byte earlier there is nothing of it.
+    assert_same_effect(code("48 8b 05 f1 ff ff ff movq -15(%rip), %rax"))
+    assert_same_effect(code("48 89 05 f1 ff ff ff movq %rax, -15(%rip)"))
+
+
+def test_an_operand_in_a_neighbour_under_the_same_branch_is_the_patch() -> None:
+    second = code("48 89 d8 movq %rbx, %rax \n 8b 05 f6 ff ff ff movl -10(%rip), %eax")
+    assert_refused(second, Hazard.READS_ITS_ADDRESS)
+    first = code("88 05 03 00 00 00 movb %al, 3(%rip) \n 48 89 d8 movq %rbx, %rax \n 90 nop")
+    assert_refused(first, Hazard.READS_ITS_ADDRESS)
+    assert_same_effect(code("88 05 05 00 00 00 movb %al, 5(%rip) \n 48 89 d8 movq %rbx, %rax"))
+
+
+def test_an_absolute_operand_in_the_patch_is_the_patch() -> None:
+    for address in (HERE - 7, HERE - 1, HERE, HERE + 7):
+        low = (address & 0xFFFF_FFFF).to_bytes(4, "little").hex(" ")
+        assert_refused(code(f"48 8b 04 25 {low} movq {address:#x}, %rax"), Hazard.READS_ITS_ADDRESS)
+        assert_refused(code(f"48 8b 04 65 {low} movq {address:#x}, %rax"), Hazard.READS_ITS_ADDRESS)
+        whole = address.to_bytes(8, "little").hex(" ")
+        assert_refused(code(f"48 a1 {whole} movabsq {address:#x}, %rax"), Hazard.READS_ITS_ADDRESS)
+    assert not X86_64.moves_as_it_is(code("48 8b 04 25 00 00 00 81 movq 0x81000000, %rax")[0])
+    low = (HERE + 8 & 0xFFFF_FFFF).to_bytes(4, "little").hex(" ")
+    assert_same_effect(code(f"48 8b 04 25 {low} movq behind, %rax"))
+    assert_same_effect(code("48 8b 04 25 28 12 00 81 movq before, %rax"))
+
+
+def test_what_the_processor_saves_reaches_far() -> None:
+    for listing in ("0f ae 05 {} fxsave", "0f ae 25 {} xsave", "48 0f c7 1d {} xrstors64", "dd 35 {} fnsave"):
+        size = {"fxsave": 512, "fnsave": 108}.get(listing.split()[-1], 576)
+        for back in (1, size - 1):
+            far = (-back - len(bytes.fromhex(listing.split(" {")[0])) - 4).to_bytes(4, "little", signed=True).hex(" ")
+            assert_refused(code(listing.format(far)), Hazard.READS_ITS_ADDRESS)
+
+
+# Instructions with an operand relative to RIP, and the bytes that it has.
+OF_MEMORY = {
+    "8a 05 {}": 1, "66 8b 05 {}": 2, "8b 05 {}": 4, "48 8b 05 {}": 8, "0f 10 05 {}": 16, "c5 fc 10 05 {}": 32,
+    "88 05 {}": 1, "66 89 05 {}": 2, "89 05 {}": 4, "48 89 05 {}": 8, "0f 11 05 {}": 16, "48 83 05 {} 01": 8,
+    "ff 35 {}": 8, "ff 25 {}": 8, "ff 15 {}": 8, "f0 48 0f b1 0d {}": 8, "0f 16 05 {}": 8, "66 0f 3a 16 05 {} 01": 4,
+    "66 48 8b 05 {}": 8, "db 2d {}": 10, "0f b6 05 {}": 1, "48 63 05 {}": 4, "80 3d {} 7f": 1, "d9 05 {}": 4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("listing, size", OF_MEMORY.items())
+def test_every_place_of_an_operand_is_refused_or_does_the_same(listing: str, size: int) -> None:
+    length = len(bytes.fromhex(listing.format("00 00 00 00")))
+    for operand in range(-size - 3, length + 3):
+        data = bytes.fromhex(listing.format((operand - length).to_bytes(4, "little", signed=True).hex()))
+        window = X86_64.decode(data, HERE)
+        if -size < operand < length:
+            assert_refused(window, Hazard.READS_ITS_ADDRESS)
+        elif operand < 0:  # Unicorn begins again where what is behind is written to
+            assert_same_effect(window, [X86_64.relocate(window, NEAR)], runs=2)
+        else:
+            X86_64.relocate(window, NEAR)
+
+
 # The stack, strings, the rest that runs anywhere
 
 

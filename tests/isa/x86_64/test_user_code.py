@@ -10,9 +10,12 @@ import pytest
 import unicorn
 from unicorn import x86_const
 
-from gdb_optprobe.isa.base import Flow, Unrelocatable
+from gdb_optprobe.isa.base import Flow, Hazard, Unrelocatable
 from gdb_optprobe.isa.x86_64 import abi
 from gdb_optprobe.isa.x86_64.user import USER
+
+from . import user_windows
+from .user_windows import Windows
 
 TEXT, COPY, DATA = 0x10_0000, 0x18_0000, 0x20_0000
 MODES = {64: unicorn.UC_MODE_64, 32: unicorn.UC_MODE_32}
@@ -77,3 +80,52 @@ def test_a_branch_of_32_bits_that_is_not_emulated_has_no_copy(text: str) -> None
     (insn,) = USER.decode(bytes.fromhex(text), AT, 32)
     with pytest.raises(Unrelocatable):
         USER.copy(insn, COPY, 32, False)
+
+
+def refused(text: str, bits: int = 32, at: int = AT) -> Hazard | None:
+    (insn,) = USER.decode(bytes.fromhex(text), at, bits)
+    try:
+        USER.copy(insn, COPY, bits, False)
+    except Unrelocatable as why:
+        return why.hazard
+    return None
+
+
+ABSOLUTE = ("a1{}", "a3{}", "8b0d{}", "890d{}", "ff25{}", "ff35{}", "8b0c25{}", "c705{}00000000")
+
+
+@pytest.mark.parametrize("opcode", ABSOLUTE)
+def test_an_absolute_operand_of_32_bits_in_the_trap_is_the_trap(opcode: str) -> None:
+    size = len(bytes.fromhex(opcode.format("00000000")))
+    for offset in range(-6, size + 3):
+        text = opcode.format((AT + offset).to_bytes(4, "little").hex())
+        expected = Hazard.READS_ITS_ADDRESS if -4 < offset < size else None
+        assert refused(text) is expected, offset
+
+
+@pytest.mark.parametrize("text", ["488b05f5ffffff", "488905f5ffffff", "ff35f6ffffff", "488b0425fc071000"])
+def test_an_operand_of_64_bits_that_ends_in_the_trap_is_the_trap(text: str) -> None:
+    assert refused(text, 64) is Hazard.READS_ITS_ADDRESS
+
+
+PREFIXES = ("", "66", "67", "6667", "f2", "f3", "3e", "2e", "65", "66f2", "663e", "f0")
+FLOWS = (
+    "e802000000", "e80200", "ffd0", "ffd4", "ff10", "ff542408", "c3", "c20800", "ffe0", "ff20", "eb02", "7402",
+    "e902000000", "0f8402000000", "e202", "e302", "06", "07", "0fa0", "6a05", "6805000000", "50", "5c", "58", "9c",
+    "60", "61", "c9", "c8100000", "8f00", "ff30", "54",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("text", FLOWS)
+def test_a_prefix_on_what_branches_or_pushes_in_32_bits_is_kept_or_refused(prefix: str, text: str) -> None:
+    """66 on a call takes 16 bits of its target, and pushes 16."""
+    found = USER.decode(bytes.fromhex(prefix + text), user_windows.TEXT + 0x100, 32)
+    judge, chosen = Windows(32), random.Random(prefix + text)
+    for _ in range(4 if found else 0):
+        judge.compare(found[0], chosen)
+
+
+@pytest.mark.parametrize("text", ["66ffd0", "66e80200", "6667ffd0", "66f2ffd0", "66e90200", "66ff10"])
+def test_a_call_of_16_bits_is_refused(text: str) -> None:
+    assert refused(text) is Hazard.NOT_SUPPORTED
