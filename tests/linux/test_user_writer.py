@@ -10,12 +10,13 @@ import pytest
 import unicorn
 from unicorn import x86_const
 
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user import writer
 from gdb_optprobe.guest.linux.user.frames import Frames
 from gdb_optprobe.guest.linux.user.pages import Pages as UserPages
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.user.spaces import Busy
-from gdb_optprobe.guest.linux.user.writer import FORCE, ROWS, WRITE, Write, Writer
+from gdb_optprobe.guest.linux.user.writer import ROWS, Write, Writer
 from gdb_optprobe.guest.linux.x86_64.mmu import FIXED_RECORDS, X86Mmu
 from gdb_optprobe.guest.linux.x86_64.user import VCPUS
 from gdb_optprobe.guest.machine import Vcpu
@@ -26,8 +27,10 @@ CODE, TABLES, REMOTE, PUT = 0x82000000, 0x82010000, 0x81001000, 0x81002000
 STACK, BACK = 0x88200F00, 0x81003000
 MMS = (0x88100000, 0x88101000)
 OFFSETS = {"mm_struct.mm_users": 0x40, "mm_struct.mmap_lock.count": 0x80}
+WRITE, FORCE = 0x01, 0x10
 NAMES = ("rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rbp", *(f"r{n}" for n in range(8, 16)))
 VCPU = Vcpu(0, "1.1")
+ENUMERATORS = {"FOLL_WRITE": WRITE, "FOLL_FORCE": FORCE}
 FLAGS = 0x246 | 0x400 | 1  # the direction flag too, which C wants clear
 
 
@@ -42,7 +45,7 @@ def made() -> tuple[Machine, Writer]:
     machine.put_words(FIXED_RECORDS, 0)
     mmu = X86Mmu(0xFFFF888000000000, 1 << 40, False)
     frames = Frames.of(known, mmu)
-    programs = Programs(machine, known, frames, UserPages(known, frames, mmu), VCPUS, lambda name: None, lambda: None)
+    programs = Programs(machine, known, frames, UserPages(known, frames, mmu), VCPUS, ENUMERATORS.get, lambda: None)
     found = Writer(programs, CODE, TABLES)
     found.clear()
     return machine, found
@@ -149,3 +152,60 @@ def test_nothing_is_begun_while_a_space_is_locked_or_no_table_is_free() -> None:
     with pytest.raises(Busy):
         found.start(VCPU, write)
     assert users(machine) == [1 + writer.TABLES, 1]
+
+
+# --- flags -----------------------------------------------------------------------------------------------------------
+
+PEEKS, POKES = 0xFFFFFFFF81004000, 0xFFFFFFFF81005000
+CALL = bytes.fromhex("e800000000c3")
+
+
+def sets(fifth: int, sixth: int | None = None) -> bytes:
+    """mov $fifth, %r8d; mov $sixth, %r9d; call; ret: as the function that reads another's memory has them."""
+    code = b"\x41\xb8" + fifth.to_bytes(4, "little")
+    return code + (b"" if sixth is None else b"\x41\xb9" + sixth.to_bytes(4, "little")) + CALL
+
+
+def flags_of(peek: bytes, poke: bytes, told: dict[str, int]) -> int:
+    machine = Machine()
+    machine.put(PEEKS, peek.ljust(0x1000, b"\xcc"))
+    machine.put(POKES, poke.ljust(0x1000, b"\xcc"))
+    names = {"generic_ptrace_peekdata": PEEKS, "generic_ptrace_pokedata": POKES, "behind": POKES + len(poke)}
+    known = kernel(machine, names, OFFSETS)
+    machine.put_words(FIXED_RECORDS, 0)
+    mmu = X86Mmu(0xFFFF888000000000, 1 << 40, False)
+    frames = Frames.of(known, mmu)
+    programs = Programs(machine, known, frames, UserPages(known, frames, mmu), VCPUS, told.get, lambda: None)
+    return writer.flags(programs)
+
+
+@pytest.mark.parametrize(
+    ("peek", "poke", "told", "flags"),
+    [
+        (sets(0x08), sets(0x09), {}, 0x09),
+        (sets(0x10), sets(0x11), {}, 0x11),
+        (sets(8, 0x10), sets(8, 0x11), {}, 0x11),  # behind a length
+        (sets(0x08), sets(0x09), {"FOLL_WRITE": 1, "FOLL_FORCE": 8}, 0x09),
+        (CALL, CALL, {"FOLL_WRITE": 1, "FOLL_FORCE": 8}, 0x09),
+    ],
+)
+def test_the_flags_are_those_of_the_kernel_s_own_ptrace(
+    peek: bytes, poke: bytes, told: dict[str, int], flags: int
+) -> None:
+    """Those of another kernel's have it write nothing, and warn: every count of a program's was 0."""
+    assert flags_of(peek, poke, told) == flags
+
+
+@pytest.mark.parametrize(
+    ("peek", "poke", "told"),
+    [
+        (CALL, CALL, {}),
+        (CALL, CALL, {"FOLL_WRITE": 1}),
+        (sets(0x08), sets(0x08), {}),
+        (sets(0x08), sets(0x0B), {}),
+        (sets(0x10), sets(0x11), {"FOLL_WRITE": 1, "FOLL_FORCE": 8}),
+    ],
+)
+def test_flags_that_nothing_tells_or_two_differ_on_refuse(peek: bytes, poke: bytes, told: dict[str, int]) -> None:
+    with pytest.raises(OptprobeError, match="writes into the memory of a program is not known"):
+        flags_of(peek, poke, told)

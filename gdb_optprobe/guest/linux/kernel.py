@@ -46,6 +46,9 @@ class Structures(Protocol):
     def offset(self, struct: str, member: str) -> int: ...
 
 
+LARGEST_BODY = 1 << 12
+
+
 class NoSuchKernel(OptprobeError):
     """The running kernel lacks something by which it was to be read."""
 
@@ -86,6 +89,13 @@ class Kernel:
 
     def word(self, address: int) -> int:
         return int.from_bytes(self.memory.read(address, 8), "little")
+
+    def body(self, function: str) -> tuple[int, bytes]:
+        """Return where the function of that name is and its code, at most LARGEST_BODY bytes; no code without one."""
+        bounds = self.symbols.function_bounds(self.symbols.address(function) or 0)
+        if bounds is None:
+            return 0, b""
+        return bounds[0], self.read(bounds[0], min(bounds[1], bounds[0] + LARGEST_BODY))
 
     def read(self, start: int, end: int) -> bytes:
         """A long range in pieces that every stub takes."""

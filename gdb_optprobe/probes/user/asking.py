@@ -20,7 +20,7 @@ def ready(optimizer: Optimizer) -> UserTarget:
         raise Refused(Refusal.TRAP_OFF.because())
     user = optimizer.target.user()
     reads(user)
-    writer.check(user.programs.kernel)
+    writer.check(user.programs)
     # What is being changed just now is waited for when a probe is added.
     with contextlib.suppress(Busy):
         user.programs.check()

@@ -15,6 +15,7 @@ nothing (context tracking, nohz_full), page tables could go while they are walke
 from __future__ import annotations
 
 from collections import abc
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 
@@ -40,7 +41,7 @@ from gdb_optprobe.isa.ppc64le.mapping import Mapping
 from gdb_optprobe.isa.ppc64le.relocator import is_nop
 from gdb_optprobe.isa.ppc64le.user import Place, PowerUser
 from gdb_optprobe.isa.ppc64le.user_returns import PowerReturning
-from gdb_optprobe.isa.ppc64le.words import to_bytes
+from gdb_optprobe.isa.ppc64le.words import opcode, ra, rt, simm, to_bytes, word_of
 from gdb_optprobe.isa.ppc64le.writing import WRITING
 from gdb_optprobe.isa.trapping import Entry
 from gdb_optprobe.isa.writing import Writing
@@ -53,6 +54,7 @@ ENTERS, TRACKS = "interrupt_enter_prepare", ("__ct_user_exit", "ct_user_exit", "
 SOME = 64
 """Bytes of code behind a jump label's target that are looked through for a call."""
 RETURNS = to_bytes(0x4E80_0020)
+ADDI = 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,13 @@ class _Vcpus:
             return False
         task = self.current(machine, kernel, vcpu)
         return kernel.memory.read(task + PREEMPT_COUNT, 4) == bytes(4)
+
+    def numbers(self, kernel: Kernel, function: str) -> tuple[Collection[int], ...]:
+        start, code = kernel.body(function)
+        words = [word_of(insn.data) for insn in PPC64LE.decode(code, start) if len(insn.data) == 4]
+        # li r7 and li r8: addi of no register
+        found = [(rt(word), simm(word)) for word in words if opcode(word) == ADDI and not ra(word)]
+        return tuple({value for to, value in found if to == register} for register in (7, 8))
 
     def entry(self, kernel: Kernel, function: int) -> int:
         """The local one: see Port.entry."""

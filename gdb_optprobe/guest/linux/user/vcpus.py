@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 from gdb_optprobe.guest.linux.kernel import Kernel
@@ -20,6 +21,12 @@ class Vcpus(Protocol):
 
     def may_sleep(self, machine: Machine, kernel: Kernel, vcpu: Vcpu) -> bool:
         """Whether that thread, at a function's first instruction, has neither interrupts nor preemption off."""
+
+    def numbers(self, kernel: Kernel, function: str) -> tuple[Collection[int], ...]:
+        """Return the numbers that the kernel's `function` puts into the registers of the fifth and sixth argument.
+
+        Empty where the kernel has no function of that name.
+        """
 
     def entry(self, kernel: Kernel, function: int) -> int:
         """Where all calls of the kernel's function come by whose symbol is at `function`."""

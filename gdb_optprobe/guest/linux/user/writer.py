@@ -41,8 +41,8 @@ SIZE = TABLES * TABLE_SIZE
 LARGEST = TABLE_SIZE - DATA
 """Bytes of data that one table has room for."""
 
-WRITE, FORCE = 0x01, 0x10
-"""FOLL_WRITE, FOLL_FORCE of kernels whose types do not tell them (include/linux/mm.h until 6.3)."""
+FLAGS = ("FOLL_WRITE", "FOLL_FORCE")
+PEEKS, POKES = "generic_ptrace_peekdata", "generic_ptrace_pokedata"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,10 @@ def calls(kernel: Kernel) -> Calls:
     return Calls(kernel.address("access_remote_vm"), kernel.address("mmput"))
 
 
-def check(kernel: Kernel) -> None:
+def check(programs: Programs) -> None:
     """Raises OptprobeError where this kernel does not tell what every write needs."""
+    kernel = programs.kernel
+    flags(programs)
     calls(kernel)
     _users_at(kernel)
     _lock(kernel)
@@ -268,10 +270,29 @@ class Writer:
 
 
 def flags(programs: Programs) -> int:
-    """What has access_remote_vm write into private copies."""
-    values = (programs.constant("FOLL_WRITE"), programs.constant("FOLL_FORCE"))
-    write, force = (old if new is None else new for new, old in zip(values, (WRITE, FORCE), strict=True))
-    return write | force
+    """Return what has access_remote_vm write into private copies: FOLL_WRITE and FOLL_FORCE. Raises OptprobeError.
+
+    Types tell them only where they are enumerators; the kernel's own ptrace reads a thread's memory with FOLL_FORCE,
+    and writes it with both (kernel/ptrace.c). What both tell must agree.
+    """
+    told = [value for name in FLAGS if (value := programs.constant(name)) is not None]
+    found = _of_ptrace(programs)
+    if len(told) == len(FLAGS) and found in (None, sum(told)):
+        return sum(told)
+    if found is None or len(told) == len(FLAGS):
+        raise OptprobeError("how this kernel writes into the memory of a program is not known")
+    return found
+
+
+def _of_ptrace(programs: Programs) -> int | None:
+    """The flags follow what is read or written: the only argument that differs between the two, by one bit."""
+    each = (programs.vcpus.numbers(programs.kernel, name) for name in (PEEKS, POKES))
+    for reads, writes in zip(*each, strict=True):
+        if len(reads) == len(writes) == 1:
+            (read,), (write,) = reads, writes
+            if read & write == read and bin(read ^ write).count("1") == 1:
+                return int(write)
+    return None
 
 
 def _that_fit(writes: Sequence[Write]) -> Sequence[Write]:

@@ -10,6 +10,7 @@ there.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cache
 
 from gdb_optprobe.errors import OptprobeError
@@ -48,6 +49,14 @@ class _Vcpus:
     def may_sleep(self, machine: Machine, kernel: Kernel, vcpu: Vcpu) -> bool:
         on = machine.registers(vcpu, ("eflags",))["eflags"] & INTERRUPTS
         return bool(on) and preemption.may_sleep(machine, kernel, vcpu)
+
+    def numbers(self, kernel: Kernel, function: str) -> tuple[Collection[int], ...]:
+        start, code = kernel.body(function)
+        data = [insn.data for insn in X86_64.decode(code, start)]
+        return tuple(
+            {int.from_bytes(each[-4:], "little") for each in data if each.startswith(opcode) and len(each) == 6}
+            for opcode in (b"\x41\xb8", b"\x41\xb9")  # mov $imm32, %r8d and %r9d
+        )
 
     def entry(self, kernel: Kernel, function: int) -> int:
         return function
