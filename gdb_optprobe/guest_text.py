@@ -17,6 +17,7 @@ import re
 
 _PLAIN = re.compile(rb"[ -\[\]-~]*")
 _NAME = re.compile(rb"[!-\[\]-~]+")
+_TYPED = re.compile(r"[!-\[\]-~]*")
 _SHORT = {"\n": r"\n", "\t": r"\t", "\r": r"\r"}
 _LONG = {short: text.encode() for text, short in _SHORT.items()} | {r"\\": b"\\"}
 _ESCAPE = re.compile(r"\\(?:[ntr\\]|[0-3][0-7]{2})")
@@ -35,14 +36,20 @@ def until_zero(data: bytes) -> str:
     return printable(data.partition(b"\0")[0])
 
 
+def of_literal(data: bytes) -> str:
+    """Return a string of a program's, a format: as typed, but for what a terminal obeys. Lines and tabs stay."""
+    text = data.decode("utf-8", "surrogateescape")
+    return "".join(character if character in "\n\t" else _shown(character) for character in text)
+
+
 def name(data: bytes) -> str:
     """Return a symbol's name, of visible ASCII characters; "" where it is another one, which no compiler makes."""
     return data.decode("ascii") if _NAME.fullmatch(data) else ""
 
 
 def is_plain(text: str) -> bool:
-    """Return whether a name that `printable` made holds no escape, so that it is as the guest has it."""
-    return "\\" not in text and text.isascii() and text.isprintable()
+    """Return whether names are of visible ASCII characters and no escapes: a compiler made them, and GDB takes them."""
+    return _TYPED.fullmatch(text) is not None
 
 
 def raw(text: str) -> bytes:

@@ -34,7 +34,7 @@ def test_any_bytes_are_one_printable_line_and_can_be_told(data: bytes) -> None:
     text = printable(data)
     assert text.isprintable() and raw(text) == data
     assert one_line(text) == text == lines(text)
-    assert is_plain(text) == (name(data) == text or all(each in range(32, 127) and each != 92 for each in data))
+    assert is_plain(text) == all(32 < each < 127 and each != 92 for each in data) == (name(data) == text)
 
 
 @given(some.text(some.characters()))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -172,3 +175,125 @@ def sources() -> list[Path]:
 @pytest.mark.parametrize("path", [path for path in sources() if "stubs" not in path.parts], ids=named)
 def test_files_are_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= LONGEST
+
+
+# the guest's text ----------------------------------------------------------------------------------------------------
+
+CHARACTERS = ("chr", "fsdecode", "unquote")
+"""What else makes characters of numbers and bytes."""
+DECODES = {
+    "gdb_optprobe/guest_text.py": "the one place",
+    "gdb_optprobe/debugger/machine.py": "hex digits of QEMU's stub, which become bytes",
+    "gdb_optprobe/debugger/parameters.py": "GDB's own command line",
+    "gdb_optprobe/guardian.py": "packets of QEMU's stub; it prints nothing",
+    "gdb_optprobe/guest/cache.py": "a file on the host, of names that were printable when they were written",
+}
+LOADS = {
+    "gdb_optprobe/objects/journal.py": "checked by probes/fields.py before it is used",
+    "gdb_optprobe/guest/cache.py": "a file on the host",
+    "gdb_optprobe/guardian.py": "addresses, from the GDB that has started it",
+}
+"""Who reads JSON, whose strings hold anything."""
+
+
+def is_decoding(node: ast.AST) -> bool:
+    """Whether a call makes characters of bytes: `.decode("latin-1")`, `str(data, "utf-8")`, `chr(7)`."""
+    if not isinstance(node, ast.Call):
+        return False
+    encodes = not node.args or isinstance(node.args[0], ast.Constant) or any(k.arg == "errors" for k in node.keywords)
+    if isinstance(node.func, ast.Attribute):
+        return (node.func.attr == "decode" and encodes) or node.func.attr in CHARACTERS
+    if isinstance(node.func, ast.Name):
+        return node.func.id in CHARACTERS or (node.func.id == "str" and len(node.args) + len(node.keywords) > 1)
+    return False
+
+
+@pytest.mark.parametrize("path", files(), ids=named)
+def test_bytes_of_the_guests_become_characters_in_one_place(path: Path) -> None:
+    """Raw text is bytes, which mypy keeps from the output: only guest_text.py makes characters of them."""
+    found = [node for node in ast.walk(tree(path)) if is_decoding(node)]
+    assert not found or named(path) in DECODES, ", ".join(ast.unparse(node) for node in found)
+    calls = {ast.unparse(node.func) for node in ast.walk(tree(path)) if isinstance(node, ast.Call)}
+    assert not calls & {"json.loads", "json.load", "pickle.loads", "marshal.loads"} or named(path) in LOADS
+
+
+def test_mypy_keeps_raw_text_of_the_guests_from_the_output(tmp_path: Path) -> None:
+    raw = tmp_path / "raw.py"
+    raw.write_text(
+        "from gdb_optprobe.debugger.output import Text\n"
+        "from gdb_optprobe.errors import OptprobeError\n"
+        "from gdb_optprobe.guest_text import printable\n"
+        "def shown(out: Text, comm: bytes) -> OptprobeError:\n"
+        "    out.lines([printable(comm)])\n"
+        "    out.lines([comm])\n"
+        "    out.lines([f'{comm}'])\n"
+        "    out.lines(['{}'.format(comm)])\n"
+        "    return OptprobeError(comm)\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--config-file", "setup.cfg", str(raw)]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    refused = re.findall(r"raw\.py:(\d+): error", found)
+    assert sorted(set(refused)) == ["6", "7", "8", "9"], found
+
+
+EVALUATES = ("execute", "parse_and_eval", "decode_line", "lookup_type", "Breakpoint", "parameter")
+"""Functions of GDB's that carry out, or evaluate, what they are given."""
+GIVEN = {
+    # Typed, or from a journal and checked by probes/fields.py: names and numbers then.
+    ("commands/expect.py", "args.expression"),
+    ("commands/expect.py", "side"),
+    ("debugger/locations.py", "expression"),
+    ("debugger/locations.py", "text"),
+    # Names that the lexer took out of typed text: one word each.
+    ("debugger/dwarf.py", "f'{keyword} {name}'.strip()"),
+    # Files of ours, by paths on the host.
+    ("debugger/program_pads.py", "f'add-symbol-file {path} -s .text {GATES:#x}'"),
+    ("debugger/symbols.py", "load_command(str(path), (origin[0], origin[1]), slide)"),
+    ("debugger/symbols.py", "f'add-symbol-file {path} -s .text {ASIDE:#x}'"),
+    # Constants of the callers'.
+    ("debugger/doctor.py", "f'monitor {command}'"),
+    ("debugger/machine.py", "f'${name} = {value:#x}'"),
+    ("debugger/machine.py", "f'monitor cpu {number}'"),
+    ("debugger/machine.py", "f'monitor cpu {(chosen[1] if chosen else 0)}'"),  # digits
+    ("debugger/machine.py", "f'maint flush {cache}'"),
+    ("debugger/parameters.py", "f'optprobe {name}'"),
+    ("debugger/parameters.py", "f'show optprobe {name}'"),
+    ("debugger/stops.py", "f'show user {name}'"),
+    ("debugger/stops.py", r"f'define {name}\n{action}\nend'"),
+    ("debugger/symbols.py", "f'(unsigned long)&{name}'"),
+    ("debugger/symbols.py", "f\"set confirm {('on' if confirm else 'off')}\""),
+}
+"""All that GDB is given but constants and numbers, by file. None of it is text of the guest's."""
+FORMATS = ("self.wording.format(**dict(self.facts))", "self.advice.format(**dict(self.facts))")
+"""Of detours/refusal.py's own list."""
+RUNS = ("eval", "exec", "system", "popen", "getoutput", "getstatusoutput")
+
+
+def numbers_alone(node: ast.expr) -> bool:
+    """A constant, or one with hexadecimal numbers in it: `f'*{address:#x}'`."""
+    if isinstance(node, ast.JoinedStr):
+        parts = [part for part in node.values if isinstance(part, ast.FormattedValue)]
+        return all(part.format_spec is not None and ast.unparse(part.format_spec) == "f'#x'" for part in parts)
+    return isinstance(node, ast.Constant)
+
+
+def test_gdb_is_given_nothing_of_the_guests_to_carry_out() -> None:
+    found = {
+        (str(path.relative_to(PACKAGE)), ast.unparse(node.args[0]))
+        for path in files(*KNOWS_GDB)
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in EVALUATES
+        if ast.unparse(node.func.value) == "gdb" and node.args and not numbers_alone(node.args[0])
+    }
+    assert found == GIVEN
+
+
+@pytest.mark.parametrize("path", files(), ids=named)
+def test_no_shell_no_eval_and_no_format_that_is_not_ours(path: Path) -> None:
+    for node in (each for each in ast.walk(tree(path)) if isinstance(each, ast.Call)):
+        function = node.func
+        called = function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
+        assert called not in RUNS or ast.unparse(function) == "self.exec", ast.unparse(node)
+        assert not any(keyword.arg == "shell" for keyword in node.keywords), ast.unparse(node)
+        if called in ("format", "format_map") and isinstance(function, ast.Attribute):
+            assert isinstance(function.value, ast.Constant) or ast.unparse(node) in FORMATS, ast.unparse(node)

@@ -16,6 +16,7 @@ from gdb_optprobe.debugger.output import Json, Output, Text
 from gdb_optprobe.debugger.parameters import current_settings
 from gdb_optprobe.debugger.terminal import colour
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest_text import lines
 from gdb_optprobe.interrupts import held
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.views import CollectorView, ExplainView, ProbeView, Saved, ShowView
@@ -127,7 +128,7 @@ def guarded(act: Callable[[], None]) -> None:
         raise
     except Exception as error:
         if gdb.parameter("python print-stack") == "full":
-            gdb.write(traceback.format_exc(), gdb.STDERR)
+            gdb.write(lines(traceback.format_exc()), gdb.STDERR)
         fail(error)
 
 
@@ -144,14 +145,14 @@ def fail(error: Exception) -> None:
 
 
 def spoken(error: Exception) -> str:
-    """The text of an error, the next step on a line of its own."""
+    """The text of an error, the next step on a line of its own. GDB's words may hold anything."""
     if isinstance(error, OptprobeError):
         hint = f"\nHINT: {error.hint}" if error.hint else ""
-        return f"optprobe: {error.message}{hint}"
+        return lines(f"optprobe: {error.message}{hint}")
     if isinstance(error, gdb.error):
-        return f"optprobe: {str(error).removeprefix('optprobe: ')}"
+        return lines(f"optprobe: {str(error).removeprefix('optprobe: ')}")
     where = "set python print-stack full shows where"
-    return f"optprobe: internal error: {type(error).__name__}: {error}; {where}"
+    return lines(f"optprobe: internal error: {type(error).__name__}: {error}; {where}")
 
 
 def resolve(session: Session, selection: Selection) -> tuple[int, ...] | None:

@@ -14,6 +14,7 @@ from gdb_optprobe.debugger.attach import Attachment, attachments, stopped_guest
 from gdb_optprobe.debugger.parameters import current_settings
 from gdb_optprobe.detours.refusal import Refusal, Refused, reason_of
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest_text import one_line, until_zero
 from gdb_optprobe.isa import assemble
 from gdb_optprobe.probes import facilities
 from gdb_optprobe.probes.linux import Linux
@@ -73,18 +74,14 @@ def _banner(linux: Linux) -> str:
     except OptprobeError:
         return UNKNOWN_BANNER
     at = data.find(BEGINS)
-    return _printable(data[at:].partition(b"\0")[0][:LARGEST_BANNER]) if at >= 0 else UNKNOWN_BANNER
-
-
-def _printable(data: bytes) -> str:
-    text = data.decode("utf-8", "replace")
-    return "".join(each if each.isprintable() else " " for each in text).strip()
+    # Its line end is no part of it.
+    return until_zero(data[at : at + LARGEST_BANNER].partition(b"\n")[0]).strip() if at >= 0 else UNKNOWN_BANNER
 
 
 def _monitored(command: str) -> str:
-    """Return what QEMU's monitor answers; "" where the target has none."""
+    """Return what QEMU's monitor answers, a constant `command`; "" where the target has none."""
     try:
-        return gdb.execute(f"monitor {command}", to_string=True) or ""
+        return one_line(" ".join((gdb.execute(f"monitor {command}", to_string=True) or "").split()))
     except gdb.error:
         return ""
 
@@ -93,7 +90,7 @@ def _qemu_version() -> str:
     if gdb.selected_inferior().connection is None:
         return ""
     # What a packager adds follows the number without a space.
-    told = re.fullmatch(r"(\d+(?:\.\d+)+)(.*)", _printable(_monitored("info version").encode()))
+    told = re.fullmatch(r"(\d+(?:\.\d+)+)(.*)", _monitored("info version"))
     if told is None:
         return ""
     return f"{told[1]} ({told[2]})" if told[2] else told[1]

@@ -17,6 +17,7 @@ import gdb
 
 from gdb_optprobe.debugger.machine import GdbMachine, read_register, write_selected_registers
 from gdb_optprobe.debugger.parameters import machine_interface
+from gdb_optprobe.guest_text import one_line
 from gdb_optprobe.interrupts import held, unbroken
 from gdb_optprobe.isa.base import Isa
 from gdb_optprobe.probes.stops import Arrival, Landing, ProgramLanding, ReturnLanding
@@ -319,7 +320,7 @@ def announcement(numbers: Sequence[int], program: tuple[str, str] = ("", "")) ->
     """
     thread = _thread()
     several = len(gdb.selected_inferior().threads()) > 1
-    name = f'"{thread.name}" ' if thread.name else ""
+    name = f'"{one_line(thread.name)}" ' if thread.name else ""
     who, place = program
     frame = re.sub(r"^#\d+ *", "", gdb.execute("frame", to_string=True) or "")
     return (

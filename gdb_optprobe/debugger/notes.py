@@ -15,6 +15,8 @@ from contextvars import ContextVar
 
 import gdb
 
+from gdb_optprobe.guest_text import lines
+
 BESIDE_JSON: ContextVar[bool] = ContextVar("BESIDE_JSON", default=False)
 
 
@@ -45,6 +47,7 @@ def warn(what: object) -> None:
 
 
 def _tell(line: str, stream: int) -> None:
+    line = lines(line)
     if not BESIDE_JSON.get():
         gdb.write(f"{line}\n", stream)
     elif sys.__stderr__ is not None:

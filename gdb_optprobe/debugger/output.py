@@ -1,7 +1,9 @@
-"""What the commands print, as text for people or as JSON for programs, behind one interface.
+r"""What the commands print, as text for people or as JSON for programs, behind one interface.
 
 Nothing here asks GDB: `write` and `colour` are given. JSON has exactly the contract's keys (DESIGN.md, "The command
-line"), one value on one line; addresses are "0x…", bytes are hex digits in pairs.
+line"), one value on one line; addresses are "0x…", bytes are hex digits in pairs. Text of the guest's has the
+same form in both, that of a C string without its quotes (guest_text.py): the comm of a line end is the two characters
+`\n`, in JSON `"\\n"`.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Protocol
 
 from gdb_optprobe.debugger import aggregates, calls, collected, explained, facilities, words
 from gdb_optprobe.debugger.table import indented, table
+from gdb_optprobe.guest_text import lines
 from gdb_optprobe.probes.views import (
     Address,
     CallsView,
@@ -37,7 +40,7 @@ _MANY = 10
 _STOPS = explained.STOPS
 _BEST = explained.BEST
 _STOP = "stop"
-NEWLINE = "\n"
+_NEWLINE = "\n"
 
 
 class Output(Protocol):
@@ -87,7 +90,7 @@ class Json:
             for found in probe.objects:
                 self._value(_map(probe.number, found))
             for record in probe.records:
-                self._value(_record(probe.number, record))
+                self._value(_record_value(probe.number, record))
             self._value(_hit_cost(probe))
 
     def collector(self, found: CollectorView) -> None:
@@ -101,7 +104,7 @@ class Json:
 
     def lines(self, lines: Sequence[str]) -> None:
         for line in lines:
-            self._write(f"{line}\n")
+            self._write(f"{_shown(line)}\n")
 
     def _one_or_list(self, values: list[dict[str, object]]) -> None:
         self._value(values[0] if len(values) == 1 else values)
@@ -119,7 +122,7 @@ class Text:
 
     def lines(self, lines: Sequence[str]) -> None:
         for line in lines:
-            self._write(f"{line}\n")
+            self._write(f"{_shown(line)}\n")
 
     def added(self, probes: Sequence[ProbeView], glob: bool = False) -> None:
         many = len(probes) > _MANY
@@ -179,7 +182,13 @@ class Text:
         for line in code:
             if line.note:
                 self.lines([f"    ; {line.note}"])
-            self._write(f"    {line.address:#x}  {words.pairs(line.data):<{digits}}  {self._colour(line.text)}\n")
+            text = self._colour(_shown(line.text))
+            self._write(f"    {line.address:#x}  {words.pairs(line.data):<{digits}}  {text}\n")
+
+
+def _shown(text: str) -> str:
+    """Without what a terminal obeys, whatever was typed. The guest's text is one printable line long before."""
+    return lines(text.expandtabs())
 
 
 # text ---------------------------------------------------------------------------------------------------------------
@@ -335,17 +344,18 @@ def _report_row(probe: ProbeView) -> tuple[str, ...]:
 def _gathered(probe: ProbeView) -> list[str]:
     account = [f"    {line}" for line in _calls(probe.calls)] if probe.calls is not None else []
     found = [f"    {line}" for found in probe.objects for line in aggregates.lines(found)]
-    return [*account, *found, *(f"    {_record_line(record)}" for record in probe.records)]
+    return [*account, *found, *(f"    {line}" for record in probe.records for line in _record(record))]
 
 
 def _calls(found: CallsView) -> list[str]:
     return [calls.accounted(found), *([f"    under way: {calls.whose(found.out)}"] if found.out else [])]
 
 
-def _record_line(record: RecordView) -> str:
-    """CPU, time where there is one, and what was kept."""
+def _record(record: RecordView) -> list[str]:
+    """CPU, time where there is one, and what was kept. A format's further lines look like no row of a report."""
     time = "" if record.time is None else f" {record.time}"
-    return f"[{record.cpu}]{time}: {record.text.rstrip(NEWLINE)}"
+    first, *more = record.text.rstrip(_NEWLINE).split(_NEWLINE)
+    return [f"[{record.cpu}]{time}: {first}", *(f"    | {line}" for line in more)]
 
 
 def _numbers(probes: Sequence[ProbeView]) -> str:
@@ -411,7 +421,7 @@ def _plain(values: Iterable[int | str]) -> list[int | str]:
     return [f"{value:#x}" if isinstance(value, Address) else value for value in values]
 
 
-def _record(number: int, record: RecordView) -> dict[str, object]:
+def _record_value(number: int, record: RecordView) -> dict[str, object]:
     kept = {"cpu": record.cpu, "time": record.time, "values": _plain(record.values), "text": record.text}
     return {"type": "record", "number": number, **kept, **(_stack(record) if record.stack else {})}
 

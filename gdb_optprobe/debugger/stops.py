@@ -32,6 +32,7 @@ from gdb_optprobe.debugger.running import never
 from gdb_optprobe.debugger.watch import Watch, note_resume, note_stop
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.machine import Vcpu
+from gdb_optprobe.guest_text import lines
 from gdb_optprobe.interrupts import held, is_held, unbroken
 from gdb_optprobe.isa.base import Isa
 from gdb_optprobe.probes.stops import (
@@ -361,7 +362,7 @@ class GdbStops:
         self._program = ("", "")
         self._stopped_by.clear()
         self._values.clear()
-        gdb.write(f"\n{self.told}")
+        gdb.write(f"\n{lines(self.told)}")
 
     def _see_again(self) -> bool:
         """What a command of the user's had GDB forget is loaded again where it is needed now; whether it was."""

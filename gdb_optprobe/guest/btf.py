@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest_text import printable
 
 __all__ = [
     "Array",
@@ -374,7 +375,7 @@ class Btf:
         end = self._strings.find(b"\0", offset)
         if end < 0:
             raise _damaged("its strings are cut off")
-        return self._strings[offset:end].decode("latin-1")
+        return printable(self._strings[offset:end])
 
     def _struct(self, number: int) -> Struct:
         found = self._structs.get(number)

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest_text import printable
 
 __all__ = ["BuildId", "Image", "Run", "banner", "build_id", "find", "find_build_id", "is_note_of", "merged"]
 
@@ -106,7 +107,7 @@ def is_note_of(build: str, data: bytes) -> bool:
 def banner(rodata: bytes) -> str:
     """The line that begins "Linux version", or nothing."""
     found = BANNER.search(rodata)
-    return found[0].decode() if found else ""
+    return printable(found[0]) if found else ""
 
 
 def _described(data: bytes, note: re.Match[bytes]) -> str:

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.symbols import KERNEL_HALF, Symbols
+from gdb_optprobe.guest_text import printable
 
 __all__ = ["NoSymbolTable", "read", "recover"]
 
@@ -131,7 +132,7 @@ def _token_tables(rodata: bytes) -> Iterator[Tokens]:
                 if not start % alignment and index_start == _aligned(end, alignment)
             )
             if alignments and len(strings) == TOKENS and _agree(index, strings):
-                tokens = tuple(string.decode("latin-1") for string in strings)
+                tokens = tuple(printable(string) for string in strings)
                 yield Tokens(start, index_start + 2 * TOKENS, tokens, alignments)
 
 

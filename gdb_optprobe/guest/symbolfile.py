@@ -15,11 +15,13 @@ and GDB 13 moves absolute symbols like all others: hence three sections, each pl
 from __future__ import annotations
 
 import struct
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.guest.symbols import FUNCTION_TYPES, KERNEL_HALF, Symbols
+from gdb_optprobe.guest_text import is_plain
 
 __all__ = ["ASIDE", "CIE_ID", "MACHINES", "frames_file", "load_command", "outermost_file", "symbol_file"]
 
@@ -66,8 +68,11 @@ class _Section:
 def symbol_file(symbols: Symbols, text: tuple[int, int], machine: str, outermost: bool = False) -> bytes:
     """An ELF file of `symbols` at their addresses; code is at `text` (start, end); `machine` is of MACHINES.
 
+    GDB prints names as they are, so those that no compiler makes are left out.
+
     outermost: whether GDB is to end a backtrace in code that no unwinder of ours claims, instead of guessing.
     """
+    symbols = _plain(symbols)
     end = max(text[1], symbols.addresses[-1]) + 1 if len(symbols) else text[1]
     names = b"\0" + "\0".join(symbols.names).encode() + b"\0"
     local, other = _entries(symbols, text)
@@ -92,6 +97,15 @@ def symbol_file(symbols: Symbols, text: tuple[int, int], machine: str, outermost
             *([_Section(b".debug_frame", SHT_PROGBITS, data=_frames(text[0], end, machine))] if outermost else []),
         ],
     )
+
+
+def _plain(symbols: Symbols) -> Symbols:
+    if is_plain("".join(symbols.names)):
+        return symbols
+    kept = [index for index, name in enumerate(symbols.names) if name and is_plain(name)]
+    addresses, names, types = symbols.addresses, symbols.names, symbols.types
+    some = [names[index] for index in kept]
+    return Symbols(array("Q", (addresses[index] for index in kept)), some, "".join(types[index] for index in kept))
 
 
 def load_command(path: str, text: tuple[int, int], slide: int) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fnmatch import translate
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest_text import is_plain
 
 __all__ = ["KERNEL_HALF", "Located", "Symbol", "SymbolTable", "Symbols"]
 
@@ -161,12 +162,12 @@ class SymbolTable:
                     yield self._symbol(index)
 
     def completions(self, prefix: str) -> list[str]:
-        """Names of functions that begin with `prefix`, sorted, each once."""
+        """Names of functions that begin with `prefix`, sorted, each once; none that cannot be typed."""
         types = self.symbols.types
         found = {
             name
             for index, name in enumerate(self.symbols.names)
-            if name.startswith(prefix) and types[index] in FUNCTION_TYPES
+            if name.startswith(prefix) and types[index] in FUNCTION_TYPES and is_plain(name)
         }
         return sorted(found)
 

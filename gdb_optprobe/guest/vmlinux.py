@@ -18,6 +18,7 @@ from pathlib import Path
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.symbols import FUNCTION_TYPES, Symbols
+from gdb_optprobe.guest_text import printable
 
 __all__ = ["Vmlinux", "completed", "has_data", "load", "read"]
 
@@ -113,7 +114,7 @@ def _symbols(data: bytes) -> Symbols | None:
     for number, (name_at, info, _, section, value, _) in enumerate(rows):
         if info & 15 > FUNCTION or not 0 < section < RESERVED or not letters[section]:
             continue
-        name = names[name_at : names.index(b"\0", name_at)].decode("latin-1")
+        name = printable(names[name_at : names.index(b"\0", name_at)])
         if name and not name.startswith(NOT_NAMES):
             bare = len(name) - len(name.lstrip("_"))
             letter = _bound(letters[section], info)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest_text import of_literal
 from gdb_optprobe.handlers.arithmetic import number
 from gdb_optprobe.handlers.clauses import ACTIONS, parse_action
 from gdb_optprobe.handlers.ctype import Pointer, describe
@@ -180,7 +181,7 @@ class _Compiler:
     def _print(self, action: Typed) -> Emit:
         literal, *arguments = action.arguments
         assert isinstance(literal, String)
-        text = literal.data.decode("utf-8", "replace")
+        text = of_literal(literal.data)
         wanted = conversions(text, literal.where)
         if len(arguments) != len(wanted):
             where = arguments[len(wanted)].where if len(arguments) > len(wanted) else literal.where

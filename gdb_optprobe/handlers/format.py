@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gdb_optprobe.guest_text import printable
 from gdb_optprobe.handlers.arithmetic import extend, number
 from gdb_optprobe.handlers.ctype import CType, describe, size_of
 from gdb_optprobe.handlers.source import Fragment, fault
@@ -78,9 +79,9 @@ def render(format: str, values: Sequence[int | bytes]) -> str:
 def _rendered(conversion: Conversion, value: int | bytes) -> str:
     flags, precision = conversion.flags, conversion.precision
     if isinstance(value, bytes):
-        return _padded("", value.decode("utf-8", "replace")[:precision], conversion, zeros=False)
+        return _padded("", printable(value[:precision]), conversion, zeros=False)
     if conversion.kind == "c":
-        return _padded("", chr(value & 0xFF), conversion, zeros=False)
+        return _padded("", printable(bytes([value & 0xFF])), conversion, zeros=False)
     signed = conversion.kind in "di"
     exact = number(extend(value, conversion.bits, signed), signed)
     base = {"x": "x", "X": "X", "o": "o", "p": "x"}.get(conversion.kind, "d")

@@ -11,6 +11,7 @@ from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Reason, Refusal
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.tier import Tier
+from gdb_optprobe.guest_text import until_zero
 from gdb_optprobe.handlers.format import render
 from gdb_optprobe.handlers.program import WORD, Column, Form, Records
 from gdb_optprobe.isa.base import Flow, Insn
@@ -246,7 +247,7 @@ def _key(columns: Sequence[Column], data: bytes) -> tuple[int | str, ...]:
     for column in columns:
         part, data = data[: column.size], data[column.size :]
         if column.form is Form.TEXT:
-            values.append(part.partition(b"\0")[0].decode("utf-8", "backslashreplace"))
+            values.append(until_zero(part))
         else:
             number = int.from_bytes(part, "little", signed=column.form is Form.SIGNED)
             values.append(Address(number) if column.form is Form.POINTER else number)

@@ -254,3 +254,22 @@ def test_no_bytes_are_more_than_an_error() -> None:
                     assert all(TEXT <= at < END for _, at in symbols.functions())
             except OptprobeError:
                 continue
+
+
+@pytest.mark.parametrize("name", [b"a\nb", b"\x1b[2J", b"a\xe2\x80\xaeb", b"a\\b", b"a b", b""])
+def test_a_module_whose_name_is_none_is_told_by_its_address(name: bytes) -> None:
+    memory = Pages()
+    module_at(memory)
+    memory.put(MODULE + 0x18, name + bytes(8))
+    found = reader(memory)
+    assert not list(found.loaded())
+    assert found.strange == {f"{MODULE:#x}": "its name is none"}
+
+
+def test_symbols_of_a_module_with_terminal_escapes_are_left_out() -> None:
+    memory = Pages()
+    module_at(memory)
+    strings = SYMBOLS + 24 * len(ROWS)
+    memory.put(strings + NAMES.index(b"second"), b"s\x1b\nnd")
+    symbols = ModuleSymbols(the_module(memory), kernel(memory, {"vfs_read": HEAD}), 12)
+    assert all(name.isprintable() and "nd" not in name for name, _ in symbols.functions())

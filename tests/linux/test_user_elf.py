@@ -87,3 +87,10 @@ def test_what_follows_code_on_its_page_is_not_taken(programs: dict[int, bytes]) 
     longer = replace(code, memory=code.size + 1)
     others = tuple(segment for segment in found.segments if segment is not code)
     assert replace(found, segments=(*others, longer)).filler == (end, end)
+
+
+def test_symbols_with_line_ends_and_terminal_escapes_are_printable_and_can_be_named(programs: dict[int, bytes]) -> None:
+    hostile = elf(programs[64].replace(b"\0answer\0", b"\0a\x1b\ner\\\0"))
+    start = elf(programs[64]).resolve("answer")
+    assert hostile.spell(start + 1) == r"a\033\ner\\+0x1"
+    assert hostile.resolve(r"a\033\ner\\+1") == start + 1

@@ -383,3 +383,17 @@ def test_pieces_lie_in_one_page_each(address: int, size: int) -> None:
     for at, piece in pieces:
         assert piece and at // 4096 == (at + len(piece) - 1) // 4096
         assert data[at - address :].startswith(piece)
+
+
+def test_paths_with_line_ends_and_terminal_escapes_are_shown_and_found_as_they_are_shown(guest: Kernel) -> None:
+    name, link = "a\x1b[2J\nb\\c\u202e", "l\n"
+    file = guest.inode(stat.S_IFREG, 5000)
+    guest.within(guest.root, **{name: file, link: guest.inode(stat.S_IFLNK, link=f"/{name}"), "d\n": guest.root})
+    shown = r"/a\033[2J\nb\\c\342\200\256"
+    for typed in (shown, f"/{name.replace(chr(92), chr(92) * 2)}", r"/l\n"):
+        found = files.find(guest.known, typed)
+        assert found.inode == file and found.path.isprintable()
+    assert files.find(guest.known, shown).path == shown
+    with pytest.raises(OptprobeError) as wrong:
+        files.find(guest.known, "/l\n/\x1b")
+    assert str(wrong.value).isprintable()

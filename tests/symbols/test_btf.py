@@ -210,3 +210,12 @@ def test_damage_is_an_error_of_ours() -> None:
                 types.size(number)
         except OptprobeError:
             continue
+
+
+def test_names_with_line_ends_and_terminal_escapes_are_printable() -> None:
+    writer = BtfWriter()
+    long = writer.integer("long", 8, signed=True)
+    number = writer.struct("evil", 16, ("a\n[init]: 9", long, 0), ("\x1b]0;x\x07", long, 64))
+    found = Btf(writer.blob()).resolve(number)
+    assert isinstance(found, btf.Struct)
+    assert [member.name for member in found.members] == [r"a\n[init]: 9", r"\033]0;x\007"]

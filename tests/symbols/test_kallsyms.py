@@ -156,3 +156,17 @@ def test_150_000_symbols_take_few_steps_each() -> None:
     found, calls = calls_in(lambda: recovered(data))
     assert len(found) == len(symbols)
     assert calls < 4 * len(symbols)
+
+
+HOSTILE = ("vfs_read\nshell touch x\n#", "\x1b]0;owned\x07", "a b", "back\\slash", "\x7f")
+SHOWN = (r"vfs_read\nshell touch x\n#", r"\033]0;owned\007", "a b", r"back\\slash", r"\177")
+
+
+def test_names_with_line_ends_and_terminal_escapes_are_printable_and_can_be_looked_up(layout: blobs.Layout) -> None:
+    symbols = written(2000, layout)
+    for number, name in enumerate(HOSTILE, 700):
+        symbols[number] = (*symbols[number][:2], name)
+    found = recovered(blobs.kallsyms(symbols, layout))
+    assert tuple(found.names[700:705]) == SHOWN
+    assert all(name.isprintable() for name in found.names)
+    assert [found.address(name) for name in SHOWN] == [symbols[number][0] for number in range(700, 705)]

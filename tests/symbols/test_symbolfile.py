@@ -137,3 +137,12 @@ def test_where_stacks_end_no_symbol_of_the_vmlinux_s_is_hidden(tmp_path: Path) -
     assert f"vfs_read + 5 in section .text of {kernel}" in printed
     told = subprocess.run(["readelf", "--debug-dump=frames", str(ends)], capture_output=True, text=True).stdout
     assert f"pc={TEXT + 0x180:016x}..{TEXT + 0x280:016x}" in told and "undefined: r16" in told
+
+
+def test_names_with_line_ends_and_terminal_escapes_do_not_reach_gdb() -> None:
+    """GDB prints a symbol's name as it is."""
+    addresses, types, names = zip(*ROWS, strict=True)
+    hostile = [r"vfs_read\nshell touch x", "\x1b]0;owned\x07", "a b", "", "caf\xe9"]
+    places = array("Q", [*addresses, *[addresses[-1]] * len(hostile)])
+    more = Symbols(places, [*names, *hostile], "".join(types) + "T" * len(hostile))
+    assert entries(symbol_file(more, CODE, "x86_64")) == entries(symbol_file(symbols(), CODE, "x86_64"))

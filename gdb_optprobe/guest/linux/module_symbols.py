@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from struct import iter_unpack
 
+from gdb_optprobe import guest_text
 from gdb_optprobe.guest.linux.kernel import Kernel, Located, NoSuchKernel
 from gdb_optprobe.guest.linux.kernel import Symbols as Names
 from gdb_optprobe.guest.linux.modules import SYMBOL, Module, Range, Table
@@ -119,7 +120,7 @@ def _symbols(module: Module, kernel: Kernel) -> tuple[Symbols, dict[int, int]]:
         if not text or not module.holds(value):
             continue
         inside = first <= value < last
-        kind = chr(kinds[index]) if kinds else "t" if inside else "d"
+        kind = guest_text.printable(kinds[index : index + 1]) if kinds else "t" if inside else "d"
         rows.append((value, index, text, kind if kind.isalpha() else "?"))
         sizes[value] = max(size, sizes.get(value, 0))
     # Every byte of the text belongs to a symbol, so that a sweep over it finds all.
@@ -133,5 +134,4 @@ def _text(strings: bytes, offset: int) -> str:
     if offset >= len(strings):
         raise NoSuchKernel(f"the name of a symbol lies beyond its strtab, at {offset:#x}")
     end = strings.find(b"\0", offset)
-    name = strings[offset : end if end >= 0 else len(strings)].decode("latin-1")
-    return name if name.isprintable() else ""
+    return guest_text.name(strings[offset : end if end >= 0 else len(strings)])

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import islice
 
+from gdb_optprobe import guest_text
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import lists
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
@@ -242,7 +243,7 @@ class Modules:
         state = State(words.number("state", 4))
         if state is State.UNFORMED:
             return None
-        if not name.isprintable() or not name:
+        if not name:
             raise NoSuchKernel("its name is none")
         text, init, constants, data = words.ranges()
         for start, end in (text, init, *constants, *data):
@@ -283,8 +284,9 @@ class _Words:
         return self._at(offset, size) if offset is not None else 0
 
     def name(self) -> str:
+        """"" for what is no name."""
         at = self._layout.offsets["name"]
-        return self._data[at : at + NAME_SIZE].partition(b"\0")[0].decode("latin-1")
+        return guest_text.name(self._data[at : at + NAME_SIZE].partition(b"\0")[0])
 
     def table(self, pointer: str, count: str) -> Table:
         start, rows = self.number(pointer), self.number(count, 4)

@@ -23,6 +23,7 @@ from gdb_optprobe.guest.linux.exiting import exiting
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.members import Members
 from gdb_optprobe.guest.linux.percpu import PerCpu
+from gdb_optprobe.guest_text import until_zero
 
 NAME_SIZE = 16
 DEAD = 0x80  # TASK_DEAD
@@ -168,7 +169,7 @@ class Tasks:
 
     def _read(self, address: int) -> tuple[Task, dict[str, int]]:
         values = self._layout.read(self._kernel, address)
-        name = values["comm"].to_bytes(NAME_SIZE, "little").split(b"\0")[0].decode("utf-8", "replace")
+        name = until_zero(values["comm"].to_bytes(NAME_SIZE, "little"))
         number = values.__getitem__
         task = Task(address, name, *map(number, ("pid", "stack", "sp", "state", "flags", "exit_state")))
         return task, values

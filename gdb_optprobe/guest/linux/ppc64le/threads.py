@@ -17,6 +17,7 @@ from gdb_optprobe.guest.linux.kernel import MASK, Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.members import Members
 from gdb_optprobe.guest.linux.percpu import MOST_CPUS
 from gdb_optprobe.guest.linux.ppc64le.find import LINEAR_MAP
+from gdb_optprobe.guest_text import printable
 
 NAME_SIZE = 16
 LARGEST_PID = 1 << 22  # PID_MAX_LIMIT
@@ -129,7 +130,7 @@ class Threads:
         if not end or pid > LARGEST_PID or stack % self._layout.thread_size:
             raise NoSuchKernel(f"what lies at {address:#x} is no thread")
         links = (values[member] for member in ("tasks", "thread_node", "thread_node_before", "signal"))
-        return Thread(address, name.decode("utf-8", "replace"), pid, stack, values["sp"]), _Links(*links)
+        return Thread(address, printable(name), pid, stack, values["sp"]), _Links(*links)
 
 
 @dataclass(frozen=True, slots=True)

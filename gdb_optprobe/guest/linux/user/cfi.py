@@ -200,12 +200,12 @@ class CallFrames:
         end = reader.leb() + reader.at if augmented else reader.at
         if name and not augmented:
             raise Damaged("a description of frames is of an unknown sort")
-        for letter in name[1:].decode("latin-1"):
-            if letter == "R":
+        for letter in name[1:]:
+            if letter == ord("R"):
                 encoding = reader.number(1)
-            elif letter == "P":
+            elif letter == ord("P"):
                 self._encoded(reader, reader.number(1))
-            elif letter == "L":
+            elif letter == ord("L"):
                 reader.number(1)
         if end > reader.end:
             raise Damaged("the description of frames ends too soon")

@@ -18,6 +18,7 @@ from functools import cached_property
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.cfi import CallFrames
+from gdb_optprobe.guest_text import printable
 
 Read = Callable[[int, int], bytes]
 """Bytes of the file, by offset and size. Raises OptprobeError."""
@@ -335,7 +336,7 @@ class Elf:
         for values in layout.symbol.iter_unpack(rows):
             row = dict(zip(layout.symbol_fields, values, strict=True))
             end = strings.find(b"\0", row["name"])
-            name = strings[row["name"] : max(end, row["name"])].decode("utf-8", "replace")
+            name = printable(strings[row["name"] : max(end, row["name"])])
             wanted = row["info"] & 15 in (NOTHING, FUNCTION) and row["section"] != UNDEFINED and name
             if wanted and any(segment.holds(row["value"]) for segment in self.code):
                 yield Symbol(row["value"], row["size"], name, self._local(row["other"]))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.lists import members
+from gdb_optprobe.guest_text import printable, raw
 
 MOST_LINKS = 40  # MAXSYMLINKS
 MOST_CHILDREN = 1 << 16
@@ -37,7 +38,7 @@ OVERLAY = 0x794C7630
 class File:
     """A regular file. inode, mapping: addresses of the kernel's struct inode and struct address_space.
 
-    inode, number and device together are the file's identity, for as long as it stays in memory.
+    path: as it is shown. inode, number and device together are the file's identity, for as long as it stays in memory.
     """
 
     path: str
@@ -57,8 +58,8 @@ class _Place:
 
 
 def find(kernel: Kernel, path: str) -> File:
-    """The file at `path` as process 1 sees it. Raises OptprobeError."""
-    return _Names(kernel).file(path)
+    """The file at `path`, as typed or as it is shown, as process 1 sees it. Raises OptprobeError."""
+    return _Names(kernel).file(raw(path))
 
 
 def named(kernel: Kernel, dentry: int) -> File:
@@ -92,11 +93,12 @@ class _Names:
         self._mode = offset("inode", "i_mode")
         self._link = offset("inode", "i_link")
 
-    def file(self, path: str) -> File:
+    def file(self, path: bytes) -> File:
         """Raises OptprobeError."""
-        if not path.startswith("/"):
-            raise OptprobeError(f"{path} is no path in the guest", "it begins with /, as in -user /bin/busybox:main")
-        if len(path) >= LONGEST or "\0" in path:
+        if not path.startswith(b"/"):
+            shown, hint = printable(path), "it begins with /, as in -user /bin/busybox:main"
+            raise OptprobeError(f"{shown} is no path in the guest", hint)
+        if len(path) >= LONGEST or b"\0" in path:
             raise OptprobeError("a path in the guest has less than 4096 bytes, and no zero among them")
         return self._at(path, self._inode(self._walk(path).dentry))
 
@@ -104,20 +106,21 @@ class _Names:
         """Raises OptprobeError."""
         length = min(self._number(dentry + self._length, 4), NAME_MAX)
         name = self._kernel.memory.read(self._kernel.word(dentry + self._name), length)
-        return self._at(name.decode("utf-8", "surrogateescape"), self._inode(dentry))
+        return self._at(name, self._inode(dentry))
 
-    def _at(self, path: str, inode: int) -> File:
+    def _at(self, path: bytes, inode: int) -> File:
+        shown = printable(path)
         mode = self._number(inode + self._mode, 2)
         if not stat.S_ISREG(mode):
-            raise OptprobeError(f"{path} is no regular file of the guest")
+            raise OptprobeError(f"{shown} is no regular file of the guest")
         kernel = self._kernel
         block = kernel.word(inode + kernel.offset("inode", "i_sb"))
         if kernel.word(block + kernel.offset("super_block", "s_magic")) == OVERLAY:
-            why = f"{path} is on an overlay, whose files' memory is that of other files"
+            why = f"{shown} is on an overlay, whose files' memory is that of other files"
             raise OptprobeError(why, "probe it by its path in the layer that has it")
         device = self._number(block + self._device, 4)
         return File(
-            path,
+            shown,
             inode,
             kernel.word(inode + kernel.offset("inode", "i_ino")),
             device,
@@ -129,27 +132,27 @@ class _Names:
     def _device(self) -> int:
         return self._kernel.offset("super_block", "s_dev")
 
-    def _walk(self, path: str) -> _Place:
+    def _walk(self, path: bytes) -> _Place:
         root = self._root()
         trail = [root]
         names = _split(path)
         links = 0
         while names:
             name = names.pop(0)
-            if name == "..":
+            if name == b"..":
                 trail = trail[:-1] or [root]
                 continue
             found = self._child(trail[-1], name)
             if found is None:
-                raise OptprobeError(f"the guest knows of no file {path}", IN_MEMORY)
+                raise OptprobeError(f"the guest knows of no file {printable(path)}", IN_MEMORY)
             target = self._target(found, path)
             if target is None:
                 trail.append(found)
                 continue
             links += 1
             if links > MOST_LINKS:
-                raise OptprobeError(f"{path} leads through too many symbolic links")
-            trail = [root] if target.startswith("/") else trail
+                raise OptprobeError(f"{printable(path)} leads through too many symbolic links")
+            trail = [root] if target.startswith(b"/") else trail
             names = _split(target) + names
         return trail[-1]
 
@@ -180,8 +183,7 @@ class _Names:
     def _point(self, mount: int) -> int:
         return self._kernel.word(mount + self._mountpoint)
 
-    def _child(self, place: _Place, name: str) -> _Place | None:
-        wanted = name.encode("utf-8", "surrogateescape")
+    def _child(self, place: _Place, wanted: bytes) -> _Place | None:
         if len(wanted) > NAME_MAX:
             return None
         for dentry in self._entries(place.dentry):
@@ -209,7 +211,7 @@ class _Names:
             return b""
         return kernel.memory.read(kernel.word(dentry + self._name), length)
 
-    def _target(self, place: _Place, path: str) -> str | None:
+    def _target(self, place: _Place, path: bytes) -> bytes | None:
         """Where a symbolic link leads; None where it is none."""
         inode = self._inode(place.dentry)
         if not stat.S_ISLNK(self._number(inode + self._mode, 2)):
@@ -218,9 +220,10 @@ class _Names:
         text = self._string(link) if link else b""
         if not text:
             raise OptprobeError(
-                f"{path} leads through a symbolic link that the guest has not in memory", "name the file it leads to"
+                f"{printable(path)} leads through a symbolic link that the guest has not in memory",
+                "name the file it leads to",
             )
-        return text.decode("utf-8", "surrogateescape")
+        return text
 
     def _string(self, address: int) -> bytes:
         """Up to its zero, no page being read that it does not begin or go on in."""
@@ -239,5 +242,5 @@ class _Names:
         return int.from_bytes(self._kernel.memory.read(address, size), "little")
 
 
-def _split(path: str) -> list[str]:
-    return [name for name in path.split("/") if name not in ("", ".")]
+def _split(path: bytes) -> list[bytes]:
+    return [name for name in path.split(b"/") if name not in (b"", b".")]

@@ -18,6 +18,7 @@ from gdb_optprobe.guest.linux.lists import members
 from gdb_optprobe.guest.linux.members import Members
 from gdb_optprobe.guest.linux.rw_semaphores import RwSemaphore
 from gdb_optprobe.guest.linux.user.files import File
+from gdb_optprobe.guest_text import until_zero
 
 WRITE, EXECUTE, MAY_EXECUTE, MAY_SHARE, HUGE = 0x2, 0x4, 0x40, 0x80, 0x400000
 MOST_MAPPINGS = 1 << 16
@@ -151,7 +152,7 @@ def process(kernel: Kernel, task: int) -> Process:
         pid=(kernel.offset("task_struct", "tgid"), 4), comm=(kernel.offset("task_struct", "comm"), NAME_SIZE)
     )
     values = layout.read(kernel, task)
-    name = values["comm"].to_bytes(NAME_SIZE, "little").split(b"\0")[0].decode("utf-8", "replace")
+    name = until_zero(values["comm"].to_bytes(NAME_SIZE, "little"))
     return Process(values["pid"], name)
 
 
