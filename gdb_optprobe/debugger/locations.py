@@ -21,6 +21,8 @@ _NAME = re.compile(r"([A-Za-z_.$][\w.$]*)(?:\s*\+\s*(0[xX][0-9a-fA-F]+|\d+))?")
 _OF_MODULE = re.compile(r"([A-Za-z_][\w-]*):([^:]+)")
 _GLOB = re.compile(r"[*?\[]")
 MASK = (1 << 64) - 1
+MOST_SUGGESTED = 1 << 15
+"""Names in which one that was mistyped is looked for: the guest chooses how many begin alike."""
 
 
 class Modules(Protocol):
@@ -146,7 +148,7 @@ class Locations:
         first, _, rest = text.partition(" ")
         if rest and self._symbols.lookup(first):
             return f"did you mean {first} if {rest}?"
-        near = difflib.get_close_matches(text, self._symbols.completions(text[:3]), 3)
+        near = difflib.get_close_matches(text, self._symbols.completions(text[:3])[:MOST_SUGGESTED], 3)
         return f"did you mean {', '.join(near)}?" if near else ""
 
 

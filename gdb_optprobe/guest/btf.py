@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from gdb_optprobe.budget import Budget, OverBudget
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest_text import printable
 
@@ -46,6 +47,29 @@ QUALIFIERS = {VOLATILE: "volatile", CONST: "const", RESTRICT: "restrict", TYPE_T
 FIXED = {INT: 1, ARRAY: 3, VAR: 1, DECL_TAG: 1}
 EACH = {STRUCT: 3, UNION: 3, ENUM: 2, FUNC_PROTO: 2, DATASEC: 3, ENUM64: 3}
 POINTER_SIZE = 8
+# Limits (budget.py), and what Debian's kernels have at the most.
+LARGEST = 1 << 26
+"""Bytes of all: 5.5 MB."""
+MOST_TYPES = 1 << 20
+"""126,586."""
+MOST_MEMBERS, MOST_OF_ALL = 1 << 16, 1 << 18
+"""Of a struct, with those of anonymous ones within: 272. Of all structs: 70,230. A long name counts as several."""
+MOST_ENUMERATORS = 1 << 17
+"""Of all enums: 18,885. A long name counts as several."""
+LONG = 64
+"""Characters of a name that count as one member more."""
+MOST_PARAMETERS = 1 << 8
+"""Of a function: 18."""
+MOST_NAMESAKES = 1 << 10
+"""Functions of one name that are compared: 1, and a few with other compilers."""
+LONGEST_NAME = 511
+"""KSYM_NAME_LEN - 1: so does the kernel itself check BTF (kernel/bpf/btf.c, btf_name_valid_identifier)."""
+DEEPEST = 64
+"""Typedefs, qualifiers and arrays around a type: 6. The kernel's own limit is 32 (MAX_RESOLVE_DEPTH)."""
+DEEPEST_STRUCT = 32
+"""Anonymous structs within one another: 6."""
+LARGEST_TYPE = (1 << 32) - 1
+"""Bytes of a type, as the kernel has it (btf_array_resolve): its members' offsets are numbers of 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +200,8 @@ class Btf:
         types, strings = header + type_start, header + string_start
         if magic != MAGIC:
             raise _damaged("it has no header")
+        if len(blob) > LARGEST:
+            raise _damaged(f"it has over {LARGEST:,} bytes")
         if type_size % 4 or types + type_size > len(blob) or strings + string_size > len(blob):
             raise _damaged("it is cut off")
         self._words = array("I", blob[types : types + type_size])
@@ -185,7 +211,11 @@ class Btf:
         self._places = self._index()
         # Each type's name as an offset into the strings, searched by the array's own index().
         self._names = array("I", [0, *map(self._words.__getitem__, self._places[1:])])
-        self._structs: dict[int, Struct] = {}
+        self._structs: dict[int, Struct | OverBudget] = {}
+        self._enums: dict[int, Enum] = {}
+        self._found: dict[tuple[str, str], int | None] = {}
+        self._members_left = Budget(MOST_OF_ALL, "the guest's type information (BTF)", "members of structs")
+        self._enumerators_left = Budget(MOST_ENUMERATORS, "the guest's type information (BTF)", "enumerators")
         self._constants: dict[str, int] | None = None
 
     def __len__(self) -> int:
@@ -208,9 +238,12 @@ class Btf:
 
     def function(self, name: str) -> Function | None:
         """The function called `name`, with its parameters; None where BTF has none, or several that differ."""
+        numbers = [number for number in self._named(name) if self._kind(number) == FUNC]
+        if len(numbers) > MOST_NAMESAKES:
+            raise _damaged(f"it has over {MOST_NAMESAKES:,} functions '{name}'")
         found = {
             (function.parameters, function.result, function.variadic): function
-            for function in map(self.type, (number for number in self._named(name) if self._kind(number) == FUNC))
+            for function in map(self.type, numbers)
             if isinstance(function, Function)
         }
         return next(iter(found.values())) if len(found) == 1 else None
@@ -229,16 +262,20 @@ class Btf:
             "typedef": (TYPEDEF,),
             "int": (INT,),
         }[keyword]
-        return next((number for number in self._named(name) if self._kind(number) in kinds), None)
+        if (keyword, name) not in self._found:
+            named = (number for number in self._named(name) if self._kind(number) in kinds)
+            self._found[keyword, name] = next(named, None)
+        return self._found[keyword, name]
 
     def constant(self, name: str) -> int | None:
         """The value of an enumerator of any enum."""
         if self._constants is None:
-            self._constants = {}
+            found: dict[str, int] = {}
             for number in range(1, len(self)):
                 if self._kind(number) in (ENUM, ENUM64):
                     for key, value in self._enum(number).values.items():
-                        self._constants.setdefault(key, value)
+                        found.setdefault(key, value)
+            self._constants = found
         return self._constants.get(name)
 
     def offset(self, name: str, path: str) -> int:
@@ -278,25 +315,28 @@ class Btf:
 
     def size(self, number: int) -> int:
         """sizeof a type; 0 for one that has none."""
-        count = 1
-        for _ in range(len(self)):
-            resolved = self.resolve(number)
+        count, inner = 1, number
+        for _ in range(DEEPEST):
+            resolved = self.resolve(inner)
             if not isinstance(resolved, Array):
                 break
             count *= resolved.count
-            number = resolved.element
+            inner = resolved.element
+        each = POINTER_SIZE if isinstance(resolved, Pointer) else 0
         if isinstance(resolved, Int | Float | Struct | Enum):
-            return count * resolved.size
-        return count * POINTER_SIZE if isinstance(resolved, Pointer) else 0
+            each = resolved.size
+        if count * each > LARGEST_TYPE:
+            raise _damaged(f"type {number} is too large")
+        return count * each
 
     def resolve(self, number: int) -> Type:
         """The type with this number, without typedefs and qualifiers around it."""
-        for _ in range(len(self)):
+        for _ in range(DEEPEST):
             found = self.type(number)
             if not isinstance(found, Typedef | Qualified):
                 return found
             number = found.target
-        raise _damaged(f"type {number} is defined by itself")
+        raise _damaged(f"type {number} is defined by itself, or nested too deeply")
 
     def type(self, number: int) -> Type:
         """The type with this number."""
@@ -344,6 +384,8 @@ class Btf:
         try:
             while at < end:
                 note(at)
+                if len(places) > MOST_TYPES:
+                    raise _damaged(f"it has over {MOST_TYPES:,} types")
                 info = words[at + 1]
                 kind = info >> 24 & 31
                 at += size[kind] + each[kind] * (info & 0xFFFF)
@@ -372,36 +414,48 @@ class Btf:
             yield at
 
     def _string(self, offset: int) -> str:
-        end = self._strings.find(b"\0", offset)
+        end = self._strings.find(b"\0", offset, offset + LONGEST_NAME + 1)
         if end < 0:
-            raise _damaged("its strings are cut off")
+            raise _damaged("its strings are cut off, or one is too long")
         return printable(self._strings[offset:end])
 
     def _struct(self, number: int) -> Struct:
-        found = self._structs.get(number)
-        if found is None:
-            place = self._places[number]
-            union = self._kind(number) == UNION
-            members = tuple(self._members(number, 0, 0))
-            found = Struct(self._string(self._words[place]), self._words[place + 2], members, union)
-            self._structs[number] = found
+        if number not in self._structs:
+            self._structs[number] = self._decoded(number)
+        found = self._structs[number]
+        if isinstance(found, OverBudget):
+            raise found
         return found
 
-    def _members(self, number: int, base: int, depth: int) -> Iterator[Member]:
+    def _decoded(self, number: int) -> Struct | OverBudget:
+        place = self._places[number]
+        members: list[Member] = []
+        budget = Budget(MOST_MEMBERS, f"type {number} of the guest's BTF", "members")
+        try:
+            self._add_members(members, number, 0, 0, budget)
+        except OverBudget as error:
+            return error
+        union = self._kind(number) == UNION
+        return Struct(self._string(self._words[place]), self._words[place + 2], tuple(members), union)
+
+    def _add_members(self, found: list[Member], number: int, base: int, depth: int, budget: Budget) -> None:
         """Members at `base` bits and more, anonymous structs and unions among them replaced by theirs."""
-        if depth > 32:
+        if depth > DEEPEST_STRUCT:
             raise _damaged(f"type {number} contains itself")
         place = self._places[number]
         info = self._words[place + 1]
         for at in range(place + 3, place + 3 + 3 * (info & 0xFFFF), 3):
             name, type_, where = self._words[at : at + 3]
+            label = self._string(name)
+            for limit in (budget, self._members_left):
+                limit.spend(1 + len(label) // LONG)
             # With kind_flag the size of a bitfield stands above its offset.
             bit_size, bits = (where >> 24, base + (where & 0xFFFFFF)) if info >> 31 else (0, base + where)
             if not name and type_ < len(self) and self._kind(type_) in (STRUCT, UNION):
-                yield from self._members(type_, bits, depth + 1)
+                self._add_members(found, type_, bits, depth + 1, budget)
             else:
                 bit_size = bit_size or self._int_bits(type_)
-                yield Member(self._string(name), bits // 8, type_, bits % 8 if bit_size else 0, bit_size)
+                found.append(Member(label, bits // 8, type_, bits % 8 if bit_size else 0, bit_size))
 
     def _int_bits(self, number: int) -> int:
         """Before kind_flag a bitfield was a member of an integer type with fewer bits than its bytes have."""
@@ -412,6 +466,11 @@ class Btf:
         return 0
 
     def _enum(self, number: int) -> Enum:
+        if number not in self._enums:
+            self._enums[number] = self._decoded_enum(number)
+        return self._enums[number]
+
+    def _decoded_enum(self, number: int) -> Enum:
         place = self._places[number]
         info = self._words[place + 1]
         signed = bool(info >> 31)
@@ -422,7 +481,9 @@ class Btf:
             value = self._words[at + 1] | (self._words[at + 2] << 32 if wide else 0)
             # Before kind_flag (6.0) nothing told whether an enum is signed; then small negative values say so.
             negative = value >> (bits - 1) and (signed or not wide)
-            values[self._string(self._words[at])] = value - (1 << bits) if negative else value
+            label = self._string(self._words[at])
+            self._enumerators_left.spend(1 + len(label) // LONG)
+            values[label] = value - (1 << bits) if negative else value
         return Enum(
             self._string(self._words[place]),
             self._words[place + 2],
@@ -432,6 +493,8 @@ class Btf:
 
     def _prototype(self, name: str, place: int) -> Function:
         count = self._words[place + 1] & 0xFFFF
+        if count > MOST_PARAMETERS:
+            raise _damaged(f"a function has {count} parameters")
         pairs = [(self._words[at], self._words[at + 1]) for at in range(place + 3, place + 3 + 2 * count, 2)]
         variadic = bool(pairs) and pairs[-1] == (0, 0)
         parameters = tuple(Parameter(self._string(at), type_) for at, type_ in (pairs[:-1] if variadic else pairs))

@@ -17,7 +17,9 @@ import re
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
+from gdb_optprobe.budget import OverBudget
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest_text import printable
 
@@ -25,7 +27,12 @@ __all__ = ["BuildId", "Image", "Run", "banner", "build_id", "find", "find_build_
 
 # A .notes entry: sizes of name and description, type NT_GNU_BUILD_ID, name (include/linux/elfnote.h).
 NOTE = re.compile(rb"\x04\0\0\0([\x08-\x40])\0\0\0\x03\0\0\0GNU\0", re.DOTALL)
-BANNER = re.compile(rb"Linux version \d[ -~]*")
+BANNER = re.compile(rb"Linux version \d[ -~]{0,511}")
+# Limits (budget.py), and what Debian's kernels have at the most.
+MOST_EMBEDDED = 64
+"""ELF files within the constants: 4, of vDSOs."""
+MOST_NOTES = 1 << 12
+"""Notes that look like a build-id: 6."""
 # e_ident of little-endian ELF32 and ELF64, and for each where e_shoff is, its size, and where e_shentsize, e_shnum are.
 ELF = re.compile(rb"\x7fELF([\x01\x02])\x01\x01", re.DOTALL)
 SECTION_HEADERS = {b"\x01": ("<I", 0x20, 0x2E), b"\x02": ("<Q", 0x28, 0x3A)}
@@ -90,8 +97,10 @@ def build_id(rodata: bytes) -> BuildId:
 
 def find_build_id(rodata: bytes) -> BuildId | None:
     """As `build_id`, None where there is none. Notes within embedded ELF files (the vDSO's among them) do not count."""
-    embedded = list(_embedded(rodata))
-    for note in NOTE.finditer(rodata):
+    embedded = list(islice(_embedded(rodata), MOST_EMBEDDED + 1))
+    if len(embedded) > MOST_EMBEDDED:
+        raise OverBudget("the read-only data of the guest's kernel", MOST_EMBEDDED, "ELF files within")
+    for note in islice(NOTE.finditer(rodata), MOST_NOTES):
         at = note.start()
         if at % 4 == 0 and not any(start <= at < end for start, end in embedded):
             return BuildId(_described(rodata, note), at)

@@ -27,6 +27,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from gdb_optprobe.budget import Budget, OverBudget
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.symbols import KERNEL_HALF, Symbols
 from gdb_optprobe.guest_text import printable
@@ -38,10 +39,27 @@ TOKENS = 256
 NAMES_PER_MARKER = 256
 # Characters that occur in names keep their own code as token: the digits stand in a row (insert_real_symbols_in_table).
 DIGITS = b"".join(b"%d\0" % digit for digit in range(10))
-# A name takes at least a length and a token; KSYM_NAME_LEN is 512, and a longest name's tokens cannot be more.
-SMALLEST_STRIDE, LARGEST_STRIDE = NAMES_PER_MARKER * 2, NAMES_PER_MARKER * 514
+LONGEST_NAME = 512
+"""KSYM_NAME_LEN, with the type in place of the zero: no token stands for more, nor do a name's tokens together."""
+# Limits (budget.py), and what Debian's kernels have at the most.
+LARGEST = 1 << 26
+"""Bytes that are searched: 17 MB of constants; of a ppc64le kernel, whose constants are not told, all its image."""
+MOST_SYMBOLS = 1 << 20
+"""186,798."""
+MOST_CANDIDATES = 1 << 10
+"""Rows of digits: 3."""
+MOST_STEPS = 1 << 22
+"""Words looked at for markers, places for names, names walked and expanded, in one search: two a symbol."""
+LARGEST_EXPANSION = 8
+"""Characters of names for each byte that they are compressed to: 2."""
+# A name takes at least a length and a token.
+SMALLEST_STRIDE, LARGEST_STRIDE = NAMES_PER_MARKER * 2, NAMES_PER_MARKER * (LONGEST_NAME + 2)
 # How many markers must ascend before they are taken for such; fewer symbols than this covers no kernel has.
 RUN = 4
+LARGEST_TOKENS = TOKENS * (LONGEST_NAME + 1) + 2 * TOKENS + 16
+"""Bytes of a token table and its index."""
+BLOCK, AT_ONCE = 256, 32
+"""Words after which the budget is asked; names that are expanded before their lengths are looked at."""
 # Read at a time while looking for the token table.
 PIECE = 1 << 20
 HINT = "load the kernel's vmlinux into GDB with 'symbol-file'"
@@ -91,35 +109,62 @@ def recover(rodata: bytes, at: int = 0) -> Symbols:
 
 def read(memory: Callable[[int, int], bytes], start: int, size: int) -> Symbols:
     """All symbols of the kernel whose read-only data is at `start`, reading no more of it than that takes: a third."""
-    data = b""
-    digits = seen = False
-    while len(data) < size:
-        data += memory(start + len(data), min(PIECE, size - len(data)))
-        digits = digits or DIGITS in data
-        for tokens in _token_tables(data):
-            seen = True
-            for names in _name_tables(data, tokens):
-                after = _aligned(tokens.end, names.alignment) + _aligned(4 * names.count, names.alignment)
-                data += memory(start + len(data), max(0, min(size, after + 8) - len(data)))
-                found = _symbols(data, tokens, names, start)
-                if found is not None:
-                    return found
-    what = "its symbol table (kallsyms) is of an unknown layout"
+    what = "its symbol table (kallsyms)"
+    budget = Budget(MOST_STEPS, "the search for its symbol table (kallsyms)", "steps")
+    candidates = Budget(MOST_CANDIDATES, "the search for its symbol table (kallsyms)", "candidates")
+    try:
+        found, seen = _search(memory, start, min(size, LARGEST), budget, candidates)
+    except OverBudget as error:
+        raise NoSymbolTable(f"cannot read the guest kernel's symbols: {error.message}", HINT) from None
+    if found is not None:
+        return found
+    what += " is of an unknown layout"
     if not seen:
         what = "no symbol table (kallsyms) is found in its read-only data"
+        digits = candidates.left < candidates.limit
         what += ", or it is of an unknown layout" if digits else " (CONFIG_KALLSYMS is off)"
     raise NoSymbolTable(f"cannot read the guest kernel's symbols: {what}", HINT)
 
 
-def _token_tables(rodata: bytes) -> Iterator[Tokens]:
-    """Where digits stand in a row as tokens and the index that follows agrees with the whole table."""
-    for match in re.finditer(re.escape(DIGITS), rodata):
-        zero = match.start()
+def _search(
+    memory: Callable[[int, int], bytes], start: int, size: int, budget: Budget, candidates: Budget
+) -> tuple[Symbols | None, bool]:
+    """The symbols, and whether a token table was seen."""
+    data = b""
+    tried: set[int] = set()
+    seen = False
+    while len(data) < size:
+        # A token table may have ended behind the last piece.
+        since = max(0, len(data) - LARGEST_TOKENS)
+        data += memory(start + len(data), min(PIECE, size - len(data)))
+        for tokens in _token_tables(data, since, tried, candidates):
+            seen = True
+            for names in _name_tables(data, tokens, budget):
+                after = _aligned(tokens.end, names.alignment) + _aligned(4 * names.count, names.alignment)
+                data += memory(start + len(data), max(0, min(size, after + 8) - len(data)))
+                found = _symbols(data, tokens, names, start, budget)
+                if found is not None:
+                    return found, seen
+    return None, seen
+
+
+def _token_tables(rodata: bytes, since: int, tried: set[int], candidates: Budget) -> Iterator[Tokens]:
+    """Where digits stand in a row as tokens, from `since` on, and the index that follows agrees with the whole table.
+
+    tried: where such a row was looked at before, and all of the table was there.
+    """
+    for match in re.finditer(re.escape(DIGITS), rodata[since:]):
+        zero = since + match.start()
+        if zero in tried:
+            continue
+        candidates.spend()
         end = zero
         for _ in range(TOKENS - ord("0")):
-            end = rodata.find(b"\0", end) + 1
+            end = rodata.find(b"\0", end, end + LONGEST_NAME + 1) + 1
             if not end:
-                return
+                break
+        if not end:
+            continue
         for index_start in sorted({_aligned(end, alignment) for alignment in ALIGNMENTS}):
             index = _u16s(rodata, index_start, TOKENS)
             if index is None or index[0] or index[ord("0")] > zero:
@@ -132,6 +177,7 @@ def _token_tables(rodata: bytes) -> Iterator[Tokens]:
                 if not start % alignment and index_start == _aligned(end, alignment)
             )
             if alignments and len(strings) == TOKENS and _agree(index, strings):
+                tried.add(zero)
                 tokens = tuple(printable(string) for string in strings)
                 yield Tokens(start, index_start + 2 * TOKENS, tokens, alignments)
 
@@ -139,58 +185,67 @@ def _token_tables(rodata: bytes) -> Iterator[Tokens]:
 def _agree(index: array[int], strings: Sequence[bytes]) -> bool:
     offset = 0
     for expected, string in zip(index, strings, strict=True):
-        if expected != offset:
+        if expected != offset or len(string) > LONGEST_NAME:
             return False
         offset += len(string) + 1
     return True
 
 
-def _name_tables(rodata: bytes, tokens: Tokens) -> Iterator[Names]:
+def _name_tables(rodata: bytes, tokens: Tokens, budget: Budget) -> Iterator[Names]:
     """Tables of names that end in markers before the token table (kallsyms_seqs_of_names may lie between)."""
-    for start, markers in _marker_tables(rodata, tokens.start):
+    for start, markers in _marker_tables(rodata, tokens.start, budget):
         for alignment in tokens.alignments:
             if not start % alignment:
-                yield from _name_tables_before(rodata, start, markers, alignment)
+                yield from _name_tables_before(rodata, start, markers, alignment, budget)
 
 
-def _name_tables_before(rodata: bytes, start: int, markers: array[int], alignment: int) -> Iterator[Names]:
+def _name_tables_before(
+    rodata: bytes, start: int, markers: array[int], alignment: int, budget: Budget
+) -> Iterator[Names]:
     """Tables of names that end where the `markers` start, but for the alignment."""
     least = (len(markers) - 1) * NAMES_PER_MARKER
     latest = (start - markers[-1] - 2) // alignment * alignment
     for names_start in range(latest, max(alignment, latest - LARGEST_STRIDE), -alignment):
+        budget.spend()
         count = int.from_bytes(rodata[names_start - alignment : names_start], "little")
         if least < count <= least + NAMES_PER_MARKER:
-            names = _walk(rodata, names_start, count, markers, alignment)
+            names = _walk(rodata, names_start, count, markers, alignment, budget)
             if names is not None and _aligned(names.ends[-1], alignment) == start:
                 yield names
 
 
-def _marker_tables(rodata: bytes, before: int) -> Iterator[tuple[int, array[int]]]:
+def _marker_tables(rodata: bytes, before: int, budget: Budget) -> Iterator[tuple[int, array[int]]]:
     """Runs of ascending numbers that begin with 0, nearest to `before` first."""
-    words = _u32s(rodata[: before // 4 * 4])
+    end = before // 4
+    first = max(0, end - budget.left)
+    words = _u32s(rodata[4 * first : 4 * end])
     at = len(words) - 1
     while at > RUN:
-        if not _strides(words[at - RUN : at + 1]):
+        if not at % BLOCK:
+            budget.spend(BLOCK)
+        if not SMALLEST_STRIDE <= words[at] - words[at - 1] <= LARGEST_STRIDE or not _strides(words, at):
             at -= 1
             continue
         last = at
         while at and words[at] and SMALLEST_STRIDE <= words[at] - words[at - 1] <= LARGEST_STRIDE:
             at -= 1
+        budget.spend(last - at)
+        if last - at >= MOST_SYMBOLS // NAMES_PER_MARKER:
+            raise OverBudget("its symbol table (kallsyms)", MOST_SYMBOLS, "symbols")
         if not words[at]:
-            yield at * 4, words[at : last + 1]
+            yield 4 * (first + at), words[at : last + 1]
         at -= 1
 
 
-def _strides(words: array[int]) -> bool:
-    # The last comparison first: it is the one that random bytes fail.
-    return (
-        SMALLEST_STRIDE <= words[-1] - words[-2] <= LARGEST_STRIDE
-        and words[-1] < 1 << 28
-        and all(SMALLEST_STRIDE <= words[at + 1] - words[at] <= LARGEST_STRIDE for at in range(RUN))
+def _strides(words: array[int], at: int) -> bool:
+    return words[at] < 1 << 28 and all(
+        SMALLEST_STRIDE <= words[one + 1] - words[one] <= LARGEST_STRIDE for one in range(at - RUN, at)
     )
 
 
-def _walk(rodata: bytes, start: int, count: int, markers: array[int], alignment: int) -> Names | None:
+def _walk(
+    rodata: bytes, start: int, count: int, markers: array[int], alignment: int, budget: Budget
+) -> Names | None:
     """Every name's place, or None where a length leads past a marker.
 
     The length is one byte, or two (ULEB128) for a name of 128 tokens or more, since 6.1 (73bbb94466fd).
@@ -198,6 +253,8 @@ def _walk(rodata: bytes, start: int, count: int, markers: array[int], alignment:
     begins, ends = array("Q"), array("Q")
     at, last = start, len(rodata) - 2
     for number in range(count):
+        if not number % NAMES_PER_MARKER:
+            budget.spend(NAMES_PER_MARKER)
         if at > last or (not number % NAMES_PER_MARKER and at - start != markers[number // NAMES_PER_MARKER]):
             return None
         length = rodata[at]
@@ -208,7 +265,7 @@ def _walk(rodata: bytes, start: int, count: int, markers: array[int], alignment:
         begins.append(at)
         at += length
         ends.append(at)
-        if not length:
+        if not 0 < length <= LONGEST_NAME:
             return None
     return Names(start, alignment, begins, ends)
 
@@ -257,20 +314,35 @@ def _ascending(addresses: list[int]) -> array[int] | None:
     return array("Q", addresses)
 
 
-def _symbols(rodata: bytes, tokens: Tokens, names: Names, at: int) -> Symbols | None:
+def _symbols(rodata: bytes, tokens: Tokens, names: Names, at: int, budget: Budget) -> Symbols | None:
     """None where a symbol has no name, or where no offsets give symbols that agree with one another."""
-    expand = tokens.strings.__getitem__
-    join = "".join
-    # A name's first character is its type, compressed together with the name (read_symbol).
-    typed = [join(map(expand, rodata[begin:end])) for begin, end in zip(names.begins, names.ends, strict=True)]
-    if not all(typed):
+    budget.spend(names.count)
+    typed = _expanded(rodata, tokens, names)
+    if not typed or not all(typed):
         return None
-    plain, types = [name[1:] for name in typed], join([name[0] for name in typed])
+    # A name's first character is its type, compressed together with the name (read_symbol).
+    plain, types = [name[1:] for name in typed], "".join([name[0] for name in typed])
     for offsets, addresses in _addresses(rodata, tokens, names, at):
         found = Symbols(addresses, plain, types)
         if _agrees(found, at + offsets):
             return found
     return None
+
+
+def _expanded(rodata: bytes, tokens: Tokens, names: Names) -> list[str]:
+    """Names with their types; none where one becomes longer than names are, or all of them together do."""
+    expand = tokens.strings.__getitem__
+    join = "".join
+    found: list[str] = []
+    left = LARGEST_EXPANSION * (names.ends[-1] - names.start)
+    for first in range(0, names.count, AT_ONCE):
+        both = zip(names.begins[first : first + AT_ONCE], names.ends[first : first + AT_ONCE], strict=True)
+        some = [join(map(expand, rodata[begin:end])) for begin, end in both]
+        left -= sum(map(len, some))
+        if left < 0 or max(map(len, some)) > LONGEST_NAME:
+            return []
+        found += some
+    return found
 
 
 def _agrees(symbols: Symbols, table: int) -> bool:

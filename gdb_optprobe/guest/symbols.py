@@ -19,6 +19,8 @@ KERNEL_HALF = 1 << 63
 
 # Types of symbols as nm(1) has them, which stand for code.
 FUNCTION_TYPES = frozenset("tTwW")
+MOST_TOLD = 64
+"""Symbols of one name whose places a message lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +116,10 @@ class SymbolTable:
         if not found:
             raise OptprobeError(f"no symbol named '{name}' in this kernel")
         if len(found) > 1:
-            places = ", ".join(f"*{address:#x}" for address in found)
-            raise OptprobeError(f"{len(found)} symbols are named '{name}'", f"give one of them by address: {places}")
+            places = ", ".join(f"*{address:#x}" for address in found[:MOST_TOLD])
+            more = ", …" if len(found) > MOST_TOLD else ""
+            hint = f"give one of them by address: {places}{more}"
+            raise OptprobeError(f"{len(found)} symbols are named '{name}'", hint)
         return found[0]
 
     def at(self, address: int) -> Located | None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from heapq import merge
 from pathlib import Path
 
+from gdb_optprobe.budget import Budget
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.symbols import FUNCTION_TYPES, Symbols
 from gdb_optprobe.guest_text import printable
@@ -30,6 +31,11 @@ RESERVED = 0xFF00  # SHN_LORESERVE: absolute and common symbols
 NO_TYPE, OBJECT, FUNCTION = 0, 1, 2  # STT_*
 LOCAL, WEAK = 0, 2  # STB_*
 START = "_text"
+# Limits (budget.py), and what Debian's kernels have at the most.
+LONGEST_NAME = 511
+"""KSYM_NAME_LEN - 1. A symbol with a longer name is passed over."""
+MOST_OF_NAMES = 8
+"""Bytes of all names for each byte of their table, in which one's end may be another: 1."""
 # What no kallsyms has either (scripts/mksysmap): labels within functions, and what modules are linked by.
 NOT_NAMES = (".L", "$", "__crc_", "__kcrctab_", "__kstrtab", "__ksymtab_", "__UNIQUE_ID_", "L0\1")
 STATIC_VARIABLES = frozenset("db")
@@ -110,11 +116,14 @@ def _symbols(data: bytes) -> Symbols | None:
     names = data[strings[4] : strings[4] + strings[5]]
     letters = [_letter(section[1], section[2]) for section in sections]
     found: list[tuple[int, bool, int, int, str, str]] = []
+    budget = Budget(MOST_OF_NAMES * len(names), "the symbol table of the vmlinux that GDB has loaded", "bytes of names")
     rows = SYMBOL.iter_unpack(data[offset : offset + size - size % SYMBOL.size])
     for number, (name_at, info, _, section, value, _) in enumerate(rows):
         if info & 15 > FUNCTION or not 0 < section < RESERVED or not letters[section]:
             continue
-        name = printable(names[name_at : names.index(b"\0", name_at)])
+        end = names.find(b"\0", name_at, name_at + LONGEST_NAME + 1)
+        name = printable(names[name_at : max(end, name_at)])
+        budget.spend(len(name))
         if name and not name.startswith(NOT_NAMES):
             bare = len(name) - len(name.lstrip("_"))
             letter = _bound(letters[section], info)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 POINTER_SIZE = 8
+LARGEST = 1 << 63
+"""Bytes that no object has, whatever a stranger's type says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,7 @@ def size_of(type_: CType) -> int | None:
             return POINTER_SIZE
         case Array(element, count):
             size = size_of(element)
-            return size * count if size is not None and count else None
+            return size * count if size is not None and 0 < size * count < LARGEST else None
         case Incomplete():
             return None
         case _:

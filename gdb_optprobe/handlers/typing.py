@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from itertools import islice
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers import fold, operators
@@ -53,6 +54,8 @@ from gdb_optprobe.handlers.syntax import (
 from gdb_optprobe.handlers.texts import Characters, characters, equals
 
 _SIZES = (1, 2, 4, 8)
+MOST_SUGGESTED = 1 << 10
+"""Members by whose names the right one is looked for: the largest struct of Debian's kernels has 272."""
 
 
 class Typer:
@@ -312,8 +315,9 @@ def _no_struct(type_: CType | None, where: Fragment) -> OptprobeError:
 
 
 def _no_member(struct: Struct, name: Fragment) -> OptprobeError:
-    names = struct.names()
-    within = {last: path for path in names for last in _names_within(struct, path)}
+    names = struct.names()[:MOST_SUGGESTED]
+    pairs = ((last, path) for path in names for last in _names_within(struct, path))
+    within = dict(islice(pairs, MOST_SUGGESTED))
     close = difflib.get_close_matches(name.text, (*names, *within), 1)
     shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
     meant = [f"{within[each]}.{each}" if each not in names else each for each in close]

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gdb_optprobe.budget import Budget
 from gdb_optprobe.errors import OptprobeError
 
 MAGIC = b"optprobe"
@@ -28,7 +29,11 @@ _RECORD = struct.Struct("<II")
 AT_ONCE = 1024
 """Bytes that are surely written by one packet."""
 _COMPRESSED = 256
-_LARGEST = 1 << 24
+# Limits (budget.py). Half of the largest journal has 128 KiB.
+_LARGEST = 1 << 22
+"""Bytes of its records together, unpacked: 32 times as many."""
+_MOST_VALUES = 1 << 19
+"""Members of lists and objects in them: one in eight bytes."""
 
 State = dict[str, Any]
 Writes = tuple[tuple[int, bytes], ...]
@@ -99,6 +104,8 @@ def _generation(data: bytes) -> int | None:
 
 def _replayed(data: bytes, generation: int, fill: int) -> State:
     state: State = {}
+    size = Budget(_LARGEST, "the journal of an earlier GDB's probes", "bytes")
+    values = Budget(_MOST_VALUES, "the journal of an earlier GDB's probes", "values")
     at = 0
     while data[at : at + _RECORD.size] != bytes([fill]) * _RECORD.size:
         if at + _RECORD.size > len(data):
@@ -107,7 +114,7 @@ def _replayed(data: bytes, generation: int, fill: int) -> State:
         body = data[at + _RECORD.size : at + _RECORD.size + length]
         if len(body) != length or zlib.crc32(body, generation) != check:
             raise Damaged(f"its record at {at:#x}")
-        for key, value in _changes(body, at).items():
+        for key, value in _changes(body, at, size, values).items():
             if value is None:
                 state.pop(key, None)
             else:
@@ -116,11 +123,13 @@ def _replayed(data: bytes, generation: int, fill: int) -> State:
     return state
 
 
-def _changes(body: bytes, at: int) -> State:
+def _changes(body: bytes, at: int, size: Budget, values: Budget) -> State:
     try:
         if body[:1] != b"{":
             unpacker = zlib.decompressobj()
-            body = unpacker.decompress(body, _LARGEST)
+            body = unpacker.decompress(body, size.left + 1)
+        size.spend(len(body))
+        values.spend(sum(map(body.count, (b"{", b"[", b","))))
         found = json.loads(body)
     except (ValueError, RecursionError, zlib.error):
         raise Damaged(f"its record at {at:#x}") from None

@@ -85,7 +85,9 @@ class RingLayout:
     def decode(self, data: bytes, since: Position = START) -> Contents:
         following, first = (int.from_bytes(data[at : at + 8], "little") for at in (NEXT, FIRST))
         limit = first + self.places
-        numbers = (*since.pending, *range(since.following, min(following, limit)))
+        # No number outside of [first, limit) has a place: there are as many as places, whatever the header says.
+        before = (number for number in since.pending if first <= number < limit)
+        numbers = (*before, *range(max(since.following, first), min(following, limit)))
         found = {number: self._record(data, number) for number in numbers}
         pending = tuple(number for number, record in found.items() if record is None)
         return Contents(

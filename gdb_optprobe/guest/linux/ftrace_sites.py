@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from struct import Struct
 
+from gdb_optprobe.budget import Budget
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.text import FtraceSite
@@ -28,8 +29,13 @@ from gdb_optprobe.guest.text import FtraceSite
 WORDS = Struct("<QQ")  # the beginning of every record
 DISABLED = 1 << 25  # FTRACE_FL_DISABLED
 HISTORY = 1 << 20 | 1 << 19  # FTRACE_FL_TOUCHED (6.5), FTRACE_FL_MODIFIED (6.8): somebody was here once
-PAGES = 1 << 16
+# Limits (budget.py), and what Debian's kernels have at the most.
+PAGES = 1 << 14
+"""Of records: 300, and one or two of each module."""
+MOST_SITES = 1 << 19
+"""46,935, and those of modules."""
 SAMPLES = 64
+WHAT = "the kernel's list of traced functions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +96,15 @@ class FtraceSites:
         page = kernel.word(head) if head is not None else 0
         following, records, index = self._page_layout()
         seen: set[int] = set()
-        while page and page not in seen and len(seen) < PAGES:
+        pages, sites = (Budget(*limit) for limit in ((PAGES, WHAT, "pages"), (MOST_SITES, WHAT, "records")))
+        while page and page not in seen:
+            pages.spend()
             seen.add(page)
             words = kernel.memory.read(page, 32)
             first = int.from_bytes(words[records : records + 8], "little")
             count = int.from_bytes(words[index : index + 4], "little")
             if count and self._is_wanted(first):
+                sites.spend(count)
                 rows = kernel.rows(first, first + count * self._shape.record.size, self._shape.record)
                 pairs += [(row[0], at) for at, row in rows if row[0]]
             page = int.from_bytes(words[following : following + 8], "little")

@@ -15,9 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from gdb_optprobe.budget import Budget
 from gdb_optprobe.guest.linux.kernel import MASK
 
+# Limits (budget.py), of one function.
 ENTRIES = 4096
+"""Of one table: 256 (the BPF interpreter's)."""
+MOST_ENTRIES = 1 << 16
+"""Of all that may be tables."""
+MOST_TABLES = 1 << 14
+"""Addresses of constants in its code that may be a table's."""
 
 
 def targets(
@@ -37,9 +44,16 @@ def targets(
         return any(first <= address < last for first, last in (own, *others))
 
     found: set[int] = set()
+    tables, entries = (
+        Budget(limit, f"the function at {start:#x}", of)
+        for limit, of in ((MOST_TABLES, "addresses of constants"), (MOST_ENTRIES, "entries of jump tables"))
+    )
     for table in _addresses(start, code, constants):
+        tables.spend()
         for size in (8, 4):
-            found.update(_entries(table, size, lands, constants[1], read))
+            for target in _entries(table, size, lands, constants[1], read):
+                entries.spend()
+                found.add(target)
     return frozenset(found)
 
 

@@ -7,11 +7,17 @@ from dataclasses import dataclass
 from struct import Struct, iter_unpack
 from typing import Protocol
 
+from gdb_optprobe.budget import OverBudget
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.machine import Memory
 
 CHUNK = 1 << 16
 MASK = (1 << 64) - 1
+# Limits (budget.py), and what Debian's kernels have at the most.
+LARGEST_READ = 1 << 26
+"""Bytes of one range of symbols: 21 MB of text, 17 MB of constants."""
+MOST_ROWS = 1 << 18
+"""Of a table: 14,341 (jump labels)."""
 EVERYWHERE = "init_task"
 """A variable that every kernel has."""
 VMLINUX = "before the first optprobe command, load its vmlinux: symbol-file FILE"
@@ -99,9 +105,13 @@ class Kernel:
 
     def read(self, start: int, end: int) -> bytes:
         """A long range in pieces that every stub takes."""
+        if end - start > LARGEST_READ:
+            raise OverBudget(f"what lies at {start:#x}", LARGEST_READ, "bytes")
         return b"".join(self.memory.read(at, min(CHUNK, end - at)) for at in range(start, end, CHUNK))
 
     def rows(self, start: int, end: int, layout: Struct) -> Iterator[tuple[int, tuple[int, ...]]]:
         """The rows of a table with their addresses."""
+        if end - start > MOST_ROWS * layout.size:
+            raise OverBudget(f"the table at {start:#x}", MOST_ROWS, "rows")
         data = self.read(start, end - (end - start) % layout.size)
         return zip(range(start, end, layout.size), iter_unpack(layout.format, data), strict=False)

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from struct import iter_unpack
 
+from gdb_optprobe.budget import Budget
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel, NoSuchKernel
 from gdb_optprobe.isa.base import Isa, OutOfReach
@@ -24,6 +25,7 @@ from gdb_optprobe.isa.base import Isa, OutOfReach
 BITS = 6  # KPROBE_HASH_BITS
 GOLDEN = 0x61C8864680B583EB  # GOLDEN_RATIO_64 (include/linux/hash.h)
 MOST = 1 << 16
+"""A limit (budget.py), of all lists together. Linux's own tests have some hundreds."""
 LONGEST_WINDOW = 64
 TABLE, REGISTERS = "kprobe_table", "register_kprobe"
 """A kernel without kprobes has no such function."""
@@ -62,8 +64,9 @@ def known(kernel: Kernel, isa: Isa) -> list[Kprobe]:
         return []
     layout = Layout.of(kernel)
     found = []
+    budget = Budget(MOST, "the guest's list of its own kprobes", "members")
     for number, head in enumerate(heads):
-        for probe in _probes(kernel, head, layout):
+        for probe in _probes(kernel, head, layout, budget):
             address = kernel.word(probe + layout.address)
             # The list that a kprobe is in is chosen by its address: nothing else reads as one.
             if hashed(address) != number:
@@ -122,15 +125,13 @@ class Layout:
         return cls(node, address, opcode, pre_handler, optimized("copied_insn"), optimized("insn"), optimized("size"))
 
 
-def _probes(kernel: Kernel, head: int, layout: Layout) -> Iterator[int]:
+def _probes(kernel: Kernel, head: int, layout: Layout, budget: Budget) -> Iterator[int]:
     """The kprobes in an hlist (include/linux/list.h)."""
     node = head
-    for _ in range(MOST):
-        if not node:
-            return
+    while node:
+        budget.spend()
         yield node - layout.node
         node = kernel.word(node)
-    raise NoSuchKernel("the guest's list of its own kprobes has no end")
 
 
 def _kprobe(kernel: Kernel, isa: Isa, layout: Layout, probe: int, address: int) -> Kprobe:

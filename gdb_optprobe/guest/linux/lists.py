@@ -7,7 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gdb_optprobe.budget import Budget
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
+
+# A limit (budget.py): a guest with 32,768 processes, the kernel's default limit of them, has no longer list.
+MOST = 1 << 16
 
 
 def members(kernel: Kernel, head: int, node: int) -> Iterator[int]:
@@ -16,11 +20,13 @@ def members(kernel: Kernel, head: int, node: int) -> Iterator[int]:
     An empty list may be one that was never set up.
     """
     seen: set[int] = set()
+    budget = Budget(MOST, f"the list at {head:#x}", "members")
     at = kernel.word(head)
     while at not in (0, head):
         if at in seen:
             raise NoSuchKernel(f"the list at {head:#x} is broken at {at:#x}")
         seen.add(at)
+        budget.spend()
         yield at - node
         at = kernel.word(at)
     if not at and seen:

@@ -16,12 +16,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from struct import iter_unpack
 
 from gdb_optprobe import guest_text
+from gdb_optprobe.budget import Budget, OverBudget
 from gdb_optprobe.guest.linux.kernel import Kernel, Located, NoSuchKernel
 from gdb_optprobe.guest.linux.kernel import Symbols as Names
 from gdb_optprobe.guest.linux.modules import SYMBOL, Module, Range, Table
 from gdb_optprobe.guest.symbols import FUNCTION_TYPES, Symbols, SymbolTable
 
+# Limits (budget.py), and what the largest module of Debian's has (amdgpu).
 LARGEST_NAMES = 1 << 24
+"""Bytes of names: 0.5 MB."""
+MOST_SYMBOLS = 1 << 18
+"""26,000."""
+MOST_OF_NAMES = 8
+"""Bytes of all names for each byte of their table, in which one's end may be another: 1."""
+LONGEST_NAME = 511
+"""KSYM_NAME_LEN - 1. A symbol with a longer name is passed over."""
 NOTHING: Range = (0, 0)
 _ROWS = {"jump_entries": 16, "static_call_sites": 8}
 _TABLES = {
@@ -108,10 +117,13 @@ def _extent(table: Table, row: int) -> Range:
 def _symbols(module: Module, kernel: Kernel) -> tuple[Symbols, dict[int, int]]:
     """Sorted by address, the ends of the module's memory among them; and the size of what is at an address."""
     table = module.symbols
+    if table.count > MOST_SYMBOLS:
+        raise OverBudget(f"the module {module.name}", MOST_SYMBOLS, "symbols")
     data = kernel.read(table.start, table.start + table.count * SYMBOL)
     kinds = kernel.read(module.types, module.types + table.count) if module.types and table.count else b""
     end = next((end for start, end in module.memory if start <= module.strings < end), module.strings)
     strings = kernel.read(module.strings, min(end, module.strings + LARGEST_NAMES))
+    budget = Budget(MOST_OF_NAMES * len(strings), f"the symbol table of the module {module.name}", "bytes of names")
     rows: list[tuple[int, int, str, str]] = []
     sizes: dict[int, int] = {}
     first, last = module.text
@@ -119,6 +131,7 @@ def _symbols(module: Module, kernel: Kernel) -> tuple[Symbols, dict[int, int]]:
         text = _text(strings, name)
         if not text or not module.holds(value):
             continue
+        budget.spend(len(text))
         inside = first <= value < last
         kind = guest_text.printable(kinds[index : index + 1]) if kinds else "t" if inside else "d"
         rows.append((value, index, text, kind if kind.isalpha() else "?"))
@@ -133,5 +146,7 @@ def _symbols(module: Module, kernel: Kernel) -> tuple[Symbols, dict[int, int]]:
 def _text(strings: bytes, offset: int) -> str:
     if offset >= len(strings):
         raise NoSuchKernel(f"the name of a symbol lies beyond its strtab, at {offset:#x}")
-    end = strings.find(b"\0", offset)
+    end = strings.find(b"\0", offset, offset + LONGEST_NAME + 1)
+    if end < 0 and len(strings) - offset > LONGEST_NAME:
+        return ""
     return guest_text.name(strings[offset : end if end >= 0 else len(strings)])

@@ -21,15 +21,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from itertools import islice
 
 from gdb_optprobe import guest_text
+from gdb_optprobe.budget import OverBudget
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import lists
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 
+# Limits (budget.py), and what the largest kernels of Debian's have.
 MOST = 4096
+"""Modules: 4,000 are built, some 200 loaded."""
 LARGEST = 1 << 26
+"""Bytes of one's memory: 8.6 MB (amdgpu)."""
+LARGEST_STRUCT = 1 << 14
+"""Bytes of a struct module: 768."""
 PAGE = 4096
 NAME_SIZE = 56  # MODULE_NAME_LEN
 SYMBOL = 24  # sizeof(Elf64_Sym)
@@ -220,7 +225,9 @@ class Modules:
         """Those there now, but for what is UNFORMED. Raises OptprobeError where the list is broken."""
         self.strange = {}
         links = self._layout.offsets["list"] if self._layout is not None else LINKS
-        for address in islice(lists.members(self._kernel, self._head, links), MOST):
+        for number, address in enumerate(lists.members(self._kernel, self._head, links)):
+            if number == MOST:
+                raise OverBudget("the kernel's list of modules", MOST, "members")
             if self._layout is None:
                 self._layout = Layout.derived(address, self._kernel.memory.read(address, SPAN))
             module = self._read(address, self._layout)
@@ -228,6 +235,8 @@ class Modules:
                 yield module
 
     def _read(self, address: int, layout: Layout) -> Module | None:
+        if layout.size > LARGEST_STRUCT:
+            raise OverBudget("a struct module", LARGEST_STRUCT, "bytes")
         if not self._area[0] <= address < self._area[1]:
             self.strange[f"{address:#x}"] = "it is not in memory for modules"
             return None

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from gdb_optprobe.budget import Budget
 from gdb_optprobe.guest.linux import preemption
 from gdb_optprobe.guest.linux.exiting import exiting
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
@@ -26,6 +27,8 @@ from gdb_optprobe.guest.linux.percpu import PerCpu
 from gdb_optprobe.guest_text import until_zero
 
 NAME_SIZE = 16
+MOST = 1 << 16
+"""A limit (budget.py). Linux's own is 32,768 processes (pid_max), where nothing has raised it."""
 DEAD = 0x80  # TASK_DEAD
 EXITING = 4  # PF_EXITING
 SWITCHING = 2  # the preempt count of __schedule, once it holds the queue's lock
@@ -139,15 +142,17 @@ class Tasks:
 
     def _listed(self, found: dict[int, Task]) -> None:
         """Processes from init's own on, and the threads of each."""
+        budget = Budget(MOST, "the guest", "threads")
         leader = self._init
         while leader not in found:
+            budget.spend()
             found[leader], values = self._read(leader)
-            self._group(found, leader, values)
+            self._group(found, leader, values, budget)
             leader = values["tasks"] - self._tasks
         if leader != self._init:
             raise NoSuchKernel(f"the list of processes is broken at {leader:#x}")
 
-    def _group(self, found: dict[int, Task], leader: int, values: dict[str, int]) -> None:
+    def _group(self, found: dict[int, Task], leader: int, values: dict[str, int], budget: Budget) -> None:
         head = values["signal"] + self._thread_head
         if head == values["thread_node"] == values["thread_node_before"]:
             return
@@ -156,6 +161,7 @@ class Tasks:
         while at != head:
             thread = at - self._thread_node
             if thread not in found:
+                budget.spend()
                 found[thread], more = self._read(thread)
                 following[thread] = more["thread_node"]
             at = following.pop(thread, 0)

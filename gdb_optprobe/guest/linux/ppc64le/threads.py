@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gdb_optprobe.budget import Budget
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.members import Members
 from gdb_optprobe.guest.linux.percpu import MOST_CPUS
 from gdb_optprobe.guest.linux.ppc64le.find import LINEAR_MAP
+from gdb_optprobe.guest.linux.tasks import MOST
 from gdb_optprobe.guest_text import printable
 
 NAME_SIZE = 16
@@ -96,10 +98,12 @@ class Threads:
     def all(self, others: Iterable[int]) -> dict[int, Thread]:
         """Every thread by address: those in lists, and `others`."""
         found: dict[int, Thread] = {}
+        budget = Budget(MOST, "the guest", "threads")
         leader = self._layout.init_task
         while leader not in found:
+            budget.spend()
             found[leader], links = self._read(leader)
-            self._group(found, leader, links)
+            self._group(found, leader, links, budget)
             leader = links.tasks - self._layout.tasks
         if leader != self._layout.init_task:
             raise NoSuchKernel(f"the list of processes is broken at {leader:#x}")
@@ -108,7 +112,7 @@ class Threads:
                 found[address] = self._read(address)[0]
         return found
 
-    def _group(self, found: dict[int, Thread], leader: int, links: _Links) -> None:
+    def _group(self, found: dict[int, Thread], leader: int, links: _Links, budget: Budget) -> None:
         head = links.signal + self._layout.thread_head
         if head == links.thread_node == links.thread_node_before:
             return
@@ -117,6 +121,7 @@ class Threads:
         while at != head:
             thread = at - self._layout.thread_node
             if thread not in found:
+                budget.spend()
                 found[thread], more = self._read(thread)
                 following[thread] = more.thread_node
             at = following.pop(thread, 0)

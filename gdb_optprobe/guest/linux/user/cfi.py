@@ -8,22 +8,38 @@ DWARF 4, 6.4; Linux Standard Base, 10.6 (Exception Frames). Every number is chec
 
 from __future__ import annotations
 
+import struct
+from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from operator import le
 
 from gdb_optprobe.errors import OptprobeError
 
 MASK = (1 << 64) - 1
 DEEPEST = 64
-LARGEST_COMMON, LONGEST_NAME, LARGEST_PROGRAM = 1 << 12, 16, 1 << 16
-"""Bytes of a CIE, of its augmentation string and of an FDE's instructions: many times what compilers write."""
+# Limits (budget.py), and what the largest of Debian's programs and libraries have.
+LARGEST_COMMON, LONGEST_NAME, LARGEST_PROGRAM = 1 << 12, 16, 1 << 13
+"""Bytes of a CIE: 24; of its augmentation string: 4; of an FDE's instructions: 563."""
+LARGEST_EXPRESSION = 1 << 8
+"""Bytes of a DWARF expression: 20. Each is a step, and a frame may have as many expressions as registers."""
+MOST_FRAMES, MOST_COMMONS = 1 << 19, 1 << 12
+"""FDEs: 140,000; CIEs: 300. What is behind them is not known."""
 MOST_REGISTERS = 256
 _64_BIT = 0xFFFFFFFF
 _FORMATS = {2: (2, False), 3: (4, False), 4: (8, False), 10: (2, True), 11: (4, True), 12: (8, True)}
 """DW_EH_PE_udata2 … DW_EH_PE_sdata8: size, and whether it has a sign."""
 _OMITTED, _RELATIVE = 0xFF, 0x10
+_QUICK = {
+    (encoding | relative, word): struct.Struct(f"<{2 * letter}")
+    for word in (4, 8)
+    for encoding, letter in {0: "I" if word == 4 else "Q", 3: "I", 4: "Q", 11: "i", 12: "q"}.items()
+    for relative in (0, _RELATIVE)
+}
+"""Address and size of an FDE in one piece, by encoding and bytes of an address: what compilers write."""
+_SLOW = (None, 0)
 
 
 class Damaged(OptprobeError):
@@ -136,6 +152,23 @@ class _Described:
     program: tuple[int, int]
 
 
+@dataclass(slots=True)
+class _Index:
+    """FDEs in columns: from where to where their code is, and where they are in the section, sizes first."""
+
+    starts: array[int]
+    ends: array[int]
+    places: array[int]
+
+    def in_order(self) -> _Index:
+        """Ascending by where code begins."""
+        if all(map(le, self.starts, self.starts[1:])):
+            return self
+        order = sorted(range(len(self.starts)), key=self.starts.__getitem__)
+        columns = (array("Q", map(column.__getitem__, order)) for column in (self.starts, self.ends, self.places))
+        return _Index(*columns)
+
+
 @dataclass(frozen=True)
 class CallFrames:
     """data: of .eh_frame, which is at `address`; word: bytes of an address. It may be empty."""
@@ -146,11 +179,11 @@ class CallFrames:
 
     def rules(self, address: int) -> Rules | None:
         """Before the instruction there; None where nothing is said of it. Raises Damaged."""
-        starts, found = self._by_start
-        at = bisect_right(starts, address) - 1
-        if at < 0 or not found[at].start <= address < found[at].end:
+        index = self._index
+        at = bisect_right(index.starts, address) - 1
+        if at < 0 or address >= index.ends[at]:
             return None
-        one = found[at]
+        one = self._one(index.places[at])
         if one.program[1] - one.program[0] > LARGEST_PROGRAM:
             raise Damaged("the description of a function's frames is too long")
         machine = _Machine(one.common, self._encoded)
@@ -159,31 +192,74 @@ class CallFrames:
         return Rules(machine.cfa, machine.registers, one.common.back, one.common.interrupted)
 
     @cached_property
-    def _by_start(self) -> tuple[list[int], list[_Described]]:
-        found = sorted(self._described(), key=lambda each: each.start)
-        return [each.start for each in found], found
+    def _commons(self) -> dict[int, _Common]:
+        """Those that were read, by where they begin."""
+        return {}
 
-    def _described(self) -> Iterator[_Described]:
+    @cached_property
+    def _index(self) -> _Index:
         """As far as they are none damaged."""
-        commons: dict[int, _Common] = {}
+        starts, ends, places = array("Q"), array("Q"), array("Q")
         reader = _Bytes(self.data)
+        data, size, mask = self.data, len(self.data), (1 << 8 * self.word) - 1
+        quick: dict[int, tuple[struct.Struct | None, int]] = {}
+        at = 0
         try:
-            while reader.at < reader.end and (size := reader.number(4)):
-                size = reader.number(8) if size == _64_BIT else size
-                start = reader.at
-                inside = _Bytes(self.data, start, start + size)
-                reader.take(size)
-                back = inside.number(4)
-                if not back:
-                    continue
-                if start - back not in commons:
-                    commons[start - back] = self._common(start - back)
-                yield self._one(inside, commons[start - back])
+            while at < size and len(starts) < MOST_FRAMES:
+                body, length = at + 4, int.from_bytes(data[at : at + 4], "little")
+                refers = body - int.from_bytes(data[body : body + 4], "little")
+                form, relative = quick.get(refers, _SLOW)
+                if form is not None and form.size + 4 <= length != _64_BIT and body + length <= size:
+                    start, count = form.unpack_from(data, body + 4)
+                    start = start + relative * (self.address + body + 4) & mask
+                    end = min(start + (count & mask), MASK)
+                    following = body + length
+                else:
+                    reader.at = at
+                    inside = self._next(reader)
+                    if inside is None:
+                        break
+                    following, body = reader.at, inside.at
+                    back = inside.number(4)
+                    if not back:
+                        at = following
+                        continue
+                    common = self._common(body - back)
+                    start, end = self._range(inside, common)
+                    if (common.encoding, self.word) in _QUICK:
+                        quick[body - back] = _QUICK[common.encoding, self.word], bool(common.encoding & _RELATIVE)
+                starts.append(start)
+                ends.append(end)
+                places.append(at)
+                at = following
         except Damaged:
-            return
+            pass
+        return _Index(starts, ends, places).in_order()
+
+    def _next(self, reader: _Bytes) -> _Bytes | None:
+        """What the size there is of; None at the end. Raises Damaged."""
+        size = reader.number(4)
+        if not size:
+            return None
+        size = reader.number(8) if size == _64_BIT else size
+        start = reader.at
+        reader.take(size)
+        return _Bytes(self.data, start, start + size)
+
+    def _range(self, reader: _Bytes, common: _Common) -> tuple[int, int]:
+        """From where to where an FDE's code is. Raises Damaged."""
+        start, size = self._encoded(reader, common.encoding), self._encoded(reader, common.encoding & 0x0F)
+        return start, min(start + size, MASK)
 
     def _common(self, at: int) -> _Common:
-        """The one that begins at `at`."""
+        """The CIE that begins at `at`. Raises Damaged."""
+        if at not in self._commons:
+            if len(self._commons) >= MOST_COMMONS:
+                raise Damaged("descriptions of frames have too little in common")
+            self._commons[at] = self._read_common(at)
+        return self._commons[at]
+
+    def _read_common(self, at: int) -> _Common:
         if at < 0:
             raise Damaged("a description of frames refers to nothing")
         reader = _Bytes(self.data, at)
@@ -211,12 +287,16 @@ class CallFrames:
             raise Damaged("the description of frames ends too soon")
         return _Common(code, data, back, encoding, augmented, b"S" in name, (end, reader.end))
 
-    def _one(self, reader: _Bytes, common: _Common) -> _Described:
-        start = self._encoded(reader, common.encoding)
-        size = self._encoded(reader, common.encoding & 0x0F)
+    def _one(self, at: int) -> _Described:
+        """The FDE that is there. Raises Damaged."""
+        reader = self._next(_Bytes(self.data, at))
+        assert reader is not None, "it was read before"
+        body = reader.at
+        common = self._common(body - reader.number(4))
+        start, end = self._range(reader, common)
         if common.augmented:
             reader.block()
-        return _Described(start, start + size, common, (reader.at, reader.end))
+        return _Described(start, end, common, (reader.at, reader.end))
 
     def _encoded(self, reader: _Bytes, encoding: int) -> int:
         """A pointer (DW_EH_PE_…)."""
@@ -344,6 +424,8 @@ def evaluate(expression: bytes, stack: list[int], register: Callable[[int], int]
 
     Raises Damaged where it has what frames are never described by; what these raise.
     """
+    if len(expression) > LARGEST_EXPRESSION:
+        raise Damaged("an expression of a frame is too long")
     reader, stack = _Bytes(expression), [*stack]
     while reader.at < reader.end:
         _operate(reader, reader.number(1), stack, register, read)

@@ -15,7 +15,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
+from gdb_optprobe.budget import Budget
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.cfi import CallFrames
 from gdb_optprobe.guest_text import printable
@@ -33,9 +35,21 @@ NOTHING, FUNCTION = 0, 2  # STT_NOTYPE, STT_FUNC
 BUILD_ID = 3  # NT_GNU_BUILD_ID
 EH_FRAME = b".eh_frame\0"
 UNDEFINED = 0  # SHN_UNDEF
+# Limits (budget.py), and what the largest of Debian's programs and libraries have.
 MOST_HEADERS = 1 << 12
+"""Of sections: 80; of segments: 14."""
 LARGEST_TABLE = 1 << 26
-LARGEST_NOTE = 1 << 12
+"""Bytes of .eh_frame: 6.2 MB; of a symbol table and of names: 4 MB."""
+LARGEST_NOTE, MOST_NOTES = 1 << 12, 16
+"""Bytes: 68; of them: 3."""
+MOST_CODE = 16
+"""Segments with code: 1."""
+LONGEST_NAME = 1 << 14
+"""Bytes of a symbol's name: 1,500 in C++. A symbol with a longer one is passed over."""
+MOST_OF_NAMES = 8
+"""Bytes of all names for each byte of their table, in which one's end may be another: 1."""
+MOST_TOLD = 16
+"""Functions of one name whose places a message lists."""
 POWER = 21  # EM_PPC64
 _LOCATION = re.compile(r"(?P<symbol>[^+\s]+?)(\s*\+\s*(?P<offset>0[xX][0-9a-fA-F]+|\d+))?")
 
@@ -161,9 +175,9 @@ class Elf:
             for h in headers
             if h["type"] == LOAD and h["offset"] + h["size"] <= size and h["address"] + h["size"] < 1 << 63
         )
-        if not any(segment.code for segment in loads):
-            raise OptprobeError(f"{name} has no code")
-        notes = (h for h in headers if h["type"] == NOTE and h["size"] <= LARGEST_NOTE)
+        if not 0 < sum(segment.code for segment in loads) <= MOST_CODE:
+            raise OptprobeError(f"{name} has {'too much' if any(segment.code for segment in loads) else 'no'} code")
+        notes = islice((h for h in headers if h["type"] == NOTE and h["size"] <= LARGEST_NOTE), MOST_NOTES)
         ids = (_build_id(_bounded(read, h["offset"], h["size"], size, name)) for h in notes)
         table = (sections, section_count if section_each == layout.section.size else 0, size)
         bits = 64 if layout is _LAYOUTS[64] else 32
@@ -172,7 +186,7 @@ class Elf:
 
     # where -----------------------------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def code(self) -> tuple[Segment, ...]:
         return tuple(segment for segment in self.segments if segment.code)
 
@@ -256,8 +270,9 @@ class Elf:
         if not found:
             raise OptprobeError(f"{self.name} has no function {name}")
         if len(found) > 1:
-            offsets = ", ".join(f"{self.offset(address):#x}" for address in sorted(found))
-            raise OptprobeError(f"{self.name} has {len(found)} functions {name}", f"give one's offset: {offsets}")
+            offsets = ", ".join(f"{self.offset(address):#x}" for address in sorted(found)[:MOST_TOLD])
+            more = ", …" if len(found) > MOST_TOLD else ""
+            raise OptprobeError(f"{self.name} has {len(found)} functions {name}", f"give one's offset: {offsets}{more}")
         return found.pop()
 
     def spell(self, address: int) -> str:
@@ -297,8 +312,10 @@ class Elf:
             return tuple(s for s in self.named_by.symbols if any(code.holds(s.address) for code in self.code))
         layout, size, headers = _LAYOUTS[self.bits], self.sections[2], self._sections()
         found: set[Symbol] = set()
-        for _, kind, _, _, offset, length, link, _, _, each in headers:
-            if kind in (SYMTAB, DYNSYM) and each == layout.symbol.size and link < len(headers):
+        # A file has one of each (System V ABI, 4.17).
+        tables = {kind: header for header in reversed(headers) if (kind := header[1]) in (SYMTAB, DYNSYM)}
+        for _, _, _, _, offset, length, link, _, _, each in tables.values():
+            if each == layout.symbol.size and link < len(headers):
                 strings = _bounded(self.read, headers[link][4], headers[link][5], size, self.name)
                 rows = _bounded(self.read, offset, length - length % each, size, self.name)
                 found.update(self._functions(layout, rows, strings))
@@ -333,13 +350,16 @@ class Elf:
         return [*layout.section.iter_unpack(_bounded(self.read, start, count * layout.section.size, size, self.name))]
 
     def _functions(self, layout: _Layout, rows: bytes, strings: bytes) -> Iterator[Symbol]:
+        budget = Budget(MOST_OF_NAMES * len(strings), f"the symbol table of {self.name}", "bytes of names")
+        order = [layout.symbol_fields.index(field) for field in ("name", "value", "size", "info", "other", "section")]
         for values in layout.symbol.iter_unpack(rows):
-            row = dict(zip(layout.symbol_fields, values, strict=True))
-            end = strings.find(b"\0", row["name"])
-            name = printable(strings[row["name"] : max(end, row["name"])])
-            wanted = row["info"] & 15 in (NOTHING, FUNCTION) and row["section"] != UNDEFINED and name
-            if wanted and any(segment.holds(row["value"]) for segment in self.code):
-                yield Symbol(row["value"], row["size"], name, self._local(row["other"]))
+            name, value, size, info, other, section = map(values.__getitem__, order)
+            if info & 15 not in (NOTHING, FUNCTION) or section == UNDEFINED:
+                continue
+            end = strings.find(b"\0", name, name + LONGEST_NAME + 1)
+            if end > name and any(segment.holds(value) for segment in self.code):
+                budget.spend(end - name)
+                yield Symbol(value, size, printable(strings[name:end]), self._local(other))
 
     def _local(self, other: int) -> int:
         """By bits 5 to 7 of st_other: 2 to 6 are instructions' numbers, as powers of two."""

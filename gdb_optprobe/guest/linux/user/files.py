@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gdb_optprobe.budget import Budget
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.lists import members
@@ -20,6 +21,9 @@ from gdb_optprobe.guest_text import printable, raw
 
 MOST_LINKS = 40  # MAXSYMLINKS
 MOST_CHILDREN = 1 << 16
+"""A limit (budget.py), of entries of directories and of mounts that are looked at on the way to one file, all together.
+/usr/lib/x86_64-linux-gnu of a desktop has 5,000.
+"""
 LONGEST = 4096
 NAME_MAX = 255
 IN_MEMORY = "have it run once in the guest, so that its kernel has it in memory"
@@ -79,6 +83,7 @@ def written(kernel: Kernel, inode: int) -> int:
 class _Names:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
+        self._budget = Budget(MOST_CHILDREN, "the way to a file of the guest's", "entries")
         offset = kernel.offset
         self._vfsmount = offset("mount", "mnt")
         self._mounts = offset("mount", "mnt_mounts")
@@ -178,7 +183,9 @@ class _Names:
         raise NoSuchKernel("too many file systems are mounted on one another")
 
     def _mounted_in(self, mount: int) -> Iterator[int]:
-        return members(self._kernel, mount + self._mounts, self._mount_child)
+        for child in members(self._kernel, mount + self._mounts, self._mount_child):
+            self._budget.spend()
+            yield child
 
     def _point(self, mount: int) -> int:
         return self._kernel.word(mount + self._mountpoint)
@@ -198,7 +205,8 @@ class _Names:
         seen: set[int] = set()
         at = kernel.word(head)
         while at not in (0, head):
-            if at in seen or len(seen) > MOST_CHILDREN:
+            self._budget.spend()
+            if at in seen:
                 raise NoSuchKernel(f"the list of a directory's files is broken at {at:#x}")
             seen.add(at)
             yield at - self._sibling
