@@ -69,6 +69,7 @@ class Arena:
         self._left_as: dict[Slot, int] = {}
         self._used_from: dict[int, int] = {}
         self._before: dict[Slot, bytes] = {}
+        self._uses: dict[int, frozenset[int]] = {}
 
     def allocate_code(self, size: int, near: int, reach: int) -> Slot:
         """Memory for `size` bytes of code that a branch at `near` reaches and that can branch back.
@@ -140,6 +141,7 @@ class Arena:
         runs: list[tuple[int, bytearray]] = []
         for slot in sorted(slots):
             self.journal.drop(Item.CODE, slot.address)
+            self._forget_uses(slot)
             before = self._before.pop(slot, None if fill is None else bytes([fill]) * slot.size)
             if before is None:
                 continue
@@ -149,6 +151,30 @@ class Arena:
                 runs.append((slot.address, bytearray(before)))
         for address, data in runs:
             memory.write(address, bytes(data))
+
+    def note_uses(self, slot: Slot, uses: Iterable[int]) -> None:
+        """What the code in `slot` may write to, call or leave to begins at these addresses: data, routines, pads.
+
+        Code of which nothing is noted may come to anything.
+        """
+        self._uses[slot.address] = frozenset(uses)
+        distances = sorted(address - slot.address for address in self._uses[slot.address])
+        self.journal.put(Item.USES, slot.address, distances)
+
+    def _forget_uses(self, slot: Slot) -> None:
+        if self._uses.pop(slot.address, None) is not None:
+            self.journal.drop(Item.USES, slot.address)
+
+    def take_up(self, fits: Callable[[Detour], bool]) -> tuple[Slot, Detour] | None:
+        """Released code that `fits` and that something leads to again; None where none is."""
+        found = next((slot for slot, detour in self._left.items() if fits(detour)), None)
+        if found is None:
+            return None
+        self.code.take_up(found)
+        self._called.discard(found)
+        self._ways.discard(found)
+        del self._left_as[found]
+        return found, self._left.pop(found)
 
     def leave(self, slot: Slot, detour: Detour, way: bool = False) -> None:
         """Nothing leads to `detour` in `slot` any more, but somebody may still be inside and will go on to the text.
@@ -180,9 +206,9 @@ class Arena:
     def reclaim(self, busy: Callable[[Sequence[Range]], Collection[Range]]) -> tuple[Slot, ...]:
         """Free every released slot of which `busy` says that nobody is inside; returns what is free now.
 
-        Data that were released are free once all code is that was left while they were in use: it may write there.
-        Pads are when all released code is: it may stop there. From a pad somebody goes on anywhere, as from a way.
-        What other released code may call is freed behind that.
+        Data that were released are free once all code is that may write there: what was left while they were in use,
+        unless it is noted what it uses. The same holds for pads, where it may stop, and for what it may call. From a
+        pad somebody goes on anywhere, as from a way.
         """
         waiting = self.dirty()
         if not waiting:
@@ -198,17 +224,19 @@ class Arena:
         for slot in empty:
             self._left.pop(slot, None)
             self._left_as.pop(slot, None)
-        self._reclaim_data(max((self._left_as.get(slot, self._lefts + 1) for slot in self.code.dirty), default=0))
-        if inside:
-            return empty
+            self._forget_uses(slot)
+        self._reclaim_data()
         return (*empty, *self._reclaim_pads())
 
     def _empty(self, inside: Collection[Range]) -> tuple[Slot, ...]:
         """Of the released code, what nobody is in or comes to."""
         empty = [slot for slot in self.code.dirty if (slot.address, slot.end) not in inside]
-        if all(slot in empty for slot in self.code.dirty if slot not in self._called):
-            return tuple(empty)
-        return tuple(slot for slot in empty if slot not in self._called)
+        callers = [slot for slot in self.code.dirty if slot not in empty and slot not in self._called]
+        return tuple(slot for slot in empty if slot not in self._called or not self._is_used(slot.address, callers))
+
+    def _is_used(self, address: int, by: Iterable[Slot]) -> bool:
+        """Whether some of this code may come to what begins at `address`."""
+        return any(address in self._uses.get(slot.address, (address,)) for slot in by)
 
     @property
     def pad_pages(self) -> tuple[Range, ...]:
@@ -237,6 +265,7 @@ class Arena:
                         self.pads.release(pad)
         for slot in left.data:
             self.data.claim(slot.address, slot.size)
+        self._uses |= left.uses
 
     def release_data(self, kept: Collection[Slot] = ()) -> None:
         """What was adopted of the data, but for `kept`, goes with the code that may still write there."""
@@ -251,19 +280,25 @@ class Arena:
         self.pads.slots.append(Slots(page.address, page.end, pads.SIZE))
         self.journal.put(Item.PADS, page.address, page.size)
 
-    def _reclaim_data(self, left: int = 0) -> None:
-        """What was released, and in use only since so many were left."""
-        empty = [slot for slot in self.data.dirty if self._used_from.get(slot.address, 0) >= left]
+    def _reclaim_data(self) -> None:
+        """What was released, where no code may write that is left."""
+        left = [(slot, self._left_as.get(slot, self._lefts + 1)) for slot in self.code.dirty]
+
+        def is_used(data: Slot) -> bool:
+            since = self._used_from.get(data.address, 0)
+            return self._is_used(data.address, (slot for slot, left_as in left if left_as > since))
+
+        empty = [slot for slot in self.data.dirty if not is_used(slot)]
         for slot in empty:
             self.journal.drop(Item.DATA, slot.address)
             self._used_from.pop(slot.address, None)
         self.data.reclaim(empty)
 
     def _reclaim_pads(self) -> tuple[Slot, ...]:
-        """All that were released; a page without one goes back to the code."""
-        freed = self.pads.dirty
+        """What was released that no code may leave to; a page without one goes back to the code."""
+        freed = tuple(slot for slot in self.pads.dirty if not self._is_used(slot.address, self.code.dirty))
         self.pads.reclaim(freed)
-        empty = [slots for slots in self.pads.slots if not slots.used]
+        empty = [slots for slots in self.pads.slots if not (slots.used or slots.dirty)]
         for slots in empty:
             self.pads.slots.remove(slots)
             page = next(page for page in self._pages if page.address == slots.start)
@@ -343,6 +378,9 @@ class _Pool:
 
     def release(self, slot: Slot) -> None:
         self._of(slot.address).release(slot)
+
+    def take_up(self, slot: Slot) -> None:
+        self._of(slot.address).take_up(slot)
 
     def give_back(self, slot: Slot) -> None:
         self._of(slot.address).give_back(slot)

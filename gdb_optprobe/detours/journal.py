@@ -7,6 +7,8 @@
     data   address   size
     probe  number    probes/recovery.py
     point  address   of return probes, the same
+    calls  address   of the same table: whether its probes are deleted, and what was counted in older tables
+    uses   address   of code, what else of ours it may come to: see Arena.note_uses    before its first byte is written
     user   number    probes/user/notes.py
     room   -         the arena itself, by its maker                                  first of all
 What is gone is noted with the next change: until then what it tells of is in nobody's way.
@@ -42,6 +44,8 @@ class Item(StrEnum):
     DATA = "data"
     PROBE = "probe"
     POINT = "point"
+    CALLS = "calls"
+    USES = "uses"
     USER = "user"
     ROOM = "room"
 

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -63,7 +63,7 @@ class Text:
 class Left:
     """code: detours, left ones too, by their slots: those not written yet, or wiped again, hold `fill`.
 
-    probes, points, users: as they were noted.
+    probes, points, calls, users: as they were noted. uses: what code may come to, by its address.
     """
 
     texts: tuple[Text, ...] = ()
@@ -74,6 +74,8 @@ class Left:
     points: Mapping[int, Any] | None = None
     fill: int = 0
     users: Mapping[int, Any] | None = None
+    calls: Mapping[int, Any] | None = None
+    uses: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
     @property
     def detours(self) -> Mapping[Slot, Detour]:
@@ -100,13 +102,15 @@ def read(state: State, bounds: Bounds, memory: Memory, isa: Isa) -> Left:
         pages = tuple(_within(Slot(at, pads.PAGE), *bounds.code) for at in sorted(kinds.get(Item.PADS, {})))
         sizes = sorted(kinds.get(Item.DATA, {}).items())
         data = tuple(_within(Slot(at, _natural(size)), bounds.data) for at, size in sizes)
+        starts = {slot.address for slot in code}
+        uses = {at: _uses(at, value) for at, value in kinds.get(Item.USES, {}).items() if at in starts}
         _apart([*code, *pages])
         _apart(data)
     except (ValueError, TypeError, KeyError, IndexError, OverflowError) as wrong:
         raise Damaged(f"{wrong}") from None
-    noted = (kinds.get(kind, {}) for kind in (Item.PROBE, Item.POINT, Item.USER))
-    probes, points, users = noted
-    return Left(texts, code, pages, data, probes, points, bounds.fill, users)
+    noted = (kinds.get(kind, {}) for kind in (Item.PROBE, Item.POINT, Item.USER, Item.CALLS))
+    probes, points, users, calls = noted
+    return Left(texts, code, pages, data, probes, points, bounds.fill, users, calls, uses)
 
 
 def undoing(left: Left, memory: Memory, isa: Isa) -> tuple[list[Patch], list[Patch]]:
@@ -193,6 +197,12 @@ def _code(at: int, value: Any, bounds: Bounds, memory: Memory, isa: Isa) -> tupl
         raise ValueError(f"a way on outside of the detour at {at:#x}")
     places = tuple((at + _natural(offset), _natural(head) + int(original)) for offset, original in origins)
     return slot, Detour(at, memory.read(at, used), _natural(head), places, ways_on=tuple(on))
+
+
+def _uses(at: int, value: Any) -> frozenset[int]:
+    if not isinstance(value, list) or not all(isinstance(distance, int) for distance in value):
+        raise ValueError(f"what code at {at:#x} uses")
+    return frozenset(at + distance for distance in value)
 
 
 def _natural(value: Any) -> int:

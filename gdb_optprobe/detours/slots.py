@@ -84,6 +84,10 @@ class Slots:
         """Nothing leads to `slot` any more; somebody may still be inside."""
         self._dirty[slot.address] = self._used.pop(slot.address)
 
+    def take_up(self, slot: Slot) -> None:
+        """Something leads to `slot`, which was released, once more."""
+        self._used[slot.address] = self._dirty.pop(slot.address)
+
     def reclaim(self, empty: Iterable[Slot]) -> None:
         """Nobody is inside these released slots: they are free."""
         for slot in empty:

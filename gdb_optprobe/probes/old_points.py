@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.left import Left
 from gdb_optprobe.objects.instances import InstancesLayout
 from gdb_optprobe.objects.journal import Damaged
 from gdb_optprobe.probes.returning import ReturnPoint
+
+_NOTHING = [0, 0, 0, 0]
 
 
 def points_of(left: Left, arena: Arena | None) -> list[ReturnPoint]:
@@ -25,11 +30,38 @@ def points_of(left: Left, arena: Arena | None) -> list[ReturnPoint]:
         if layout.size > memory.size:
             raise Damaged(f"return probes at {at:#x}: {layout.size} bytes in {memory.size}")
         if arena is not None:
-            found.append(ReturnPoint.found(address, layout, memory, _trampolines(left, address), arena))
+            before, ended = _counted(at, (left.calls or {}).get(at, _NOTHING))
+            ended = ended or address not in _probed(left)
+            trampolines = _trampolines(left, address, at)
+            found.append(ReturnPoint.found(address, layout, memory, trampolines, arena, before, ended))
     return found
 
 
-def _trampolines(left: Left, function: int) -> dict[int, Detour]:
-    """Of the function that is entered there: what stands for no instruction of it."""
-    found = left.detours.values()
-    return {one.address: one for one in found if one.head == function != one.address and not one.origins}
+def note(point: ReturnPoint, arena: Arena) -> None:
+    """Have another GDB know what the table in the guest does not tell."""
+    value = [int(point.ended), *point.before]
+    if value != _NOTHING:
+        arena.journal.put(Item.CALLS, point.memory.address, value)
+
+
+def _counted(at: int, value: Any) -> tuple[tuple[int, int, int], bool]:
+    """What was counted in older tables than that at `at`, and whether its probes are deleted. Raises Damaged."""
+    try:
+        ended, returns, missed, dropped = (int(number) for number in value)
+    except (ValueError, TypeError, OverflowError) as wrong:
+        raise Damaged(f"calls at {at:#x}: {wrong}") from None
+    if min(returns, missed, dropped) < 0 or max(returns, missed, dropped) >> 64:
+        raise Damaged(f"calls at {at:#x}")
+    return (returns, missed, dropped), bool(ended)
+
+
+def _probed(left: Left) -> frozenset[int]:
+    """Where there are probes."""
+    found = (value.get("at") for value in (left.probes or {}).values() if isinstance(value, dict))
+    return frozenset(at for at in found if isinstance(at, int))
+
+
+def _trampolines(left: Left, function: int, table: int) -> dict[int, Detour]:
+    """Of the function that is entered there: what stands for no instruction of it, and may come to the table."""
+    found = (one for one in left.detours.values() if one.head == function != one.address and not one.origins)
+    return {one.address: one for one in found if table in left.uses.get(one.address, (table,))}

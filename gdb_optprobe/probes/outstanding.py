@@ -35,7 +35,8 @@ def told(views: Iterable[ProbeView]) -> Iterator[str]:
     """What nobody waits for, in words: these calls return when they please. views: of deleted probes."""
     for view in views:
         count = "1 call is" if view.active == 1 else f"{view.active} calls are"
-        yield f"{view.location}: {count} under way that deleted probes saw entered"
+        kept = "their memory stays until they have returned"
+        yield f"{view.location}: {count} under way that deleted probes saw entered; {kept}"
 
 
 def _deleted(address: int, tables: Sequence[Instances], out: Sequence[UnderWay], target: Target) -> ProbeView:

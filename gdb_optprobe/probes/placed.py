@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gdb_optprobe.detours import patch
@@ -46,8 +46,13 @@ class Placed:
         arena.check_code(_size(address, lay_out, target, arena), address, target.isa.branch_reach)
 
     @classmethod
-    def near(cls, address: int, lay_out: LayOut, target: Target, arena: Arena) -> Placed:
-        """Lay a detour out, take a slot of its size within reach of `address` and write it there. Raises Refused."""
+    def near(
+        cls, address: int, lay_out: LayOut, target: Target, arena: Arena, uses: Iterable[int] | None = None
+    ) -> Placed:
+        """Lay a detour out, take a slot of its size within reach of `address` and write it there. Raises Refused.
+
+        uses: see Arena.note_uses.
+        """
         reach, size = target.isa.branch_reach, _size(address, lay_out, target, arena)
         while True:
             slot = arena.allocate_code(size, address, reach)
@@ -59,6 +64,8 @@ class Placed:
                 # Somebody left something there; the arena has struck that piece off, and the next one may be free.
                 continue
         arena.journal.code(slot, detour)
+        if uses is not None:
+            arena.note_uses(slot, uses)
         try:
             arena.journal.flush()
             patch.apply([change], target.machine)

@@ -44,10 +44,14 @@ def recover(session: Session) -> Recovered:
             probes.append(_again(session, one, left))
         except OptprobeError as error:
             lost.append(f"probe {one.number}, {one.spec.location}, is not recovered: {error.message}")
-    counters = {probe.counter for probe in probes if probe.counter is not None}
-    kept = (left.at(one.data) for one in programs if one.data is not None)
-    arena.release_data(counters.union(filter(None, kept), session.optimizer.traps.memory, session.users.calls.memory))
     there = [probe for probe in probes if probe.waits is None]
+    returns = session.optimizer.returns
+    for site in {probe.address: session.registry.site_of(probe) for probe in there}.values():
+        returns.take_over(site, session.target)
+    memory = {probe.counter for probe in probes if probe.counter is not None}
+    memory |= {point.memory for point in returns.points if not point.closed}
+    kept = (left.at(one.data) for one in programs if one.data is not None)
+    arena.release_data(memory.union(filter(None, kept), session.optimizer.traps.memory, session.users.calls.memory))
     for probe in there:
         _reserve(session, probe)
     session.optimizer.settle([session.registry.site_of(probe) for probe in there])
@@ -60,6 +64,8 @@ def recover(session: Session) -> Recovered:
     for one in found:
         if one.number not in recovered:
             arena.journal.drop(Item.PROBE, one.number)
+    points = (session.registry.site_of(probe).latest_point for probe in there)
+    returns.end(arena, [table for point in points if point is not None for table in point.tables])
     session.optimizer.note(probes)
     session.comings.listen()
     session.comings.notice()
@@ -77,6 +83,7 @@ def remove(session: Session, timeout: float) -> int:
     arena.release_data((*session.optimizer.traps.memory, *session.users.calls.memory))
     for one in found:
         arena.journal.drop(Item.PROBE, one.number)
+    session.optimizer.returns.end(arena)
     session.optimizer.note()
     session.users.tidy()
     if not session.optimizer.give_back_arena():
@@ -129,5 +136,5 @@ def _reserve(session: Session, probe: Probe) -> None:
     site = session.registry.site_of(probe)
     session.optimizer.reserve(probe, site.plan)
     if site.next_point is not None:
-        points = session.optimizer.returns.points
-        site.next_point.older = [point for point in points if point.closed and point.address == probe.address]
+        points = [point for point in session.optimizer.returns.points if point.closed and not point.ended]
+        site.next_point.older = [point for point in points if point.address == probe.address]

@@ -18,6 +18,9 @@ def readers(reads: Reads, near: int, target: Target, arena: Arena) -> Readers:
     """Where they are, for code that a branch at `near` leads to. Raises Refused, or OptprobeError without keystone."""
     routine = reads.routine
     if arena.resident is None:
-        placed = Placed.near(near, lambda at: Detour(at, routine.code, at, ()), target, arena)
+        # An earlier GDB's does the same.
+        arena.resident = arena.take_up(lambda one: one.head == one.address and one.data == routine.code)
+    if arena.resident is None:
+        placed = Placed.near(near, lambda at: Detour(at, routine.code, at, ()), target, arena, uses=())
         arena.resident = placed.slot, placed.detour
     return routine.at(arena.resident[1].address)

@@ -77,6 +77,7 @@ class ReturnPoint:
     closed: no call is entered here any more.
     older:  points of the same function whose tables had no room for what is kept now: their calls count here.
     before: what those counted that are gone: returns, missed, dropped.
+    ended:  its probes are deleted: calls of others do not count here, nor its calls with others.
     """
 
     address: int
@@ -89,6 +90,7 @@ class ReturnPoint:
     closed: bool = False
     older: list[ReturnPoint] = field(default_factory=list)
     before: tuple[int, int, int] = (0, 0, 0)
+    ended: bool = False
     costs: Costs = field(default_factory=lambda: Costs(0, 0, 0))
     parts: tuple[Part, ...] = ()
     _probes: tuple[Probe, ...] = ()
@@ -116,12 +118,26 @@ class ReturnPoint:
 
     @classmethod
     def found(
-        cls, address: int, layout: InstancesLayout, memory: Slot, left: dict[int, Detour], arena: Arena
+        cls,
+        address: int,
+        layout: InstancesLayout,
+        memory: Slot,
+        left: dict[int, Detour],
+        arena: Arena,
+        before: tuple[int, int, int] = (0, 0, 0),
+        ended: bool = False,
     ) -> ReturnPoint:
         """Of an earlier session, with the trampolines that calls may return to: no call is entered here any more."""
         ours = next((_within(at, arena) for at in left), (0, 0))
         stopping = ReturnStops(address, layout, lambda pc, key: None)  # nobody sees to its flags
-        return cls(address, layout, memory, stopping, left=left, closed=True, _ours=ours)
+        return cls(
+            address, layout, memory, stopping, left=left, closed=True, before=before, ended=ended, _ours=ours
+        )
+
+    def reopen(self, behind: Behind) -> None:
+        """Calls are entered here once more: those that an earlier session saw go on in the same table."""
+        self.stopping = ReturnStops(self.address, self.layout, behind)
+        self.closed = False
 
     def is_ours(self, address: int) -> bool:
         """Whether it is in our code memory: as a return address a trampoline's, of this function or of another."""
@@ -194,7 +210,10 @@ class ReturnPoint:
         made, programs = self._code(probes, parts, plan, target, arena)
         areas = [part.area for part in parts]
         code = made.code(programs, areas)
-        new = Placed.near(self.address, lambda at: Detour(at, code(at), self.address, ()), target, arena)
+        new = self._taken_up(code, parts, arena)
+        if new is None:
+            uses = self._uses(probes)
+            new = Placed.near(self.address, lambda at: Detour(at, code(at), self.address, ()), target, arena, uses)
         self.retire(target, arena)
         self.trampoline, self.serves, self.parts = new, wanted, parts
         places = made.places(programs, areas, new.detour.address)
@@ -206,6 +225,27 @@ class ReturnPoint:
         self._base = plan.base
         self._ours = _within(new.detour.address, arena)
         self.costs = self._costs(made, new.detour, plan, target)
+
+    def _taken_up(self, code: Code, parts: Sequence[Part], arena: Arena) -> Placed | None:
+        """A trampoline that was left and does the same; not where what it left for Python would be another's."""
+        if any(part.flag or part.data for part in parts):
+            return None
+        found = arena.take_up(lambda one: one.address in self.left and one.data == code(one.address))
+        if found is None:
+            return None
+        del self.left[found[0].address]
+        return Placed(*found)
+
+    def _uses(self, probes: Sequence[Probe]) -> Iterator[int]:
+        """What a trampoline may come to that runs the programs of `probes`."""
+        yield self.memory.address
+        if self.stopping.pad is not None:
+            yield self.stopping.pad.slot.address
+        for probe in probes:
+            if probe.counter is not None:
+                yield probe.counter.address
+            if probe.readers is not None:
+                yield probe.readers.bytes
 
     def retire(self, target: Target, arena: Arena) -> None:
         """Nobody gets the trampoline as return address any more; calls may still return to it."""

@@ -24,8 +24,9 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.objects.instances import WORD, Instance, InstancesLayout
-from gdb_optprobe.probes import returning
+from gdb_optprobe.probes import old_points, returning
 from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.return_hits import Behind
 from gdb_optprobe.probes.returning import ReturnPoint, is_on_stack, layout_for, shown_at
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.target import Target
@@ -81,11 +82,35 @@ class Returns:
 
     def reserve(self, site: Site, target: Target, arena: Arena) -> None:
         """Memory for the calls of the function that is entered at `site`, and what its probes keep. Raises Refused."""
-        has = site.next_point or site.point
+        has = site.latest_point
         probes = [probe for probe in site.probes if probe.returns]
         wanted = layout_for(probes, max(returning.SLOTS, has.layout.slots if has is not None else 0))
         if has is None or has.layout.slots != wanted.slots or has.layout.saved < wanted.saved:
             site.next_point = self._made(site.address, wanted, target, arena)
+
+    def take_over(self, site: Site, target: Target) -> None:
+        """An earlier session's tables of calls of the function that is entered at `site`: its probes are there again.
+
+        One that is large enough serves from now on.
+        """
+        probes = [probe for probe in site.probes if probe.returns]
+        tables = [point for point in self.points if point.address == site.address and point.closed and not point.ended]
+        if not (probes and tables):
+            return
+        wanted = layout_for(probes, max(returning.SLOTS, *(point.layout.slots for point in tables)))
+        fits = (point for point in tables if point.layout.slots == wanted.slots and point.layout.saved >= wanted.saved)
+        if (point := next(fits, None)) is not None:
+            point.reopen(self._behind(target))
+            point.older = [other for other in tables if other is not point]
+            site.next_point = point
+
+    def end(self, arena: Arena, tables: Iterable[ReturnPoint] = ()) -> None:
+        """Of an earlier session's tables all but these are of probes that are no more."""
+        kept = {id(point) for point in tables}
+        for point in self.points:
+            if point.closed and not point.ended and id(point) not in kept:
+                point.ended = True
+                old_points.note(point, arena)
 
     def grow(self, site: Site, target: Target, arena: Arena) -> bool:
         """A larger table for calls from now on, where this one is half full; whether there is one. Raises Refused."""
@@ -103,16 +128,16 @@ class Returns:
         return True
 
     def _made(self, address: int, layout: InstancesLayout, target: Target, arena: Arena) -> ReturnPoint:
-        def behind(pc: int, key: int) -> int | None:
-            return self.back(pc, key, target.machine.read)
-
         try:
-            point = ReturnPoint.made(address, layout, target, arena, behind)
+            point = ReturnPoint.made(address, layout, target, arena, self._behind(target))
         except Refused as refused:
             raise _too_large(layout, refused, arena) from None
         self.points.append(point)
         arena.journal.put(Item.POINT, point.memory.address, [address, layout.slots, layout.saved])
         return point
+
+    def _behind(self, target: Target) -> Behind:
+        return lambda pc, key: self.back(pc, key, target.machine.read)
 
     def release(self, site: Site, probe: Probe, target: Target, arena: Arena) -> None:
         """`probe`, which is no longer served, goes. With the last one goes the table, once every call has returned."""
@@ -126,14 +151,26 @@ class Returns:
         for point in (site.point, site.next_point):
             if point is not None:
                 point.close(target, arena)
+                for table in point.tables:
+                    table.ended = True
+                    old_points.note(table, arena)
         site.point = site.next_point = None
 
     def inside(self, slots: Sequence[Range], target: Target) -> Collection[Range]:
         """Those of `slots`, left by us, in which somebody is or may come to."""
-        found = {one.where for one in quiescence.busy(slots, chain(target.saved(), self.saved(target)))}
-        left = self.left
+        left, idle = self.left, self._idle(target)
+        inside = quiescence.busy(slots, chain(target.saved(), self.saved(target)))
+        found = {one.where for one in inside if one.pc not in idle}
         trampolines = {where for where in slots if where[0] in left}
         return found | trampolines if found - trampolines else found
+
+    def _idle(self, target: Target) -> frozenset[int]:
+        """Trampolines that no call returns to, wherever a stack still has their addresses.
+
+        Until a call has left its trampoline the table has it, and from before it is given that return address.
+        """
+        waited_for = {at for point in self.points if point.instances(target).active for at in point.left}
+        return self.left - waited_for
 
     def under_way(
         self, target: Target, arena: Arena, points: Iterable[ReturnPoint] | None = None
@@ -190,14 +227,21 @@ class Returns:
         for point in gone:
             point.stopping.forget()
             arena.journal.drop(Item.POINT, point.memory.address)
+            arena.journal.drop(Item.CALLS, point.memory.address)
         for newer in self.points:
-            for point in newer.older:
-                if point in gone:
-                    found = point.calls(target)
-                    returns, missed, dropped = newer.before
-                    newer.before = returns + found.returns, missed + found.missed, dropped + found.dropped
-            newer.older = [point for point in newer.older if point not in gone]
+            # The counts of a table that is gone go on in the newer one, and so do tables that were older still.
+            while (old := next((each for each in newer.older if each in gone), None)) is not None:
+                found = old.instances(target)
+                counts = zip(newer.before, old.before, (found.returns, found.missed, found.dropped), strict=True)
+                returns, missed, dropped = (sum(each) for each in counts)
+                newer.before = returns, missed, dropped
+                newer.older = [*(each for each in newer.older if each is not old), *old.older]
+                if newer not in gone:
+                    old_points.note(newer, arena)
         self.points = [point for point in self.points if point not in gone]
+        if gone:
+            # Before something else stands where a table was.
+            arena.journal.flush()
 
 
 def _hidden(call: Instance, point: ReturnPoint, target: Target) -> bool:

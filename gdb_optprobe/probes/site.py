@@ -101,6 +101,11 @@ class Site:
         returned = self.point.stops if self.point is not None else 0
         return self.stops_before + returned + sum(point.moved + 2 * point.stepped for point in (*self._points, *others))
 
+    @property
+    def latest_point(self) -> ReturnPoint | None:
+        """Of its return probes, for calls from now on."""
+        return self.next_point or self.point
+
     def behind(self) -> int | None:
         """Where who stands here with his hit run goes on while the text may hold a branch; None: here."""
         return self.branch.detour.behind(self.address) if self.branch is not None else None
@@ -139,7 +144,7 @@ class Site:
         """Have a trampoline for calls that are entered from now on, where there are return probes. Raises Refused."""
         if arena is None or not (probes := self.returning):
             return
-        point = self.next_point or self.point
+        point = self.latest_point
         assert point is not None, "it was reserved with the probe"
         for probe in probes:
             assert probe.counter is not None, "it was reserved with the point"

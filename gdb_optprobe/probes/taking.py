@@ -40,7 +40,9 @@ def make_way(target: Target, optimizer: Optimizer, users: Users) -> None:
     if left.probes:
         raise OptprobeError(LEFT, RECOVER)
     left, _, undone = look(target, users)
-    take(left, undone, target, optimizer, users).release_data((*optimizer.traps.memory, *users.calls.memory))
+    arena = take(left, undone, target, optimizer, users)
+    arena.release_data((*optimizer.traps.memory, *users.calls.memory))
+    optimizer.returns.end(arena)
     optimizer.note()
 
 

@@ -88,6 +88,64 @@ def test_data_in_use_only_since_a_detour_was_left_do_not_wait_for_it() -> None:
     assert there.data.dirty == ()
 
 
+def test_data_wait_for_code_that_may_write_there_and_for_no_other() -> None:
+    """A return address of a call that never ends keeps what it leads to, and nothing else."""
+    there = arena()
+    first, second = (there.allocate_code(16, CODE[0], REACH) for _ in range(2))
+    table, counter, other = (there.allocate_data(8) for _ in range(3))
+    there.note_uses(first, [table.address, counter.address])
+    for slot in (first, second):
+        there.leave(slot, Detour(slot.address, b"", 0, ()))
+    for data in (table, counter, other):
+        there.data.release(data)
+    inside = [(first.address, first.end), (second.address, second.end)]
+    assert there.reclaim(lambda ranges: inside) == ()
+    assert there.data.dirty == (table, counter, other), "of the second nothing is known"
+    assert there.reclaim(lambda ranges: inside[:1]) == (second,)
+    assert there.data.dirty == (table, counter)
+    assert there.reclaim(lambda ranges: ()) == (first,)
+    assert there.data.dirty == ()
+
+
+def test_what_code_used_is_not_what_other_code_uses_in_its_place() -> None:
+    there = arena()
+    slot, data = there.allocate_code(16, CODE[0], REACH), there.allocate_data(8)
+    there.note_uses(slot, ())
+    there.leave(slot, Detour(slot.address, b"", 0, ()))
+    assert there.reclaim(lambda _: ()) == (slot,)
+    assert there.allocate_code(16, CODE[0], REACH) == slot
+    there.leave(slot, Detour(slot.address, b"", 0, ()))
+    there.data.release(data)
+    assert there.reclaim(lambda ranges: ranges) == () and there.data.dirty == (data,)
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_pads_and_routines_wait_for_code_that_may_come_there_and_for_no_other(used: bool) -> None:
+    start = 0xFFFFFFFF82000000
+    there = Arena(Ranges(((start, start + 0x4000),), ((start + 0x10000, start + 0x14000),), 0xCC))
+    code, routine, page = Slot(start, 16), Slot(start + 64, 16), Slot(start + 0x1000, 0x1000)
+    heads = {code: 0x1000, routine: routine.address}
+    left = {slot: Detour(slot.address, b"\x90" * 16, head, ()) for slot, head in heads.items()}
+    uses = {code.address: frozenset([routine.address, page.address] if used else [])}
+    there.adopt(Left(code=left, pads=(page,), uses=uses), FakeMemory(start, bytes(0x4000)))
+    freed = there.reclaim(lambda ranges: [(code.address, code.end)])
+    assert (routine in freed, bool(there.pad_pages)) == (not used, used)
+    assert code in there.reclaim(lambda ranges: ()) or not used
+    assert (routine in there.dirty(), there.pad_pages) == (False, ())
+
+
+def test_code_that_was_left_is_taken_up_again() -> None:
+    there = arena()
+    slot = there.allocate_code(16, CODE[0], REACH)
+    detour = Detour(slot.address, b"\x90" * 16, 0, ())
+    there.leave(slot, detour)
+    assert there.take_up(lambda one: one.data == b"\xcc" * 16) is None
+    assert there.take_up(lambda one: one.data == detour.data) == (slot, detour)
+    assert there.reclaim(lambda _: ()) == () and not there.dirty() and there.code.used == 16
+    there.leave(slot, detour)
+    assert there.reclaim(lambda _: ()) == (slot,)
+
+
 def test_foreign_bytes_lose_the_slot() -> None:
     there = arena()
     memory = FakeMemory(CODE[0], b"\xcc" * 15 + b"\x90" + b"\xcc" * 240)

@@ -14,10 +14,11 @@ import pytest
 from qemu.guest import Guest
 from tests.guest import answer, calls
 from tests.guest.batch import batch, keep
-from tests.guest.conftest import FULL
+from tests.guest.conftest import FULL, Boot
 from tests.guest.gdb import TRACING, Console, release
 from tests.guest.test_guardian import BUSY, killable, lines, lives, running
 from tests.guest.test_hot_functions import tell
+from tests.guest.test_returns import STATE
 
 HOT_CODE = Path(__file__).with_name("hot_code.py")
 GONE = Path(__file__).with_name("guest_gone.py")
@@ -157,3 +158,105 @@ def test_what_is_asked_without_reason(linux: Guest) -> None:
         assert "no probes of an earlier GDB" in gdb("optprobe recover -remove")
         assert len(json.loads(gdb("optprobe list -json"))) == 1
     release(linux)
+
+
+def state(gdb: Console) -> list[int]:
+    """Tables of calls, trampolines that are left, released code, bytes of code and of data that are in use."""
+    found = json.loads(gdb(STATE.format("state")).splitlines()[-1])
+    assert isinstance(found, list)
+    return found
+
+
+KILLED = 3
+DEREFERENCES = "read_zero -return entry do save f = $arg1 do hist(*(int *)$saved.f), count by $comm"
+PROBES = ("__schedule -return", "vfs_read -return", DEREFERENCES)
+
+
+@pytest.mark.parametrize("arch", ["x86_64", "ppc64le"])
+def test_memory_of_calls_that_never_end_does_not_grow_with_kills(boot: Boot, arch: str) -> None:
+    """The tables, the trampolines and the routines that are there go on: a kill and `recover` take nothing more.
+
+    In guests of their own, for their threads of the kernel's are in such calls ever after.
+    """
+    guest, before = boot(arch=arch), list[list[int]]()
+    for kill in range(KILLED + 1):
+        with Console(guest) as gdb:
+            gdb("set optprobe guardian off")
+            if kill:
+                assert gdb("optprobe recover").count("optimized") == len(PROBES)
+            else:
+                for line in PROBES:
+                    assert "optimized" in gdb(f"optprobe add {line}")
+            gdb.send("continue")
+            guest.check("dd if=/dev/zero of=/dev/null bs=7 count=100 2>/dev/null")
+            gdb.interrupt()
+            probes = gdb.probes()
+            assert probes[0]["active"] > 0 and probes[1]["hits"] >= 100 * (kill + 1), "some sleep, and all are counted"
+            for probe in probes:
+                calls = probe["calls"]
+                assert (calls["missed"], calls["returns"]) == (0, probe["hits"]), probe
+                assert calls["entries"] == calls["returns"] + calls["active"] + calls["dropped"], probe
+            assert gdb("optprobe check") == "The guest's memory holds what we wrote.\n"
+            gdb("optprobe commit")
+            before.append(state(gdb))
+            if kill < KILLED:
+                gdb.kill()
+                continue
+            gdb("optprobe delete")
+            told = gdb("optprobe commit")
+            assert "__schedule" in told and "their memory stays until they have returned" in told, told
+            assert "vfs_read" not in told, told
+            points, left, dirty, _, data = state(gdb)
+            (row,) = gdb.probes()
+            assert (row["symbol"].split("+")[0], row["state"]) == ("__schedule", "deleted")
+            assert (points, left) == (1, 1) and dirty == 1, "of __schedule alone"
+            assert data < before[0][4] // 2, "the table of a function whose calls have ended is free"
+    assert before == [before[0]] * (KILLED + 1), before
+
+
+def test_calls_of_tables_that_are_gone_count_after_a_kill(linux: Guest) -> None:
+    """And those of a deleted probe, whose calls are under way, do not count with those of the next one."""
+    sleep, small = "sleep 1000 </dev/null >/dev/null 2>&1 &", "from gdb_optprobe.probes import returning"
+    counts: list[dict[str, int]] = []
+    with Console(linux) as gdb:
+        gdb("set optprobe guardian off")
+        gdb(f"python {small}; returning.SLOTS = 16")
+        gdb("optprobe add hrtimer_nanosleep -return do hist($elapsed)")
+        gdb("python from gdb_optprobe.debugger.attach import current_session as s; s().optimizer.pace.share = 1")
+        for _ in range(3):
+            gdb.send("continue")
+            linux.check(f"for n in $(seq 12); do {sleep} done; sleep 0.3")
+            gdb.interrupt()
+        gdb.send("continue")
+        linux.check("killall sleep; sleep 0.3")
+        gdb.interrupt()
+        gdb("optprobe commit")
+        points, *_ = state(gdb)
+        calls = gdb.probe(1)["calls"]
+        assert points == 1 and calls["entries"] >= 36 and calls["entries"] == calls["returns"] + calls["active"]
+        counts.append(calls)
+        gdb.kill()
+    with Console(linux) as gdb:
+        gdb("set optprobe guardian off")
+        assert "optimized" in gdb("optprobe recover")
+        counts.append(gdb.probe(1)["calls"])
+        gdb.send("continue")
+        linux.check(f"{sleep} sleep 0.3")
+        gdb.interrupt()
+        gdb("optprobe delete")
+        gdb("optprobe add hrtimer_nanosleep -return do hist($elapsed)")
+        gdb.kill()
+    with Console(linux) as gdb:
+        assert "optimized" in gdb("optprobe recover")
+        counts.append(gdb.probe(2)["calls"])
+        gdb.send("continue")
+        linux.check("sleep 0.01; killall sleep; sleep 0.3")
+        gdb.interrupt()
+        probe = gdb.probe(2)
+        assert probe["calls"]["returns"] == probe["hits"] > 0
+        gdb("optprobe commit")
+        assert state(gdb)[:2] == [1, 0]
+    for calls in counts[:2]:
+        calls.pop("out")
+    assert counts[0] == counts[1], counts
+    assert counts[2]["entries"] == 0, counts
