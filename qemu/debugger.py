@@ -111,6 +111,10 @@ class Debugger:
             raise DebuggerError(f"{line}: {why.strip().removeprefix('optprobe: ')}")
         return printed
 
+    def begin(self, line: str) -> None:
+        """Give GDB a line whose end is not waited for: it is to be killed meanwhile."""
+        self._send(f"python optprobe_try({line!r})")
+
     def running(self, work: Callable[[], T], timeout: float = TIMEOUT) -> T:
         """Let the guest run until `work` returns, and what it returned."""
         mark = self._send("continue")
