@@ -17,6 +17,7 @@ from gdb_optprobe.debugger.parameters import current_settings
 from gdb_optprobe.debugger.terminal import colour
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest_text import lines
+from gdb_optprobe.handlers.source import legible
 from gdb_optprobe.interrupts import held
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.views import CollectorView, ExplainView, ProbeView, Saved, ShowView
@@ -101,7 +102,7 @@ class Subcommand(gdb.Command, Generic[_Args]):
             guarded(lambda: self._invoke(argument))
 
     def _invoke(self, argument: str) -> None:
-        args = self.parse(argument)
+        args = self.parse(legible(argument))
         with beside(json=args.json):
             self.run(args, Json(gdb.write) if args.json else Text(gdb.write, colour()))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import gdb
 
@@ -24,11 +24,8 @@ class Hits(gdb.Function):
     def __init__(self) -> None:
         super().__init__("optprobe_hits")
 
-    def invoke(self, number: gdb.Value) -> int:
-        try:
-            return attach.current_session().hits(int(number))
-        except OptprobeError as error:
-            raise gdb.GdbError(spoken(error)) from None
+    def invoke(self, *numbers: gdb.Value) -> int:
+        return _of_one("hits", numbers, lambda number: attach.current_session().hits(number))
 
 
 class Missed(gdb.Function):
@@ -37,8 +34,15 @@ class Missed(gdb.Function):
     def __init__(self) -> None:
         super().__init__("optprobe_missed")
 
-    def invoke(self, number: gdb.Value) -> int:
-        try:
-            return attach.current_session().missed(int(number))
-        except OptprobeError as error:
-            raise gdb.GdbError(spoken(error)) from None
+    def invoke(self, *numbers: gdb.Value) -> int:
+        return _of_one("missed", numbers, lambda number: attach.current_session().missed(number))
+
+
+def _of_one(name: str, numbers: Sequence[gdb.Value], get: Callable[[int], int]) -> int:
+    """Every failure ends as one clear line."""
+    try:
+        if len(numbers) != 1:
+            raise OptprobeError(f"$optprobe_{name} takes the number of one probe", f"$optprobe_{name}(1)")
+        return get(int(numbers[0]))
+    except (OptprobeError, gdb.error) as error:
+        raise gdb.GdbError(spoken(error)) from None

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gdb_optprobe.handlers.source import Fragment, fault, outside
+from gdb_optprobe.handlers.source import Fragment, fault, outside, whole_number
 
 DASHES = "--"
 LIST_OPTIONS: Mapping[str, str] = {"-json": ""}
@@ -19,10 +19,13 @@ DOCTOR_OPTIONS: Mapping[str, str] = {"-json": ""}
 RECOVER_OPTIONS: Mapping[str, str] = {"-remove": "", "-timeout": "SECONDS"}
 
 _LARGEST_RANGE = 1 << 16
-_NUMBER = re.compile(r"\d+")
-_RANGE = re.compile(r"(\d+)-(\d+)")
+_LARGEST_NUMBER = (1 << 31) - 1  # of a probe
+_MOST_HITS = (1 << 64) - 1
+_MOST_SECONDS = 366 * 24 * 3600
+_NUMBER = re.compile(r"\d+", re.ASCII)
+_RANGE = re.compile(r"(\d+)-(\d+)", re.ASCII)
 _NAME = re.compile(r"\$?[A-Za-z_][\w.-]*")
-_UNTIL = re.compile(r"(\$?[\w.-]+):(\d+)")
+_UNTIL = re.compile(r"(\$?[\w.-]+):(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,12 @@ class Option:
     where: Fragment
     argument: Fragment
     value: str = ""
+
+    @property
+    def typed(self) -> Fragment:
+        """Where the value itself stands, without quotes."""
+        start = self.argument.start + (len(self.value) < len(self.argument.text))
+        return Fragment(self.argument.line, start, start + len(self.value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +205,9 @@ def _only_options(text: str, known: Mapping[str, str]) -> dict[str, Option]:
 
 def _numbers(word: Fragment) -> range | tuple[int | str, ...]:
     if _NUMBER.fullmatch(word.text):
-        return (int(word.text),)
+        return (whole_number(word, _LARGEST_NUMBER),)
     if found := _RANGE.fullmatch(word.text):
-        first, last = int(found[1]), int(found[2])
+        first, last = (whole_number(within(word, found.span(part)), _LARGEST_NUMBER) for part in (1, 2))
         if first > last:
             raise fault(f"the range {word.text} is upside down", word, f"{last}-{first}")
         if last - first >= _LARGEST_RANGE:
@@ -218,12 +227,20 @@ def _seconds(option: Option | None) -> float | None:
         seconds = math.nan
     if not 0 < seconds < math.inf:
         raise fault(f"'{option.value}' is not a number of seconds", option.argument)
+    if seconds > _MOST_SECONDS:
+        raise fault("the time is too long", option.argument, f"at most {_MOST_SECONDS} seconds")
     return seconds
 
 
 def _until_hits(option: Option) -> tuple[int | str, int]:
     found = _UNTIL.fullmatch(option.value)
-    if found is None or int(found[2]) == 0:
+    if found is None or not found[2].strip("0"):
         raise fault("-until-hits takes a probe and a count", option.argument, "-until-hits 1:1000")
-    probe = int(found[1]) if found[1].isdecimal() else found[1]
-    return probe, int(found[2])
+    typed = option.typed
+    probe = whole_number(within(typed, found.span(1)), _LARGEST_NUMBER) if found[1].isdecimal() else found[1]
+    return probe, whole_number(within(typed, found.span(2)), _MOST_HITS)
+
+
+def within(where: Fragment, span: tuple[int, int]) -> Fragment:
+    """Return a part of `where`, whose places are counted from its start."""
+    return Fragment(where.line, where.start + span[0], where.start + span[1])

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from gdb_optprobe.commands.options import DASHES, Line, Option, option_at, take_option
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.handlers.source import Fragment, fault, outside, split
+from gdb_optprobe.handlers.source import Fragment, fault, outside, split, whole_number
 from gdb_optprobe.handlers.supported import check_action
 from gdb_optprobe.probes.spec import Kind, Spec
 
@@ -33,6 +33,8 @@ ADD_OPTIONS: Mapping[str, str] = {
     "-pid": "N",
     "-json": "",
 }
+
+_MOST = dict.fromkeys(("-maxactive", "-pid"), (1 << 31) - 1)
 
 _KINDS = {
     (False, False): Kind.KPROBE,
@@ -247,8 +249,10 @@ def _check_options(options: Mapping[str, Option]) -> None:
             raise fault(f"no tier named '{option.value}'", option.argument, f"the tiers are {', '.join(TIERS)}")
         if name == "-name" and not _NAME.fullmatch(option.value):
             raise fault(f"'{option.value}' cannot be a name", option.argument, "a name starts with a letter")
-        if name in ("-maxactive", "-pid") and (not option.value.isdecimal() or int(option.value) == 0):
-            raise fault(f"{name} takes a number from 1 on", option.argument)
+        if name in _MOST:
+            if not (option.value.isascii() and option.value.isdecimal() and option.value.strip("0")):
+                raise fault(f"{name} takes a number from 1 on", option.argument)
+            whole_number(option.typed, _MOST[name])
 
 
 def _clause(line: Line, at: int) -> tuple[Clause, int]:

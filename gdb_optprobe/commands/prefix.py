@@ -6,6 +6,7 @@ import gdb
 
 from gdb_optprobe.commands.base import fail
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.handlers.source import short
 
 
 class OptprobeCommand(gdb.Command):
@@ -30,7 +31,7 @@ class OptprobeCommand(gdb.Command):
         if not argument:
             gdb.execute("help optprobe")
             return
-        word = argument.split()[0]
+        word = short(argument.split()[0])
         close = difflib.get_close_matches(word, self._words, 1)
         hint = f"did you mean '{close[0]}'? " if close else ""
         fail(OptprobeError(f"no subcommand '{word}'", f"{hint}there are {', '.join(self._words)}"))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gdb_optprobe.debugger.attach import current_session
-from gdb_optprobe.handlers.source import Fragment, split
+from gdb_optprobe.handlers.source import Fragment, legible, split
 from gdb_optprobe.interrupts import held
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.spec import Handler, Kind, Spec
@@ -131,4 +131,4 @@ def kretprobe(
 
 def _each(spec: Spec) -> tuple[Spec, ...]:
     """Return a spec for each of the locations that commas separate."""
-    return tuple(replace(spec, location=part.text) for part in split(Fragment.whole(spec.location)))
+    return tuple(replace(spec, location=part.text) for part in split(Fragment.whole(legible(spec.location))))

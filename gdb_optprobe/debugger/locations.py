@@ -16,6 +16,8 @@ import gdb
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.symbols import SymbolTable
+from gdb_optprobe.handlers.lexer import tokens
+from gdb_optprobe.handlers.source import Fragment
 
 _NAME = re.compile(r"([A-Za-z_.$][\w.$]*)(?:\s*\+\s*(0[xX][0-9a-fA-F]+|\d+))?")
 _OF_MODULE = re.compile(r"([A-Za-z_][\w-]*):([^:]+)")
@@ -69,7 +71,7 @@ class Locations:
         starts = sorted({at for name, at in self._modules.names(module) if name == named[1]})
         if named[2] is None:
             return tuple(sorted({self._entry_of(start) for start in starts}))
-        distance = int(named[2], 0)
+        distance = _distance(named[2])
         bounds = (self._modules.bounds(start) for start in starts)
         return tuple(start + distance for start, end in filter(None, bounds) if start + distance < end)
 
@@ -112,7 +114,7 @@ class Locations:
             return self._linespec(name if offset is None else f"{name}+{offset}")
         if offset is None:
             return tuple(sorted({self._entry_of(address) for address in addresses}))
-        distance = int(offset, 0)
+        distance = _distance(offset)
         if len(addresses) > 1:
             raise OptprobeError(
                 f"there are {len(addresses)} functions called {name}", f"use an address: *{addresses[0] + distance:#x}"
@@ -123,6 +125,8 @@ class Locations:
                 f"{name} has {bounds[1] - addresses[0]} bytes: the offset {offset} is outside of it",
                 f"use an offset below {bounds[1] - addresses[0]:#x}, or an address: *{addresses[0] + distance:#x}",
             )
+        if addresses[0] + distance > MASK:
+            raise OptprobeError(f"no address is {offset} behind {name}")
         return (addresses[0] + distance,)
 
     def _linespec(self, text: str) -> tuple[int, ...]:
@@ -150,6 +154,11 @@ class Locations:
             return f"did you mean {first} if {rest}?"
         near = difflib.get_close_matches(text, self._symbols.completions(text[:3])[:MOST_SUGGESTED], 3)
         return f"did you mean {', '.join(near)}?" if near else ""
+
+
+def _distance(text: str) -> int:
+    """Return a number as C writes it. Raises OptprobeError, pointing."""
+    return tokens(Fragment.whole(text))[0].value
 
 
 def _expression(expression: str, location: str) -> int:

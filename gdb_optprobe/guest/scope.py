@@ -233,7 +233,8 @@ class KernelScope:
         return Value(_as_type(self._word(slot), type_), type_)
 
     def _argument(self, name: str) -> Meaning | Missing:
-        number = int(name[3:])
+        digits = name[3:].lstrip("0")
+        number = int(digits) if 0 < len(digits) < 4 else 0
         if not 0 < number <= MOST_ARGUMENTS:
             return Missing(f"no argument ${name}", "$arg1 is the first")
         if not self.site.entry:

@@ -46,7 +46,7 @@ def conversions(format: str, where: Fragment) -> tuple[Conversion, ...]:
             raise fault("floating point is not supported", place, "the kernel has integers only")
         if not kind or kind not in "diuxXocsp" or (kind in "csp" and length):
             raise fault(f"'{match[0]}' is no format", place, _KNOWN)
-        if max(int(width or 0), int(precision or 0)) > _WIDEST:
+        if any(len(number.lstrip("0")) > 4 or int(number or 0) > _WIDEST for number in (width, precision or "")):
             raise fault(f"'{match[0]}' is too wide", place, f"at most {_WIDEST}")
         bits = 64 if kind in "ps" else 8 if kind == "c" else _BITS.get(length or "", 64)
         exact = None if precision is None else int(precision or 0)

@@ -104,7 +104,9 @@ def _number(where: Fragment) -> Token:
         at = where.start + len(digits)
         raise fault(f"no suffix '{suffix}'", Fragment(where.line, at, where.end), "the suffixes are U, L and UL")
     base = 16 if digits.startswith("0x") else 2 if digits.startswith("0b") else 8 if digits.startswith("0") else 10
-    value = int(digits[2:] if base in (2, 16) else digits, base)
+    significant = (digits[2:] if base in (2, 16) else digits).lstrip("0") or "0"
+    # No number of 64 bits has more than 64 digits, and Python converts none of some thousand.
+    value = int(significant, base) if len(significant) <= 64 else 1 << 64
     if value >> 64:
         raise fault("the number does not fit into 64 bits", where, "the largest is 0xffffffffffffffff")
     kept = ("u" if "u" in suffix.lower() else "") + ("l" if "l" in suffix.lower() else "")
@@ -125,7 +127,7 @@ def _quoted(line: str, start: int, end: int) -> tuple[bytes, int]:
     at = start + 1
     while at < end and line[at] != line[start]:
         if line[at] != "\\":
-            data += line[at].encode("utf-8", "surrogateescape")
+            data += _encoded(Fragment(line, at, at + 1))
             at += 1
             continue
         found = _ESCAPE.match(line, at, end)
@@ -137,6 +139,13 @@ def _quoted(line: str, start: int, end: int) -> tuple[bytes, int]:
     if at >= end:
         raise fault(f"{line[start]} is never closed", Fragment(line, start, start + 1))
     return bytes(data), at + 1
+
+
+def _encoded(character: Fragment) -> bytes:
+    try:
+        return character.text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise fault("half of a character means nothing", character, r"write its bytes: \xNN") from None
 
 
 def _escaped(text: str) -> int:

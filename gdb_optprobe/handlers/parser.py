@@ -35,6 +35,7 @@ from gdb_optprobe.handlers.typenames import QUALIFIERS, TAGGED, WORDS, spelling
 IsType = Callable[[str], bool]
 
 DEEPEST = 100
+MOST_POINTERS = 12  # declarators that C asks for, 5.2.4.1
 _LEVELS = (
     ("||",), ("&&",), ("|",), ("^",), ("&",), ("==", "!="), ("<", "<=", ">", ">="), ("<<", ">>"), ("+", "-"),
     ("*", "/", "%"),
@@ -249,7 +250,10 @@ class Parser:
             raise self.unexpected(f"a type is missing before {self.next}")
         pointers = 0
         while self.sees("*") or self.next.text in QUALIFIERS:
-            pointers += self.take().text == "*"
+            pointers += self.sees("*")
+            if pointers > MOST_POINTERS:
+                raise fault("too many pointers to pointers", self.next.where, f"at most {MOST_POINTERS}")
+            self.take()
         if self.sees("(") or self.sees("["):
             raise fault("types of arrays and functions are not supported", self.next.where, "use a pointer: (void *)")
         return TypeName(_from(start, self.tokens[self.at - 1].where), keyword, name, pointers)

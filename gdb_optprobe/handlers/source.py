@@ -12,8 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest_text import one_line
 
 _CLOSES = {"(": ")", "[": "]", "{": "}"}
+# How much of a long line an error shows: on each side of what it points at, and of that and behind it.
+AROUND, MOST_SHOWN = 200, 400
+_ILLEGIBLE = re.compile(r"[\0\ud800-\udfff]")
 _WORD = re.compile(r"\$?\w+")
 
 
@@ -45,9 +49,40 @@ class Fragment:
 
 def fault(message: str, where: Fragment, hint: str = "") -> OptprobeError:
     """An error that shows the line and points at `where`."""
-    marks = "^" + "~" * (where.end - where.start - 1)
-    line = where.line.expandtabs(1).rstrip()
-    return OptprobeError(f"{message}\n    {line}\n    {' ' * where.start}{marks}", hint)
+    first, last = max(0, where.start - AROUND), min(len(where.line), where.end + AROUND, where.start + MOST_SHOWN)
+    before = ("…" if first else "") + _shown(where.line[first : where.start])
+    marked = _shown(where.line[where.start : min(where.end, last)])
+    behind = _shown(where.line[where.end : last]) + ("…" if last < len(where.line) else "")
+    marks = "^" + "~" * (len(marked) - 1)
+    line = f"{before}{marked}{behind}".rstrip()
+    return OptprobeError(f"{short(message)}\n    {line}\n    {' ' * len(before)}{marks}", short(hint))
+
+
+def legible(line: str) -> str:
+    """Return a typed line. Raises OptprobeError, pointing, at what is no character: GDB and files take none of it."""
+    found = _ILLEGIBLE.search(line)
+    if found is not None:
+        raise fault("this is no character", Fragment(line, *found.span()))
+    return line
+
+
+def whole_number(where: Fragment, most: int) -> int:
+    """Return the decimal number that stands at `where`, digits alone. Raises OptprobeError where it is too large."""
+    digits = where.text.lstrip("0") or "0"
+    # Python converts no number of more than some thousand digits.
+    if len(digits) > len(str(most)) or int(digits) > most:
+        raise fault("the number is too large", where, f"at most {most}")
+    return int(digits)
+
+
+def _shown(text: str) -> str:
+    return one_line(text.expandtabs(1))
+
+
+def short(message: str) -> str:
+    """Return a message as one line, without the middle of what is very long."""
+    message = one_line(message)
+    return message if len(message) <= MOST_SHOWN else f"{message[: MOST_SHOWN // 2]}…{message[-MOST_SHOWN // 4 :]}"
 
 
 def outside(line: str, start: int = 0) -> Iterator[int]:

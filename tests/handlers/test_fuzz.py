@@ -113,3 +113,55 @@ MUCH = ("(" * 5000, "!" * 5000, "a?" * 5000, "file->" * 5000, "1+" * 2000 + "1",
 @pytest.mark.parametrize("text", MUCH)
 def test_much_text(text: str) -> None:
     assert made(text, condition=True) is None
+
+
+DIGITS = "9" * 5000
+DEEP = "(1||1&&1|1^1&1==1<1<<1+1*"
+LIMITS = (
+    DIGITS, f"0{'7' * 5000}", f"0x{'f' * 5000}", f"0b{'1' * 5000}", f"$arg{DIGITS}", f"file->counts[{DIGITS}]",
+    f"(int{'*' * 1000})1", f"(struct file {'* const ' * 500})1", f"sizeof(void {'*' * 900})",
+    f"(nosuch_t{'*' * 1000})1",
+    DEEP * 49 + "1" + ")" * 49, "file->counts[" * 90 + "1" + "]" * 90, "-(int)" * 90 + "fd",
+    "'\ud800'", '"\udfff"', "\ud800", '$comm == "dd\udbff"', f"'\\x{'f' * 9000}'",
+)  # fmt: skip
+ACTION_LIMITS = (
+    f'print("%{DIGITS}d", 1)', f'print("%.{DIGITS}s", $comm)', 'print("\ud800")', f"lhist(1, 0, {DIGITS}, 1)",
+    f"hist(1) by {DIGITS}", f"count by (char{'*' * 999})fd",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", LIMITS)
+def test_numbers_nesting_and_characters_beyond_every_limit_are_told_with_a_caret(text: str) -> None:
+    """Python converts 4,300 digits and no more, recurses 1,000 deep and no more, and encodes no half of a pair."""
+    assert made(text, condition=True) is None
+
+
+@pytest.mark.parametrize("text", ACTION_LIMITS)
+def test_actions_beyond_every_limit_are_told_with_a_caret(text: str) -> None:
+    assert made(text, condition=False) is None
+
+
+def test_a_long_line_is_shown_around_what_is_wrong() -> None:
+    with pytest.raises(OptprobeError) as refused:
+        compile_handler(Fragment.whole(f"{'1 + ' * 90}{'9' * 5000} + {'2 + ' * 900}2"), [], World())
+    _, line, carets = refused.value.message.split("\n")
+    assert len(line) < 1000 and line.strip().startswith("…") and line.endswith("…")
+    assert line[carets.index("^")] == "9" and line[carets.index("^") - 1] == " "
+
+
+def test_zeros_before_a_number_are_none_of_its_digits() -> None:
+    assert made(f"{'0' * 6000}", condition=True) is not None
+    assert made(f"0x{'0' * 6000}1 == fd", condition=True) is not None
+
+
+ANY = st.text(max_size=40) | st.lists(st.sampled_from((*NAMES, *SIGNS, "\ud800", "\0", "\n", DIGITS))).map("".join)
+
+
+@given(ANY, st.booleans())
+def test_any_characters_at_all(text: str, condition: bool) -> None:
+    part = Fragment.whole(text)
+    try:
+        compile_handler(part, [], World()) if condition else compile_handler(None, [part], World())
+    except OptprobeError as error:
+        message = f"{error.message}{error.hint}"
+        assert message.encode() and len(message) < 4000
