@@ -79,9 +79,9 @@ def render(format: str, values: Sequence[int | bytes]) -> str:
 def _rendered(conversion: Conversion, value: int | bytes) -> str:
     flags, precision = conversion.flags, conversion.precision
     if isinstance(value, bytes):
-        return _padded("", printable(value[:precision]), conversion, zeros=False)
+        return _text(value[:precision], conversion)
     if conversion.kind == "c":
-        return _padded("", printable(bytes([value & 0xFF])), conversion, zeros=False)
+        return _text(bytes([value & 0xFF]), conversion)
     signed = conversion.kind in "di"
     exact = number(extend(value, conversion.bits, signed), signed)
     base = {"x": "x", "X": "X", "o": "o", "p": "x"}.get(conversion.kind, "d")
@@ -93,6 +93,12 @@ def _rendered(conversion: Conversion, value: int | bytes) -> str:
     if conversion.kind == "p" or (base in "xX" and "#" in flags and exact):
         prefix = "0X" if base == "X" else "0x"
     return _padded(prefix, digits, conversion, zeros="0" in flags and precision is None)
+
+
+def _text(data: bytes, conversion: Conversion) -> str:
+    """Width and precision are of bytes, as in C."""
+    room = " " * (conversion.width - len(data))
+    return printable(data) + room if "-" in conversion.flags else room + printable(data)
 
 
 def _padded(prefix: str, digits: str, conversion: Conversion, zeros: bool) -> str:

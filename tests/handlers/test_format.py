@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gdb_optprobe.guest_text import printable
 from gdb_optprobe.handlers.format import conversions, render
 from gdb_optprobe.handlers.program import MASK
 from gdb_optprobe.handlers.source import Fragment
@@ -52,6 +53,23 @@ def test_numbers(format: str, value: int) -> None:
 )
 def test_the_rest(format: str, values: tuple[int | bytes, ...]) -> None:
     assert render(format, values) == printed(format, *values)
+
+
+def test_a_precision_counts_bytes_and_no_characters() -> None:
+    assert render("%.3s|%5s|%-5s|", ["éé".encode()] * 3) == "é\\303| éé|éé |"
+
+
+TEXT = st.text(st.characters(exclude_characters="\0"), max_size=12).map(lambda text: text.encode("utf-8", "replace"))
+
+
+PRECISIONS = st.sampled_from(("", ".", ".1", ".3", ".12"))
+
+
+@given(st.sampled_from(("", "-")), st.sampled_from(("", "1", "5", "20")), PRECISIONS, TEXT)
+def test_texts(flags: str, width: str, precision: str, value: bytes) -> None:
+    """Of any characters: the bytes are those that C prints."""
+    format = f"<%{flags}{width}{precision}s>"
+    assert render(format, [value]) == printable(printed(format, value).encode("latin-1"))
 
 
 def test_what_a_format_asks_for() -> None:
