@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -19,6 +21,7 @@ from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.isa.base import Insn, Isa, OutOfReach
+from gdb_optprobe.objects import checked
 from gdb_optprobe.objects.journal import Damaged, State
 
 Range = tuple[int, int]
@@ -26,6 +29,12 @@ Heads = Mapping[int, Sequence[int]]
 """Where detours begin, by the address of their branch."""
 LONGEST = 16
 """Bytes that a branch changes, at most."""
+FAR = 1 << 16
+"""Bytes within which are all instructions that one branch displaces."""
+MOST_USED = 1 << 12
+"""Pieces of memory that one piece of code uses, at most."""
+_KINDS = frozenset(Item)
+_ADDRESS = re.compile(r"[0-9a-f]{1,16}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +49,15 @@ class Bounds:
     data: Range
     fill: int = 0
     loaded: Range = (0, 0)
+
+    def is_loaded(self, address: int) -> bool:
+        """Whether text there comes and goes."""
+        (start, end), (first, last) = self.text, self.loaded
+        return first <= address < last and not start <= address < end
+
+    def has(self, address: int) -> bool:
+        """Whether there can be text of the guest's."""
+        return self.text[0] <= address < self.text[1] or self.is_loaded(address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +81,9 @@ class Text:
 class Left:
     """code: detours, left ones too, by their slots: those not written yet, or wiped again, hold `fill`.
 
-    probes, points, calls, users: as they were noted. uses: what code may come to, by its address.
+    data: ascending. probes, points, calls, users: as they were noted. uses: what code may come to, by its address.
+
+    bounds: where all of it can be.
     """
 
     texts: tuple[Text, ...] = ()
@@ -76,6 +96,7 @@ class Left:
     users: Mapping[int, Any] | None = None
     calls: Mapping[int, Any] | None = None
     uses: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    bounds: Bounds = Bounds((0, 0), (), (0, 0))
 
     @property
     def detours(self) -> Mapping[Slot, Detour]:
@@ -83,7 +104,8 @@ class Left:
 
     def at(self, address: int) -> Slot | None:
         """The piece of data that begins there."""
-        return next((slot for slot in self.data if slot.address == address), None)
+        place = bisect_left(self.data, address, key=lambda slot: slot.address)
+        return self.data[place] if place < len(self.data) and self.data[place].address == address else None
 
 
 def read(state: State, bounds: Bounds, memory: Memory, isa: Isa) -> Left:
@@ -95,22 +117,25 @@ def read(state: State, bounds: Bounds, memory: Memory, isa: Isa) -> Left:
     kinds: dict[str, dict[int, Any]] = {}
     try:
         for key, value in state.items():
-            kind, _, at = key.partition(" ")
-            kinds.setdefault(kind, {})[int(at or "0", 16)] = value
+            kind, at = _key(key)
+            kinds.setdefault(kind, {})[at] = value
         texts = tuple(_text(at, value, bounds) for at, value in sorted(kinds.get(Item.TEXT, {}).items()))
-        code = dict(_code(at, value, bounds, memory, isa) for at, value in sorted(kinds.get(Item.CODE, {}).items()))
-        pages = tuple(_within(Slot(at, pads.PAGE), *bounds.code) for at in sorted(kinds.get(Item.PADS, {})))
+        codes = sorted(kinds.get(Item.CODE, {}).items())
+        slots = [_within(Slot(at, checked.number(checked.row(value, 5)[0])), *bounds.code) for at, value in codes]
+        pages = tuple(_page(at, size, bounds) for at, size in sorted(kinds.get(Item.PADS, {}).items()))
         sizes = sorted(kinds.get(Item.DATA, {}).items())
-        data = tuple(_within(Slot(at, _natural(size)), bounds.data) for at, size in sizes)
-        starts = {slot.address for slot in code}
+        data = tuple(_within(Slot(at, checked.number(size)), bounds.data) for at, size in sizes)
+        starts = {slot.address for slot in slots}
         uses = {at: _uses(at, value) for at, value in kinds.get(Item.USES, {}).items() if at in starts}
-        _apart([*code, *pages])
+        # What is apart is not much to be read.
+        _apart([*slots, *pages])
         _apart(data)
-    except (ValueError, TypeError, KeyError, IndexError, OverflowError) as wrong:
+        code = {slot: _code(slot, value, bounds, memory, isa) for slot, (_, value) in zip(slots, codes, strict=True)}
+    except ValueError as wrong:
         raise Damaged(f"{wrong}") from None
     noted = (kinds.get(kind, {}) for kind in (Item.PROBE, Item.POINT, Item.USER, Item.CALLS))
     probes, points, users, calls = noted
-    return Left(texts, code, pages, data, probes, points, bounds.fill, users, calls, uses)
+    return Left(texts, code, pages, data, probes, points, bounds.fill, users, calls, uses, bounds)
 
 
 def undoing(left: Left, memory: Memory, isa: Isa) -> tuple[list[Patch], list[Patch]]:
@@ -177,38 +202,53 @@ def _redirected(way: Insn, heads: Heads, isa: Isa) -> Iterator[bytes]:
             continue
 
 
+def _key(key: str) -> tuple[Item, int]:
+    kind, _, at = key.partition(" ")
+    if kind not in _KINDS or not _ADDRESS.fullmatch(at):
+        raise ValueError(f"nothing is noted as {key[:40]!a}")
+    return Item(kind), int(at, 16)
+
+
 def _text(at: int, value: Any, bounds: Bounds) -> Text:
-    original, traced = bytes.fromhex(value[0]), bool(value[1])
-    if not 0 < len(original) <= LONGEST:
-        raise ValueError(f"a branch of {len(original)} bytes at {at:#x}")
-    own, modules = bounds.text, bounds.loaded
-    loaded = modules[0] <= at < modules[1] and not own[0] <= at < own[1]
+    original, traced = checked.row(value, 2)
+    original = checked.data(original, LONGEST)
+    loaded = bounds.is_loaded(at)
     _within(Slot(at, len(original)), bounds.loaded if loaded else bounds.text)
-    return Text(at, original, traced, loaded)
+    return Text(at, original, checked.flag(traced), loaded)
 
 
-def _code(at: int, value: Any, bounds: Bounds, memory: Memory, isa: Isa) -> tuple[Slot, Detour]:
-    size, used, head, origins, ways = value
-    slot = _within(Slot(at, _natural(size)), *bounds.code)
-    if not 0 < _natural(used) <= slot.size:
-        raise ValueError(f"{used} bytes of code in {slot.size} at {at:#x}")
-    on = [insn for offset, data in ways for insn in isa.decode(bytes.fromhex(data), at + _natural(offset))]
-    if any(not at <= insn.address < insn.end <= at + used for insn in on):
+def _code(slot: Slot, value: Any, bounds: Bounds, memory: Memory, isa: Isa) -> Detour:
+    _, used, head, origins, ways = value
+    at, used = slot.address, checked.number(used, slot.size + 1, 1)
+    if checked.number(head) != at and not bounds.has(head):
+        raise ValueError(f"code at {at:#x} is for nothing at {head:#x}")
+    on = [_way(at, used, way, isa) for way in checked.items(ways, used)]
+    places = tuple(_origin(at, used, head, one) for one in checked.items(origins, used))
+    return Detour(at, memory.read(at, used), head, places, ways_on=tuple(on))
+
+
+def _way(at: int, used: int, value: Any, isa: Isa) -> Insn:
+    offset, data = checked.row(value, 2)
+    insns = isa.decode(checked.data(data, LONGEST), at + checked.number(offset, used))
+    if len(insns) != 1 or insns[0].end > at + used:
         raise ValueError(f"a way on outside of the detour at {at:#x}")
-    places = tuple((at + _natural(offset), _natural(head) + int(original)) for offset, original in origins)
-    return slot, Detour(at, memory.read(at, used), _natural(head), places, ways_on=tuple(on))
+    return insns[0]
 
 
 def _uses(at: int, value: Any) -> frozenset[int]:
-    if not isinstance(value, list) or not all(isinstance(distance, int) for distance in value):
-        raise ValueError(f"what code at {at:#x} uses")
-    return frozenset(at + distance for distance in value)
+    distances = checked.numbers(value, MOST_USED, least=1 - checked.WORD)
+    return frozenset(checked.number(at + distance) for distance in distances)
 
 
-def _natural(value: Any) -> int:
-    if not isinstance(value, int) or not 0 <= value < 1 << 64:
-        raise ValueError(f"{value!r} is no number there")
-    return value
+def _origin(at: int, used: int, head: int, value: Any) -> tuple[int, int]:
+    offset, original = checked.row(value, 2)
+    return at + checked.number(offset, used), head + checked.number(original, FAR, -FAR)
+
+
+def _page(at: int, size: Any, bounds: Bounds) -> Slot:
+    if checked.number(size) != pads.PAGE:
+        raise ValueError(f"a page of {size} bytes at {at:#x}")
+    return _within(Slot(at, pads.PAGE), *bounds.code)
 
 
 def _within(slot: Slot, *bounds: Range) -> Slot:

@@ -21,10 +21,17 @@ from gdb_optprobe.guest.linux.port import Loan, Port, Room
 from gdb_optprobe.guest.linux.recover import Recovered
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.isa.base import Isa
+from gdb_optprobe.objects import checked
 from gdb_optprobe.objects import journal as form
 from gdb_optprobe.objects.journal import MAGIC, Damaged, Found, State
 
 NOTHING = Left()
+MOST = 1 << 12
+"""Pieces of code memory, and changes of page tables, at most."""
+LARGEST = 1 << 16
+"""Bytes of one such change, at most."""
+PHYSICAL = 1 << 56
+"""No machine has memory there."""
 
 
 @dataclass(frozen=True)
@@ -110,13 +117,13 @@ def _room(
 ) -> tuple[Room, tuple[PhysicalPatch, ...], Loan | None]:
     """The room as it was found, the mapping, and what was lent. Raises Damaged where the rest is of another guest."""
     try:
-        build, text, ends, data, mapping, *lent = state[f"{Item.ROOM} 0"]
-        loan = Loan(*map(int, lent[0])) if lent else None
-        code = tuple(zip(map(int, ends[::2]), map(int, ends[1::2]), strict=True))
-        patches = tuple(
-            PhysicalPatch(int(at), _long(old), _long(new), bool(changes)) for at, old, new, changes in mapping
-        )
-    except (ValueError, TypeError, KeyError, IndexError, OverflowError) as wrong:
+        build, text, ends, data, mapping, *lent = checked.row(state[f"{Item.ROOM} 0"], 5, 6)
+        text, ends = checked.number(text), checked.numbers(ends, MOST)
+        code = tuple(zip(ends[::2], ends[1::2], strict=True))
+        data = [*checked.numbers(data, 2)]
+        patches = tuple(map(_patch, checked.items(mapping, MOST)))
+        loan = Loan(*checked.numbers(checked.row(lent[0], 2), 2)) if lent else None
+    except (ValueError, KeyError) as wrong:
         raise Damaged(f"{wrong}") from None
     if (build, text) != (recovered.build, recovered.text[0]):
         raise Damaged("it is of another kernel, or of this one at another address")
@@ -139,13 +146,16 @@ def _short(data: bytes) -> str | list[int]:
     return [data[0], len(data)] if len(set(data)) == 1 else data.hex()
 
 
+def _patch(value: Any) -> PhysicalPatch:
+    at, old, new, changes = checked.row(value, 4)
+    return PhysicalPatch(checked.number(at, PHYSICAL), _long(old), _long(new), checked.flag(changes))
+
+
 def _long(value: Any) -> bytes:
     if isinstance(value, str):
-        return bytes.fromhex(value)
-    byte, count = (int(number) for number in value)
-    if not 0 < count <= 1 << 16:
-        raise ValueError(f"{count} bytes of a page table")
-    return bytes([byte]) * count
+        return checked.data(value, LARGEST)
+    byte, count = checked.row(value, 2)
+    return bytes([checked.number(byte, 256)]) * checked.number(count, LARGEST + 1, 1)
 
 
 def _journal(place: Room, memory: Memory, found: Found) -> Journal:

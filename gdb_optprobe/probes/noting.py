@@ -8,13 +8,28 @@ from dataclasses import dataclass
 from typing import Any
 
 from gdb_optprobe.detours.journal import Item, Journal
+from gdb_optprobe.detours.left import Left
 from gdb_optprobe.handlers.source import Fragment
+from gdb_optprobe.objects import checked
 from gdb_optprobe.objects.journal import Damaged
 from gdb_optprobe.objects.ring import Position
 from gdb_optprobe.probes import fields
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.settings import size_of
 from gdb_optprobe.probes.spec import Kind, Spec
+
+FIELDS = frozenset(
+    ("at", "location", "kind", "if", "do", "tier", "name", "glob", "entry if", "entry do", "maxactive", "pending")
+) | frozenset(("file", "pid", "home", "waits", "off", "python", "data", "program", "sizes", "since", "seen"))
+KINDS = frozenset(kind.value for kind in Kind)
+PROGRAMS = frozenset((Kind.UPROBE.value, Kind.URETPROBE.value))
+NUMBERS = 1 << 32
+"""What no probe's number reaches."""
+BOUND = 1 << 31
+"""What no count of calls, and no process's number, reaches."""
+RECORDS, WORDS, ACTIONS = 1 << 16, 1 << 12, 1 << 8
+"""Records of a ring that are being written, words of what was seen, actions: at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +69,10 @@ def note(probe: Probe, journal: Journal) -> None:
         "glob": spec.glob,
         "entry if": fields.tidy(spec.entry_condition.text) if spec.entry_condition is not None else "",
         "entry do": [fields.tidy(action.text) for action in spec.entry_actions],
-        "maxactive": spec.maxactive,
+        "maxactive": min(spec.maxactive, BOUND - 1),
         "pending": spec.pending,
         "file": _allowed(fields.file, spec.file),
-        "pid": spec.pid,
+        "pid": min(spec.pid, BOUND - 1),
         "home": _allowed(fields.home, probe.home),
         "waits": probe.waits is not None,
         "off": not probe.enabled,
@@ -79,45 +94,80 @@ def _allowed(check: Callable[[str], str], text: str) -> str:
         return ""
 
 
-def noted(number: int, value: Any) -> Noted:
-    """Raises Damaged."""
+def noted(number: int, value: Any, left: Left) -> Noted:
+    """Raises Damaged where `value` cannot be of a probe whose memory is in what is `left`."""
     try:
-        following, *pending = map(int, value.get("since", [0]))
-        kind, glob = Kind(value.get("kind", Kind.KPROBE.value)), bool(value.get("glob"))
-        entry_if = fields.condition(value.get("entry if", ""))
-        entry_do = [fields.action(action) for action in value.get("entry do", [])]
-        fields.number(number, 1 << 32, least=1)
-        spec = Spec(
-            location=fields.place(value.get("location", ""), kind in (Kind.UPROBE, Kind.URETPROBE), glob),
-            kind=kind,
-            condition=fields.condition(value.get("if", "")),
-            actions=tuple(fields.action(action) for action in value.get("do", ["count"])),
-            tier=fields.tier(value.get("tier", "")),
-            name=fields.name(value.get("name", "")),
-            glob=glob,
-            pending=bool(value.get("pending")),
-            entry_condition=Fragment.whole(entry_if) if entry_if else None,
-            entry_actions=tuple(Fragment.whole(action) for action in entry_do),
-            maxactive=int(value.get("maxactive", 0)),
-            file=fields.file(value.get("file", "")),
-            pid=int(value.get("pid", 0)),
-        )
-        return Noted(
-            number=number,
-            address=int(value["at"]),
-            spec=spec,
-            enabled=not value.get("off"),
-            python=bool(value.get("python")),
-            data=int(value["data"]) if "data" in value else None,
-            program=int(value.get("program", 0)),
-            sizes={str(name): int(size) for name, size in value.get("sizes", {}).items()},
-            since=Position(following, tuple(pending)),
-            seen=tuple(int(word) for word in value.get("seen", [])),
-            home=fields.home(value.get("home", "")),
-            waits=bool(value.get("waits")),
-        )
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as wrong:
+        checked.number(number, NUMBERS, 1)
+        if not isinstance(value, dict) or not value.keys() <= FIELDS:
+            raise ValueError("what is noted of it")
+        return _noted(number, value, left)
+    except (ValueError, KeyError) as wrong:
         raise Damaged(f"probe {number}: {wrong}") from None
+
+
+def _noted(number: int, value: Mapping[str, Any], left: Left) -> Noted:
+    """Raises ValueError, KeyError."""
+
+    def flag(name: str) -> bool:
+        return checked.flag(value.get(name, False))
+
+    spec, waits, home = _spec(value, flag), flag("waits"), fields.home(checked.text(value.get("home", "")))
+    address = checked.number(value["at"])
+    if not (waits or home or spec.in_program or left.bounds.has(address)):
+        raise ValueError(f"no code is at {address:#x}")
+    if spec.in_program and address >> 63:
+        raise ValueError(f"no program is at {address:#x}")
+    data = checked.number(value["data"]) if "data" in value else None
+    if data is not None and left.at(data) is None:
+        raise ValueError(f"it has no memory at {data:#x}")
+    if not isinstance(sizes := value.get("sizes", {}), dict):
+        raise ValueError("its sizes")
+    following, *pending = checked.numbers(value.get("since", [0]), 1 + RECORDS)
+    return Noted(
+        number=number,
+        address=address,
+        spec=spec,
+        enabled=not flag("off"),
+        python=flag("python"),
+        data=data,
+        program=checked.number(value.get("program", 0), 1 << 32),
+        sizes={name: size_of(name, size) for name, size in sizes.items()},
+        since=Position(following, tuple(pending)),
+        seen=checked.numbers(value.get("seen", []), WORDS, least=-(1 << 63)),
+        home=home,
+        waits=waits,
+    )
+
+
+def _spec(value: Mapping[str, Any], flag: Callable[[str], bool]) -> Spec:
+    """Raises ValueError."""
+
+    def text(name: str) -> str:
+        return checked.text(value.get(name, ""))
+
+    kind, glob = text("kind") or Kind.KPROBE.value, flag("glob")
+    if kind not in KINDS:
+        raise ValueError(f"{ascii(kind)[:40]} is no kind of probe")
+    entry_if = fields.condition(text("entry if"))
+    entry_do = [fields.action(checked.text(each)) for each in checked.items(value.get("entry do", []), ACTIONS)]
+    actions = [checked.text(each) for each in checked.items(value.get("do", ["count"]), ACTIONS)]
+    if not actions:
+        raise ValueError("no action")
+    return Spec(
+        location=fields.place(text("location"), kind in PROGRAMS, glob),
+        kind=Kind(kind),
+        condition=fields.condition(text("if")),
+        actions=tuple(fields.action(action) for action in actions),
+        tier=fields.tier(text("tier")),
+        name=fields.name(text("name")),
+        glob=glob,
+        pending=flag("pending"),
+        entry_condition=Fragment.whole(entry_if) if entry_if else None,
+        entry_actions=tuple(Fragment.whole(action) for action in entry_do),
+        maxactive=checked.number(value.get("maxactive", 0), BOUND),
+        file=fields.file(text("file")),
+        pid=checked.number(value.get("pid", 0), BOUND),
+    )
 
 
 def fingerprint(handler: Handler) -> int:

@@ -8,6 +8,7 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.left import Left
+from gdb_optprobe.objects import checked
 from gdb_optprobe.objects.instances import InstancesLayout
 from gdb_optprobe.objects.journal import Damaged
 from gdb_optprobe.probes.returning import ReturnPoint
@@ -21,16 +22,17 @@ def points_of(left: Left, arena: Arena | None) -> list[ReturnPoint]:
     for at, value in sorted((left.points or {}).items()):
         memory = left.at(at)
         try:
-            address, slots, saved = (int(number) for number in value)
-        except (ValueError, TypeError, OverflowError) as wrong:
+            address, slots, saved = checked.numbers(checked.row(value, 3), 3)
+            checked.number(slots, 1 << 20, 1), checked.number(saved, 1 << 10)
+        except ValueError as wrong:
             raise Damaged(f"return probes at {at:#x}: {wrong}") from None
-        if memory is None or not 0 < slots < 1 << 20 or not 0 <= saved < 1 << 10:
+        if memory is None or not left.bounds.has(address):
             raise Damaged(f"return probes at {at:#x}")
         layout = InstancesLayout(slots, saved)
         if layout.size > memory.size:
             raise Damaged(f"return probes at {at:#x}: {layout.size} bytes in {memory.size}")
+        before, ended = _counted(at, (left.calls or {}).get(at, _NOTHING))
         if arena is not None:
-            before, ended = _counted(at, (left.calls or {}).get(at, _NOTHING))
             ended = ended or address not in _probed(left)
             trampolines = _trampolines(left, address, at)
             found.append(ReturnPoint.found(address, layout, memory, trampolines, arena, before, ended))
@@ -47,11 +49,10 @@ def note(point: ReturnPoint, arena: Arena) -> None:
 def _counted(at: int, value: Any) -> tuple[tuple[int, int, int], bool]:
     """What was counted in older tables than that at `at`, and whether its probes are deleted. Raises Damaged."""
     try:
-        ended, returns, missed, dropped = (int(number) for number in value)
-    except (ValueError, TypeError, OverflowError) as wrong:
+        ended, *before = checked.numbers(checked.row(value, 4), 4)
+    except ValueError as wrong:
         raise Damaged(f"calls at {at:#x}: {wrong}") from None
-    if min(returns, missed, dropped) < 0 or max(returns, missed, dropped) >> 64:
-        raise Damaged(f"calls at {at:#x}")
+    returns, missed, dropped = before
     return (returns, missed, dropped), bool(ended)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.objects import checked
 
 ON_EXIT = ("keep", "remove", "ask")
 DEFAULT_MAX_PROBES = 4096
@@ -80,6 +82,17 @@ SIZES = {
 def sizes_of(settings: Settings) -> Mapping[str, int]:
     """Those of new probes, by the names of their fields."""
     return {field: getattr(settings, field) for field in (name.replace("-", "_") for name in SIZES)}
+
+
+def size_of(name: str, value: Any) -> int:
+    """Return what another GDB noted of a probe's size, by the name of its field. Raises ValueError."""
+    size = SIZES.get(name.replace("_", "-"))
+    if size is None or "-" in name:
+        raise ValueError(f"{ascii(name)[:40]} is no size")
+    number = checked.number(value, size.most + 1, size.least)
+    if size.rounded(name, number) != number:
+        raise ValueError(f"{name} cannot be {number}")
+    return number
 
 
 def parse_arena(text: str) -> ArenaRanges | None:

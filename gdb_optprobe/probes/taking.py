@@ -7,6 +7,7 @@ A kill in between leaves a journal that tells as much as before.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from gdb_optprobe.detours import patch, quiescence
@@ -21,6 +22,8 @@ from gdb_optprobe.probes.old_points import points_of
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import notes as user_notes
+from gdb_optprobe.probes.user.calls import LAYOUT
+from gdb_optprobe.probes.user.notes import NotedTrap
 from gdb_optprobe.probes.user.probes import Users
 
 TRIES, PAUSE = 20, 0.05
@@ -52,19 +55,27 @@ def look(target: Target, users: Users) -> tuple[Left, Sequence[Noted], Sequence[
     left = target.left()
     if left is None:
         raise OptprobeError("no probes of an earlier GDB are in this guest")
-    found = [noted(number, value) for number, value in sorted((left.probes or {}).items())]
-    for one in found:
-        if one.data is not None and left.at(one.data) is None:
-            raise Damaged(f"probe {one.number} has no memory at {one.data:#x}")
-    points_of(left, None)
+    found, traps = believed(left)
     # From here on the guest runs and is changed at our word.
     target.guard()
-    if traps := user_notes.noted(left.users or {}):
-        if any(trap.calls and left.at(trap.calls) is None for trap in traps):
-            raise Damaged("calls of programs have no memory")
+    if traps:
         _await_writers(left, target, users)
     texts, ways = undoing(left, target.machine, target.isa)
     return left, found, (*texts, *ways)
+
+
+def believed(left: Left) -> tuple[Sequence[Noted], Sequence[NotedTrap]]:
+    """Return the probes, and the traps in programs, that are noted. Raises Damaged where they cannot be."""
+    found = [noted(number, value, left) for number, value in sorted((left.probes or {}).items())]
+    points_of(left, None)
+    traps = user_notes.noted(left.users or {})
+    calls = {trap.calls: left.at(trap.calls) for trap in traps if trap.calls}
+    if any(memory is None or memory.size < LAYOUT.size for memory in calls.values()):
+        raise Damaged("calls of programs have no memory")
+    users = Counter((*(one.data for one in found if one.data is not None), *(left.points or ()), *calls))
+    if shared := [at for at, number in users.items() if number > 1]:
+        raise Damaged(f"memory at {shared[0]:#x} is noted of two")
+    return found, traps
 
 
 def _await_writers(left: Left, target: Target, users: Users) -> None:

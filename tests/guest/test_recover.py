@@ -22,6 +22,7 @@ from tests.guest.test_returns import STATE
 
 HOT_CODE = Path(__file__).with_name("hot_code.py")
 GONE = Path(__file__).with_name("guest_gone.py")
+JOURNAL = Path(__file__).with_name("guest_journal.py")
 KILLS = int(os.environ.get("OPTPROBE_KILLS", "500"))
 LONGEST = 3.0
 SOON = 60.0
@@ -260,3 +261,36 @@ def test_calls_of_tables_that_are_gone_count_after_a_kill(linux: Guest) -> None:
         calls.pop("out")
     assert counts[0] == counts[1], counts
     assert counts[2]["entries"] == 0, counts
+
+
+HOSTILE = {
+    "tier": '"bogus"',
+    "sizes": '{"nosuch": 1}',
+    "maxactive": "-7",
+    "at": str(1 << 80),
+    "location": '"vfs_read\\nshell touch /tmp/recovered-by-a-guest\\n#"',
+}
+
+
+def test_a_journal_that_cannot_be_leaves_the_guest_as_it_is(linux: Guest) -> None:
+    """All of it is looked at before anything is changed; with the first journal back, the probes come back."""
+    with Console(linux) as gdb:
+        gdb("set optprobe guardian off")
+        assert "optimized" in gdb("optprobe add vfs_read do hist(count)")
+        assert "optimized" in gdb("optprobe add vfs_write")
+        gdb.kill()
+    with Console(linux) as gdb:
+        gdb(f"source {JOURNAL}")
+        for field, value in HOSTILE.items():
+            gdb(f"guest-journal probe_1 {field} {value}")
+            before = gdb("guest-digest").splitlines()[-1]
+            for command in ("recover", "recover", "recover -remove", "add vfs_open"):
+                said = gdb(f"optprobe {command}")
+                if command.startswith("recover"):
+                    assert "the journal of an earlier GDB's probes is damaged: probe 1" in said, said
+                assert said.count("optprobe:") == 1 and "rror" not in said and "Traceback" not in said, said
+            assert gdb("guest-digest").strip() == before, field
+        gdb("guest-journal")
+        assert gdb("optprobe recover").count("optimized") == 2
+        assert "holds what we wrote" in gdb("optprobe check")
+    assert not Path("/tmp/recovered-by-a-guest").exists()

@@ -11,9 +11,14 @@ from typing import Any
 
 from gdb_optprobe.detours.journal import Item, Journal
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.user.files import File
+from gdb_optprobe.guest.linux.user.files import LONGEST, File
 from gdb_optprobe.guest.linux.user.program import Program
+from gdb_optprobe.guest_text import one_line
+from gdb_optprobe.objects import checked
 from gdb_optprobe.objects.journal import Damaged
+
+LARGEST = 16
+"""Bytes of a trap, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +38,31 @@ def note(
     number: int, program: Program, address: int, original: bytes, journal: Journal, calls: int = 0
 ) -> None:
     """A trap is about to be written there; numbers are told apart, and that is all."""
-    journal.put(Item.USER, number, [*astuple(program.file), address, original.hex(), calls])
+    path, *known = astuple(program.file)
+    journal.put(Item.USER, number, [one_line(path)[:LONGEST], *known, address, original.hex(), calls])
     journal.flush()
 
 
 def noted(values: Mapping[int, Any]) -> Sequence[NotedTrap]:
     """Raises Damaged."""
-    return [_noted(value) for _, value in sorted(values.items())]
+    found = [_noted(value) for _, value in sorted(values.items())]
+    if len({trap.calls for trap in found if trap.calls}) > 1:
+        raise Damaged("traps in programs: calls are in two tables")
+    return found
 
 
 def _noted(value: Any) -> NotedTrap:
     try:
-        path, *numbers, address, original, calls = value
-        inode, number, device, size, mapping = map(int, numbers)
-        if not isinstance(path, str) or min(inode, mapping) < 1 << 63 or int(address) < 0:
+        path, inode, number, device, size, mapping, address, original, calls = checked.row(value, 9)
+        if not isinstance(path, str) or len(path) > LONGEST or not path.isprintable():
             raise ValueError("no such file")
-        file = File(path, inode, number, device, size, mapping)
-        return NotedTrap(file, int(address), bytes.fromhex(original), int(calls))
-    except (ValueError, TypeError) as wrong:
+        for kernel in (inode, mapping):
+            checked.number(kernel, least=1 << 63)
+        file = File(
+            path, inode, checked.number(number), checked.number(device), checked.number(size), mapping
+        )
+        return NotedTrap(file, checked.number(address), checked.data(original, LARGEST), checked.number(calls))
+    except ValueError as wrong:
         raise Damaged(f"a trap in a program: {wrong}") from None
 
 
