@@ -32,7 +32,7 @@ from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.port import LinuxText, Port, Unwinder
 from gdb_optprobe.guest.linux.ppc64le.text import PowerText
 from gdb_optprobe.guest.linux.recover import Vain, recover
-from gdb_optprobe.guest.linux.structures import CachedStructures
+from gdb_optprobe.guest.linux.structures import KernelStructures
 from gdb_optprobe.guest.linux.text import KernelText
 from gdb_optprobe.guest.memory import KernelMemory
 from gdb_optprobe.guest.symbols import FUNCTION_TYPES, SymbolTable
@@ -164,9 +164,9 @@ def subject_of(guest: Guest) -> Subject:
         raise GuestError("the guest runs no Linux")
     memory, symbols = KernelMemory(frozen, frozen, recovered.view.walk), recovered.symbols
     bare = Kernel(memory, symbols)
-    structures = CachedStructures(lambda: bare.read(*bare.range("__start_BTF", "__stop_BTF")), cache, recovered.build)
+    structures = KernelStructures(lambda: bare.read(*bare.range("__start_BTF", "__stop_BTF")))
     kernel = port.kernel(memory, symbols, structures)
-    text = port.text(kernel, lambda _, data: data, cache.shelf(recovered.build), say)
+    text = port.text(kernel, lambda _, data: data, recovered.shelf, say)
     unwinder = port.unwinder(kernel, text, structures, memory.read)
     return Subject(isa, kernel, symbols, text, _rule(kernel, text, blacklist), port, unwinder)
 

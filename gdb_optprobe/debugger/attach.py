@@ -260,7 +260,7 @@ def attach(connection: gdb.RemoteTargetConnection, vain: Vain) -> Attachment:
         return overlaid(data, address, holder[0].registry) if holder else data
 
     layouts = partial(vmlinux.layouts, recovered.build)
-    linux = Linux.of(recovered, machine, memory, isa, port, cache, overlay, progress, layouts, note)
+    linux = Linux.of(recovered, machine, memory, isa, port, overlay, progress, layouts, note)
     known.append(linux)
     unwind = _unwind(linux, recovered, machine)
     loaded = gdb_symbols.provide(recovered, cache, port.elf, unwound=unwind is not None)

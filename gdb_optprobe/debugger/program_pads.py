@@ -70,7 +70,7 @@ class ProgramFrames:
     def provide(self, saved: Saved) -> None:
         content = trap_frames(saved)
         if content not in self._files:
-            self._files[content] = str(_written(saved.machine, content).resolve())
+            self._files[content] = str(_written(content).resolve())
         self.again()
 
     def again(self) -> bool:
@@ -82,8 +82,8 @@ class ProgramFrames:
         return bool(missing)
 
 
-def _written(machine: str, content: bytes) -> Path:
-    path = default_cache().store_symbol_file(f"traps-{machine}", content)
+def _written(content: bytes) -> Path:
+    path = default_cache().store_file(content)
     if path is None:
         with tempfile.NamedTemporaryFile(prefix="optprobe-", suffix=".elf", delete=False) as file:
             file.write(content)

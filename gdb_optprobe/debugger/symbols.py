@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from hashlib import sha256
 from pathlib import Path
 
 import gdb
@@ -25,8 +26,9 @@ def of_another_program() -> bool:
     Not what the user has added to it: a Linux guest's program, say.
     """
     return gdb.current_progspace().filename is not None and _gdb_address(LINUX) is None
-# What the cache remembers of a file: where the code in it begins and ends. Renamed when the file's making changes.
-ORIGIN = "elf_text_and_all_frames"
+# What is kept of the kernel's file: for what it was made, its hash, where the code in it begins and ends. Renamed when
+# the file's making changes.
+MADE = "elf_1"
 
 
 def provide(recovered: Recovered, cache: Cache, machine: str, unwound: bool) -> int | None:
@@ -46,10 +48,7 @@ def provide(recovered: Recovered, cache: Cache, machine: str, unwound: bool) -> 
             f"GDB's symbols are for a kernel at {known:#x}, the guest's is at {truth:#x}",
             f"load them with 'symbol-file FILE -o {truth - known:#x}' (address randomization), or unload them",
         )
-    path = cache.symbol_file(recovered.build)
-    origin = cache.facts(recovered.build).get(ORIGIN)
-    if path is None or not isinstance(origin, list):
-        path, origin = _write(recovered, cache, machine, unwound)
+    path, origin = _known(recovered, cache, machine, unwound) or _write(recovered, cache, machine, unwound)
     slide = recovered.text[0] - origin[0]
     gdb.execute(load_command(str(path), (origin[0], origin[1]), slide), to_string=True)
     return recovered.text[0]
@@ -72,8 +71,8 @@ def _end_stacks(recovered: Recovered, cache: Cache, machine: str) -> int | None:
     if start is None or end is None or not start < end:
         return None
     content = outermost_file((start, end), machine)
-    # GDB reads it when it first needs it: what has this name is always the same.
-    path = cache.store_symbol_file(f"ends-{machine}-{start:x}-{end:x}", content) or _aside(content)
+    # GDB reads it when it first needs it: what has its name is always the same.
+    path = cache.store_file(content) or _aside(content)
     gdb.execute(f"add-symbol-file {path} -s .text {ASIDE:#x}", to_string=True)
     return ASIDE
 
@@ -84,13 +83,32 @@ def _aside(content: bytes) -> Path:
     return Path(file.name)
 
 
-def _write(recovered: Recovered, cache: Cache, machine: str, unwound: bool) -> tuple[Path, list[int]]:
+def _known(
+    recovered: Recovered, cache: Cache, machine: str, unwound: bool
+) -> tuple[Path, tuple[int, int]] | None:
+    """The file that an earlier session made of the same symbols, and where the code in it begins and ends."""
+    made = recovered.shelf.facts().get(MADE) if recovered.shelf is not None else None
+    match made:
+        case [str(of), str(hash_), int(start), int(end)] if of == _purpose(recovered, machine, unwound):
+            path = cache.file(hash_)
+            return (path, (start, end)) if path is not None else None
+    return None
+
+
+def _purpose(recovered: Recovered, machine: str, unwound: bool) -> str:
+    start, end = recovered.text
+    return f"{machine} {end - start:#x} {'frames' if unwound else 'plain'}"
+
+
+def _write(recovered: Recovered, cache: Cache, machine: str, unwound: bool) -> tuple[Path, tuple[int, int]]:
     content = symbol_file(recovered.symbols.symbols, recovered.text, machine, outermost=unwound)
-    path = cache.store_symbol_file(recovered.build, content)
+    path = cache.store_file(content)
     if path is None:
-        return _aside(content), list(recovered.text)
-    cache.remember(recovered.build, {ORIGIN: list(recovered.text)})
-    return path, list(recovered.text)
+        return _aside(content), recovered.text
+    if recovered.shelf is not None:
+        made = [_purpose(recovered, machine, unwound), sha256(content).hexdigest(), *recovered.text]
+        recovered.shelf.remember({MADE: made})
+    return path, recovered.text
 
 
 def _gdb_address(name: str) -> int | None:

@@ -1,46 +1,74 @@
-"""What was recovered from a kernel once, on disk by build-id, so that the next session starts at once.
+"""What was found out about a kernel once, on disk by what it was derived from, so that the next session starts sooner.
 
     $OPTPROBE_CACHE, or ${XDG_CACHE_HOME:-~/.cache}/optprobe
     └── symbols/
-        └── BUILD-ID/
-            ├── facts.json     where the build-id's note lies (from _text), and whatever else is small and worth keeping
-            ├── symbols.bin    columns of all symbols, addresses from _text: KASLR does not matter
-            ├── symbols.elf    the same for GDB
-            └── …              what a `Shelf` was given, behind a checksum
+        ├── BUILD-ID/             what a guest says of itself: it only finds the candidates
+        │   └── KEY/              hash of the tables that the symbols were read from (guest/symbol_tables.py)
+        │       ├── facts         where these tables and the note with the build-id lie, and of which file GDB has it
+        │       ├── symbols       addresses from _text (KASLR does not matter), types and names of all symbols
+        │       └── landings-KEY  where code leads into functions; KEY is a hash of that code (linux/landings.py)
+        └── files/
+            └── HASH.elf          a file for GDB, by the hash of what is in it
 
-A cache is only ever a shortcut: a file that is damaged, of another format or unreadable is as good as none, and one
-that cannot be written is done without. Files appear whole: they are written aside and renamed.
+A guest is a stranger, and it may say that it is any other. So nothing is believed about one guest because another one
+said it: who takes something from here has read, in the guest before it, all that the thing was derived from, and has
+its hash. A cache is only ever a shortcut: a file that is damaged, of another format, another user's or unreadable is as
+good as none, and one that cannot be written is done without. Files appear whole: they are written aside and renamed.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import struct
+import re
+import shutil
+import stat
 import sys
 import tempfile
-import zlib
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
+from struct import Struct
 from typing import Any
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.image import is_note_of
 from gdb_optprobe.guest.symbols import KERNEL_HALF, Symbols
 
-__all__ = ["Cache", "Shelf", "default_cache"]
+__all__ = ["Cache", "Claim", "Shelf", "default_cache"]
 
-SYMBOLS, ELF, FACTS = "symbols.bin", "symbols.elf", "facts.json"
-# Magic with the format's number, the checksum of all that follows it, how many symbols, how many of them absolute.
-HEADER = struct.Struct("<8sIII")
-MAGIC = b"optprob1"
-CHECKSUM = struct.Struct("<I")
+SYMBOLS, FACTS, FILES = "symbols", "facts", "files"
+MAGIC = b"optprob2"
+"""With the number of the format. What follows is a SHA-256 of the file's name and the rest, then the rest."""
+SEAL = sha256().digest_size
+COLUMNS = Struct("<II")
+"""How many symbols, how many of them absolute."""
 # Bytes of the longest note: header, "GNU\0", SHA-1 or more.
 NOTE_SIZE = 16 + 64
-NOTE = "note_offset"
+NOTE = "note"
+BUILD_ID, HASH = re.compile("[0-9a-f]{16,128}"), re.compile("[0-9a-f]{64}")
+# Bounds of what is read. Debian's largest kernel has 186,798 symbols, in 7 MB; the file of them for GDB has 10 MB.
+LARGEST_FILE = 1 << 27
+LARGEST_FACTS = 1 << 16
+MOST_SYMBOLS = 1 << 21
+LONGEST_NAME = 1 << 13
+REACH = 1 << 30
+"""How far from a kernel's start anything of its image lies."""
+# What is used the longest ago is removed beyond these.
+MOST_BUILDS, MOST_KERNELS, MOST_OF_A_KIND, MOST_FILES = 32, 4, 16, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A kernel that is kept, of the build-id that the guest has too: it may be the guest's. note: its address."""
+
+    build: str
+    note: int
+    shelf: Shelf
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,112 +77,109 @@ class Cache:
 
     folder: Path
 
-    def recognise(self, text: int, read: Callable[[int, int], bytes]) -> str | None:
-        """The build-id of the kernel whose code starts at `text` if it is known here: each one's note is looked for."""
-        try:
-            known = [entry.name for entry in self.folder.iterdir()]
-        except OSError:
-            return None
-        for build in known:
-            offset = self.facts(build).get(NOTE)
-            if isinstance(offset, int):
-                try:
-                    note = read(text + offset, NOTE_SIZE)
-                except OptprobeError:
+    def claims(self, text: int, read: Callable[[int, int], bytes]) -> Iterator[Claim]:
+        """What may be the kernel whose code starts at `text`, by its build-id: each one's note is looked for."""
+        notes: dict[int, bytes] = {}
+        for build in _latest(self.folder, BUILD_ID, MOST_BUILDS):
+            for key in _latest(build, HASH, MOST_KERNELS):
+                shelf = Shelf(key)
+                offset = shelf.facts().get(NOTE)
+                if not isinstance(offset, int) or not 0 <= offset < REACH:
                     continue
-                if is_note_of(build, note):
-                    return build
-        return None
+                if offset not in notes:
+                    notes[offset] = _noted(read, text + offset)
+                if is_note_of(build.name, notes[offset]):
+                    yield Claim(build.name, text + offset, shelf)
 
-    def facts(self, build: str) -> dict[str, Any]:
-        """What `remember` was given for this build; nothing where that is lost."""
-        try:
-            envelope = json.loads(self._path(build, FACTS).read_bytes())
-            facts = envelope["facts"]
-            sound = isinstance(facts, dict) and envelope["checksum"] == _checksum_of(facts)
-        except (OSError, ValueError, KeyError, TypeError):
-            return {}
-        return facts if sound else {}
+    def shelf(self, build: str, key: str) -> Shelf:
+        """Return the place of the kernel whose facts have this `key`. The oldest of the others make room for it."""
+        assert BUILD_ID.fullmatch(build) and HASH.fullmatch(key)
+        _make_room(self.folder, BUILD_ID, MOST_BUILDS, build)
+        _make_room(self.folder / build, HASH, MOST_KERNELS, key)
+        return Shelf(self.folder / build / key)
 
-    def remember(self, build: str, facts: Mapping[str, Any]) -> None:
-        """Add `facts` (what JSON can hold) to those known of this build."""
-        merged = {**self.facts(build), **facts}
-        self._write(build, FACTS, json.dumps({"checksum": _checksum_of(merged), "facts": merged}).encode())
-
-    def symbols(self, build: str, text: int) -> Symbols | None:
-        """The symbols of this build, loaded at `text`."""
-        try:
-            return _decode(self._path(build, SYMBOLS).read_bytes(), text)
-        except (OSError, ValueError, struct.error, OverflowError):
+    def file(self, hash_: str) -> Path | None:
+        """Return the file for GDB with what has this hash; None where there is none, or it is damaged."""
+        path = self.folder / FILES / f"{hash_}.elf"
+        # GDB opens it again later: another user may not put another one there meanwhile.
+        if not HASH.fullmatch(hash_) or not all(map(_is_own, (self.folder, path.parent))):
             return None
-
-    def store_symbols(self, build: str, symbols: Symbols, text: int, note: int) -> None:
-        """Keep the symbols of a kernel loaded at `text`, whose build-id's note lies at the address `note`."""
-        self._write(build, SYMBOLS, _encode(symbols, text))
-        self.remember(build, {NOTE: note - text})
-
-    def symbol_file(self, build: str) -> Path | None:
-        """The file for GDB, if it is of the size that `store_symbol_file` noted: GDB looks at the rest itself."""
-        path = self._path(build, ELF)
-        try:
-            return path if path.stat().st_size == self.facts(build).get("elf_size") else None
-        except OSError:
+        if (data := _read(path, LARGEST_FILE)) is None:
             return None
+        return path if sha256(data).hexdigest() == hash_ else None
 
-    def store_symbol_file(self, build: str, data: bytes) -> Path | None:
-        """Keep the file for GDB; None where the cache cannot be written."""
-        if not self._write(build, ELF, data):
-            return None
-        self.remember(build, {"elf_size": len(data)})
-        return self._path(build, ELF)
-
-    def shelf(self, build: str) -> Shelf:
-        return Shelf(self, build)
-
-    def load(self, build: str, name: str) -> bytes | None:
-        """What `store` was given; None where that is lost."""
-        try:
-            data = self._path(build, name).read_bytes()
-        except OSError:
-            return None
-        body = data[CHECKSUM.size :]
-        return body if len(data) >= CHECKSUM.size and CHECKSUM.unpack_from(data) == (zlib.crc32(body),) else None
-
-    def store(self, build: str, name: str, data: bytes) -> None:
-        self._write(build, name, CHECKSUM.pack(zlib.crc32(data)) + data)
-
-    def _path(self, build: str, name: str) -> Path:
-        return self.folder / build / name
-
-    def _write(self, build: str, name: str, data: bytes) -> bool:
-        path = self._path(build, name)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, aside = tempfile.mkstemp(prefix=f".{name}.", dir=path.parent)
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(data)
-                os.replace(aside, path)
-            except OSError:
-                os.unlink(aside)
-                return False
-        except OSError:
-            return False
-        return True
+    def store_file(self, data: bytes) -> Path | None:
+        """Keep a file for GDB; None where the cache cannot be written. One name has one content for ever."""
+        hash_ = sha256(data).hexdigest()
+        known = self.file(hash_)
+        if known is not None:
+            return known
+        path = self.folder / FILES / f"{hash_}.elf"
+        _make_room(path.parent, re.compile(HASH.pattern + r"\.elf"), MOST_FILES, path.name)
+        return self.file(hash_) if _write(path, data) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """The place of one build in a cache, for files of any name."""
+    """A place in a cache, by the hash of what the facts in it were derived from."""
 
-    cache: Cache
-    build: str
+    folder: Path
+
+    @property
+    def key(self) -> str:
+        return self.folder.name
 
     def load(self, name: str) -> bytes | None:
-        return self.cache.load(self.build, name)
+        """What `store` was given; None where that is lost."""
+        body = self._opened(name, LARGEST_FILE)
+        if body is not None:
+            # It is used: others make room first.
+            for path in (self.folder / name, self.folder, self.folder.parent):
+                with suppress(OSError):
+                    os.utime(path)
+        return body
 
     def store(self, name: str, data: bytes) -> None:
-        self.cache.store(self.build, name, data)
+        kind = name.partition("-")[0]
+        _make_room(self.folder, re.compile(re.escape(kind) + "-.*"), MOST_OF_A_KIND, name)
+        self._write(name, data)
+
+    def facts(self) -> dict[str, Any]:
+        """What `remember` was given; nothing where that is lost. Values are checked by who takes them."""
+        body = self._opened(FACTS, LARGEST_FACTS)
+        facts = _from_json(body) if body is not None else None
+        return facts if isinstance(facts, dict) else {}
+
+    def remember(self, facts: Mapping[str, Any]) -> None:
+        """Add `facts` (what JSON can hold) to those known."""
+        self._write(FACTS, json.dumps({**self.facts(), **facts}).encode())
+
+    def symbols(self, text: int) -> Symbols | None:
+        """The symbols of this kernel, loaded at `text`."""
+        data = self.load(SYMBOLS)
+        return _decode(data, text) if data is not None else None
+
+    def store_symbols(self, symbols: Symbols, text: int) -> None:
+        """Keep the symbols of a kernel loaded at `text`."""
+        data = _encode(symbols, text)
+        if data is not None and _decode(data, text) == symbols:
+            self.store(SYMBOLS, data)
+
+    def _opened(self, name: str, largest: int) -> bytes | None:
+        """What is in a file, if it is whole and of this name."""
+        data = _read(self.folder / name, largest)
+        if data is None:
+            return None
+        body = data[len(MAGIC) + SEAL :]
+        return body if data[: len(MAGIC) + SEAL] == MAGIC + self._seal(name, body) else None
+
+    def _write(self, name: str, body: bytes) -> None:
+        _write(self.folder / name, MAGIC + self._seal(name, body) + body)
+
+    def _seal(self, name: str, body: bytes) -> bytes:
+        """A hash with the file's name: one that was moved is as good as none."""
+        label = f"{self.folder.parent.name}/{self.key}/{name}\n"
+        return sha256(label.encode() + body).digest()
 
 
 def default_cache(environment: Mapping[str, str] = os.environ) -> Cache:
@@ -165,36 +190,128 @@ def default_cache(environment: Mapping[str, str] = os.environ) -> Cache:
     return Cache(root.expanduser() / "symbols")
 
 
-def _encode(symbols: Symbols, text: int) -> bytes:
+# --- formats ---------------------------------------------------------------------------------------------------------
+
+
+def _from_json(data: bytes) -> object:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _encode(symbols: Symbols, text: int) -> bytes | None:
+    """Columns: addresses from `text` but for absolute ones, then types and names as JSON. None beyond the bounds."""
     absolute = bisect_left(symbols.addresses, KERNEL_HALF)
-    values = array("q", [*symbols.addresses[:absolute], *(address - text for address in symbols.addresses[absolute:])])
-    body = b"".join(
-        (_little_endian(values).tobytes(), symbols.types.encode("latin-1"), "\n".join(symbols.names).encode())
-    )
-    return HEADER.pack(MAGIC, zlib.crc32(body), len(symbols), absolute) + body
+    offsets = [address - text for address in symbols.addresses[absolute:]]
+    if len(symbols) > MOST_SYMBOLS or any(not -KERNEL_HALF <= offset < KERNEL_HALF for offset in offsets):
+        return None
+    values = array("q", [*symbols.addresses[:absolute], *offsets])
+    words = json.dumps({"types": symbols.types, "names": list(symbols.names)}).encode()
+    return COLUMNS.pack(len(symbols), absolute) + _little_endian(values).tobytes() + words
 
 
 def _decode(data: bytes, text: int) -> Symbols | None:
-    magic, checksum, count, absolute = HEADER.unpack_from(data)
-    body = memoryview(data)[HEADER.size :]
-    if magic != MAGIC or zlib.crc32(body) != checksum or absolute > count:
+    """None where this cannot be the symbols of a kernel at `text`."""
+    if len(data) < COLUMNS.size:
         return None
-    types = 8 * count
-    names = types + count
-    values = _little_endian(array("q", bytes(body[:types])))
-    addresses = array("Q", values[:absolute])
-    addresses.extend([text + offset for offset in values[absolute:]])
-    listed = str(body[names:], "utf-8").split("\n") if count else []
-    if len(listed) != count:
+    count, absolute = COLUMNS.unpack_from(data)
+    words = COLUMNS.size + 8 * count
+    if not absolute <= count <= MOST_SYMBOLS or len(data) < words:
         return None
-    return Symbols(addresses, listed, str(body[types:names], "latin-1"))
-
-
-def _checksum_of(facts: Mapping[str, Any]) -> int:
-    return zlib.crc32(json.dumps(facts, sort_keys=True).encode())
+    values = _little_endian(array("q", data[COLUMNS.size : words]))
+    known = [*values[:absolute], *[text + offset for offset in values[absolute:]]]
+    spelled = _from_json(data[words:])
+    types, names = (spelled.get("types"), spelled.get("names")) if isinstance(spelled, dict) else (None, None)
+    if not isinstance(types, str) or not isinstance(names, list) or not len(types) == len(names) == count:
+        return None
+    if set(map(type, names)) - {str} or (names and max(map(len, names)) > LONGEST_NAME):
+        return None
+    if known and (known[0] < 0 or known[-1] >> 64 or known != sorted(known)):
+        return None
+    if bisect_left(known, KERNEL_HALF) != absolute:
+        return None
+    return Symbols(array("Q", known), names, types)
 
 
 def _little_endian(values: array[int]) -> array[int]:
     if sys.byteorder == "big":
         values.byteswap()
     return values
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def _noted(read: Callable[[int, int], bytes], address: int) -> bytes:
+    try:
+        return read(address, NOTE_SIZE)
+    except OptprobeError:
+        return b""
+
+
+def _read(path: Path, largest: int) -> bytes | None:
+    """What is in a file of the user's own; None where there is none, or it is something else, or too large."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(handle, "rb") as file:
+            known = os.fstat(handle)
+            if not stat.S_ISREG(known.st_mode) or known.st_uid != os.geteuid() or known.st_size > largest:
+                return None
+            return file.read(largest)
+    except OSError:
+        return None
+
+
+def _write(path: Path, data: bytes) -> bool:
+    try:
+        _make_folder(path.parent)
+        handle, aside = tempfile.mkstemp(prefix=f".{path.name[:32]}.", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            os.replace(aside, path)
+        except OSError:
+            os.unlink(aside)
+            return False
+    except OSError:
+        return False
+    return True
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether no other user can change what is in it."""
+    try:
+        known = folder.stat()
+    except OSError:
+        return False
+    return known.st_uid == os.geteuid() and not known.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _make_folder(folder: Path) -> None:
+    """Nothing in it is for other users. Raises OSError."""
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def _latest(folder: Path, name: re.Pattern[str], most: int | None = None) -> list[Path]:
+    """What has such a name, the one that was used last first."""
+    found: list[tuple[float, Path]] = []
+    with suppress(OSError):
+        for entry in folder.iterdir():
+            if name.fullmatch(entry.name):
+                with suppress(OSError):
+                    found.append((entry.lstat().st_mtime, entry))
+    return [path for _, path in sorted(found, reverse=True)[:most]]
+
+
+def _make_room(folder: Path, name: re.Pattern[str], most: int, newcomer: str) -> None:
+    """Remove what was used the longest ago, so that `newcomer` is one of `most` at the most."""
+    others = [path for path in _latest(folder, name) if path.name != newcomer]
+    for path in others[most - 1 :]:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                path.unlink()

@@ -32,7 +32,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.symbols import KERNEL_HALF, Symbols
 from gdb_optprobe.guest_text import printable
 
-__all__ = ["NoSymbolTable", "read", "recover"]
+__all__ = ["Found", "NoSymbolTable", "find", "read", "recover"]
 
 ALIGNMENTS = (8, 4)
 TOKENS = 256
@@ -102,12 +102,29 @@ class Names:
         return len(self.begins)
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Symbols, and the addresses between which lie the tables that they were read from and nothing else.
+
+    names: from the number of names to the end of the token index. offsets: with the word behind, the base of most.
+    """
+
+    symbols: Symbols
+    names: tuple[int, int]
+    offsets: tuple[int, int]
+
+
 def recover(rodata: bytes, at: int = 0) -> Symbols:
     """All symbols of the kernel whose read-only data, at the address `at`, is `rodata`. Raises OptprobeError."""
     return read(lambda address, size: rodata[address - at : address - at + size], at, len(rodata))
 
 
 def read(memory: Callable[[int, int], bytes], start: int, size: int) -> Symbols:
+    """As `find`, without where they were read."""
+    return find(memory, start, size).symbols
+
+
+def find(memory: Callable[[int, int], bytes], start: int, size: int) -> Found:
     """All symbols of the kernel whose read-only data is at `start`, reading no more of it than that takes: a third."""
     what = "its symbol table (kallsyms)"
     budget = Budget(MOST_STEPS, "the search for its symbol table (kallsyms)", "steps")
@@ -128,7 +145,7 @@ def read(memory: Callable[[int, int], bytes], start: int, size: int) -> Symbols:
 
 def _search(
     memory: Callable[[int, int], bytes], start: int, size: int, budget: Budget, candidates: Budget
-) -> tuple[Symbols | None, bool]:
+) -> tuple[Found | None, bool]:
     """The symbols, and whether a token table was seen."""
     data = b""
     tried: set[int] = set()
@@ -314,7 +331,7 @@ def _ascending(addresses: list[int]) -> array[int] | None:
     return array("Q", addresses)
 
 
-def _symbols(rodata: bytes, tokens: Tokens, names: Names, at: int, budget: Budget) -> Symbols | None:
+def _symbols(rodata: bytes, tokens: Tokens, names: Names, at: int, budget: Budget) -> Found | None:
     """None where a symbol has no name, or where no offsets give symbols that agree with one another."""
     budget.spend(names.count)
     typed = _expanded(rodata, tokens, names)
@@ -325,7 +342,8 @@ def _symbols(rodata: bytes, tokens: Tokens, names: Names, at: int, budget: Budge
     for offsets, addresses in _addresses(rodata, tokens, names, at):
         found = Symbols(addresses, plain, types)
         if _agrees(found, at + offsets):
-            return found
+            end = offsets + _aligned(4 * names.count, names.alignment) + 8
+            return Found(found, (at + names.start - names.alignment, at + tokens.end), (at + offsets, at + end))
     return None
 
 

@@ -13,7 +13,6 @@ from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import abi, scope
-from gdb_optprobe.guest.cache import Cache
 from gdb_optprobe.guest.linux import bypasses, frame
 from gdb_optprobe.guest.linux.clock import hertz
 from gdb_optprobe.guest.linux.current import Current
@@ -22,7 +21,7 @@ from gdb_optprobe.guest.linux.modular import Modular
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.port import LinuxText, Port, Reads, Room, Say, Stacks, StaysLent, Unwinder
 from gdb_optprobe.guest.linux.recover import Recovered
-from gdb_optprobe.guest.linux.structures import CachedStructures, Layouts, no_layouts
+from gdb_optprobe.guest.linux.structures import KernelStructures, Layouts, no_layouts
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.machine import Machine
@@ -44,7 +43,6 @@ from gdb_optprobe.probes.site_tracer import SiteTracer
 
 LARGEST_BTF = 1 << 26
 NO_TYPES = "before the first optprobe command, load its vmlinux with debug information: symbol-file FILE"
-TYPES = "types.btf"
 RETURN_HOOKS = ("return_to_handler", "arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline")
 DebugAt = Callable[[int, abi.Abi, Callable[[], Expr | None]], Debug | None]
 """Of an address, what debug information tells; the last tells where the frame of the function there begins."""
@@ -59,7 +57,7 @@ class Linux:
     memory: KernelMemory
     isa: Isa
     kernel: Kernel
-    structures: CachedStructures
+    structures: KernelStructures
     core: LinuxText
     text: Modular
     port: Port
@@ -86,7 +84,6 @@ class Linux:
         memory: KernelMemory,
         isa: Isa,
         port: Port,
-        cache: Cache,
         overlay: Overlay,
         say: Say,
         layouts: Callable[[], Layouts | None] = no_layouts,
@@ -104,17 +101,9 @@ class Linux:
                 raise OptprobeError("this kernel has no type information (BTF)", NO_TYPES)
             return kernel.read(start, end)
 
-        def kept() -> bytes:
-            shelf = cache.shelf(recovered.build)
-            data = shelf.load(TYPES)
-            if data is None:
-                data = blob()
-                shelf.store(TYPES, data)
-            return data
-
-        structures = CachedStructures(kept, cache, recovered.build, layouts)
+        structures = KernelStructures(blob, layouts)
         kernel = port.kernel(memory, recovered.symbols, structures)
-        core = port.text(kernel, overlay, cache.shelf(recovered.build), say)
+        core = port.text(kernel, overlay, recovered.shelf, say)
         text = port.modular(kernel, core)
         return cls(recovered, machine, memory, isa, kernel, structures, core, text, port, tell=tell)
 

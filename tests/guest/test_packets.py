@@ -12,9 +12,12 @@ from qemu.debugger import Debugger
 from qemu.guest import Guest
 from qemu.relay import Relay
 
-FIRST, EACH, A_PROBE, LISTED = 14_000, 120, 180, 1
-"""Packets, both ways: of the first probe of a session that finds the kernel in the cache, another, each of many, a line
-of a listing. They were 11,000, 82 to 98, 147 and 0.3."""
+FIRST, COLD, EACH, A_PROBE, LISTED = 20_000, 22_000, 120, 180, 1
+"""Packets, both ways: of the first probe of a session that finds the kernel in the cache, of one that does not, of
+another probe, of each of many, of a line of a listing. They were 18,170, 19,726, 82 to 98, 128 and 0.3. So that no
+guest is believed about another one, a kernel is found in the cache by the tables of its symbols (3,500 packets), and
+its types are read anew (4,800).
+"""
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +45,9 @@ Packets = Callable[[str], tuple[int, str]]
 def test_a_kernel_is_read_once(packets: Packets, cache: Path) -> None:
     """The first session of all reads the symbols; the cache has them for the next one."""
     cold, _ = packets("optprobe add vfs_read")
-    assert any(cache.rglob("symbols.bin"))
+    assert any(cache.rglob("symbols"))
     print(f"a kernel seen for the first time: {cold} packets")
-    assert cold > FIRST
+    assert cold <= COLD
 
 
 def test_the_first_probe_of_a_session(packets: Packets) -> None:

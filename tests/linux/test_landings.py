@@ -14,6 +14,7 @@ from gdb_optprobe.guest.linux.kprobes import hashed
 from gdb_optprobe.guest.linux.landings import Functions, Landings
 from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.linux.text import KernelText
+from gdb_optprobe.guest.linux.text_at_rest import Rewritten, at_rest
 from gdb_optprobe.guest.text import Jump
 from gdb_optprobe.isa.x86_64 import X86_64
 from tests.detours.fakes import code
@@ -141,12 +142,14 @@ def test_kept_rows_move_with_the_kernel() -> None:
 
 # --- a whole kernel --------------------------------------------------------------------------------------------------
 
-OFFSETS = {"cpuinfo_x86.x86_capability": 0x10, "cpuinfo_x86.x86_vendor_id": 0x20}
-
-
 @pytest.fixture
 def cache(tmp_path: Path) -> Cache:
     return Cache(tmp_path)
+
+
+@pytest.fixture
+def shelf(cache: Cache) -> Shelf:
+    return cache.shelf("ab" * 20, "7" * 64)
 
 
 def guest(listing: str, offsets: dict[str, int] | None = None) -> tuple[Pages, landings.Kernel]:
@@ -155,8 +158,9 @@ def guest(listing: str, offsets: dict[str, int] | None = None) -> tuple[Pages, l
     memory.put(ONE, code(listing))
     memory.put(DATA, bytes(0x1000))
     names = {**NAMES, "_etext": TEXT + SIZE, "d_boot_cpu_data": DATA + 0x100, "d_kprobe_table": DATA + 0x400}
+    names |= {"d__sdata": DATA + 0x800, "d__edata": DATA + 0x1000}
     del names["d__etext"]
-    return memory, kernel(memory, {n.removeprefix("d_"): at for n, at in names.items()}, {**OFFSETS, **(offsets or {})})
+    return memory, kernel(memory, {n.removeprefix("d_"): at for n, at in names.items()}, offsets or {})
 
 
 def of(there: landings.Kernel, shelf: Shelf | None) -> list[Jump]:
@@ -164,23 +168,78 @@ def of(there: landings.Kernel, shelf: Shelf | None) -> list[Jump]:
     return landings.of_kernel(there, X86_64.decode, originals, shelf, lambda _: None).within(0, 2**64)
 
 
-def kept(cache: Cache) -> int:
-    return len([path for path in cache.folder.rglob("*") if path.is_file()])
+HONEST, HOSTILE = "e9 04 01 00 00  jmp two+9", "e9 fb 00 00 00  jmp two"
 
 
-def test_found_once_for_each_kind_of_cpu(cache: Cache) -> None:
-    shelf = cache.shelf("build")
-    memory, there = guest("e9 04 01 00 00  jmp two+9")
-    assert of(there, shelf) == [Jump(ONE, TWO + 9)]
-    memory.put(ONE, code("e9 05 01 00 00  jmp two+10"))
-    assert of(there, shelf) == [Jump(ONE, TWO + 9)] and kept(cache) == 1
-    memory.put(DATA + 0x11F, b"\x01")  # another feature: the kernel has chosen other code
-    assert of(there, shelf) == [Jump(ONE, TWO + 10)] and kept(cache) == 2
+def of_and_said(there: landings.Kernel, shelf: Shelf, at_rest: landings.AtRest | None = None) -> tuple[list[Jump], int]:
+    said: list[str] = []
+    originals = OriginalText(there, X86_64)
+    rest = at_rest or (lambda text, base: text)
+    found = landings.of_kernel(there, X86_64.decode, originals, shelf, said.append, rest)
+    return found.within(0, 2**64), len(said)
 
 
-def test_a_kernel_whose_features_cannot_be_read_is_looked_at_each_time(cache: Cache) -> None:
-    _, there = guest("e9 04 01 00 00  jmp two+9", {"cpuinfo_x86.x86_vendor_id": 0x10})
-    assert of(there, cache.shelf("build")) == [Jump(ONE, TWO + 9)] and kept(cache) == 0
+def test_the_same_bytes_are_looked_at_once(shelf: Shelf) -> None:
+    _, there = guest(HONEST)
+    assert of_and_said(there, shelf) == ([Jump(ONE, TWO + 9)], 1)
+    assert of_and_said(there, shelf) == ([Jump(ONE, TWO + 9)], 0)
+
+
+def test_a_guest_that_hides_a_branch_is_not_believed_about_the_next_one(shelf: Shelf) -> None:
+    """The same build-id, the same symbols, the same CPU: the branch into a function is in the other one's text."""
+    _, hostile = guest(HOSTILE)
+    assert of_and_said(hostile, shelf) == ([], 1)
+    _, honest = guest(HONEST)
+    assert of_and_said(honest, shelf) == ([Jump(ONE, TWO + 9)], 1)
+    assert of_and_said(hostile, shelf) == ([], 0)
+
+
+def test_a_guest_that_hides_a_pointer_is_not_believed_about_the_next_one(shelf: Shelf) -> None:
+    _, hostile = guest("c3  ret")
+    assert of_and_said(hostile, shelf) == ([], 1)
+    memory, honest = guest("c3  ret")
+    memory.put_words(DATA + 0x808, TWO + 3, TWO)
+    assert of_and_said(honest, shelf) == ([Jump(DATA + 0x808, TWO + 3, "pointer")], 1)
+
+
+def test_other_symbols_have_other_landings(shelf: Shelf, cache: Cache) -> None:
+    _, there = guest(HONEST)
+    of_and_said(there, shelf)
+    assert of_and_said(there, cache.shelf("ab" * 20, "8" * 64))[1] == 1
+
+
+def test_what_the_kernel_rewrites_while_it_runs_is_looked_at_at_rest(shelf: Shelf) -> None:
+    """A tracer that is started meanwhile makes no other text of it."""
+    sites = Rewritten([ONE], [], [], [])
+
+    def at(text: bytes, base: int) -> bytes:
+        return at_rest(text, base, sites, {ONE, TWO}.__contains__)
+
+    _, idle = guest("0f 1f 44 00 00  nop\n c3  ret")
+    _, traced = guest("e8 fb 0f 00 00  call beyond the text\n c3  ret")
+    assert of_and_said(idle, shelf, at) == ([], 1)
+    assert of_and_said(traced, shelf, at) == ([], 0)
+    _, patched = guest("e8 04 01 00 00  call two+9\n c3  ret")
+    assert of_and_said(patched, shelf, at) == ([Jump(ONE, TWO + 9, "call")], 1), "no tracer's"
+
+
+@pytest.mark.parametrize("size", range(0, 65, 5))
+def test_a_damaged_entry_is_found_anew(shelf: Shelf, size: int) -> None:
+    _, there = guest(HONEST)
+    of_and_said(there, shelf)
+    (path,) = [path for path in shelf.folder.iterdir() if path.name.startswith("landings-")]
+    path.write_bytes(path.read_bytes()[:size])
+    assert of_and_said(there, shelf) == ([Jump(ONE, TWO + 9)], 1)
+    assert of_and_said(there, shelf) == ([Jump(ONE, TWO + 9)], 0)
+
+
+def test_kept_rows_are_bounded_and_in_order() -> None:
+    packed = Landings.of([Jump(TEXT + 7, TEXT + 0x99, "jump"), Jump(DATA, TEXT + 0x55, "pointer")]).pack(TEXT)
+    far = packed[:8] + pack("<q", -(1 << 62)) + packed[16:]
+    swapped = packed[:8] + packed[16:24] + packed[8:16] + packed[24:]
+    assert Landings.unpack(packed, TEXT) is not None
+    for wrong in (far, swapped, packed[:-1] + b"\x09", pack("<II", 2, 1 << 31) + packed[8:]):
+        assert Landings.unpack(wrong, TEXT) is None
 
 
 KPROBE = {"kprobe.hlist": 0, "kprobe.addr": 0x28, "kprobe.pre_handler": 0x40, "kprobe.opcode": 0x50}

@@ -1,15 +1,14 @@
-"""Where the kernel has no types, the layouts that GDB knows are asked, and what they said is kept."""
+"""Where the kernel has no types, the layouts that GDB knows are asked; one session does not believe another's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.cache import Cache
-from gdb_optprobe.guest.linux.structures import CachedStructures
+from gdb_optprobe.guest.linux.structures import KernelStructures
+from tests.symbols.blobs import BtfWriter
 
 
 class Debug:
@@ -24,29 +23,42 @@ def no_btf() -> bytes:
     raise OptprobeError("no BTF")
 
 
-def test_without_either_nothing_is_known_and_nothing_is_kept(tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
-    structures = CachedStructures(no_btf, cache, "b")
+def test_without_either_nothing_is_known() -> None:
+    structures = KernelStructures(no_btf)
     with pytest.raises(OptprobeError, match="no BTF"):
         structures.offset("task_struct", "pid")
     with pytest.raises(OptprobeError, match="no BTF"):
         structures.bits("orc_entry")
-    assert not cache.facts("b")
 
 
-def test_debug_information_tells_and_is_remembered(tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
-    first = CachedStructures(no_btf, cache, "b", Debug)
-    assert first.offset("task_struct", "pid") == 72
+def test_debug_information_tells_and_is_remembered_while_the_session_lasts() -> None:
+    asked: list[None] = []
+
+    def layouts() -> Debug:
+        asked.append(None)
+        return Debug()
+
+    first = KernelStructures(no_btf, layouts)
+    assert first.offset("task_struct", "pid") == first.offset("task_struct", "pid") == 72
+    assert len(asked) == 1
     assert first.bits("orc_entry") == {"type": (40, 3)}
     with pytest.raises(OptprobeError, match="no member tgid"):
         first.offset("task_struct", "tgid")
-    later = CachedStructures(no_btf, cache, "b")
-    assert later.offset("task_struct", "pid") == 72
-    assert later.bits("orc_entry") == {"type": (40, 3)}
 
 
-def test_what_the_layouts_are_read_from_is_told(tmp_path: Path) -> None:
-    assert "vmlinux" in CachedStructures(no_btf, Cache(tmp_path), "b", Debug).source()
+def types(pid: int) -> bytes:
+    writer = BtfWriter()
+    writer.struct("task_struct", 160, ("pid", writer.integer("int", 4), 8 * pid))
+    return writer.blob()
+
+
+def test_a_guest_that_lies_about_its_types_is_not_believed_about_the_next_one() -> None:
+    """What the first of a build-id said was kept for all of them."""
+    assert KernelStructures(lambda: types(8)).offset("task_struct", "pid") == 8
+    assert KernelStructures(lambda: types(72)).offset("task_struct", "pid") == 72
+
+
+def test_what_the_layouts_are_read_from_is_told() -> None:
+    assert "vmlinux" in KernelStructures(no_btf, Debug).source()
     with pytest.raises(OptprobeError, match="no BTF"):
-        CachedStructures(no_btf, Cache(tmp_path), "b").source()
+        KernelStructures(no_btf).source()

@@ -11,7 +11,9 @@ lead into functions (jump labels, fixups) are read by text.py, as are branches t
 Code outside of the image knows functions by their symbols: modules where they start, BPF's trampolines and the tracer's
 also right behind the tracer's site, which no branch covers together with anything else. Init text is gone.
 
-What lands depends on the build and on what the kernel made of its text at boot, by the CPU's features: see `key`.
+The code is read in each session, at the first probe that needs it; what was found out about the same bytes is kept.
+What the kernel made of them at boot, by the CPU's features, is in these bytes, and so is where it lies: which of them
+address randomization has moved, a running kernel does not tell.
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ from dataclasses import dataclass
 from hashlib import sha256
 from struct import Struct, unpack_from
 
-from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux.core_text import LARGEST, is_boundary
 from gdb_optprobe.guest.linux.kernel import Kernel, Symbols
@@ -39,7 +40,12 @@ FILLING = b"\xcc" * 1024
 POINTER = "pointer"
 KINDS = (Flow.JUMP.value, Flow.BRANCH.value, Flow.CALL.value, POINTER)
 HEADER = Struct("<II")  # a number of the format and of the rows
-FORMAT = 1
+FORMAT = 2
+FINDER = b"gdb_optprobe: landings, 1\n"
+"""Renumbered when others are found in the same bytes."""
+REACH = 1 << 31
+"""How far from the text's start anything of the image lies."""
+ROW = Struct("<QQ")
 
 Decode = Callable[[bytes, int], list[Insn]]
 
@@ -110,7 +116,7 @@ class Landings:
 
     @classmethod
     def unpack(cls, data: bytes, base: int) -> Landings | None:
-        """What `pack` made; None where it is of another format."""
+        """What `pack` made; None where it is of another format, or cannot be."""
         if len(data) < HEADER.size:
             return None
         number, rows = HEADER.unpack_from(data)
@@ -118,6 +124,10 @@ class Landings:
             return None
         first, second = HEADER.size + 8 * rows, HEADER.size + 16 * rows
         targets, sources = array("q", data[HEADER.size : first]), array("q", data[first:second])
+        if any(not -REACH < offset < REACH for column in (targets, sources) for offset in column):
+            return None
+        if list(targets) != sorted(targets) or max(data[second:], default=0) >= len(KINDS):
+            return None
         return cls(_moved(targets, base), _moved(sources, base), data[second:])
 
 
@@ -218,40 +228,69 @@ def _words(words: Iterable[tuple[int, bytes]], functions: Functions) -> Iterator
 # --- of a kernel -----------------------------------------------------------------------------------------------------
 
 
+AtRest = Callable[[bytes, int], bytes]
+"""Takes from a text at an address what the kernel rewrites while it runs: linux/text_at_rest.py."""
+
+
 def of_kernel(
-    kernel: Kernel, decode: Decode, originals: OriginalText, shelf: Shelf | None, say: Callable[[str], None]
+    kernel: Kernel,
+    decode: Decode,
+    originals: OriginalText,
+    shelf: Shelf | None,
+    say: Callable[[str], None],
+    at_rest: AtRest = lambda text, base: text,
 ) -> Landings:
-    """The landings of a kernel's text, found once for each build and kind of CPU. Raises OptprobeError."""
+    """The landings of a kernel's text. Raises OptprobeError.
+
+    shelf: has what an earlier session found in the same bytes. It is of a kernel with these symbols.
+    """
     start, end = kernel.range("_stext", "_etext")
-    name = key(kernel) if shelf is not None else None
-    kept = shelf.load(name) if shelf is not None and name is not None else None
+    originals.check()
+    text = at_rest(originals.read(start, end), start)
+    words = _inside(kernel, start, end)
+    name = f"landings-{_key(shelf.key, start, text, words)}" if shelf is not None else ""
+    kept = shelf.load(name) if shelf is not None else None
     known = Landings.unpack(kept, start) if kept is not None else None
     if known is not None:
         return known
-    say("finding out what leads into the kernel's functions, once for each build")
-    originals.check()
-    text = originals.read(start, end)
-    found = find(text, start, Functions(kernel.symbols, start, text), decode, _data(kernel))
-    if found.pristine and shelf is not None and name is not None:
+    say("finding out what leads into the kernel's functions, once for each boot")
+    pointers = [(address, value.to_bytes(8, "little")) for address, value in words]
+    found = find(text, start, Functions(kernel.symbols, start, text), decode, pointers)
+    if found.pristine and shelf is not None:
         shelf.store(name, found.landings.pack(start))
     return found.landings
 
 
-def key(kernel: Kernel) -> str | None:
-    """A name for what the kernel has made of its text at boot; None where that cannot be told.
+def _key(symbols: str, start: int, text: bytes, words: Sequence[tuple[int, int]]) -> str:
+    """The hash of all that landings are found in: symbols, by their key, the text at `start` and pointers to it."""
+    found = sha256(FINDER)
+    found.update(f"{symbols}\n{start:x} {len(text):x} {len(words):x}\n".encode())
+    found.update(text)
+    found.update(b"".join(ROW.pack(*row) for row in words))
+    return found.hexdigest()
 
-    Alternatives, retpolines and return thunks are chosen by the feature and bug bits of boot_cpu_data, whatever the
-    command line and the hypervisor made of them (arch/x86/kernel/alternative.c). What else is patched leads to where
-    functions start (paravirt, static calls, tracers) or stands in tables of its own (jump labels).
-    """
-    try:
-        data = kernel.address("boot_cpu_data")
-        first = kernel.offset("cpuinfo_x86", "x86_capability")
-        # arch/x86/include/asm/processor.h: the words of both kinds of bits, and right behind them the vendor.
-        bits = kernel.memory.read(data + first, kernel.offset("cpuinfo_x86", "x86_vendor_id") - first)
-    except OptprobeError:
-        return None
-    return f"landings-{sha256(bits).hexdigest()[:16]}.bin" if bits else None
+
+def _inside(kernel: Kernel, start: int, end: int) -> list[tuple[int, int]]:
+    """(address, value) of each word in rodata and data that leads into the text, but not to where a symbol is."""
+    names: dict[int, bool] = {}
+    found: list[tuple[int, int]] = []
+    for address, data in _data(kernel):
+        for row, value in enumerate(array("Q", data[: len(data) & ~7])):
+            if start <= value < end:
+                if value not in names:
+                    located = kernel.symbols.at(value)
+                    names[value] = located is not None and not located.offset
+                if not names[value]:
+                    found.append((address + 8 * row, value))
+    return found
+
+
+NO_POINTERS = (
+    ("__start_BTF", "__stop_BTF"),
+    ("__start_orc_unwind_ip", "__stop_orc_unwind_ip"),
+    ("__start_orc_unwind", "__stop_orc_unwind"),
+)
+"""Tables in rodata that have none to code: the largest ones."""
 
 
 def _data(kernel: Kernel) -> Iterator[tuple[int, bytes]]:
@@ -260,7 +299,12 @@ def _data(kernel: Kernel) -> Iterator[tuple[int, bytes]]:
     stack = kernel.symbols.address("init_stack")
     found = kernel.symbols.at(stack) if stack is not None and start <= stack < end else None
     left_out = (stack, stack + found.size) if stack is not None and found is not None else (end, end)
-    for first, last in (kernel.range("__start_rodata", "__end_rodata"), (start, left_out[0]), (left_out[1], end)):
+    constants, stop = kernel.range("__start_rodata", "__end_rodata")
+    for first, last in sorted(kernel.range(*names) for names in NO_POINTERS):
+        if constants <= first < last <= stop:
+            yield constants, kernel.read(constants, first)
+            constants = last + -last % 8
+    for first, last in ((constants, stop), (start, left_out[0]), (left_out[1], end)):
         yield first, kernel.read(first, last)
 
 

@@ -43,7 +43,7 @@ Say = Callable[[str], None]
 
 
 class Facts(Protocol):
-    """What is known of one build of a kernel, and kept for the next session."""
+    """What is known of a kernel, and kept while the session lasts."""
 
     def bits(self, struct: str) -> Mapping[str, tuple[int, int]]:
         """The bitfields of a structure, by name: their first bit and how many they have. Raises OptprobeError."""
@@ -52,7 +52,7 @@ class Facts(Protocol):
         """What `learn` was given; None where nothing was."""
 
     def learn(self, name: str, value: object) -> None:
-        """Keep a value that JSON can hold."""
+        """Keep a value until the session ends."""
 
 
 ModuleAt = Callable[[int], Module | None]

@@ -1,8 +1,8 @@
 """Recover a running kernel from its memory: where it lies, which build it is, its symbols.
 
-    a port's `find` ─► image, how it is mapped ─► build-id ─► cache ─┬─► symbols
-                             └─► kallsyms (first time) ──────────────┤
-                                   and the vmlinux that GDB has ─────┘
+    a port's `find` ─► image, how it is mapped ─► build-id ─► cache: tables of this hash ─┬─► symbols
+                             └─► kallsyms (first time) ───────────────────────────────────┤
+                                   and the vmlinux that GDB has ──────────────────────────┘
 Nothing is needed but a stopped vCPU; address randomization and page-table isolation do not matter. Where the kernel
 has no symbols, or none of its data, those of the vmlinux are taken, if it has the running kernel's build-id.
 """
@@ -15,19 +15,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.guest import image, kallsyms, vmlinux
-from gdb_optprobe.guest.cache import NOTE, NOTE_SIZE, Cache
+from gdb_optprobe.guest.cache import NOTE, NOTE_SIZE, Cache, Shelf
 from gdb_optprobe.guest.image import Image
 from gdb_optprobe.guest.kallsyms import NoSymbolTable
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.memory import KernelMemory, VirtualMemory
+from gdb_optprobe.guest.symbol_tables import SymbolTables
 from gdb_optprobe.guest.symbols import Symbols, SymbolTable
 
 CHUNK = 1 << 16
 NO_SYMBOLS = Symbols(array("Q"), (), "")
 
-# The build-id, the symbols, and where the note with the build-id lies.
-Known = tuple[str, Symbols, int]
+TABLES = "tables"
 Read = Callable[[int, int], bytes]
 Files = Mapping[str, Path]
 """By build-id, the files that GDB has symbols of."""
@@ -65,13 +66,17 @@ class Finder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """A kernel found in guest memory. note: where the note with the build-id lies."""
+    """A kernel found in guest memory. note: where the note with the build-id lies.
+
+    shelf: what is kept of a kernel with these symbols; None where they are not its own alone.
+    """
 
     image: Image
     build: str
     symbols: SymbolTable
     note: int
     view: View
+    shelf: Shelf | None = None
 
     def still_there(self, machine: Machine) -> bool:
         """Whether a vCPU still runs this build at this address."""
@@ -81,6 +86,16 @@ class Recovered:
     @property
     def text(self) -> tuple[int, int]:
         return self.image.text.start, self.image.text.end
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """As `Recovered`, before it is known what the symbols say."""
+
+    build: str
+    symbols: Symbols
+    note: int
+    shelf: Shelf | None
 
 
 @dataclass(slots=True)
@@ -109,18 +124,24 @@ def recover(
     where, view = found
     reader = KernelMemory(machine, machine, view.walk)
     known = _cached(where, reader, cache) or _sought(where, finder, reader, cache, say, vain, files or {})
-    known = _completed(known, where, cache, files or {})
-    build, symbols, note = known
-    where, view = finder.settle(where, view, SymbolTable(symbols))
-    return Recovered(where, build, SymbolTable(symbols, [(where.text.start, where.text.end)]), note, view)
+    known = _completed(known, where, files or {})
+    where, view = finder.settle(where, view, SymbolTable(known.symbols))
+    table = SymbolTable(known.symbols, [(where.text.start, where.text.end)])
+    return Recovered(where, known.build, table, known.note, view, known.shelf)
 
 
 def _cached(where: Image, memory: KernelMemory, cache: Cache) -> Known | None:
-    build = cache.recognise(where.text.start, memory.read)
-    symbols = cache.symbols(build, where.text.start) if build is not None else None
-    if build is None or symbols is None:
-        return None
-    return build, symbols, where.text.start + int(cache.facts(build)[NOTE])
+    """What is kept of a kernel with the same tables, all of which are read: a build-id is but what the guest says."""
+    keys: dict[SymbolTables, str | None] = {}
+    for claim in cache.claims(where.text.start, memory.read):
+        tables = SymbolTables.of(claim.shelf.facts().get(TABLES))
+        if tables is None:
+            continue
+        if tables not in keys:
+            keys[tables] = tables.key(where.text.start, memory.read)
+        if keys[tables] == claim.shelf.key and (symbols := claim.shelf.symbols(where.text.start)) is not None:
+            return Known(claim.build, symbols, claim.note, claim.shelf)
+    return None
 
 
 def _sought(
@@ -138,8 +159,9 @@ def _sought(
     if kernel not in vain.known:
         say("recovering the kernel's symbols from guest memory")
         try:
-            symbols = kallsyms.read(read, where.rodata.start, where.rodata.size)
-            return _kept(symbols, where, *_note(where, finder, symbols, read), cache)
+            heard = Heard(where.rodata.start, read)
+            found = kallsyms.find(heard.read, where.rodata.start, where.rodata.size)
+            return _kept(found, where, *_note(where, finder, found.symbols, read), heard, cache)
         except NoSymbolTable as missing:
             vain.known[kernel] = missing
     if not files:
@@ -147,7 +169,7 @@ def _sought(
     build, note = _note(where, finder, NO_SYMBOLS, read)
     if build not in files:
         raise vain.known[kernel]
-    return _kept(vmlinux.load(files[build]).at(where.text.start), where, build, note, cache)
+    return Known(build, vmlinux.load(files[build]).at(where.text.start), note, None)
 
 
 def _note(where: Image, finder: Finder, symbols: Symbols, read: Read) -> tuple[str, int]:
@@ -157,18 +179,46 @@ def _note(where: Image, finder: Finder, symbols: Symbols, read: Read) -> tuple[s
     return found.hex, start + found.offset
 
 
-def _kept(symbols: Symbols, where: Image, build: str, note: int, cache: Cache) -> Known:
-    cache.store_symbols(build, symbols, where.text.start, note)
-    return build, symbols, note
+@dataclass(slots=True)
+class Heard:
+    """Memory from `start` on as it was read, once: a guest may show another one at the next read."""
+
+    start: int
+    memory: Read
+    data: bytearray = field(default_factory=bytearray)
+
+    def read(self, address: int, size: int) -> bytes:
+        assert address == self.start + len(self.data), "in a row"
+        data = self.memory(address, size)
+        self.data += data
+        return data
+
+    def again(self, address: int, size: int) -> bytes:
+        """Raises Unreadable for what was not read."""
+        start = address - self.start
+        if not 0 <= start <= start + size <= len(self.data):
+            raise Unreadable(address, size)
+        return bytes(self.data[start : start + size])
 
 
-def _completed(known: Known, where: Image, cache: Cache, files: Files) -> Known:
+def _kept(found: kallsyms.Found, where: Image, build: str, note: int, heard: Heard, cache: Cache) -> Known:
+    text = where.text.start
+    names, offsets = ((start - text, end - text) for start, end in (found.names, found.offsets))
+    tables = SymbolTables(names, offsets)
+    key = tables.key(text, heard.again)
+    shelf = cache.shelf(build, key) if key is not None else None
+    if shelf is not None:
+        shelf.store_symbols(found.symbols, text)
+        shelf.remember({NOTE: note - text, TABLES: tables.fact()})
+    return Known(build, found.symbols, note, shelf)
+
+
+def _completed(known: Known, where: Image, files: Files) -> Known:
     """With the symbols of data that GDB's vmlinux has, where the kernel has none of its own."""
-    build, symbols, note = known
-    if build not in files or vmlinux.has_data(symbols):
+    if known.build not in files or vmlinux.has_data(known.symbols):
         return known
-    others = vmlinux.load(files[build]).at(where.text.start)
-    return _kept(vmlinux.completed(symbols, others), where, build, note, cache)
+    others = vmlinux.load(files[known.build]).at(where.text.start)
+    return Known(known.build, vmlinux.completed(known.symbols, others), known.note, None)
 
 
 def _in_chunks(memory: KernelMemory) -> Read:

@@ -20,7 +20,7 @@ ROW = Struct("<ii")
 class StaticCalls:
     def __init__(self, kernel: Kernel) -> None:
         start, stop = kernel.range("__start_static_call_sites", "__stop_static_call_sites")
-        self._sites = sorted(at + address & MASK for at, (address, _) in kernel.rows(start, stop, ROW))
+        self.sites = sorted(at + address & MASK for at, (address, _) in kernel.rows(start, stop, ROW))
         self._trampolines = kernel.range("__static_call_text_start", "__static_call_text_end")
 
     def within(self, start: int, end: int) -> list[int]:
@@ -28,4 +28,4 @@ class StaticCalls:
         first, last = self._trampolines
         if start < last and first < end:
             return [max(start, first)]
-        return self._sites[bisect_left(self._sites, start) : bisect_left(self._sites, end)]
+        return self.sites[bisect_left(self.sites, start) : bisect_left(self.sites, end)]

@@ -1,4 +1,7 @@
-"""Offsets of structure members, remembered by build-id: from the kernel's own BTF, else from its vmlinux in GDB."""
+"""Offsets of structure members: from the kernel's own BTF, else from its vmlinux in GDB.
+
+Each session reads them anew: a guest that lies about its types is not to be believed about another one.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,6 @@ from typing import Protocol
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.btf import Btf
-from gdb_optprobe.guest.cache import Cache
-
-FACTS = "offsets"
 
 
 class Layouts(Protocol):
@@ -27,27 +27,17 @@ def no_layouts() -> Layouts | None:
     return None
 
 
-class CachedStructures:
-    """`guest.linux.kernel.Structures` over BTF, debug information and the cache.
+class KernelStructures:
+    """`guest.linux.kernel.Structures` over BTF and debug information.
 
     blob: reads the BTF; it raises where there is none. layouts: asked then.
     """
 
-    def __init__(
-        self,
-        blob: Callable[[], bytes],
-        cache: Cache,
-        build: str,
-        layouts: Callable[[], Layouts | None] = no_layouts,
-    ) -> None:
+    def __init__(self, blob: Callable[[], bytes], layouts: Callable[[], Layouts | None] = no_layouts) -> None:
         self._blob = blob
         self._layouts = layouts
-        self._cache = cache
-        self._build = build
-        known = cache.facts(build).get(FACTS)
-        self._known: dict[str, int] = {
-            name: offset for name, offset in known.items() if isinstance(name, str) and isinstance(offset, int)
-        } if isinstance(known, dict) else {}
+        self._known: dict[str, int] = {}
+        self._facts: dict[str, object] = {}
 
     @cached_property
     def btf(self) -> Btf:
@@ -67,23 +57,19 @@ class CachedStructures:
         """Bytes from the start of `struct` to `member`. Raises OptprobeError where there is none; -1 remembers that."""
         name = f"{struct}.{member}"
         if name not in self._known:
-            self._learn(name, struct, member)
+            found = self._look_up(struct, member)
+            self._known[name] = found if found is not None else -1
         if self._known[name] < 0:
             raise OptprobeError(f"struct {struct} has no member {member} in this kernel")
         return self._known[name]
 
-    def _learn(self, name: str, struct: str, member: str) -> None:
-        found = self._look_up(struct, member)
-        self._known[name] = found if found is not None else -1
-        self._cache.remember(self._build, {FACTS: self._known})
-
     def fact(self, name: str) -> object:
-        """What `learn` was given of this build; None where nothing was."""
-        return self._cache.facts(self._build).get(name)
+        """What `learn` was given in this session; None where nothing was."""
+        return self._facts.get(name)
 
     def learn(self, name: str, value: object) -> None:
-        """Keep what JSON can hold."""
-        self._cache.remember(self._build, {name: value})
+        """Keep a value until the session ends."""
+        self._facts[name] = value
 
     def _look_up(self, struct: str, member: str) -> int | None:
         try:
@@ -97,12 +83,7 @@ class CachedStructures:
 
     def bits(self, struct: str) -> dict[str, tuple[int, int]]:
         """Every bitfield of `struct`: its first bit, counted from the struct's start, and how many it has."""
-        fact = f"bits of {struct}"
-        known = self._cache.facts(self._build).get(fact)
-        if not isinstance(known, dict):
-            known = {name: [*place] for name, place in self._bits(struct).items()}
-            self._cache.remember(self._build, {fact: known})
-        return {name: (first, count) for name, (first, count) in known.items()}
+        return dict(self._bits(struct))
 
     def _bits(self, struct: str) -> Mapping[str, tuple[int, int]]:
         try:

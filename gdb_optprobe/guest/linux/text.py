@@ -31,6 +31,7 @@ from gdb_optprobe.guest.linux.landings import Landings, foreign
 from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.linux.smp_locks import SmpLocks
 from gdb_optprobe.guest.linux.static_calls import StaticCalls
+from gdb_optprobe.guest.linux.text_at_rest import Rewritten, at_rest
 from gdb_optprobe.guest.linux.x86_64 import nops
 from gdb_optprobe.guest.text import Area, Fact, Foreign, Function, Jump, Mark, Overlay, Whole
 from gdb_optprobe.interrupts import interruptible
@@ -63,7 +64,7 @@ class KernelText(CoreText):
         say: Callable[[str], None] = lambda _: None,
         originals: OriginalText | None = None,
     ) -> None:
-        """shelf: keeps what was found about this build of the kernel for the next time; `say` tells of long work.
+        """shelf: keeps what was found in this kernel's text for the next time; `say` tells of long work.
 
         originals: of a text that this one is beside, in place of an overlay.
         """
@@ -192,8 +193,27 @@ class KernelText(CoreText):
         if self._landings is None:
             decode = self._isa.decode
             with interruptible():
-                self._landings = landings.of_kernel(self._kernel, decode, self.originals, self._shelf, self._say)
+                self._landings = landings.of_kernel(
+                    self._kernel, decode, self.originals, self._shelf, self._say, self._at_rest
+                )
         return self._landings
+
+    def _at_rest(self, text: bytes, base: int) -> bytes:
+        symbols = self._kernel.symbols
+
+        def is_entry(address: int) -> bool:
+            bounds = symbols.function_bounds(address)
+            return bounds is not None and bounds[0] == address
+
+        end = base + len(text)
+        rewritten = Rewritten(
+            self.ftrace.within(base, end),
+            self.jump_labels.within(base, end),
+            self.static_calls.sites,
+            self.smp_locks.within(base, end),
+            self.ftrace.idle,
+        )
+        return at_rest(text, base, rewritten, is_entry)
 
     def _landings_within(self, start: int, end: int) -> tuple[list[Jump] | None, str]:
         """Those that are known; None where they cannot be found out, and why."""

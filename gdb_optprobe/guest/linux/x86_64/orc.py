@@ -2,7 +2,7 @@
 
 The kernel's types tell where an entry's bits are, but not which number stands for which register, and not every kernel
 has types. So the code of functions all over the text is asked what their entries have to say (unwind_layout.py), once
-for each build.
+in each session.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.port import Facts
+from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.isa.x86_64 import X86_64, unwind, unwind_layout
 from gdb_optprobe.isa.x86_64.unwind import Encoding, Tables
 
@@ -20,6 +21,8 @@ FUNCTIONS = 96
 """Places in the text whose functions are looked at."""
 PROLOGUE = 64
 """Bytes of a function that are looked at, at the most."""
+PIECE = 1 << 10
+"""What is read at once: entries that are asked for lie together."""
 HINT = "backtraces end where this matters; counting, conditions and `$retval` do without"
 
 
@@ -60,6 +63,7 @@ def _candidates(facts: Facts) -> tuple[Encoding, ...]:
 
 
 def _witnesses(kernel: Kernel, found: Tables) -> Iterator[unwind_layout.Witness]:
+    read = _in_pieces(kernel.memory.read)
     start, end = kernel.range("_stext", "_etext")
     starts = {
         bounds[0]: min(bounds[1] - bounds[0], PROLOGUE)
@@ -68,9 +72,25 @@ def _witnesses(kernel: Kernel, found: Tables) -> Iterator[unwind_layout.Witness]
     }
     for function, size in starts.items():
         try:
-            if unwind_layout.is_entered(found.raw(function, kernel.memory.read)):
-                insns = X86_64.decode(kernel.memory.read(function, size), function)
-                entries = ((entry, found.raw(at, kernel.memory.read)) for at, entry in unwind_layout.expected(insns))
+            if unwind_layout.is_entered(found.raw(function, read)):
+                insns = X86_64.decode(read(function, size), function)
+                entries = ((entry, found.raw(at, read)) for at, entry in unwind_layout.expected(insns))
                 yield from ((entry, data) for entry, data in entries if data is not None)
         except Unreadable:
             continue
+
+
+def _in_pieces(read: ReadMemory) -> ReadMemory:
+    """`read`, each piece of memory once. No piece is on two pages: what can be read can be read in pieces."""
+    known: dict[int, bytes] = {}
+
+    def piece(at: int) -> bytes:
+        if at not in known:
+            known[at] = read(at, PIECE)
+        return known[at]
+
+    def found(address: int, size: int) -> bytes:
+        first = address - address % PIECE
+        return b"".join(map(piece, range(first, address + size, PIECE)))[address - first :][:size]
+
+    return found

@@ -1,0 +1,70 @@
+"""The kernel's text without what the kernel rewrites while it runs: tracers, jump labels, static calls, lock prefixes.
+
+    tracer's site   call to a tracer        ─► the nop that is there without one
+    jump label      jmp to its own target   ─► the nop that it is turned into, and back, at any time
+    static call     call or jmp             ─► a nop
+    lock prefix     DS, booted on one CPU   ─► LOCK
+
+Two texts that differ in no more than that are one at rest. Only what the kernel itself writes is taken away: a branch
+that leads out of the text, to where a function starts, or as the jump label's own row has it. Another's patch stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from struct import unpack_from
+
+CALL, JUMP, SHORT_JUMP = 0xE8, 0xE9, 0xEB
+LOCK, DS = 0xF0, 0x3E
+SHORT_NOP, NOP = bytes.fromhex("6690"), bytes.fromhex("0f1f440000")
+"""The kernel's own of 2 and 5 bytes (arch/x86/include/asm/nops.h)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """Addresses, as the kernel's tables have them. nop: of tracers' sites. labels: with their targets."""
+
+    traced: Iterable[int]
+    labels: Iterable[tuple[int, int]]
+    static_calls: Iterable[int]
+    locks: Iterable[int]
+    nop: bytes = NOP
+
+
+def at_rest(text: bytes, base: int, rewritten: Rewritten, is_entry: Callable[[int], bool]) -> bytes:
+    """Return the `text` at `base` at rest. is_entry: whether a function starts at an address."""
+    found = bytearray(text)
+    end = base + len(text)
+
+    def leads_off(at: int, opcodes: tuple[int, ...]) -> bool:
+        """Whether a branch is at the offset `at` that leads to no place within a function."""
+        if not 0 <= at <= len(text) - len(NOP) or text[at] not in opcodes:
+            return False
+        target = _target(text, base, at)
+        return not base <= target < end or is_entry(target)
+
+    nop = rewritten.nop if len(rewritten.nop) == len(NOP) else NOP
+    for at in (address - base for address in rewritten.traced):
+        if leads_off(at, (CALL,)):
+            found[at : at + len(NOP)] = nop
+    for at in (address - base for address in rewritten.static_calls):
+        if leads_off(at, (CALL, JUMP)):
+            found[at : at + len(NOP)] = NOP
+    for address, target in rewritten.labels:
+        at = address - base
+        if not 0 <= at <= len(text) - len(NOP):
+            continue
+        if text[at] == JUMP and _target(text, base, at) == target:
+            found[at : at + len(NOP)] = NOP
+        elif text[at] == SHORT_JUMP and address + 2 + (text[at + 1] ^ 0x80) - 0x80 == target:
+            found[at : at + len(SHORT_NOP)] = SHORT_NOP
+    for at in (address - base for address in rewritten.locks):
+        if 0 <= at < len(text) and text[at] == DS:
+            found[at] = LOCK
+    return bytes(found)
+
+
+def _target(text: bytes, base: int, at: int) -> int:
+    offset: int = unpack_from("<i", text, at + 1)[0]
+    return base + at + len(NOP) + offset

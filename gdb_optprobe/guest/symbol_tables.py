@@ -1,0 +1,78 @@
+"""The tables that a kernel's symbols were read from, and the hash of what is in them.
+
+    names    ┌ num_syms │ names │ markers │ … │ token_table │ token_index ┐
+    offsets  ┌ s32 for each symbol │ relative_base, if the kernel has one ┐
+
+All that reading them depends on is in these bytes and in where they lie from `_text` on: two kernels of one hash have
+the same symbols, wherever address randomization put them. The base is the one word that it moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from struct import Struct
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.symbols import KERNEL_HALF
+
+__all__ = ["SymbolTables"]
+
+READER = b"gdb_optprobe: symbols of kallsyms, 1"
+"""Renumbered when the reader makes other symbols of the same bytes."""
+PLACES = Struct("<4q")
+BASE = 8
+REACH = 1 << 30
+LARGEST = 1 << 25
+"""Bytes of one table: Debian's largest kernel has 4 MB."""
+CHUNK = 1 << 16
+MASK = (1 << 64) - 1
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolTables:
+    """Where they begin and end, both from `_text` on. offsets: with the word behind, which may be the base."""
+
+    names: Span
+    offsets: Span
+
+    @classmethod
+    def of(cls, fact: object) -> SymbolTables | None:
+        """What `fact` made; None for anything else."""
+        if not isinstance(fact, list) or len(fact) != 4 or any(type(each) is not int for each in fact):
+            return None
+        found = cls((fact[0], fact[1]), (fact[2], fact[3]))
+        return found if all(_is_sound(span) for span in (found.names, found.offsets)) else None
+
+    def fact(self) -> list[int]:
+        """What JSON can hold."""
+        return [*self.names, *self.offsets]
+
+    def key(self, text: int, read: Callable[[int, int], bytes]) -> str | None:
+        """The hash of what is there in the kernel at `text`; None where that cannot be read, or is no table."""
+        if not all(_is_sound(span) for span in (self.names, self.offsets)):
+            return None
+        try:
+            names, offsets = (_read(read, text + start, text + end) for start, end in (self.names, self.offsets))
+        except OptprobeError:
+            return None
+        base = int.from_bytes(offsets[-BASE:], "little")
+        moves = base >= KERNEL_HALF
+        found = sha256(READER)
+        found.update(PLACES.pack(*self.fact()))
+        found.update(names)
+        found.update(offsets[:-BASE])
+        found.update(bytes([moves]) + (base - moves * text & MASK).to_bytes(BASE, "little"))
+        return found.hexdigest()
+
+
+def _is_sound(span: Span) -> bool:
+    start, end = span
+    return 0 <= start < REACH and BASE < end - start <= LARGEST
+
+
+def _read(read: Callable[[int, int], bytes], start: int, end: int) -> bytes:
+    return b"".join(read(at, min(CHUNK, end - at)) for at in range(start, end, CHUNK))
