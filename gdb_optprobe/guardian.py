@@ -92,8 +92,12 @@ class Unix:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._file = self._identity()
 
     def connect(self) -> socket.socket:
+        if self._identity() != self._file:
+            # Where others may write too, another user may have made it.
+            raise FileNotFoundError(f"{self._path} is another socket than GDB's was")
         connection = socket.socket(socket.AF_UNIX)
         try:
             connection.settimeout(TIMEOUT)
@@ -112,6 +116,13 @@ class Unix:
             frozenset(row[6] for row in mine if int(row[5], 16) == LISTENS),
             frozenset(row[6] for row in mine if int(row[5], 16) in (CONNECTED, CONNECTING)),
         )
+
+    def _identity(self) -> tuple[int, int, int] | None:
+        try:
+            known = os.stat(self._path)
+        except OSError:
+            return None
+        return known.st_dev, known.st_ino, known.st_uid
 
     def _is(self, bound: str) -> bool:
         return bound == self._path or (not bound.startswith(("/", "@")) and self._path.endswith(f"/{bound}"))

@@ -10,25 +10,38 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest_text import lines
+from gdb_optprobe.host_files import folder
+
 __all__ = ["cache_directory", "guests_directory", "locked", "say"]
 
 
 def cache_directory() -> Path:
-    """`$OPTPROBE_CACHE`, else `optprobe` under `$XDG_CACHE_HOME` or `~/.cache`; made if missing."""
+    """`$OPTPROBE_CACHE`, else `optprobe` under `$XDG_CACHE_HOME` or `~/.cache`; made if missing.
+
+    Programs and kernels in it are run. Raises OSError where another user may change them.
+    """
     given = os.environ.get("OPTPROBE_CACHE")
     base = os.environ.get("XDG_CACHE_HOME")
     path = Path(given) if given else (Path(base) if base else Path.home() / ".cache") / "optprobe"
-    path.mkdir(parents=True, exist_ok=True)
-    return path
+    return _own(path)
 
 
 def guests_directory() -> Path:
-    """Where running guests have their sockets; short, because a unix socket's path has at most 107 bytes."""
-    path = Path(tempfile.gettempdir()) / f"optprobe-{os.getuid()}"
-    path.mkdir(mode=0o700, exist_ok=True)
-    if path.stat().st_uid != os.getuid():
-        raise PermissionError(f"{path} belongs to another user")
-    return path
+    """Where running guests have their sockets; short, because a unix socket's path has at most 107 bytes.
+
+    Anybody who may connect to them may do anything to a guest, and through QEMU to this user's files. Raises OSError
+    where another user made the folder first, or may look into it.
+    """
+    return _own(Path(tempfile.gettempdir()) / f"optprobe-{os.getuid()}", alone=True)
+
+
+def _own(path: Path, alone: bool = False) -> Path:
+    try:
+        return folder(path, alone)
+    except OptprobeError as refused:
+        raise PermissionError(str(refused)) from None
 
 
 @contextmanager
@@ -41,5 +54,5 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Tell the user, on stderr, what takes longer than a moment."""
-    print(f"optprobe: {text}", file=sys.stderr, flush=True)
+    """Tell the user, on stderr, what takes longer than a moment, or what went wrong: the end of a guest's log too."""
+    print(lines(f"optprobe: {text}"), file=sys.stderr, flush=True)

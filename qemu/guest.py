@@ -129,7 +129,7 @@ class Guest:
         options = options or Options()
         command = _command(options)
         place = directory or _temporary_directory()
-        place.mkdir(parents=True, exist_ok=True)
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in ("gdb.sock", "qmp.sock", "channel.sock", "console.log", "guest.json"):
             (place / name).unlink(missing_ok=True)
         write_image(place / "snapshots")

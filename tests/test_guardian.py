@@ -169,3 +169,19 @@ def test_ends_with_qemu(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not thread.is_alive()
     os.close(writes)
     os.close(reads)
+
+
+def test_keeps_off_a_socket_that_another_user_put_in_the_place_of_qemus(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the kernel's list of sockets does not tell, as in a container."""
+    monkeypatch.setattr(guardian, "PROC", tmp_path / "nowhere")
+    first = listening(path)
+    with guarded(f"unix:{path}") as (tell, end):
+        tell(told(CHANGE))
+        time.sleep(0.05)
+        path.rename(tmp_path / "away")
+        trap = FakeQemu(listening(path))
+        end()
+    assert trap.clients == 0 and trap.packets == []
+    first.close()

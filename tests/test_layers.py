@@ -28,6 +28,7 @@ HEIGHT = {
     "isa": 0,
     "errors": -1,
     "guest_text": -1,
+    "host_files": -1,
     "budget": -1,
     "interrupts": -1,
     "guardian": -1,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import gdb
 
+from gdb_optprobe import host_files
 from gdb_optprobe.commands.base import Subcommand
 from gdb_optprobe.debugger.attach import convenience
 from gdb_optprobe.debugger.output import Output
@@ -26,7 +27,8 @@ class SaveCommand(Subcommand[File]):
 
     Locations are by name, so that it does not matter where the kernel is
     loaded. Probes with Python handlers are comments. GDB's variables get
-    the values that they have now. FILE is written over.
+    the values that they have now. FILE is replaced; a new one is for you
+    alone to read.
 
     Examples:
       optprobe save probes.gdb
@@ -46,7 +48,8 @@ class SaveCommand(Subcommand[File]):
             raise OptprobeError("there are no probes to save", "optprobe add LOCATION")
         lines = with_variables(saved.lines, convenience)
         try:
-            Path(args.path).expanduser().write_text("".join(f"{one_line(line)}\n" for line in lines))
+            path = Path(args.path).expanduser()
+            host_files.replace(path, "".join(f"{one_line(line)}\n" for line in lines).encode())
         except OSError as error:
             raise OptprobeError(f"'{args.path}' cannot be written: {error.strerror}") from None
         out.lines([f"Saved {saved.count} {'probe' if saved.count == 1 else 'probes'} to '{args.path}'."])

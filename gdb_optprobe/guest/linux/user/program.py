@@ -12,8 +12,11 @@ from gdb_optprobe.guest.linux.user.elf import Elf
 from gdb_optprobe.guest.linux.user.files import File
 from gdb_optprobe.guest.linux.user.frames import Frames
 from gdb_optprobe.guest.linux.user.pagecache import NotInMemory, PageCache
+from gdb_optprobe.host_files import read_regular
 
 SOME = 4096
+LARGEST = 1 << 32
+"""Of a file on the host: a browser with all its debug information has some 3 GB."""
 """Bytes of code that are compared."""
 
 
@@ -157,7 +160,8 @@ def _both(own: Elf, theirs: Elf) -> Elf:
 
 def _contents(host: Path) -> bytes:
     try:
-        return host.expanduser().read_bytes()
+        # Its name may come from a journal, which is the guest's.
+        return read_regular(host.expanduser(), LARGEST)
     except OSError as error:
         raise OptprobeError(f"{host} cannot be read: {error.strerror}") from None
 

@@ -1,0 +1,70 @@
+"""Files and folders of ours on the machine that GDB runs on, which other users share.
+
+    folder         made for this user alone; one that another user owns or may write to is refused
+    replace        a new file takes the place of the old one whole; nobody else may read it; no link is followed
+    read_regular   what a name leads to that someone else may have chosen: no device, no pipe, no more than a bound
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from gdb_optprobe.errors import OptprobeError
+
+__all__ = ["folder", "read_regular", "replace"]
+
+OTHERS_WRITE, OTHERS = stat.S_IWGRP | stat.S_IWOTH, stat.S_IRWXG | stat.S_IRWXO
+
+
+def folder(path: Path, alone: bool = False) -> Path:
+    """Return a folder that only this user may change, made where it is missing. Raises OptprobeError, OSError.
+
+    alone: no other user may look into it either, and it is no link.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    itself, known, me = path.lstat(), path.stat(), os.geteuid()
+    if stat.S_ISLNK(itself.st_mode) and (alone or itself.st_uid != me):
+        raise OptprobeError(f"{path} is a link, which another user may have made", "remove it, or name another folder")
+    if known.st_uid != me:
+        raise OptprobeError(f"{path} belongs to another user", "name a folder of your own")
+    if known.st_mode & (OTHERS if alone else OTHERS_WRITE):
+        what, mode = ("looked into", "go-rwx") if alone else ("written to", "go-w")
+        raise OptprobeError(f"{path} may be {what} by other users", f"chmod {mode} {path}")
+    return path
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Write a file aside and put it in the place of `path`. Raises OptprobeError, OSError."""
+    mode = 0o600
+    if path.is_symlink():
+        raise OptprobeError(f"'{path}' is a link", "name the file that it leads to")
+    if path.exists():
+        known = path.stat()
+        if not stat.S_ISREG(known.st_mode):
+            raise OptprobeError(f"'{path}' is no file that can be replaced", "name a file")
+        # Whom its owner lets read it may read on. Another user's would stay another's to change.
+        mode = stat.S_IMODE(known.st_mode) & ~OTHERS_WRITE if known.st_uid == os.geteuid() else mode
+    handle, aside = tempfile.mkstemp(prefix=".optprobe-", dir=path.parent)
+    try:
+        with open(handle, "wb") as file:
+            os.fchmod(handle, mode)
+            file.write(data)
+        os.replace(aside, path)
+    except BaseException:
+        os.unlink(aside)
+        raise
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """Return what is in a file. Raises OptprobeError where it is no file, or larger than `most`; OSError."""
+    # A pipe would be waited for.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OptprobeError(f"{path} is no file", "name a file")
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OptprobeError(f"{path} has over {most >> 20} MiB", "name a smaller file")
+    return data
