@@ -74,6 +74,7 @@ class GdbMachine:
 
     def read_selected(self, address: int, size: int) -> bytes:
         """Read as the selected vCPU does. Raises Unreadable."""
+        address = _wrapped(address, size)
         end = address + size
         # By pages: GDB looks for the first byte that it cannot read, one by one.
         cuts = [address, *range(address - address % PAGE + PAGE, end, PAGE), end]
@@ -104,6 +105,7 @@ class GdbMachine:
 
     def _read_chosen(self, address: int, size: int) -> bytes:
         """Read as the vCPU that GDB chooses, which takes the least time. Raises Unreadable."""
+        address = _wrapped(address, size)
         try:
             return bytes(gdb.selected_inferior().read_memory(address, size))
         except gdb.MemoryError:
@@ -277,6 +279,17 @@ class _RawVirtual:
 
     def write(self, address: int, data: bytes) -> None:
         self._machine.write_selected(address, data)
+
+
+def _wrapped(address: int, size: int) -> int:
+    """Return an address as a CPU computes it: what a guest's own numbers add up to may have more than 64 bits.
+
+    Raises Unreadable where memory would go on at 0.
+    """
+    address &= ADDRESS_MASK
+    if address + size > ADDRESS_MASK + 1:
+        raise Unreadable(address, size)
+    return address
 
 
 def _is_kernel(address: int) -> bool:

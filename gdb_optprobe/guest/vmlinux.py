@@ -50,8 +50,11 @@ class Vmlinux:
     start: int
 
     def at(self, start: int) -> Symbols:
-        """The symbols of a kernel that lies at `start`."""
-        return self.symbols.moved(start - self.start)
+        """The symbols of a kernel that lies at `start`. Raises OptprobeError where some would lie beyond all memory."""
+        try:
+            return self.symbols.moved(start - self.start)
+        except OverflowError:
+            raise OptprobeError("the vmlinux that GDB has loaded has symbols that no kernel has") from None
 
 
 def load(path: Path) -> Vmlinux:
@@ -67,7 +70,7 @@ def read(data: bytes) -> Vmlinux:
     """Raises OptprobeError for what is no vmlinux with a symbol table."""
     try:
         found = _symbols(data)
-    except (struct.error, ValueError, IndexError):
+    except (struct.error, ValueError, IndexError, OverflowError):
         found = None
     start = found.address(START) if found is not None else None
     if found is None or start is None:

@@ -155,3 +155,12 @@ def test_the_monitor_keeps_the_vcpu_that_the_user_chose(gdb: Gdb, module: Any) -
     gdb.selected_inferior().threads()[1].switch()
     assert module.read_register("pid") == 7
     assert gdb.monitor == ["monitor cpu 1", "monitor cpu 2"]
+
+
+@pytest.mark.parametrize("address", [TEXT + (1 << 64), TEXT - (1 << 64), TEXT + (5 << 80)])
+def test_an_address_of_more_than_64_bits_wraps_round(machine: Any, address: int) -> None:
+    """A hostile guest's numbers are added up: to GDB such an address is an OverflowError."""
+    assert machine.read(address, 4) == b"\x90" * 4 == machine.read_virtual(address, 4)
+    for read in (machine.read, machine.read_virtual):
+        with pytest.raises(Unreadable):
+            read((1 << 64) - 2, 4)

@@ -26,7 +26,7 @@ from gdb_optprobe.handlers.typing import _no_member
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.objects import journal
 from gdb_optprobe.objects.ring import Position, RingLayout
-from tests.hostile.measured import in_memory, within
+from tests.hostile.measured import in_memory, outcome, within
 from tests.linux.fakes import Structures, symbols
 from tests.symbols import blobs, elf_blobs
 from tests.symbols.blobs import BtfWriter
@@ -252,6 +252,7 @@ def test_segments_of_code_without_end() -> None:
 FDES = (8 if os.environ.get("OPTPROBE_FULL") else 1) << 20
 
 
+@pytest.mark.stress
 def test_8_mib_of_fdes() -> None:
     common = struct.pack("<II", 16, 0) + b"\1zR\0\1\x78\x10\1\x1b\x0c\x07\x08"
     count = FDES // 20
@@ -273,6 +274,19 @@ def test_a_vmlinux_whose_symbols_names_overlap() -> None:
     assert vmlinux.SECTION.unpack_from(short, row)[1] == 3
     struct.pack_into("<Q", short, row + 32, 7 + 401)
     assert "bytes of names" in in_memory(lambda: vmlinux.read(bytes(short)), len(short)).error
+
+
+@pytest.mark.parametrize("at", [1 << 63, (1 << 64) - 64])
+def test_a_vmlinux_whose_sections_lie_beyond_all_memory(at: int) -> None:
+    data = bytearray(elf_blobs.vmlinux([("_text", 0xFFFFFFFF81000000, elf_blobs.TEXT, 1, 2)]))
+    struct.pack_into("<Q", data, 40, at)
+    assert outcome(lambda: vmlinux.read(bytes(data))).error
+
+
+def test_a_vmlinux_whose_symbols_are_moved_beyond_all_memory() -> None:
+    rows = [("_text", 1 << 63, elf_blobs.TEXT, 1, 2), ("last", (1 << 64) - 1, elf_blobs.TEXT, 1, 2)]
+    found = vmlinux.read(elf_blobs.vmlinux(rows))
+    assert outcome(lambda: found.at((1 << 63) + 4096)).error
 
 
 def test_elf_files_within_constants_without_end() -> None:

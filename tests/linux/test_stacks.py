@@ -244,3 +244,12 @@ def test_what_is_missing() -> None:
     without = {name: at for name, at in NAMES.items() if name != "hardirq_stack_ptr"}
     assert "pcpu_hot" in missing(kernel(there, without, OFFSETS))
     assert "RCU Tasks" in missing(kernel(there, {**NAMES, "preempt_schedule": 1}, OFFSETS))
+
+
+@pytest.mark.parametrize("off", [1, 4, 7])
+def test_a_stack_of_odd_addresses_is_refused(off: int) -> None:
+    """A hostile guest's: words are read from it, whatever it says."""
+    there = guest()
+    there.put_words(TASKS["thread"] + 0x18, STACKS["thread"] + off)
+    with pytest.raises(OptprobeError, match="has a stack that ends at"):
+        saved(there)

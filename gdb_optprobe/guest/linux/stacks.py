@@ -120,6 +120,8 @@ class Stacks:
 
     def _read(self, who: str, start: int, stack: Stack) -> Saved:
         start &= ~7
+        if stack.end % 8:
+            raise NoSuchKernel(f"{who} has a stack that ends at {stack.end:#x}")
         words = array("Q")
         words.frombytes(self._kernel.memory.read(start, stack.end - start) if start < stack.end else b"")
         return Saved(who, start, words, stack)

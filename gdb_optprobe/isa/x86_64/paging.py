@@ -17,6 +17,8 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from gdb_optprobe.budget import Budget
+
 ReadPhysical = Callable[[int, int], bytes]
 
 PRESENT, WRITABLE, USER, ACCESSED, DIRTY, LARGE, GLOBAL = (1 << bit for bit in (0, 1, 2, 5, 6, 7, 8))
@@ -28,6 +30,8 @@ KEPT = DIRTY | 1 << SAVED_DIRTY_BIT
 """Set in the entry of a page whose content is nowhere else."""
 NO_EXECUTE = 1 << 63
 ADDRESS = 0x000F_FFFF_FFFF_F000
+MOST_PAGES = 1 << 17
+"""A limit (budget.py), of leaf entries that one range of addresses is mapped by: a kernel's image takes 2,000."""
 TABLE_SIZE = 4096
 PAGE_SIZE = 4096
 _MASK = (1 << 64) - 1
@@ -109,7 +113,9 @@ def mappings(read_physical: ReadPhysical, cr3: int, start: int, end: int, *, la5
     Every table is read at once, and none that maps nothing of what was asked for.
     """
     run: Mapping | None = None
+    budget = Budget(MOST_PAGES, "the kernel's part of the page tables", "pages")
     for page in _pages(read_physical, cr3 & ADDRESS, 5 if la57 else 4, start, end):
+        budget.spend()
         if run is not None and page.continues(run):
             run = replace(run, size=run.size + page.size)
             continue
