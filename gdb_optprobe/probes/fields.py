@@ -150,8 +150,8 @@ def _matched(pattern: re.Pattern[str], text: str, what: str) -> str:
 
 
 def _plain(text: str, what: str) -> str:
-    """One line, that GDB does not join with the next one."""
-    if not isinstance(text, str) or not text.isprintable() or len(text) > LONGEST or text.endswith("\\"):
+    """One line."""
+    if not isinstance(text, str) or not text.isprintable() or len(text) > LONGEST:
         raise NotAField(what, text if isinstance(text, str) else type(text).__name__)
     return text
 

@@ -11,7 +11,7 @@ from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Reason, Refusal
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.tier import Tier
-from gdb_optprobe.guest_text import until_zero
+from gdb_optprobe.guest_text import printable
 from gdb_optprobe.handlers.format import render
 from gdb_optprobe.handlers.program import WORD, Column, Form, Records
 from gdb_optprobe.isa.base import Flow, Insn
@@ -212,8 +212,7 @@ def record(probe: Probe, row: Row, target: Target, unwound: Unwound | None = Non
         parts = zip(kind.columns, values, strict=True)
         text = ", ".join(f"{one.label}={_spelled(value, target)}" for one, value in parts)
         return RecordView(row.cpu, row.time, values, text)
-    raw = tuple(value.encode() if isinstance(value, str) else value for value in values)
-    return RecordView(row.cpu, row.time, values, render(kind.format, raw))
+    return RecordView(row.cpu, row.time, values, render(kind.format, _parts(kind.columns, row.fields)))
 
 
 def _taken(kind: Records, data: bytes) -> tuple[Mapping[str, int], bytes]:
@@ -243,11 +242,16 @@ def _spelled(value: int | str, target: Target) -> str:
 
 def _key(columns: Sequence[Column], data: bytes) -> tuple[int | str, ...]:
     """A key's parts as values: numbers, and texts."""
-    values: list[int | str] = []
+    return tuple(printable(part) if isinstance(part, bytes) else part for part in _parts(columns, data))
+
+
+def _parts(columns: Sequence[Column], data: bytes) -> tuple[int | bytes, ...]:
+    """The same with texts as the guest has them."""
+    values: list[int | bytes] = []
     for column in columns:
         part, data = data[: column.size], data[column.size :]
         if column.form is Form.TEXT:
-            values.append(until_zero(part))
+            values.append(part.partition(b"\0")[0])
         else:
             number = int.from_bytes(part, "little", signed=column.form is Form.SIGNED)
             values.append(Address(number) if column.form is Form.POINTER else number)

@@ -98,7 +98,10 @@ def add(spec: Spec, location: str, glob: bool = False) -> str:
     words += ["-tier", spec.tier] if spec.tier else []
     words += [entry(spec)] if entry(spec) else []
     words += _clause(spec.condition, spec.actions if spec.actions != ("count",) else ())
-    return " ".join(words)
+    line = " ".join(words)
+    if line.endswith("\\"):
+        raise OptprobeError("a command that ends with a backslash goes on in the next line")
+    return line
 
 
 def entry(spec: Spec) -> str:

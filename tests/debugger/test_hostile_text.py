@@ -16,7 +16,7 @@ from gdb_optprobe.guest_text import one_line, printable
 from gdb_optprobe.handlers.format import render
 from gdb_optprobe.handlers.program import Column, Form
 from gdb_optprobe.objects.aggregate import Count
-from gdb_optprobe.probes.present import _key
+from gdb_optprobe.probes.present import _key, _parts
 from gdb_optprobe.probes.views import CallsView, ObjectView, OutView, RecordView, RowView
 from tests.commands.fake_session import EXPLAINED, SHOWN, boosted, probe
 
@@ -130,3 +130,10 @@ def test_text_of_the_guests_is_one_line_of_any_view(method: str, data: bytes) ->
     found = values(method, views)
     assert all(text.isprintable() for text in strings(found)) or method == "report"
     assert one_line(printable(data)) == printable(data)
+
+
+def test_a_string_behind_a_pointer_is_escaped_once() -> None:
+
+
+    (part,) = _parts((TEXT,), OWNED.ljust(16, b"\0"))
+    assert part == OWNED and render("%s", [part]) == _key((TEXT,), OWNED)[0] == r"\033]0;owned\007"

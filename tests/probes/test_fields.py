@@ -16,7 +16,7 @@ from gdb_optprobe.probes.saving import add
 from gdb_optprobe.probes.spec import Kind, Spec
 
 SHELL = "vfs_read\nshell touch x\n#"
-EVERYWHERE = (SHELL, "a\x1b]0;x\x07", "a\u202eb", "a\ud800", "a\\", "a" * (fields.LONGEST + 1))
+EVERYWHERE = (SHELL, "a\x1b]0;x\x07", "a\u202eb", "a\ud800", "a" * (fields.LONGEST + 1))
 CHECKS: tuple[Callable[[str], str], ...] = (
     fields.function,
     fields.home,

@@ -89,6 +89,7 @@ def test_a_symbol_that_is_a_name_is_saved() -> None:
         {"tier": "bogus\nshell touch x"},
         {"file": "/x\nshell touch x", "kind": Kind.UPROBE},
         {"condition": "1) do stop"},
+        {"condition": "1 \\"},
         {"actions": ("count, stop",)},
         {"entry_condition": Fragment.whole("1 do stop"), "kind": Kind.KRETPROBE},
     ],
