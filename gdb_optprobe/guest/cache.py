@@ -50,6 +50,7 @@ COLUMNS = Struct("<II")
 # Bytes of the longest note: header, "GNU\0", SHA-1 or more.
 NOTE_SIZE = 16 + 64
 NOTE = "note"
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 BUILD_ID, HASH = re.compile("[0-9a-f]{16,128}"), re.compile("[0-9a-f]{64}")
 # Bounds of what is read. Debian's largest kernel has 186,798 symbols, in 7 MB; the file of them for GDB has 10 MB.
 LARGEST_FILE = 1 << 27
@@ -115,6 +116,8 @@ class Cache:
         if known is not None:
             return known
         path = self.folder / FILES / f"{hash_}.elf"
+        with suppress(OSError):
+            _make_folder(self.folder)
         _make_room(path.parent, re.compile(HASH.pattern + r"\.elf"), MOST_FILES, path.name)
         return self.file(hash_) if _write(path, data) else None
 
@@ -285,14 +288,17 @@ def _is_own(folder: Path) -> bool:
         known = folder.stat()
     except OSError:
         return False
-    return known.st_uid == os.geteuid() and not known.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return known.st_uid == os.geteuid() and not known.st_mode & OTHERS_WRITE
 
 
 def _make_folder(folder: Path) -> None:
-    """Nothing in it is for other users. Raises OSError."""
+    """Nothing in it is for other users. One of this user's that others may write to is so no longer. Raises OSError."""
     if not folder.is_dir():
         _make_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
+    known = folder.stat()
+    if known.st_uid == os.geteuid() and known.st_mode & OTHERS_WRITE:
+        folder.chmod(stat.S_IMODE(known.st_mode) & ~OTHERS_WRITE)
 
 
 def _latest(folder: Path, name: re.Pattern[str], most: int | None = None) -> list[Path]:

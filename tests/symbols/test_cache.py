@@ -221,6 +221,8 @@ def test_a_link_a_pipe_and_a_file_for_all_to_write_are_not_followed(cache: Cache
     assert made is not None
     made.parent.chmod(0o777)
     assert cache.file(made.stem) is None, "another user may put another one there"
+    cache.folder.chmod(0o770)
+    assert cache.store_file(b"ELF") == made == cache.file(made.stem), "no longer"
 
 
 def test_what_was_used_the_longest_ago_makes_room(cache: Cache) -> None:
