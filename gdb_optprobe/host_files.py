@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import stat
 import tempfile
@@ -14,8 +15,10 @@ from pathlib import Path
 
 from gdb_optprobe.errors import OptprobeError
 
-__all__ = ["folder", "read_regular", "replace"]
+__all__ = ["folder", "read_regular", "refusal", "replace", "until_exit"]
 
+ROOT = 0
+OTHER = "name a folder of your own"
 OTHERS_WRITE, OTHERS = stat.S_IWGRP | stat.S_IWOTH, stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -25,15 +28,44 @@ def folder(path: Path, alone: bool = False) -> Path:
     alone: no other user may look into it either, and it is no link.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    itself, known, me = path.lstat(), path.stat(), os.geteuid()
+    if (why := refusal(path, alone)) is not None:
+        raise why
+    return path
+
+
+def refusal(path: Path, alone: bool = False) -> OptprobeError | None:
+    """Return why a folder, if there is one, is not for this user's files, with what to do; None where it is."""
+    for above in dict.fromkeys((*reversed(path.absolute().parents), *reversed(path.resolve().parents))):
+        if (why := _may_be_exchanged(above)) is not None:
+            return why
+    try:
+        itself, known, me = path.lstat(), path.stat(), os.geteuid()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return OptprobeError(f"{path} cannot be looked at: {error.strerror}", OTHER)
     if stat.S_ISLNK(itself.st_mode) and (alone or itself.st_uid != me):
-        raise OptprobeError(f"{path} is a link, which another user may have made", "remove it, or name another folder")
+        return OptprobeError(f"{path} is a link, which another user may have made", f"remove it, or {OTHER}")
     if known.st_uid != me:
-        raise OptprobeError(f"{path} belongs to another user", "name a folder of your own")
+        return OptprobeError(f"{path} belongs to another user", OTHER)
     if known.st_mode & (OTHERS if alone else OTHERS_WRITE):
         what, mode = ("looked into", "go-rwx") if alone else ("written to", "go-w")
-        raise OptprobeError(f"{path} may be {what} by other users", f"chmod {mode} {path}")
-    return path
+        return OptprobeError(f"{path} may be {what} by other users", f"chmod {mode} {path}")
+    return None
+
+
+def _may_be_exchanged(above: Path) -> OptprobeError | None:
+    """Why other users may put something else in the place of what is in this folder, whoever has that."""
+    try:
+        known = above.lstat()
+    except OSError:
+        return None
+    if stat.S_ISLNK(known.st_mode):
+        mine = known.st_uid in (os.geteuid(), ROOT)
+        return None if mine else OptprobeError(f"{above} is a link of another user's", OTHER)
+    if known.st_mode & stat.S_IWOTH and not known.st_mode & stat.S_ISVTX:
+        return OptprobeError(f"in {above} every user may exchange what is there", f"chmod +t {above}")
+    return None
 
 
 def replace(path: Path, data: bytes) -> None:
@@ -56,6 +88,15 @@ def replace(path: Path, data: bytes) -> None:
     except BaseException:
         os.unlink(aside)
         raise
+
+
+def until_exit(data: bytes, suffix: str) -> Path:
+    """Return a new file that is there until this process ends. Raises OSError."""
+    handle, path = tempfile.mkstemp(prefix="optprobe-", suffix=suffix)
+    atexit.register(Path(path).unlink, missing_ok=True)
+    with open(handle, "wb") as file:
+        file.write(data)
+    return Path(path)
 
 
 def read_regular(path: Path, most: int) -> bytes:

@@ -13,6 +13,7 @@ import pytest
 
 from gdb_optprobe import host_files
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.cache import default_cache
 from gdb_optprobe.guest.linux.user import program
 from gdb_optprobe.host_files import folder, read_regular, replace
 from qemu.cache import cache_directory, guests_directory, say
@@ -76,6 +77,55 @@ def test_a_link_in_place_of_a_folder_is_refused(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(host_files.os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(OptprobeError, match="is a link, which another user may have made"):
         folder(link)
+
+
+def test_a_folder_whose_place_others_may_take_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As below a /tmp without its sticky bit, or behind a link of another user's."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    with pytest.raises(OptprobeError, match=f"in {shared} every user may exchange what is there; chmod \\+t"):
+        folder(shared / "mine")
+    with pytest.raises(OptprobeError, match="every user may exchange"):
+        folder(shared / "a" / "b")
+    shared.chmod(0o1777)
+    assert folder(shared / "mine").is_dir()
+    link = shared / "link"
+    link.symlink_to(tmp_path)
+    seen = Path.lstat
+
+    def of_another(path: Path) -> os.stat_result:
+        known = seen(path)
+        return os.stat_result((*known[:4], 4711, *known[5:])) if path == link else known
+
+    monkeypatch.setattr(Path, "lstat", of_another)
+    with pytest.raises(OptprobeError, match=f"{link} is a link of another user's"):
+        folder(link / "mine")
+
+
+@pytest.mark.parametrize("wide", [0o777, 0o770])
+def test_a_cache_that_others_may_change_is_neither_read_nor_written(tmp_path: Path, wide: int) -> None:
+    root = tmp_path / "cache"
+    cache = default_cache({"OPTPROBE_CACHE": str(root)})
+    shelf = cache.shelf("ab" * 20, "cd" * 32)
+    shelf.store("name", b"fact")
+    made = cache.store_file(b"an ELF file")
+    assert made is not None and cache.file(made.stem) == made and mode(made) == 0o600
+    assert cache.refused is None and shelf.load("name") == b"fact"
+    root.chmod(wide)
+    assert "may be written to by other users" in str(cache.refused)
+    assert cache.file(made.stem) is None and cache.store_file(b"another") is None
+    shelf.store("name", b"other")
+    assert [*made.parent.iterdir()] == [made] and mode(root) == wide
+    root.chmod(0o700)
+    assert cache.file(made.stem) == made and shelf.load("name") == b"fact"
+
+
+def test_a_file_beside_the_cache_is_gone_at_the_end(shared: Path) -> None:
+    program = "from gdb_optprobe.host_files import until_exit; print(until_exit(b'x', '.elf').read_bytes())"
+    line = [sys.executable, "-c", program]
+    done = subprocess.run(line, cwd=ROOT, env=os.environ | {"TMPDIR": str(shared)}, capture_output=True, check=True)
+    assert done.stdout == b"b'x'\n" and not [*shared.iterdir()]
 
 
 def test_guests_sockets_are_never_where_another_user_can_reach_them(shared: Path) -> None:

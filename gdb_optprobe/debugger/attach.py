@@ -238,6 +238,8 @@ def attach(connection: gdb.RemoteTargetConnection, vain: Vain) -> Attachment:
     machine = GdbMachine(connection, attachments.guard)
     machine.leave_physical_mode()
     cache = default_cache()
+    if (why := cache.refused) is not None:
+        warn(f"nothing is kept for the next session: {why}")
     other = gdb_symbols.of_another_program()
     port = ports.of(isa.name)
     with interruptible():

@@ -6,7 +6,6 @@ Nothing of the vCPU is changed: whatever becomes of GDB, the hit goes on as one 
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from gdb_optprobe.debugger.landings import AnyPad, Landings
 from gdb_optprobe.debugger.parameters import machine_interface
 from gdb_optprobe.guest.cache import default_cache
 from gdb_optprobe.guest.trap_frames import GATES, Saved, trap_frames
+from gdb_optprobe.host_files import until_exit
 from gdb_optprobe.interrupts import held, unbroken
 from gdb_optprobe.probes.stops import ProgramArrival, ProgramLanding
 
@@ -83,9 +83,4 @@ class ProgramFrames:
 
 
 def _written(content: bytes) -> Path:
-    path = default_cache().store_file(content)
-    if path is None:
-        with tempfile.NamedTemporaryFile(prefix="optprobe-", suffix=".elf", delete=False) as file:
-            file.write(content)
-        path = Path(file.name)
-    return path
+    return default_cache().store_file(content) or until_exit(content, ".elf")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from hashlib import sha256
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Cache
 from gdb_optprobe.guest.linux.recover import Recovered
 from gdb_optprobe.guest.symbolfile import ASIDE, load_command, outermost_file, symbol_file
+from gdb_optprobe.host_files import until_exit
 
 # One that every kernel has, at the start of its code; one that no other program has.
 WITNESS = "_text"
@@ -72,15 +72,9 @@ def _end_stacks(recovered: Recovered, cache: Cache, machine: str) -> int | None:
         return None
     content = outermost_file((start, end), machine)
     # GDB reads it when it first needs it: what has its name is always the same.
-    path = cache.store_file(content) or _aside(content)
+    path = cache.store_file(content) or until_exit(content, ".elf")
     gdb.execute(f"add-symbol-file {path} -s .text {ASIDE:#x}", to_string=True)
     return ASIDE
-
-
-def _aside(content: bytes) -> Path:
-    with tempfile.NamedTemporaryFile(prefix="optprobe-", suffix=".elf", delete=False) as file:
-        file.write(content)
-    return Path(file.name)
 
 
 def _known(
@@ -104,7 +98,7 @@ def _write(recovered: Recovered, cache: Cache, machine: str, unwound: bool) -> t
     content = symbol_file(recovered.symbols.symbols, recovered.text, machine, outermost=unwound)
     path = cache.store_file(content)
     if path is None:
-        return _aside(content), recovered.text
+        return until_exit(content, ".elf"), recovered.text
     if recovered.shelf is not None:
         made = [_purpose(recovered, machine, unwound), sha256(content).hexdigest(), *recovered.text]
         recovered.shelf.remember({MADE: made})

@@ -38,6 +38,7 @@ from typing import Any
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.image import is_note_of
 from gdb_optprobe.guest.symbols import KERNEL_HALF, Symbols
+from gdb_optprobe.host_files import refusal
 
 __all__ = ["Cache", "Claim", "Shelf", "default_cache"]
 
@@ -78,6 +79,11 @@ class Cache:
 
     folder: Path
 
+    @property
+    def refused(self) -> OptprobeError | None:
+        """Why nothing is kept: other users may change what is there. None where it is this user's alone."""
+        return refusal(self.folder.parent)
+
     def claims(self, text: int, read: Callable[[int, int], bytes]) -> Iterator[Claim]:
         """What may be the kernel whose code starts at `text`, by its build-id: each one's note is looked for."""
         notes: dict[int, bytes] = {}
@@ -103,7 +109,8 @@ class Cache:
         """Return the file for GDB with what has this hash; None where there is none, or it is damaged."""
         path = self.folder / FILES / f"{hash_}.elf"
         # GDB opens it again later: another user may not put another one there meanwhile.
-        if not HASH.fullmatch(hash_) or not all(map(_is_own, (self.folder, path.parent))):
+        folders = (self.folder.parent, self.folder, path.parent)
+        if not HASH.fullmatch(hash_) or not path.parent.is_dir() or any(map(refusal, folders)):
             return None
         if (data := _read(path, LARGEST_FILE)) is None:
             return None
@@ -116,10 +123,12 @@ class Cache:
         if known is not None:
             return known
         path = self.folder / FILES / f"{hash_}.elf"
+        if self.refused:
+            return None
         with suppress(OSError):
             _make_folder(self.folder)
         _make_room(path.parent, re.compile(HASH.pattern + r"\.elf"), MOST_FILES, path.name)
-        return self.file(hash_) if _write(path, data) else None
+        return self.file(hash_) if _write(path, data, self.folder.parent) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +186,7 @@ class Shelf:
         return body if data[: len(MAGIC) + SEAL] == MAGIC + self._seal(name, body) else None
 
     def _write(self, name: str, body: bytes) -> None:
-        _write(self.folder / name, MAGIC + self._seal(name, body) + body)
+        _write(self.folder / name, MAGIC + self._seal(name, body) + body, self.folder.parents[2])
 
     def _seal(self, name: str, body: bytes) -> bytes:
         """A hash with the file's name: one that was moved is as good as none."""
@@ -266,9 +275,14 @@ def _read(path: Path, largest: int) -> bytes | None:
         return None
 
 
-def _write(path: Path, data: bytes) -> bool:
+def _write(path: Path, data: bytes, root: Path) -> bool:
+    """root: the folder that the user named, which is not mended; those in it are."""
     try:
+        if refusal(root):
+            return False
         _make_folder(path.parent)
+        if refusal(path.parent):
+            return False
         handle, aside = tempfile.mkstemp(prefix=f".{path.name[:32]}.", dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -280,15 +294,6 @@ def _write(path: Path, data: bytes) -> bool:
     except OSError:
         return False
     return True
-
-
-def _is_own(folder: Path) -> bool:
-    """Whether no other user can change what is in it."""
-    try:
-        known = folder.stat()
-    except OSError:
-        return False
-    return known.st_uid == os.geteuid() and not known.st_mode & OTHERS_WRITE
 
 
 def _make_folder(folder: Path) -> None:
@@ -314,6 +319,8 @@ def _latest(folder: Path, name: re.Pattern[str], most: int | None = None) -> lis
 
 def _make_room(folder: Path, name: re.Pattern[str], most: int, newcomer: str) -> None:
     """Remove what was used the longest ago, so that `newcomer` is one of `most` at the most."""
+    if refusal(folder):
+        return
     others = [path for path in _latest(folder, name) if path.name != newcomer]
     for path in others[most - 1 :]:
         if path.is_dir() and not path.is_symlink():
