@@ -67,7 +67,7 @@ class Liar(Machine):
         self._change_at = random.choice((0, 0, 0, 5, 20, 60, 200))
         for _ in range(random.choice(MOST_EDITS)):
             self._change()
-        if random.random() < 0.1:
+        if random.random() < 0.1 and len(self.pages) > 1:
             self.pages.pop(random.choice(list(self.pages)))
 
     def read(self, address: int, size: int) -> bytes:

@@ -12,7 +12,7 @@ import pytest
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import image, kallsyms, symbolfile, vmlinux
 from gdb_optprobe.guest.btf import DEEPEST, MOST_MEMBERS, Btf
-from gdb_optprobe.guest.linux import kprobes, lists
+from gdb_optprobe.guest.linux import filler, kprobes, landings, lists
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.jump_labels import JumpLabels
 from gdb_optprobe.guest.linux.kernel import Kernel
@@ -27,7 +27,8 @@ from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.objects import journal
 from gdb_optprobe.objects.ring import Position, RingLayout
 from tests.hostile.measured import in_memory, outcome, within
-from tests.linux.fakes import Structures, symbols
+from tests.linux import test_kprobes
+from tests.linux.fakes import Pages, Structures, kernel, symbols
 from tests.symbols import blobs, elf_blobs
 from tests.symbols.blobs import BtfWriter
 
@@ -363,8 +364,8 @@ def endless(*offsets: str, **names: int) -> Kernel:
 
 
 def test_a_list_without_end() -> None:
-    kernel = endless()
-    found = within(lambda: list(lists.members(kernel, HEAD, 0)), LINES)
+    there = endless()
+    found = within(lambda: list(lists.members(there, HEAD, 0)), LINES)
     assert "has over 65,536 members" in found.error
 
 
@@ -375,20 +376,53 @@ def test_kprobes_without_end() -> None:
     assert within(lambda: kprobes.known(kernel, X86_64), LINES).error
 
 
+def test_a_kprobe_that_is_behind_itself() -> None:
+    memory = test_kprobes.guest(test_kprobes.JUMP).memory
+    memory.put_words(test_kprobes.PROBES, test_kprobes.PROBES)
+    names = {name.removeprefix("d_"): at for name, at in test_kprobes.NAMES.items()}
+    found = within(lambda: kprobes.known(kernel(memory, names, test_kprobes.LAYOUT), X86_64), 2000)
+    assert "has no end" in found.error
+
+
+def test_symbols_that_claim_half_of_all_memory() -> None:
+    """Loops over the text have its length as their bound."""
+    known = kernel(Pages(), {"_stext": 1 << 63, "_etext": (1 << 64) - 1})
+    assert "has over 268,435,456 bytes" in within(lambda: filler.spans(known), 1000).error
+
+
+def test_a_text_in_which_all_looks_like_a_call() -> None:
+    size = 1 << 17
+    text = (b"\xe8" + struct.pack("<i", 64)) * (size // 5)
+    functions = landings.Functions(symbols(f=HEAD, g=HEAD + size // 2, d_end=HEAD + size), HEAD, text)
+    found = in_memory(lambda: landings.find(text, HEAD, functions, X86_64.decode, []), size)
+    assert not found.error, "most lead into their own function"
+    functions = landings.Functions(symbols(f=HEAD, d_end=HEAD + 64, d_more=HEAD + size), HEAD, text)
+    assert "has over 20,4" in in_memory(
+        lambda: landings.find(text, HEAD, functions, X86_64.decode, []), size
+    ).error
+
+
+def test_a_function_of_64_mib_of_a_program() -> None:
+    strings = b"\0huge\0"
+    rows = struct.pack("<IBBHQQ", 1, 2, 0, 1, 0x400000, 1 << 26)
+    found = elf([(2, len(strings), 24, 1, 24), (3, 0, len(strings), 0, 0)], strings + rows)
+    assert found.resolve("huge") == 0x400000 and found.function(0x400010) is None
+
+
 @pytest.mark.parametrize("count", [0, 1, 0xFFFF_FFFF])
 def test_pages_of_traced_functions_without_end(count: int) -> None:
-    class Pages(Endless):
+    class Records(Endless):
         def read(self, address: int, size: int) -> bytes:
             words = super().read(address, 8) + FIRST.to_bytes(8, "little") + count.to_bytes(8, "little")
             return (words * (size // 24 + 1))[:size]
 
-    kernel = Kernel(Pages(), symbols(ftrace_pages_start=HEAD))
+    kernel = Kernel(Records(), symbols(ftrace_pages_start=HEAD))
     found = within(lambda: len(FtraceSites(kernel)), LINES)
     assert "the kernel's list of traced functions has over" in found.error
 
 
 def test_tables_between_symbols_that_are_far_apart() -> None:
-    names = {"__start___jump_table": FIRST, "__stop___jump_table": FIRST + (1 << 40), "_stext": FIRST}
+    names = {"__start___jump_table": FIRST, "__stop___jump_table": FIRST + (1 << 24), "_stext": FIRST}
     kernel = Kernel(Endless(), symbols(**names))
     assert "has over 262,144 rows" in within(lambda: JumpLabels(kernel), 1000).error
     assert "has over 67,108,864 bytes" in within(lambda: kernel.read(FIRST, FIRST + (1 << 40)), 1000).error

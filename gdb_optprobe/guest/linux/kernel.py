@@ -14,6 +14,8 @@ from gdb_optprobe.guest.machine import Memory
 CHUNK = 1 << 16
 MASK = (1 << 64) - 1
 # Limits (budget.py), and what Debian's kernels have at the most.
+LARGEST_RANGE = 1 << 28
+"""Bytes between two symbols: all of an image has 40 MB."""
 LARGEST_READ = 1 << 26
 """Bytes of one range of symbols: 21 MB of text, 17 MB of constants."""
 MOST_ROWS = 1 << 18
@@ -77,9 +79,13 @@ class Kernel:
         return NoSuchKernel(f"this kernel has no symbol {symbol}, nor any of its data (CONFIG_KALLSYMS_ALL)", VMLINUX)
 
     def range(self, start: str, stop: str) -> tuple[int, int]:
-        """What lies between two symbols; empty where the kernel has neither."""
+        """What lies between two symbols; empty where the kernel has neither. Raises OverBudget."""
         first, last = self.symbols.address(start), self.symbols.address(stop)
-        return (first, last) if first is not None and last is not None and first <= last else (0, 0)
+        if first is None or last is None or first > last:
+            return 0, 0
+        if last - first > LARGEST_RANGE:
+            raise OverBudget(f"what lies between {start} and {stop}", LARGEST_RANGE, "bytes")
+        return first, last
 
     def offset(self, struct: str, *members: str) -> int:
         """Where a member is; of several names the first that exists, as kernels renamed it."""

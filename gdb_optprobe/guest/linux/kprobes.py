@@ -24,7 +24,7 @@ from gdb_optprobe.isa.base import Isa, OutOfReach
 
 BITS = 6  # KPROBE_HASH_BITS
 GOLDEN = 0x61C8864680B583EB  # GOLDEN_RATIO_64 (include/linux/hash.h)
-MOST = 1 << 16
+MOST = 1 << 14
 """A limit (budget.py), of all lists together. Linux's own tests have some hundreds."""
 LONGEST_WINDOW = 64
 TABLE, REGISTERS = "kprobe_table", "register_kprobe"
@@ -128,7 +128,11 @@ class Layout:
 def _probes(kernel: Kernel, head: int, layout: Layout, budget: Budget) -> Iterator[int]:
     """The kprobes in an hlist (include/linux/list.h)."""
     node = head
+    seen: set[int] = set()
     while node:
+        if node in seen:
+            raise NoSuchKernel("the guest's list of its own kprobes has no end")
+        seen.add(node)
         budget.spend()
         yield node - layout.node
         node = kernel.word(node)

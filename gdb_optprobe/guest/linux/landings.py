@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from struct import Struct, unpack_from
 
+from gdb_optprobe.budget import Budget
 from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux.core_text import LARGEST, is_boundary
 from gdb_optprobe.guest.linux.kernel import Kernel, Symbols
@@ -41,6 +42,8 @@ POINTER = "pointer"
 KINDS = (Flow.JUMP.value, Flow.BRANCH.value, Flow.CALL.value, POINTER)
 HEADER = Struct("<II")  # a number of the format and of the rows
 FORMAT = 2
+# A limit (budget.py): of so many bytes of text one may be a candidate, and some beside. Kernels' have one of 100.
+BYTES_EACH, LEAST = 8, 1 << 12
 FINDER = b"gdb_optprobe: landings, 1\n"
 """Renumbered when others are found in the same bytes."""
 REACH = 1 << 31
@@ -155,14 +158,19 @@ class Candidate:
 def find(text: bytes, base: int, functions: Functions, decode: Decode, words: Iterable[tuple[int, bytes]]) -> Found:
     """All landings in the `text` at `base`; `words` are (address, data) of memory that may hold pointers to it."""
     inside, beyond = [], []
+    budget = Budget(len(text) // BYTES_EACH + LEAST, "the kernel's text", "places that may lead into a function")
     for candidate in _relative(text, base, functions):
         target = functions.index(candidate.target)
         if target < 0:
             if text[candidate.target - base] != FILLER:
+                budget.spend()
                 beyond.append(candidate)
         elif target != functions.index(candidate.at) or _is_lea(text, candidate.at - base):
+            budget.spend()
             inside.append(candidate)
-    inside += _absolute(text, base, functions)
+    for candidate in _absolute(text, base, functions):
+        budget.spend()
+        inside.append(candidate)
     # Of detours one may lead to another: that tells nothing of whose they are.
     beyond = [candidate for candidate in beyond if functions.index(candidate.at) >= 0]
     foreign = [jump for jump in _confirmed(beyond, text, base, functions, decode) if jump.kind != POINTER]

@@ -175,7 +175,7 @@ def _sought(
 def _note(where: Image, finder: Finder, symbols: Symbols, read: Read) -> tuple[str, int]:
     """The build-id and where its note lies."""
     start, end = finder.notes(where, SymbolTable(symbols), read)
-    found = image.build_id(read(start, end - start))
+    found = image.build_id(read(start, min(end - start, kallsyms.LARGEST)))
     return found.hex, start + found.offset
 
 

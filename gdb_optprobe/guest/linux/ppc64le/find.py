@@ -77,6 +77,7 @@ def _constants(symbols: SymbolTable) -> tuple[int, int]:
 def notes(where: Image, symbols: SymbolTable, read: Read) -> tuple[int, int]:
     """From the first constant to the gap behind the last: kallsyms has no names for them."""
     start, end = _constants(symbols)
+    end = min(end, start + LARGEST_IMAGE)
     for at in range(start, end, PIECE):
         if not any(read(at, min(PIECE, end - at))):
             return start, at

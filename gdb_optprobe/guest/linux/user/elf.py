@@ -46,6 +46,8 @@ MOST_CODE = 16
 """Segments with code: 1."""
 LONGEST_NAME = 1 << 14
 """Bytes of a symbol's name: 1,500 in C++. A symbol with a longer one is passed over."""
+LARGEST_FUNCTION = 1 << 20
+"""Bytes: 150,000. What is longer by its symbol is decoded as code without one."""
 MOST_OF_NAMES = 8
 """Bytes of all names for each byte of their table, in which one's end may be another: 1."""
 MOST_TOLD = 16
@@ -284,9 +286,10 @@ class Elf:
         return symbol.name + (f"+{address - symbol.address:#x}" if address > symbol.address else "")
 
     def function(self, address: int) -> tuple[int, int] | None:
-        """Start and end of the function there, as its symbol has them; None where no symbol tells."""
+        """Start and end of the function there, as its symbol has them; None where none tells, or tells too much."""
         symbol = self._around(address)
-        return None if symbol is None else (symbol.address, self._end(symbol))
+        end = self._end(symbol) if symbol is not None else 0
+        return None if symbol is None or end - symbol.address > LARGEST_FUNCTION else (symbol.address, end)
 
     def _around(self, address: int) -> Symbol | None:
         index = bisect_right(self.symbols, address, key=lambda symbol: symbol.address) - 1
