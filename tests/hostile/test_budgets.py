@@ -6,6 +6,8 @@ import os
 import struct
 import zlib
 from array import array
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,9 +15,14 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import image, kallsyms, symbolfile, vmlinux
 from gdb_optprobe.guest.btf import DEEPEST, MOST_MEMBERS, Btf
 from gdb_optprobe.guest.linux import filler, kprobes, landings, lists
+from gdb_optprobe.guest.linux.exiting import Listed
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.jump_labels import JumpLabels
 from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.modular import Modular
+from gdb_optprobe.guest.linux.modules import Module, State, Table
+from gdb_optprobe.guest.linux.percpu import PerCpu
+from gdb_optprobe.guest.linux.ppc64le import radix
 from gdb_optprobe.guest.linux.user.cfi import CallFrames
 from gdb_optprobe.guest.linux.user.elf import Elf
 from gdb_optprobe.guest.symbols import Symbols, SymbolTable
@@ -340,6 +347,7 @@ def test_a_journal_that_unpacks_without_end(content: bytes) -> None:
 
 # --- lists and tables of the kernel ----------------------------------------------------------------------------------
 
+AREA = (0xFFFFFFFFC0000000, 0xFFFFFFFFFF000000)
 HEAD, FIRST = 0xFFFFFFFF81000000, 0xFFFF888000000000
 
 
@@ -367,6 +375,43 @@ def test_a_list_without_end() -> None:
     there = endless()
     found = within(lambda: list(lists.members(there, HEAD, 0)), LINES)
     assert "has over 65,536 members" in found.error
+
+
+def test_lists_of_8192_cpus_that_are_one() -> None:
+    kernel = endless()
+    counted = Listed(PerCpu(kernel, (0,) * 8192), HEAD, 0, 0)
+    assert "has over 65,536 threads" in within(lambda: list(counted.unlisted()), LINES).error
+
+
+def test_modules_that_have_all_symbols_of_one_another() -> None:
+    """4,000 of them, of 200,000 symbols each, in the same memory."""
+    read: list[str] = []
+
+    def text_of(module: Module) -> Any:
+        read.append(module.name)
+        raise OptprobeError("enough")
+
+    symbols_ = Table(AREA[0] + 0x1000, 200_000)
+    text = AREA[0], AREA[0] + 0x1000
+    modules = [
+        Module(AREA[0] + 64 * at, f"m{at}", State.LIVE, text, (0, 0), (), (), None, symbols_, 0, 0, (at,))
+        for at in range(4000)
+    ]
+    found = Modular(SimpleNamespace(), endless(), AREA, text_of)  # type: ignore[arg-type]
+    found._reader = SimpleNamespace(loaded=lambda: modules, strange={})  # type: ignore[assignment]
+    assert found.modules() == () and len(read) == 5
+    assert found.strange["m7"] == "what is loaded has over 1,048,576 symbols"
+
+
+def test_pages_of_one_byte_of_a_radix_tree() -> None:
+    """Whoever goes from page to page comes to an end."""
+    for bits in range(32):
+        entry = (radix.VALID | radix.LEAF | bits).to_bytes(8, "big")
+        deeper = (radix.VALID | bits).to_bytes(8, "big")
+        for levels in range(5):
+            reads = iter([*[deeper] * levels, *[entry] * 5])
+            page = radix.translate(lambda at, size, reads=reads: next(reads), 0, 0xC000000000000000)
+            assert page is None or page.size >= 4096
 
 
 def test_kprobes_without_end() -> None:

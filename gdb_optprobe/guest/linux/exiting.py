@@ -20,8 +20,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from gdb_optprobe.budget import Budget
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel, NoSuchKernel
-from gdb_optprobe.guest.linux.lists import members
+from gdb_optprobe.guest.linux.lists import MOST, members
 from gdb_optprobe.guest.linux.percpu import PerCpu
 
 COUNTERS = 2  # SRCU has two generations of readers
@@ -102,8 +103,9 @@ class Counted:
 
     def unlisted(self) -> Iterator[int]:
         if self._count():
+            budget = Budget(MOST, "the queues of all CPUs", "threads")
             for queue in self.percpu.addresses("runqueues"):
-                yield from members(self.percpu.kernel, queue + self.cfs_tasks, self.group_node)
+                yield from members(self.percpu.kernel, queue + self.cfs_tasks, self.group_node, budget)
 
     def check(self, accounted: Collection[Thread], moving: bool) -> None:
         count = self._count() if self._preempts() else 0
@@ -145,8 +147,9 @@ class Listed:
     def unlisted(self) -> Iterator[int]:
         kernel = self.percpu.kernel
         data = kernel.word(self.data)
+        budget = Budget(MOST, "the lists of what is ending", "threads")
         for base in self.percpu.bases:
-            yield from members(kernel, (base + data & MASK) + self.exit_list, self.node)
+            yield from members(kernel, (base + data & MASK) + self.exit_list, self.node, budget)
 
     def check(self, accounted: Collection[Thread], moving: bool) -> None:
         """None can hide."""

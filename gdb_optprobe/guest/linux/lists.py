@@ -14,13 +14,13 @@ from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 MOST = 1 << 16
 
 
-def members(kernel: Kernel, head: int, node: int) -> Iterator[int]:
+def members(kernel: Kernel, head: int, node: int, budget: Budget | None = None) -> Iterator[int]:
     """The structures in the list at `head`; `node` is where each has its links. Raises OptprobeError when broken.
 
-    An empty list may be one that was never set up.
+    An empty list may be one that was never set up. budget: of several lists together.
     """
     seen: set[int] = set()
-    budget = Budget(MOST, f"the list at {head:#x}", "members")
+    budget = budget or Budget(MOST, f"the list at {head:#x}", "members")
     at = kernel.word(head)
     while at not in (0, head):
         if at in seen:

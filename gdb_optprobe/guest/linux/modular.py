@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
+from gdb_optprobe.budget import Budget
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
@@ -18,6 +19,8 @@ from gdb_optprobe.guest.linux.modules import Module, Modules, State
 from gdb_optprobe.guest.text import Area, FtraceSite, Function, Mark, Text
 
 Identity = tuple[object, ...]
+# A limit (budget.py), of symbols of all modules: a desktop's 200 have 60,000. What is beyond is passed over.
+MOST_SYMBOLS = 1 << 20
 
 
 class CodeOfModule(Text, Protocol):
@@ -84,10 +87,12 @@ class Modular:
             return
         self.strange |= self._reader.strange
         self._ready &= {module.identity for module in loaded}
+        budget = Budget(MOST_SYMBOLS, "what is loaded", "symbols")
         for module in loaded:
             if module.state is State.COMING and module.identity not in self._ready:
                 continue
             try:
+                budget.spend(module.symbols.count)
                 text = known.get(module.identity) or self._text_of(module)
             except OptprobeError as error:
                 self.strange[module.name] = error.message

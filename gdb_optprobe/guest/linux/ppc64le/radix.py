@@ -17,6 +17,8 @@ WRITE, EXECUTE = 2, 1
 REFERENCED, CHANGED = 0x100, 0x80  # set by the machine when the page is used, unless they are already
 ADDRESS_BITS, ROOT_BITS = 52, 13  # asm/book3s/64/radix.h: RADIX_PGD_INDEX_SIZE is 13 for pages of 4K and of 64K
 DEEPEST = 5
+SMALLEST = 4096
+"""Bytes of a page, on any machine: whoever goes from page to page is through soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ def translate(read_physical: Callable[[int, int], bytes], root: int, address: in
             return None
         if entry & LEAF:
             size = 1 << shift
+            if size < SMALLEST:
+                return None
             start = address & -size
             return Page(start, entry & FRAME & -size, size, entry, at, above)
         table, bits, above = entry & NEXT_TABLE, entry & NEXT_SIZE, at
