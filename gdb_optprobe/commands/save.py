@@ -26,9 +26,10 @@ class SaveCommand(Subcommand[File]):
     optprobe save FILE
 
     Locations are by name, so that it does not matter where the kernel is
-    loaded. Probes with Python handlers are comments. GDB's variables get
-    the values that they have now. FILE is replaced; a new one is for you
-    alone to read.
+    loaded. Probes with Python handlers are comments, and so are those
+    with a field that no command can hold. GDB's variables get the values
+    that they have now. FILE is replaced; a new one is for you alone to
+    read.
 
     Examples:
       optprobe save probes.gdb

@@ -69,7 +69,7 @@ def test_json_has_the_same_form_as_text() -> None:
         ("%s", b"a\x1b[2Jb", r"a\033[2Jb"),
         ("%s", b"\xc3", r"\303"),
         ("%.3s", "aé€".encode(), "aé"),  # bytes, as C has it
-        ("[%6s]", b"\n", r"[    \n]"),
+        ("[%6s]", b"\n", r"[     \n]"),  # the width is of bytes too
         ("%c", 0x1B, r"\033"),
         ("%c", 0x9B, r"\233"),
         ("%c", 0x10A, r"\n"),

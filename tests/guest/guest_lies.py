@@ -3,6 +3,9 @@
     guest-lies symbols        each q in the tokens of kallsyms becomes a line end: every name with a q has one
     guest-lies module NAME    the module's name in its struct module becomes a terminal escape
     guest-lies probe JSON     fields of probe 1 in the journal become these, as an attacker would write them
+    guest-lies gathered HEX   all memory of probe 1, heads of its ring and table too, is these bytes again and again
+    guest-lies modules        the list of modules leads round in a circle that misses its head
+    guest-lies tasks          the list of tasks likewise
     guest-lies no-more        all as it was, but for the journal
 """
 
@@ -42,6 +45,15 @@ class Lies(gdb.Command):
                 journal = attachment.session.optimizer.take_arena().journal
                 journal.put(Item.PROBE, 1, {**journal.state[f"{Item.PROBE} 1"], **json.loads(rest)})
                 journal.flush()
+            case "gathered":
+                counter = attachment.session.registry.probes([1])[0].counter
+                assert counter is not None
+                self._write(linux, counter.address, (bytes.fromhex(rest) * counter.size)[: counter.size])
+            case "modules":
+                self._circle(linux, linux.kernel.address("modules"))
+            case "tasks":
+                tasks = linux.kernel.offset("task_struct", "tasks")
+                self._circle(linux, linux.kernel.address("init_task") + tasks)
             case "no-more":
                 for at, data in reversed(self._before):
                     linux.machine.write(at, data)
@@ -61,6 +73,10 @@ class Lies(gdb.Command):
                 self._write(linux, constants.start + start, data[start:end].replace(b"q", b"\n"))
                 return
         raise gdb.GdbError("no tokens are found")
+
+    def _circle(self, linux: Linux, head: int) -> None:
+        first = linux.kernel.word(head)
+        self._write(linux, first, first.to_bytes(8, "little"))
 
     def _write(self, linux: Linux, at: int, data: bytes) -> None:
         self._before.append((at, linux.memory.read(at, len(data))))
