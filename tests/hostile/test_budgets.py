@@ -442,7 +442,7 @@ def test_a_text_in_which_all_looks_like_a_call() -> None:
     found = in_memory(lambda: landings.find(text, HEAD, functions, X86_64.decode, []), size)
     assert not found.error, "most lead into their own function"
     functions = landings.Functions(symbols(f=HEAD, d_end=HEAD + 64, d_more=HEAD + size), HEAD, text)
-    assert "has over 20,4" in in_memory(
+    assert "has over 6,1" in in_memory(
         lambda: landings.find(text, HEAD, functions, X86_64.decode, []), size
     ).error
 

@@ -56,11 +56,14 @@ from gdb_optprobe.objects.instances import InstancesLayout
 from gdb_optprobe.objects.ring import START, Position, RingLayout
 from gdb_optprobe.objects.table import TableLayout
 from gdb_optprobe.objects.user_calls import UserCallsLayout
+from gdb_optprobe.probes import noting
+from gdb_optprobe.probes.user import notes
 from tests.detours import test_journal
 from tests.hostile.measured import in_memory, outcome, within
 from tests.hostile.mutations import EDGES, Liar, mutated
 from tests.linux import fakes, power_guest, small_guest, test_kprobes, test_modules, test_user_files
 from tests.linux.fakes import Pages, Structures
+from tests.probes import test_noting
 from tests.symbols import blobs, elf_blobs, test_unwind
 
 pytestmark = pytest.mark.stress
@@ -436,6 +439,30 @@ def of_journal(random: Random) -> Callable[[], Any]:
     return read
 
 
+FIELDS: dict[str, Any] = {
+    "at": test_noting.AT, "location": "vfs_read", "kind": "kretprobe", "if": "count > 1", "do": ["count by $pid"],
+    "tier": "optimized", "name": "n", "glob": True, "entry if": "fd > 2", "entry do": ["count"], "maxactive": 7,
+    "pending": True, "file": "/bin/x", "pid": 3, "home": "e1000", "waits": True, "off": True, "python": True,
+    "data": 0x30000, "program": 5, "sizes": {"bits": 8}, "since": [9, 7, 8], "seen": [1, -2],
+}  # fmt: skip
+
+
+def of_probes(random: Random) -> Callable[[], Any]:
+    value = {name: given for name, given in FIELDS.items() if random.random() < 0.5}
+    value |= {"at": test_noting.AT, "location": "vfs_read"}
+    for _ in range(random.choice((1, 1, 2, 5))):
+        value[random.choice((*FIELDS, "x"))] = some_json(random)
+    number = random.choice((1, 1, 1, *EDGES))
+    trap: Any = ["/bin/x", 1 << 63, 77, 8, 9000, 1 << 63, 0x400000, "c3", 0]
+    for _ in range(random.choice((1, 1, 3))):
+        trap[random.randrange(9)] = some_json(random)
+
+    def read() -> None:
+        asking(lambda: noting.noted(number, value, test_noting.LEFT), lambda: notes.noted({1: trap, 2: trap[:8]}))
+
+    return read
+
+
 def of_objects(random: Random) -> Callable[[], Any]:
     def header() -> bytes:
         return b"".join(random.choice((*EDGES, *range(40))).to_bytes(8, "little") for _ in range(2))
@@ -728,11 +755,12 @@ READERS = {
     "kallsyms": Reader(of_kallsyms, 25, 60, 1 << 15),
     "btf": Reader(of_btf, 120, 200),
     "orc": Reader(of_orc, 60, 100),
-    "call frames": Reader(of_call_frames, 120, 200),
+    "call frames": Reader(of_call_frames, 100, 200),
     "elf": Reader(of_elf, 110, 200),
     "vmlinux": Reader(of_vmlinux, 80, 200),
     "image": Reader(of_image, 60, 100),
-    "journal": Reader(of_journal, 100, 300),
+    "journal": Reader(of_journal, 80, 300),
+    "probes of a journal": Reader(of_probes, 40, 300),
     "objects": Reader(of_objects, 20, 60),
     "modules": Reader(of_modules, 60, 100),
     "threads": Reader(of_threads, 30, 60),

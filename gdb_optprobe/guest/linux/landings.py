@@ -42,8 +42,8 @@ POINTER = "pointer"
 KINDS = (Flow.JUMP.value, Flow.BRANCH.value, Flow.CALL.value, POINTER)
 HEADER = Struct("<II")  # a number of the format and of the rows
 FORMAT = 2
-# A limit (budget.py): of so many bytes of text one may be a candidate, and some beside. Kernels' have one of 100.
-BYTES_EACH, LEAST = 8, 1 << 12
+# A limit (budget.py): of so many bytes of text one may be a candidate, and some beside. Kernels have one of 6,000.
+BYTES_EACH, LEAST = 64, 1 << 12
 FINDER = b"gdb_optprobe: landings, 1\n"
 """Renumbered when others are found in the same bytes."""
 REACH = 1 << 31
