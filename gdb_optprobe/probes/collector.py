@@ -36,10 +36,14 @@ class Why(Enum):
 
 @dataclass
 class Collector:
-    """Frees the slots of one session's arena, and keeps account of it. Times are in seconds."""
+    """Frees the slots of one session's arena, and keeps account of it. Times are in seconds.
+
+    hindered: why the stacks could not be told the last time, in words; "" where they could.
+    """
 
     target: Target
     returns: Returns
+    hindered: str = ""
     _runs: Counter[Why] = field(default_factory=Counter)
     _failed: int = 0
     _slots: int = 0
@@ -60,17 +64,22 @@ class Collector:
         self.returns.under_way(self.target, arena)
         if not arena.dirty():
             arena.reclaim(lambda slots: ())
+            arena.journal.flush()
             return 0
         self.target.alive()
         begun = time.monotonic()
         try:
             freed = arena.reclaim(lambda slots: self.returns.inside(slots, self.target))
             self._stacks = sum(1 for saved in self.target.saved() if saved.address)
-        except OptprobeError:
+            self.hindered = ""
+        except OptprobeError as error:
             self._failed += 1
+            self.hindered = error.message
             freed = ()
         arena.wipe(freed, self.target.machine)
         self.returns.forget(self.target, arena)
+        # GDB may be killed: the next one takes what is still noted for memory in use, and for tables.
+        arena.journal.flush()
         self._last = time.monotonic()
         took = self._last - begun
         self._runs[why] += 1

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.left import Left
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.probes.collector import Why
 from gdb_optprobe.probes.gathered import Gathered
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.noting import Noted, fingerprint
@@ -67,6 +68,8 @@ def recover(session: Session) -> Recovered:
     points = (session.registry.site_of(probe).latest_point for probe in there)
     returns.end(arena, [table for point in points if point is not None for table in point.tables])
     session.optimizer.note(probes)
+    # What is left of the earlier GDB's code goes now: the guest may not stop again before this GDB is killed too.
+    session.optimizer.collector.collect(arena, Why.GARBAGE)
     session.comings.listen()
     session.comings.notice()
     return Recovered(session.views([probe.number for probe in probes]) if probes else (), tuple(lost))

@@ -239,9 +239,6 @@ class Returns:
                 if newer not in gone:
                     old_points.note(newer, arena)
         self.points = [point for point in self.points if point not in gone]
-        if gone:
-            # Before something else stands where a table was.
-            arena.journal.flush()
 
 
 def _hidden(call: Instance, point: ReturnPoint, target: Target) -> bool:

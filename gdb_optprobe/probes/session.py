@@ -463,7 +463,7 @@ class Session:
                 return ("everything is settled", *outstanding.told(user_present.deleted(self.optimizer, self.users)))
             why = "; ".join(told(waiting, self.target))
             if time.monotonic() >= deadline:
-                raise OptprobeError(why or f"{dirty} freed slots are still in use")
+                raise OptprobeError(why or self.optimizer.collector.hindered or f"{dirty} freed slots are still in use")
             if before != (before := (len(waiting), dirty)):
                 tell(f"{len(waiting)} addresses wait, {dirty} freed slots are in use: {why or 'nobody waits'}")
             if (reason := self._run(SLICE)) is not None:

@@ -79,17 +79,22 @@ def believed(left: Left) -> tuple[Sequence[Noted], Sequence[NotedTrap]]:
 
 
 def _await_writers(left: Left, target: Target, users: Users) -> None:
-    """Have the guest run until nobody may be about to write traps into programs, in code of its own.
+    """Have the guest run, in slices, until no thread may be about to write traps into programs, in code of its own.
 
-    Raises OptprobeError where somebody stays there.
+    Raises OptprobeError where one stays there, or cannot be found.
     """
     own, run = users.writers(), target.user().texts.run
     routines = [(at.address, at.end) for at, detour in left.detours.items() if detour.head in (at.address, *own)]
     for _ in range(TRIES):
-        if not quiescence.busy(routines, target.saved()):
-            return
+        try:
+            if not quiescence.busy(routines, target.saved()):
+                return
+            why = "a thread runs code of the earlier GDB's just now"
+        except OptprobeError as error:
+            # A thread that is just ending is on no list; once it has run on, all are found.
+            why = error.message
         run(PAUSE)
-    raise OptprobeError("a thread runs code of the earlier GDB's just now", "continue for a moment, then try again")
+    raise OptprobeError(f"{why}, and so {TRIES} times while the guest ran", "continue for a moment, then try again")
 
 
 def take(left: Left, undone: Sequence[Patch], target: Target, optimizer: Optimizer, users: Users) -> Arena:

@@ -294,3 +294,76 @@ def test_a_journal_that_cannot_be_leaves_the_guest_as_it_is(linux: Guest) -> Non
         assert gdb("optprobe recover").count("optimized") == 2
         assert "holds what we wrote" in gdb("optprobe check")
     assert not Path("/tmp/recovered-by-a-guest").exists()
+
+
+HIDDEN = """python
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.probes.linux import Linux
+def hide(for_runs):
+    saved, forget, runs = Linux.saved, Linux.forget, []
+    def hidden(self):
+        if len(runs) < for_runs:
+            raise OptprobeError("2 of 2 threads that are just ending cannot be found")
+        return saved(self)
+    def ran(self):
+        runs.append(1)
+        forget(self)
+    Linux.saved, Linux.forget = hidden, ran
+end
+"""
+
+
+def test_the_guest_runs_for_recover_while_threads_that_end_cannot_be_found(
+    each_linux: Guest, tmp_path: Path
+) -> None:
+    """Under fork load that is so at some stops, and stays so for as long as the guest stands: it runs on, in slices."""
+    guest, program, hidden = each_linux, "/tmp/ending", tmp_path / "hidden.gdb"
+    answer.put(guest, calls.build(tmp_path, 20, guest.options.arch), program)
+    hidden.write_text(HIDDEN)
+    try:
+        with Console(guest) as gdb:
+            gdb("set optprobe guardian off")
+            assert "trapped" in gdb(f"optprobe add -user {program}:test")
+            gdb.kill()
+        with Console(guest) as gdb:
+            said = gdb(f"source {hidden}") + gdb("python hide(1 << 30)") + gdb("optprobe recover", 60)
+            assert "2 of 2 threads that are just ending cannot be found, and so 20 times while the guest ran" in said
+            assert "continue for a moment, then try again" in said
+            gdb.kill()
+        with Console(guest) as gdb:
+            gdb(f"source {hidden}")
+            gdb("python hide(5)")
+            assert "trapped" in gdb("optprobe recover", 60)
+            gdb.send("continue")
+            guest.run(program)
+            gdb.interrupt()
+            assert gdb.hits(1) > 0
+            assert gdb("optprobe check") == "The guest's memory holds what we wrote.\n"
+    finally:
+        guest.check(f"rm -f {program}")
+
+
+def test_memory_of_probes_on_programs_does_not_grow_with_kills(linux: Guest, tmp_path: Path) -> None:
+    """What the killed GDB's code used is free, and another GDB knows it, before the guest runs on."""
+    program, states = "/tmp/killed", list[list[int]]()
+    answer.put(linux, calls.build(tmp_path, 20, linux.options.arch), program)
+    try:
+        for kill in range(KILLED + 1):
+            with Console(linux) as gdb:
+                gdb("set optprobe guardian off")
+                if kill:
+                    assert gdb("optprobe recover", 60).count("trapped") == 2
+                else:
+                    assert "trapped" in gdb(f"optprobe add -user {program}:test")
+                    assert "trapped" in gdb(f"optprobe add -user {program}:inner -return")
+                states.append(state(gdb))
+                gdb.send("continue")
+                linux.run(program)
+                if kill < KILLED:
+                    gdb.kill()
+                else:
+                    gdb.interrupt()
+                    assert gdb.hits(1) > 0
+        assert states == [states[0]] * (KILLED + 1), states
+    finally:
+        linux.check(f"rm -f {program}")
