@@ -30,6 +30,8 @@ def rested(listing: str, **sites: object) -> bytes:
         ("e8 fb 00 00 00  call two", {"traced": [ONE]}, NOP),
         ("e8 fb 00 00 00  call two", {"static_calls": [ONE]}, NOP),
         ("e9 fb 00 00 00  jmp two", {"static_calls": [ONE]}, NOP),
+        ("c3 cc cc cc cc  ret", {"static_calls": [ONE]}, NOP),
+        ("2e 2e 2e 31 c0  xor %eax, %eax", {"static_calls": [ONE]}, NOP),
         ("e9 04 01 00 00  jmp two+9", {"labels": [(ONE, TWO + 9)]}, NOP),
         ("eb 10  jmp", {"labels": [(ONE, ONE + 0x12)]}, SHORT_NOP),
         ("eb f0  jmp", {"labels": [(ONE, ONE - 14)]}, SHORT_NOP),

@@ -15,6 +15,9 @@ from struct import Struct
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel
 
 ROW = Struct("<ii")
+ALIGNMENT = 4
+LARGEST = 1 << 18
+"""Bytes of all trampolines that are gone through (budget.py): Debian's kernels have 16 KiB."""
 
 
 class StaticCalls:
@@ -22,6 +25,12 @@ class StaticCalls:
         start, stop = kernel.range("__start_static_call_sites", "__stop_static_call_sites")
         self.sites = sorted(at + address & MASK for at, (address, _) in kernel.rows(start, stop, ROW))
         self._trampolines = kernel.range("__static_call_text_start", "__static_call_text_end")
+
+    @property
+    def trampolines(self) -> range:
+        """Where each begins, and padding behind some (static_call.h, __ARCH_DEFINE_STATIC_CALL_TRAMP)."""
+        start, end = self._trampolines
+        return range(start, min(end, start + LARGEST), ALIGNMENT)
 
     def within(self, start: int, end: int) -> list[int]:
         """Addresses in [start, end) that are rewritten."""

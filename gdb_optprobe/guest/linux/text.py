@@ -45,6 +45,8 @@ _CLONE = re.compile(r"\.(constprop|isra|part|cold)\b")  # names that GCC and cla
 _SHORT = frozenset((*range(0x70, 0x80), *range(0xE0, 0xE4), 0xEB, 0xCC))
 REACH = 129  # of a branch with one byte of displacement, its own two bytes included
 PIECE = 1 << 14
+TRACERS = ("ftrace_call", "ftrace_regs_call", "ftrace_graph_call")
+"""Where the kernel's callers of a tracer call it (arch/x86/kernel/ftrace_64.S): rewritten as tracers come and go."""
 
 
 def modules_area(kernel: Kernel) -> tuple[int, int]:
@@ -206,10 +208,11 @@ class KernelText(CoreText):
             return bounds is not None and bounds[0] == address
 
         end = base + len(text)
+        tracers = [at for name in TRACERS if (at := symbols.address(name)) is not None]
         rewritten = Rewritten(
             self.ftrace.within(base, end),
             self.jump_labels.within(base, end),
-            self.static_calls.sites,
+            [*self.static_calls.sites, *filter(is_entry, self.static_calls.trampolines), *tracers],
             self.smp_locks.within(base, end),
             self.ftrace.idle,
         )

@@ -2,7 +2,7 @@
 
     tracer's site   call to a tracer        ─► the nop that is there without one
     jump label      jmp to its own target   ─► the nop that it is turned into, and back, at any time
-    static call     call or jmp             ─► a nop
+    static call     call, jmp, or none      ─► a nop; so is its trampoline, and where a tracer's caller calls it
     lock prefix     DS, booted on one CPU   ─► LOCK
 
 Two texts that differ in no more than that are one at rest. Only what the kernel itself writes is taken away: a branch
@@ -19,11 +19,16 @@ CALL, JUMP, SHORT_JUMP = 0xE8, 0xE9, 0xEB
 LOCK, DS = 0xF0, 0x3E
 SHORT_NOP, NOP = bytes.fromhex("6690"), bytes.fromhex("0f1f440000")
 """The kernel's own of 2 and 5 bytes (arch/x86/include/asm/nops.h)."""
+NO_CALL = bytes.fromhex("c3cccccccc"), bytes.fromhex("2e2e2e31c0")
+"""What a static call is without a function: `ret`, or one that returns 0 (arch/x86/kernel/static_call.c)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """Addresses, as the kernel's tables have them. nop: of tracers' sites. labels: with their targets."""
+    """Addresses, as the kernel's tables have them. nop: of tracers' sites. labels: with their targets.
+
+    static_calls: their trampolines too, and where the callers of tracers call one.
+    """
 
     traced: Iterable[int]
     labels: Iterable[tuple[int, int]]
@@ -49,7 +54,7 @@ def at_rest(text: bytes, base: int, rewritten: Rewritten, is_entry: Callable[[in
         if leads_off(at, (CALL,)):
             found[at : at + len(NOP)] = nop
     for at in (address - base for address in rewritten.static_calls):
-        if leads_off(at, (CALL, JUMP)):
+        if leads_off(at, (CALL, JUMP)) or (at >= 0 and text[at : at + len(NOP)] in NO_CALL):
             found[at : at + len(NOP)] = NOP
     for address, target in rewritten.labels:
         at = address - base

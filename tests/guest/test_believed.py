@@ -1,0 +1,60 @@
+"""A later session takes what an earlier one found in the same text, and nothing that was found in another text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from qemu.debugger import Debugger
+from qemu.guest import Guest
+
+TRACING = "/sys/kernel/tracing"
+SEEKS = "Finding out what leads into"
+
+
+@pytest.fixture
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OPTPROBE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "symbols"
+
+
+def sought(guest: Guest) -> bool:
+    """Whether a session finds out what leads into functions; a probe in the middle of one needs it."""
+    with Debugger(guest.gdb_socket) as gdb:
+        gdb("optprobe explain vfs_read")
+        places = [int(each, 16) for each in re.findall(r"^ *(?:=> )?(0x[0-9a-f]+)", gdb("x/8i vfs_read"), re.MULTILINE)]
+        said = gdb(f"optprobe explain *{places[-1]:#x}")
+    assert "would be" in said or "cannot be" in said, said
+    return SEEKS in said
+
+
+def put(guest: Guest, place: str, old: int | None, new: int | None = None) -> int:
+    """Write a byte of the kernel's text, as a guest would that is another one; the byte that was there."""
+    with Debugger(guest.gdb_socket) as gdb:
+        gdb("optprobe explain vfs_read")
+        found = int(gdb(f"output/u *(unsigned char *)({place})").split()[-1])
+        assert old is None or found == old
+        if new is not None:
+            gdb(f"set var *(unsigned char *)({place}) = {new}")
+    return found
+
+
+def test_a_guest_with_the_same_build_id_and_other_text_is_looked_at_itself(linux: Guest, cached: Path) -> None:
+    assert sought(linux)
+    linux.check(f"cd {TRACING}; echo vfs_write > set_ftrace_filter; echo function > current_tracer")
+    try:
+        assert not sought(linux), "a tracer makes no other text"
+    finally:
+        linux.check(f"cd {TRACING}; echo nop > current_tracer; echo > set_ftrace_filter")
+    # In front of a function there is padding, which nothing runs.
+    padding = "(long)&vfs_read - 1"
+    was = put(linux, padding, None)
+    try:
+        put(linux, padding, was, was ^ 0xFF)
+        assert sought(linux), "one byte of another kind, anywhere"
+    finally:
+        put(linux, padding, was ^ 0xFF, was)
+    assert not sought(linux)
+    assert len(list(cached.glob("*/*/landings-*"))) == 2
