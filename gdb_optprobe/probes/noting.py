@@ -9,6 +9,7 @@ from typing import Any
 
 from gdb_optprobe.detours.journal import Item, Journal
 from gdb_optprobe.detours.left import Left
+from gdb_optprobe.handlers.encoding import encode
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.objects import checked
 from gdb_optprobe.objects.journal import Damaged
@@ -172,4 +173,5 @@ def _spec(value: Mapping[str, Any], flag: Callable[[str], bool]) -> Spec:
 
 def fingerprint(handler: Handler) -> int:
     """The same for handlers that do the same with memory that is laid out alike."""
-    return zlib.crc32(repr((handler.program, handler.entry, handler.table_bits, handler.ring_bits)).encode()) or 1
+    text = encode((handler.program, handler.entry, handler.table_bits, handler.ring_bits))
+    return zlib.crc32(text.encode()) or 1

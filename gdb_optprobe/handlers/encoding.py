@@ -1,0 +1,95 @@
+"""The text of a program that leaves the process: its checksum is in guest memory, beside what the program counts.
+
+A GDB that takes a probe over compiles what was typed again, and uses the counters that are there only where the program
+has the same text. So classes and fields may be renamed, what this file writes for them may not change. The text says
+all that a hit does, and with which memory.
+
+    Binary(op=<Op.ADD: '+'>, left=Constant(value=1), right=Register(name='rdi'), bits=64, signed=False)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+from gdb_optprobe.handlers import program as p
+from gdb_optprobe.handlers.saved import Entry
+from gdb_optprobe.objects import aggregate as a
+
+
+def _as_they_are(*names: str) -> Mapping[str, str]:
+    return {name: name for name in names}
+
+
+# By class: what is written for it, and for each of its fields, in order.
+_FIELDS: Mapping[type, tuple[str, Mapping[str, str]]] = {
+    p.Constant: ("Constant", _as_they_are("value")),
+    p.Register: ("Register", _as_they_are("name")),
+    p.PerCpuBase: ("PerCpuBase", {}),
+    p.Clock: ("Clock", {}),
+    p.Load: ("Load", _as_they_are("address", "size", "signed", "mapped")),
+    p.Unary: ("Unary", _as_they_are("op", "value", "bits", "signed")),
+    p.Binary: ("Binary", _as_they_are("op", "left", "right", "bits", "signed")),
+    p.Convert: ("Convert", _as_they_are("value", "bits", "signed")),
+    p.And: ("And", _as_they_are("left", "right")),
+    p.Or: ("Or", _as_they_are("left", "right")),
+    p.Choose: ("Choose", _as_they_are("condition", "yes", "no")),
+    p.Text: ("Text", _as_they_are("address", "size", "mapped", "whole")),
+    p.TextEquals: ("TextEquals", _as_they_are("address", "literal", "mapped")),
+    p.Column: ("Column", _as_they_are("label", "form", "size")),
+    p.Cell: ("Cell", _as_they_are("name", "aggregate")),
+    p.Table: ("Table", _as_they_are("name", "columns", "aggregate")),
+    p.Records: ("Records", _as_they_are("name", "columns", "format", "stack", "tried")),
+    p.Update: ("Update", _as_they_are("target", "value", "by")),
+    p.Emit: ("Emit", _as_they_are("target", "fields")),
+    p.Put: ("Put", _as_they_are("address", "value")),
+    p.Stop: ("Stop", {}),
+    p.Program: ("Program", _as_they_are("condition", "actions")),
+    a.Count: ("Count", {}),
+    a.Sum: ("Sum", _as_they_are("signed")),
+    a.Least: ("Least", _as_they_are("signed")),
+    a.Greatest: ("Greatest", _as_they_are("signed")),
+    a.Average: ("Average", _as_they_are("signed")),
+    a.Powers: ("Powers", _as_they_are("signed")),
+    a.Linear: ("Linear", _as_they_are("low", "high", "step", "signed")),
+    Entry: ("Entry", _as_they_are("condition", "words", "names", "actions")),
+}
+_MEMBERS: Mapping[Enum, str] = {
+    p.UnaryOp.NEGATE: "<UnaryOp.NEGATE: '-'>",
+    p.UnaryOp.INVERT: "<UnaryOp.INVERT: '~'>",
+    p.Op.ADD: "<Op.ADD: '+'>",
+    p.Op.SUB: "<Op.SUB: '-'>",
+    p.Op.MUL: "<Op.MUL: '*'>",
+    p.Op.DIV: "<Op.DIV: '/'>",
+    p.Op.MOD: "<Op.MOD: '%'>",
+    p.Op.SHL: "<Op.SHL: '<<'>",
+    p.Op.SHR: "<Op.SHR: '>>'>",
+    p.Op.AND: "<Op.AND: '&'>",
+    p.Op.OR: "<Op.OR: '|'>",
+    p.Op.XOR: "<Op.XOR: '^'>",
+    p.Op.EQ: "<Op.EQ: '=='>",
+    p.Op.NE: "<Op.NE: '!='>",
+    p.Op.LT: "<Op.LT: '<'>",
+    p.Op.LE: "<Op.LE: '<='>",
+    p.Op.GT: "<Op.GT: '>'>",
+    p.Op.GE: "<Op.GE: '>='>",
+    p.Form.SIGNED: "<Form.SIGNED: 'signed'>",
+    p.Form.UNSIGNED: "<Form.UNSIGNED: 'unsigned'>",
+    p.Form.POINTER: "<Form.POINTER: 'pointer'>",
+    p.Form.TEXT: "<Form.TEXT: 'text'>",
+}
+
+
+def encode(value: object) -> str:
+    """Return the text of a program, of a part of one, or of a tuple of such. Raises TypeError for anything else."""
+    if isinstance(value, tuple):
+        parts = ", ".join(map(encode, value))
+        return f"({parts},)" if len(value) == 1 else f"({parts})"
+    if isinstance(value, Enum):
+        return _MEMBERS[value]
+    if value is None or isinstance(value, bool | int | str | bytes):
+        return repr(value)
+    if type(value) not in _FIELDS:
+        raise TypeError(f"{type(value).__name__} has no text that leaves the process")
+    name, fields = _FIELDS[type(value)]
+    return f"{name}({', '.join(f'{shown}={encode(getattr(value, field))}' for field, shown in fields.items())})"
