@@ -39,6 +39,7 @@ from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.isa.x86_64 import X86_64, abi
 from gdb_optprobe.isa.x86_64.emitter import MACHINE
 from gdb_optprobe.objects.aggregate import Count, Sum
+from tests.examples import examples
 
 from .programs import programs, wild_programs, words
 from .running import (
@@ -61,7 +62,7 @@ from .running import (
     surroundings,
 )
 
-EXAMPLES = int(os.environ.get("OPTPROBE_PROGRAMS", "300"))
+EXAMPLES = int(os.environ.get("OPTPROBE_PROGRAMS", examples(300)))
 _numbers = st.fixed_dictionaries({name: words() for name in NUMBERS if name != abi.FLAGS})
 _states = st.builds(state, _numbers, st.integers(0, 50), st.integers(0, (1 << 12) - 1))
 _dead = st.builds(Dead, st.booleans(), st.frozensets(st.sampled_from(DEAD_NAMES)))

@@ -22,13 +22,14 @@ from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.handlers.typing import Typer
 from gdb_optprobe.isa.x86_64.emitter import MACHINE
 from gdb_optprobe.objects.aggregate import Sum
+from tests.examples import examples
 
 from . import running
 from .expressions import Pair, expressions, states
 from .oracle import BASE, State, needs_gcc, scope
 
 TOGETHER = 20  # of one run
-EXAMPLES = int(os.environ.get("OPTPROBE_PROGRAMS", "300")) // TOGETHER
+EXAMPLES = int(os.environ.get("OPTPROBE_PROGRAMS", examples(300))) // TOGETHER or 1
 
 
 def mapped(node: Any) -> Any:

@@ -20,6 +20,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.cfi import At, CallFrames, Computed, In, Lost, Rules, evaluate
 from gdb_optprobe.guest.linux.user.elf import PC, Elf
 from gdb_optprobe.isa.x86_64.user_frames import FRAMES
+from tests.examples import examples
 from tests.steps import calls_in
 
 MOST_CALLS = 1000
@@ -118,7 +119,7 @@ def test_expressions() -> None:
     assert evaluate(bytes.fromhex("0806230906"), [], {}.__getitem__, {15: 7}.__getitem__) == 7
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), max_size=40), st.integers(0, 4))
 def test_damaged_ones_are_refused_in_words(damage: list[tuple[int, int]], cut: int) -> None:
     whole = elf().call_frames

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.elf import Elf
+from tests.examples import examples
 from tests.guest import answer
 
 
@@ -51,7 +52,7 @@ def test_what_is_no_place_is_refused(programs: dict[int, bytes], location: str) 
         elf(programs[64]).resolve(location)
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     bits=st.sampled_from([32, 64]),
     cut=st.integers(0, 1 << 14),

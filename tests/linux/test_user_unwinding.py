@@ -18,6 +18,7 @@ from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user.unwinding import Loaded, Process, Source, UserFrame
 from gdb_optprobe.isa.x86_64.user import USER
 from gdb_optprobe.isa.x86_64.user_frames import FRAMES
+from tests.examples import examples
 from tests.guest import stacked
 from tests.guest.assembled import assembled
 
@@ -138,7 +139,7 @@ def test_where_a_signal_came_is_no_return_address(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     pc=st.integers(-1, 80),
     stack=st.lists(st.tuples(st.sampled_from("cstn"), st.integers(-64, 80)), max_size=40),

@@ -12,6 +12,7 @@ from gdb_optprobe.detours.arena import Ranges
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.spec import Spec
+from tests.examples import examples
 from tests.probes.threads import START, World
 
 COMMANDS = ("add", "boost", "delete", "disable", "enable")
@@ -22,7 +23,7 @@ STEPS = st.tuples(st.sampled_from(COMMANDS), st.integers(0, 14), st.integers(0, 
 @example([("add", 9, 0, 9), ("delete", 0, 0, 0), ("add", 10, 0, 5)])
 # Somebody inside a boosted copy whose probe goes as the instruction behind it comes into a new branch.
 @example([("boost", 11, 0, 0), ("add", 10, 0, 11), ("delete", 0, 0, 40)])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(STEPS, min_size=1, max_size=12))
 def test_whatever_comes_and_goes_threads_compute_what_they_did(orders: list[tuple[str, int, int, int]]) -> None:
     world = World()
@@ -32,7 +33,7 @@ def test_whatever_comes_and_goes_threads_compute_what_they_did(orders: list[tupl
     world.end()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(STEPS, min_size=1, max_size=12))
 def test_counts_are_exact_where_no_thread_is_in_a_detour(orders: list[tuple[str, int, int, int]]) -> None:
     world = World()

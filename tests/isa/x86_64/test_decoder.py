@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gdb_optprobe.isa.base import Flow
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.isa.x86_64.decoder import LONGEST, PIECE, UNKNOWN_TO_CAPSTONE
+from tests.examples import examples
 
 from .second_opinion import agrees_with_iced
 
@@ -104,13 +105,13 @@ def test_pieces_meet() -> None:
     assert b"".join(insn.data for insn in insns) == data
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=examples(1500), deadline=None)
 @given(st.binary(min_size=15, max_size=15))
 def test_any_bytes(data: bytes) -> None:
     agrees_with_iced(data)
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=examples(1500), deadline=None)
 @given(
     st.lists(st.sampled_from([b"\x66", b"\x67", b"\xf2", b"\xf3", b"\x2e", b"\x65", b"\xf0"]), max_size=2),
     st.sampled_from(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gdb_optprobe.isa.base import Effects
 from gdb_optprobe.isa.x86_64 import X86_64, abi
+from tests.examples import examples
 
 from .differential import DATA, STACK, Outcome, contents, execute, random_state
 
@@ -181,7 +182,7 @@ def test_segment_bases() -> None:
     assert effects is not None and effects.registers["rip"] == int.from_bytes(read(DATA + 0x100, 8), "little")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.sampled_from([b"", b"\x48", b"\x41", b"\x4f", b"\x67", b"\x2e", b"\xf3"]),
     st.sampled_from(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gdb_optprobe.isa.base import Dead, Insn
 from gdb_optprobe.isa.x86_64 import X86_64, abi, liveness
 from gdb_optprobe.isa.x86_64.liveness import uses_of
+from tests.examples import examples
 
 from .second_opinion import allowed_by_iced
 
@@ -179,7 +180,7 @@ def test_entry_is_what_ftrace_does_not_save() -> None:
 # Against iced-x86
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=examples(1500), deadline=None)
 @given(
     st.sampled_from([b"", b"\x66", b"\xf3", b"\xf2", b"\xf0", b"\x67"]),
     st.sampled_from(

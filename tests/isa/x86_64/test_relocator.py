@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gdb_optprobe.isa.base import Hazard, Insn, Relocated, Unrelocatable
 from gdb_optprobe.isa.x86_64 import X86_64, abi
 from gdb_optprobe.isa.x86_64.relocator import shadows
+from tests.examples import examples
 
 from . import differential
 from .differential import DATA, STACK, random_state
@@ -515,7 +516,7 @@ def test_code_before_a_displaced_instruction_runs_each_time() -> None:
 # All at once
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(data=st.binary(min_size=5, max_size=12), seed=st.integers(0, 1 << 32))
 def test_any_bytes_are_moved_right_or_refused(data: bytes, seed: int) -> None:
     window = X86_64.decode(data, HERE)
