@@ -49,22 +49,28 @@ class Change:
     thread:    the stub's name of a vCPU, whose registers and page tables are meant.
     registers: values by the stub's numbers, as it has their bytes.
     memory:    bytes by virtual address.
+    where:     what registers and memory must hold for it to be made; else it is left out.
     """
 
     thread: str
     registers: tuple[tuple[int, bytes], ...] = ()
     memory: tuple[tuple[int, bytes], ...] = ()
+    where: tuple[tuple[int, bytes], tuple[int, bytes]] | None = None
 
     @property
     def is_one(self) -> bool:
         """Whether it is a single write, which is never half done."""
         return len(self.registers) + len(self.memory) == 1
 
-    def packets(self) -> Iterator[str]:
-        """What the stub is told; any number of times comes to the same."""
+    def packets(self) -> Iterator[str | tuple[str, str]]:
+        """What the stub is told; any number of times comes to the same. With an answer: what it must be to go on."""
         # It knows registers by number only once it was asked for their description.
         yield "qXfer:features:read:target.xml:0,ffb"
         yield f"Hg{self.thread}"
+        if self.where is not None:
+            (number, value), (address, held) = self.where
+            yield f"p{number:x}", value.hex()
+            yield f"m{address:x},{len(held):x}", held.hex()
         for address, data in self.memory:
             yield f"M{address:x},{len(data):x}:{data.hex()}"
         for number, data in self.registers:
@@ -73,7 +79,7 @@ class Change:
 
 def told(*changes: Change) -> bytes:
     """The line that tells of changes under way, in place of those that were told before."""
-    return json.dumps([packet for change in changes for packet in change.packets()]).encode() + b"\n"
+    return json.dumps([[*change.packets()] for change in changes]).encode() + b"\n"
 
 
 # where QEMU listens --------------------------------------------------------------------------------------------------
@@ -260,17 +266,29 @@ class Stub:
         self._connection.close()
 
 
-def free(stub: Stub, changes: Sequence[str]) -> None:
-    """Let the guest run, rid of what its GDB left in the stub. Raises Gone, OSError.
+Told = Sequence[str | Sequence[str]]
+"""The packets of a change, as they come out of JSON."""
 
-    changes: packets that make whole what GDB was in the middle of.
-    """
+
+def make(stub: Stub, change: Told) -> None:
+    """Make whole what GDB was in the middle of, unless the guest is not where that is meant. Raises Gone, OSError."""
+    for packet in change:
+        if isinstance(packet, str):
+            stub.ask(packet)
+            continue
+        question, answer = packet
+        if stub.ask(question).lower() != answer:
+            return
+
+
+def free(stub: Stub, changes: Sequence[Told]) -> None:
+    """Let the guest run, rid of what its GDB left in the stub. Raises Gone, OSError."""
     stub.ask("Qqemu.PhyMemMode:0")
     # QEMU drops every breakpoint when it is asked why the guest stands (gdbstub.c, handle_target_halt).
     stub.send("?")
     stub.receive()
-    for packet in changes:
-        stub.ask(packet)
+    for change in changes:
+        make(stub, change)
     for _ in range(AGAIN):
         stub.send("vCont;c")
         if stub.receive(SETTLE) is None:
@@ -285,7 +303,7 @@ def free(stub: Stub, changes: Sequence[str]) -> None:
 def guard(address: Address, pipe: int) -> None:
     """Wait until GDB lets go in order, or QEMU ends; should GDB die, free the guest."""
     before = address.sockets()
-    changes: list[str] = []
+    changes: list[Told] = []
     for line in _told_through(pipe):
         if line == LEAVE:
             return

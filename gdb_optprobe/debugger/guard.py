@@ -25,6 +25,7 @@ class Guard:
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.pipe: int | None = None
+        self._kept: tuple[Change, ...] = ()
 
     @property
     def on(self) -> bool:
@@ -73,11 +74,21 @@ class Guard:
         if change.is_one:
             yield
             return
+        self._kept = ()
         self._tell(told(change))
         try:
             yield
         finally:
             self._tell(told())
+
+    def keep(self, *changes: Change) -> None:
+        """Should GDB die from now on, the guardian makes these changes, each where its `where` is so.
+
+        That is so until the next call, or the next change that is made whole.
+        """
+        if changes != self._kept:
+            self._kept = changes
+            self._tell(told(*changes))
 
     def _tell(self, line: bytes) -> None:
         if self.pipe is not None:

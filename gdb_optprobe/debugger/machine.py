@@ -88,6 +88,7 @@ class GdbMachine:
 
     def write_selected(self, address: int, data: bytes) -> None:
         """Write as the selected vCPU does. Raises Unreadable."""
+        self._guard.keep()
         self._agree(address)
         self._write_in_packets(address, data)
 
@@ -113,6 +114,8 @@ class GdbMachine:
 
     def write_virtual(self, address: int, data: bytes) -> None:
         """Write as the selected vCPU does, or, to a kernel, as one that sees it. Raises Unreadable."""
+        # A vCPU that was to go on in a detour of ours may have none to go on in when this is done.
+        self._guard.keep()
         if _is_kernel(address):
             with suppress(gdb.MemoryError):
                 gdb.selected_inferior().write_memory(address, data)
@@ -133,6 +136,7 @@ class GdbMachine:
         return b"".join(chunks)
 
     def write_physical(self, address: int, data: bytes) -> None:
+        self._guard.keep()
         with self._physical_mode():
             self._write_in_packets(address, data)
 
@@ -246,6 +250,12 @@ class GdbMachine:
         """What the selected vCPU is about to get, as the stub has it."""
         values = tuple((NUMBERS[name], value.to_bytes(8, "little")) for name, value in registers.items())
         return Change(_thread_id(self.selected()), values, tuple(memory))
+
+    def way_on(self, vcpu: Vcpu, pc: str, at: int, to: int) -> Change:
+        """The PC of a vCPU that is at one address is another one, where code of ours begins. pc: its name."""
+        number, size = NUMBERS[pc], 8
+        where = (number, at.to_bytes(size, "little")), (to, self.read(to, size))
+        return Change(_thread_id(vcpu), ((number, to.to_bytes(size, "little")),), where=where)
 
     def translates_pages(self) -> bool:
         try:

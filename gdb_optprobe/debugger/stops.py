@@ -134,6 +134,7 @@ class GdbStops:
         This happens in the middle of GDB's `proceed`.
         """
         self.machine.shown.end()
+        self._guard.keep()
         stopped, self._shown = self._shown, {}
         try:
             for vcpu, address in stopped.items():
@@ -142,6 +143,15 @@ class GdbStops:
                 if to is not None:
                     self.machine.redirect(vcpu, pc, to)
             self._moved()
+        except OptprobeError as error:
+            warn(error)
+
+    def _have_kept(self) -> None:
+        """Should GDB die now, those that were stopped at a probed address go on from there, their hits counted once."""
+        try:
+            ways = [(vcpu, address, self._behind(address)) for vcpu, address in self._shown.items()]
+            pc = self._isa.pc
+            self._guard.keep(*(self.machine.way_on(vcpu, pc, at, to) for vcpu, at, to in ways if to is not None))
         except OptprobeError as error:
             warn(error)
 
@@ -350,6 +360,9 @@ class GdbStops:
             self._standing = None
             with held():
                 self.arrived(_pc())
+        if self._shown:
+            with held():
+                self._have_kept()
         self._stay()
 
     def _tell(self, event: gdb.StopEvent) -> None:
@@ -385,6 +398,9 @@ class GdbStops:
             self._bury()
             if self._see_again():
                 self.machine.shown.select()
+            if self._shown:
+                # What the last command wrote has the guardian forget it.
+                self._have_kept()
         self._last_thread = _selected_thread()
         # The guest may be gone, or run in the background: then a Ctrl-C is about the line that is typed.
         self._end_watch()

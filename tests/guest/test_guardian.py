@@ -116,6 +116,36 @@ def test_a_push_that_was_half_emulated_is_made_whole(linux: Guest) -> None:
     assert running(linux)
 
 
+@pytest.mark.parametrize("place", ["read_zero", "read_zero+5"])
+def test_a_kill_at_a_stop_does_not_count_the_hit_again(linux: Guest, place: str) -> None:
+    """The vCPU stands at the probed address, where the branch is, or was; its hit has been counted."""
+    work = read_one(7)
+    with Console(linux) as gdb:
+        gdb(f"optprobe add {place}")
+        gdb("optprobe add ksys_read if $arg3 == 7")
+        assert "needs GDB" in gdb("optprobe break read_zero if $arg3 == 7" if place == "read_zero" else AFTER)
+        gdb.send("continue")
+        running_there = linux.spawn(work)
+        gdb.until("hit optprobe")
+        gdb("optprobe list")
+        gdb.kill()
+    assert running_there.wait(60)[0] == 0
+    linux.check(read_one(8))
+    with Console(linux) as gdb:
+        gdb("optprobe recover")
+        assert [gdb.hits(number) for number in (2, 3)] == [1, 1]
+        # A branch that was out of the text for the stop stayed out.
+        assert gdb.hits(1) in ((2,) if place == "read_zero" else (1, 2))
+        assert "holds what we wrote" in gdb("optprobe check")
+
+
+def read_one(size: int) -> str:
+    return f"dd if=/dev/zero of=/dev/null bs={size} count=1 2>/tmp/said"
+
+
+AFTER = "optprobe break read_zero+5 if $rdx == 7"
+
+
 def one_kill(guest: Guest, notes: Path, seed: int, after: float) -> tuple[str, float]:
     """What GDB was about when it was killed, and in how many seconds the guest ran."""
     gdb = killable(guest, notes, seed)
