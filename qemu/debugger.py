@@ -141,6 +141,14 @@ class Debugger:
         self._process.kill()
         self._process.wait()
 
+    def quit(self, timeout: float = TIMEOUT) -> None:
+        """Let GDB leave as the user's `quit` does, and wait for it. DebuggerError where it does not."""
+        self.begin("quit")
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise DebuggerError(f"GDB does not quit; it printed:\n{self._said()}") from None
+
     def close(self) -> None:
         """End GDB in the manner of `quit`, so that the guest is as it was; by force where it does not follow."""
         with contextlib.suppress(OSError, subprocess.TimeoutExpired, DebuggerError):
