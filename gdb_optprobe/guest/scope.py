@@ -41,6 +41,8 @@ from gdb_optprobe.handlers.scope import Meaning, Missing, Place, Value
 OURS = ("arg1", "retval", "pid", "tgid", "comm", "task", "cpu", "time", "pc", "sp")
 _OURS_IN_C = {**{name: f"${name}" for name in OURS}, "current": "$task"}
 MOST_ARGUMENTS = 32
+MOST_TOLD = 32
+"""Names of parameters and variables that a message lists."""
 # What stays mapped of the kernel's image: init's parts of it are freed (include/asm-generic/vmlinux.lds.h).
 _KEPT = (("_stext", "_etext"), ("__start_rodata", "__end_rodata"), ("_sdata", "_edata"), ("__bss_start", "__bss_stop"))
 
@@ -318,7 +320,9 @@ class KernelScope:
         if known:
             close = difflib.get_close_matches(name, known, 1)
             meant = f"did you mean '{close[0]}'? " if close else ""
-            has = f"{self.site.function} has: {', '.join(dict.fromkeys(known))}"
+            names = [*dict.fromkeys(known)]
+            more = ", …" if len(names) > MOST_TOLD else ""
+            has = f"{self.site.function} has: {', '.join(names[:MOST_TOLD])}{more}"
             return Missing(f"no parameter or symbol named '{name}'", meant + has)
         if self.types is None or (self.site.function and self._prototype is None):
             hint = "parameters are $arg1, $arg2, … at a function's entry"

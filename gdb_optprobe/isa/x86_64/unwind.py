@@ -24,6 +24,8 @@ __all__ = ["LEGACY", "MODERN", "Encoding", "Entry", "Kind", "State", "Tables", "
 
 ENTRY_SIZE = 6
 LOOKUP_BLOCK = 256
+REMEMBERED = 1 << 14
+"""Entries kept: a guest may be anywhere in its text at its hits, all the more one that lies."""
 MASK = (1 << 64) - 1
 
 # What register fields mean (arch/x86/include/asm/orc_types.h, ORC_REG_*), whatever number a kernel has for each.
@@ -128,6 +130,8 @@ class Tables:
         if not address:
             return CALLED
         if address not in self._found:
+            if len(self._found) >= REMEMBERED:
+                self._found.clear()
             data = self.raw(address, read)
             self._found[address] = decode(data, self.encoding) if data is not None else None
         return self._found[address]
