@@ -20,12 +20,16 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "symbols"
 
 
-def sought(guest: Guest) -> bool:
+def sought(guest: Guest, first: str = "") -> bool:
     """Whether a session finds out what leads into functions; a probe in the middle of one needs it."""
     with Debugger(guest.gdb_socket) as gdb:
+        if first:
+            gdb(first)
         gdb("optprobe explain vfs_read")
         places = [int(each, 16) for each in re.findall(r"^ *(?:=> )?(0x[0-9a-f]+)", gdb("x/8i vfs_read"), re.MULTILINE)]
         said = gdb(f"optprobe explain *{places[-1]:#x}")
+        if first:
+            gdb("optprobe delete")
     assert "would be" in said or "cannot be" in said, said
     return SEEKS in said
 
@@ -48,6 +52,7 @@ def test_a_guest_with_the_same_build_id_and_other_text_is_looked_at_itself(linux
         assert not sought(linux), "a tracer makes no other text"
     finally:
         linux.check(f"cd {TRACING}; echo nop > current_tracer; echo > set_ftrace_filter")
+    assert not sought(linux, "optprobe add vfs_write,kfree do count by $comm"), "nor do branches and detours of ours"
     # In front of a function there is padding, which nothing runs.
     padding = "(long)&vfs_read - 1"
     was = put(linux, padding, None)

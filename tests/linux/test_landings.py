@@ -194,6 +194,35 @@ def test_a_guest_that_hides_a_branch_is_not_believed_about_the_next_one(shelf: S
     assert of_and_said(hostile, shelf) == ([], 0)
 
 
+def with_filler(listing: str, detour: str = "") -> tuple[Pages, landings.Kernel]:
+    """A kernel with so much filler behind its last function that there is a detour in it."""
+    memory, _ = guest(listing)
+    memory.put(FILLER, code(f"c3  ret\n{'cc ' * 0x500} int3"))
+    if detour:
+        memory.put(FILLER + 0x480, code(detour))
+    names = {"_stext": TEXT, "one": ONE, "two": TWO, "last": FILLER, "_etext": TEXT + 0x1000}
+    names |= {"d_kprobe_table": DATA + 0x400, "d__sdata": DATA + 0x800, "d__edata": DATA + 0x1000}
+    return memory, kernel(memory, {name.removeprefix("d_"): at for name, at in names.items()}, {})
+
+
+def test_detours_of_ours_make_no_other_text(shelf: Shelf) -> None:
+    _, there = with_filler(HONEST)
+    assert of_and_said(there, shelf) == ([Jump(ONE, TWO + 9)], 1)
+    memory, there = with_filler(HONEST, "e9 89 fa ff ff  jmp two+14")
+    memory.put_words(DATA + 0x800, FILLER + 0x480)
+    assert of_and_said(there, shelf) == ([Jump(ONE, TWO + 9)], 0)
+
+
+def test_a_guest_with_a_branch_into_empty_filler_is_not_believed_about_one_with_code_there(shelf: Shelf) -> None:
+    """The code leads into a function: another debugger's detour, whose branch stands in both."""
+    branch = "e9 7b 06 00 00  jmp last+0x480"
+    _, hostile = with_filler(branch)
+    assert of_and_said(hostile, shelf) == ([], 1)
+    _, honest = with_filler(branch, "e9 89 fa ff ff  jmp two+14")
+    assert of_and_said(honest, shelf) == ([Jump(FILLER + 0x480, TWO + 14)], 1)
+    assert of_and_said(hostile, shelf) == ([], 1), "neither is kept"
+
+
 def test_a_guest_that_hides_a_pointer_is_not_believed_about_the_next_one(shelf: Shelf) -> None:
     _, hostile = guest("c3  ret")
     assert of_and_said(hostile, shelf) == ([], 1)

@@ -140,10 +140,14 @@ def _moved(offsets: array[int], base: int) -> array[int]:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """pristine: no branch in a function leads to code outside of all of them: the text is as the kernel has made it."""
+    """pristine: no branch in a function leads to code outside of all of them: the text is as the kernel has made it.
+
+    alone: nor to where such code may come to be. So what is outside of functions, detours of ours, makes no difference.
+    """
 
     landings: Landings
     pristine: bool
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +161,15 @@ class Candidate:
 
 def find(text: bytes, base: int, functions: Functions, decode: Decode, words: Iterable[tuple[int, bytes]]) -> Found:
     """All landings in the `text` at `base`; `words` are (address, data) of memory that may hold pointers to it."""
-    inside, beyond = [], []
+    inside: list[Candidate] = []
+    beyond: list[Candidate] = []
+    idle: list[Candidate] = []
     budget = Budget(len(text) // BYTES_EACH + LEAST, "the kernel's text", "places that may lead into a function")
     for candidate in _relative(text, base, functions):
         target = functions.index(candidate.target)
         if target < 0:
-            if text[candidate.target - base] != FILLER:
-                budget.spend()
-                beyond.append(candidate)
+            budget.spend()
+            (idle if text[candidate.target - base] == FILLER else beyond).append(candidate)
         elif target != functions.index(candidate.at) or _is_lea(text, candidate.at - base):
             budget.spend()
             inside.append(candidate)
@@ -172,14 +177,15 @@ def find(text: bytes, base: int, functions: Functions, decode: Decode, words: It
         budget.spend()
         inside.append(candidate)
     # Of detours one may lead to another: that tells nothing of whose they are.
-    beyond = [candidate for candidate in beyond if functions.index(candidate.at) >= 0]
+    beyond, idle = ([each for each in those if functions.index(each.at) >= 0] for those in (beyond, idle))
     foreign = [jump for jump in _confirmed(beyond, text, base, functions, decode) if jump.kind != POINTER]
     jumps = _confirmed(inside, text, base, functions, decode)
     if not foreign:
         # Code outside of functions is detours of ours: what they lead to is known from the text they stand for.
         jumps = [jump for jump in jumps if functions.index(jump.source) >= 0]
     jumps += _words(words, functions)
-    return Found(Landings.of(jumps), not foreign)
+    alone = not foreign and not _confirmed(idle, text, base, functions, decode)
+    return Found(Landings.of(jumps), not foreign, alone)
 
 
 def _relative(text: bytes, base: int, functions: Functions) -> Iterator[Candidate]:
@@ -256,7 +262,8 @@ def of_kernel(
     originals.check()
     text = at_rest(originals.read(start, end), start)
     words = _inside(kernel, start, end)
-    name = f"landings-{_key(shelf.key, start, text, words)}" if shelf is not None else ""
+    key = _key(shelf.key, start, *_functions_alone(kernel, start, text, words)) if shelf is not None else ""
+    name = f"landings-{key}"
     kept = shelf.load(name) if shelf is not None else None
     known = Landings.unpack(kept, start) if kept is not None else None
     if known is not None:
@@ -264,9 +271,28 @@ def of_kernel(
     say("finding out what leads into the kernel's functions, once for each boot")
     pointers = [(address, value.to_bytes(8, "little")) for address, value in words]
     found = find(text, start, Functions(kernel.symbols, start, text), decode, pointers)
-    if found.pristine and shelf is not None:
+    if found.alone and shelf is not None:
         shelf.store(name, found.landings.pack(start))
     return found.landings
+
+
+def _functions_alone(
+    kernel: Kernel, start: int, text: bytes, words: Sequence[tuple[int, int]]
+) -> tuple[bytes, list[tuple[int, int]]]:
+    """The text and the words without what is behind functions, from where filler begins, as `Functions` has it.
+
+    Detours of ours and their data are there; for `Found.alone` they make no difference.
+    """
+    found, spans = bytearray(text), []
+    at = text.find(FILLING)
+    while at >= 0:
+        located = kernel.symbols.at(start + at)
+        end = at - located.offset + located.size if located is not None else 0
+        end = min(max(end, at + len(FILLING)), len(text))
+        found[at:end] = bytes([FILLER]) * (end - at)
+        spans.append((start + at, start + end))
+        at = text.find(FILLING, end)
+    return bytes(found), [row for row in words if not any(first <= row[1] < last for first, last in spans)]
 
 
 def _key(symbols: str, start: int, text: bytes, words: Sequence[tuple[int, int]]) -> str:

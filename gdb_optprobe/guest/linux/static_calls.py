@@ -17,7 +17,7 @@ from gdb_optprobe.guest.linux.kernel import MASK, Kernel
 ROW = Struct("<ii")
 ALIGNMENT = 4
 LARGEST = 1 << 18
-"""Bytes of all trampolines that are gone through (budget.py): Debian's kernels have 16 KiB."""
+"""Bytes of all trampolines that are gone through (budget.py): Debian's 6.12 has 30 KiB."""
 
 
 class StaticCalls:
