@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.detours import pads
-from gdb_optprobe.detours.journal import Item, Journal
+from gdb_optprobe.detours.journal import Item, Journal, TableKind
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.left import Left
 from gdb_optprobe.detours.patch import Patch, TextChanged
@@ -26,6 +26,8 @@ from gdb_optprobe.guest.machine import Memory
 
 CODE_STEP = 8
 DATA_STEP = 8
+ASIDE_CODE, ASIDE_DATA = 8192, 1024
+"""Bytes for what a session puts in place of another one's: all that traps come to; counts of calls under way."""
 
 Range = tuple[int, int]
 
@@ -70,6 +72,10 @@ class Arena:
         self._used_from: dict[int, int] = {}
         self._before: dict[Slot, bytes] = {}
         self._uses: dict[int, frozenset[int]] = {}
+        self._tables: dict[TableKind, Slot] = {}
+        self._taken: set[Slot] = set()
+        self._aside: tuple[Slot, Slot] | None = None
+        self._aside_at: Range | None = None
 
     def allocate_code(self, size: int, near: int, reach: int) -> Slot:
         """Memory for `size` bytes of code that a branch at `near` reaches and that can branch back.
@@ -116,6 +122,68 @@ class Arena:
         self._used_from[slot.address] = self._lefts
         self.journal.put(Item.DATA, slot.address, slot.size)
         return slot
+
+    def allocate_table(self, table: TableKind, size: int, near: int, reach: int) -> Slot:
+        """As `allocate_data`, for the table that there is from now on. Raises Refused."""
+        slot = self.allocate_data(size, near, reach)
+        self.journal.put(Item.TABLE, table, slot.address)
+        return slot
+
+    def has_table(self, table: TableKind) -> bool:
+        """Whether an earlier session's is there, and not adopted yet."""
+        return table in self._tables
+
+    def adopt_table(self, table: TableKind, fits: Callable[[int], bool]) -> Slot | None:
+        """The memory of an earlier session's table, once, where its size `fits`; what it holds is still looked at."""
+        slot = self._tables.get(table)
+        if slot is None or not fits(slot.size):
+            return None
+        self._taken.add(self._tables.pop(table))
+        return slot
+
+    def release_table(self, table: TableKind, slot: Slot) -> None:
+        """Nothing comes to the table at `slot` any more, but who is in code that was left; there may be a newer one."""
+        if self.journal.state.get(f"{Item.TABLE} {table:x}") == slot.address:
+            self.journal.drop(Item.TABLE, table)
+        self.data.release(slot)
+
+    def set_aside(self, near: int, reach: int) -> None:
+        """Keep memory off that another session needs to take over from this one: the journal does not tell of it.
+
+        What is taken over may need that very memory: then it is set aside as soon as there is some again (`tidy`).
+        Raises Refused.
+        """
+        if self.journal.memory is None:
+            return  # no other session finds anything
+        if self.left_before is None:
+            self.check_aside(near, reach)
+        self._aside_at = near, reach
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Set aside what was spent, where there is room."""
+        if self._aside is not None or self._aside_at is None:
+            return
+        near, reach = self._aside_at
+        try:
+            self.check_aside(near, reach)
+        except Refused:
+            return
+        code = self.code.allocate(ASIDE_CODE, *_within(near, reach, ASIDE_CODE), near)
+        self._aside = code, self.data.allocate(ASIDE_DATA, *_data_within(near, reach, ASIDE_DATA), near)
+
+    def check_aside(self, near: int, reach: int, tables: int = 0) -> None:
+        """Raises Refused where `set_aside` would, or where there is no room for so many bytes of tables beside it."""
+        if self._aside is None:
+            self.check_code(ASIDE_CODE, near, reach)
+            self.check_data(ASIDE_DATA + tables, near, reach)
+
+    def spend_aside(self) -> None:
+        """What was set aside is as free as all else."""
+        if self._aside is not None:
+            (code, data), self._aside = self._aside, None
+            self.code.give_back(code)
+            self.data.give_back(data)
 
     def check_code(self, size: int, near: int, reach: int) -> None:
         """Raises Refused where `allocate_code` would; nothing is taken."""
@@ -266,13 +334,17 @@ class Arena:
         for slot in left.data:
             self.data.claim(slot.address, slot.size)
         self._uses |= left.uses
+        self._tables |= left.tables
 
     def release_data(self, kept: Collection[Slot] = ()) -> None:
-        """What was adopted of the data, but for `kept`, goes with the code that may still write there."""
+        """What was adopted of the data, but for `kept` and tables, goes with the code that may still write there."""
+        for table in self._tables:
+            self.journal.drop(Item.TABLE, table)
+        self._tables.clear()
         adopted = self.left_before.data if self.left_before is not None else ()
         for slots in self.data.slots:
             for slot in slots.used:
-                if slot in adopted and slot not in kept:
+                if slot in adopted and slot not in kept and slot not in self._taken:
                     slots.release(slot)
 
     def _has_pads(self, page: Slot) -> None:

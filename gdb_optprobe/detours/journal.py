@@ -9,6 +9,7 @@
     point  address   of return probes, the same
     calls  address   of the same table: whether its probes are deleted, and what was counted in older tables
     uses   address   of code, what else of ours it may come to: see Arena.note_uses    before its first byte is written
+    table  number    address of the data of the only table of a kind, see TableKind: another GDB has its own there
     user   number    probes/user/notes.py
     room   -         the arena itself, by its maker                                  first of all
 What is gone is noted with the next change: until then what it tells of is in nobody's way.
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import Any
 
 from gdb_optprobe.detours.layout import Detour
@@ -46,8 +47,19 @@ class Item(StrEnum):
     POINT = "point"
     CALLS = "calls"
     USES = "uses"
+    TABLE = "table"
     USER = "user"
     ROOM = "room"
+
+
+class TableKind(IntEnum):
+    """Tables of which there is one, by their numbers in the journal."""
+
+    TRAPS = 1
+    USER_TRAPS = 2
+    USER_WRITES = 3
+    USER_MAPPINGS = 4
+    USER_CALLS = 5
 
 
 @dataclass

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from gdb_optprobe.detours import pads
-from gdb_optprobe.detours.journal import FULL, Item
+from gdb_optprobe.detours.journal import FULL, Item, TableKind
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.patch import Patch, TextChanged
 from gdb_optprobe.detours.slots import Slot
@@ -34,6 +34,7 @@ FAR = 1 << 16
 MOST_USED = 1 << 12
 """Pieces of memory that one piece of code uses, at most."""
 _KINDS = frozenset(Item)
+_TABLES = frozenset(TableKind)
 _ADDRESS = re.compile(r"[0-9a-f]{1,16}")
 
 
@@ -83,7 +84,7 @@ class Left:
 
     data: ascending. probes, points, calls, users: as they were noted. uses: what code may come to, by its address.
 
-    bounds: where all of it can be.
+    tables: those of which there is one. bounds: where all of it can be.
     """
 
     texts: tuple[Text, ...] = ()
@@ -96,6 +97,7 @@ class Left:
     users: Mapping[int, Any] | None = None
     calls: Mapping[int, Any] | None = None
     uses: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    tables: Mapping[TableKind, Slot] = field(default_factory=dict)
     bounds: Bounds = Bounds((0, 0), (), (0, 0))
 
     @property
@@ -127,6 +129,8 @@ def read(state: State, bounds: Bounds, memory: Memory, isa: Isa) -> Left:
         data = tuple(_within(Slot(at, checked.number(size)), bounds.data) for at, size in sizes)
         starts = {slot.address for slot in slots}
         uses = {at: _uses(at, value) for at, value in kinds.get(Item.USES, {}).items() if at in starts}
+        pieces = {slot.address: slot for slot in data}
+        tables = {_table(number): checked.number(at) for number, at in kinds.get(Item.TABLE, {}).items()}
         # What is apart is not much to be read.
         _apart([*slots, *pages])
         _apart(data)
@@ -135,7 +139,8 @@ def read(state: State, bounds: Bounds, memory: Memory, isa: Isa) -> Left:
         raise Damaged(f"{wrong}") from None
     noted = (kinds.get(kind, {}) for kind in (Item.PROBE, Item.POINT, Item.USER, Item.CALLS))
     probes, points, users, calls = noted
-    return Left(texts, code, pages, data, probes, points, bounds.fill, users, calls, uses, bounds)
+    there = {table: pieces[at] for table, at in tables.items() if at in pieces}
+    return Left(texts, code, pages, data, probes, points, bounds.fill, users, calls, uses, there, bounds)
 
 
 def undoing(left: Left, memory: Memory, isa: Isa) -> tuple[list[Patch], list[Patch]]:
@@ -243,6 +248,12 @@ def _uses(at: int, value: Any) -> frozenset[int]:
 def _origin(at: int, used: int, head: int, value: Any) -> tuple[int, int]:
     offset, original = checked.row(value, 2)
     return at + checked.number(offset, used), head + checked.number(original, FAR, -FAR)
+
+
+def _table(number: int) -> TableKind:
+    if number not in _TABLES:
+        raise ValueError(f"no table has the number {number}")
+    return TableKind(number)
 
 
 def _page(at: int, size: Any, bounds: Bounds) -> Slot:

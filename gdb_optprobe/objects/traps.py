@@ -43,11 +43,28 @@ class TrapsLayout:
 
     def encode(self, detours: Mapping[int, int]) -> bytearray:
         """By key."""
-        data = bytearray(self.size)
+        return self.changed(bytearray(self.size), detours)
+
+    def changed(self, data: bytearray, detours: Mapping[int, int]) -> bytearray:
+        """`data` with these by key, each in the place that it has already."""
         for key, detour in detours.items():
             at = self.place(data, key)
             data[at : at + SLOT] = slot(key, detour)
         return data
+
+    def decode(self, data: bytes | bytearray) -> Mapping[int, int] | None:
+        """What `encode` was given; None where a search would not find all of it, or there is too much."""
+        rows = ((at, data[at : at + SLOT]) for at in range(0, self.size, SLOT))
+        words = [(at, *(int.from_bytes(row[part : part + 8], "little") for part in (KEY, DETOUR))) for at, row in rows]
+        found = [(at, key, detour) for at, key, detour in words if key]
+        if len(found) > self.room or any(self.place(data, key) != at for at, key, _ in found):
+            return None
+        return {key: detour for _, key, detour in found}
+
+
+def is_size(size: int) -> bool:
+    """Whether a table may have so many bytes."""
+    return size >= 2 * SLOT and size & size - 1 == 0
 
 
 def slot(key: int, detour: int) -> bytes:

@@ -47,15 +47,31 @@ class UserTrapsLayout:
 
     def encode(self, codes: Mapping[Key, int]) -> bytearray:
         """By key."""
-        data = bytearray(self.size)
+        return self.changed(bytearray(self.size), codes)
+
+    def changed(self, data: bytearray, codes: Mapping[Key, int]) -> bytearray:
+        """`data` with these by key, each in the place that it has already."""
         for key, code in codes.items():
             at = self.place(data, key)
             data[at : at + SLOT] = slot(key, code)
         return data
 
+    def decode(self, data: bytes | bytearray) -> Mapping[Key, int] | None:
+        """What `encode` was given; None where a search would not find all of it, or there is too much."""
+        keys = ((at, _words(data, at)) for at in range(0, self.size, SLOT))
+        found = [(at, key) for at, key in keys if key[1]]
+        if len(found) > self.room or any(self.place(data, key) != at for at, key in found):
+            return None
+        return {key: int.from_bytes(data[at + CODE : at + CODE + 8], "little") for at, key in found}
+
 
 def _words(data: bytes | bytearray, at: int) -> tuple[int, int]:
     return int.from_bytes(data[at : at + 8], "little"), int.from_bytes(data[at + 8 : at + 16], "little")
+
+
+def is_size(size: int) -> bool:
+    """Whether a table may have so many bytes."""
+    return size >= 2 * SLOT and size & size - 1 == 0
 
 
 def slot(key: Key, code: int) -> bytes:

@@ -166,10 +166,12 @@ class Optimizer:
             self._take_back_lost()
             self.collector.collect(self.arena, Why.COMMIT)
             self.traps.dismiss(self.arena)
+            self.arena.spend_aside()
             self.arena.dismiss()
             self.collector.collect(self.arena, Why.COMMIT)
             # A branch that somebody else changed may still lead there, and its counters are written.
             if not (self.arena.code.is_empty and self.arena.data.is_empty):
+                self.arena.tidy()
                 return False
         self.memory.give_back()
         return True

@@ -35,10 +35,14 @@ def new_pad(address: int, data: bytes, target: Target, arena: Arena) -> Pad:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """`detour` is written and read back; nothing leads to it yet."""
+    """`detour` is written and read back; nothing leads to it yet.
+
+    found: it was an earlier session's, and something led there then.
+    """
 
     slot: Slot
     detour: Detour
+    found: bool = False
 
     @staticmethod
     def check(address: int, lay_out: LayOut, target: Target, arena: Arena) -> None:
@@ -74,12 +78,29 @@ class Placed:
             raise
         return cls(slot, detour)
 
+    @classmethod
+    def again(cls, address: int, lay_out: LayOut, target: Target, arena: Arena) -> Placed:
+        """As `near`; where an earlier session's code there is what this would be, byte for byte, that is it."""
+
+        def is_same(one: Detour) -> bool:
+            if one.head not in (address, one.address) or one.origins or one.ways_on:
+                return False
+            try:
+                new = lay_out(one.address)
+            except (Unrelocatable, OutOfReach):
+                return False
+            return (new.head, new.data) == (one.head, one.data)
+
+        if (found := arena.take_up(is_same)) is not None:
+            return cls(*found, found=True)
+        return cls.near(address, lay_out, target, arena)
+
     def give_up(self, target: Target, arena: Arena, reached: bool, way: bool = False) -> None:
         """Nothing leads here any more. A slot that a vCPU may have reached is dirty until it is proven empty.
 
         way: see Arena.leave.
         """
-        if reached:
+        if reached or self.found:
             arena.leave(self.slot, self.detour, way)
         else:
             arena.wipe([self.slot], target.machine)

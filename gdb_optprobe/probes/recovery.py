@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.left import Left
 from gdb_optprobe.errors import OptprobeError
@@ -32,9 +34,21 @@ class Recovered:
 
 
 def recover(session: Session) -> Recovered:
-    """Every probe that an earlier GDB left, with what it has counted. Raises OptprobeError, nothing changed."""
+    """Take over every probe that an earlier GDB left, with what it has counted.
+
+    Raises OptprobeError: then all that is left is there for another try, and nothing of it is known here.
+    """
     left, found, undone = look(session.target, session.users)
     arena = take(left, undone, session.target, session.optimizer, session.users)
+    try:
+        return _recovered(session, left, found, arena)
+    except BaseException:
+        session.target.forget()
+        raise
+
+
+def _recovered(session: Session, left: Left, found: Sequence[Noted], arena: Arena) -> Recovered:
+    """The branches have been taken out."""
     probes: list[Probe] = []
     lost: list[str] = []
     programs = [one for one in found if one.spec.in_program]
@@ -54,7 +68,14 @@ def recover(session: Session) -> Recovered:
     kept = (left.at(one.data) for one in programs if one.data is not None)
     arena.release_data(memory.union(filter(None, kept), session.optimizer.traps.memory, session.users.calls.memory))
     for probe in there:
-        _reserve(session, probe)
+        try:
+            _reserve(session, probe)
+        except OptprobeError as error:
+            lost.append(f"probe {probe.number}, {probe.spec.location}, is not recovered: {error.message}")
+            session.optimizer.release_counter(probe)
+            session.registry.remove(probe)
+            probes.remove(probe)
+    there = [probe for probe in there if session.registry.has(probe)]
     session.optimizer.settle([session.registry.site_of(probe) for probe in there])
     for one in programs:
         try:
@@ -70,6 +91,7 @@ def recover(session: Session) -> Recovered:
     session.optimizer.note(probes)
     # What is left of the earlier GDB's code goes now: the guest may not stop again before this GDB is killed too.
     session.optimizer.collector.collect(arena, Why.GARBAGE)
+    arena.tidy()
     session.comings.listen()
     session.comings.notice()
     return Recovered(session.views([probe.number for probe in probes]) if probes else (), tuple(lost))

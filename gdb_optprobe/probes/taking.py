@@ -15,6 +15,7 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.left import Left, Text, undoing
 from gdb_optprobe.detours.patch import Patch
+from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.objects.journal import Damaged
 from gdb_optprobe.probes.noting import Noted, noted
@@ -30,6 +31,8 @@ TRIES, PAUSE = 20, 0.05
 LEFT = "probes of an earlier GDB are in this guest"
 CALLS = "calls that an earlier GDB's return probes on programs saw may be under way in this guest"
 RECOVER = "optprobe recover, or optprobe recover -remove"
+NO_ROOM = "too full for what would take the probes over; nothing was changed"
+FIRST_GDB = "the version of optprobe that added them takes them over with less, or reboot the guest"
 
 
 def make_way(target: Target, optimizer: Optimizer, users: Users) -> None:
@@ -98,14 +101,27 @@ def _await_writers(left: Left, target: Target, users: Users) -> None:
 
 
 def take(left: Left, undone: Sequence[Patch], target: Target, optimizer: Optimizer, users: Users) -> Arena:
-    """Take the arena, and the branches out of the text."""
-    arena = optimizer.take_arena()
-    if left.users:
+    """Take the arena, and the branches out of the text. Raises OptprobeError.
+
+    Then all is forgotten, as if this GDB had died: what the guest holds, and its journal tells, is looked at anew by
+    the next command.
+    """
+    try:
+        return _taken(left, undone, target, optimizer, users)
+    except BaseException:
+        target.forget()
+        raise
+
+
+def _taken(left: Left, undone: Sequence[Patch], target: Target, optimizer: Optimizer, users: Users) -> Arena:
+    arena, traps = optimizer.take_arena(), user_notes.noted(left.users or {})
+    _check_room(left, traps, arena, optimizer, users)
+    if traps:
         # Nobody is in the code that writes traps into new mappings, and nobody comes there any more.
         first = users.leading_there(undone)
         patch.apply(first, target.machine)
         undone = [change for change in undone if change not in first]
-    gone = users.take_out(user_notes.noted(left.users or {}), arena)
+    gone = users.take_out(traps, arena)
     ours = users.take_over(gone, undone, arena)
     patch.apply([change for change in undone if change.address not in ours], target.machine)
     for text in left.texts:
@@ -117,6 +133,18 @@ def take(left: Left, undone: Sequence[Patch], target: Target, optimizer: Optimiz
     optimizer.traps.adopt(left.texts, arena)
     users.adopt(gone, arena)
     return arena
+
+
+def _check_room(
+    left: Left, traps: Sequence[NotedTrap], arena: Arena, optimizer: Optimizer, users: Users
+) -> None:
+    """Raises OptprobeError where there is no memory for all that is put in place of an earlier GDB's."""
+    try:
+        optimizer.traps.check_room(left.texts, arena)
+        if traps:
+            users.check_room(traps, arena)
+    except Refused as refused:
+        raise OptprobeError(f"{refused.reason.text}: {NO_ROOM}", FIRST_GDB) from None
 
 
 def _let_tracer_in(text: Text, target: Target) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.journal import TableKind
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.left import Text
 from gdb_optprobe.detours.patch import Patch
@@ -23,6 +24,7 @@ from gdb_optprobe.guest.linux.trap_calls import TrapCalls
 from gdb_optprobe.handlers import lowering_traps
 from gdb_optprobe.isa import traps
 from gdb_optprobe.isa.trapping import Trapping
+from gdb_optprobe.objects import traps as traps_layout
 from gdb_optprobe.objects.traps import DETOUR, KEY, SLOT, TrapsLayout, slot
 from gdb_optprobe.probes import hooks
 from gdb_optprobe.probes.placed import Placed
@@ -82,10 +84,15 @@ class Traps:
 
     def adopt(self, texts: Sequence[Text], arena: Arena) -> None:
         """Where traps of an earlier session's were until now: who has just come to one goes on. Raises as `lead`."""
-        places = {text.address for text in texts if text.is_trap(self.target.isa)}
-        if places and not self.missing and self._was_there(text.address for text in texts):
-            self._detours |= dict.fromkeys(places, 0)
+        if self._adopts(texts):
+            self._detours |= dict.fromkeys((text.address for text in texts if text.is_trap(self.target.isa)), 0)
             self._renew(arena)
+
+    def _adopts(self, texts: Sequence[Text]) -> bool:
+        """Whether somebody may have come to a trap of an earlier session's."""
+        if self.missing or not any(text.is_trap(self.target.isa) for text in texts):
+            return False
+        return self._was_there(text.address for text in texts)
 
     def _was_there(self, places: Iterable[int]) -> bool:
         """Whether an earlier session had a handler, of what it had written to."""
@@ -135,20 +142,44 @@ class Traps:
         assert found is not None, "no plan has a trap"
         return found
 
+    def check_room(self, texts: Sequence[Text], arena: Arena) -> None:
+        """Raises Refused where there is no memory for what `adopt` puts in; nothing is changed."""
+        if self._adopts(texts):
+            new = 0 if arena.has_table(TableKind.TRAPS) else self._layout(len(texts)).size
+            arena.check_aside(self.target.trap_calls().handler, self.target.isa.data_reach, new)
+
+    def _layout(self, traps: int) -> TrapsLayout:
+        layout = TrapsLayout(SLOTS if self._handler is None else self._handler.layout.slots)
+        while traps >= layout.room:
+            layout = TrapsLayout(GROWTH * layout.slots)
+        return layout
+
+    def _table(self, arena: Arena) -> tuple[TrapsLayout, Slot, bytearray]:
+        """One with room for one more trap: an earlier session's, or a new one. Raises Refused."""
+        memory = arena.adopt_table(TableKind.TRAPS, traps_layout.is_size) if self._handler is None else None
+        if memory is not None:
+            layout = TrapsLayout(memory.size // SLOT)
+            data = bytearray(self.target.machine.read(memory.address, layout.size))
+            if (known := layout.decode(data)) is not None and len({*known, *self._detours}) < layout.room:
+                # Who searches it now finds what was found before: no trap changes its place.
+                self._detours = dict.fromkeys(known, 0) | self._detours
+                return layout, memory, layout.changed(data, self._detours)
+            arena.release_table(TableKind.TRAPS, memory)
+        layout = self._layout(len(self._detours))
+        near, reach = self.target.trap_calls().handler, self.target.isa.data_reach
+        return layout, arena.allocate_table(TableKind.TRAPS, layout.size, near, reach), layout.encode(self._detours)
+
     def _renew(self, arena: Arena) -> _Handler:
         """A handler with a table that has room. Raises Refused, TextChanged."""
         calls = self.target.trap_calls()
         old = self._handler
-        layout = TrapsLayout(SLOTS if old is None else old.layout.slots)
-        while len(self._detours) >= layout.room:
-            layout = TrapsLayout(GROWTH * layout.slots)
-        memory = arena.allocate_data(layout.size, calls.handler, self.target.isa.data_reach)
-        data = layout.encode(self._detours)
+        layout, memory, data = self._table(arena)
         self.target.machine.write(memory.address, bytes(data))
         code = lowering_traps.handler(lowering_traps.Traps(layout, memory.address), calls.entry, self._isa)
         placed = None
         try:
-            placed = Placed.near(calls.handler, lambda at: Detour(at, code(at), calls.handler, ()), self.target, arena)
+            placed = Placed.again(calls.handler, lambda at: Detour(at, code(at), calls.handler, ()), self.target, arena)
+            arena.set_aside(calls.handler, self.target.isa.data_reach)
             patches = self._leading(calls, placed)
             if old is None:
                 hooks.put_in(patches, self.target, arena)
@@ -157,7 +188,7 @@ class Traps:
         except OptprobeError:
             if placed is not None:
                 placed.give_up(self.target, arena, reached=False)
-            arena.data.release(memory)
+            arena.release_table(TableKind.TRAPS, memory)
             raise
         self._handler = _Handler(layout, memory, data, placed, patches)
         if old is not None:
@@ -174,7 +205,7 @@ class Traps:
     def _give_up(self, handler: _Handler, arena: Arena) -> None:
         """Nothing leads there any more; whoever is in it goes on."""
         handler.placed.give_up(self.target, arena, reached=True, way=True)
-        arena.data.release(handler.memory)
+        arena.release_table(TableKind.TRAPS, handler.memory)
 
     def _write(self, handler: _Handler, key: int) -> None:
         """The detour before the key: GDB may be killed in between, and the guest may run."""

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gdb_optprobe.detours.arena import Arena, Ranges
+from gdb_optprobe.detours.journal import Journal, TableKind
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.left import Left
 from gdb_optprobe.detours.patch import TextChanged
@@ -232,3 +233,36 @@ def test_pads_have_a_page_to_themselves_and_it_comes_back() -> None:
     assert arena.pad_pages
     assert set(arena.reclaim(lambda _: ())) == set(pads)
     assert not arena.pad_pages and arena.data.is_empty
+
+
+LARGE = ((CODE[0], CODE[0] + 0x8000),), ((DATA[0], DATA[0] + 0x2000),)
+
+
+def test_what_is_set_aside_is_there_for_another_session_and_for_nothing_else() -> None:
+    there = Arena(Ranges(*LARGE, 0xCC), journal=Journal(FakeMemory(0, b"")))
+    there.set_aside(CODE[0], REACH)
+    table = there.allocate_table(TableKind.TRAPS, 512, CODE[0], REACH)
+    while there.data.largest:
+        there.allocate_data(8)
+    with pytest.raises(Refused):
+        there.check_data(8, CODE[0], REACH)
+    used = (slot for slots in there.data.slots for slot in slots.used)
+    pieces = [slot for slot in used if f"data {slot.address:x}" in there.journal.state]
+    other = Arena(Ranges(*LARGE, 0xCC))
+    other.adopt(Left(data=tuple(pieces), tables={TableKind.TRAPS: table}), FakeMemory(CODE[0], bytes(16)))
+    other.check_aside(CODE[0], REACH)
+    assert other.has_table(TableKind.TRAPS) and other.adopt_table(TableKind.TRAPS, lambda size: size == 512) == table
+    assert other.adopt_table(TableKind.TRAPS, lambda size: True) is None
+    other.release_data()
+    assert [slot for slots in other.data.slots for slot in slots.used] == [table]
+    there.spend_aside()
+    there.check_data(1024, CODE[0], REACH)
+
+
+def test_the_journal_tells_of_the_table_that_there_is() -> None:
+    there = Arena(Ranges(*LARGE, 0xCC))
+    first, second = (there.allocate_table(TableKind.USER_TRAPS, 512, CODE[0], REACH) for _ in range(2))
+    there.release_table(TableKind.USER_TRAPS, first)
+    assert there.journal.state["table 2"] == second.address
+    there.release_table(TableKind.USER_TRAPS, second)
+    assert "table 2" not in there.journal.state

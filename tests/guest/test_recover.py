@@ -367,3 +367,106 @@ def test_memory_of_probes_on_programs_does_not_grow_with_kills(linux: Guest, tmp
         assert states == [states[0]] * (KILLED + 1), states
     finally:
         linux.check(f"rm -f {program}")
+
+
+RINGS = [1 << bits for bits in range(14, 0, -1)]
+FILLED = ("kfree", "vfs_write", "ksys_read", "dput", "path_openat", "vfs_open", "do_exit", "vfs_statx", "iput")
+USED = (
+    "python from gdb_optprobe.debugger.attach import attachments as a; r = a.current.session.optimizer.arena; "
+    "print('@used', r.data.size - r.data.used, r.code.used)"
+)
+ROOM = (
+    "python from gdb_optprobe.detours.arena import Arena; "
+    "Arena.has_table = lambda self, kind: False; Arena.adopt_table = lambda self, kind, fits: None"
+)
+BREAKS = (
+    "python from gdb_optprobe.probes.user.probes import Users; from gdb_optprobe.errors import OptprobeError\n"
+    "python take_over = Users.take_over\n"
+    "python Users.take_over = lambda *_: (_ for _ in ()).throw(OptprobeError('broken off'))"
+)
+
+
+def fill(gdb: Console) -> None:
+    """With records, until no ring of the least size fits."""
+    for function in FILLED:
+        for records in RINGS:
+            gdb(f"set optprobe ring-records {records}")
+            if "Probe" in gdb(f"optprobe add {function} do record($pid, $comm)"):
+                break
+
+
+def used(gdb: Console) -> list[int]:
+    """Bytes of data that are free, bytes of code in use."""
+    return [int(word) for word in gdb(USED).split()[-2:]]
+
+
+def test_full_memory_is_recovered_from_again_and_again(each_linux: Guest, tmp_path: Path) -> None:
+    """What takes an earlier GDB's probes over needs no memory that there is not; nor does what takes them out.
+
+    With none, it would find out after the branches into the code that it then gave back had been left.
+    """
+    guest, program = each_linux, "/tmp/full"
+    answer.put(guest, calls.build(tmp_path, 200, guest.options.arch), program)
+    expected, places = guest.run(program)[0], (f"-user {program}:test", f"-user {program}:test -return")
+    before = list[list[int]]()
+    for kill in range(3):
+        with Console(guest) as gdb:
+            gdb("set optprobe guardian off")
+            if kill:
+                said = gdb("optprobe recover", 120)
+                assert "optprobe:" not in said and "not recovered" not in said and said.count("two traps") == 1, said
+            else:
+                for place in (*places, "vfs_read -tier trapped"):
+                    assert "trapped" in gdb(f"optprobe add {place}", 120)
+                fill(gdb)
+            before.append(used(gdb))
+            assert before[-1][0] < 1024, before
+            assert "holds what we wrote" in gdb("optprobe check")
+            gdb.kill()
+        release(guest)
+        assert guest.run(program)[0] == expected
+    assert before[1] == before[2], before
+    taken_out(guest)
+    assert guest.run(program)[0] == expected
+    guest.check(f"rm -f {program}")
+    assert guest.problems() == []
+
+
+def taken_out(guest: Guest) -> None:
+    """And memory is as it was before."""
+    script = ["optprobe recover -remove", "optprobe check", f"source {GONE}", "guest-gone"]
+    done = batch(guest, script)
+    assert done.status == 0 and "of an earlier GDB removed" in done.output, done.output
+
+
+@pytest.mark.parametrize("how", [ROOM, BREAKS])
+def test_a_recovery_that_fails_can_be_tried_again(linux: Guest, tmp_path: Path, how: str) -> None:
+    """For want of memory nothing is changed; broken off, what is there by then is looked at anew. The guest lives."""
+    program = "/tmp/full"
+    answer.put(linux, calls.build(tmp_path, 200), program)
+    expected = linux.run(program)[0]
+    with Console(linux) as gdb:
+        gdb("set optprobe guardian off")
+        assert "trapped" in gdb(f"optprobe add -user {program}:test", 60)
+        fill(gdb)
+        gdb.kill()
+    with Console(linux) as gdb:
+        gdb("optprobe doctor")
+        for line in how.splitlines():
+            gdb(line)
+        for command in ("recover", "recover -remove", "recover"):
+            said = gdb(f"optprobe {command}", 60)
+            assert ("nothing was changed" if how is ROOM else "broken off") in said, said
+            assert "no probes of an earlier GDB" not in said, said
+        said = gdb("optprobe add vfs_lseek")
+        assert "optprobe: probes of an earlier GDB are in this guest" in said, said
+    assert linux.run(program)[0] == expected, "GDB has ended, and the guest runs"
+    with Console(linux) as gdb:
+        said = gdb("optprobe recover", 60)
+        assert said.count("trapped") == 1 and said.count("optimized") >= 3, said
+        assert "holds what we wrote" in gdb("optprobe check")
+        gdb.kill()
+    release(linux)
+    taken_out(linux)
+    assert linux.run(program)[0] == expected
+    linux.check(f"rm -f {program}")

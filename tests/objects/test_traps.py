@@ -32,3 +32,20 @@ def test_keys_that_follow_one_another_have_homes_of_their_own() -> None:
     layout = TrapsLayout(512)
     keys = range(0xFFFF_FFFF_8134_CC51, 0xFFFF_FFFF_8134_CC51 + 64)
     assert len({layout.home(key) for key in keys}) >= 48
+
+
+@given(st.dictionaries(KEYS, st.integers(0, (1 << 64) - 1), max_size=TrapsLayout(32).room))
+def test_what_another_session_left_is_read_and_keeps_its_places(detours: dict[int, int]) -> None:
+    layout = TrapsLayout(32)
+    data = layout.encode(detours)
+    places = {key: layout.place(data, key) for key in detours}
+    assert layout.decode(data) == detours
+    gone = layout.changed(bytearray(data), dict.fromkeys(detours, 0))
+    assert {key: layout.place(gone, key) for key in detours} == places and not any((layout.decode(gone) or {}).values())
+
+
+@given(st.lists(KEYS | st.just(0), min_size=16, max_size=16))
+def test_a_table_that_a_guest_wrote_is_one_or_none(keys: list[int]) -> None:
+    layout = TrapsLayout(16)
+    known = layout.decode(b"".join(slot(key, 1) for key in keys))
+    assert known is None or (known.keys() == {*keys} - {0} and len(known) <= layout.room)

@@ -9,7 +9,9 @@ import pytest
 
 from gdb_optprobe.detours.arena import Arena, Ranges
 from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.left import Left
 from gdb_optprobe.detours.refusal import Refused
+from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.isa.base import Isa
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.x86_64 import X86_64
@@ -63,3 +65,17 @@ def test_a_trial_finds_no_memory_where_none_is_within_reach() -> None:
     with pytest.raises(Refused) as refused:
         arena.free_code(CODE[0] - PPC64LE.branch_reach, PPC64LE.branch_reach)
     assert refused.value.reason.code == "ARENA_OUT_OF_REACH"
+
+
+def test_an_earlier_session_s_code_is_there_again_where_it_is_the_same() -> None:
+    """It takes nothing; and it may have been reached, so it is never wiped at once."""
+    memory = FakeMemory(CODE[0], bytes([1]) * 16 + bytes(CODE[1] - CODE[0] - 16))
+    target = cast(Target, SimpleNamespace(isa=PPC64LE, machine=memory))
+    slot = Slot(CODE[0], 16)
+    for byte, same in ((1, True), (2, False)):
+        arena = Arena(Ranges((CODE,), (), 0), PPC64LE.alignment)
+        arena.adopt(Left(code={slot: Detour(CODE[0], bytes([1]) * 16, HEAD, ())}), memory)
+        found = Placed.again(HEAD, lambda at, byte=byte: Detour(at, bytes([byte]) * 16, HEAD, ()), target, arena)
+        assert (found.found, found.slot == slot, bool(arena.left)) == (same, same, not same)
+        found.give_up(target, arena, reached=False)
+        assert [one.address for one in arena.left] == [CODE[0]]

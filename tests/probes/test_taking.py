@@ -59,6 +59,7 @@ STATE: dict[str, Any] = {
     f"data {CALLS:x}": UserCallsLayout(1024).size,
     f"point {DATA[0] + 0x1000:x}": [TEXT[0], 512, 3],
     f"calls {DATA[0] + 0x1000:x}": [1, 2, 3, 4],
+    "table 5": CALLS,
     f"uses {CODE[0]:x}": [32, DATA[0] - CODE[0]],
     "probe 1": PROBE,
     "probe 2": {"at": 0x1000, "location": "/bin/x:main", "kind": "uprobe", "file": "/tmp/x", "pid": 3},

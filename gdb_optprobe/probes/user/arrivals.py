@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.journal import TableKind
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.slots import Slot
@@ -45,19 +46,23 @@ class Arrivals:
         if self._hook is not None:
             return
         target = self.target
-        memory = arena.allocate_data(user_rows.size(ROOM), arriving.to, target.isa.data_reach)
+        # An earlier session's holds nothing any more: nothing leads to its code, in which no thread is.
+        memory = arena.adopt_table(TableKind.USER_MAPPINGS, lambda size: size >= user_rows.size(ROOM))
+        if memory is None:
+            size, reach = user_rows.size(ROOM), target.isa.data_reach
+            memory = arena.allocate_table(TableKind.USER_MAPPINGS, size, arriving.to, reach)
         target.machine.write(memory.address, bytes(user_rows.size(ROOM)))
         placed = None
         try:
             code = arriving.code(memory.address, force)
-            placed = Placed.near(arriving.to, lambda at: Detour(at, code(at), arriving.to, ()), target, arena)
+            placed = Placed.again(arriving.to, lambda at: Detour(at, code(at), arriving.to, ()), target, arena)
             redirect, to = target.isa.redirect, placed.detour.address
             patches = tuple(Patch(call.address, call.data, redirect(call, to)) for call in arriving.calls)
             hooks.put_in(patches, target, arena)
         except OptprobeError:
             if placed is not None:
                 placed.give_up(target, arena, reached=False)
-            arena.data.give_back(memory)
+            arena.release_table(TableKind.USER_MAPPINGS, memory)
             raise
         self._hook, self._rows = _Hook(memory, placed, patches), []
 
@@ -108,7 +113,7 @@ class Arrivals:
         self.hold(())
         hooks.take_out(hook.patches, self.target, arena)
         hook.placed.give_up(self.target, arena, reached=True)
-        arena.data.release(hook.memory)
+        arena.release_table(TableKind.USER_MAPPINGS, hook.memory)
         self.abandon()
 
     def abandon(self) -> None:

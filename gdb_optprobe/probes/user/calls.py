@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gdb_optprobe.detours.arena import Arena
-from gdb_optprobe.detours.journal import Item
+from gdb_optprobe.detours.journal import Item, TableKind
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.slots import Slot
@@ -182,7 +182,10 @@ class UserCalls:
     def take_over(self, kept: Kept, standing: Standing, user: UserTarget, arena: Arena) -> None:
         """The table of these calls is ours from now on. Raises OptprobeError."""
         (table,) = {trap.calls for trap, _ in kept}
-        self._begin(user.kernel.returning(), user, arena, Slot(table, LAYOUT.size), standing)
+        memory = arena.adopt_table(TableKind.USER_CALLS, lambda size: size >= LAYOUT.size)
+        if memory is None or memory.address != table:
+            memory = Slot(table, LAYOUT.size)
+        self._begin(user.kernel.returning(), user, arena, memory, standing)
 
     def adopt(self, kept: Kept, user: UserTarget, arena: Arena) -> None:
         """Calls that were taken over return to code of ours, whatever their functions' was. Raises OptprobeError."""
@@ -199,7 +202,7 @@ class UserCalls:
             function = self._function(program, trap.address, near, arena)
             self.left.append(function)
             code = lowering_user_calls.returning(function.counts.address, (), traps, kernel.isa)
-            function.left.append(self.traps.place(code, near, arena))
+            function.left.append(self.traps.again(code, near, arena))
             spaces = {space.mm for space in user.texts.spaces(program.file)}
             self._move(there, function, spaces if trap is not kept[-1][0] else None)
 
@@ -271,7 +274,7 @@ class UserCalls:
         if self._there is not None:
             return self._there
         traps = user.kernel.isa
-        memory = old or arena.allocate_data(LAYOUT.size, kernel.copied.to, self.target.isa.data_reach)
+        memory = old or self._table(kernel, arena)
         if old is None:
             self.target.machine.write(memory.address, LAYOUT.initial())
         table = Table(LAYOUT, memory.address, kernel.mm)
@@ -292,13 +295,22 @@ class UserCalls:
         except OptprobeError:
             for one in placed:
                 one.give_up(self.target, arena, reached=False)
-            arena.data.release(memory)
+            arena.release_table(TableKind.USER_CALLS, memory)
             raise
         self._there = _There(table, memory, tuple(placed), tuple(patches))
         return self._there
 
+    def _table(self, kernel: ReturnKernel, arena: Arena) -> Slot:
+        """Memory for one: an earlier session's holds no call. Raises Refused."""
+        found = arena.adopt_table(TableKind.USER_CALLS, lambda size: size == LAYOUT.size)
+        if found is not None:
+            if not any(LAYOUT.calls(self.target.machine.read(found.address, LAYOUT.size))):
+                return found
+            arena.release_table(TableKind.USER_CALLS, found)
+        return arena.allocate_table(TableKind.USER_CALLS, LAYOUT.size, kernel.copied.to, self.target.isa.data_reach)
+
     def _before(self, calls: SpaceCalls, code: Code, arena: Arena) -> Placed:
-        return Placed.near(calls.to, lambda at: Detour(at, code(at), calls.to, ()), self.target, arena)
+        return Placed.again(calls.to, lambda at: Detour(at, code(at), calls.to, ()), self.target, arena)
 
     def _redirected(self, calls: SpaceCalls, to: Placed, number: int) -> Patch:
         call = calls.calls[number]
@@ -348,7 +360,7 @@ class UserCalls:
         traps, handler = user.kernel.isa, user.kernel.calls.handler
         self.copies.stands(program, address)
         code = lowering_user_calls.returned(table, program.bits // 8, handler, traps, kernel.isa)
-        placed = self.traps.place(code, handler, arena)
+        placed = self.traps.again(code, handler, arena)
         return _Trampoline(program, address, original, self.number(), placed)
 
     def _function(self, program: Program, address: int, near: int, arena: Arena) -> Function:
@@ -441,7 +453,7 @@ class UserCalls:
         hooks.take_out(there.calls, self.target, arena)
         for one in there.codes:
             one.give_up(self.target, arena, reached=True)
-        arena.data.release(there.memory)
+        arena.release_table(TableKind.USER_CALLS, there.memory)
 
     def abandon(self) -> None:
         """The guest that held it all is gone."""

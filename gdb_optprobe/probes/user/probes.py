@@ -145,6 +145,14 @@ class Users:
         calls = {call.address for call in self.target.user().kernel.arriving.calls}
         return [change for change in undone if change.address in calls]
 
+    def check_room(self, left: Sequence[NotedTrap], arena: Arena) -> None:
+        """Raises OptprobeError where there is no memory for what these are taken out with; nothing is changed."""
+        user, near = self.target.user(), self.target.user().kernel.calls.handler
+        self.traps.check_room(len(left), near, arena)
+        self._writer.check_room(near, arena)
+        for file in {trap.file.inode: trap.file for trap in left}.values():
+            user.programs.known(file)
+
     def take_out(self, left: Sequence[NotedTrap], arena: Arena) -> Taken:
         """The traps of an earlier GDB, whose code is still there. Raises OptprobeError with some left.
 
@@ -475,7 +483,10 @@ class Users:
             code = self.stops.code(probe, probe.handler, dead_at_trap(user.kernel.isa), user, arena)
             parts.append(Part(f"the program of probe {probe.number}: {', '.join(probe.spec.actions)}", code, True))
         if returns := [probe for probe in point.enabled if probe.spec.returns]:
-            entry = self.calls.entry(point.program, point.insn.address, returns, user, arena)
+            program, address = point.program, point.insn.address
+            entry = self.optimizer.with_room(
+                lambda: self.calls.entry(program, address, returns, user, arena), arena
+            )
             parts.append(Part("the entry of a call whose return is probed", entry))
         return [*parts, *self._instruction(point, copy, emulates, self.traps.writable, user)]
 

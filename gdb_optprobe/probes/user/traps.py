@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.journal import TableKind
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.slots import Slot
@@ -21,6 +22,7 @@ from gdb_optprobe.handlers import lowering_user_traps
 from gdb_optprobe.isa.base import Insn, Isa
 from gdb_optprobe.isa.code import Code
 from gdb_optprobe.isa.emitter import Readers
+from gdb_optprobe.objects import user_traps
 from gdb_optprobe.objects.user_traps import CODE, SLOT, Key, UserTrapsLayout, slot
 from gdb_optprobe.probes import hooks
 from gdb_optprobe.probes.hooks import NOTHING, Standing
@@ -82,14 +84,19 @@ class UserTraps:
         kernel, near, placed = user.kernel, user.kernel.calls.handler, list[Placed]()
 
         def put(code: Code) -> Placed:
-            placed.append(self.place(code, near, arena))
+            placed.append(self.again(code, near, arena))
             return placed[-1]
 
         try:
             writable, leaf = put(lambda at: kernel.writable), put(lambda at: kernel.leaf)
             nothing = put(lowering_user_traps.gone(near, readers, kernel.isa))
+            arena.set_aside(near, self.target.isa.data_reach)
             known = {**codes, **dict.fromkeys(gone, nothing.detour.address)}
-            handler = self._made(known, leaf, user, arena, lambda new: hooks.put_in(new, self.target, arena, standing))
+
+            def lead(new: Sequence[Patch]) -> None:
+                hooks.put_in(new, self.target, arena, standing)
+
+            handler, known = self._made(known, nothing, leaf, user, arena, lead)
         except OptprobeError:
             for one in placed:
                 one.give_up(self.target, arena, reached=False)
@@ -99,24 +106,24 @@ class UserTraps:
     def _made(
         self,
         codes: Mapping[Key, int],
+        nothing: Placed,
         leaf: Placed,
         user: UserTarget,
         arena: Arena,
         lead: Callable[[Sequence[Patch]], None],
-    ) -> _Handler:
-        """One whose table has room for one more than `codes`; lead: has the kernel come there. Raises as `begin`."""
-        layout = UserTrapsLayout(self.slots)
-        while len(codes) >= layout.room:
-            layout = UserTrapsLayout(GROWTH * layout.slots)
+    ) -> tuple[_Handler, dict[Key, int]]:
+        """One whose table has room for one more than `codes`, and all that the table holds.
+
+        lead: has the kernel come there. Raises as `begin`.
+        """
         kernel, near = user.kernel, user.kernel.calls.handler
-        memory = arena.allocate_data(layout.size, near, self.target.isa.data_reach)
-        data = layout.encode(codes)
+        layout, memory, data, known = self._table(codes, nothing, near, arena)
         self.target.machine.write(memory.address, bytes(data))
         table = lowering_user_traps.UserTraps(layout, memory.address)
         code = lowering_user_traps.handler(table, kernel.mapped, leaf.detour.address, near, kernel.isa)
         placed = None
         try:
-            placed = self.place(code, near, arena)
+            placed = self.again(code, near, arena)
             calls = tuple(
                 Patch(call.address, call.data, _led(self.target.isa, call, placed.detour.address))
                 for call in kernel.calls.calls
@@ -125,28 +132,62 @@ class UserTraps:
         except OptprobeError:
             if placed is not None:
                 placed.give_up(self.target, arena, reached=False)
-            arena.data.release(memory)
+            arena.release_table(TableKind.USER_TRAPS, memory)
             raise
-        return _Handler(layout, memory, data, placed, calls)
+        return _Handler(layout, memory, data, placed, calls), known
+
+    def check_room(self, traps: int, near: int, arena: Arena) -> None:
+        """Raises Refused where there is no memory for a table of so many traps and all that they come to."""
+        new = 0 if arena.has_table(TableKind.USER_TRAPS) else self._layout(traps).size
+        arena.check_aside(near, self.target.isa.data_reach, new)
+
+    def _layout(self, traps: int) -> UserTrapsLayout:
+        layout = UserTrapsLayout(self.slots)
+        while traps >= layout.room:
+            layout = UserTrapsLayout(GROWTH * layout.slots)
+        return layout
+
+    def _table(
+        self, codes: Mapping[Key, int], nothing: Placed, near: int, arena: Arena
+    ) -> tuple[UserTrapsLayout, Slot, bytearray, dict[Key, int]]:
+        """One with room for one more than `codes`: an earlier session's, or a new one. Raises Refused."""
+        memory = arena.adopt_table(TableKind.USER_TRAPS, user_traps.is_size) if self._hook is None else None
+        if memory is not None:
+            layout = UserTrapsLayout(memory.size // SLOT)
+            data = bytearray(self.target.machine.read(memory.address, layout.size))
+            if (known := layout.decode(data)) is not None and len({*known, *codes}) < layout.room:
+                # Who searches it now finds what was found before: no trap changes its place.
+                wanted = dict.fromkeys(known, nothing.detour.address) | {**codes}
+                return layout, memory, layout.changed(data, wanted), wanted
+            arena.release_table(TableKind.USER_TRAPS, memory)
+        layout = self._layout(len(codes))
+        memory = arena.allocate_table(TableKind.USER_TRAPS, layout.size, near, self.target.isa.data_reach)
+        return layout, memory, layout.encode(codes), {**codes}
 
     def _grow(self, hook: _Hook) -> None:
         """Whoever is in the handler that there was goes on, over the table that there was. Raises as `begin`."""
         old = hook.handler
-        hook.handler = self._made(
-            self._codes, hook.leaf, hook.user, hook.arena, lambda new: hooks.exchange(old.calls, new, self.target)
-        )
+
+        def lead(new: Sequence[Patch]) -> None:
+            hooks.exchange(old.calls, new, self.target)
+
+        hook.handler, self._codes = self._made(self._codes, hook.gone, hook.leaf, hook.user, hook.arena, lead)
         self._give_up(old, hook.arena)
 
     def _give_up(self, handler: _Handler, arena: Arena) -> None:
         """Nothing leads there any more."""
         handler.placed.give_up(self.target, arena, reached=True, way=True)
-        arena.data.release(handler.memory)
+        arena.release_table(TableKind.USER_TRAPS, handler.memory)
 
     @property
     def writable(self) -> int:
         """Where the routine is."""
         assert self._hook is not None, "begin"
         return self._hook.writable.detour.address
+
+    def again(self, code: Code, near: int, arena: Arena) -> Placed:
+        """The same, or what an earlier session has left of it. Raises Refused."""
+        return Placed.again(near, lambda at: Detour(at, code(at), near, ()), self.target, arena)
 
     def place(self, code: Code, near: int, arena: Arena) -> Placed:
         """Code that traps come to. Raises Refused."""

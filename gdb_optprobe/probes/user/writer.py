@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.journal import TableKind
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
@@ -25,19 +26,26 @@ class UserWriter:
     _placed: Placed | None = None
     _tables: Slot | None = None
 
+    def check_room(self, near: int, arena: Arena) -> None:
+        """Raises Refused where `begin` would have no memory."""
+        if not arena.has_table(TableKind.USER_WRITES):
+            arena.check_data(writer.SIZE, near, self.target.isa.data_reach)
+
     def begin(self, programs: Programs, arena: Arena, avoid: Callable[[int], bool]) -> Writer:
         """avoid: see Writer. Raises Refused, OptprobeError."""
         if self.made is not None:
             return self.made
         calls = writer.calls(programs.kernel)
-        tables = arena.allocate_data(writer.SIZE, calls.write, self.target.isa.data_reach)
+        tables = arena.adopt_table(TableKind.USER_WRITES, lambda size: size == writer.SIZE)
+        if tables is None:
+            tables = arena.allocate_table(TableKind.USER_WRITES, writer.SIZE, calls.write, self.target.isa.data_reach)
         try:
             code = programs.vcpus.writing.code
-            placed = Placed.near(
+            placed = Placed.again(
                 calls.write, lambda at: Detour(at, code(at, calls.write, calls.put), at, ()), self.target, arena
             )
         except OptprobeError:
-            arena.data.give_back(tables)
+            arena.release_table(TableKind.USER_WRITES, tables)
             raise
         self._placed, self._tables = placed, tables
         self.made = Writer(programs, placed.detour.address, tables.address, avoid)
@@ -49,7 +57,7 @@ class UserWriter:
         if self._placed is None or self._tables is None:
             return
         self._placed.give_up(self.target, arena, reached=True)
-        arena.data.release(self._tables)
+        arena.release_table(TableKind.USER_WRITES, self._tables)
         self.abandon()
 
     def abandon(self) -> None:
