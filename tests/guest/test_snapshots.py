@@ -7,9 +7,11 @@ that one may never be again, probes or none.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
+from tests.guest import answer, calls
 from tests.guest.batch import Workload, batch, keep
 from tests.guest.conftest import Boot
 from tests.guest.test_bad_input import attempt
@@ -93,4 +95,57 @@ def test_who_goes_on_from_a_snapshot_without_a_command_of_ours_finds_nothing_of_
     assert after.count("is not the one that was probed (rebooted, or a snapshot?)") == 1
     assert "No probes." in after and "holds what we wrote" in after
     assert not re.search("Traceback|Python Exception|internal error|cannot access", finished.output), finished.output
+    assert guest.problems() == []
+
+
+PROGRAM = "/tmp/snapshot"
+PROBES = [f"optprobe add -user {PROGRAM}:test", f"optprobe add -user {PROGRAM}:inner -return", "optprobe add vfs_read"]
+TEXT = """python
+from gdb_optprobe.debugger.attach import attachments
+def text():
+    if attachments.current is None:
+        gdb.execute("optprobe list", to_string=True)
+    kernel = attachments.current.linux.kernel
+    start, end = kernel.range("_stext", "__kprobes_text_end")
+    return start, bytes(gdb.selected_inferior().read_memory(start, end - start))
+def differs(name):
+    import json
+    start, now = text()
+    places = [start + at for at in range(0, len(now), 4) if now[at : at + 4] != kept[at : at + 4]]
+    names = {gdb.execute(f"info symbol {at:#x}", to_string=True).split()[0] for at in places}
+    print(f"@@{name}")
+    print(json.dumps(sorted(names)))
+end
+"""
+
+
+@pytest.mark.parametrize("arch", ["x86_64", "ppc64le"])
+def test_text_of_a_snapshot_differs_where_its_probes_are_and_nowhere_once_they_are_gone(
+    boot: Boot, arch: str, tmp_path: Path
+) -> None:
+    """Of probes on programs that is where the kernel maps files and ends processes: its calls lead to code of ours."""
+    guest, functions = boot(arch=arch), tmp_path / "text.gdb"
+    answer.put(guest, calls.build(tmp_path, 20, arch), PROGRAM)
+    functions.write_text(TEXT)
+    run = Workload(PROGRAM + "; true")
+
+    def differs(name: str) -> str:
+        return f"python differs({name!r})"
+
+    gone = [attempt(LIST), attempt("optprobe recover -remove")]
+    script: list[str | Workload] = ["set optprobe exit-on-error off", "optprobe explain vfs_read"]
+    script += [f"source {functions}", SAVED.format("clean"), *PROBES, run, SAVED.format("probed"), "optprobe delete"]
+    script += ["optprobe commit", "python kept = text()[1]", LOADED.format("probed"), differs("loaded"), *gone]
+    script += [differs("removed"), LOADED.format("probed"), attempt(LIST), attempt("optprobe recover"), run]
+    script += [differs("recovered"), "optprobe delete", "optprobe commit", differs("deleted"), *PROBES, run]
+    script += [LOADED.format("clean"), attempt("optprobe delete"), differs("clean"), attempt("optprobe add vfs_write")]
+    script += [differs("other"), "optprobe delete", "optprobe commit", differs("last"), "optprobe check"]
+    finished = batch(guest, script)
+    assert finished.status == 0, finished.output
+    names = ("loaded", "removed", "recovered", "deleted", "clean", "other", "last")
+    found = {name: finished.json(name) for name in names}
+    assert found["loaded"] == found["recovered"] and len(found["loaded"]) > 3, found
+    assert [name for name in found["loaded"] if "vfs_" in name] == ["vfs_read"], found
+    assert [found[name] for name in ("removed", "deleted", "clean", "last")] == [[], [], [], []], found
+    assert [name for name in found["other"] if not name.startswith("vfs_write")] == [], found
     assert guest.problems() == []
