@@ -290,6 +290,14 @@ def test_code_that_can_be_written_by_another_name_is_not_mapped_to_be_run() -> N
     assert guest.at(filler.DATA_AT) is None
 
 
+def test_why_it_is_not_lent_is_told_where_it_cannot_be_given_back_either() -> None:
+    guest = Guest(aliases=False)
+    guest.fails = "vfree"
+    with pytest.raises(filler.NoFiller, match=r"read-only; \d+ KiB .* stay lent, used by nothing"):
+        lends(guest)
+    assert guest.calls[-1] == "vfree" and guest.at(filler.DATA_AT) is None
+
+
 def test_a_kernel_that_has_nothing_to_lend() -> None:
     guest = Guest(lends=0)
     before = tail(guest)

@@ -111,7 +111,11 @@ class Lender:
         except OptprobeError as error:
             if not (isinstance(error, CallFailed) and error.unfinished):
                 padding.wipe_note(self.kernel.memory, slot, area)
-                self._free(caller, area)
+                try:
+                    self._free(caller, area)
+                except OptprobeError as stays:
+                    lost = f"{SIZE >> 10} KiB of the guest's memory stay lent, used by nothing: {stays.message}"
+                    raise NoFiller(f"{error.message}; {lost}", error.hint) from error
             raise
         return self._lent(Loan(area, SIZE), mapping, slot)
 
