@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from gdb_optprobe.detours.arena import Arena, Ranges
+from gdb_optprobe.detours.journal import Item, Journal
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.saved import Saved
+from gdb_optprobe.objects import journal as form
 from gdb_optprobe.probes import collector
 from gdb_optprobe.probes.collector import PAGE, PATIENCE, Collector, Why
 from gdb_optprobe.probes.returns import Returns
@@ -126,3 +128,32 @@ def test_nothing_released_is_no_run() -> None:
     world = World()
     assert world.collector.collect(world.arena, Why.COMMIT) == 0
     assert world.collector.view(world.arena) is None
+
+
+def test_why_nothing_is_freed_is_told_until_it_is() -> None:
+    world = World()
+    world.released(1)
+    world.target.fails = True
+    assert world.collector.collect(world.arena, Why.COMMIT) == 0
+    assert world.collector.hindered == "a thread is just ending"
+    world.target.fails = False
+    assert world.collector.collect(world.arena, Why.COMMIT) == 1 and not world.collector.hindered
+
+
+def test_what_is_freed_is_noted_at_once() -> None:
+    """A GDB that is killed then leaves no more than is in use."""
+    memory = FakeMemory(0x1000, bytes(0x1000))
+    world = World()
+    world.arena.journal = journal = Journal(memory, 0x1000, 0x1000)
+    journal.begin()
+    (slot,) = world.released(1)
+    journal.put(Item.CODE, slot.address, [])
+    journal.flush()
+
+    def noted() -> bool:
+        found = form.decode(memory.read(0x1000, 0x1000), 0)
+        return found is not None and f"{Item.CODE} {slot.address:x}" in found.state
+
+    assert noted()
+    world.collector.collect(world.arena, Why.COMMIT)
+    assert not noted()
