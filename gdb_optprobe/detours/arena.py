@@ -172,11 +172,12 @@ class Arena:
         code = self.code.allocate(ASIDE_CODE, *_within(near, reach, ASIDE_CODE), near)
         self._aside = code, self.data.allocate(ASIDE_DATA, *_data_within(near, reach, ASIDE_DATA), near)
 
-    def check_aside(self, near: int, reach: int, tables: int = 0) -> None:
-        """Raises Refused where `set_aside` would, or where there is no room for so many bytes of tables beside it."""
+    def check_aside(self, near: int, reach: int, data: int = ASIDE_DATA) -> None:
+        """Raises Refused where there is no room for what is set aside of code, and so many bytes of data."""
         if self._aside is None:
             self.check_code(ASIDE_CODE, near, reach)
-            self.check_data(ASIDE_DATA + tables, near, reach)
+            if data:
+                self.check_data(data, near, reach)
 
     def spend_aside(self) -> None:
         """What was set aside is as free as all else."""

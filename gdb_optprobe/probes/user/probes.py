@@ -26,6 +26,7 @@ from gdb_optprobe.handlers.supported import check_action
 from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.code import joined
 from gdb_optprobe.isa.emitter import Readers
+from gdb_optprobe.objects.user_calls import POINT_SIZE
 from gdb_optprobe.objects.user_traps import Key
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.noting import Noted, fingerprint, note
@@ -148,7 +149,8 @@ class Users:
     def check_room(self, left: Sequence[NotedTrap], arena: Arena) -> None:
         """Raises OptprobeError where there is no memory for what these are taken out with; nothing is changed."""
         user, near = self.target.user(), self.target.user().kernel.calls.handler
-        self.traps.check_room(len(left), near, arena)
+        counts = POINT_SIZE * sum(1 for trap in left if trap.calls)
+        self.traps.check_room(len(left), counts, near, arena)
         self._writer.check_room(near, arena)
         for file in {trap.file.inode: trap.file for trap in left}.values():
             user.programs.known(file)
@@ -203,7 +205,9 @@ class Users:
                 arena.journal.put(Item.TEXT, change.address, [change.old.hex(), False])
             for key in taken.keys:
                 self.traps.pass_by(key)
+            arena.spend_aside()
             self.calls.adopt(taken.kept, user, arena)
+            arena.tidy()
             self._note_hooks()
 
     def _planned(self, spec: Spec, user: UserTarget) -> Point:

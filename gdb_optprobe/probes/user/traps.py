@@ -136,10 +136,10 @@ class UserTraps:
             raise
         return _Handler(layout, memory, data, placed, calls), known
 
-    def check_room(self, traps: int, near: int, arena: Arena) -> None:
-        """Raises Refused where there is no memory for a table of so many traps and all that they come to."""
+    def check_room(self, traps: int, more: int, near: int, arena: Arena) -> None:
+        """Raises Refused where there is no memory for a table of so many traps, all they come to, and `more` bytes."""
         new = 0 if arena.has_table(TableKind.USER_TRAPS) else self._layout(traps).size
-        arena.check_aside(near, self.target.isa.data_reach, new)
+        arena.check_aside(near, self.target.isa.data_reach, new + more)
 
     def _layout(self, traps: int) -> UserTrapsLayout:
         layout = UserTrapsLayout(self.slots)
