@@ -117,6 +117,9 @@ def _memory(session: Session) -> dict[str, Any]:
     owned |= {slot.address for slot in optimizer._lost.counters.values()}
     if arena._bell is not None:
         owned.add(arena._bell.address)
+    # Memory that another session needs to take over from this one.
+    if (aside := getattr(arena, "_aside", None)) is not None:
+        owned.add(aside[1].address)
     used = [slot for slots in arena.data.slots for slot in slots.used]
     dirty = [slot for slots in arena.data.slots for slot in slots.dirty]
     with_programs = bool(session.users.traps.patches)
