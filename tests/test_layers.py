@@ -241,9 +241,9 @@ GIVEN = {
     # Names that the lexer took out of typed text: one word each.
     ("debugger/dwarf.py", "f'{keyword} {name}'.strip()"),
     # Files of ours, by paths on the host.
-    ("debugger/program_pads.py", "f'add-symbol-file {path} -s .text {GATES:#x}'"),
+    ("debugger/program_pads.py", "f'add-symbol-file {quoted(str(path))} -s .text {GATES:#x}'"),
     ("debugger/symbols.py", "load_command(str(path), (origin[0], origin[1]), slide)"),
-    ("debugger/symbols.py", "f'add-symbol-file {path} -s .text {ASIDE:#x}'"),
+    ("debugger/symbols.py", "f'add-symbol-file {quoted(str(path))} -s .text {ASIDE:#x}'"),
     # Constants of the callers'.
     ("debugger/doctor.py", "f'monitor {command}'"),
     ("debugger/machine.py", "f'${name} = {value:#x}'"),

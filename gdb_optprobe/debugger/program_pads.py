@@ -14,6 +14,7 @@ import gdb
 from gdb_optprobe.debugger.landings import AnyPad, Landings
 from gdb_optprobe.debugger.parameters import machine_interface
 from gdb_optprobe.guest.cache import default_cache
+from gdb_optprobe.guest.symbolfile import quoted
 from gdb_optprobe.guest.trap_frames import GATES, Saved, trap_frames
 from gdb_optprobe.host_files import until_exit
 from gdb_optprobe.interrupts import held, unbroken
@@ -78,7 +79,7 @@ class ProgramFrames:
         loaded = {each.filename for each in gdb.objfiles()}
         missing = [path for path in self._files.values() if path not in loaded]
         for path in missing:
-            gdb.execute(f"add-symbol-file {path} -s .text {GATES:#x}", to_string=True)
+            gdb.execute(f"add-symbol-file {quoted(str(path))} -s .text {GATES:#x}", to_string=True)
         return bool(missing)
 
 

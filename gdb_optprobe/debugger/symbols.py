@@ -11,7 +11,7 @@ from gdb_optprobe.debugger.notes import warn
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Cache
 from gdb_optprobe.guest.linux.recover import Recovered
-from gdb_optprobe.guest.symbolfile import ASIDE, load_command, outermost_file, symbol_file
+from gdb_optprobe.guest.symbolfile import ASIDE, load_command, outermost_file, quoted, symbol_file
 from gdb_optprobe.host_files import until_exit
 
 # One that every kernel has, at the start of its code; one that no other program has.
@@ -73,7 +73,7 @@ def _end_stacks(recovered: Recovered, cache: Cache, machine: str) -> int | None:
     content = outermost_file((start, end), machine)
     # GDB reads it when it first needs it: what has its name is always the same.
     path = cache.store_file(content) or until_exit(content, ".elf")
-    gdb.execute(f"add-symbol-file {path} -s .text {ASIDE:#x}", to_string=True)
+    gdb.execute(f"add-symbol-file {quoted(str(path))} -s .text {ASIDE:#x}", to_string=True)
     return ASIDE
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from gdb_optprobe.guest.symbols import FUNCTION_TYPES, KERNEL_HALF, Symbols
 from gdb_optprobe.guest_text import is_plain
 
-__all__ = ["ASIDE", "CIE_ID", "MACHINES", "frames_file", "load_command", "outermost_file", "symbol_file"]
+__all__ = ["ASIDE", "CIE_ID", "MACHINES", "frames_file", "load_command", "outermost_file", "quoted", "symbol_file"]
 
 EHDR = struct.Struct("<16sHHIQQQIHHHHHH")
 SHDR = struct.Struct("<IIQQQQIIQQ")
@@ -111,7 +111,13 @@ def _plain(symbols: Symbols) -> Symbols:
 def load_command(path: str, text: tuple[int, int], slide: int) -> str:
     """The GDB command that loads the file made for code at `text` into a kernel that lies `slide` bytes higher."""
     start, end = text[0] + slide, text[1] + slide
-    return f"add-symbol-file {path} -s .text {start:#x} -s .data {end:#x} -s .percpu {PERCPU_START:#x}"
+    return f"add-symbol-file {quoted(path)} -s .text {start:#x} -s .data {end:#x} -s .percpu {PERCPU_START:#x}"
+
+
+def quoted(path: str) -> str:
+    """Return a path as one argument of a GDB command, whatever is in it."""
+    escaped = path.replace("\\", r"\\").replace('"', r"\"")
+    return f'"{escaped}"'
 
 
 def frames_file(frames: bytes, start: int, size: int, machine: str) -> bytes:

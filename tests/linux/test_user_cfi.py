@@ -104,6 +104,18 @@ def test_the_file_on_the_host_serves_where_the_guest_has_not_all_of_its_own() ->
     assert replace(elf(), sections=(0, 0, 0), named_by=elf()).call_frames.data == elf().call_frames.data
 
 
+def test_frames_of_a_section_that_the_processor_s_abi_gives_a_type_of_its_own() -> None:
+    """As lld has it: libLLVM's, say."""
+    data, (headers, _, _) = bytearray(host_library().read_bytes()), elf().sections
+    count, known = int.from_bytes(data[0x3C:0x3E], "little"), elf().call_frames
+    types = [headers + 64 * number + 4 for number in range(count)]
+    of_frames = [at for at in types if int.from_bytes(data[at + 12 : at + 20], "little") == known.address]
+    for at in of_frames:
+        data[at : at + 4] = (0x7000_0001).to_bytes(4, "little")
+    found = Elf.of("libc", lambda offset, size: bytes(data[offset : offset + size]), len(data), PC)
+    assert len(of_frames) == 1 and found.call_frames.data == known.data
+
+
 def test_nothing_is_said_of_other_code() -> None:
     first = min(at for at, _, _ in by_readelf())
     assert elf().call_frames.rules(first - 1) is None

@@ -85,7 +85,9 @@ def test_no_symbols() -> None:
 
 @pytest.mark.parametrize("slide", [0, SLIDE])
 def test_gdb_finds_everything_where_kaslr_put_it(tmp_path: Path, slide: int) -> None:
-    path = tmp_path / "symbols.elf"
+    folder = tmp_path / 'a user"s \\ $cache'
+    folder.mkdir()
+    path = folder / "symbols.elf"
     path.write_bytes(symbol_file(symbols(), CODE, "x86_64"))
     script = [
         "set confirm off",

@@ -31,6 +31,7 @@ EXECUTABLE, SHARED = 2, 3  # e_type
 LOAD, NOTE = 1, 4  # p_type
 CODE = 1  # PF_X
 PROGBITS, SYMTAB, DYNSYM = 1, 2, 11  # sh_type
+UNWIND = 0x7000_0001  # sh_type that a processor's own ABI may give .eh_frame: clang and lld do
 NOTHING, FUNCTION = 0, 2  # STT_NOTYPE, STT_FUNC
 BUILD_ID = 3  # NT_GNU_BUILD_ID
 EH_FRAME = b".eh_frame\0"
@@ -341,7 +342,7 @@ class Elf:
             return CallFrames()
         strings = _bounded(self.read, headers[self.names][4], headers[self.names][5], size, self.name)
         for name, kind, _, address, offset, length, *_ in headers:
-            if kind == PROGBITS and strings[name : name + len(EH_FRAME)] == EH_FRAME:
+            if kind in (PROGBITS, UNWIND) and strings[name : name + len(EH_FRAME)] == EH_FRAME:
                 return CallFrames(_bounded(self.read, offset, length, size, self.name), address, self.bits // 8)
         return CallFrames()
 
