@@ -17,7 +17,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +90,19 @@ class Battery:
 
     def run(self, names: Sequence[str] = ()) -> Iterator[Outcome]:
         """Try every facility, or those that are named, in their order."""
+        refused = self._refused()
         for name, check in FACILITIES.items():
             if not names or name in names:
-                yield self._try(name, check)
+                yield self._try(name, check) if refused is None else replace(refused, facility=name)
         self.end()
+
+    def _refused(self) -> Outcome | None:
+        """What the tool says where it refuses the guest as a whole: a kernel without symbols, say."""
+        try:
+            self.ask("optprobe list")
+        except Refused as error:
+            return Outcome("", REFUSED, error.code, _one_line(str(error)))
+        return None
 
     def _try(self, name: str, check: Callable[[Battery], str]) -> Outcome:
         try:
