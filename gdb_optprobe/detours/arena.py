@@ -129,9 +129,9 @@ class Arena:
         self.journal.put(Item.TABLE, table, slot.address)
         return slot
 
-    def has_table(self, table: TableKind) -> bool:
-        """Whether an earlier session's is there, and not adopted yet."""
-        return table in self._tables
+    def earlier_table(self, table: TableKind) -> Slot | None:
+        """Return the memory of an earlier session's table that is not adopted yet; None where there is none."""
+        return self._tables.get(table)
 
     def adopt_table(self, table: TableKind, fits: Callable[[int], bool]) -> Slot | None:
         """The memory of an earlier session's table, once, where its size `fits`; what it holds is still looked at."""

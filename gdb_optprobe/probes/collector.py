@@ -57,6 +57,8 @@ class Collector:
     def collect(self, arena: Arena, why: Why) -> int:
         """Free the slots that nobody can be inside; how many: none where the stacks cannot be told (just now).
 
+        Data are not counted.
+
         Raises OptprobeError where this is not the guest that they are in: what stands there may be in use.
         """
         if self.target.stacks_missing:
@@ -64,6 +66,8 @@ class Collector:
         self.returns.under_way(self.target, arena)
         if not arena.dirty():
             arena.reclaim(lambda slots: ())
+            # A table's memory is used again by whatever comes next.
+            self.returns.forget(self.target, arena)
             arena.journal.flush()
             return 0
         self.target.alive()

@@ -326,6 +326,8 @@ class Linux:
         arena.adopt(earlier.left, self.memory, set(self._handlers()))
         if self.left() is None:
             arena.release_data()
+            if not arena.dirty():
+                arena.reclaim(lambda slots: ())  # no code may write there
         return arena
 
     def _handlers(self) -> Iterator[int]:

@@ -471,9 +471,10 @@ class Optimizer:
         except Refused as refused:
             if refused.reason.code != Refusal.ARENA_FULL.code:
                 raise
+            before = arena.data.used
             freed = self.collector.collect(arena, Why.MEMORY)
             self._used_when_full = self._used()
-            if not freed:
+            if not freed and arena.data.used >= before:
                 raise
             return action()
 

@@ -8,7 +8,7 @@ handler of its own. What a trap leads to is known before the trap is written, an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -76,8 +76,8 @@ class Traps:
 
     def lead(self, address: int, detour: int, arena: Arena) -> None:
         """A trap at `address` that is about to be written leads to `detour`. Raises Refused, OptprobeError."""
-        handler = self._handler
-        if handler is None or (address not in self._detours and len(self._detours) >= handler.layout.room):
+        handler = self._handler or self._renew(arena)
+        if address not in self._detours and len(self._detours) >= handler.layout.room:
             handler = self._renew(arena)
         self._detours[address] = detour
         self._write(handler, address)
@@ -145,7 +145,9 @@ class Traps:
     def check_room(self, texts: Sequence[Text], arena: Arena) -> None:
         """Raises Refused where there is no memory for what `adopt` puts in; nothing is changed."""
         if self._adopts(texts):
-            new = 0 if arena.has_table(TableKind.TRAPS) else self._layout(len(texts)).size
+            traps = [text.address for text in texts if text.is_trap(self.target.isa)]
+            memory = arena.earlier_table(TableKind.TRAPS)
+            new = 0 if memory is not None and self._known(memory, traps) else self._layout(len(traps)).size
             arena.check_aside(self.target.trap_calls().handler, self.target.isa.data_reach, new)
 
     def _layout(self, traps: int) -> TrapsLayout:
@@ -158,9 +160,8 @@ class Traps:
         """One with room for one more trap: an earlier session's, or a new one. Raises Refused."""
         memory = arena.adopt_table(TableKind.TRAPS, traps_layout.is_size) if self._handler is None else None
         if memory is not None:
-            layout = TrapsLayout(memory.size // SLOT)
-            data = bytearray(self.target.machine.read(memory.address, layout.size))
-            if (known := layout.decode(data)) is not None and len({*known, *self._detours}) < layout.room:
+            if (found := self._known(memory, self._detours)) is not None:
+                layout, data, known = found
                 # Who searches it now finds what was found before: no trap changes its place.
                 self._detours = dict.fromkeys(known, 0) | self._detours
                 return layout, memory, layout.changed(data, self._detours)
@@ -168,6 +169,15 @@ class Traps:
         layout = self._layout(len(self._detours))
         near, reach = self.target.trap_calls().handler, self.target.isa.data_reach
         return layout, arena.allocate_table(TableKind.TRAPS, layout.size, near, reach), layout.encode(self._detours)
+
+    def _known(self, memory: Slot, traps: Iterable[int]) -> tuple[TrapsLayout, bytearray, Collection[int]] | None:
+        """An earlier session's table, what it holds and the traps in it; None where it has no room for these too."""
+        if not traps_layout.is_size(memory.size):
+            return None
+        layout = TrapsLayout(memory.size // SLOT)
+        data = bytearray(self.target.machine.read(memory.address, layout.size))
+        known = layout.decode(data)
+        return (layout, data, known) if known is not None and len({*known, *traps}) <= layout.room else None
 
     def _renew(self, arena: Arena) -> _Handler:
         """A handler with a table that has room. Raises Refused, TextChanged."""

@@ -251,7 +251,8 @@ def test_what_is_set_aside_is_there_for_another_session_and_for_nothing_else() -
     other = Arena(Ranges(*LARGE, 0xCC))
     other.adopt(Left(data=tuple(pieces), tables={TableKind.TRAPS: table}), FakeMemory(CODE[0], bytes(16)))
     other.check_aside(CODE[0], REACH)
-    assert other.has_table(TableKind.TRAPS) and other.adopt_table(TableKind.TRAPS, lambda size: size == 512) == table
+    assert other.earlier_table(TableKind.TRAPS) == table
+    assert other.adopt_table(TableKind.TRAPS, lambda size: size == 512) == table
     assert other.adopt_table(TableKind.TRAPS, lambda size: True) is None
     other.release_data()
     assert [slot for slots in other.data.slots for slot in slots.used] == [table]

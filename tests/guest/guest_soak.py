@@ -69,7 +69,7 @@ def state() -> dict[str, Any]:
     views = session.views()
     return {
         "probes": [_probe(view) for view in views],
-        "patches": [[change.address, len(change.new)] for change in _patches(session)],
+        "patches": [[change.address, len(change.new)] for change in _patches(session)] + _left(session),
         "problems": list(session.check()),
         "waits": {hex(site.address): site.waits for site in optimizer.registry.sites() if site.waits},
         "memory": _memory(session),
@@ -100,6 +100,12 @@ def _patches(session: Session) -> Iterator[Patch]:
     yield from session.optimizer.traps.patches
     yield from session.registry.hooks
     yield from session.users.traps.patches
+
+
+def _left(session: Session) -> list[list[int]]:
+    """What an earlier session had to leave in the text: calls under way, or traps, may still come to its code."""
+    left = session.target.left()
+    return [[text.address, len(text.original)] for text in left.texts] if left is not None and not left.probes else []
 
 
 def _memory(session: Session) -> dict[str, Any]:

@@ -238,7 +238,8 @@ class Soak:
             for kill in range(kills):
                 for _ in range(self.chance.randint(1, 4)):
                     self._step()
-                self._kill()
+                while not self._kill():
+                    self._step()
                 self._come_back()
                 self.told["kills"] += 1
                 if (kill + 1) % 10 == 0:
@@ -511,13 +512,14 @@ class Soak:
 
     # the kill --------------------------------------------------------------------------------------------------------
 
-    def _kill(self) -> None:
+    def _kill(self) -> bool:
+        """Whether there was a probe with which GDB could be killed."""
         assert self.gdb is not None
         if not self.probes:
             self._put(self._kind(), "add")
             self.look()
         if not self.probes:
-            return
+            return False
         how = self.chance.choice(("at the prompt", "running", "running", "command", "command", "command", "stopped"))
         self.told[how] += 1
         count = self.chance.randint(1, 12)
@@ -578,6 +580,7 @@ class Soak:
                     probe.most = before[number][1] + count
         assert self.guest.run("cat /tmp/died")[0] != 0, "every process ends as it does unprobed"
         self._is_well()
+        return True
 
     def _is_at(self, probe: Probe, name: str) -> bool:
         return probe.location.startswith(name) or probe.location in {f"*{at:#x}" for at in self.lines[name]}

@@ -377,7 +377,7 @@ USED = (
 )
 ROOM = (
     "python from gdb_optprobe.detours.arena import Arena; "
-    "Arena.has_table = lambda self, kind: False; Arena.adopt_table = lambda self, kind, fits: None"
+    "Arena.earlier_table = lambda self, kind: None; Arena.adopt_table = lambda self, kind, fits: None"
 )
 BREAKS = (
     "python from gdb_optprobe.probes.user.probes import Users; from gdb_optprobe.errors import OptprobeError\n"

@@ -43,6 +43,33 @@ class Target:
         return [Saved("vCPU 0", 0, array("Q", [0])), Saved("thread 7", START - 4096, array("Q", [self.pc]))]
 
 
+class NoPad:
+    def forget(self) -> None:
+        """It has none."""
+
+
+@dataclass
+class InstancesView:
+    active: tuple[()] = ()
+
+
+@dataclass
+class Closed:
+    """A function's calls, whose probes are deleted and whose trampoline is gone."""
+
+    memory: Slot
+    address: int = START
+    closed: bool = True
+    older: list[Closed] = field(default_factory=list)
+    stopping: NoPad = field(default_factory=NoPad)
+
+    def forget(self, dirty: set[int]) -> None:
+        """It has no trampoline."""
+
+    def instances(self, target: object) -> InstancesView:
+        return InstancesView()
+
+
 class World:
     def __init__(self, stacks_missing: str = "") -> None:
         self.arena = Arena(Ranges(((START, START + SIZE),), (), FILL))
@@ -157,3 +184,19 @@ def test_what_is_freed_is_noted_at_once() -> None:
     assert noted()
     world.collector.collect(world.arena, Why.COMMIT)
     assert not noted()
+
+
+def test_the_table_of_a_function_goes_with_its_memory_where_no_code_waits() -> None:
+    """Its memory is used again by whatever comes next: a journal that knows two owners is not believed."""
+    data = (START + SIZE, START + 2 * SIZE)
+    arena, target = Arena(Ranges(((START, START + SIZE),), (data,), FILL)), Target()
+    returns = Returns()
+    slot = arena.allocate_data(64, START, 1 << 31)
+    point = Closed(slot)
+    returns.points = [point]  # type: ignore[list-item]
+    arena.journal.put(Item.POINT, slot.address, [START, 1, 0])
+    arena.data.release(slot)
+    found = Collector(target, returns)  # type: ignore[arg-type]
+    assert found.collect(arena, Why.MEMORY) == 0
+    assert arena.data.is_empty and returns.points == []
+    assert not any(key.startswith("point") for key in arena.journal.state)

@@ -150,10 +150,12 @@ class Users:
         """Raises OptprobeError where there is no memory for what these are taken out with; nothing is changed."""
         user, near = self.target.user(), self.target.user().kernel.calls.handler
         counts = POINT_SIZE * sum(1 for trap in left if trap.calls)
-        self.traps.check_room(len(left), counts, near, arena)
+        files = {trap.file.inode: trap.file for trap in left}
+        programs = {inode: user.programs.known(file) for inode, file in files.items()}
+        known = [(programs[trap.file.inode], trap.address) for trap in left]
+        keys = {(program.offset(address), program.inode) for program, address in known}
+        self.traps.check_room(keys, counts, near, arena)
         self._writer.check_room(near, arena)
-        for file in {trap.file.inode: trap.file for trap in left}.values():
-            user.programs.known(file)
 
     def take_out(self, left: Sequence[NotedTrap], arena: Arena) -> Taken:
         """The traps of an earlier GDB, whose code is still there. Raises OptprobeError with some left.
@@ -378,7 +380,7 @@ class Users:
 
     def _reserve(self, probe: Probe, user: UserTarget, arena: Arena) -> None:
         """Memory for what its program gathers, and all that traps come to. Raises Refused."""
-        probe.readers = self._begin(user, arena)
+        probe.readers = self.optimizer.with_room(lambda: self._begin(user, arena), arena)
         if probe.counter is None:
             near, reach, size = user.kernel.calls.handler, self.target.isa.data_reach, probe.handler.size
 

@@ -8,7 +8,7 @@ A larger table has a handler of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -136,10 +136,22 @@ class UserTraps:
             raise
         return _Handler(layout, memory, data, placed, calls), known
 
-    def check_room(self, traps: int, more: int, near: int, arena: Arena) -> None:
-        """Raises Refused where there is no memory for a table of so many traps, all they come to, and `more` bytes."""
-        new = 0 if arena.has_table(TableKind.USER_TRAPS) else self._layout(traps).size
+    def check_room(self, keys: Collection[Key], more: int, near: int, arena: Arena) -> None:
+        """Raises Refused where there is no memory for a table of these traps, all they come to, and `more` bytes."""
+        memory = arena.earlier_table(TableKind.USER_TRAPS)
+        new = 0 if memory is not None and self._known(memory, keys) else self._layout(len(keys)).size
         arena.check_aside(near, self.target.isa.data_reach, new + more)
+
+    def _known(
+        self, memory: Slot, keys: Iterable[Key]
+    ) -> tuple[UserTrapsLayout, bytearray, Collection[Key]] | None:
+        """An earlier session's table, what it holds and the traps in it; None where it has no room for these too."""
+        if not user_traps.is_size(memory.size):
+            return None
+        layout = UserTrapsLayout(memory.size // SLOT)
+        data = bytearray(self.target.machine.read(memory.address, layout.size))
+        known = layout.decode(data)
+        return (layout, data, known) if known is not None and len({*known, *keys}) <= layout.room else None
 
     def _layout(self, traps: int) -> UserTrapsLayout:
         layout = UserTrapsLayout(self.slots)
@@ -153,9 +165,8 @@ class UserTraps:
         """One with room for one more than `codes`: an earlier session's, or a new one. Raises Refused."""
         memory = arena.adopt_table(TableKind.USER_TRAPS, user_traps.is_size) if self._hook is None else None
         if memory is not None:
-            layout = UserTrapsLayout(memory.size // SLOT)
-            data = bytearray(self.target.machine.read(memory.address, layout.size))
-            if (known := layout.decode(data)) is not None and len({*known, *codes}) < layout.room:
+            if (found := self._known(memory, codes)) is not None:
+                layout, data, known = found
                 # Who searches it now finds what was found before: no trap changes its place.
                 wanted = dict.fromkeys(known, nothing.detour.address) | {**codes}
                 return layout, memory, layout.changed(data, wanted), wanted

@@ -28,7 +28,7 @@ class UserWriter:
 
     def check_room(self, near: int, arena: Arena) -> None:
         """Raises Refused where `begin` would have no memory."""
-        if not arena.has_table(TableKind.USER_WRITES):
+        if arena.earlier_table(TableKind.USER_WRITES) is None:
             arena.check_data(writer.SIZE, near, self.target.isa.data_reach)
 
     def begin(self, programs: Programs, arena: Arena, avoid: Callable[[int], bool]) -> Writer:
