@@ -42,7 +42,7 @@ DIGITS = b"".join(b"%d\0" % digit for digit in range(10))
 LONGEST_NAME = 512
 """KSYM_NAME_LEN, with the type in place of the zero: no token stands for more, nor do a name's tokens together."""
 # Limits (budget.py), and what Debian's kernels have at the most.
-LARGEST = 1 << 26
+LARGEST = 1 << 28
 """Bytes that are searched: 17 MB of constants; of a ppc64le kernel, whose constants are not told, all its image."""
 MOST_SYMBOLS = 1 << 20
 """186,798."""
@@ -60,8 +60,8 @@ LARGEST_TOKENS = TOKENS * (LONGEST_NAME + 1) + 2 * TOKENS + 16
 """Bytes of a token table and its index."""
 BLOCK, AT_ONCE = 256, 32
 """Words after which the budget is asked; names that are expanded before their lengths are looked at."""
-# Read at a time while looking for the token table.
-PIECE = 1 << 20
+# Read at a time while looking for the token table: so many bytes, or this part of what was read, whichever is more.
+PIECE, PIECES = 1 << 20, 8
 HINT = "load the kernel's vmlinux into GDB with 'symbol-file'"
 # Boundaries that kernels name, in the order of their addresses. Those that a kernel lacks are passed over.
 BOUNDARIES = (("_text", "_etext"), ("_stext", "_etext"), ("__start_rodata", "__end_rodata"))
@@ -130,7 +130,7 @@ def find(memory: Callable[[int, int], bytes], start: int, size: int) -> Found:
     budget = Budget(MOST_STEPS, "the search for its symbol table (kallsyms)", "steps")
     candidates = Budget(MOST_CANDIDATES, "the search for its symbol table (kallsyms)", "candidates")
     try:
-        found, seen = _search(memory, start, min(size, LARGEST), budget, candidates)
+        found, seen = _search(memory, start, size, budget, candidates)
     except OverBudget as error:
         raise NoSymbolTable(f"cannot read the guest kernel's symbols: {error.message}", HINT) from None
     if found is not None:
@@ -146,14 +146,17 @@ def find(memory: Callable[[int, int], bytes], start: int, size: int) -> Found:
 def _search(
     memory: Callable[[int, int], bytes], start: int, size: int, budget: Budget, candidates: Budget
 ) -> tuple[Found | None, bool]:
-    """The symbols, and whether a token table was seen."""
+    """Return the symbols, and whether a token table was seen. Raises OverBudget, also where LARGEST cuts the data."""
+    whole, size = size, min(size, LARGEST)
     data = b""
     tried: set[int] = set()
     seen = False
     while len(data) < size:
         # A token table may have ended behind the last piece.
         since = max(0, len(data) - LARGEST_TOKENS)
-        data += memory(start + len(data), min(PIECE, size - len(data)))
+        # Pieces grow with what was read: all of it is copied with each.
+        piece = max(PIECE, len(data) // PIECES)
+        data += memory(start + len(data), min(piece, size - len(data)))
         for tokens in _token_tables(data, since, tried, candidates):
             seen = True
             for names in _name_tables(data, tokens, budget):
@@ -162,6 +165,8 @@ def _search(
                 found = _symbols(data, tokens, names, start, budget)
                 if found is not None:
                     return found, seen
+    if size < whole:
+        raise OverBudget("its read-only data", LARGEST, "bytes")
     return None, seen
 
 

@@ -87,7 +87,8 @@ class ObjectView:
 
 @dataclass(frozen=True, slots=True)
 class FrameView:
-    """A frame of a stack. symbol: "vfs_read+0x13", or "" where none is known. address: 0 where who called is not.
+    """A frame of a stack. symbol: "vfs_read+0x13", or "" where none is known. address: 0 where who called is not;
+    symbol is "…" then, with the limit that ends the stack where there is one.
 
     sure: else it may be left on the stack from an earlier call.
     """

@@ -14,7 +14,7 @@ import pytest
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import image, kallsyms, symbolfile, vmlinux
 from gdb_optprobe.guest.btf import DEEPEST, MOST_MEMBERS, Btf
-from gdb_optprobe.guest.linux import filler, kprobes, landings, lists
+from gdb_optprobe.guest.linux import filler, kprobes, landings, lists, tasks
 from gdb_optprobe.guest.linux.exiting import Listed
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.jump_labels import JumpLabels
@@ -22,7 +22,8 @@ from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.modular import Modular
 from gdb_optprobe.guest.linux.modules import Module, State, Table
 from gdb_optprobe.guest.linux.percpu import PerCpu
-from gdb_optprobe.guest.linux.ppc64le import radix
+from gdb_optprobe.guest.linux.ppc64le import radix, threads
+from gdb_optprobe.guest.linux.user import cfi
 from gdb_optprobe.guest.linux.user.cfi import CallFrames
 from gdb_optprobe.guest.linux.user.elf import Elf
 from gdb_optprobe.guest.symbols import Symbols, SymbolTable
@@ -207,6 +208,15 @@ def test_eight_decoy_token_tables() -> None:
     assert "symbol table (kallsyms)" in found.error
 
 
+def test_constants_beyond_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The symbol table lies behind the limit: that there is none would be false."""
+    data = kernel_data()
+    monkeypatch.setattr(kallsyms, "LARGEST", 1 << 20)
+    far = outcome(lambda: kallsyms.recover(bytes(1 << 20) + data, blobs.RODATA)).error
+    assert "its read-only data has over 1,048,576 bytes" in far and "CONFIG_KALLSYMS" not in far
+    assert "CONFIG_KALLSYMS is off" in outcome(lambda: kallsyms.recover(bytes(1 << 20), blobs.RODATA)).error
+
+
 def test_digits_in_a_row_without_end() -> None:
     data = kallsyms.DIGITS * (1 << 16)
     found = within(lambda: kallsyms.recover(data, blobs.RODATA), LINES)
@@ -268,6 +278,29 @@ def test_8_mib_of_fdes() -> None:
     frames = CallFrames(common + b"".join(rows), 0x400000)
     found = in_memory(lambda: frames.rules(0x400000 + len(common) + 8), len(frames.data))
     assert found.value is not None
+
+
+def test_more_fdes_than_are_read_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is said of those that are read holds; that nothing is said of other code is not known."""
+    common = struct.pack("<II", 16, 0) + b"\1zR\0\1\x78\x10\1\x1b\x0c\x07\x08"
+    at, places = 0x400000, [len(common) + 20 * number for number in range(100)]
+    data = common + b"".join(struct.pack("<IIiII", 16, place + 4, 0, 4, 0) for place in places) + bytes(4)
+    for most, told in ((100, True), (99, False), (50, False)):
+        monkeypatch.setattr(cfi, "MOST_FRAMES", most)
+        frames = CallFrames(data, at)
+        of = [outcome(lambda frames=frames, place=place: frames.rules(at + place + 8)) for place in places]
+        assert all(found.value is not None for found in of[:most])
+        assert all(f".eh_frame has over {most} descriptions of frames" in found.error for found in of[most:])
+        elsewhere = outcome(lambda frames=frames: frames.rules(at - 1))
+        assert elsewhere.value is None and bool(elsewhere.error) != told
+
+
+def test_600_000_fdes_are_all_read() -> None:
+    common = struct.pack("<II", 16, 0) + b"\1zR\0\1\x78\x10\1\x1b\x0c\x07\x08"
+    count, form = 600_000, struct.Struct("<IIiII")
+    data = common + b"".join(form.pack(16, len(common) + 20 * at + 4, 0, 4, 0) for at in range(count))
+    last = len(common) + 20 * (count - 1) + 8
+    assert CallFrames(data, 0x400000).rules(0x400000 + last) is not None
 
 
 def test_a_vmlinux_whose_symbols_names_overlap() -> None:
@@ -381,14 +414,30 @@ def endless(*offsets: str, **names: int) -> Kernel:
 
 def test_a_list_without_end() -> None:
     there = endless()
-    found = within(lambda: list(lists.members(there, HEAD, 0)), LINES)
-    assert "has over 65,536 members" in found.error
+    found = within(lambda: list(lists.members(there, HEAD, 0)), 8 * LINES)
+    assert "has over 524,288 members" in found.error
 
 
 def test_lists_of_8192_cpus_that_are_one() -> None:
     kernel = endless()
     counted = Listed(PerCpu(kernel, (0,) * 8192), HEAD, 0, 0)
-    assert "has over 65,536 threads" in within(lambda: list(counted.unlisted()), LINES).error
+    assert "has over 524,288 threads" in within(lambda: list(counted.unlisted()), 8 * LINES).error
+
+
+def test_the_threads_that_256_cpus_may_have() -> None:
+    """Linux's own limit there; a ring of so many."""
+    count, node = 262_144, 64
+
+    class Ring:
+        def read(self, address: int, size: int) -> bytes:
+            last = address == HEAD + count * node
+            return (HEAD if last else address + node).to_bytes(8, "little")[:size]
+
+        def write(self, address: int, data: bytes) -> None:
+            raise AssertionError("nothing is written")
+
+    assert sum(1 for _ in lists.members(Kernel(Ring(), symbols()), HEAD, 0)) == count
+    assert count <= threads.MOST == tasks.MOST == lists.MOST
 
 
 def test_modules_that_have_all_symbols_of_one_another() -> None:
@@ -478,7 +527,7 @@ def test_tables_between_symbols_that_are_far_apart() -> None:
     names = {"__start___jump_table": FIRST, "__stop___jump_table": FIRST + (1 << 24), "_stext": FIRST}
     kernel = Kernel(Endless(), symbols(**names))
     assert "has over 262,144 rows" in within(lambda: JumpLabels(kernel), 1000).error
-    assert "has over 67,108,864 bytes" in within(lambda: kernel.read(FIRST, FIRST + (1 << 40)), 1000).error
+    assert "has over 268,435,456 bytes" in within(lambda: kernel.read(FIRST, FIRST + (1 << 40)), 1000).error
 
 
 def test_messages_do_not_list_all_namesakes() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from struct import pack
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,6 +22,7 @@ from gdb_optprobe.guest.text import Jump
 from gdb_optprobe.isa.x86_64 import X86_64
 from tests.detours.fakes import code
 from tests.linux.fakes import Pages, kernel, symbols
+from tests.steps import calls_in
 
 TEXT = 0xFFFFFFFF81000000
 SIZE = 0x400
@@ -296,3 +300,39 @@ def test_what_follows_a_boundary_of_the_linker_s_is_filler() -> None:
     functions = Functions(symbols(**names), TEXT, bytes(SIZE))
     assert (functions.index(TWO - 1), functions.index(TWO), functions.index(TWO + 9)) == (1, -1, -1)
     assert KernelText(kernel(Pages(), names), X86_64).function(TWO + 9) is None
+
+
+def filled(spans: int, seed: int) -> tuple[bytes, Any, list[tuple[int, int]], list[tuple[int, int]]]:
+    """Return text with filler at so many places, its kernel, where each symbol with filler lies, and words to it."""
+    rng, text, behind = random.Random(seed), bytearray(), []
+    for _ in range(spans):
+        text += b"\x90" * rng.randrange(1, 64)
+        start = len(text)
+        text += landings.FILLING + b"\xcc" * rng.randrange(64) + b"\x90" * rng.randrange(64)
+        behind.append((TEXT + start, TEXT + len(text)))
+    text += b"\x90"
+
+    def at(address: int) -> Any:
+        first, last = next((span for span in behind if span[0] <= address < span[1]), (address, address))
+        return SimpleNamespace(offset=address - first, size=last - first) if first < last else None
+
+    edges = [place + each for span in behind for place in span for each in (-1, 0, 1)]
+    targets = edges + [rng.randrange(TEXT, TEXT + len(text)) for _ in range(3 * spans)]
+    rng.shuffle(targets)
+    words = [(DATA + 8 * row, target) for row, target in enumerate(targets)]
+    return bytes(text), SimpleNamespace(symbols=SimpleNamespace(at=at)), behind, words
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("spans", [0, 1, 40])
+def test_words_that_lead_behind_functions_are_left_out(spans: int, seed: int) -> None:
+    text, there, behind, words = filled(spans, seed)
+    left = landings._functions_alone(there, TEXT, text, words)[1]
+    assert left == [row for row in words if not any(first <= row[1] < last for first, last in behind)]
+
+
+def test_2_000_functions_with_filler_behind_are_not_tried_for_each_word() -> None:
+    text, there, _, words = filled(2000, 1)
+    there.symbols.at = lambda address: None
+    (_, left), calls = calls_in(lambda: landings._functions_alone(there, TEXT, text, words))
+    assert 0 < len(left) < len(words) and calls < 40 * 2000 + 4 * len(words)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.backtrace import MOST, Copy
+from gdb_optprobe.guest.linux.user import cfi
 from gdb_optprobe.guest.linux.user.elf import Elf
 from gdb_optprobe.guest.linux.user.files import File
 from gdb_optprobe.guest.linux.user.program import Program
@@ -122,6 +123,16 @@ def test_what_a_file_has_not_in_memory_is_asked_for_once(stacks: Program) -> Non
             inner = at(stacks, "inner")
             assert told(one, inner, words(1, 2)) == [hex(inner), "0x0"]
         assert len(asked) == times, "symbols, and what is said of frames"
+
+
+def test_a_limit_of_what_is_read_of_frames_is_told(stacks: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stack ends there, and says why; what follows may be left from earlier calls."""
+    monkeypatch.setattr(cfi, "MOST_FRAMES", 1)
+    one = process((Program(stacks.file, replace(stacks.elf)), BIAS))
+    pc, here = (at(stacks, place) for place in ("inner", "bare+9"))
+    *first, last = told(one, pc, words(0, here))
+    assert last == "? stacked:bare+0x9"
+    assert first == ["stacked:inner", "a program's .eh_frame has over 1 descriptions of frames"]
 
 
 def test_a_call_that_returns_to_a_trap_of_ours(stacks: Program) -> None:

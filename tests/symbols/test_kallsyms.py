@@ -82,6 +82,21 @@ def test_no_more_is_read_than_it_takes(layout: blobs.Layout) -> None:
     assert sum(size for _, size in memory.accesses) <= 2 << 20
 
 
+def test_constants_of_100_mib() -> None:
+    """Read in few pieces: what was read is copied with each."""
+    layout, start = blobs.LAYOUTS["6.12 ppc64le"], 90 << 20
+    symbols = written(2000, layout)
+    data = bytes(start) + blobs.kallsyms(symbols, layout, after=bytes(10 << 20))
+    sizes: list[int] = []
+
+    def read(address: int, size: int) -> bytes:
+        sizes.append(size)
+        return data[address - blobs.RODATA :][:size]
+
+    assert rows(kallsyms.read(read, blobs.RODATA, len(data))) == symbols
+    assert len(sizes) < 40 and start < sum(sizes) < start * 9 // 8 + (2 << 20)
+
+
 @pytest.mark.parametrize("piece", [1 << 12, 1 << 16, 1 << 18])
 def test_wherever_a_piece_ends(layout: blobs.Layout, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kallsyms, "PIECE", piece)

@@ -16,7 +16,7 @@ MASK = (1 << 64) - 1
 # Limits (budget.py), and what Debian's kernels have at the most.
 LARGEST_RANGE = 1 << 28
 """Bytes between two symbols: all of an image has 40 MB."""
-LARGEST_READ = 1 << 26
+LARGEST_READ = LARGEST_RANGE
 """Bytes of one range of symbols: 21 MB of text, 17 MB of constants."""
 MOST_ROWS = 1 << 18
 """Of a table: 14,341 (jump labels)."""

@@ -292,7 +292,10 @@ def _functions_alone(
         found[at:end] = bytes([FILLER]) * (end - at)
         spans.append((start + at, start + end))
         at = text.find(FILLING, end)
-    return bytes(found), [row for row in words if not any(first <= row[1] < last for first, last in spans)]
+    # Spans ascend and do not overlap: only the last one that begins at an address, or before it, may hold it.
+    firsts = [first for first, _ in spans]
+    behind = ((row, bisect_right(firsts, row[1])) for row in words)
+    return bytes(found), [row for row, count in behind if not count or row[1] >= spans[count - 1][1]]
 
 
 def _key(symbols: str, start: int, text: bytes, words: Sequence[tuple[int, int]]) -> str:

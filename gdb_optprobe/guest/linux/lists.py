@@ -10,8 +10,11 @@ from collections.abc import Iterator
 from gdb_optprobe.budget import Budget
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 
-# A limit (budget.py): a guest with 32,768 processes, the kernel's default limit of them, has no longer list.
-MOST = 1 << 16
+MOST = 1 << 19
+"""A limit (budget.py), of threads. Linux starts with 32,768 (pid_max), with 1,024 for each CPU where that is more.
+
+Lists of anything else have a smaller limit of their own.
+"""
 
 
 def members(kernel: Kernel, head: int, node: int, budget: Budget | None = None) -> Iterator[int]:

@@ -22,13 +22,12 @@ from gdb_optprobe.budget import Budget
 from gdb_optprobe.guest.linux import preemption
 from gdb_optprobe.guest.linux.exiting import exiting
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
+from gdb_optprobe.guest.linux.lists import MOST
 from gdb_optprobe.guest.linux.members import Members
 from gdb_optprobe.guest.linux.percpu import PerCpu
 from gdb_optprobe.guest_text import until_zero
 
 NAME_SIZE = 16
-MOST = 1 << 16
-"""A limit (budget.py). Linux's own is 32,768 processes (pid_max), where nothing has raised it."""
 DEAD = 0x80  # TASK_DEAD
 EXITING = 4  # PF_EXITING
 SWITCHING = 2  # the preempt count of __schedule, once it holds the queue's lock

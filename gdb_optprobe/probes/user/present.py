@@ -121,7 +121,8 @@ def _frames(point: Point, target: Target) -> Callable[[Mapping[str, int], bytes]
         if other is not None:
             files.append(Loaded(other, taken[executable.START] - other.program.first_code))
         for frame in Process(tuple(files), frames, decode).callers(taken, Copy(taken[frames.sp], stack)):
-            yield FrameView(frame.address, frame.symbol if frame.address else "…", frame.sure)
+            unknown = f"… ({frame.symbol})" if frame.symbol else "…"
+            yield FrameView(frame.address, frame.symbol if frame.address else unknown, frame.sure)
 
     return unwound
 

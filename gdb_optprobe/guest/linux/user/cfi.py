@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import le
 
+from gdb_optprobe.budget import OverBudget
 from gdb_optprobe.errors import OptprobeError
 
 MASK = (1 << 64) - 1
@@ -25,8 +26,8 @@ LARGEST_COMMON, LONGEST_NAME, LARGEST_PROGRAM = 1 << 12, 16, 1 << 13
 """Bytes of a CIE: 24; of its augmentation string: 4; of an FDE's instructions: 563."""
 LARGEST_EXPRESSION = 1 << 8
 """Bytes of a DWARF expression: 20. Each is a step, and a frame may have as many expressions as registers."""
-MOST_FRAMES, MOST_COMMONS = 1 << 19, 1 << 12
-"""FDEs: 140,000; CIEs: 300. What is behind them is not known."""
+MOST_FRAMES, MOST_COMMONS = 1 << 21, 1 << 12
+"""FDEs: 140,000; CIEs: 300. What is behind them is not known, and said to be so."""
 MOST_REGISTERS = 256
 _64_BIT = 0xFFFFFFFF
 _FORMATS = {2: (2, False), 3: (4, False), 4: (8, False), 10: (2, True), 11: (4, True), 12: (8, True)}
@@ -154,19 +155,25 @@ class _Described:
 
 @dataclass(slots=True)
 class _Index:
-    """FDEs in columns: from where to where their code is, and where they are in the section, sizes first."""
+    """FDEs in columns: from where to where their code is, and where they are in the section, sizes first.
+
+    cut: the section has more than MOST_FRAMES.
+    """
 
     starts: array[int]
     ends: array[int]
     places: array[int]
+    cut: bool
 
     def in_order(self) -> _Index:
         """Ascending by where code begins."""
         if all(map(le, self.starts, self.starts[1:])):
             return self
         order = sorted(range(len(self.starts)), key=self.starts.__getitem__)
-        columns = (array("Q", map(column.__getitem__, order)) for column in (self.starts, self.ends, self.places))
-        return _Index(*columns)
+        starts, ends, places = (
+            array("Q", map(column.__getitem__, order)) for column in (self.starts, self.ends, self.places)
+        )
+        return _Index(starts, ends, places, self.cut)
 
 
 @dataclass(frozen=True)
@@ -178,10 +185,12 @@ class CallFrames:
     word: int = 8
 
     def rules(self, address: int) -> Rules | None:
-        """Before the instruction there; None where nothing is said of it. Raises Damaged."""
+        """Before the instruction there; None where nothing is said of it. Raises Damaged, OverBudget."""
         index = self._index
         at = bisect_right(index.starts, address) - 1
         if at < 0 or address >= index.ends[at]:
+            if index.cut:
+                raise OverBudget("a program's .eh_frame", MOST_FRAMES, "descriptions of frames")
             return None
         one = self._one(index.places[at])
         if one.program[1] - one.program[0] > LARGEST_PROGRAM:
@@ -203,9 +212,9 @@ class CallFrames:
         reader = _Bytes(self.data)
         data, size, mask = self.data, len(self.data), (1 << 8 * self.word) - 1
         quick: dict[int, tuple[struct.Struct | None, int]] = {}
-        at = 0
+        at, cut = 0, False
         try:
-            while at < size and len(starts) < MOST_FRAMES:
+            while at < size:
                 body, length = at + 4, int.from_bytes(data[at : at + 4], "little")
                 refers = body - int.from_bytes(data[body : body + 4], "little")
                 form, relative = quick.get(refers, _SLOW)
@@ -228,13 +237,16 @@ class CallFrames:
                     start, end = self._range(inside, common)
                     if (common.encoding, self.word) in _QUICK:
                         quick[body - back] = _QUICK[common.encoding, self.word], bool(common.encoding & _RELATIVE)
+                if len(starts) == MOST_FRAMES:
+                    cut = True
+                    break
                 starts.append(start)
                 ends.append(end)
                 places.append(at)
                 at = following
         except Damaged:
             pass
-        return _Index(starts, ends, places).in_order()
+        return _Index(starts, ends, places, cut).in_order()
 
     def _next(self, reader: _Bytes) -> _Bytes | None:
         """What the size there is of; None at the end. Raises Damaged."""

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
+from gdb_optprobe.budget import OverBudget
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.linux.backtrace import MOST, Copy
 from gdb_optprobe.guest.linux.user import cfi
@@ -29,7 +30,7 @@ LONGEST_CALL = 8
 @dataclass(frozen=True, slots=True)
 class UserFrame:
     """address: in the process; 0 where who called is not known. symbol: "" in a file that is none of those known,
-    or has no symbols in memory.
+    or has no symbols in memory; of an address 0, the limit that ends what is known.
 
     sure: else it may be left from an earlier call, or its file has been written to since.
     """
@@ -125,7 +126,7 @@ class Process:
 
     def callers(self, registers: Mapping[str, int], copy: Copy) -> Iterator[UserFrame]:
         """The innermost frame first, that of the PC. registers: at the hit."""
-        state = _State(registers, exact=True)
+        state, unknown = _State(registers, exact=True), UNKNOWN
         for _ in range(MOST):
             pc = state.registers[self.frames.pc]
             if any(file.has_trap_of_ours(pc) for file in self.files):
@@ -133,12 +134,15 @@ class Process:
             yield UserFrame(pc, self._spell(pc, state.exact), self._is_certain(state))
             try:
                 caller = self._caller(state, copy)
+            except OverBudget as error:
+                unknown = UserFrame(0, error.message)
+                break
             except OptprobeError:
                 break
             if caller is None:
                 return
             state = caller
-        yield UNKNOWN
+        yield unknown
         yield from self._guessed(state, copy)
 
     def _caller(self, state: _State, copy: Copy) -> _State | None:
