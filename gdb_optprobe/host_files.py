@@ -1,5 +1,6 @@
 """Files and folders of ours on the machine that GDB runs on, which other users share.
 
+    expanded       a path with the home folder in the place of `~`
     folder         made for this user alone; one that another user owns or may write to is refused
     replace        a new file takes the place of the old one whole; nobody else may read it; no link is followed
     read_regular   what a name leads to that someone else may have chosen: no device, no pipe, no more than a bound
@@ -15,11 +16,19 @@ from pathlib import Path
 
 from gdb_optprobe.errors import OptprobeError
 
-__all__ = ["folder", "read_regular", "refusal", "replace", "until_exit"]
+__all__ = ["expanded", "folder", "read_regular", "refusal", "replace", "until_exit"]
 
 ROOT = 0
 OTHER = "name a folder of your own"
 OTHERS_WRITE, OTHERS = stat.S_IWGRP | stat.S_IWOTH, stat.S_IRWXG | stat.S_IRWXO
+
+
+def expanded(path: Path) -> Path:
+    """Return a path with the home folder in the place of `~`. Raises OptprobeError where none is known."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise OptprobeError(f"'{path}' is in a home folder that is not known here", "give the whole path") from None
 
 
 def folder(path: Path, alone: bool = False) -> Path:
@@ -100,12 +109,19 @@ def until_exit(data: bytes, suffix: str) -> Path:
 
 
 def read_regular(path: Path, most: int) -> bytes:
-    """Return what is in a file. Raises OptprobeError where it is no file, or larger than `most`; OSError."""
+    """Return what is in a file. Raises OptprobeError where it is no file, or larger than `most` or memory; OSError."""
     # A pipe would be waited for.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        known = os.fstat(file.fileno())
+        if not stat.S_ISREG(known.st_mode):
             raise OptprobeError(f"{path} is no file", "name a file")
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise OptprobeError(f"{path} has over {most >> 20} MiB", "name a smaller file")
+        if known.st_size > most:
+            raise OptprobeError(f"{path} has over {most >> 20} MiB", "name a smaller file")
+        try:
+            # Memory is taken for as much as is asked for.
+            data = file.read(known.st_size + 1)
+        except MemoryError:
+            raise OptprobeError(f"there is no memory for the {known.st_size >> 20} MiB of {path}") from None
+    if len(data) > known.st_size:
+        raise OptprobeError(f"{path} has more in it than its size says", "name a file that is not written to")
     return data

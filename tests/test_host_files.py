@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 import subprocess
 import sys
 import tempfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -202,12 +204,44 @@ def test_a_program_of_the_hosts_is_a_file_and_has_an_end(tmp_path: Path, monkeyp
     pipe, file = tmp_path / "pipe", tmp_path / "file"
     os.mkfifo(pipe)
     file.write_bytes(bytes(1 << 20))
-    for path in (pipe, Path("/dev/zero"), Path("/dev/tty"), tmp_path, Path("/nowhere")):
+    for path in (pipe, Path("/dev/zero"), Path("/dev/tty"), tmp_path, Path("/nowhere"), Path("a\0"), Path("\ud800")):
         with pytest.raises(OptprobeError):
             program._contents(path)
     assert read_regular(file, 1 << 20) == bytes(1 << 20)
     with pytest.raises(OptprobeError, match="has over 0 MiB"):
         read_regular(file, (1 << 20) - 1)
+
+
+def test_a_small_file_takes_no_memory_for_the_largest(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(1 << 10))
+    tracemalloc.start()
+    try:
+        assert read_regular(tmp_path / "file", 1 << 26) == bytes(1 << 10)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_larger_than_memory_is_one_clear_error(tmp_path: Path) -> None:
+    with open(tmp_path / "file", "wb") as file:
+        file.truncate(1 << 31)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 28), limits[1]))
+    try:
+        with pytest.raises(OptprobeError, match="no memory for the 2048 MiB"):
+            read_regular(tmp_path / "file", 1 << 32)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def test_the_home_of_a_user_that_is_none_is_one_clear_error() -> None:
+    for use in (
+        lambda: program._contents(Path("~nosuchuser/x")),
+        lambda: default_cache({"OPTPROBE_CACHE": "~nosuchuser/x"}),
+    ):
+        with pytest.raises(OptprobeError, match="home folder"):
+            use()
 
 
 # what guests print

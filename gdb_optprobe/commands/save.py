@@ -49,7 +49,7 @@ class SaveCommand(Subcommand[File]):
             raise OptprobeError("there are no probes to save", "optprobe add LOCATION")
         lines = with_variables(saved.lines, convenience)
         try:
-            path = Path(args.path).expanduser()
+            path = host_files.expanded(Path(args.path))
             host_files.replace(path, "".join(f"{one_line(line)}\n" for line in lines).encode())
         except OSError as error:
             raise OptprobeError(f"'{args.path}' cannot be written: {error.strerror}") from None

@@ -79,6 +79,7 @@ class Journal:
     _generation: int = field(init=False)
     _half: int = field(init=False)
     _tail: int = 0
+    _unpacked: form.Unpacked = field(default_factory=form.Unpacked)
     _last_piece: bytes = b""
     _seen: int = field(init=False)
     _open: bool = False
@@ -143,6 +144,10 @@ class Journal:
         if self.state.get(key) != value:
             self.state[key] = self._changes[key] = value
 
+    def has(self, item: Item, at: int, value: Any) -> bool:
+        """Whether this is what it is to tell of it."""
+        return bool(self.state.get(f"{item} {at:x}") == value)
+
     def drop(self, item: Item, at: int) -> None:
         key = f"{item} {at:x}"
         if self.state.pop(key, None) is not None:
@@ -158,11 +163,13 @@ class Journal:
         """Write down what has changed."""
         if not self._open or not self._changes:
             return
-        data = form.record(self._changes, self._generation)
-        if self._tail + len(data) + _LAST > self.size // 2:
+        body = form.body(self._changes)
+        data = form.record(body, self._generation)
+        if self._tail + len(data) + _LAST > self.size // 2 or not self._unpacked.holds(body, _LAST):
             self._rewrite()
             return
         self._changes.clear()
+        self._unpacked.spend(body)
         self._append(data)
 
     # its memory --------------------------------------------------------------------------------------------------
@@ -171,9 +178,11 @@ class Journal:
         """All of it into the other half. Where that has too little room, it says so and is kept no more."""
         # By chance: what was written once more, behind a snapshot that was loaded, is known from what came before.
         generation, half = self._generation + 1 + random.randrange(_AGES), 1 - self._half
-        data = form.record(self.state, generation)
-        if form.HEADER + len(data) + _LAST > self.size // 2:
-            self._append(form.record({FULL: True}, self._generation))
+        body, unpacked = form.body(self.state), form.Unpacked()
+        data = form.record(body, generation)
+        # What a reader does not take is as bad as what has no room.
+        if form.HEADER + len(data) + _LAST > self.size // 2 or not unpacked.holds(body, _LAST):
+            self._append(form.record(form.body({FULL: True}), self._generation))
             self._open = False
             return
         at = self._at(half)
@@ -183,6 +192,8 @@ class Journal:
             self._fill(self._half, self._tail)
         self._generation, self._half, self._tail = generation, half, form.HEADER + len(data)
         self._last_piece = data[-_SHORT:]
+        unpacked.spend(body)
+        self._unpacked = unpacked
         self._changes.clear()
 
     def _append(self, data: bytes) -> None:

@@ -38,7 +38,7 @@ from typing import Any
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.image import is_note_of
 from gdb_optprobe.guest.symbols import KERNEL_HALF, Symbols
-from gdb_optprobe.host_files import refusal
+from gdb_optprobe.host_files import expanded, refusal
 
 __all__ = ["Cache", "Claim", "Shelf", "default_cache"]
 
@@ -199,7 +199,7 @@ def default_cache(environment: Mapping[str, str] = os.environ) -> Cache:
     own = environment.get("OPTPROBE_CACHE")
     home = environment.get("XDG_CACHE_HOME") or "~/.cache"
     root = Path(own) if own else Path(home) / "optprobe"
-    return Cache(root.expanduser() / "symbols")
+    return Cache(expanded(root) / "symbols")
 
 
 # --- formats ---------------------------------------------------------------------------------------------------------

@@ -61,9 +61,34 @@ def header(generation: int) -> bytes:
     return body + zlib.crc32(body).to_bytes(4, "little")
 
 
-def record(changes: Mapping[str, Any], generation: int) -> bytes:
-    """Values by key, None for those that are gone."""
-    data = json.dumps(changes, separators=(",", ":")).encode()
+class Unpacked:
+    """Counts what the records of one half take, for one that reads them and for one that writes them."""
+
+    def __init__(self) -> None:
+        self.size = Budget(_LARGEST, "the journal of an earlier GDB's probes", "bytes")
+        self.values = Budget(_MOST_VALUES, "the journal of an earlier GDB's probes", "values")
+
+    def holds(self, body: bytes, spare: int) -> bool:
+        """Whether there is room for a record's body, and for as many bytes and values as `spare` behind it."""
+        return len(body) + spare <= self.size.left and _values(body) + spare <= self.values.left
+
+    def spend(self, body: bytes) -> None:
+        """Raises OverBudget."""
+        self.size.spend(len(body))
+        self.values.spend(_values(body))
+
+
+def _values(body: bytes) -> int:
+    return sum(map(body.count, (b"{", b"[", b",")))
+
+
+def body(changes: Mapping[str, Any]) -> bytes:
+    """Return values by key, None for those that are gone, as a record has them."""
+    return json.dumps(changes, separators=(",", ":")).encode()
+
+
+def record(data: bytes, generation: int) -> bytes:
+    """Return a record with this body."""
     if len(data) > _COMPRESSED:
         data = zlib.compress(data)
     return _RECORD.pack(len(data), zlib.crc32(data, generation)) + data
@@ -104,8 +129,7 @@ def _generation(data: bytes) -> int | None:
 
 def _replayed(data: bytes, generation: int, fill: int) -> State:
     state: State = {}
-    size = Budget(_LARGEST, "the journal of an earlier GDB's probes", "bytes")
-    values = Budget(_MOST_VALUES, "the journal of an earlier GDB's probes", "values")
+    unpacked = Unpacked()
     at = 0
     while data[at : at + _RECORD.size] != bytes([fill]) * _RECORD.size:
         if at + _RECORD.size > len(data):
@@ -114,7 +138,7 @@ def _replayed(data: bytes, generation: int, fill: int) -> State:
         body = data[at + _RECORD.size : at + _RECORD.size + length]
         if len(body) != length or zlib.crc32(body, generation) != check:
             raise Damaged(f"its record at {at:#x}")
-        for key, value in _changes(body, at, size, values).items():
+        for key, value in _changes(body, at, unpacked).items():
             if value is None:
                 state.pop(key, None)
             else:
@@ -123,13 +147,12 @@ def _replayed(data: bytes, generation: int, fill: int) -> State:
     return state
 
 
-def _changes(body: bytes, at: int, size: Budget, values: Budget) -> State:
+def _changes(body: bytes, at: int, unpacked: Unpacked) -> State:
     try:
         if body[:1] != b"{":
             unpacker = zlib.decompressobj()
-            body = unpacker.decompress(body, size.left + 1)
-        size.spend(len(body))
-        values.spend(sum(map(body.count, (b"{", b"[", b","))))
+            body = unpacker.decompress(body, unpacked.size.left + 1)
+        unpacked.spend(body)
         found = json.loads(body)
     except (ValueError, RecursionError, zlib.error):
         raise Damaged(f"its record at {at:#x}") from None

@@ -25,7 +25,8 @@ _FUNCTION = re.compile(rf"(?:{_MODULE}:)?{_NAME}(?: *\+ *{_NUMBER})?")
 _HOME = re.compile(rf"{_MODULE}:(?:{_NAME}|\[{_MODULE}\])(?:\+{_NUMBER})?")
 _GLOB = re.compile(rf"(?:{_MODULE}:\*?)?[A-Za-z0-9_.?\[][A-Za-z0-9_.$*?!\[\]-]*|{_MODULE}:\*")
 _ADDRESS = re.compile(rf"\* *(?:{_NUMBER}|{_NAME} *(?:[-+] *{_NUMBER})?|\( *{_NAME} *(?:[-+] *{_NUMBER})? *\))")
-_PROGRAM = re.compile(r"/.*:[^/]+")
+# Behind the last colon a slash may stand: a Go symbol has its package's path.
+_PROGRAM = re.compile(r"/.*:[^:]*[^:\s]")
 _CALLED = re.compile(r"[A-Za-z_][\w.-]*")
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 _WORD = re.compile(r"(?<![\w$])(?:if|do)(?!\w)")
@@ -61,8 +62,9 @@ def place(text: str, program: bool = False, glob: bool = False) -> str:
     program: BINARY:PLACE of a program. glob: MODULE:PATTERN may stand there too.
     """
     if program:
-        # Options and clauses would end it.
-        if _OPTION.search(_bare(text, _NO_PLACE)):
+        bare = _bare(text, _NO_PLACE)
+        # Options and clauses would end it, and so would a comma behind a colon.
+        if _OPTION.search(bare) or ":" in text[: max(bare.rfind(","), 0)]:
             raise NotAField(_NO_PLACE, text)
         return _matched(_PROGRAM, text, _NO_PLACE)
     if _ADDRESS.fullmatch(text) or (glob and _GLOB.fullmatch(text) and len(text) <= LONGEST):
@@ -110,12 +112,15 @@ def number(value: object, below: int, least: int = 0) -> int:
 
 
 def kept(location: str, address: int, program: bool = False, glob: bool = False) -> str:
-    """Return a typed location as the journal has it: as it is, or the address that it led to."""
+    """Return a typed location as the journal has it: as it is, or the address that it led to. `place` takes it.
+
+    An address in a program is in none that can be found again: its path is "/".
+    """
     text = tidy(location)
     try:
         return place(text, program, glob)
     except NotAField:
-        return f"*{address:#x}"
+        return f"/:{address:#x}" if program else f"*{address:#x}"
 
 
 def checked(spec: Spec, location: str) -> None:

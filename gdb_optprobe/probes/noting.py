@@ -22,14 +22,16 @@ from gdb_optprobe.probes.spec import Kind, Spec
 
 FIELDS = frozenset(
     ("at", "location", "kind", "if", "do", "tier", "name", "glob", "entry if", "entry do", "maxactive", "pending")
-) | frozenset(("file", "pid", "home", "waits", "off", "python", "data", "program", "sizes", "since", "seen"))
+) | frozenset(("file", "pid", "home", "waits", "off", "python", "data", "program", "sizes", "since", "seen", "lost"))
+LEAST = frozenset(("at", "location", "kind", "data", "home", "waits", "glob"))
+"""What is noted of a probe that is lost."""
 KINDS = frozenset(kind.value for kind in Kind)
 PROGRAMS = frozenset((Kind.UPROBE.value, Kind.URETPROBE.value))
 NUMBERS = 1 << 32
 """What no probe's number reaches."""
 BOUND = 1 << 31
 """What no count of calls, and no process's number, reaches."""
-RECORDS, WORDS, ACTIONS = 1 << 16, 1 << 12, 1 << 8
+RECORDS, WORDS, ACTIONS = 1 << 16, 1 << 16, 1 << 10
 """Records of a ring that are being written, words of what was seen, actions: at most."""
 
 
@@ -40,6 +42,8 @@ class Noted:
     python: whether it had a handler of Python's. data: address of its memory. program: see `fingerprint`.
 
     sizes: settings it was made with, by name. seen: the head of what hits left that stopped the guest.
+
+    lost: whether it is more than a journal takes, and all but where it is was left out.
     """
 
     number: int
@@ -54,6 +58,7 @@ class Noted:
     seen: tuple[int, ...]
     home: str = ""
     waits: bool = False
+    lost: bool = False
 
 
 def note(probe: Probe, journal: Journal) -> None:
@@ -84,7 +89,21 @@ def note(probe: Probe, journal: Journal) -> None:
         "since": [probe.since.following, *probe.since.pending] if probe.since.following else [],
         "seen": [*probe.seen.head] if probe.seen.head != probe.handler.head() else [],
     }
-    journal.put(Item.PROBE, probe.number, value | {name: given for name, given in optional.items() if given})
+    value |= {name: given for name, given in optional.items() if given}
+    if journal.has(Item.PROBE, probe.number, value):
+        return
+    # One that a reader refuses would have it refuse all: the others are worth more.
+    if (spec.in_program and location != spec.location.strip()) or not _is_taken(probe.number, value):
+        value = {name: value[name] for name in LEAST & value.keys()} | {"lost": True}
+    journal.put(Item.PROBE, probe.number, value)
+
+
+def _is_taken(number: int, value: Mapping[str, Any]) -> bool:
+    try:
+        _noted(number, value)
+    except (ValueError, KeyError):
+        return False
+    return True
 
 
 def _allowed(check: Callable[[str], str], text: str) -> str:
@@ -101,42 +120,47 @@ def noted(number: int, value: Any, left: Left) -> Noted:
         checked.number(number, NUMBERS, 1)
         if not isinstance(value, dict) or not value.keys() <= FIELDS:
             raise ValueError("what is noted of it")
-        return _noted(number, value, left)
+        one = _noted(number, value)
+        _check_places(one, left)
+        return one
     except (ValueError, KeyError) as wrong:
         raise Damaged(f"probe {number}: {wrong}") from None
 
 
-def _noted(number: int, value: Mapping[str, Any], left: Left) -> Noted:
+def _check_places(one: Noted, left: Left) -> None:
+    """Raises ValueError."""
+    if not (one.waits or one.home or one.spec.in_program or left.bounds.has(one.address)):
+        raise ValueError(f"no code is at {one.address:#x}")
+    if one.spec.in_program and one.address >> 63:
+        raise ValueError(f"no program is at {one.address:#x}")
+    if one.data is not None and left.at(one.data) is None:
+        raise ValueError(f"it has no memory at {one.data:#x}")
+
+
+def _noted(number: int, value: Mapping[str, Any]) -> Noted:
     """Raises ValueError, KeyError."""
 
     def flag(name: str) -> bool:
         return checked.flag(value.get(name, False))
 
     spec, waits, home = _spec(value, flag), flag("waits"), fields.home(checked.text(value.get("home", "")))
-    address = checked.number(value["at"])
-    if not (waits or home or spec.in_program or left.bounds.has(address)):
-        raise ValueError(f"no code is at {address:#x}")
-    if spec.in_program and address >> 63:
-        raise ValueError(f"no program is at {address:#x}")
-    data = checked.number(value["data"]) if "data" in value else None
-    if data is not None and left.at(data) is None:
-        raise ValueError(f"it has no memory at {data:#x}")
     if not isinstance(sizes := value.get("sizes", {}), dict):
         raise ValueError("its sizes")
     following, *pending = checked.numbers(value.get("since", [0]), 1 + RECORDS)
     return Noted(
         number=number,
-        address=address,
+        address=checked.number(value["at"]),
         spec=spec,
         enabled=not flag("off"),
         python=flag("python"),
-        data=data,
+        data=checked.number(value["data"]) if "data" in value else None,
         program=checked.number(value.get("program", 0), 1 << 32),
         sizes={name: size_of(name, size) for name, size in sizes.items()},
         since=Position(following, tuple(pending)),
         seen=checked.numbers(value.get("seen", []), WORDS, least=-(1 << 63)),
         home=home,
         waits=waits,
+        lost=flag("lost"),
     )
 
 

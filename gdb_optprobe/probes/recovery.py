@@ -23,6 +23,7 @@ from gdb_optprobe.probes.taking import look, take
 from gdb_optprobe.probes.views import ProbeView
 
 CHANGED = "it would not do here what it did there"
+LOST = "the journal could not hold it: add it anew"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,10 @@ def _recovered(session: Session, left: Left, found: Sequence[Noted], arena: Aren
     """The branches have been taken out."""
     probes: list[Probe] = []
     lost: list[str] = []
-    programs = [one for one in found if one.spec.in_program]
+    lost += [f"probe {one.number}, {one.spec.location}, is not recovered: {LOST}" for one in found if one.lost]
+    programs = [one for one in found if one.spec.in_program and not one.lost]
     for one in found:
-        if one.spec.in_program:
+        if one.spec.in_program or one.lost:
             continue
         try:
             probes.append(_again(session, one, left))

@@ -261,3 +261,38 @@ def test_text_that_somebody_changed() -> None:
     memory.text = X86_64.branch(0x1000, 0x10008)
     with pytest.raises(TextChanged):
         undoing(left, memory, X86_64)
+
+
+class Large(Memory):
+    """As large as the largest journal."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.data = bytearray([FILL]) * size
+
+
+@pytest.mark.parametrize("value", ["count" * 400, [[]] * 200, "," * 500], ids=["bytes", "values", "commas"])
+def test_what_packs_well_and_is_noted_again_and_again_is_read(value: object) -> None:
+    """A thousand probes of a glob, each noted three times: 128 KiB packed, and more unpacked than is read."""
+    memory = Large(1 << 18)
+    journal = Journal(memory, START, 1 << 18, FILL)
+    journal.begin()
+    for turn in range(3):
+        for number in range(1000):
+            journal.put(Item.PROBE, number, [turn, value])
+        journal.flush()
+        found = memory.found()
+        assert found is not None and journal.is_open and found.state == journal.state
+
+
+@pytest.mark.parametrize("value", ["x" * 5000, [[]] * 600], ids=["bytes", "values"])
+def test_more_than_is_read_is_said_to_be_full(value: object) -> None:
+    memory = Large(1 << 18)
+    journal = Journal(memory, START, 1 << 18, FILL)
+    journal.begin()
+    for number in range(1000):
+        journal.put(Item.PROBE, number, value)
+        if number % 100 == 99:
+            journal.flush()
+    found = memory.found()
+    assert found is not None and found.state["full"] is True and not journal.is_open

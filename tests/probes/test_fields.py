@@ -84,9 +84,11 @@ def test_places_are_locations(text: str) -> None:
 def test_globs_and_programs() -> None:
     assert fields.place("vfs_[rw]*", glob=True) == "vfs_[rw]*"
     assert fields.place("ext4:ext4_*", glob=True) == "ext4:ext4_*"
-    for text in ("/bin/busybox:0x7b6f0", "/tmp/a, b:main+4", "/lib/x (1).so:f"):
+    gos = ("/bin/d:net/http.HandlerFunc.ServeHTTP", "/a:b/c.(*T[x,y]).F+4")
+    for text in ("/bin/busybox:0x7b6f0", "/tmp/a, b:main+4", "/lib/x (1).so:f", *gos):
         assert fields.place(text, program=True) == text
-    for text in ("bin/x:main", "/bin/x", "/bin/x:main -pid 3", "/bin/x:main if 1", "/a -- b:c", "/bin/(x:y"):
+    more = ("/bin/x:main -pid 3", "/bin/x:main if 1", "/a:b,/c:d", "/a:b ")
+    for text in ("bin/x:main", "/bin/x", "/a -- b:c", "/bin/(x:y", *more):
         with pytest.raises(fields.NotAField):
             fields.place(text, program=True)
 
@@ -115,10 +117,12 @@ def test_typed_text_becomes_one_line_that_means_the_same() -> None:
 
 
 PARTS = ["", "a", "a b", "if", "-pid 3", '"', "x)", "\n", "do stop", "(a, b)", "count", "sum(a)", "\\", "-- ", "*$x"]
+PLACES = [*PARTS, "/b.(*T).F", ":c", ",/a:b"]
 TEXTS = some.sampled_from(PARTS)
+PLACED = some.sampled_from(PLACES)
 
 
-@given(some.builds("".join, some.lists(TEXTS, max_size=3)), TEXTS, TEXTS, TEXTS, some.sampled_from(Kind))
+@given(some.builds("".join, some.lists(PLACED, max_size=3)), TEXTS, TEXTS, TEXTS, some.sampled_from(Kind))
 def test_what_passes_is_parsed_to_the_same_probe(location: str, name: str, when: str, does: str, kind: Kind) -> None:
     """Whatever an attacker puts together, a command that is written makes the probe that it was written for."""
     program = kind in (Kind.UPROBE, Kind.URETPROBE)
@@ -146,3 +150,21 @@ def test_what_passes_is_parsed_to_the_same_probe(location: str, name: str, when:
 
 def spec_returns(kind: Kind) -> bool:
     return kind in (Kind.KRETPROBE, Kind.URETPROBE)
+
+
+QUOTED = ["/opt/it's/bin:main", "/opt/x -b/bin:main"]
+TYPED = [*PLACES, *QUOTED, "/usr/bin/d:net/http.F", "bin/x:main", "f.c:3", "\x1b", "a" * 70000]
+
+
+@given(some.lists(some.sampled_from(TYPED) | some.text(max_size=6), min_size=1, max_size=4), some.booleans())
+def test_whatever_location_is_accepted_the_journal_of_it_is_read(parts: list[str], user: bool) -> None:
+    text = "".join(parts)
+    specs = [Spec(text, kind=Kind.UPROBE if user else Kind.KPROBE)]
+    for before in ("-user ", "-user -- ") if user else ("", "-- "):
+        try:
+            specs += parse_add(before + text).specs()
+        except OptprobeError:
+            continue
+    for spec in specs:
+        kept = fields.kept(spec.location, 0x4A2B0, spec.in_program, spec.glob)
+        assert fields.place(kept, spec.in_program, spec.glob) == kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from gdb_optprobe.detours.journal import Journal
 from gdb_optprobe.detours.left import Bounds, Left
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.objects.journal import Damaged
+from gdb_optprobe.probes import fields
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.noting import note, noted
 from gdb_optprobe.probes.probe import Probe
@@ -68,3 +70,39 @@ def test_what_is_noted_is_taken(spec: Spec) -> None:
     evaluated = spec.location.startswith(("*(", "read_write.c"))
     assert found.spec.location == (f"*{AT:#x}" if evaluated else spec.location)
     assert found.spec.location.isprintable() and found.spec.condition.isprintable()
+
+
+@pytest.mark.parametrize("path", ["/opt/it's/bin:main", "/opt/x -b/bin:main", "bin/x:main", "/a\u202eb:main"])
+def test_a_program_that_no_journal_can_name_is_lost_alone(path: str) -> None:
+    journal = Journal()
+    note(Probe(3, Spec(path, kind=Kind.UPROBE), 0x4A2B0, Handler()), journal)
+    ((_, value),) = journal.state.items()
+    assert noted(3, json.loads(json.dumps(value)), LEFT).lost
+
+
+def test_a_probe_on_a_function_of_gos_is_taken() -> None:
+    journal, location = Journal(), "/usr/bin/dockerd:net/http.HandlerFunc.ServeHTTP"
+    note(Probe(3, Spec(location, kind=Kind.UPROBE), 0x4A2B0, Handler()), journal)
+    ((_, value),) = journal.state.items()
+    found = noted(3, json.loads(json.dumps(value)), LEFT)
+    assert found.spec.location == location and not found.lost
+
+
+@pytest.mark.parametrize(("words", "actions", "lost"), [(5010, 20, False), (70000, 1, True), (1, 1100, True)])
+def test_what_is_seen_or_done_without_end_loses_no_other_probe(words: int, actions: int, lost: bool) -> None:
+    """Five linear histograms have some 5,010 words."""
+    journal = Journal()
+    probe = Probe(3, Spec("vfs_read", actions=("count",) * actions, condition="x" * 9), AT, Handler())
+    probe.seen = replace(probe.seen, head=(1,) * words)
+    note(probe, journal)
+    ((_, value),) = journal.state.items()
+    found = noted(3, json.loads(json.dumps(value)), LEFT)
+    assert (found.lost, found.number, found.address) == (lost, 3, AT)
+    assert lost or len(found.seen) == words
+
+
+def test_a_condition_too_long_for_a_journal_loses_its_probe_alone() -> None:
+    journal = Journal()
+    note(Probe(3, Spec("vfs_read", condition=f"pos{' ' * fields.LONGEST}> 1"), AT, Handler()), journal)
+    ((_, value),) = journal.state.items()
+    assert noted(3, json.loads(json.dumps(value)), LEFT).lost

@@ -12,7 +12,8 @@ from gdb_optprobe.guest.linux.user.elf import Elf
 from gdb_optprobe.guest.linux.user.files import File
 from gdb_optprobe.guest.linux.user.frames import Frames
 from gdb_optprobe.guest.linux.user.pagecache import NotInMemory, PageCache
-from gdb_optprobe.host_files import read_regular
+from gdb_optprobe.guest_text import one_line
+from gdb_optprobe.host_files import expanded, read_regular
 
 SOME = 4096
 LARGEST = 1 << 32
@@ -161,9 +162,11 @@ def _both(own: Elf, theirs: Elf) -> Elf:
 def _contents(host: Path) -> bytes:
     try:
         # Its name may come from a journal, which is the guest's.
-        return read_regular(host.expanduser(), LARGEST)
+        return read_regular(expanded(host), LARGEST)
     except OSError as error:
         raise OptprobeError(f"{host} cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise OptprobeError(f"'{one_line(str(host))}' is no name of a file here") from None
 
 
 def _other(host: Path, path: str) -> OptprobeError:
