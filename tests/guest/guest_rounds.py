@@ -98,7 +98,9 @@ class Rounds:
         arena = self.session.optimizer.arena
         assert arena is not None and arena.ranges.fill is not None
         left = {*self.session.optimizer.returns.left, *self._handler()}
-        there = (*arena.dirty(), *_used(arena.code))
+        # Memory for another session that takes over from this one holds nothing.
+        aside = arena._aside[:1] if arena._aside is not None else ()
+        there = [slot for slot in (*arena.dirty(), *_used(arena.code)) if slot not in aside]
         kept = [slot for slot in there if slot.address in left]
         assert len(kept) == len(there), f"not freed: {sorted(there)}"
         self.told["trampolines that calls were under way to"] += len(kept) - len(self._handler())

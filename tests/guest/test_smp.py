@@ -64,10 +64,10 @@ def test_totals(request: pytest.FixtureRequest, boot: Boot, arch: str, cpus: int
     script += [keep("list", "optprobe list"), report("report"), "optprobe check", "optprobe delete"]
     try:
         finished = batch(guest, script, timeout=3000 if FULL else 300)
+        assert finished.status == 0, finished.output
         theirs = [by_process(guest, call) for call in calls]
     finally:
         guest.check("; ".join(trigger(call, "!") for call in calls))
-    assert finished.status == 0, finished.output
     assert {probe["tier"] for probe in finished.json("list")} == {"optimized"}, finished.output
     assert guest.problems() == []
     first = finished.json("list")[0]["number"]
