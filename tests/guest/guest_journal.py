@@ -42,7 +42,7 @@ class GuestJournal(gdb.Command):
             key = key.replace("_", " ")
             state = {**self._found.state, key: {**self._found.state[key], field: json.loads(value)}}
             half = (end - start) // 2
-            data = form.header(self._found.generation) + form.record(state, self._found.generation)
+            data = form.header(self._found.generation) + form.record(form.body(state), self._found.generation)
             at = self._found.half * half
             filled = data.ljust(half, bytes([self._place.fill]))
             region = region[:at] + filled + region[at + half :]
