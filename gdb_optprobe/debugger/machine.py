@@ -114,7 +114,7 @@ class GdbMachine:
 
     def write_virtual(self, address: int, data: bytes) -> None:
         """Write as the selected vCPU does, or, to a kernel, as one that sees it. Raises Unreadable."""
-        # A vCPU that was to go on in a detour of ours may have none to go on in when this is done.
+        # A vCPU that was to go on in a detour may have none to go on in when this is done.
         self._guard.keep()
         if _is_kernel(address):
             with suppress(gdb.MemoryError):
@@ -252,7 +252,7 @@ class GdbMachine:
         return Change(_thread_id(self.selected()), values, tuple(memory))
 
     def way_on(self, vcpu: Vcpu, pc: str, at: int, to: int) -> Change:
-        """The PC of a vCPU that is at one address is another one, where code of ours begins. pc: its name."""
+        """The PC of a vCPU that is at one address is another one, where our code begins. pc: its name."""
         number, size = NUMBERS[pc], 8
         where = (number, at.to_bytes(size, "little")), (to, self.read(to, size))
         return Change(_thread_id(vcpu), ((number, to.to_bytes(size, "little")),), where=where)

@@ -16,43 +16,38 @@ from gdb_optprobe.handlers import program as p
 from gdb_optprobe.handlers.saved import Entry
 from gdb_optprobe.objects import aggregate as a
 
-
-def _as_they_are(*names: str) -> Mapping[str, str]:
-    return {name: name for name in names}
-
-
-# By class: what is written for it, and for each of its fields, in order.
-_FIELDS: Mapping[type, tuple[str, Mapping[str, str]]] = {
-    p.Constant: ("Constant", _as_they_are("value")),
-    p.Register: ("Register", _as_they_are("name")),
-    p.PerCpuBase: ("PerCpuBase", {}),
-    p.Clock: ("Clock", {}),
-    p.Load: ("Load", _as_they_are("address", "size", "signed", "mapped")),
-    p.Unary: ("Unary", _as_they_are("op", "value", "bits", "signed")),
-    p.Binary: ("Binary", _as_they_are("op", "left", "right", "bits", "signed")),
-    p.Convert: ("Convert", _as_they_are("value", "bits", "signed")),
-    p.And: ("And", _as_they_are("left", "right")),
-    p.Or: ("Or", _as_they_are("left", "right")),
-    p.Choose: ("Choose", _as_they_are("condition", "yes", "no")),
-    p.Text: ("Text", _as_they_are("address", "size", "mapped", "whole")),
-    p.TextEquals: ("TextEquals", _as_they_are("address", "literal", "mapped")),
-    p.Column: ("Column", _as_they_are("label", "form", "size")),
-    p.Cell: ("Cell", _as_they_are("name", "aggregate")),
-    p.Table: ("Table", _as_they_are("name", "columns", "aggregate")),
-    p.Records: ("Records", _as_they_are("name", "columns", "format", "stack", "tried")),
-    p.Update: ("Update", _as_they_are("target", "value", "by")),
-    p.Emit: ("Emit", _as_they_are("target", "fields")),
-    p.Put: ("Put", _as_they_are("address", "value")),
-    p.Stop: ("Stop", {}),
-    p.Program: ("Program", _as_they_are("condition", "actions")),
-    a.Count: ("Count", {}),
-    a.Sum: ("Sum", _as_they_are("signed")),
-    a.Least: ("Least", _as_they_are("signed")),
-    a.Greatest: ("Greatest", _as_they_are("signed")),
-    a.Average: ("Average", _as_they_are("signed")),
-    a.Powers: ("Powers", _as_they_are("signed")),
-    a.Linear: ("Linear", _as_they_are("low", "high", "step", "signed")),
-    Entry: ("Entry", _as_they_are("condition", "words", "names", "actions")),
+# By class: what is written for it, and its fields in order. One that is renamed will need both of its names here.
+_FIELDS: Mapping[type, tuple[str, tuple[str, ...]]] = {
+    p.Constant: ("Constant", ("value",)),
+    p.Register: ("Register", ("name",)),
+    p.PerCpuBase: ("PerCpuBase", ()),
+    p.Clock: ("Clock", ()),
+    p.Load: ("Load", ("address", "size", "signed", "mapped")),
+    p.Unary: ("Unary", ("op", "value", "bits", "signed")),
+    p.Binary: ("Binary", ("op", "left", "right", "bits", "signed")),
+    p.Convert: ("Convert", ("value", "bits", "signed")),
+    p.And: ("And", ("left", "right")),
+    p.Or: ("Or", ("left", "right")),
+    p.Choose: ("Choose", ("condition", "yes", "no")),
+    p.Text: ("Text", ("address", "size", "mapped", "whole")),
+    p.TextEquals: ("TextEquals", ("address", "literal", "mapped")),
+    p.Column: ("Column", ("label", "form", "size")),
+    p.Cell: ("Cell", ("name", "aggregate")),
+    p.Table: ("Table", ("name", "columns", "aggregate")),
+    p.Records: ("Records", ("name", "columns", "format", "stack", "tried")),
+    p.Update: ("Update", ("target", "value", "by")),
+    p.Emit: ("Emit", ("target", "fields")),
+    p.Put: ("Put", ("address", "value")),
+    p.Stop: ("Stop", ()),
+    p.Program: ("Program", ("condition", "actions")),
+    a.Count: ("Count", ()),
+    a.Sum: ("Sum", ("signed",)),
+    a.Least: ("Least", ("signed",)),
+    a.Greatest: ("Greatest", ("signed",)),
+    a.Average: ("Average", ("signed",)),
+    a.Powers: ("Powers", ("signed",)),
+    a.Linear: ("Linear", ("low", "high", "step", "signed")),
+    Entry: ("Entry", ("condition", "words", "names", "actions")),
 }
 _MEMBERS: Mapping[Enum, str] = {
     p.UnaryOp.NEGATE: "<UnaryOp.NEGATE: '-'>",
@@ -92,4 +87,4 @@ def encode(value: object) -> str:
     if type(value) not in _FIELDS:
         raise TypeError(f"{type(value).__name__} has no text that leaves the process")
     name, fields = _FIELDS[type(value)]
-    return f"{name}({', '.join(f'{shown}={encode(getattr(value, field))}' for field, shown in fields.items())})"
+    return f"{name}({', '.join(f'{field}={encode(getattr(value, field))}' for field in fields)})"
