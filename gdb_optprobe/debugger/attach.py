@@ -289,6 +289,7 @@ def attach(connection: gdb.RemoteTargetConnection, vain: Vain) -> Attachment:
         scope=lambda address: linux.scope(address, convenience, dwarf),
         backtrace=partial(_backtrace, linux.unwinder(memory.read), isa, holder),
         hidden_returns=linux.hidden_returns,
+        moment=linux.moment,
         forget=attachments.forget,
         guard=attachments.guarded,
         step_out=lambda ranges: _step_out(machine, linux, ranges),

@@ -268,6 +268,11 @@ class Arena:
         """Detours in which somebody may still be, although nothing leads there."""
         return tuple(self._left.values())
 
+    @property
+    def has_ways(self) -> bool:
+        """Whether code was left that leads to other code by a table."""
+        return bool(self._ways)
+
     def dirty(self) -> tuple[Slot, ...]:
         """Released code in which somebody may still be, pads too."""
         return (*self.code.dirty, *self.pads.dirty)

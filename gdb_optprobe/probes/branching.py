@@ -35,8 +35,18 @@ _NOTHING = Keeps()
 Codes = Mapping[int, Sequence[tuple[Probe, Code]]]
 
 
-def write(sites: Sequence[Site], target: Target, arena: Arena, traps: Traps, keeps: Keeps = _NOTHING) -> Branch:
-    """Serve `sites` (ascending, of one region). Raises Refused or TextChanged with the guest as it was."""
+def write(
+    sites: Sequence[Site],
+    target: Target,
+    arena: Arena,
+    traps: Traps,
+    keeps: Keeps = _NOTHING,
+    old: Branch | None = None,
+) -> Branch:
+    """Serve `sites` (ascending, of one region). Raises Refused or TextChanged with the guest as it was.
+
+    old: what stands there until then.
+    """
     plan = sites[0].plan
     for site in sites:
         site.serve_returns(target, arena)
@@ -49,13 +59,15 @@ def write(sites: Sequence[Site], target: Target, arena: Arena, traps: Traps, kee
     ways: list[Patch] = []
     try:
         ways += _lead_pads(codes, placed.detour, target)
+        change = Patch(plan.head, plan.original, _way_in(plan, placed.detour, target.isa, traps))
         if plan.tier is Tier.TRAPPED:
             traps.lead(plan.head, placed.detour.address, arena)
         # What stands there must be what was planned for: the guest may have run since.
-        change = Patch(plan.head, plan.original, _way_in(plan, placed.detour, target.isa, traps))
-        patch.apply([change], target.machine)
+        patch.apply([change if old is None else replace(change, old=old.patch.new)], target.machine)
     except OptprobeError:
-        if plan.tier is Tier.TRAPPED:
+        if plan.tier is Tier.TRAPPED and old is not None:
+            traps.lead(plan.head, old.detour.address, arena)
+        elif plan.tier is Tier.TRAPPED:
             traps.forget(plan.head)
         patch.revert(ways, target.machine)
         placed.give_up(target, arena, reached=False)

@@ -65,6 +65,7 @@ class Linux:
     tracer: SiteTracer = field(init=False)
     _journal: Journal = field(default_factory=Journal)
     _saved: list[Saved] | None = None
+    _moment: int = 0
     _took: bool = False
     _earlier: Earlier | None = None
     _covered: Sequence[Patch] | None = None
@@ -110,8 +111,13 @@ class Linux:
     def forget(self) -> None:
         """The guest has run: page tables, the vCPUs' view, stacks and the text may have changed."""
         self._saved = None
+        self._moment += 1
         self.memory.forget()
         self.text.forget()
+
+    def moment(self) -> int:
+        """The same until the guest may have run."""
+        return self._moment
 
     def still_there(self) -> bool:
         """Whether this kernel runs, with memory for detours as we made it and last changed it. Raises Unreadable."""

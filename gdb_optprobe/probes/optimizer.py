@@ -207,6 +207,9 @@ class Optimizer:
             self.collector.collect(self.arena, Why.BRANCH)
         detours = [site.detour for site in sites if site.detour is not None]
         blocked = waiting.who_is_inside([group[0].plan for group in new], detours, self.target, self.arena)
+        for group in groups:
+            if not blocked.get(group[0].plan.head):
+                self._exchange(group, sites)
         lost = self._take_away(sites, groups)
         for site in sites:
             site.waits = blocked.get(site.plan.head, "") if site.enabled else ""
@@ -375,6 +378,46 @@ class Optimizer:
         found = (self.registry.site(address) for address in sorted(looked_at))
         return [site for site in found if site is not None and not site.gone]
 
+    def _exchange(self, group: Sequence[Site], sites: Sequence[Site]) -> None:
+        """Lead to what `group` wants where its old branch stands, by one write: whoever dies meanwhile, it counts on.
+
+        Where that does not come about all is as before, and the old branch goes first.
+        """
+        old = group[0].branch
+        if old is None or self._standing(group) is old or not self._is_exchangeable(old, group, sites):
+            return
+        arena = self.take_arena()
+        try:
+            self.links.remove(old)
+        except OptprobeError:
+            return
+        for site in group:
+            if site.branch is None:
+                site.stop_no_more(self.target, arena)
+        try:
+            keeps = self.reading.around(old.plan.head)
+            branch = branching.write(group, self.target, arena, self.traps, keeps, old)
+        except OptprobeError:
+            self.links.add(old)
+            return
+        self.registry.falls(old)
+        old.placed.give_up(self.target, arena, reached=True)
+        for site in sites:
+            if site.branch is old:
+                site.end_branch()
+        self._arm(branch, group)
+
+    def _is_exchangeable(self, old: Branch, group: Sequence[Site], sites: Sequence[Site]) -> bool:
+        """Whether all that `old` serves is in `group` or disabled, and its bytes are those of the new branch."""
+        wanted = group[0].plan
+        if (old.plan.head, old.plan.tier, old.plan.ftrace) != (wanted.head, wanted.tier, wanted.ftrace):
+            return False
+        if old.patch.old != wanted.original or self.stopping.is_lifted(old) or any(site.pinned for site in group):
+            return False
+        if any(site.branch not in (old, None) for site in group):
+            return False
+        return all(site in group or not site.enabled for site in sites if site.branch is old)
+
     def _take_away(self, sites: Sequence[Site], groups: Sequence[Sequence[Site]]) -> list[OptprobeError]:
         """Branches that are not what `groups` want; what went wrong with those that had to be left."""
         lost: list[OptprobeError] = []
@@ -435,11 +478,14 @@ class Optimizer:
                 site.waits = error.message
             return (error,)
         else:
-            self.registry.stands(branch)
-            self.links.add(branch)
-            for site in group:
-                self.stopping.arm(site)
+            self._arm(branch, group)
         return ()
+
+    def _arm(self, branch: Branch, group: Sequence[Site]) -> None:
+        self.registry.stands(branch)
+        self.links.add(branch)
+        for site in group:
+            self.stopping.arm(site)
 
     def _let_tracer_in(self, wanted: Plan) -> None:
         if wanted.ftrace is not None:

@@ -37,12 +37,12 @@ def new_pad(address: int, data: bytes, target: Target, arena: Arena) -> Pad:
 class Placed:
     """`detour` is written and read back; nothing leads to it yet.
 
-    found: it was an earlier session's, and something led there then.
+    moment: when it was placed; None where it was an earlier session's, and something led there then.
     """
 
     slot: Slot
     detour: Detour
-    found: bool = False
+    moment: object = None
 
     @staticmethod
     def check(address: int, lay_out: LayOut, target: Target, arena: Arena) -> None:
@@ -76,7 +76,7 @@ class Placed:
         except OptprobeError:
             arena.code.lose(slot)
             raise
-        return cls(slot, detour)
+        return cls(slot, detour, target.moment())
 
     @classmethod
     def again(cls, address: int, lay_out: LayOut, target: Target, arena: Arena) -> Placed:
@@ -92,19 +92,22 @@ class Placed:
             return (new.head, new.data) == (one.head, one.data)
 
         if (found := arena.take_up(is_same)) is not None:
-            return cls(*found, found=True)
+            return cls(*found)
         return cls.near(address, lay_out, target, arena)
 
-    def give_up(self, target: Target, arena: Arena, reached: bool, way: bool = False) -> None:
-        """Nothing leads here any more. A slot that a vCPU may have reached is dirty until it is proven empty.
+    def give_up(self, target: Target, arena: Arena, reached: bool, way: bool = False) -> bool:
+        """Nothing leads here any more. Return whether a vCPU may have reached it: dirty until it is proven empty.
 
-        way: see Arena.leave.
+        reached: something led here. No vCPU was there nevertheless where none has run since, nor will be, where no
+                 table that was left may lead here.
+        way:     see Arena.leave.
         """
-        if reached or self.found:
+        if self.moment is None or (reached and (target.moment() != self.moment or arena.has_ways)):
             arena.leave(self.slot, self.detour, way)
-        else:
-            arena.wipe([self.slot], target.machine)
-            arena.code.give_back(self.slot)
+            return True
+        arena.wipe([self.slot], target.machine)
+        arena.code.give_back(self.slot)
+        return False
 
 
 def _size(address: int, lay_out: LayOut, target: Target, arena: Arena) -> int:

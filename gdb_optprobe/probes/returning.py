@@ -249,8 +249,7 @@ class ReturnPoint:
 
     def retire(self, target: Target, arena: Arena) -> None:
         """Nobody gets the trampoline as return address any more; calls may still return to it."""
-        if self.trampoline is not None:
-            self.trampoline.give_up(target, arena, reached=True)
+        if self.trampoline is not None and self.trampoline.give_up(target, arena, reached=True):
             self.left[self.trampoline.slot.address] = self.trampoline.detour
         self.trampoline, self.serves = None, ()
 

@@ -47,7 +47,7 @@ from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import present as user_present
 from gdb_optprobe.probes.user.probes import Users
 from gdb_optprobe.probes.views import CollectorView, ExplainView, ProbeView, Saved, ShowView
-from gdb_optprobe.probes.waiting import told
+from gdb_optprobe.probes.waiting import in_slots, told
 
 # Runs the guest for some seconds (None: no bound); why it stopped, or None when the time was up.
 Run = Callable[[float | None], str | None]
@@ -462,12 +462,23 @@ class Session:
             if not waiting and not dirty:
                 return ("everything is settled", *outstanding.told(user_present.deleted(self.optimizer, self.users)))
             why = "; ".join(told(waiting, self.target))
-            if time.monotonic() >= deadline:
-                raise OptprobeError(why or self.optimizer.collector.hindered or f"{dirty} freed slots are still in use")
-            if before != (before := (len(waiting), dirty)):
-                tell(f"{len(waiting)} addresses wait, {dirty} freed slots are in use: {why or 'nobody waits'}")
+            late, changed = time.monotonic() >= deadline, before != (before := (len(waiting), dirty))
+            if late or changed:
+                why = why or self.optimizer.collector.hindered or self._in_slots()
+            if late:
+                raise OptprobeError(
+                    f"after {timeout:g} s {_unsettled(len(waiting), dirty)}: {why}",
+                    "this goes on at later stops: continue, or commit with a longer -timeout",
+                )
+            if changed:
+                tell(f"{_unsettled(len(waiting), dirty)}: {why}")
             if (reason := self._run(SLICE)) is not None:
                 raise OptprobeError(f"the guest was stopped before all was settled: {reason}")
+
+    def _in_slots(self) -> str:
+        arena = self.optimizer.arena
+        inside = in_slots(self.optimizer.collector.garbage(arena), self.target) if arena is not None else ""
+        return inside or "code that is left may come to them"
 
     # the end -----------------------------------------------------------------------------------------------------
 
@@ -478,3 +489,11 @@ class Session:
         self.comings.abandon()
         self.users.abandon()
         self.optimizer.traps.abandon()
+
+
+def _unsettled(waiting: int, dirty: int) -> str:
+    parts = [
+        "1 address waits" if waiting == 1 else f"{waiting} addresses wait" if waiting else "",
+        "1 freed slot is in use" if dirty == 1 else f"{dirty} freed slots are in use" if dirty else "",
+    ]
+    return ", ".join(filter(None, parts))

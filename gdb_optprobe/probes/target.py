@@ -118,6 +118,7 @@ class Target:
     user:           what probes on programs need. Raises OptprobeError where there can be none.
     is_here:        whether this is still the guest that was attached to, with what was put there; nothing is changed.
     alive:          raises OptprobeError when it is not, after it was forgotten.
+    moment:         as long as no vCPU can have run, the same; where that is not known, never the same.
     forget:         know nothing more of the guest, nor of what was put there; nothing is changed.
     guard:          called before the first probe is written: see that the guest is freed should the debugger die.
     step_out:       single-step every vCPU that is in one of these ranges until it is not.
@@ -144,6 +145,7 @@ class Target:
     entered: Callable[[Function], bool] = lambda function: True
     bypassed: Callable[[int], str] = lambda address: ""
     hidden_returns: tuple[int, ...] = ()
+    moment: Callable[[], object] = object
     forget: Callable[[], None] = lambda: None
     guard: Callable[[], None] = lambda: None
     step_out: Callable[[Sequence[tuple[int, int]]], None] = lambda ranges: None

@@ -9,6 +9,7 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Refusal
+from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.target import Target
@@ -63,6 +64,16 @@ def _windows(plan: Plan, detours: Sequence[Detour], arena: Arena | None) -> Iter
             yield detour.address, detour.end
             # From a pad somebody comes to a detour.
             yield from pads
+
+
+def in_slots(slots: Sequence[Slot], target: Target) -> str:
+    """Who may be inside which of the `slots`, that are left, in words; "" where nobody is, or it cannot be told now."""
+    try:
+        inside = quiescence.busy([(slot.address, slot.end) for slot in slots], target.saved())
+    except OptprobeError:
+        return ""
+    found = dict.fromkeys(f"{one.who} may go on at {one.pc:#x}" for one in inside)
+    return _listed(list(found))
 
 
 def may_be_inside(site: Site, target: Target, arena: Arena | None) -> bool:

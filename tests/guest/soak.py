@@ -572,7 +572,7 @@ class Soak:
             self._note(f"no GDB, work of {count}")
             before = {number: (probe.least, probe.most) for number, probe in self.probes.items()}
             self._do_work(count)
-            touched = self._touched(line) | lifted
+            touched = self._touched(line) | self._lowered(line) | lifted
             for number, probe in self.probes.items():
                 if probe.enabled and probe.kind.exact:
                     probe.hit(count, probe.is_native and number not in touched)
@@ -595,6 +595,12 @@ class Soak:
         """Probes that a command that was killed may have switched."""
         words = line.split()
         return {int(word) for word in words[2:] if word.isdigit()} if words[1:2] != ["add"] else set()
+
+    def _lowered(self, line: str) -> set[int]:
+        """Probes that a command that was killed may have brought to a tier that needs GDB: it adds one beside them."""
+        if not any(f"-tier {tier}" in line for tier in STOPPING):
+            return set()
+        return {number for number, probe in self.probes.items() if self._is_at(probe, line.split()[2])}
 
     def _forget_what_stopped(self) -> None:
         for probe in self.probes.values():

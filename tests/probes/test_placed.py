@@ -25,7 +25,7 @@ CODE = (0xC000_0000_0100_0000, 0xC000_0000_0100_00C0)
 
 def placed_until_full(isa: Isa, size: int) -> tuple[list[Placed], str]:
     memory = FakeMemory(CODE[0], bytes(CODE[1] - CODE[0]))
-    target = cast(Target, SimpleNamespace(isa=isa, machine=memory))
+    target = cast(Target, SimpleNamespace(isa=isa, machine=memory, moment=lambda: 0))
     arena = Arena(Ranges((CODE,), (), 0), isa.alignment)
     found: list[Placed] = []
     with pytest.raises(Refused) as refused:
@@ -70,12 +70,26 @@ def test_a_trial_finds_no_memory_where_none_is_within_reach() -> None:
 def test_an_earlier_session_s_code_is_there_again_where_it_is_the_same() -> None:
     """It takes nothing; and it may have been reached, so it is never wiped at once."""
     memory = FakeMemory(CODE[0], bytes([1]) * 16 + bytes(CODE[1] - CODE[0] - 16))
-    target = cast(Target, SimpleNamespace(isa=PPC64LE, machine=memory))
+    target = cast(Target, SimpleNamespace(isa=PPC64LE, machine=memory, moment=lambda: 0))
     slot = Slot(CODE[0], 16)
     for byte, same in ((1, True), (2, False)):
         arena = Arena(Ranges((CODE,), (), 0), PPC64LE.alignment)
         arena.adopt(Left(code={slot: Detour(CODE[0], bytes([1]) * 16, HEAD, ())}), memory)
         found = Placed.again(HEAD, lambda at, byte=byte: Detour(at, bytes([byte]) * 16, HEAD, ()), target, arena)
-        assert (found.found, found.slot == slot, bool(arena.left)) == (same, same, not same)
+        assert (found.moment is None, found.slot == slot, bool(arena.left)) == (same, same, not same)
         found.give_up(target, arena, reached=False)
         assert [one.address for one in arena.left] == [CODE[0]]
+
+
+@pytest.mark.parametrize(("ran", "left"), [(0, []), (1, [CODE[0]])])
+def test_nobody_is_inside_where_no_vcpu_has_run_since(ran: int, left: list[int]) -> None:
+    """Whatever words of the stacks look like its addresses: they were there before."""
+    memory = FakeMemory(CODE[0], bytes(CODE[1] - CODE[0]))
+    moments = [0]
+    target = cast(Target, SimpleNamespace(isa=PPC64LE, machine=memory, moment=lambda: moments[0]))
+    arena = Arena(Ranges((CODE,), (), 0), PPC64LE.alignment)
+    placed = Placed.near(HEAD, lambda at: Detour(at, bytes([1]) * 16, HEAD, ()), target, arena)
+    moments[0] += ran
+    placed.give_up(target, arena, reached=True)
+    assert [one.address for one in arena.left] == left
+    assert memory.read(CODE[0], 16) == bytes([1 if left else 0]) * 16

@@ -26,7 +26,7 @@ LONG = Row(0xFFFF_8880_0000_1000, 0x9000, bytes(range(40)), bytes(40))
 class Guest:
     def __init__(self) -> None:
         self.memory = FakeMemory(START, bytes(0x4_0000))
-        target = cast(Target, SimpleNamespace(isa=X86_64, machine=self.memory))
+        target = cast(Target, SimpleNamespace(isa=X86_64, machine=self.memory, moment=object))
         self.arrivals = Arrivals(target)
         arena = Arena(Ranges((CODE,), (DATA,), 0), X86_64.alignment)
         (call,) = X86_64.decode(X86_64.branch(CALLED, CALLED + 0x100), CALLED)
