@@ -23,7 +23,7 @@ HEIGHT = {
     "detours": 2,
     "handlers": 1,
     "guest": 1,
-    "objects": 0,
+    "maps": 0,
     "isa": 0,
     "errors": -1,
     "guest_text": -1,
@@ -182,7 +182,7 @@ DECODES = {
     "gdb_optprobe/guest/cache.py": "a file on the host, of names that were printable when they were written",
 }
 LOADS = {
-    "gdb_optprobe/objects/journal.py": "checked by probes/fields.py before it is used",
+    "gdb_optprobe/maps/journal_format.py": "checked by probes/fields.py before it is used",
     "gdb_optprobe/guest/cache.py": "a file on the host",
     "gdb_optprobe/guardian.py": "addresses, from the GDB that has started it",
 }

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from gdb_optprobe.objects.aggregate import Aggregate, Average, Count, Greatest, Least, Linear, Powers, Sum, number
+from gdb_optprobe.maps.aggregate import Aggregate, Average, Count, Greatest, Least, Linear, Powers, Sum, number
 from gdb_optprobe.probes.views import ObjectView
 
 BAR = 40

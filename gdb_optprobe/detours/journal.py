@@ -1,4 +1,4 @@
-"""Keep the journal (objects/journal.py) of an arena up to date, so that another GDB finds what is in the guest.
+"""Keep the journal (maps/journal_format.py) of an arena up to date, so that another GDB finds what is in the guest.
 
     kind   key       value
     text   address   original bytes of a branch, whether the tracer was kept off     before the branch is written
@@ -26,8 +26,8 @@ from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.machine import Memory
-from gdb_optprobe.objects import journal as form
-from gdb_optprobe.objects.journal import Found, State
+from gdb_optprobe.maps import journal_format as form
+from gdb_optprobe.maps.journal_format import Found, State
 
 FULL = "full"
 _LAST = 64  # bytes that the record takes which says that it is full

@@ -21,8 +21,8 @@ from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.isa.base import Insn, Isa, OutOfReach
-from gdb_optprobe.objects import checked
-from gdb_optprobe.objects.journal import Damaged, State
+from gdb_optprobe.maps import validate
+from gdb_optprobe.maps.journal_format import Damaged, State
 
 Range = tuple[int, int]
 Heads = Mapping[int, Sequence[int]]
@@ -123,14 +123,14 @@ def read(state: State, bounds: Bounds, memory: Memory, isa: Isa) -> Left:
             kinds.setdefault(kind, {})[at] = value
         texts = tuple(_text(at, value, bounds) for at, value in sorted(kinds.get(Item.TEXT, {}).items()))
         codes = sorted(kinds.get(Item.CODE, {}).items())
-        slots = [_within(Slot(at, checked.number(checked.row(value, 5)[0])), *bounds.code) for at, value in codes]
+        slots = [_within(Slot(at, validate.number(validate.row(value, 5)[0])), *bounds.code) for at, value in codes]
         pages = tuple(_page(at, size, bounds) for at, size in sorted(kinds.get(Item.PADS, {}).items()))
         sizes = sorted(kinds.get(Item.DATA, {}).items())
-        data = tuple(_within(Slot(at, checked.number(size)), bounds.data) for at, size in sizes)
+        data = tuple(_within(Slot(at, validate.number(size)), bounds.data) for at, size in sizes)
         starts = {slot.address for slot in slots}
         uses = {at: _uses(at, value) for at, value in kinds.get(Item.USES, {}).items() if at in starts}
         pieces = {slot.address: slot for slot in data}
-        tables = {_table(number): checked.number(at) for number, at in kinds.get(Item.TABLE, {}).items()}
+        tables = {_table(number): validate.number(at) for number, at in kinds.get(Item.TABLE, {}).items()}
         # What is apart is not much to be read.
         _apart([*slots, *pages])
         _apart(data)
@@ -215,39 +215,39 @@ def _key(key: str) -> tuple[Item, int]:
 
 
 def _text(at: int, value: Any, bounds: Bounds) -> Text:
-    original, traced = checked.row(value, 2)
-    original = checked.data(original, LONGEST)
+    original, traced = validate.row(value, 2)
+    original = validate.data(original, LONGEST)
     loaded = bounds.is_loaded(at)
     _within(Slot(at, len(original)), bounds.loaded if loaded else bounds.text)
-    return Text(at, original, checked.flag(traced), loaded)
+    return Text(at, original, validate.flag(traced), loaded)
 
 
 def _code(slot: Slot, value: Any, bounds: Bounds, memory: Memory, isa: Isa) -> Detour:
     _, used, head, origins, ways = value
-    at, used = slot.address, checked.number(used, slot.size + 1, 1)
-    if checked.number(head) != at and not bounds.has(head):
+    at, used = slot.address, validate.number(used, slot.size + 1, 1)
+    if validate.number(head) != at and not bounds.has(head):
         raise ValueError(f"code at {at:#x} is for nothing at {head:#x}")
-    on = [_way(at, used, way, isa) for way in checked.items(ways, used)]
-    places = tuple(_origin(at, used, head, one) for one in checked.items(origins, used))
+    on = [_way(at, used, way, isa) for way in validate.items(ways, used)]
+    places = tuple(_origin(at, used, head, one) for one in validate.items(origins, used))
     return Detour(at, memory.read(at, used), head, places, ways_on=tuple(on))
 
 
 def _way(at: int, used: int, value: Any, isa: Isa) -> Insn:
-    offset, data = checked.row(value, 2)
-    insns = isa.decode(checked.data(data, LONGEST), at + checked.number(offset, used))
+    offset, data = validate.row(value, 2)
+    insns = isa.decode(validate.data(data, LONGEST), at + validate.number(offset, used))
     if len(insns) != 1 or insns[0].end > at + used:
         raise ValueError(f"a way on outside of the detour at {at:#x}")
     return insns[0]
 
 
 def _uses(at: int, value: Any) -> frozenset[int]:
-    distances = checked.numbers(value, MOST_USED, least=1 - checked.WORD)
-    return frozenset(checked.number(at + distance) for distance in distances)
+    distances = validate.numbers(value, MOST_USED, least=1 - validate.WORD)
+    return frozenset(validate.number(at + distance) for distance in distances)
 
 
 def _origin(at: int, used: int, head: int, value: Any) -> tuple[int, int]:
-    offset, original = checked.row(value, 2)
-    return at + checked.number(offset, used), head + checked.number(original, FAR, -FAR)
+    offset, original = validate.row(value, 2)
+    return at + validate.number(offset, used), head + validate.number(original, FAR, -FAR)
 
 
 def _table(number: int) -> TableKind:
@@ -257,7 +257,7 @@ def _table(number: int) -> TableKind:
 
 
 def _page(at: int, size: Any, bounds: Bounds) -> Slot:
-    if checked.number(size) != pads.PAGE:
+    if validate.number(size) != pads.PAGE:
         raise ValueError(f"a page of {size} bytes at {at:#x}")
     return _within(Slot(at, pads.PAGE), *bounds.code)
 

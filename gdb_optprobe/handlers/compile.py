@@ -37,7 +37,7 @@ from gdb_optprobe.handlers.syntax import Action as Typed
 from gdb_optprobe.handlers.syntax import Dollar, Expression, String
 from gdb_optprobe.handlers.texts import characters
 from gdb_optprobe.handlers.typing import Typer
-from gdb_optprobe.objects.aggregate import Aggregate, Average, Count, Greatest, Least, Linear, Powers, Sum
+from gdb_optprobe.maps.aggregate import Aggregate, Average, Count, Greatest, Least, Linear, Powers, Sum
 
 
 @dataclass(frozen=True, slots=True)

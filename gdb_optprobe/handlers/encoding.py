@@ -14,7 +14,7 @@ from enum import Enum
 
 from gdb_optprobe.handlers import program as p
 from gdb_optprobe.handlers.saved import Entry
-from gdb_optprobe.objects import aggregate as a
+from gdb_optprobe.maps import aggregate as a
 
 # By class: what is written for it, and its fields in order. One that is renamed will need both of its names here.
 _FIELDS: Mapping[type, tuple[str, tuple[str, ...]]] = {

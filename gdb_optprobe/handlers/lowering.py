@@ -45,7 +45,7 @@ from gdb_optprobe.handlers.program import (
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.code import Code
 from gdb_optprobe.isa.emitter import Before, Emitter, Kept, Label, Machine, Memory, Pool, Readers, TooManyRegisters
-from gdb_optprobe.objects.ring import RingLayout
+from gdb_optprobe.maps.ring import RingLayout
 
 RUNG = 64
 """How far behind the bell the count is: what is watched is the bell alone."""

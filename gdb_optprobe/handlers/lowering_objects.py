@@ -1,4 +1,4 @@
-"""An action's effect on a table or a ring (objects/table.py, objects/ring.py), as native code."""
+"""An action's effect on a table or a ring (maps/hash_map.py, maps/ring.py), as native code."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from gdb_optprobe.handlers.lowering_updates import update
 from gdb_optprobe.handlers.lowering_words import Words
 from gdb_optprobe.handlers.program import Constant, Emit, Expr, Operand, Table, Text, Update
 from gdb_optprobe.isa.emitter import Arithmetic, Emitter, Label, Memory, Test, Value
-from gdb_optprobe.objects import ring
-from gdb_optprobe.objects.ring import RingLayout
-from gdb_optprobe.objects.table import CLAIMED, FACTOR, OVERFLOW, PROBES, READY, TableLayout
+from gdb_optprobe.maps import ring
+from gdb_optprobe.maps.hash_map import CLAIMED, FACTOR, OVERFLOW, PROBES, READY, TableLayout
+from gdb_optprobe.maps.ring import RingLayout
 
 
 def layout(table: Table, bits: int) -> TableLayout:

@@ -3,7 +3,7 @@
     entry       claim a slot, key and return address into it, return to the trampoline
     trampoline  begin, find the slot and where the call returns │ programs, each falling through │ free the slot, return
                                                                   └ look: a debugger stops there   └ or leave to a pad
-See objects/instances.py for the search, and for why nobody waits.
+See maps/call_table.py for the search, and for why nobody waits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.code import Code, joined
 from gdb_optprobe.isa.emitter import Arithmetic, Before, Emitter, Kept, Label, Memory, Pool, Test, Value
 from gdb_optprobe.isa.returning import ReturnEmitter, Returning
-from gdb_optprobe.objects.instances import (
+from gdb_optprobe.maps.call_table import (
     DROPPED,
     FACTOR,
     KEY,

@@ -1,6 +1,6 @@
 """A search through the slots of an open hash table in guest memory: from a key's home on, round the end.
 
-Whoever looks finds the same slots in the same order as objects/ has it.
+Whoever looks finds the same slots in the same order as maps/ has it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What objects/aggregate.py says of one more value, as native code: word by word, each atomically."""
+"""What maps/aggregate.py says of one more value, as native code: word by word, each atomically."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from gdb_optprobe.isa.emitter import Arithmetic, Emitter, Label, Memory, Test
-from gdb_optprobe.objects.aggregate import MASK, Aggregate, Average, Count, Greatest, Least, Linear, Powers, Sum
+from gdb_optprobe.maps.aggregate import MASK, Aggregate, Average, Count, Greatest, Least, Linear, Powers, Sum
 
 
 def update(emit: Emitter, aggregate: Aggregate, at: Memory, value: str | int) -> None:

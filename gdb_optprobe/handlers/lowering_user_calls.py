@@ -1,4 +1,4 @@
-"""The code of return probes on user programs, all of it over one table: objects/user_calls.py.
+"""The code of return probes on user programs, all of it over one table: maps/user_call_table.py.
 
     trap at a function's entry ─► entered   a slot for the call, the trampoline's address in place of the return address
     trap in the trampoline     ─► returned  finds the slot ─► code of the function's probes: begin │ programs │ end
@@ -22,8 +22,8 @@ from gdb_optprobe.isa.code import Code, joined
 from gdb_optprobe.isa.emitter import Arithmetic, Before, Emitter, Label, Machine, Memory, Pool, Test, Value
 from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.isa.user_returns import UserReturnEmitter, UserReturning
-from gdb_optprobe.objects.instances import FACTOR, SHIFT
-from gdb_optprobe.objects.user_calls import (
+from gdb_optprobe.maps.call_table import FACTOR, SHIFT
+from gdb_optprobe.maps.user_call_table import (
     ACTIVE,
     BEING_FILLED,
     CODE,

@@ -15,8 +15,8 @@ from gdb_optprobe.handlers.lowering_search import Slots, following, home
 from gdb_optprobe.isa.code import Code, joined
 from gdb_optprobe.isa.emitter import Arithmetic, Before, Label, Memory, Pool, Readers, Test, Value
 from gdb_optprobe.isa.user import UserEmitter, UserTrapping
-from gdb_optprobe.objects.traps import FACTOR, SHIFT
-from gdb_optprobe.objects.user_traps import CODE, INODE, OFFSET, SLOT, UserTrapsLayout
+from gdb_optprobe.maps.trap_table import FACTOR, SHIFT
+from gdb_optprobe.maps.user_trap_table import CODE, INODE, OFFSET, SLOT, UserTrapsLayout
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from gdb_optprobe.objects.aggregate import Aggregate
+from gdb_optprobe.maps.aggregate import Aggregate
 
 WORD = 8
 MASK = (1 << 64) - 1

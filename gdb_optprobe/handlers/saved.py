@@ -39,7 +39,7 @@ from gdb_optprobe.handlers.program import (
 from gdb_optprobe.handlers.scope import Meaning, Missing, Place, Scope, Value
 from gdb_optprobe.handlers.source import Fragment, fault
 from gdb_optprobe.handlers.typing import Typer
-from gdb_optprobe.objects.instances import SAVED, WORD
+from gdb_optprobe.maps.call_table import SAVED, WORD
 
 NANOSECOND_SHIFT = 20
 """Times are ticks * factor >> this: exact to a millionth, for hours."""

@@ -21,9 +21,9 @@ from gdb_optprobe.guest.linux.port import Loan, Port, Room
 from gdb_optprobe.guest.linux.recover import Recovered
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.isa.base import Isa
-from gdb_optprobe.objects import checked
-from gdb_optprobe.objects import journal as form
-from gdb_optprobe.objects.journal import MAGIC, Damaged, Found, State
+from gdb_optprobe.maps import journal_format as form
+from gdb_optprobe.maps import validate
+from gdb_optprobe.maps.journal_format import MAGIC, Damaged, Found, State
 
 NOTHING = Left()
 MOST = 1 << 12
@@ -117,12 +117,12 @@ def _room(
 ) -> tuple[Room, tuple[PhysicalPatch, ...], Loan | None]:
     """The room as it was found, the mapping, and what was lent. Raises Damaged where the rest is of another guest."""
     try:
-        build, text, ends, data, mapping, *lent = checked.row(state[f"{Item.ROOM} 0"], 5, 6)
-        text, ends = checked.number(text), checked.numbers(ends, MOST)
+        build, text, ends, data, mapping, *lent = validate.row(state[f"{Item.ROOM} 0"], 5, 6)
+        text, ends = validate.number(text), validate.numbers(ends, MOST)
         code = tuple(zip(ends[::2], ends[1::2], strict=True))
-        data = [*checked.numbers(data, 2)]
-        patches = tuple(map(_patch, checked.items(mapping, MOST)))
-        loan = Loan(*checked.numbers(checked.row(lent[0], 2), 2)) if lent else None
+        data = [*validate.numbers(data, 2)]
+        patches = tuple(map(_patch, validate.items(mapping, MOST)))
+        loan = Loan(*validate.numbers(validate.row(lent[0], 2), 2)) if lent else None
     except (ValueError, KeyError) as wrong:
         raise Damaged(f"{wrong}") from None
     if (build, text) != (recovered.build, recovered.text[0]):
@@ -147,15 +147,15 @@ def _short(data: bytes) -> str | list[int]:
 
 
 def _patch(value: Any) -> PhysicalPatch:
-    at, old, new, changes = checked.row(value, 4)
-    return PhysicalPatch(checked.number(at, PHYSICAL), _long(old), _long(new), checked.flag(changes))
+    at, old, new, changes = validate.row(value, 4)
+    return PhysicalPatch(validate.number(at, PHYSICAL), _long(old), _long(new), validate.flag(changes))
 
 
 def _long(value: Any) -> bytes:
     if isinstance(value, str):
-        return checked.data(value, LARGEST)
-    byte, count = checked.row(value, 2)
-    return bytes([checked.number(byte, 256)]) * checked.number(count, LARGEST + 1, 1)
+        return validate.data(value, LARGEST)
+    byte, count = validate.row(value, 2)
+    return bytes([validate.number(byte, 256)]) * validate.number(count, LARGEST + 1, 1)
 
 
 def _journal(place: Room, memory: Memory, found: Found) -> Journal:

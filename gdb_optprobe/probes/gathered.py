@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from gdb_optprobe.handlers.interpret import Done, Outcome
 from gdb_optprobe.handlers.program import Cell, Put, Records, Stop
-from gdb_optprobe.objects import aggregate
-from gdb_optprobe.objects.aggregate import Aggregate
-from gdb_optprobe.objects.ring import Position
+from gdb_optprobe.maps import aggregate
+from gdb_optprobe.maps.aggregate import Aggregate
+from gdb_optprobe.maps.ring import Position
 from gdb_optprobe.probes.handler import HITS, Handler
 
 Rows = Mapping[bytes, tuple[int, ...]]

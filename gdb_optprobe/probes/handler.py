@@ -44,10 +44,10 @@ from gdb_optprobe.isa import machines
 from gdb_optprobe.isa.base import Dead, Isa
 from gdb_optprobe.isa.code import Code
 from gdb_optprobe.isa.emitter import Kept, Readers
-from gdb_optprobe.objects import aggregate
-from gdb_optprobe.objects.aggregate import Count
-from gdb_optprobe.objects.ring import RingLayout
-from gdb_optprobe.objects.table import TableLayout
+from gdb_optprobe.maps import aggregate
+from gdb_optprobe.maps.aggregate import Count
+from gdb_optprobe.maps.hash_map import TableLayout
+from gdb_optprobe.maps.ring import RingLayout
 from gdb_optprobe.probes.stops import Hit
 
 PER_CPU = "gs_base"

@@ -11,9 +11,9 @@ from gdb_optprobe.detours.journal import Item, Journal
 from gdb_optprobe.detours.left import Left
 from gdb_optprobe.handlers.encoding import encode
 from gdb_optprobe.handlers.source import Fragment
-from gdb_optprobe.objects import checked
-from gdb_optprobe.objects.journal import Damaged
-from gdb_optprobe.objects.ring import Position
+from gdb_optprobe.maps import validate
+from gdb_optprobe.maps.journal_format import Damaged
+from gdb_optprobe.maps.ring import Position
 from gdb_optprobe.probes import fields
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.probe import Probe
@@ -117,7 +117,7 @@ def _allowed(check: Callable[[str], str], text: str) -> str:
 def noted(number: int, value: Any, left: Left) -> Noted:
     """Raises Damaged where `value` cannot be of a probe whose memory is in what is `left`."""
     try:
-        checked.number(number, NUMBERS, 1)
+        validate.number(number, NUMBERS, 1)
         if not isinstance(value, dict) or not value.keys() <= FIELDS:
             raise ValueError("what is noted of it")
         one = _noted(number, value)
@@ -141,23 +141,23 @@ def _noted(number: int, value: Mapping[str, Any]) -> Noted:
     """Raises ValueError, KeyError."""
 
     def flag(name: str) -> bool:
-        return checked.flag(value.get(name, False))
+        return validate.flag(value.get(name, False))
 
-    spec, waits, home = _spec(value, flag), flag("waits"), fields.home(checked.text(value.get("home", "")))
+    spec, waits, home = _spec(value, flag), flag("waits"), fields.home(validate.text(value.get("home", "")))
     if not isinstance(sizes := value.get("sizes", {}), dict):
         raise ValueError("its sizes")
-    following, *pending = checked.numbers(value.get("since", [0]), 1 + RECORDS)
+    following, *pending = validate.numbers(value.get("since", [0]), 1 + RECORDS)
     return Noted(
         number=number,
-        address=checked.number(value["at"]),
+        address=validate.number(value["at"]),
         spec=spec,
         enabled=not flag("off"),
         python=flag("python"),
-        data=checked.number(value["data"]) if "data" in value else None,
-        program=checked.number(value.get("program", 0), 1 << 32),
+        data=validate.number(value["data"]) if "data" in value else None,
+        program=validate.number(value.get("program", 0), 1 << 32),
         sizes={name: size_of(name, size) for name, size in sizes.items()},
         since=Position(following, tuple(pending)),
-        seen=checked.numbers(value.get("seen", []), WORDS, least=-(1 << 63)),
+        seen=validate.numbers(value.get("seen", []), WORDS, least=-(1 << 63)),
         home=home,
         waits=waits,
         lost=flag("lost"),
@@ -168,14 +168,14 @@ def _spec(value: Mapping[str, Any], flag: Callable[[str], bool]) -> Spec:
     """Raises ValueError."""
 
     def text(name: str) -> str:
-        return checked.text(value.get(name, ""))
+        return validate.text(value.get(name, ""))
 
     kind, glob = text("kind") or Kind.KPROBE.value, flag("glob")
     if kind not in KINDS:
         raise ValueError(f"{ascii(kind)[:40]} is no kind of probe")
     entry_if = fields.condition(text("entry if"))
-    entry_do = [fields.action(checked.text(each)) for each in checked.items(value.get("entry do", []), ACTIONS)]
-    actions = [checked.text(each) for each in checked.items(value.get("do", ["count"]), ACTIONS)]
+    entry_do = [fields.action(validate.text(each)) for each in validate.items(value.get("entry do", []), ACTIONS)]
+    actions = [validate.text(each) for each in validate.items(value.get("do", ["count"]), ACTIONS)]
     if not actions:
         raise ValueError("no action")
     return Spec(
@@ -189,9 +189,9 @@ def _spec(value: Mapping[str, Any], flag: Callable[[str], bool]) -> Spec:
         pending=flag("pending"),
         entry_condition=Fragment.whole(entry_if) if entry_if else None,
         entry_actions=tuple(Fragment.whole(action) for action in entry_do),
-        maxactive=checked.number(value.get("maxactive", 0), BOUND),
+        maxactive=validate.number(value.get("maxactive", 0), BOUND),
         file=fields.file(text("file")),
-        pid=checked.number(value.get("pid", 0), BOUND),
+        pid=validate.number(value.get("pid", 0), BOUND),
     )
 
 

@@ -8,9 +8,9 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.left import Left
-from gdb_optprobe.objects import checked
-from gdb_optprobe.objects.instances import InstancesLayout
-from gdb_optprobe.objects.journal import Damaged
+from gdb_optprobe.maps import validate
+from gdb_optprobe.maps.call_table import InstancesLayout
+from gdb_optprobe.maps.journal_format import Damaged
 from gdb_optprobe.probes.returning import ReturnPoint
 
 _NOTHING = [0, 0, 0, 0]
@@ -22,8 +22,8 @@ def points_of(left: Left, arena: Arena | None) -> list[ReturnPoint]:
     for at, value in sorted((left.points or {}).items()):
         memory = left.at(at)
         try:
-            address, slots, saved = checked.numbers(checked.row(value, 3), 3)
-            checked.number(slots, 1 << 20, 1), checked.number(saved, 1 << 10)
+            address, slots, saved = validate.numbers(validate.row(value, 3), 3)
+            validate.number(slots, 1 << 20, 1), validate.number(saved, 1 << 10)
         except ValueError as wrong:
             raise Damaged(f"return probes at {at:#x}: {wrong}") from None
         if memory is None or not left.bounds.has(address):
@@ -49,7 +49,7 @@ def note(point: ReturnPoint, arena: Arena) -> None:
 def _counted(at: int, value: Any) -> tuple[tuple[int, int, int], bool]:
     """What was counted in older tables than that at `at`, and whether its probes are deleted. Raises Damaged."""
     try:
-        ended, *before = checked.numbers(checked.row(value, 4), 4)
+        ended, *before = validate.numbers(validate.row(value, 4), 4)
     except ValueError as wrong:
         raise Damaged(f"calls at {at:#x}: {wrong}") from None
     returns, missed, dropped = before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from gdb_optprobe.objects.instances import Instances
+from gdb_optprobe.maps.call_table import Instances
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.returns import UnderWay
 from gdb_optprobe.probes.spec import Kind

@@ -16,7 +16,7 @@ from gdb_optprobe.handlers.format import render
 from gdb_optprobe.handlers.program import WORD, Column, Form, Records
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.paths import shortest
-from gdb_optprobe.objects.instances import Instances
+from gdb_optprobe.maps.call_table import Instances
 from gdb_optprobe.probes import outstanding, saving
 from gdb_optprobe.probes.gathered import Gathered, Row
 from gdb_optprobe.probes.handler import Handler

@@ -21,7 +21,7 @@ from gdb_optprobe.handlers.lowering import RUNG
 from gdb_optprobe.handlers.lowering_returns import Leaving, Part
 from gdb_optprobe.handlers.scope import Value
 from gdb_optprobe.isa import returns
-from gdb_optprobe.objects.instances import SAVED, WORD, Instances, InstancesLayout
+from gdb_optprobe.maps.call_table import SAVED, WORD, Instances, InstancesLayout
 from gdb_optprobe.probes.placed import new_pad
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.stops import Arrival, Hit, Move, ReturnLanding, StopPoint

@@ -13,7 +13,7 @@ from gdb_optprobe.handlers.saved import SAVE, Entry, ReturnScope, compile_entry
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.isa import returns
 from gdb_optprobe.isa.emitter import Before, Readers
-from gdb_optprobe.objects.instances import InstancesLayout
+from gdb_optprobe.maps.call_table import InstancesLayout
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.spec import Spec

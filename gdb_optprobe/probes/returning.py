@@ -40,7 +40,7 @@ from gdb_optprobe.isa.code import Code, joined
 from gdb_optprobe.isa.emitter import Before, Readers
 from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.isa.returning import Returning
-from gdb_optprobe.objects.instances import SAVED, WORD, Instance, Instances, InstancesLayout, changes
+from gdb_optprobe.maps.call_table import SAVED, WORD, Instance, Instances, InstancesLayout, changes
 from gdb_optprobe.probes import returnable
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.placed import Placed

@@ -23,7 +23,7 @@ from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.isa.base import ReadMemory
-from gdb_optprobe.objects.instances import WORD, Instance, InstancesLayout
+from gdb_optprobe.maps.call_table import WORD, Instance, InstancesLayout
 from gdb_optprobe.probes import old_points, returning
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.return_hits import Behind

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.objects import checked
+from gdb_optprobe.maps import validate
 
 ON_EXIT = ("keep", "remove", "ask")
 DEFAULT_MAX_PROBES = 4096
@@ -89,7 +89,7 @@ def size_of(name: str, value: Any) -> int:
     size = SIZES.get(name.replace("_", "-"))
     if size is None or "-" in name:
         raise ValueError(f"{ascii(name)[:40]} is no size")
-    number = checked.number(value, size.most + 1, size.least)
+    number = validate.number(value, size.most + 1, size.least)
     if size.rounded(name, number) != number:
         raise ValueError(f"{name} cannot be {number}")
     return number

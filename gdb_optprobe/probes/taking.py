@@ -17,7 +17,7 @@ from gdb_optprobe.detours.left import Left, Text, undoing
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.objects.journal import Damaged
+from gdb_optprobe.maps.journal_format import Damaged
 from gdb_optprobe.probes.noting import Noted, noted
 from gdb_optprobe.probes.old_points import points_of
 from gdb_optprobe.probes.optimizer import Optimizer

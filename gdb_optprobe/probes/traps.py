@@ -3,7 +3,7 @@
     probed insn: trap ──► kernel's entry code ── branch ──► our handler ── table ──► detour of the branch ──► next insn
                                                                  └── not ours ──► the kernel's handler
 The first trap puts the handler in, by patches of one instruction each; it goes with the arena. A larger table has a
-handler of its own. What a trap leads to is known before the trap is written, and for ever after: see objects/traps.py.
+handler of its own. What a trap leads to is known before the trap is written and never changes: maps/trap_table.py.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from gdb_optprobe.guest.linux.trap_calls import TrapCalls
 from gdb_optprobe.handlers import lowering_traps
 from gdb_optprobe.isa import traps
 from gdb_optprobe.isa.trapping import Trapping
-from gdb_optprobe.objects import traps as traps_layout
-from gdb_optprobe.objects.traps import DETOUR, KEY, SLOT, TrapsLayout, slot
+from gdb_optprobe.maps import trap_table as traps_layout
+from gdb_optprobe.maps.trap_table import DETOUR, KEY, SLOT, TrapsLayout, slot
 from gdb_optprobe.probes import hooks
 from gdb_optprobe.probes.placed import Placed
 from gdb_optprobe.probes.target import Target

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.isa.base import ReadMemory
-from gdb_optprobe.objects.instances import WORD
+from gdb_optprobe.maps.call_table import WORD
 
 NOBODY = "a stack of no known thread"
 INTERRUPTED = 8

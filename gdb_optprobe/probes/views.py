@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gdb_optprobe.objects.aggregate import Aggregate
+from gdb_optprobe.maps.aggregate import Aggregate
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class CallsView:
 
 @dataclass(frozen=True, slots=True)
 class RowView:
-    """words: as objects/aggregate.py lays them out. key: empty where the action has none. spelled: it, for people."""
+    """words: as maps/aggregate.py lays them out. key: empty where the action has none. spelled: it, for people."""
 
     key: tuple[int | str, ...]
     words: tuple[int, ...]

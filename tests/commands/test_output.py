@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from gdb_optprobe.debugger.output import Json, Text
-from gdb_optprobe.objects.aggregate import Count
+from gdb_optprobe.maps.aggregate import Count
 from gdb_optprobe.probes.views import (
     Address,
     CallsView,

@@ -13,8 +13,8 @@ from gdb_optprobe.detours.left import Bounds, Left, read, undoing
 from gdb_optprobe.detours.patch import TextChanged
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.isa.x86_64 import X86_64
-from gdb_optprobe.objects import journal as form
-from gdb_optprobe.objects.journal import Found
+from gdb_optprobe.maps import journal_format as form
+from gdb_optprobe.maps.journal_format import Found
 
 START, SIZE, FILL = 0x10000, 2048, 0xCC
 TEXT, CODE, DATA = (0x1000, 0x2000), (0x10000, 0x20000), (0x30000, 0x40000)

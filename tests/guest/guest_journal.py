@@ -12,7 +12,7 @@ import json
 import gdb
 
 from gdb_optprobe.debugger.attach import attachments
-from gdb_optprobe.objects import journal as form
+from gdb_optprobe.maps import journal_format as form
 from gdb_optprobe.probes.linux import Linux
 
 

@@ -24,7 +24,7 @@ from gdb_optprobe.isa.ppc64le.returning import RETURNING as POWER
 from gdb_optprobe.isa.returning import Returning
 from gdb_optprobe.isa.x86_64 import X86_64, abi
 from gdb_optprobe.isa.x86_64.returning import RETURNING as X86
-from gdb_optprobe.objects.instances import SAVED, Instances, InstancesLayout
+from gdb_optprobe.maps.call_table import SAVED, Instances, InstancesLayout
 
 PAGE = 4096
 MOST = 3_000_000  # instructions

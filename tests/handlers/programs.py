@@ -37,7 +37,7 @@ from gdb_optprobe.handlers.program import (
     UnaryOp,
     Update,
 )
-from gdb_optprobe.objects.aggregate import Aggregate, Average, Count, Greatest, Least, Linear, Powers, Sum
+from gdb_optprobe.maps.aggregate import Aggregate, Average, Count, Greatest, Least, Linear, Powers, Sum
 
 from .running import AREA, DATA, NUMBERS, PAGE, PER_CPU, POINTERS, SP
 

@@ -29,8 +29,8 @@ from gdb_optprobe.isa.x86_64 import abi
 from gdb_optprobe.isa.x86_64.emitter import MACHINE
 from gdb_optprobe.isa.x86_64.peek import Direct, routine
 from gdb_optprobe.isa.x86_64.writer import branch
-from gdb_optprobe.objects import aggregate
-from gdb_optprobe.objects.ring import RingLayout
+from gdb_optprobe.maps import aggregate
+from gdb_optprobe.maps.ring import RingLayout
 
 from ..isa.x86_64.tables import Tables
 

@@ -23,7 +23,7 @@ from gdb_optprobe.handlers.program import (
     may_fault,
 )
 from gdb_optprobe.handlers.source import Fragment, split
-from gdb_optprobe.objects.aggregate import Average, Count, Greatest, Least, Linear, Powers, Sum
+from gdb_optprobe.maps.aggregate import Average, Count, Greatest, Least, Linear, Powers, Sum
 
 from .world import FRAME, World, hit
 

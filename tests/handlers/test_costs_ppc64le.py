@@ -24,8 +24,8 @@ from gdb_optprobe.handlers.program import (
 from gdb_optprobe.isa.base import Dead, Flow
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.ppc64le.emitter import MACHINE
-from gdb_optprobe.objects.aggregate import Count, Powers
-from gdb_optprobe.objects.ring import RingLayout
+from gdb_optprobe.maps.aggregate import Count, Powers
+from gdb_optprobe.maps.ring import RingLayout
 
 VFS_READ = 0xC000_0000_0052_A678
 TOC = 0xC000_0000_0212_C100

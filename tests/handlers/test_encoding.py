@@ -38,7 +38,7 @@ from gdb_optprobe.handlers.program import (
     Update,
 )
 from gdb_optprobe.handlers.saved import Entry
-from gdb_optprobe.objects.aggregate import Average, Count, Greatest, Least, Linear, Powers, Sum
+from gdb_optprobe.maps.aggregate import Average, Count, Greatest, Least, Linear, Powers, Sum
 from tests.handlers.programs import programs
 
 RDI, ONE = Register("rdi"), Constant(1)

@@ -38,7 +38,7 @@ from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.isa.x86_64 import X86_64, abi
 from gdb_optprobe.isa.x86_64.emitter import MACHINE
-from gdb_optprobe.objects.aggregate import Count, Sum
+from gdb_optprobe.maps.aggregate import Count, Sum
 from tests.examples import examples
 
 from .programs import programs, wild_programs, words

@@ -28,9 +28,9 @@ from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.isa.x86_64.emitter import MACHINE
 from gdb_optprobe.isa.x86_64.user_frames import COST
-from gdb_optprobe.objects import aggregate
-from gdb_optprobe.objects.aggregate import Average, Count, Greatest, Least, Linear, Powers, Sum
-from gdb_optprobe.objects.table import CLAIMED, PROBES
+from gdb_optprobe.maps import aggregate
+from gdb_optprobe.maps.aggregate import Average, Count, Greatest, Least, Linear, Powers, Sum
+from gdb_optprobe.maps.hash_map import CLAIMED, PROBES
 
 from .running import (
     CPU,

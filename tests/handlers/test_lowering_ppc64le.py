@@ -33,8 +33,8 @@ from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.isa.ppc64le import PPC64LE, abi
 from gdb_optprobe.isa.ppc64le.emitter import MACHINE
 from gdb_optprobe.isa.ppc64le.words import to_bytes
-from gdb_optprobe.objects import aggregate
-from gdb_optprobe.objects.aggregate import Average, Count, Greatest, Least, Linear, Powers, Sum
+from gdb_optprobe.maps import aggregate
+from gdb_optprobe.maps.aggregate import Average, Count, Greatest, Least, Linear, Powers, Sum
 from tests.examples import examples
 
 from ..isa.ppc64le.oracle import DATA, HERE, STACK, TRAP, Outcome, Step, execute, needs_oracle

@@ -1,6 +1,6 @@
 """Entry and trampoline, on both architectures, of functions with a tracer's site and of others.
 
-What the guest's memory holds is compared with objects/instances.py, where a call returns to with where it came from;
+What the guest's memory holds is compared with maps/call_table.py, where a call returns to with where it came from;
 registers that callers may rely on are what they were.
 """
 
@@ -16,8 +16,8 @@ from gdb_optprobe.handlers.lowering_returns import Part
 from gdb_optprobe.handlers.program import Cell, Constant, Expr, Load, Op, Program, Put, Register, Update
 from gdb_optprobe.handlers.saved import Entry
 from gdb_optprobe.isa.paths import depth
-from gdb_optprobe.objects.aggregate import Sum
-from gdb_optprobe.objects.instances import KEY, RETURN, SAVED, WORD, Instance, Instances, InstancesLayout
+from gdb_optprobe.maps.aggregate import Sum
+from gdb_optprobe.maps.call_table import KEY, RETURN, SAVED, WORD, Instance, Instances, InstancesLayout
 from tests.handlers.calling import INTEL, SIDES, Side, World
 
 DEPTH = 1000

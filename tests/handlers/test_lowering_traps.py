@@ -15,7 +15,7 @@ from gdb_optprobe.handlers.lowering_traps import Traps, handler
 from gdb_optprobe.isa.trapping import Entry
 from gdb_optprobe.isa.x86_64 import X86_64, abi
 from gdb_optprobe.isa.x86_64.trapping import TRAPPING
-from gdb_optprobe.objects.traps import TrapsLayout
+from gdb_optprobe.maps.trap_table import TrapsLayout
 
 CODE, KERNELS, CALLER, TABLE, FRAME, STACK, TEXT = range(0x10_0000, 0x80_0000, 0x10_0000)
 NUMBERS = {name: getattr(x86_const, f"UC_X86_REG_{name.upper()}") for name in abi.GENERAL}

@@ -19,7 +19,7 @@ from gdb_optprobe.isa.ppc64le.forms import number, plain
 from gdb_optprobe.isa.ppc64le.trapping import SAVED, TRAPPING
 from gdb_optprobe.isa.ppc64le.words import rotated, to_bytes, word_of
 from gdb_optprobe.isa.trapping import Entry
-from gdb_optprobe.objects.traps import SLOT, TrapsLayout
+from gdb_optprobe.maps.trap_table import SLOT, TrapsLayout
 
 from ..isa.ppc64le.oracle import ABOVE, DATA, DATA_SIZE, HERE, MASK, NEAR, SIGTRAP, STACK, TRAP, execute, needs_oracle
 

@@ -21,7 +21,7 @@ from gdb_optprobe.handlers.program import Cell, Choose, Constant, Expr, Load, Pr
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.handlers.typing import Typer
 from gdb_optprobe.isa.x86_64.emitter import MACHINE
-from gdb_optprobe.objects.aggregate import Sum
+from gdb_optprobe.maps.aggregate import Sum
 from tests.examples import examples
 
 from . import running

@@ -21,8 +21,8 @@ from gdb_optprobe.isa.x86_64 import abi
 from gdb_optprobe.isa.x86_64.emitter import MACHINE
 from gdb_optprobe.isa.x86_64.user import REGISTERS, USER
 from gdb_optprobe.isa.x86_64.user_returns import RETURNING
-from gdb_optprobe.objects.aggregate import encode
-from gdb_optprobe.objects.user_calls import (
+from gdb_optprobe.maps.aggregate import encode
+from gdb_optprobe.maps.user_call_table import (
     MOST_SAVED,
     POINT_SIZE,
     SAVED,

@@ -17,7 +17,7 @@ from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.isa.user import ABSENT, OTHER
 from gdb_optprobe.isa.x86_64 import abi
 from gdb_optprobe.isa.x86_64.user import REGISTERS, USER
-from gdb_optprobe.objects.user_traps import Key, UserTrapsLayout
+from gdb_optprobe.maps.user_trap_table import Key, UserTrapsLayout
 
 CODE, KERNELS, CALLER, TABLE, FRAME, STACK, KERNEL, OURS = range(0x10_0000, 0x90_0000, 0x10_0000)
 NUMBERS = {name: getattr(x86_const, f"UC_X86_REG_{name.upper()}") for name in abi.GENERAL}

@@ -32,8 +32,8 @@ from gdb_optprobe.handlers.ctype import Array, Struct, size_of
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.handlers.typing import _no_member
 from gdb_optprobe.isa.x86_64 import X86_64, unwind
-from gdb_optprobe.objects import journal
-from gdb_optprobe.objects.ring import Position, RingLayout
+from gdb_optprobe.maps import journal_format
+from gdb_optprobe.maps.ring import Position, RingLayout
 from tests.hostile.measured import in_memory, outcome, within
 from tests.linux import test_kprobes
 from tests.linux.fakes import Pages, Structures, kernel, symbols
@@ -362,7 +362,7 @@ def test_pending_records_do_not_pile_up() -> None:
 
 
 def region(*bodies: bytes) -> bytes:
-    half = journal.header(1)
+    half = journal_format.header(1)
     for body in bodies:
         half += struct.pack("<II", len(body), zlib.crc32(body, 1)) + body
     return half.ljust(1 << 17, b"\xcc") * 2
@@ -375,7 +375,7 @@ def region(*bodies: bytes) -> bytes:
 )
 def test_a_journal_that_unpacks_without_end(content: bytes) -> None:
     data = region(*[zlib.compress(content, 9)] * 8)
-    assert in_memory(lambda: journal.decode(data, 0xCC), len(data)).error
+    assert in_memory(lambda: journal_format.decode(data, 0xCC), len(data)).error
 
 
 def test_what_was_unwound_is_not_remembered_without_end() -> None:

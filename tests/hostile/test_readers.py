@@ -50,12 +50,12 @@ from gdb_optprobe.guest.symbols import Symbols, SymbolTable
 from gdb_optprobe.guest.types import BtfTypes
 from gdb_optprobe.handlers.ctype import Struct, describe, size_of
 from gdb_optprobe.isa.x86_64 import X86_64, paging, unwind
-from gdb_optprobe.objects import journal
-from gdb_optprobe.objects.aggregate import Average, Powers
-from gdb_optprobe.objects.instances import InstancesLayout
-from gdb_optprobe.objects.ring import START, Position, RingLayout
-from gdb_optprobe.objects.table import TableLayout
-from gdb_optprobe.objects.user_calls import UserCallsLayout
+from gdb_optprobe.maps import journal_format
+from gdb_optprobe.maps.aggregate import Average, Powers
+from gdb_optprobe.maps.call_table import InstancesLayout
+from gdb_optprobe.maps.hash_map import TableLayout
+from gdb_optprobe.maps.ring import START, Position, RingLayout
+from gdb_optprobe.maps.user_call_table import UserCallsLayout
 from gdb_optprobe.probes import noting
 from gdb_optprobe.probes.user import notes
 from tests.detours import test_journal
@@ -419,20 +419,20 @@ def arena() -> Pages:
 
 def of_journal(random: Random) -> Callable[[], Any]:
     size = 1 << 12
-    half = journal.header(random.choice((0, 1, 1, 1, 5, (1 << 32) - 1)))
+    half = journal_format.header(random.choice((0, 1, 1, 1, 5, (1 << 32) - 1)))
     generation = int.from_bytes(half[12:16], "little")
     for _ in range(random.randrange(4)):
         body = json.dumps(some_state(random)).encode()
         body = mutated(body, random) if random.random() < 0.3 else body
         body = zlib.compress(body) if random.random() < 0.3 else body
         half += struct.pack("<II", len(body), zlib.crc32(body, generation)) + body
-    other = journal.header(random.randrange(3)) if random.random() < 0.3 else b""
+    other = journal_format.header(random.randrange(3)) if random.random() < 0.3 else b""
     region = half[:size].ljust(size, b"\xcc") + other.ljust(size, b"\xcc")
     region = mutated(region, random, 4, 96) if random.random() < 0.4 else region
     memory = arena()
 
     def read() -> None:
-        found = journal.decode(region, 0xCC)
+        found = journal_format.decode(region, 0xCC)
         if found is not None:
             left.undoing(left.read(found.state, test_journal.BOUNDS, memory, X86_64), memory, X86_64)
 

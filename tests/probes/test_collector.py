@@ -13,7 +13,7 @@ from gdb_optprobe.detours.journal import Item, Journal
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.saved import Saved
-from gdb_optprobe.objects import journal as form
+from gdb_optprobe.maps import journal_format as form
 from gdb_optprobe.probes import collector
 from gdb_optprobe.probes.collector import PAGE, PATIENCE, Collector, Why
 from gdb_optprobe.probes.returns import Returns

@@ -22,8 +22,8 @@ from gdb_optprobe.handlers.program import (
     Table,
     Update,
 )
-from gdb_optprobe.objects.aggregate import Average, Count, Greatest, Least, Linear, Powers, Sum
-from gdb_optprobe.objects.ring import START
+from gdb_optprobe.maps.aggregate import Average, Count, Greatest, Least, Linear, Powers, Sum
+from gdb_optprobe.maps.ring import START
 from gdb_optprobe.probes.gathered import Gathered
 from gdb_optprobe.probes.handler import HITS, Handler
 from gdb_optprobe.probes.stops import Hit

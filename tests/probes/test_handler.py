@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gdb_optprobe.handlers.program import Cell, Column, Constant, Form, Program, Table, Update
-from gdb_optprobe.objects.aggregate import Count, Sum
+from gdb_optprobe.maps.aggregate import Count, Sum
 from gdb_optprobe.probes.handler import Handler
 
 KEYED = Update(Table("count by 1", (Column("1", Form.UNSIGNED),), Count()), None, (Constant(1),))

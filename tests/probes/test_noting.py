@@ -11,7 +11,7 @@ import pytest
 from gdb_optprobe.detours.journal import Journal
 from gdb_optprobe.detours.left import Bounds, Left
 from gdb_optprobe.handlers.source import Fragment
-from gdb_optprobe.objects.journal import Damaged
+from gdb_optprobe.maps.journal_format import Damaged
 from gdb_optprobe.probes import fields
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.noting import note, noted

@@ -9,7 +9,7 @@ import pytest
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.left import Left
 from gdb_optprobe.detours.slots import Slot
-from gdb_optprobe.objects.ring import Position
+from gdb_optprobe.maps.ring import Position
 from gdb_optprobe.probes import recovery
 from gdb_optprobe.probes.noting import Noted
 from gdb_optprobe.probes.spec import Kind, Spec

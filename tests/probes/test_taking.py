@@ -14,8 +14,8 @@ from gdb_optprobe.detours.left import Bounds, Left, read
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.port import Room
 from gdb_optprobe.isa.x86_64 import X86_64
-from gdb_optprobe.objects.journal import Damaged
-from gdb_optprobe.objects.user_calls import UserCallsLayout
+from gdb_optprobe.maps.journal_format import Damaged
+from gdb_optprobe.maps.user_call_table import UserCallsLayout
 from gdb_optprobe.probes import earlier
 from gdb_optprobe.probes.noting import Noted
 from gdb_optprobe.probes.taking import believed

@@ -11,7 +11,7 @@ from gdb_optprobe.detours.arena import Arena, Ranges
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.arriving import Arriving
 from gdb_optprobe.isa.x86_64 import X86_64
-from gdb_optprobe.objects.user_rows import INSIDE, ROWS, SIZE, Row
+from gdb_optprobe.maps.mmap_patches import INSIDE, ROWS, SIZE, Row
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user.arrivals import ROOM, Arrivals
 from tests.detours.fakes import FakeMemory

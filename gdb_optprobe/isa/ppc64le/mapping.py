@@ -2,7 +2,7 @@
 
     call ─► not executable, shared, no file ─► the kernel's own
        └──► the kernel's own ─► each row of the file's, within what was mapped: read, compared, written ─► back
-See objects/user_rows.py, and ../x86_64/mapping.py, which is the same. Who is here holds no lock and may sleep. r2 is
+See maps/mmap_patches.py, and ../x86_64/mapping.py, which is the same. Who is here holds no lock and may sleep. r2 is
 the kernel's TOC, which functions find and keep that are called at their local entries (ELFv2 ABI, 2.3.2.1).
 (mm/util.c, vm_mmap_pgoff(file, addr, len, prot, flag, pgoff))
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gdb_optprobe.objects.user_rows import DATA, FAILED, INODE, INSIDE, LENGTH, OFFSET, OLD, ROWS, SIZE
+from gdb_optprobe.maps.mmap_patches import DATA, FAILED, INODE, INSIDE, LENGTH, OFFSET, OLD, ROWS, SIZE
 
 from ..code import Code
 from ..emitter import Label, Test

@@ -4,7 +4,7 @@
        └──► the kernel's own ─► each row of the file's, within what was mapped: read, compared, written ─► back
             fails, but for who was killed, or the file has something else by now: counted, and no more is written
 What a call of ours leaves below the stack pointer is wiped out: of a thread that sleeps it would seem to say that he is
-here. See objects/user_rows.py. Who is here holds no lock and may sleep; nothing of what he has mapped has run yet.
+here. See maps/mmap_patches.py. Who is here holds no lock and may sleep; nothing of what he has mapped has run yet.
 (mm/util.c, vm_mmap_pgoff(file, addr, len, prot, flag, pgoff))
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gdb_optprobe.objects.user_rows import DATA, FAILED, INODE, INSIDE, LENGTH, OFFSET, OLD, ROWS, SIZE
+from gdb_optprobe.maps.mmap_patches import DATA, FAILED, INODE, INSIDE, LENGTH, OFFSET, OLD, ROWS, SIZE
 
 from ..code import Code
 from .encode import Relative

@@ -1,7 +1,7 @@
 """What of ours belongs into files' mappings is written into those that are made, by code in the guest: nobody stops.
 
     the kernel's calls of vm_mmap_pgoff ── redirected ──► code of ours ──► the same, then the rows of that file
-See objects/user_rows.py. That goes on without a GDB, with traps that lead where they led.
+See maps/mmap_patches.py. That goes on without a GDB, with traps that lead where they led.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.arriving import Arriving
-from gdb_optprobe.objects import user_rows
-from gdb_optprobe.objects.user_rows import FAILED, INSIDE, ROWS, SIZE, Row
+from gdb_optprobe.maps import mmap_patches
+from gdb_optprobe.maps.mmap_patches import FAILED, INSIDE, ROWS, SIZE, Row
 from gdb_optprobe.probes import hooks
 from gdb_optprobe.probes.placed import Placed
 from gdb_optprobe.probes.target import Target
@@ -47,11 +47,11 @@ class Arrivals:
             return
         target = self.target
         # An earlier session's holds nothing any more: nothing leads to its code, in which no thread is.
-        memory = arena.adopt_table(TableKind.USER_MAPPINGS, lambda size: size >= user_rows.size(ROOM))
+        memory = arena.adopt_table(TableKind.USER_MAPPINGS, lambda size: size >= mmap_patches.size(ROOM))
         if memory is None:
-            size, reach = user_rows.size(ROOM), target.isa.data_reach
+            size, reach = mmap_patches.size(ROOM), target.isa.data_reach
             memory = arena.allocate_table(TableKind.USER_MAPPINGS, size, arriving.to, reach)
-        target.machine.write(memory.address, bytes(user_rows.size(ROOM)))
+        target.machine.write(memory.address, bytes(mmap_patches.size(ROOM)))
         placed = None
         try:
             code = arriving.code(memory.address, force)
@@ -80,7 +80,7 @@ class Arrivals:
             raise OptprobeError(f"there is room for {ROOM} pieces of code in programs")
         if not self._word(hook, INSIDE):
             self._rows = [*wanted]
-            self.target.machine.write(hook.memory.address + ROWS, user_rows.encode(wanted, len(wanted)))
+            self.target.machine.write(hook.memory.address + ROWS, mmap_patches.encode(wanted, len(wanted)))
             return
         kept = set(wanted)
         for number, row in enumerate(self._rows):

@@ -26,9 +26,9 @@ from gdb_optprobe.handlers.lowering_user_calls import Table, Way
 from gdb_optprobe.isa import machines
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.isa.code import Code
-from gdb_optprobe.objects.aggregate import encode
-from gdb_optprobe.objects.user_calls import ACTIVE, CODE, POINT_SIZE, Call, Point, UserCallsLayout, point_initial
-from gdb_optprobe.objects.user_traps import Key
+from gdb_optprobe.maps.aggregate import encode
+from gdb_optprobe.maps.user_call_table import ACTIVE, CODE, POINT_SIZE, Call, Point, UserCallsLayout, point_initial
+from gdb_optprobe.maps.user_trap_table import Key
 from gdb_optprobe.probes import hooks
 from gdb_optprobe.probes.hooks import NOTHING, Standing
 from gdb_optprobe.probes.placed import Placed

@@ -14,8 +14,8 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.files import LONGEST, File
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest_text import one_line
-from gdb_optprobe.objects import checked
-from gdb_optprobe.objects.journal import Damaged
+from gdb_optprobe.maps import validate
+from gdb_optprobe.maps.journal_format import Damaged
 
 LARGEST = 16
 """Bytes of a trap, at most."""
@@ -53,15 +53,15 @@ def noted(values: Mapping[int, Any]) -> Sequence[NotedTrap]:
 
 def _noted(value: Any) -> NotedTrap:
     try:
-        path, inode, number, device, size, mapping, address, original, calls = checked.row(value, 9)
+        path, inode, number, device, size, mapping, address, original, calls = validate.row(value, 9)
         if not isinstance(path, str) or len(path) > LONGEST or not path.isprintable():
             raise ValueError("no such file")
         for kernel in (inode, mapping):
-            checked.number(kernel, least=1 << 63)
+            validate.number(kernel, least=1 << 63)
         file = File(
-            path, inode, checked.number(number), checked.number(device), checked.number(size), mapping
+            path, inode, validate.number(number), validate.number(device), validate.number(size), mapping
         )
-        return NotedTrap(file, checked.number(address), checked.data(original, LARGEST), checked.number(calls))
+        return NotedTrap(file, validate.number(address), validate.data(original, LARGEST), validate.number(calls))
     except ValueError as wrong:
         raise Damaged(f"a trap in a program: {wrong}") from None
 

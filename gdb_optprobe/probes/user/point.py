@@ -87,7 +87,7 @@ class Point:
 
     @property
     def key(self) -> tuple[int, int]:
-        """See objects/user_traps.py."""
+        """See maps/user_trap_table.py."""
         return self.program.offset(self.insn.address), self.program.inode
 
     @property

@@ -26,8 +26,8 @@ from gdb_optprobe.handlers.supported import check_action
 from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.code import joined
 from gdb_optprobe.isa.emitter import Readers
-from gdb_optprobe.objects.user_calls import POINT_SIZE
-from gdb_optprobe.objects.user_traps import Key
+from gdb_optprobe.maps.user_call_table import POINT_SIZE
+from gdb_optprobe.maps.user_trap_table import Key
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.noting import Noted, fingerprint, note
 from gdb_optprobe.probes.optimizer import Optimizer

@@ -18,7 +18,7 @@ from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.isa.user_returns import UserReturning
-from gdb_optprobe.objects.user_calls import UserCallsLayout
+from gdb_optprobe.maps.user_call_table import UserCallsLayout
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.probe import Probe

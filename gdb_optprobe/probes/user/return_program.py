@@ -21,8 +21,8 @@ from gdb_optprobe.isa import machines
 from gdb_optprobe.isa.code import Code
 from gdb_optprobe.isa.emitter import Before
 from gdb_optprobe.isa.user_returns import UserReturning
-from gdb_optprobe.objects import instances
-from gdb_optprobe.objects.user_calls import MOST_SAVED, SAVED, WORD
+from gdb_optprobe.maps import call_table
+from gdb_optprobe.maps.user_call_table import MOST_SAVED, SAVED, WORD
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.probe import Probe
@@ -75,7 +75,7 @@ def at_return(handler: Handler, part: Part, isa: UserReturning) -> Handler:
     def word(offset: int) -> Expr:
         return fold.binary(Op.ADD, Register(isa.slot), fold.constant(offset), 64, False)
 
-    program = placed(handler.program, CALL, word(part.area - instances.SAVED))
+    program = placed(handler.program, CALL, word(part.area - call_table.SAVED))
     if program is not handler.program:
         handler = replace(handler, program=program)
     return handler.armed(Load(word(part.armed), WORD, signed=False, mapped=True)) if part.armed else handler

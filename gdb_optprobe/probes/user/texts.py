@@ -24,7 +24,7 @@ from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.user.spaces import LATER, Busy, Space
 from gdb_optprobe.guest.linux.user.writer import Write, Writer
-from gdb_optprobe.objects.user_rows import Row
+from gdb_optprobe.maps.mmap_patches import Row
 from gdb_optprobe.probes.user.space import Change, UserSpace
 
 SHOWN = "the guest would have to run for this, and a program is shown where it stopped"

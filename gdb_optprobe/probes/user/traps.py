@@ -22,8 +22,8 @@ from gdb_optprobe.handlers import lowering_user_traps
 from gdb_optprobe.isa.base import Insn, Isa
 from gdb_optprobe.isa.code import Code
 from gdb_optprobe.isa.emitter import Readers
-from gdb_optprobe.objects import user_traps
-from gdb_optprobe.objects.user_traps import CODE, SLOT, Key, UserTrapsLayout, slot
+from gdb_optprobe.maps import user_trap_table
+from gdb_optprobe.maps.user_trap_table import CODE, SLOT, Key, UserTrapsLayout, slot
 from gdb_optprobe.probes import hooks
 from gdb_optprobe.probes.hooks import NOTHING, Standing
 from gdb_optprobe.probes.placed import Placed
@@ -146,7 +146,7 @@ class UserTraps:
         self, memory: Slot, keys: Iterable[Key]
     ) -> tuple[UserTrapsLayout, bytearray, Collection[Key]] | None:
         """An earlier session's table, what it holds and the traps in it; None where it has no room for these too."""
-        if not user_traps.is_size(memory.size):
+        if not user_trap_table.is_size(memory.size):
             return None
         layout = UserTrapsLayout(memory.size // SLOT)
         data = bytearray(self.target.machine.read(memory.address, layout.size))
@@ -163,7 +163,7 @@ class UserTraps:
         self, codes: Mapping[Key, int], nothing: Placed, near: int, arena: Arena
     ) -> tuple[UserTrapsLayout, Slot, bytearray, dict[Key, int]]:
         """One with room for one more than `codes`: an earlier session's, or a new one. Raises Refused."""
-        memory = arena.adopt_table(TableKind.USER_TRAPS, user_traps.is_size) if self._hook is None else None
+        memory = arena.adopt_table(TableKind.USER_TRAPS, user_trap_table.is_size) if self._hook is None else None
         if memory is not None:
             if (found := self._known(memory, codes)) is not None:
                 layout, data, known = found

@@ -15,8 +15,8 @@ from gdb_optprobe.isa.ppc64le.forms import logical, number, plain
 from gdb_optprobe.isa.ppc64le.mapping import EXECUTABLE, PATIENCE, SHARED, WRITABLE, WRITE, Mapping
 from gdb_optprobe.isa.ppc64le.templates import load
 from gdb_optprobe.isa.ppc64le.words import to_bytes
-from gdb_optprobe.objects import user_rows
-from gdb_optprobe.objects.user_rows import FAILED, INSIDE, ROWS, Row
+from gdb_optprobe.maps import mmap_patches
+from gdb_optprobe.maps.mmap_patches import FAILED, INSIDE, ROWS, Row
 
 from .oracle import DATA, HERE, MASK, NEAR, SIGTRAP, STACK, execute, needs_oracle
 
@@ -63,7 +63,7 @@ def ran(
         MAPS: kept + function(*load(3, result)) + leave,
         WRITES: kept + function(wrote) + leave,
         WAITS: to_bytes(number("addi", "r3", "r3", rest - PATIENCE), plain("blr")),
-        TABLE: bytes(ROWS) + user_rows.encode(pieces, ROOM),
+        TABLE: bytes(ROWS) + mmap_patches.encode(pieces, ROOM),
         PACA: struct.pack("<Q", NOTES),
         PACA + 0x20: struct.pack("<Q", TASK),
         TASK + 0x40: struct.pack("<Q", MM),

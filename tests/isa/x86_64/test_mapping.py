@@ -12,8 +12,8 @@ from unicorn import x86_const
 
 from gdb_optprobe.isa.x86_64 import abi
 from gdb_optprobe.isa.x86_64.mapping import EXECUTABLE, PATIENCE, SHARED, WRITABLE, WRITE, Mapping
-from gdb_optprobe.objects import user_rows
-from gdb_optprobe.objects.user_rows import FAILED, INSIDE, ROWS, Row
+from gdb_optprobe.maps import mmap_patches
+from gdb_optprobe.maps.mmap_patches import FAILED, INSIDE, ROWS, Row
 
 CODE, MAPS, WRITES, WAITS, TABLE, STACK, KERNEL, CALLER = range(0x10_0000, 0x90_0000, 0x10_0000)
 FILE, INODE, TASK, MM, CURRENT = KERNEL, KERNEL + 0x1000, KERNEL + 0x2000, KERNEL + 0x3000, KERNEL + 0x4000
@@ -48,7 +48,7 @@ def ran(
     pieces = [piece for row in rows for piece in row.pieces()]
     code = Mapping(MAPS, WRITES, WAITS, 0x4000, 0x8E0, 0x20).code(TABLE, FORCE)(CODE)
     returns = dict.fromkeys((MAPS, WRITES, WAITS), b"\xc3")
-    for at, data in {CODE: code, TABLE + ROWS: user_rows.encode(pieces, ROOM), **returns}.items():
+    for at, data in {CODE: code, TABLE + ROWS: mmap_patches.encode(pieces, ROOM), **returns}.items():
         machine.mem_write(at, data)
     for at, word in {FILE + 0x20: INODE, CURRENT: TASK, TASK + 0x8E0: MM, STACK + 0x800: CALLER}.items():
         machine.mem_write(at, word.to_bytes(8, "little"))
@@ -145,6 +145,6 @@ def test_for_who_was_killed_nothing_has_to_be_written() -> None:
 
 def test_rows_that_were_withdrawn_write_what_the_file_has_or_nothing() -> None:
     (row,) = FIRST.pieces()
-    assert len(row.encode()) == len(row.withdrawn()) == user_rows.SIZE
-    assert row.withdrawn()[user_rows.DATA :][:1] == row.old
-    assert row.withdrawn()[: user_rows.OFFSET] != row.encode()[: user_rows.OFFSET]
+    assert len(row.encode()) == len(row.withdrawn()) == mmap_patches.SIZE
+    assert row.withdrawn()[mmap_patches.DATA :][:1] == row.old
+    assert row.withdrawn()[: mmap_patches.OFFSET] != row.encode()[: mmap_patches.OFFSET]

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from .aggregate import decode, encode
+from gdb_optprobe.maps.aggregate import decode, encode
 
 WORD = 8
 RETURNS, MISSED, DROPPED, SLOTS = 0, 8, 16, 24

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gdb_optprobe.objects.aggregate import (
+from gdb_optprobe.maps.aggregate import (
     Aggregate,
     Average,
     Count,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from gdb_optprobe.objects.user_traps import CODE, INODE, OFFSET, SLOT, UserTrapsLayout, slot
+from gdb_optprobe.maps.user_trap_table import CODE, INODE, OFFSET, SLOT, UserTrapsLayout, slot
 
 LAYOUT = UserTrapsLayout(64)
 

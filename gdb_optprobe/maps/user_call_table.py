@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .aggregate import decode, encode
-from .instances import FACTOR, MASK, SHIFT
+from gdb_optprobe.maps.aggregate import decode, encode
+from gdb_optprobe.maps.call_table import FACTOR, MASK, SHIFT
 
 WORD = 8
 KEY, SPACE, RETURN, CODE, POINT, TRAMPOLINE, SAVED = 0, 8, 16, 24, 32, 40, 48

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .aggregate import MASK, Aggregate, decode, encode, initial, merged
+from gdb_optprobe.maps.aggregate import MASK, Aggregate, decode, encode, initial, merged
 
 FREE, CLAIMED, READY = 0, 1, 3
 PROBES = 32

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gdb_optprobe.objects.traps import FACTOR, SHIFT
+from gdb_optprobe.maps.trap_table import FACTOR, SHIFT
 
 OFFSET, INODE, CODE = 0, 8, 16
 SLOT = 32

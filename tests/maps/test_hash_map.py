@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gdb_optprobe.objects.aggregate import Average, Count, Greatest, Least, Powers, encode, initial, merged
-from gdb_optprobe.objects.table import CLAIMED, PROBES, READY, TableLayout
+from gdb_optprobe.maps.aggregate import Average, Count, Greatest, Least, Powers, encode, initial, merged
+from gdb_optprobe.maps.hash_map import CLAIMED, PROBES, READY, TableLayout
 
 LAYOUT = TableLayout(2, Average(True), 3)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gdb_optprobe.objects.ring import HEADER, RingLayout
+from gdb_optprobe.maps.ring import HEADER, RingLayout
 
 LAYOUT = RingLayout(1, 2)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gdb_optprobe.objects.traps import SLOT, TrapsLayout, slot
+from gdb_optprobe.maps.trap_table import SLOT, TrapsLayout, slot
 
 KEYS = st.integers(1, (1 << 64) - 1)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gdb_optprobe.objects.instances import Instance, InstancesLayout, changes
+from gdb_optprobe.maps.call_table import Instance, InstancesLayout, changes
 
 STACK = 0xFFFF_C900_0010_0000
 
