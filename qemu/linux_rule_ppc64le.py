@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from functools import lru_cache
 
-from gdb_optprobe.guest.linux.ppc64le.text import PowerText
+from gdb_optprobe.guest.linux.arch.ppc64le.text import PowerText
 from gdb_optprobe.guest.text import Fact, Function
 from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.ppc64le.words import opcode, word_of, xo

@@ -27,10 +27,10 @@ from gdb_optprobe.detours.survey import sweep
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import default_cache
-from gdb_optprobe.guest.linux import ports
+from gdb_optprobe.guest.linux.arch import registry
+from gdb_optprobe.guest.linux.arch.base import LinuxText, Port, Unwinder
+from gdb_optprobe.guest.linux.arch.ppc64le.text import PowerText
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.port import LinuxText, Port, Unwinder
-from gdb_optprobe.guest.linux.ppc64le.text import PowerText
 from gdb_optprobe.guest.linux.recover import Vain, recover
 from gdb_optprobe.guest.linux.structures import KernelStructures
 from gdb_optprobe.guest.linux.text import KernelText
@@ -158,7 +158,7 @@ def subject_of(guest: Guest) -> Subject:
     """The kernel of a running guest, copied: the guest is no longer needed. Raises GuestError, OptprobeError."""
     isa = ISAS[guest.options.arch]
     blacklist = ranges(guest.check(f"cat {BLACKLIST}"))
-    frozen, cache, port = freeze(guest), default_cache(), ports.of(isa.name)
+    frozen, cache, port = freeze(guest), default_cache(), registry.of(isa.name)
     recovered = recover(frozen, port, cache, say, Vain())
     if recovered is None:
         raise GuestError("the guest runs no Linux")

@@ -28,9 +28,9 @@ from gdb_optprobe.debugger.unwinder import Kernel as UnwindKernel
 from gdb_optprobe.debugger.users import LinuxPrograms
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.cache import default_cache
-from gdb_optprobe.guest.linux import ports
+from gdb_optprobe.guest.linux.arch import registry
+from gdb_optprobe.guest.linux.arch.base import Unwinder
 from gdb_optprobe.guest.linux.backtrace import Copy, backtrace
-from gdb_optprobe.guest.linux.port import Unwinder
 from gdb_optprobe.guest.linux.recover import Recovered, Vain, recover
 from gdb_optprobe.guest.memory import KernelMemory
 from gdb_optprobe.handlers.scope import Scope
@@ -241,7 +241,7 @@ def attach(connection: gdb.RemoteTargetConnection, vain: Vain) -> Attachment:
     if (why := cache.refused) is not None:
         warn(f"nothing is kept for the next session: {why}")
     other = gdb_symbols.of_another_program()
-    port = ports.of(isa.name)
+    port = registry.of(isa.name)
     with interruptible():
         recovered = None if other else recover(machine, port, cache, progress, vain, vmlinux.files())
     if recovered is None and not other:

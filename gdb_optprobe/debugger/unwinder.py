@@ -16,7 +16,7 @@ import gdb.unwinder
 
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.port import Unwinder
+from gdb_optprobe.guest.linux.arch.base import Unwinder
 from gdb_optprobe.isa import machines
 from gdb_optprobe.isa.base import Isa, ReadMemory
 from gdb_optprobe.probes.return_hits import key_after

@@ -15,9 +15,9 @@ from gdb_optprobe.detours.journal import Item, Journal
 from gdb_optprobe.detours.left import Bounds, Left, read, undoing
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import physical
+from gdb_optprobe.guest.linux.arch.base import Loan, Port, Room
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.physical import PhysicalPatch
-from gdb_optprobe.guest.linux.port import Loan, Port, Room
 from gdb_optprobe.guest.linux.recover import Recovered
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.isa.base import Isa

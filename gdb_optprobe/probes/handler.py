@@ -3,7 +3,7 @@
     a plain count   │ hits │
     others          │ hits │ faults │ words of each cell │ table │ table │ ring │ END │
                     └──────── head, read by every list ──┘└─────── by report ─────────┘
-Where it ends is seen by a session that finds it left by an earlier one (guest/linux/ppc64le/room.py): END is never 0.
+Where it ends is seen by a session that finds it left by an earlier one, by the instruction alone: END is never 0.
 A hit is one where the condition holds.
 """
 
@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from typing import Protocol
 
 from gdb_optprobe.detours.pads import Pad
-from gdb_optprobe.guest.linux.port import Reads
+from gdb_optprobe.guest.linux.arch.base import Reads
 from gdb_optprobe.handlers import interpret
 from gdb_optprobe.handlers.interpret import Outcome
 from gdb_optprobe.handlers.lowering import Surroundings, lower

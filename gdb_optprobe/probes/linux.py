@@ -14,12 +14,12 @@ from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import abi, scope
 from gdb_optprobe.guest.linux import bypasses, frame
+from gdb_optprobe.guest.linux.arch.base import LinuxText, Port, Reads, Room, Say, Stacks, StaysLent, Unwinder
 from gdb_optprobe.guest.linux.clock import hertz
 from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.modular import Modular
 from gdb_optprobe.guest.linux.modules import Module
-from gdb_optprobe.guest.linux.port import LinuxText, Port, Reads, Room, Say, Stacks, StaysLent, Unwinder
 from gdb_optprobe.guest.linux.recover import Recovered
 from gdb_optprobe.guest.linux.structures import KernelStructures, Layouts, no_layouts
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls

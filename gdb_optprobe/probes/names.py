@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gdb_optprobe.guest.linux.port import Reads
+from gdb_optprobe.guest.linux.arch.base import Reads
 from gdb_optprobe.handlers.program import Expr
 from gdb_optprobe.handlers.scope import UNREAD, Missing, Scope
 

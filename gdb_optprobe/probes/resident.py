@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.layout import Detour
-from gdb_optprobe.guest.linux.port import Reads
+from gdb_optprobe.guest.linux.arch.base import Reads
 from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.probes.placed import Placed
 from gdb_optprobe.probes.target import Target

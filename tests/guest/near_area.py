@@ -31,8 +31,8 @@ import gdb
 
 from gdb_optprobe.debugger.attach import attachments
 from gdb_optprobe.detours.tier import Tier
-from gdb_optprobe.guest.linux.ppc64le import room
-from gdb_optprobe.guest.linux.ppc64le.text import PowerText
+from gdb_optprobe.guest.linux.arch.ppc64le import room
+from gdb_optprobe.guest.linux.arch.ppc64le.text import PowerText
 from gdb_optprobe.guest.symbols import Symbol
 from gdb_optprobe.isa.base import Insn, Isa
 from gdb_optprobe.probes.probe import Probe

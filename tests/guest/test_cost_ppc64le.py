@@ -17,7 +17,7 @@ from gdb_optprobe.detours.ground import Grounds
 from gdb_optprobe.detours.planner import Plan, Site, plan
 from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.detours.tier import Tier
-from gdb_optprobe.guest.linux.ppc64le import room
+from gdb_optprobe.guest.linux.arch.ppc64le import room
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from qemu.frozen import freeze
 from qemu.guest import Guest

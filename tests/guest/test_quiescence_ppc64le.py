@@ -34,7 +34,7 @@ LAYOUT = """\
 python
 import dataclasses, json
 from gdb_optprobe.debugger.attach import attachments, current_session
-from gdb_optprobe.guest.linux.ppc64le.derive import derive
+from gdb_optprobe.guest.linux.arch.ppc64le.derive import derive
 current_session()
 print("LAYOUT" + json.dumps(dataclasses.asdict(derive(attachments.current.linux.kernel))))
 end""".splitlines()

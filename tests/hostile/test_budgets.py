@@ -15,6 +15,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import image, kallsyms, symbolfile, vmlinux
 from gdb_optprobe.guest.btf import DEEPEST, MOST_MEMBERS, Btf
 from gdb_optprobe.guest.linux import filler, kprobes, landings, lists, tasks
+from gdb_optprobe.guest.linux.arch.ppc64le import radix, threads
 from gdb_optprobe.guest.linux.exiting import Listed
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.jump_labels import JumpLabels
@@ -22,7 +23,6 @@ from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.modular import Modular
 from gdb_optprobe.guest.linux.modules import Module, State, Table
 from gdb_optprobe.guest.linux.percpu import PerCpu
-from gdb_optprobe.guest.linux.ppc64le import radix, threads
 from gdb_optprobe.guest.linux.user import cfi
 from gdb_optprobe.guest.linux.user.cfi import CallFrames
 from gdb_optprobe.guest.linux.user.elf import Elf

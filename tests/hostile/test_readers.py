@@ -29,6 +29,8 @@ from gdb_optprobe.guest import image, kallsyms, vmlinux
 from gdb_optprobe.guest.btf import Btf
 from gdb_optprobe.guest.image import Run
 from gdb_optprobe.guest.linux import jump_tables, kprobes, landings, lists
+from gdb_optprobe.guest.linux.arch.ppc64le import radix
+from gdb_optprobe.guest.linux.arch.x86_64.mmu import X86Mmu
 from gdb_optprobe.guest.linux.bug_table import BugTable
 from gdb_optprobe.guest.linux.exception_table import ExceptionTable
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
@@ -36,7 +38,6 @@ from gdb_optprobe.guest.linux.jump_labels import JumpLabels
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.module_symbols import ModuleSymbols
 from gdb_optprobe.guest.linux.modules import Modules
-from gdb_optprobe.guest.linux.ppc64le import radix
 from gdb_optprobe.guest.linux.smp_locks import SmpLocks
 from gdb_optprobe.guest.linux.static_calls import StaticCalls
 from gdb_optprobe.guest.linux.user import cfi, files
@@ -45,7 +46,6 @@ from gdb_optprobe.guest.linux.user.elf import Elf
 from gdb_optprobe.guest.linux.user.frames import Frames
 from gdb_optprobe.guest.linux.user.pagecache import PageCache
 from gdb_optprobe.guest.linux.user.spaces import spaces
-from gdb_optprobe.guest.linux.x86_64.mmu import X86Mmu
 from gdb_optprobe.guest.symbols import Symbols, SymbolTable
 from gdb_optprobe.guest.types import BtfTypes
 from gdb_optprobe.handlers.ctype import Struct, describe, size_of

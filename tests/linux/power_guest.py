@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from gdb_optprobe.guest.linux.arch.ppc64le.derive import derive
+from gdb_optprobe.guest.linux.arch.ppc64le.stacks import Stacks
+from gdb_optprobe.guest.linux.arch.ppc64le.threads import Layout
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.ppc64le.derive import derive
-from gdb_optprobe.guest.linux.ppc64le.stacks import Stacks
-from gdb_optprobe.guest.linux.ppc64le.threads import Layout
 from gdb_optprobe.guest.saved import Saved
 from tests.linux.fakes import PAGE, Machine, Structures
 from tests.linux.small_guest import circle

@@ -8,7 +8,7 @@ import pytest
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import filler, physical
-from gdb_optprobe.guest.linux.x86_64 import find as finding
+from gdb_optprobe.guest.linux.arch.x86_64 import find as finding
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.isa.x86_64.paging import GLOBAL, LARGE, NO_EXECUTE, PRESENT, WRITABLE, Mapping, translate
 from tests.linux.fakes import Machine, kernel

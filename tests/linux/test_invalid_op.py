@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.x86_64 import invalid_op
+from gdb_optprobe.guest.linux.arch.x86_64 import invalid_op
 from gdb_optprobe.isa.x86_64 import X86_64
 from tests.detours.fakes import code
 from tests.linux.fakes import Pages, kernel

@@ -12,12 +12,12 @@ import pytest
 from gdb_optprobe.guest import call
 from gdb_optprobe.guest.call import CallFailed
 from gdb_optprobe.guest.linux import filler, physical
+from gdb_optprobe.guest.linux.arch.base import Room, StaysLent
+from gdb_optprobe.guest.linux.arch.x86_64 import lent, padding
+from gdb_optprobe.guest.linux.arch.x86_64.lent import Lender
+from gdb_optprobe.guest.linux.arch.x86_64.padding import Slot
+from gdb_optprobe.guest.linux.arch.x86_64.user import VCPUS
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.port import Room, StaysLent
-from gdb_optprobe.guest.linux.x86_64 import lent, padding
-from gdb_optprobe.guest.linux.x86_64.lent import Lender
-from gdb_optprobe.guest.linux.x86_64.padding import Slot
-from gdb_optprobe.guest.linux.x86_64.user import VCPUS
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.isa.x86_64 import X86_64

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.arch.x86_64 import orc
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.x86_64 import orc
 from gdb_optprobe.isa.x86_64 import X86_64, unwind, unwind_layout
 from gdb_optprobe.isa.x86_64.unwind import (
     BP,

@@ -8,15 +8,15 @@ from struct import pack
 import pytest
 
 from gdb_optprobe.guest.linux import physical
+from gdb_optprobe.guest.linux.arch.ppc64le import areas, data_page, radix, room
+from gdb_optprobe.guest.linux.arch.ppc64le.arch import PPC
+from gdb_optprobe.guest.linux.arch.ppc64le.constants import DerivedSymbols, constants
+from gdb_optprobe.guest.linux.arch.ppc64le.find import LINEAR_MAP, LinearMap
+from gdb_optprobe.guest.linux.arch.ppc64le.kernel_tree import VMALLOC, KernelMap
+from gdb_optprobe.guest.linux.arch.ppc64le.restarts import Restarts
+from gdb_optprobe.guest.linux.arch.ppc64le.text import PowerText
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.kprobes import hashed
-from gdb_optprobe.guest.linux.ppc64le import areas, data_page, radix, room
-from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols, constants
-from gdb_optprobe.guest.linux.ppc64le.find import LINEAR_MAP, LinearMap
-from gdb_optprobe.guest.linux.ppc64le.kernel_tree import VMALLOC, KernelMap
-from gdb_optprobe.guest.linux.ppc64le.port import PPC
-from gdb_optprobe.guest.linux.ppc64le.restarts import Restarts
-from gdb_optprobe.guest.linux.ppc64le.text import PowerText
 from gdb_optprobe.guest.text import Area, Fact
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.ppc64le import PPC64LE

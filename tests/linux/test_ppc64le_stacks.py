@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.arch.ppc64le import room
+from gdb_optprobe.guest.linux.arch.ppc64le.derive import derive, missing
+from gdb_optprobe.guest.linux.arch.ppc64le.stacks import Stacks
+from gdb_optprobe.guest.linux.arch.ppc64le.threads import Threads
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.ppc64le import room
-from gdb_optprobe.guest.linux.ppc64le.derive import derive, missing
-from gdb_optprobe.guest.linux.ppc64le.stacks import Stacks
-from gdb_optprobe.guest.linux.ppc64le.threads import Threads
 from gdb_optprobe.guest.machine import Vcpu
 from tests.linux.fakes import PAGE, Machine
 from tests.linux.power_guest import (

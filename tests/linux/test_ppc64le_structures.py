@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from gdb_optprobe.errors import OptprobeError, Unreadable
-from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
-from gdb_optprobe.guest.linux.ppc64le.find import LINEAR_MAP
-from gdb_optprobe.guest.linux.ppc64le.memory import RadixMemory
-from gdb_optprobe.guest.linux.ppc64le.mmu import RECORDS
-from gdb_optprobe.guest.linux.ppc64le.structures import CodeStructures
+from gdb_optprobe.guest.linux.arch.ppc64le.constants import DerivedSymbols
+from gdb_optprobe.guest.linux.arch.ppc64le.find import LINEAR_MAP
+from gdb_optprobe.guest.linux.arch.ppc64le.memory import RadixMemory
+from gdb_optprobe.guest.linux.arch.ppc64le.mmu import RECORDS
+from gdb_optprobe.guest.linux.arch.ppc64le.structures import CodeStructures
 from tests.linux.fakes import Pages
 from tests.linux.power_guest import addi, ld, std
 from tests.linux.test_ppc64le import USER, power_kernel, toc_setup, words

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.ppc64le.program_check import find
+from gdb_optprobe.guest.linux.arch.ppc64le.program_check import find
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
 from gdb_optprobe.isa.ppc64le.forms import number, plain
 from gdb_optprobe.isa.ppc64le.words import to_bytes

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gdb_optprobe.errors import OptprobeError, Unreadable
-from gdb_optprobe.guest.linux.ppc64le import reads as power
-from gdb_optprobe.guest.linux.x86_64.reads import Reads, reads
+from gdb_optprobe.guest.linux.arch.ppc64le import reads as power
+from gdb_optprobe.guest.linux.arch.x86_64.reads import Reads, reads
 from gdb_optprobe.isa.ppc64le.forms import number
 from gdb_optprobe.isa.ppc64le.words import to_bytes
 from gdb_optprobe.isa.x86_64.peek import Direct

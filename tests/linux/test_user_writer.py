@@ -11,14 +11,14 @@ import unicorn
 from unicorn import x86_const
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.arch.x86_64.mmu import FIXED_RECORDS, X86Mmu
+from gdb_optprobe.guest.linux.arch.x86_64.user import VCPUS
 from gdb_optprobe.guest.linux.user import writer
 from gdb_optprobe.guest.linux.user.frames import Frames
 from gdb_optprobe.guest.linux.user.pages import Pages as UserPages
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.user.spaces import Busy
 from gdb_optprobe.guest.linux.user.writer import ROWS, Write, Writer
-from gdb_optprobe.guest.linux.x86_64.mmu import FIXED_RECORDS, X86Mmu
-from gdb_optprobe.guest.linux.x86_64.user import VCPUS
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.isa.x86_64.writing import WRITING
 from tests.linux.fakes import Machine, kernel

@@ -11,7 +11,7 @@ import pytest
 
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.port import Loan, Port, Room, StaysLent
+from gdb_optprobe.guest.linux.arch.base import Loan, Port, Room, StaysLent
 from gdb_optprobe.maps.journal_format import MAGIC, Damaged, decode
 from gdb_optprobe.probes import earlier
 from gdb_optprobe.probes.linux import Linux

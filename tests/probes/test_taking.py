@@ -12,7 +12,7 @@ import pytest
 
 from gdb_optprobe.detours.left import Bounds, Left, read
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.port import Room
+from gdb_optprobe.guest.linux.arch.base import Room
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.maps.journal_format import Damaged
 from gdb_optprobe.maps.user_call_table import UserCallsLayout

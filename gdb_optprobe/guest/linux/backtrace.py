@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import Unreadable
-from gdb_optprobe.guest.linux.port import Unwinder
+from gdb_optprobe.guest.linux.arch.base import Unwinder
 
 MOST = 64
 

@@ -1,4 +1,4 @@
-"""The text of a Linux kernel's image, as far as no architecture matters: text.py and ppc64le/text.py add the rest.
+"""The text of a Linux kernel's image, as far as no architecture matters: an arch adds the rest.
 
     _stext ──────────────────── _etext      _sinittext ──── _einittext
     │ functions, entry text among them │      │ init: freed after boot │      modules' text: elsewhere

@@ -6,7 +6,7 @@ The kernel's own unwinder is asked, with made-up registers that lie far apart: i
 from __future__ import annotations
 
 from gdb_optprobe.guest.abi import Abi
-from gdb_optprobe.guest.linux.port import Unwinder
+from gdb_optprobe.guest.linux.arch.base import Unwinder
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.program import Expr, Op, Register
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from gdb_optprobe.guest.linux import landings, smp_locks
+from gdb_optprobe.guest.linux.arch.x86_64 import nops
 from gdb_optprobe.guest.linux.bug_table import row_size
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.kernel import Kernel
@@ -22,7 +23,6 @@ from gdb_optprobe.guest.linux.module_symbols import ModuleSymbols
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.linux.text import KernelText
-from gdb_optprobe.guest.linux.x86_64 import nops
 from gdb_optprobe.guest.text import Area, Fact, Mark
 from gdb_optprobe.isa.base import Isa
 

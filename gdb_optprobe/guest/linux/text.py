@@ -22,6 +22,7 @@ from functools import cached_property
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux import areas, jump_tables, landings
+from gdb_optprobe.guest.linux.arch.x86_64 import nops
 from gdb_optprobe.guest.linux.core_text import REMEMBERED, CoreText
 from gdb_optprobe.guest.linux.exception_table import ExceptionTable
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
@@ -32,7 +33,6 @@ from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.linux.smp_locks import SmpLocks
 from gdb_optprobe.guest.linux.static_calls import StaticCalls
 from gdb_optprobe.guest.linux.text_at_rest import Rewritten, at_rest
-from gdb_optprobe.guest.linux.x86_64 import nops
 from gdb_optprobe.guest.text import Area, Fact, Foreign, Function, Jump, Mark, Overlay, Whole
 from gdb_optprobe.interrupts import interruptible
 from gdb_optprobe.isa.base import Flow, Insn, Isa

@@ -1,7 +1,7 @@
 """Traps in user programs on ppc64le, `tdi 31,r0,0`, and what branches and moves under one do to `struct pt_regs`.
 
 Ours comes in where a program check of user mode alone goes: where the kernel's code takes its stack, before it saves
-registers there (guest/linux/ppc64le/user.py). They are saved as it would, and it finds them as if nobody had come
+registers there (guest/linux/arch/ppc64le/user.py). They are saved as it would, and it finds them as if nobody had come
 between.
 
     r1      the user's   ─►  the frame on the thread's kernel stack, at 112 of which struct pt_regs is

@@ -6,7 +6,7 @@ import contextlib
 
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.port import Reads
+from gdb_optprobe.guest.linux.arch.base import Reads
 from gdb_optprobe.guest.linux.user import writer
 from gdb_optprobe.guest.linux.user.spaces import Busy
 from gdb_optprobe.handlers.scope import Missing

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from gdb_optprobe.guest.linux.ppc64le import radix
-from gdb_optprobe.guest.linux.ppc64le.mmu import RECORDS
+from gdb_optprobe.guest.linux.arch.ppc64le import radix
+from gdb_optprobe.guest.linux.arch.ppc64le.mmu import RECORDS
 from gdb_optprobe.isa.ppc64le import leaf
 from gdb_optprobe.isa.ppc64le.peek import LINEAR_BITS, LINEAR_MAP
 from gdb_optprobe.isa.user import ABSENT, OTHER

@@ -11,8 +11,8 @@ import pytest
 import unicorn
 from unicorn import ppc_const
 
-from gdb_optprobe.guest.linux.ppc64le import radix
-from gdb_optprobe.guest.linux.ppc64le.reads import place
+from gdb_optprobe.guest.linux.arch.ppc64le import radix
+from gdb_optprobe.guest.linux.arch.ppc64le.reads import place
 from gdb_optprobe.isa.ppc64le import peek
 from gdb_optprobe.isa.ppc64le.peek import LINEAR_MAP, Linear
 from tests.isa.mapped import MASK, PAGE, Pages, contents, expected

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
+from gdb_optprobe.guest.linux.arch.ppc64le.constants import BARRIER_ROW
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel
-from gdb_optprobe.guest.linux.ppc64le.constants import BARRIER_ROW
 
 
 class Barriers:

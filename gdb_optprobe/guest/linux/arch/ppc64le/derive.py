@@ -27,11 +27,11 @@ from functools import partial
 from itertools import permutations, product
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.arch.ppc64le.constants import DerivedSymbols
+from gdb_optprobe.guest.linux.arch.ppc64le.stacks import exiting_of
+from gdb_optprobe.guest.linux.arch.ppc64le.structures import has_types
+from gdb_optprobe.guest.linux.arch.ppc64le.threads import Layout, Thread, Threads, cpus
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
-from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
-from gdb_optprobe.guest.linux.ppc64le.stacks import exiting_of
-from gdb_optprobe.guest.linux.ppc64le.structures import has_types
-from gdb_optprobe.guest.linux.ppc64le.threads import Layout, Thread, Threads, cpus
 from gdb_optprobe.guest.linux.stacks import thread_size
 from gdb_optprobe.isa.ppc64le.words import opcode, ra, rt, simm, word_of
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.guest.linux.arch.ppc64le import kernel_tree, radix, room
+from gdb_optprobe.guest.linux.arch.ppc64le.constants import LARGEST_FUNCTION, DerivedSymbols
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.ppc64le import kernel_tree, radix, room
-from gdb_optprobe.guest.linux.ppc64le.constants import LARGEST_FUNCTION, DerivedSymbols
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.isa.emitter import Routine
 from gdb_optprobe.isa.ppc64le import peek

@@ -23,11 +23,11 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 
 from gdb_optprobe.errors import Unreadable
+from gdb_optprobe.guest.linux.arch.ppc64le import areas
+from gdb_optprobe.guest.linux.arch.ppc64le.threads import Cpu, Layout, Stack, Thread, Threads, cpus, online
 from gdb_optprobe.guest.linux.exiting import Listed, Unneeded, exiting
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.percpu import PerCpu
-from gdb_optprobe.guest.linux.ppc64le import areas
-from gdb_optprobe.guest.linux.ppc64le.threads import Cpu, Layout, Stack, Thread, Threads, cpus, online
 from gdb_optprobe.guest.machine import Machine, Vcpu
 from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.guest.saved import Stack as Whole

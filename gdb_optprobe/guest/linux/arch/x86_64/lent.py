@@ -22,6 +22,9 @@ from functools import cache
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.call import Caller, CallFailed
 from gdb_optprobe.guest.linux import filler, physical, stacks
+from gdb_optprobe.guest.linux.arch.base import Loan, Room, StaysLent
+from gdb_optprobe.guest.linux.arch.x86_64 import padding
+from gdb_optprobe.guest.linux.arch.x86_64.padding import Slot
 from gdb_optprobe.guest.linux.filler import (
     ADVICE,
     DATA_AT,
@@ -34,11 +37,8 @@ from gdb_optprobe.guest.linux.filler import (
 )
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.physical import PhysicalPatch
-from gdb_optprobe.guest.linux.port import Loan, Room, StaysLent
 from gdb_optprobe.guest.linux.safe_points import SafePoints
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
-from gdb_optprobe.guest.linux.x86_64 import padding
-from gdb_optprobe.guest.linux.x86_64.padding import Slot
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.isa.x86_64.calling import CALLING

@@ -12,8 +12,8 @@ A copy is not in the table: an interrupt that comes in it is forgotten until the
 
 from __future__ import annotations
 
+from gdb_optprobe.guest.linux.arch.ppc64le.constants import RESTART_ROW
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.ppc64le.constants import RESTART_ROW
 
 STEP = 4
 

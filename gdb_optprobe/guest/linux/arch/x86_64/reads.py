@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.guest.linux.arch.x86_64.find import FIVE_LEVELS
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.x86_64.find import FIVE_LEVELS
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.isa.emitter import Routine
 from gdb_optprobe.isa.x86_64 import peek

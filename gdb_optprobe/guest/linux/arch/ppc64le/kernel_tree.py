@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.guest.linux.arch.ppc64le import radix
+from gdb_optprobe.guest.linux.arch.ppc64le.constants import DerivedSymbols
+from gdb_optprobe.guest.linux.arch.ppc64le.find import LINEAR_MAP, LinearMap
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.ppc64le import radix
-from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
-from gdb_optprobe.guest.linux.ppc64le.find import LINEAR_MAP, LinearMap
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.symbols import SymbolTable
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from gdb_optprobe.guest.linux.arch.ppc64le.constants import EXCEPTION_ROW
+from gdb_optprobe.guest.linux.arch.ppc64le.text import PowerText
 from gdb_optprobe.guest.linux.bug_table import row_size
 from gdb_optprobe.guest.linux.ftrace_sites import POWER, FtraceSites
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.module_symbols import ModuleSymbols
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.original_text import OriginalText
-from gdb_optprobe.guest.linux.ppc64le.constants import EXCEPTION_ROW
-from gdb_optprobe.guest.linux.ppc64le.text import PowerText
 from gdb_optprobe.guest.text import Area, Fact, Mark
 
 

@@ -14,16 +14,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from gdb_optprobe.errors import Unreadable
+from gdb_optprobe.guest.linux.arch.ppc64le import areas
+from gdb_optprobe.guest.linux.arch.ppc64le.barriers import Barriers
+from gdb_optprobe.guest.linux.arch.ppc64le.constants import EXCEPTION_ROW
+from gdb_optprobe.guest.linux.arch.ppc64le.kernel_tree import VMALLOC
+from gdb_optprobe.guest.linux.arch.ppc64le.restarts import Restarts
 from gdb_optprobe.guest.linux.core_text import CoreText
 from gdb_optprobe.guest.linux.exception_table import ExceptionTable
 from gdb_optprobe.guest.linux.ftrace_sites import POWER, FtraceSites
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.original_text import OriginalText
-from gdb_optprobe.guest.linux.ppc64le import areas
-from gdb_optprobe.guest.linux.ppc64le.barriers import Barriers
-from gdb_optprobe.guest.linux.ppc64le.constants import EXCEPTION_ROW
-from gdb_optprobe.guest.linux.ppc64le.kernel_tree import VMALLOC
-from gdb_optprobe.guest.linux.ppc64le.restarts import Restarts
 from gdb_optprobe.guest.text import FORBIDDEN, Area, Fact, Function, Jump, Mark, Overlay, Whole
 from gdb_optprobe.isa.base import Flow, Hazard, Insn
 from gdb_optprobe.isa.ppc64le import PPC64LE

@@ -16,13 +16,13 @@ from functools import cache
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.call import INTERRUPTS
 from gdb_optprobe.guest.linux import preemption, trap_calls
+from gdb_optprobe.guest.linux.arch.x86_64.mmu import X86Mmu
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel
 from gdb_optprobe.guest.linux.trap_calls import Originals
 from gdb_optprobe.guest.linux.user import arriving, space_calls
 from gdb_optprobe.guest.linux.user.arriving import MAPS, WAITS, WRITES, Arriving
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
 from gdb_optprobe.guest.linux.user_kernel import ReturnKernel, UserKernel, mapped
-from gdb_optprobe.guest.linux.x86_64.mmu import X86Mmu
 from gdb_optprobe.guest.machine import Machine, Vcpu
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.program import Expr, Load, Op

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gdb_optprobe.guest.linux.arch.ppc64le import radix
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.ppc64le import radix
 from gdb_optprobe.guest.linux.user.elf import POWER, Kind
 from gdb_optprobe.guest.linux.user.mmu import Leaf, Mmu, ReadPhysical
 from gdb_optprobe.isa.ppc64le.peek import LINEAR_BITS, LINEAR_MAP

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.guest.linux.arch.base import Facts
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
-from gdb_optprobe.guest.linux.port import Facts
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.isa.x86_64 import X86_64, unwind, unwind_layout
 from gdb_optprobe.isa.x86_64.unwind import Encoding, Tables

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gdb_optprobe.guest.linux.arch.ppc64le import radix
+from gdb_optprobe.guest.linux.arch.ppc64le.find import LINEAR_MAP
 from gdb_optprobe.guest.linux.physical import PhysicalPatch
-from gdb_optprobe.guest.linux.ppc64le import radix
-from gdb_optprobe.guest.linux.ppc64le.find import LINEAR_MAP
 
 LEAST, MOST = 1 << 16, 1 << 22
 ReadPhysical = Callable[[int, int], bytes]

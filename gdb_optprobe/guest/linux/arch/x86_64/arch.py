@@ -8,21 +8,21 @@ from functools import partial
 
 from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux import filler, physical, stacks, trap_calls
+from gdb_optprobe.guest.linux.arch.base import Facts, LinuxText, ModuleAt, Port, Reads, Room, Say, Unwinder, nowhere
+from gdb_optprobe.guest.linux.arch.x86_64 import find as finding
+from gdb_optprobe.guest.linux.arch.x86_64 import frame_pointers, invalid_op, orc, user
+from gdb_optprobe.guest.linux.arch.x86_64 import reads as reading
+from gdb_optprobe.guest.linux.arch.x86_64.frame_pointers import FramePointers
+from gdb_optprobe.guest.linux.arch.x86_64.lent import Lender
 from gdb_optprobe.guest.linux.current import Current, on_x86_64
 from gdb_optprobe.guest.linux.filler import NoFiller
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
 from gdb_optprobe.guest.linux.modular import CodeOfModule, Modular
 from gdb_optprobe.guest.linux.module_text import ModuleText
 from gdb_optprobe.guest.linux.modules import Module
-from gdb_optprobe.guest.linux.port import Facts, LinuxText, ModuleAt, Port, Reads, Room, Say, Unwinder, nowhere
 from gdb_optprobe.guest.linux.text import MODULES, KernelText, modules_area
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
-from gdb_optprobe.guest.linux.x86_64 import find as finding
-from gdb_optprobe.guest.linux.x86_64 import frame_pointers, invalid_op, orc, user
-from gdb_optprobe.guest.linux.x86_64 import reads as reading
-from gdb_optprobe.guest.linux.x86_64.frame_pointers import FramePointers
-from gdb_optprobe.guest.linux.x86_64.lent import Lender
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Function, Overlay, Text

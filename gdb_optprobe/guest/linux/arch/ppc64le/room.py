@@ -25,11 +25,11 @@ from dataclasses import dataclass, replace
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import percpu, physical
+from gdb_optprobe.guest.linux.arch.base import Room
+from gdb_optprobe.guest.linux.arch.ppc64le import data_page, derive, kernel_tree, radix, threads
+from gdb_optprobe.guest.linux.arch.ppc64le.data_page import DataPage
+from gdb_optprobe.guest.linux.arch.ppc64le.find import LINEAR_MAP
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.port import Room
-from gdb_optprobe.guest.linux.ppc64le import data_page, derive, kernel_tree, radix, threads
-from gdb_optprobe.guest.linux.ppc64le.data_page import DataPage
-from gdb_optprobe.guest.linux.ppc64le.find import LINEAR_MAP
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.ppc64le.words import opcode, ra, rb, rotated, rt, simm, xo

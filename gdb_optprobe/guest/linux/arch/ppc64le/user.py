@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from functools import cache
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.arch.ppc64le import derive, program_check
+from gdb_optprobe.guest.linux.arch.ppc64le.constants import DerivedSymbols
+from gdb_optprobe.guest.linux.arch.ppc64le.memory import RadixMemory
+from gdb_optprobe.guest.linux.arch.ppc64le.mmu import RadixMmu
+from gdb_optprobe.guest.linux.arch.ppc64le.reads import Reads
+from gdb_optprobe.guest.linux.arch.ppc64le.structures import CodeStructures, has_types
 from gdb_optprobe.guest.linux.jump_labels import JumpLabels
 from gdb_optprobe.guest.linux.kernel import Kernel, Located, Symbols
-from gdb_optprobe.guest.linux.ppc64le import derive, program_check
-from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
-from gdb_optprobe.guest.linux.ppc64le.memory import RadixMemory
-from gdb_optprobe.guest.linux.ppc64le.mmu import RadixMmu
-from gdb_optprobe.guest.linux.ppc64le.reads import Reads
-from gdb_optprobe.guest.linux.ppc64le.structures import CodeStructures, has_types
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user import arriving, space_calls
 from gdb_optprobe.guest.linux.user.arriving import MAPS, WAITS, WRITES, Arriving

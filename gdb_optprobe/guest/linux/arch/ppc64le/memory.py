@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import Unreadable
-from gdb_optprobe.guest.linux.ppc64le import radix
-from gdb_optprobe.guest.linux.ppc64le.find import LINEAR_MAP
+from gdb_optprobe.guest.linux.arch.ppc64le import radix
+from gdb_optprobe.guest.linux.arch.ppc64le.find import LINEAR_MAP
 from gdb_optprobe.guest.machine import Memory
 
 

@@ -8,20 +8,31 @@ from dataclasses import dataclass, replace
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.image import Image
+from gdb_optprobe.guest.linux.arch.base import (
+    Facts,
+    LinuxText,
+    ModuleAt,
+    Port,
+    Reads,
+    Room,
+    Say,
+    Stacks,
+    Unwinder,
+    nowhere,
+)
+from gdb_optprobe.guest.linux.arch.ppc64le import derive, program_check, room, stacks, user
+from gdb_optprobe.guest.linux.arch.ppc64le import find as finding
+from gdb_optprobe.guest.linux.arch.ppc64le import reads as reading
+from gdb_optprobe.guest.linux.arch.ppc64le import structures as code
+from gdb_optprobe.guest.linux.arch.ppc64le.constants import DerivedSymbols
+from gdb_optprobe.guest.linux.arch.ppc64le.kernel_tree import VMALLOC, KernelMap
+from gdb_optprobe.guest.linux.arch.ppc64le.module_text import PowerModuleText
+from gdb_optprobe.guest.linux.arch.ppc64le.text import PowerText
 from gdb_optprobe.guest.linux.current import Current, Paca, on_ppc64le, unknown
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
 from gdb_optprobe.guest.linux.modular import CodeOfModule, Modular
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.original_text import OriginalText
-from gdb_optprobe.guest.linux.port import Facts, LinuxText, ModuleAt, Port, Reads, Room, Say, Stacks, Unwinder, nowhere
-from gdb_optprobe.guest.linux.ppc64le import derive, program_check, room, stacks, user
-from gdb_optprobe.guest.linux.ppc64le import find as finding
-from gdb_optprobe.guest.linux.ppc64le import reads as reading
-from gdb_optprobe.guest.linux.ppc64le import structures as code
-from gdb_optprobe.guest.linux.ppc64le.constants import DerivedSymbols
-from gdb_optprobe.guest.linux.ppc64le.kernel_tree import VMALLOC, KernelMap
-from gdb_optprobe.guest.linux.ppc64le.module_text import PowerModuleText
-from gdb_optprobe.guest.linux.ppc64le.text import PowerText
 from gdb_optprobe.guest.linux.recover import View
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
