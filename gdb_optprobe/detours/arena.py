@@ -368,7 +368,9 @@ class Arena:
 
         empty = [slot for slot in self.data.dirty if not is_used(slot)]
         for slot in empty:
-            self.journal.drop(Item.DATA, slot.address)
+            # What is told of a table of calls goes with its memory.
+            for item in (Item.DATA, Item.POINT, Item.CALLS):
+                self.journal.drop(item, slot.address)
             self._used_from.pop(slot.address, None)
         self.data.reclaim(empty)
 

@@ -106,6 +106,11 @@ class Collector:
         """What is to be collected: not the trampolines that calls may return to for as long as they please."""
         return tuple(slot for slot in arena.dirty() if slot.address not in self.returns.left)
 
+    def unsettled(self, arena: Arena) -> tuple[Slot, ...]:
+        """Return what is free as soon as no thread is inside: no active call returns there."""
+        awaited = self.returns.awaited(self.target)
+        return tuple(slot for slot in arena.dirty() if slot.address not in awaited)
+
     def view(self, arena: Arena | None) -> CollectorView | None:
         """What it has done and what it waits for; None where there was nothing to do."""
         garbage = self.garbage(arena) if arena is not None else ()

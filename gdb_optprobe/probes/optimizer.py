@@ -273,7 +273,7 @@ class Optimizer:
         if self.arena is None or self.target.stacks_missing:
             return 0
         self.collector.collect(self.arena, Why.COMMIT)
-        return len(self.collector.garbage(self.arena))
+        return len(self.collector.unsettled(self.arena))
 
     def _waits(self, site: Site) -> bool:
         """Whether `site` may move up without any change of ours."""

@@ -55,6 +55,11 @@ class Returns:
         """Addresses of trampolines that calls may return to for as long as they please: nobody waits for them."""
         return frozenset(at for point in self.points for at in point.left)
 
+    def awaited(self, target: Target) -> frozenset[int]:
+        """Return those of them that calls which are active may return to."""
+        tables = (point for point in self.points if point.left and point.instances(target).active)
+        return frozenset(at for point in tables for at in point.left)
+
     def abandon(self) -> None:
         """The guest that held it all is gone."""
         for point in self.points:
@@ -226,8 +231,6 @@ class Returns:
         gone = [point for point in self.points if point.closed and point.memory not in kept]
         for point in gone:
             point.stopping.forget()
-            arena.journal.drop(Item.POINT, point.memory.address)
-            arena.journal.drop(Item.CALLS, point.memory.address)
         for newer in self.points:
             # The counts of a table that is gone go on in the newer one, and so do tables that were older still.
             while (old := next((each for each in newer.older if each in gone), None)) is not None:

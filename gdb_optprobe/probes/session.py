@@ -477,7 +477,7 @@ class Session:
 
     def _in_slots(self) -> str:
         arena = self.optimizer.arena
-        inside = in_slots(self.optimizer.collector.garbage(arena), self.target) if arena is not None else ""
+        inside = in_slots(self.optimizer.collector.unsettled(arena), self.target) if arena is not None else ""
         return inside or "code that is left may come to them"
 
     # the end -----------------------------------------------------------------------------------------------------

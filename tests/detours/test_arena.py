@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gdb_optprobe.detours.arena import Arena, Ranges
-from gdb_optprobe.detours.journal import Journal, TableKind
+from gdb_optprobe.detours.journal import Item, Journal, TableKind
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.left import Left
 from gdb_optprobe.detours.patch import TextChanged
@@ -267,3 +267,14 @@ def test_the_journal_tells_of_the_table_that_there_is() -> None:
     assert there.journal.state["table 2"] == second.address
     there.release_table(TableKind.USER_TRAPS, second)
     assert "table 2" not in there.journal.state
+
+
+def test_what_is_told_of_a_table_of_calls_goes_with_its_memory() -> None:
+    """A journal that tells of a table without memory is damaged for the GDB that finds it."""
+    there = Arena(Ranges(*LARGE, 0xCC), journal=Journal(FakeMemory(0, b"")))
+    slot = there.allocate_data(64, LARGE[0][0][0], 1 << 31)
+    there.journal.put(Item.POINT, slot.address, [LARGE[0][0][0], 1, 0])
+    there.journal.put(Item.CALLS, slot.address, [1, 0, 0, 0])
+    there.data.release(slot)
+    there.reclaim(lambda slots: ())
+    assert not there.journal.state

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
@@ -200,3 +201,15 @@ def test_the_table_of_a_function_goes_with_its_memory_where_no_code_waits() -> N
     assert found.collect(arena, Why.MEMORY) == 0
     assert arena.data.is_empty and returns.points == []
     assert not any(key.startswith("point") for key in arena.journal.state)
+
+
+def test_commit_waits_for_a_trampoline_that_no_active_call_returns_to() -> None:
+    """A thread is still inside; one that calls may return to for as long as they like is not waited for."""
+    world = World()
+    for active, expected in ((1, 0), (0, 1)):
+        (slot,) = world.released(1)
+        held = SimpleNamespace(active=[0] * active)
+        point = SimpleNamespace(left={slot.address: None}, instances=lambda _, held=held: held)
+        world.collector.returns.points = [point]  # type: ignore[list-item]
+        assert len(world.collector.unsettled(world.arena)) == expected
+        world.arena.code.reclaim([slot])
