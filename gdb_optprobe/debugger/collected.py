@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from gdb_optprobe.debugger.table import indented
 from gdb_optprobe.probes.views import CollectorView
@@ -39,9 +38,19 @@ def quarantine(found: CollectorView) -> Sequence[str]:
 
 def value(found: CollectorView) -> dict[str, object]:
     """For programs. It belongs to no probe."""
-    fields = asdict(found)
-    held = {"longest": fields.pop("longest"), "total": fields.pop("total")}
-    return {"type": "collector", "number": None, **fields, "held_seconds": held}
+    return {
+        "type": "collector",
+        "number": None,
+        "runs": dict(found.runs),
+        "failed": found.failed,
+        "slots": found.slots,
+        "bytes": found.bytes,
+        "stacks": found.stacks,
+        "garbage_slots": found.garbage_slots,
+        "garbage_bytes": found.garbage_bytes,
+        "quarantined": found.quarantined,
+        "held_seconds": {"longest": found.longest, "total": found.total},
+    }
 
 
 def _size(slots: int, size: int) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
 from typing import Protocol
 
 from gdb_optprobe.debugger import aggregates, calls, collected, explained, facilities, words
@@ -394,9 +393,20 @@ def _probe(probe: ProbeView) -> dict[str, object]:
         "dropped": probe.dropped,
         "faults": probe.faults,
         "stops": probe.stops,
-        **({"calls": asdict(probe.calls)} if probe.calls is not None else {}),
+        **({"calls": _calls_value(probe.calls)} if probe.calls is not None else {}),
         **({"entry": probe.entry} if probe.kind in ("kretprobe", "uretprobe") else {}),
         **({"note": probe.note} if probe.note else {}),
+    }
+
+
+def _calls_value(found: CallsView) -> dict[str, object]:
+    return {
+        "entries": found.entries,
+        "returns": found.returns,
+        "active": found.active,
+        "missed": found.missed,
+        "dropped": found.dropped,
+        "out": [{"who": one.who, "pid": one.pid, "comm": one.comm} for one in found.out],
     }
 
 

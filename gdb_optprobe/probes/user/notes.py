@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from gdb_optprobe.detours.journal import Item, Journal
@@ -38,8 +38,9 @@ def note(
     number: int, program: Program, address: int, original: bytes, journal: Journal, calls: int = 0
 ) -> None:
     """A trap is about to be written there; numbers are told apart, and that is all."""
-    path, *known = astuple(program.file)
-    journal.put(Item.USER, number, [one_line(path)[:LONGEST], *known, address, original.hex(), calls])
+    file = program.file
+    known = [one_line(file.path)[:LONGEST], file.inode, file.number, file.device, file.size, file.mapping]
+    journal.put(Item.USER, number, [*known, address, original.hex(), calls])
     journal.flush()
 
 
