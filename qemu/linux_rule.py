@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from gdb_optprobe.guest.linux.text import KernelText
+from gdb_optprobe.guest.linux.arch.x86_64.text import KernelText
 from gdb_optprobe.guest.text import Function
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.x86_64.decoder import shape

@@ -30,10 +30,10 @@ from gdb_optprobe.guest.cache import default_cache
 from gdb_optprobe.guest.linux.arch import registry
 from gdb_optprobe.guest.linux.arch.base import LinuxText, Port, Unwinder
 from gdb_optprobe.guest.linux.arch.ppc64le.text import PowerText
+from gdb_optprobe.guest.linux.arch.x86_64.text import KernelText
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.recover import Vain, recover
 from gdb_optprobe.guest.linux.structures import KernelStructures
-from gdb_optprobe.guest.linux.text import KernelText
 from gdb_optprobe.guest.memory import KernelMemory
 from gdb_optprobe.guest.symbols import FUNCTION_TYPES, SymbolTable
 from gdb_optprobe.guest.text import Function

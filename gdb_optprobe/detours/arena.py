@@ -7,7 +7,7 @@
      steps of 8 bytes, or of the                           8-byte steps, lowest first: counters lie
      instructions' alignment                               side by side and are read in one packet
 Pads (pads.py) have pages of the code to themselves.
-Where the ranges come from is not known here: guest/linux/filler.py, or a user's `set optprobe arena`.
+Where the ranges come from is not known here: the kernel's arch has found them, or `set optprobe arena` gives them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is known of the code in a guest: the interface `Text`, filled by `guest/linux/text.py` for a kernel.
+"""What is known of the code in a guest: the interface `Text`, filled by a kernel's arch.
 
     function           hot part                      cold part (somewhere else)
     ┌──────────────┐   ┌───────────────────┐         ┌───────────────────┐

@@ -7,7 +7,7 @@ Which modules there are is compared at every stop and at every command, not when
 Where a probe is -pending, the guest stops once for every module that is loaded, before anything of it runs.
 
 Nothing is written where text is gone. The detours that led there are left to the collector like any other: who is in
-one is in the module's function, so the module was not unloaded under him (guest/linux/module_text.py).
+one is in the module's function, so the module was not unloaded under him.
 """
 
 from __future__ import annotations

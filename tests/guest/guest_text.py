@@ -18,7 +18,7 @@ from typing import Any
 import gdb
 
 from gdb_optprobe.debugger.attach import attachments, current_session
-from gdb_optprobe.guest.linux.text import KernelText
+from gdb_optprobe.guest.linux.arch.x86_64.text import KernelText
 from gdb_optprobe.guest.text import Jump
 from gdb_optprobe.isa.base import Flow
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gdb_optprobe.guest.linux import filler
-from gdb_optprobe.guest.linux.filler import Range
+from gdb_optprobe.guest.linux.arch.x86_64 import image_padding
+from gdb_optprobe.guest.linux.arch.x86_64.image_padding import Range
 from gdb_optprobe.guest.linux.kernel import Kernel
 
 
@@ -11,4 +11,4 @@ def nothing(kernel: Kernel) -> list[Range]:
     return []
 
 
-filler.spans = nothing
+image_padding.spans = nothing

@@ -14,8 +14,9 @@ import pytest
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import image, kallsyms, symbolfile, vmlinux
 from gdb_optprobe.guest.btf import DEEPEST, MOST_MEMBERS, Btf
-from gdb_optprobe.guest.linux import filler, kprobes, landings, lists, tasks
+from gdb_optprobe.guest.linux import kprobes, lists, tasks
 from gdb_optprobe.guest.linux.arch.ppc64le import radix, threads
+from gdb_optprobe.guest.linux.arch.x86_64 import image_padding, mid_function_entries
 from gdb_optprobe.guest.linux.exiting import Listed
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.jump_labels import JumpLabels
@@ -489,18 +490,18 @@ def test_a_kprobe_that_is_behind_itself() -> None:
 def test_symbols_that_claim_half_of_all_memory() -> None:
     """Loops over the text have its length as their bound."""
     known = kernel(Pages(), {"_stext": 1 << 63, "_etext": (1 << 64) - 1})
-    assert "has over 268,435,456 bytes" in within(lambda: filler.spans(known), 1000).error
+    assert "has over 268,435,456 bytes" in within(lambda: image_padding.spans(known), 1000).error
 
 
 def test_a_text_in_which_all_looks_like_a_call() -> None:
     size = 1 << 17
     text = (b"\xe8" + struct.pack("<i", 64)) * (size // 5)
-    functions = landings.Functions(symbols(f=HEAD, g=HEAD + size // 2, d_end=HEAD + size), HEAD, text)
-    found = in_memory(lambda: landings.find(text, HEAD, functions, X86_64.decode, []), size)
+    functions = mid_function_entries.Functions(symbols(f=HEAD, g=HEAD + size // 2, d_end=HEAD + size), HEAD, text)
+    found = in_memory(lambda: mid_function_entries.find(text, HEAD, functions, X86_64.decode, []), size)
     assert not found.error, "most lead into their own function"
-    functions = landings.Functions(symbols(f=HEAD, d_end=HEAD + 64, d_more=HEAD + size), HEAD, text)
+    functions = mid_function_entries.Functions(symbols(f=HEAD, d_end=HEAD + 64, d_more=HEAD + size), HEAD, text)
     assert "has over 6,1" in in_memory(
-        lambda: landings.find(text, HEAD, functions, X86_64.decode, []), size
+        lambda: mid_function_entries.find(text, HEAD, functions, X86_64.decode, []), size
     ).error
 
 

@@ -28,9 +28,12 @@ from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest import image, kallsyms, vmlinux
 from gdb_optprobe.guest.btf import Btf
 from gdb_optprobe.guest.image import Run
-from gdb_optprobe.guest.linux import jump_tables, kprobes, landings, lists
+from gdb_optprobe.guest.linux import kprobes, lists
 from gdb_optprobe.guest.linux.arch.ppc64le import radix
+from gdb_optprobe.guest.linux.arch.x86_64 import jump_tables, mid_function_entries
 from gdb_optprobe.guest.linux.arch.x86_64.mmu import X86Mmu
+from gdb_optprobe.guest.linux.arch.x86_64.smp_locks import SmpLocks
+from gdb_optprobe.guest.linux.arch.x86_64.static_calls import StaticCalls
 from gdb_optprobe.guest.linux.bug_table import BugTable
 from gdb_optprobe.guest.linux.exception_table import ExceptionTable
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
@@ -38,8 +41,6 @@ from gdb_optprobe.guest.linux.jump_labels import JumpLabels
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.module_symbols import ModuleSymbols
 from gdb_optprobe.guest.linux.modules import Modules
-from gdb_optprobe.guest.linux.smp_locks import SmpLocks
-from gdb_optprobe.guest.linux.static_calls import StaticCalls
 from gdb_optprobe.guest.linux.user import cfi, files
 from gdb_optprobe.guest.linux.user.cfi import CallFrames, Computed
 from gdb_optprobe.guest.linux.user.elf import Elf
@@ -61,7 +62,8 @@ from gdb_optprobe.probes.user import notes
 from tests.detours import test_journal
 from tests.hostile.measured import in_memory, outcome, within
 from tests.hostile.mutations import EDGES, Liar, mutated
-from tests.linux import fakes, power_guest, small_guest, test_kprobes, test_modules, test_user_files
+from tests.linux import fakes, small_guest, test_kprobes, test_modules, test_user_files
+from tests.linux.arch.ppc64le import power_guest
 from tests.linux.fakes import Pages, Structures
 from tests.probes import test_noting
 from tests.symbols import blobs, elf_blobs, test_unwind
@@ -727,8 +729,8 @@ def of_code(random: Random) -> Callable[[], Any]:
         return constants[at - TABLE : at - TABLE + length]
 
     def read() -> None:
-        functions = landings.Functions(names, SITES, code)
-        asking(lambda: landings.find(code, SITES, functions, X86_64.decode, [(TABLE, constants)]))
+        functions = mid_function_entries.Functions(names, SITES, code)
+        asking(lambda: mid_function_entries.find(code, SITES, functions, X86_64.decode, [(TABLE, constants)]))
         asking(lambda: jump_tables.targets(SITES, code, (SITES, SITES + 0x400), lambda at, n: code[at - SITES :][:n]))
         asking(lambda: jump_tables.targets(SITES, code, (TABLE, TABLE + 1024), memory))
 

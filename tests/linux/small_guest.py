@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gdb_optprobe.guest.linux.stacks import Stacks
+from gdb_optprobe.guest.linux.arch.x86_64.stacks import Stacks
 from gdb_optprobe.guest.saved import Saved
 from tests.linux.fakes import Machine, kernel
 

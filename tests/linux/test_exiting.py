@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.stacks import Stacks
+from gdb_optprobe.guest.linux.arch.x86_64.stacks import Stacks
 from tests.linux.fakes import Machine, kernel
 from tests.linux.small_guest import (
     COUNTED,

@@ -12,8 +12,8 @@ from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import kprobes
+from gdb_optprobe.guest.linux.arch.x86_64.text import KernelText
 from gdb_optprobe.guest.linux.kprobes import Kprobe, hashed, original
-from gdb_optprobe.guest.linux.text import KernelText
 from gdb_optprobe.guest.text import Overlay
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.x86_64 import X86_64

@@ -7,13 +7,13 @@ from struct import pack
 import pytest
 
 from gdb_optprobe.guest.linux.arch.x86_64 import nops
+from gdb_optprobe.guest.linux.arch.x86_64.jump_tables import targets
+from gdb_optprobe.guest.linux.arch.x86_64.static_calls import StaticCalls
 from gdb_optprobe.guest.linux.bug_table import BugTable, row_size
 from gdb_optprobe.guest.linux.exception_table import ExceptionTable
 from gdb_optprobe.guest.linux.ftrace_sites import DISABLED, FtraceSites, Record, disable, enable
 from gdb_optprobe.guest.linux.jump_labels import JumpLabels
-from gdb_optprobe.guest.linux.jump_tables import targets
 from gdb_optprobe.guest.linux.kernel import NoSuchKernel
-from gdb_optprobe.guest.linux.static_calls import StaticCalls
 from tests.linux.fakes import Pages, kernel
 
 TEXT = 0xFFFFFFFF81000000

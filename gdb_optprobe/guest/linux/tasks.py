@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from gdb_optprobe.budget import Budget
-from gdb_optprobe.guest.linux import preemption
+from gdb_optprobe.guest.linux.arch.x86_64 import preemption
 from gdb_optprobe.guest.linux.exiting import exiting
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.lists import MOST

@@ -7,20 +7,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from gdb_optprobe.guest.cache import Shelf
-from gdb_optprobe.guest.linux import filler, physical, stacks, trap_calls
+from gdb_optprobe.guest.linux import physical, trap_calls
 from gdb_optprobe.guest.linux.arch.base import Facts, LinuxText, ModuleAt, Port, Reads, Room, Say, Unwinder, nowhere
 from gdb_optprobe.guest.linux.arch.x86_64 import find as finding
-from gdb_optprobe.guest.linux.arch.x86_64 import frame_pointers, invalid_op, orc, user
+from gdb_optprobe.guest.linux.arch.x86_64 import frame_pointers, image_padding, invalid_op, orc, stacks, user
 from gdb_optprobe.guest.linux.arch.x86_64 import reads as reading
 from gdb_optprobe.guest.linux.arch.x86_64.frame_pointers import FramePointers
+from gdb_optprobe.guest.linux.arch.x86_64.image_padding import NoFiller
 from gdb_optprobe.guest.linux.arch.x86_64.lent import Lender
+from gdb_optprobe.guest.linux.arch.x86_64.module_text import ModuleText
+from gdb_optprobe.guest.linux.arch.x86_64.text import MODULES, KernelText, modules_area
 from gdb_optprobe.guest.linux.current import Current, on_x86_64
-from gdb_optprobe.guest.linux.filler import NoFiller
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
 from gdb_optprobe.guest.linux.modular import CodeOfModule, Modular
-from gdb_optprobe.guest.linux.module_text import ModuleText
 from gdb_optprobe.guest.linux.modules import Module
-from gdb_optprobe.guest.linux.text import MODULES, KernelText, modules_area
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.machine import Machine, Memory
@@ -91,25 +91,25 @@ class _X86:
 
     def room(self, machine: Machine, kernel: Kernel) -> Room:
         """Filler of the kernel's own text, of that what an earlier session left; else what the kernel would lend."""
-        tables = filler.page_tables(machine, kernel)
-        left = filler.left_behind(kernel, tables, machine.read_physical)
+        tables = image_padding.page_tables(machine, kernel)
+        left = image_padding.left_behind(kernel, tables, machine.read_physical)
         if left is not None:
-            return Room(left.code, left.data, filler.FILL)
+            return Room(left.code, left.data, image_padding.FILL)
         try:
-            found = filler.find(kernel)
+            found = image_padding.find(kernel)
         except NoFiller as missing:
             return Lender(machine, kernel, user.VCPUS).room(missing.message)
-        mapping = filler.plan_mapping(found, tables, machine.read_physical)
+        mapping = image_padding.plan_mapping(found, tables, machine.read_physical)
         take, give_back = partial(physical.apply, mapping, machine), partial(physical.undo, mapping, machine)
         return Room(
-            found.code, found.data, filler.FILL, take, give_back, mapping=mapping, journal=found.journal
+            found.code, found.data, image_padding.FILL, take, give_back, mapping=mapping, journal=found.journal
         )
 
     def places(self, machine: Machine, kernel: Kernel) -> Iterable[Room]:
-        for place in filler.places(kernel):
+        for place in image_padding.places(kernel):
             if place.journal[0] < place.journal[1]:
-                code = partial(filler.as_found, kernel, place.code)
-                yield Room(place.code, place.data, filler.FILL, journal=place.journal, as_found=code)
+                code = partial(image_padding.as_found, kernel, place.code)
+                yield Room(place.code, place.data, image_padding.FILL, journal=place.journal, as_found=code)
         lent = Lender(machine, kernel, user.VCPUS).place()
         if lent is not None:
             yield lent

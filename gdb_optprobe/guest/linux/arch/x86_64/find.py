@@ -71,7 +71,7 @@ def find(machine: Machine) -> tuple[Image, View] | None:
 def settle(where: Image, view: View, symbols: SymbolTable) -> tuple[Image, View]:
     """Through the kernel's own top page table, which no process takes away; its text to the end.
 
-    Data of ours within (guest/linux/filler.py), which an earlier session has left, have another protection.
+    An earlier session may have left data within it (image_padding.py), which have another protection.
     """
     assert isinstance(view, PageTables)
     own = symbols.address("init_top_pgt") or symbols.address("swapper_pg_dir")
@@ -97,7 +97,7 @@ def check_mode(control: Mapping[str, int]) -> None:
 
 
 def _whole_text(runs: Sequence[Run]) -> Iterator[Run]:
-    """What is read-only within text is text: an earlier session's data lie in its filler (guest/linux/filler.py)."""
+    """What is read-only within text is text: an earlier session's data lie in its padding (image_padding.py)."""
     known = list(image.merged(runs))
     for before, run, behind in zip([None, *known], known, [*known[1:], None], strict=False):
         hole = before is not None and behind is not None and before.end == run.start and run.end == behind.start

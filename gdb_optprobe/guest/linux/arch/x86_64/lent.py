@@ -4,10 +4,11 @@
                   └─ frames ──► PTE table ──► PMD table ──► level3_kernel_pgt[509]: the window
     window  0xffffffff7fe00000 │ data 192: writable │ code 256: executable │ journal 64         │ 0xffffffff80000000
     area                       │ data               │ code: read-only      │ journal: read-only │ PTE │ PMD │
-The frames appear a second time in the unused 2 GiB below the kernel, within reach of kernel and modules, as filler.py
-has it for data. No mapping is writable and executable: code is mapped to be run only when no mapping of it can be
-written any more. The window's journal tells of the area, so that another GDB gives it back: the window's one entry of
-8 bytes is cleared, the guest flushes all translations (`flush_tlb_all`), the code becomes writable, `vfree`.
+The frames appear a second time in the unused 2 GiB below the kernel, within reach of kernel and modules, as in
+image_padding.py for data. No mapping is writable and executable: code is mapped to be run only when no mapping of
+it can be written any more. The window's journal tells of the area, so that another GDB gives it back: the
+window's one entry of 8 bytes is cleared, the guest flushes all translations (`flush_tlb_all`), the code becomes
+writable, `vfree`.
 
 A GDB that is killed in the middle of the calls leaves a note of the area (padding.py) and a thunk that nothing leads
 to; the guest runs on. The next loan takes out the thunk, where no thread can be in it, and gives back the area.
@@ -21,11 +22,10 @@ from functools import cache
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.call import Caller, CallFailed
-from gdb_optprobe.guest.linux import filler, physical, stacks
+from gdb_optprobe.guest.linux import physical
 from gdb_optprobe.guest.linux.arch.base import Loan, Room, StaysLent
-from gdb_optprobe.guest.linux.arch.x86_64 import padding
-from gdb_optprobe.guest.linux.arch.x86_64.padding import Slot
-from gdb_optprobe.guest.linux.filler import (
+from gdb_optprobe.guest.linux.arch.x86_64 import image_padding, padding, stacks
+from gdb_optprobe.guest.linux.arch.x86_64.image_padding import (
     ADVICE,
     DATA_AT,
     ENTRIES,
@@ -35,6 +35,7 @@ from gdb_optprobe.guest.linux.filler import (
     NoFiller,
     Tables,
 )
+from gdb_optprobe.guest.linux.arch.x86_64.padding import Slot
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.physical import PhysicalPatch
 from gdb_optprobe.guest.linux.safe_points import SafePoints
@@ -74,11 +75,11 @@ class Lender:
 
     def room(self, why: str) -> Room:
         """What would be lent, the guest unchanged; `why` there is no other. Raises NoFiller where nothing can be."""
-        tables = filler.page_tables(self.machine, self.kernel)
+        tables = image_padding.page_tables(self.machine, self.kernel)
         try:
             self._functions()
             padding.free_slot(self.machine, self.kernel, tables)
-            filler.unused(tables, self.machine.read_physical)
+            image_padding.unused(tables, self.machine.read_physical)
             self._direct(tables)
             if not self._points.points():
                 raise NoFiller("this kernel has no function at which it could be called")
@@ -89,8 +90,8 @@ class Lender:
 
     def borrow(self) -> Room:
         """Run the guest until its kernel has lent memory. Raises OptprobeError, nothing left but what it tells."""
-        functions, tables = self._functions(), filler.page_tables(self.machine, self.kernel)
-        filler.unused(tables, self.machine.read_physical)
+        functions, tables = self._functions(), image_padding.page_tables(self.machine, self.kernel)
+        image_padding.unused(tables, self.machine.read_physical)
         noted = self._clear_up(tables)
         slot, caller = self._caller(tables)
         caller.reach(TIMEOUT)
@@ -107,7 +108,7 @@ class Lender:
             # What was in the window before: an earlier session may have been killed before it had it flushed.
             caller.call(functions[FLUSHES], (), CALL)
             # The tables of the thread that runs now: the guest has run.
-            mapping = self._mapping(area, filler.page_tables(self.machine, self.kernel))
+            mapping = self._mapping(area, image_padding.page_tables(self.machine, self.kernel))
         except OptprobeError as error:
             if not (isinstance(error, CallFailed) and error.unfinished):
                 padding.wipe_note(self.kernel.memory, slot, area)
@@ -157,7 +158,7 @@ class Lender:
 
     def place(self) -> Room | None:
         """What an earlier session was lent, whatever it holds now; None where the window is not one of a loan."""
-        tables = filler.page_tables(self.machine, self.kernel)
+        tables = image_padding.page_tables(self.machine, self.kernel)
         found = [translate(self.machine.read_physical, tables.roots[0], at, la57=tables.la57) for at in _corners()]
         never = tables.no_execute
         rights = [(each.writable, each.executable) if each is not None else None for each in found]
@@ -167,7 +168,7 @@ class Lender:
 
     def repay(self, loan: Loan, mapping: Sequence[PhysicalPatch]) -> None:
         """Give the memory back. Raises StaysLent, or OptprobeError with nothing changed."""
-        functions, tables = self._functions(), filler.page_tables(self.machine, self.kernel)
+        functions, tables = self._functions(), image_padding.page_tables(self.machine, self.kernel)
         slot, caller = self._caller(tables)
         try:
             caller.reach(LEAVING)
@@ -257,10 +258,10 @@ class Lender:
         ]
         filled = bytes([FILL]) * PAGE
         leads = {DATA_AT >> 21 & ENTRIES - 1: table_entry(last)}
-        hole = filler.unused(tables, self.machine.read_physical)
+        hole = image_padding.unused(tables, self.machine.read_physical)
         return (
-            PhysicalPatch(last, filled, filler.table_of(dict(enumerate(entries)))),
-            PhysicalPatch(middle, filled, filler.table_of(leads)),
+            PhysicalPatch(last, filled, image_padding.table_of(dict(enumerate(entries)))),
+            PhysicalPatch(middle, filled, image_padding.table_of(leads)),
             PhysicalPatch(hole, bytes(8), table_entry(middle).to_bytes(8, "little")),
         )
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.filler import FILL, PAGE, NoFiller, Range, Tables
+from gdb_optprobe.guest.linux.arch.x86_64.image_padding import FILL, PAGE, NoFiller, Range, Tables
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.isa.x86_64.calling import CALLING

@@ -15,7 +15,8 @@ from functools import cache
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.call import INTERRUPTS
-from gdb_optprobe.guest.linux import preemption, trap_calls
+from gdb_optprobe.guest.linux import trap_calls
+from gdb_optprobe.guest.linux.arch.x86_64 import preemption
 from gdb_optprobe.guest.linux.arch.x86_64.mmu import X86Mmu
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel
 from gdb_optprobe.guest.linux.trap_calls import Originals

@@ -10,9 +10,8 @@ from gdb_optprobe.guest.linux.arch.x86_64.reads import Reads, reads
 from gdb_optprobe.isa.ppc64le.forms import number
 from gdb_optprobe.isa.ppc64le.words import to_bytes
 from gdb_optprobe.isa.x86_64.peek import Direct
-
-from ..isa.x86_64.tables import PAGE, Tables
-from .fakes import Machine, Pages, kernel
+from tests.isa.x86_64.tables import PAGE, Tables
+from tests.linux.fakes import Machine, Pages, kernel
 
 START, VMALLOC, TEXT, FRAME = 0xFFFF_9A3D_4000_0000, 0xFFFF_A53D_4000_0000, 0xFFFF_FFFF_8100_0000, 0x1E0_0000
 NAMES = {"d_page_offset_base": 0x5000, "d_vmalloc_base": 0x5008, "d_sme_me_mask": 0x5010, "_stext": TEXT}

@@ -12,12 +12,12 @@ import pytest
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Cache, Shelf
-from gdb_optprobe.guest.linux import landings
+from gdb_optprobe.guest.linux.arch.x86_64 import mid_function_entries
+from gdb_optprobe.guest.linux.arch.x86_64.mid_function_entries import Functions, Landings
+from gdb_optprobe.guest.linux.arch.x86_64.text import KernelText
+from gdb_optprobe.guest.linux.arch.x86_64.text_at_rest import Rewritten, at_rest
 from gdb_optprobe.guest.linux.kprobes import hashed
-from gdb_optprobe.guest.linux.landings import Functions, Landings
 from gdb_optprobe.guest.linux.original_text import OriginalText
-from gdb_optprobe.guest.linux.text import KernelText
-from gdb_optprobe.guest.linux.text_at_rest import Rewritten, at_rest
 from gdb_optprobe.guest.text import Jump
 from gdb_optprobe.isa.x86_64 import X86_64
 from tests.detours.fakes import code
@@ -31,16 +31,16 @@ NAMES = {"_stext": TEXT, "one": ONE, "two": TWO, "d_filler": FILLER, "d__etext":
 DATA = 0xFFFFFFFF82000000
 
 
-def found(*listings: tuple[int, str], words: tuple[tuple[int, bytes], ...] = ()) -> landings.Found:
+def found(*listings: tuple[int, str], words: tuple[tuple[int, bytes], ...] = ()) -> mid_function_entries.Found:
     text = bytearray(b"\xcc" * SIZE)
     for at, listing in listings:
         data = code(listing)
         text[at - TEXT : at - TEXT + len(data)] = data
     functions = Functions(symbols(**NAMES), TEXT, bytes(text))
-    return landings.find(bytes(text), TEXT, functions, X86_64.decode, words)
+    return mid_function_entries.find(bytes(text), TEXT, functions, X86_64.decode, words)
 
 
-def all_of(found: landings.Found) -> list[Jump]:
+def all_of(found: mid_function_entries.Found) -> list[Jump]:
     return found.landings.within(0, 2**64)
 
 
@@ -156,7 +156,7 @@ def shelf(cache: Cache) -> Shelf:
     return cache.shelf("ab" * 20, "7" * 64)
 
 
-def guest(listing: str, offsets: dict[str, int] | None = None) -> tuple[Pages, landings.Kernel]:
+def guest(listing: str, offsets: dict[str, int] | None = None) -> tuple[Pages, mid_function_entries.Kernel]:
     memory = Pages()
     memory.put(TEXT, b"\xcc" * 0x1000)
     memory.put(ONE, code(listing))
@@ -167,19 +167,21 @@ def guest(listing: str, offsets: dict[str, int] | None = None) -> tuple[Pages, l
     return memory, kernel(memory, {n.removeprefix("d_"): at for n, at in names.items()}, offsets or {})
 
 
-def of(there: landings.Kernel, shelf: Shelf | None) -> list[Jump]:
+def of(there: mid_function_entries.Kernel, shelf: Shelf | None) -> list[Jump]:
     originals = OriginalText(there, X86_64)
-    return landings.of_kernel(there, X86_64.decode, originals, shelf, lambda _: None).within(0, 2**64)
+    return mid_function_entries.of_kernel(there, X86_64.decode, originals, shelf, lambda _: None).within(0, 2**64)
 
 
 HONEST, HOSTILE = "e9 04 01 00 00  jmp two+9", "e9 fb 00 00 00  jmp two"
 
 
-def of_and_said(there: landings.Kernel, shelf: Shelf, at_rest: landings.AtRest | None = None) -> tuple[list[Jump], int]:
+def of_and_said(
+    there: mid_function_entries.Kernel, shelf: Shelf, at_rest: mid_function_entries.AtRest | None = None
+) -> tuple[list[Jump], int]:
     said: list[str] = []
     originals = OriginalText(there, X86_64)
     rest = at_rest or (lambda text, base: text)
-    found = landings.of_kernel(there, X86_64.decode, originals, shelf, said.append, rest)
+    found = mid_function_entries.of_kernel(there, X86_64.decode, originals, shelf, said.append, rest)
     return found.within(0, 2**64), len(said)
 
 
@@ -198,7 +200,7 @@ def test_a_guest_that_hides_a_branch_is_not_believed_about_the_next_one(shelf: S
     assert of_and_said(hostile, shelf) == ([], 0)
 
 
-def with_filler(listing: str, detour: str = "") -> tuple[Pages, landings.Kernel]:
+def with_filler(listing: str, detour: str = "") -> tuple[Pages, mid_function_entries.Kernel]:
     """A kernel with so much filler behind its last function that there is a detour in it."""
     memory, _ = guest(listing)
     memory.put(FILLER, code(f"c3  ret\n{'cc ' * 0x500} int3"))
@@ -308,7 +310,7 @@ def filled(spans: int, seed: int) -> tuple[bytes, Any, list[tuple[int, int]], li
     for _ in range(spans):
         text += b"\x90" * rng.randrange(1, 64)
         start = len(text)
-        text += landings.FILLING + b"\xcc" * rng.randrange(64) + b"\x90" * rng.randrange(64)
+        text += mid_function_entries.FILLING + b"\xcc" * rng.randrange(64) + b"\x90" * rng.randrange(64)
         behind.append((TEXT + start, TEXT + len(text)))
     text += b"\x90"
 
@@ -327,12 +329,12 @@ def filled(spans: int, seed: int) -> tuple[bytes, Any, list[tuple[int, int]], li
 @pytest.mark.parametrize("spans", [0, 1, 40])
 def test_words_that_lead_behind_functions_are_left_out(spans: int, seed: int) -> None:
     text, there, behind, words = filled(spans, seed)
-    left = landings._functions_alone(there, TEXT, text, words)[1]
+    left = mid_function_entries._functions_alone(there, TEXT, text, words)[1]
     assert left == [row for row in words if not any(first <= row[1] < last for first, last in behind)]
 
 
 def test_2_000_functions_with_filler_behind_are_not_tried_for_each_word() -> None:
     text, there, _, words = filled(2000, 1)
     there.symbols.at = lambda address: None
-    (_, left), calls = calls_in(lambda: landings._functions_alone(there, TEXT, text, words))
+    (_, left), calls = calls_in(lambda: mid_function_entries._functions_alone(there, TEXT, text, words))
     assert 0 < len(left) < len(words) and calls < 40 * 2000 + 4 * len(words)

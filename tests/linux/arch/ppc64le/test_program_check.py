@@ -11,8 +11,8 @@ from gdb_optprobe.guest.linux.arch.ppc64le.program_check import find
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
 from gdb_optprobe.isa.ppc64le.forms import number, plain
 from gdb_optprobe.isa.ppc64le.words import to_bytes
+from tests.linux.arch.ppc64le.test_arch import BASE, power_kernel
 from tests.linux.fakes import Pages
-from tests.linux.test_ppc64le import BASE, power_kernel
 
 VIRT, BACK, HANDLER, END = BASE + 0x92E0, BASE + 0xC9D0, BASE + 0x1_0000, BASE + 0x2_0000
 NAMES = {

@@ -14,8 +14,7 @@ from gdb_optprobe.guest.linux.arch.ppc64le.stacks import Stacks
 from gdb_optprobe.guest.linux.arch.ppc64le.threads import Threads
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.machine import Vcpu
-from tests.linux.fakes import PAGE, Machine
-from tests.linux.power_guest import (
+from tests.linux.arch.ppc64le.power_guest import (
     BELOW,
     BLR,
     CALL_FLUSH,
@@ -56,7 +55,8 @@ from tests.linux.power_guest import (
     seen,
     typed_kernel,
 )
-from tests.linux.test_ppc64le import BASE, TEXT, toc_setup, words
+from tests.linux.arch.ppc64le.test_arch import BASE, TEXT, toc_setup, words
+from tests.linux.fakes import PAGE, Machine
 
 USER_SP, USER_R13 = 0x7FFF_0000, 0x7FFF_8000
 IN_USER_MODE = {"r1": USER_SP, "r13": USER_R13, "msr": USER}

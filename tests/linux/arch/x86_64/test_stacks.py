@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.arch.x86_64.stacks import missing
 from gdb_optprobe.guest.linux.percpu import PerCpu
-from gdb_optprobe.guest.linux.stacks import missing
 from gdb_optprobe.guest.linux.tasks import Tasks
 from tests.linux.fakes import kernel
 from tests.linux.small_guest import (

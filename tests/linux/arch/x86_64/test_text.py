@@ -4,7 +4,7 @@ from struct import pack
 
 import pytest
 
-from gdb_optprobe.guest.linux.text import KernelText
+from gdb_optprobe.guest.linux.arch.x86_64.text import KernelText
 from gdb_optprobe.guest.text import Area, Fact, Jump
 from gdb_optprobe.isa.x86_64 import X86_64
 from tests.detours.fakes import code

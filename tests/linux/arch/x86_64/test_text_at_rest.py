@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gdb_optprobe.guest.linux.text_at_rest import Rewritten, at_rest
+from gdb_optprobe.guest.linux.arch.x86_64.text_at_rest import Rewritten, at_rest
 from tests.detours.fakes import code
 
 TEXT = 0xFFFFFFFF81000000

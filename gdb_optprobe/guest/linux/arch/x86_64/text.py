@@ -21,18 +21,17 @@ from functools import cached_property
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
-from gdb_optprobe.guest.linux import areas, jump_tables, landings
-from gdb_optprobe.guest.linux.arch.x86_64 import nops
+from gdb_optprobe.guest.linux.arch.x86_64 import areas, jump_tables, mid_function_entries, nops
+from gdb_optprobe.guest.linux.arch.x86_64.mid_function_entries import Landings, foreign
+from gdb_optprobe.guest.linux.arch.x86_64.smp_locks import SmpLocks
+from gdb_optprobe.guest.linux.arch.x86_64.static_calls import StaticCalls
+from gdb_optprobe.guest.linux.arch.x86_64.text_at_rest import Rewritten, at_rest
 from gdb_optprobe.guest.linux.core_text import REMEMBERED, CoreText
 from gdb_optprobe.guest.linux.exception_table import ExceptionTable
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel
 from gdb_optprobe.guest.linux.kprobes import Kprobe
-from gdb_optprobe.guest.linux.landings import Landings, foreign
 from gdb_optprobe.guest.linux.original_text import OriginalText
-from gdb_optprobe.guest.linux.smp_locks import SmpLocks
-from gdb_optprobe.guest.linux.static_calls import StaticCalls
-from gdb_optprobe.guest.linux.text_at_rest import Rewritten, at_rest
 from gdb_optprobe.guest.text import Area, Fact, Foreign, Function, Jump, Mark, Overlay, Whole
 from gdb_optprobe.interrupts import interruptible
 from gdb_optprobe.isa.base import Flow, Insn, Isa
@@ -195,7 +194,7 @@ class KernelText(CoreText):
         if self._landings is None:
             decode = self._isa.decode
             with interruptible():
-                self._landings = landings.of_kernel(
+                self._landings = mid_function_entries.of_kernel(
                     self._kernel, decode, self.originals, self._shelf, self._say, self._at_rest
                 )
         return self._landings
@@ -351,7 +350,7 @@ class Part:
 
 
 def part_of(insns: Sequence[Insn], start: int, end: int, breakpoint: bytes, listed: bool = True) -> Part:
-    """A call into the middle of a function is a jump as far as that is concerned. listed: see `landings.foreign`."""
+    """Count a call into the middle of a function as a jump. listed: see `mid_function_entries.foreign`."""
     direct = [insn for insn in insns if insn.target is not None]
     jumps = tuple(Jump(insn.address, insn.target, insn.flow.value) for insn in direct if insn.target is not None)
     return Part(

@@ -13,9 +13,9 @@ from gdb_optprobe.guest.linux.arch.ppc64le.stacks import Stacks
 from gdb_optprobe.guest.linux.arch.ppc64le.threads import Layout
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.saved import Saved
+from tests.linux.arch.ppc64le.test_arch import BASE, TEXT, TOC, made_of_toc, power_kernel, toc_setup, words
 from tests.linux.fakes import PAGE, Machine, Structures
 from tests.linux.small_guest import circle
-from tests.linux.test_ppc64le import BASE, TEXT, TOC, made_of_toc, power_kernel, toc_setup, words
 
 SIZE = 0x4000
 PC, SRR0 = TEXT + 0xAB0, TEXT + 0xAC0

@@ -7,8 +7,9 @@ from itertools import pairwise
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux import filler, physical
+from gdb_optprobe.guest.linux import physical
 from gdb_optprobe.guest.linux.arch.x86_64 import find as finding
+from gdb_optprobe.guest.linux.arch.x86_64 import image_padding
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.isa.x86_64.paging import GLOBAL, LARGE, NO_EXECUTE, PRESENT, WRITABLE, Mapping, translate
 from tests.linux.fakes import Machine, kernel
@@ -45,7 +46,7 @@ class Guest(Machine):
 
 def guest(small: bool = False, isolated: bool = False, user_mode: bool = False) -> Guest:
     """A kernel whose text before ENTRY is one large page (or small ones), its tail filler from 0x1fd000 on."""
-    there = Guest({"cr3": PGD | (0x1000 if user_mode else 0), "efer": filler.NXE})
+    there = Guest({"cr3": PGD | (0x1000 if user_mode else 0), "efer": image_padding.NXE})
     for table in (PGD, PGD + 0x1000, PUD, PMD, PTE, DATA_PMD, USER_PUD, USER_PMD):
         there.put(table, bytes(4096))
     there.put_words(PGD + 511 * 8, PUD | 0x63)
@@ -69,16 +70,16 @@ TAIL = {**NAMES, "text_tail": IMAGE + 0x1E4008}
 
 def found(
     there: Guest, isolated: bool = False
-) -> tuple[filler.Filler, filler.Tables, tuple[physical.PhysicalPatch, ...]]:
+) -> tuple[image_padding.Filler, image_padding.Tables, tuple[physical.PhysicalPatch, ...]]:
     names = {**TAIL, **({"pti_finalize": IMAGE, "init_top_pgt": IMAGE + 0x400000} if isolated else {})}
     if isolated:
         # init_top_pgt lies at PGD: map its page so.
         there.put_words(PMD + 10 * 8, 0xE3 | NO_EXECUTE)
         names |= {"init_top_pgt": IMAGE + 0x400000 + PGD}
     linux = kernel(there, names)
-    use = filler.find(linux, ((FRAMES, 0),), PAGES)
-    tables = filler.page_tables(there, linux)
-    return use, tables, filler.plan_mapping(use, tables, there.read_physical)
+    use = image_padding.find(linux, ((FRAMES, 0),), PAGES)
+    tables = image_padding.page_tables(there, linux)
+    return use, tables, image_padding.plan_mapping(use, tables, there.read_physical)
 
 
 def at(there: Guest, address: int, root: int = PGD) -> Mapping | None:
@@ -88,9 +89,9 @@ def at(there: Guest, address: int, root: int = PGD) -> Mapping | None:
 def test_page_tables_of_a_kernel_without_symbols_of_its_data() -> None:
     there = guest()
     names = {"_stext": NAMES["_stext"], "d___start___bug_table": IMAGE + 0x400000}
-    assert filler.page_tables(there, kernel(there, names)).roots == (PGD,)
+    assert image_padding.page_tables(there, kernel(there, names)).roots == (PGD,)
     with pytest.raises(OptprobeError, match="init_task"):
-        filler.page_tables(there, kernel(there, {"_stext": NAMES["_stext"]}))
+        image_padding.page_tables(there, kernel(there, {"_stext": NAMES["_stext"]}))
 
 
 def test_filler_is_whole_pages_below_the_entry_text() -> None:
@@ -103,7 +104,7 @@ def test_filler_is_whole_pages_below_the_entry_text() -> None:
 def test_filler_with_a_foreign_byte_is_not_filler() -> None:
     there = guest()
     there.put(PHYSICAL + 0x1FF123, b"\x90")
-    with pytest.raises(filler.NoFiller):
+    with pytest.raises(image_padding.NoFiller):
         found(there)
 
 
@@ -175,7 +176,7 @@ def test_old_bytes_first() -> None:
 def test_something_is_mapped_already() -> None:
     there = guest()
     there.put_words(PUD + 509 * 8, 0x9063)
-    with pytest.raises(filler.NoFiller) as refused:
+    with pytest.raises(image_padding.NoFiller) as refused:
         found(there)
     assert "set optprobe arena" in refused.value.hint
 
@@ -209,7 +210,7 @@ def test_what_an_earlier_session_left_ends_behind_the_last_word_it_wrote() -> No
     linux = kernel(there, TAIL)
 
     def free() -> tuple[int, int]:
-        left = filler.left_behind(linux, tables, there.read_physical, sizes=((FRAMES, 0),))
+        left = image_padding.left_behind(linux, tables, there.read_physical, sizes=((FRAMES, 0),))
         assert left is not None
         return left.data
 
@@ -281,19 +282,19 @@ class Image:
         return bytes(found)
 
 
-def pieces(use: filler.Filler) -> list[tuple[int, int]]:
+def pieces(use: image_padding.Filler) -> list[tuple[int, int]]:
     return sorted([*use.code, use.journal, *((page, page + 4096) for page in use.tables), use.frames])
 
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_the_arena_takes_what_there_is(name: str) -> None:
     image = Image(IMAGES[name])
-    use = filler.find(image.kernel)
+    use = image_padding.find(image.kernel)
     used = pieces(use)
     assert all(one[1] <= other[0] for one, other in pairwise(used)), "no piece is used twice"
     assert all(any(start <= one[0] < one[1] <= end for start, end in image.runs) for one in used)
     # What is mapped anew is in one large page.
-    assert use.journal[0] // filler.LARGE_PAGE == (use.frames[1] - 1) // filler.LARGE_PAGE
+    assert use.journal[0] // image_padding.LARGE_PAGE == (use.frames[1] - 1) // image_padding.LARGE_PAGE
     code = sum(end - start for start, end in use.code)
     assert code >= use.data[1] - use.data[0] + use.journal[1] - use.journal[0] or code == 256 * 4096
     total = sum(end - start for start, end in image.runs)
@@ -303,7 +304,7 @@ def test_the_arena_takes_what_there_is(name: str) -> None:
 def test_an_arena_whose_data_fit_is_where_it_always_was() -> None:
     """A journal that is in a guest now is found by it."""
     end = IMAGE + 12288 * KIB
-    use = filler.find(Image(IMAGES["6.1 cloud"]).kernel)
+    use = image_padding.find(Image(IMAGES["6.1 cloud"]).kernel)
     assert use.frames == (end - 192 * 4096, end)
     assert use.journal == (end - 259 * 4096, end - 195 * 4096)
     rest = 256 - 237
@@ -313,10 +314,10 @@ def test_an_arena_whose_data_fit_is_where_it_always_was() -> None:
 @pytest.mark.parametrize("name", IMAGES)
 def test_another_gdb_finds_the_journal_whatever_was_written(name: str) -> None:
     image = Image(IMAGES[name])
-    use = filler.find(image.kernel)
+    use = image_padding.find(image.kernel)
     for start, end in pieces(use):
         image.changed |= dict.fromkeys((*range(start, end, 4096), end - 1), 0x41)
-    (found,) = [place for place in filler.places(image.kernel) if place.journal == use.journal]
+    (found,) = [place for place in image_padding.places(image.kernel) if place.journal == use.journal]
     assert found.data == use.data and found.frames == use.frames
     assert all(any(one[0] <= two[0] and two[1] <= one[1] for one in found.code) for two in use.code)
     assert not any(start < use.journal[1] and use.journal[0] < end for start, end in found.code)
@@ -325,16 +326,18 @@ def test_another_gdb_finds_the_journal_whatever_was_written(name: str) -> None:
 @pytest.mark.parametrize("name", IMAGES)
 def test_a_journal_that_was_only_begun_hides_no_filler(name: str) -> None:
     image = Image(IMAGES[name])
-    use = filler.find(image.kernel)
+    use = image_padding.find(image.kernel)
     image.changed |= dict.fromkeys((use.journal[0], sum(use.journal) // 2), 0x41)
-    (found,) = [place for place in filler.places(image.kernel) if place.journal == use.journal]
-    assert filler.as_found(image.kernel, found.code) == use.code
+    (found,) = [place for place in image_padding.places(image.kernel) if place.journal == use.journal]
+    assert image_padding.as_found(image.kernel, found.code) == use.code
 
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_no_half_of_a_journal_is_where_another_may_begin(name: str) -> None:
     halves = [
-        at for place in filler.places(Image(IMAGES[name]).kernel) for at in (place.journal[0], sum(place.journal) // 2)
+        at
+        for place in image_padding.places(Image(IMAGES[name]).kernel)
+        for at in (place.journal[0], sum(place.journal) // 2)
     ]
     assert len(set(halves)) == len(halves)
 
@@ -342,14 +345,14 @@ def test_no_half_of_a_journal_is_where_another_may_begin(name: str) -> None:
 def test_what_is_no_filler_is_none_however_long_its_symbol() -> None:
     image = Image(IMAGES["7.2 cloud"])
     image.changed[image.runs[1][1] - 1] = 0xC3
-    use = filler.find(image.kernel)
+    use = image_padding.find(image.kernel)
     start, end = image.runs[0]
     assert all(start <= one[0] < one[1] <= end for one in pieces(use))
 
 
 def test_too_little_filler_is_refused_with_its_figures() -> None:
-    with pytest.raises(filler.NoFiller) as refused:
-        filler.find(Image(((100, 180), (300, 340))).kernel)
+    with pytest.raises(image_padding.NoFiller) as refused:
+        image_padding.find(Image(((100, 180), (300, 340))).kernel)
     text = str(refused.value)
     assert "120 KiB" in text and "2 runs" in text and "204 KiB" in text and "108 of them in one run" in text
     assert "set optprobe arena" in refused.value.hint
@@ -357,7 +360,7 @@ def test_too_little_filler_is_refused_with_its_figures() -> None:
 
 def test_the_kernel_is_found_where_it_starts_with_an_arena_in_its_first_large_page() -> None:
     there = guest()
-    there.state[0] |= {"cr0": finding.PAGING | finding.PROTECTED, "efer": filler.NXE | finding.LONG_MODE_ACTIVE}
+    there.state[0] |= {"cr0": finding.PAGING | finding.PROTECTED, "efer": image_padding.NXE | finding.LONG_MODE_ACTIVE}
     there.put_words(PMD + 10 * 8, PHYSICAL + 0x400000 | 0xA1 | NO_EXECUTE, PHYSICAL + 0x600000 | 0xE3 | NO_EXECUTE)
 
     def text() -> tuple[int, int, int]:

@@ -11,9 +11,9 @@ import pytest
 
 from gdb_optprobe.guest import call
 from gdb_optprobe.guest.call import CallFailed
-from gdb_optprobe.guest.linux import filler, physical
+from gdb_optprobe.guest.linux import physical
 from gdb_optprobe.guest.linux.arch.base import Room, StaysLent
-from gdb_optprobe.guest.linux.arch.x86_64 import lent, padding
+from gdb_optprobe.guest.linux.arch.x86_64 import image_padding, lent, padding
 from gdb_optprobe.guest.linux.arch.x86_64.lent import Lender
 from gdb_optprobe.guest.linux.arch.x86_64.padding import Slot
 from gdb_optprobe.guest.linux.arch.x86_64.user import VCPUS
@@ -58,7 +58,7 @@ class Guest(Machine):
     """One vCPU at a time; `lends`: what vmalloc returns. aliases: whether set_memory_ro changes the direct map."""
 
     def __init__(self, lends: int = AREA, aliases: bool = True, comes: bool = True) -> None:
-        super().__init__({"rip": 0, "cr3": PGD, "efer": filler.NXE, "gs_base": BASE - 8, "eflags": 0x200})
+        super().__init__({"rip": 0, "cr3": PGD, "efer": image_padding.NXE, "gs_base": BASE - 8, "eflags": 0x200})
         self.state[0]["rip"] = SAFE
         self.lends, self.aliases, self.comes = lends, aliases, comes
         self.calls: list[str] = []
@@ -173,7 +173,7 @@ class Guest(Machine):
         return self.set_memory_ro(address, pages, writable=WRITABLE)
 
     def flush_tlb_all(self) -> int:
-        assert self.at(filler.DATA_AT) is None, "nothing leads there now"
+        assert self.at(image_padding.DATA_AT) is None, "nothing leads there now"
         return 0
 
     def vfree(self, address: int) -> int:
@@ -224,7 +224,7 @@ def test_the_kernel_is_called_in_order_and_no_trace_of_the_calls_is_left() -> No
 def test_nothing_is_writable_and_executable() -> None:
     guest = Guest()
     room = lends(guest)
-    assert guest.at(filler.DATA_AT) is None, "not before the journal tells of it"
+    assert guest.at(image_padding.DATA_AT) is None, "not before the journal tells of it"
     room.take()
     rights: dict[str, set[tuple[bool, bool]]] = {}
     for name, (start, end) in {"data": room.data, "code": room.code[0], "journal": lent.JOURNAL}.items():
@@ -232,7 +232,7 @@ def test_nothing_is_writable_and_executable() -> None:
             found = guest.at(at)
             assert found is not None and not found.user
             rights.setdefault(name, set()).add((found.writable, found.executable))
-            for other in (guest.at(AREA + at - filler.DATA_AT), guest.at(DIRECT + found.frame_of(at))):
+            for other in (guest.at(AREA + at - image_padding.DATA_AT), guest.at(DIRECT + found.frame_of(at))):
                 assert other is not None and other.physical == found.physical
                 assert (other.writable, other.executable) == (name == "data", False)
     assert rights == {"data": {(True, False)}, "code": {(False, True)}, "journal": {(False, False)}}
@@ -257,7 +257,7 @@ def test_the_loan_is_paid_back() -> None:
     guest.calls.clear()
     room.give_back()
     assert guest.calls == ["flush_tlb_all", "set_memory_rw", "vfree"]
-    assert guest.at(filler.DATA_AT) is None and guest.at(AREA) is None and not room.stands()
+    assert guest.at(image_padding.DATA_AT) is None and guest.at(AREA) is None and not room.stands()
     assert lender(guest).place() is None
     again = lends(guest)
     again.take()
@@ -271,7 +271,7 @@ def test_another_gdb_pays_it_back() -> None:
     place = lender(guest).place()
     assert place is not None and place.repay is not None and room.loan is not None
     place.repay(room.loan, room.mapping)
-    assert guest.at(filler.DATA_AT) is None and guest.at(AREA) is None
+    assert guest.at(image_padding.DATA_AT) is None and guest.at(AREA) is None
 
 
 def test_an_arena_of_filler_is_no_loan() -> None:
@@ -284,24 +284,24 @@ def test_an_arena_of_filler_is_no_loan() -> None:
 
 def test_code_that_can_be_written_by_another_name_is_not_mapped_to_be_run() -> None:
     guest = Guest(aliases=False)
-    with pytest.raises(filler.NoFiller, match="read-only"):
+    with pytest.raises(image_padding.NoFiller, match="read-only"):
         lends(guest)
     assert guest.calls[-2:] == ["set_memory_rw", "vfree"] and guest.at(AREA) is None
-    assert guest.at(filler.DATA_AT) is None
+    assert guest.at(image_padding.DATA_AT) is None
 
 
 def test_why_it_is_not_lent_is_told_where_it_cannot_be_given_back_either() -> None:
     guest = Guest(aliases=False)
     guest.fails = "vfree"
-    with pytest.raises(filler.NoFiller, match=r"read-only; \d+ KiB .* stay lent, used by nothing"):
+    with pytest.raises(image_padding.NoFiller, match=r"read-only; \d+ KiB .* stay lent, used by nothing"):
         lends(guest)
-    assert guest.calls[-1] == "vfree" and guest.at(filler.DATA_AT) is None
+    assert guest.calls[-1] == "vfree" and guest.at(image_padding.DATA_AT) is None
 
 
 def test_a_kernel_that_has_nothing_to_lend() -> None:
     guest = Guest(lends=0)
     before = tail(guest)
-    with pytest.raises(filler.NoFiller, match="lend"):
+    with pytest.raises(image_padding.NoFiller, match="lend"):
         lends(guest)
     assert guest.calls == ["vmalloc"] and tail(guest) == before
 
@@ -332,13 +332,13 @@ def test_what_cannot_be_given_back_is_used_by_nothing(name: str) -> None:
     guest.fails = name
     with pytest.raises(StaysLent, match="stay lent"):
         room.give_back()
-    assert guest.at(filler.DATA_AT) is None
+    assert guest.at(image_padding.DATA_AT) is None
 
 
 @pytest.mark.parametrize("name", [*FUNCTIONS, "ksys_read"])
 def test_a_kernel_that_cannot_be_asked_is_refused_with_both_reasons(name: str) -> None:
     guest = Guest()
-    with pytest.raises(filler.NoFiller) as refused:
+    with pytest.raises(image_padding.NoFiller) as refused:
         lender(guest, **{name: 0}).room(WHY)
     assert WHY in refused.value.message and "cannot be asked" in refused.value.message
     if name != "ksys_read":
@@ -355,9 +355,9 @@ def free(guest: Guest, **names: int) -> Slot:
     return padding.free_slot(guest, *known(guest, **names))
 
 
-def known(guest: Guest, **names: int) -> tuple[Kernel, filler.Tables]:
+def known(guest: Guest, **names: int) -> tuple[Kernel, image_padding.Tables]:
     linux = kernel(guest, NAMES | names)
-    return linux, filler.page_tables(guest, linux)
+    return linux, image_padding.page_tables(guest, linux)
 
 
 def test_padding_in_use_is_passed_over() -> None:
@@ -367,7 +367,7 @@ def test_padding_in_use_is_passed_over() -> None:
     guest.put(PHYSICAL + slot.start - IMAGE + 3, b"\x55")
     assert free(guest).start == slot.start + padding.SIZE
     assert not any(each.is_left for each in padding.slots(guest, *known(guest))), "it is not known whose that is"
-    with pytest.raises(filler.NoFiller, match="no padding"):
+    with pytest.raises(image_padding.NoFiller, match="no padding"):
         free(guest, d__etext=IMAGE + 0x1FF1)
 
 
@@ -385,7 +385,7 @@ def test_padding_before_an_aligned_section_serves_where_the_text_fills_its_last_
     padding.wipe_note(guest, left, AREA)
     assert free(guest, **aligned) == slot
     guest.put(PHYSICAL + 0xFFF, b"\xc3")
-    with pytest.raises(filler.NoFiller, match="no padding"):
+    with pytest.raises(image_padding.NoFiller, match="no padding"):
         free(guest, **aligned)
 
 
@@ -430,7 +430,7 @@ def test_what_a_killed_gdb_was_lent_is_given_back_by_the_next(monkeypatch: pytes
     room = lends(guest)
     room.take()
     assert guest.calls[:3] == ["set_memory_rw", "vfree", "vmalloc"] and tail(guest) == before
-    assert guest.at(filler.DATA_AT) is not None
+    assert guest.at(image_padding.DATA_AT) is not None
     room.give_back()
     assert tail(guest) == before and guest.at(AREA) is None
 
@@ -478,8 +478,8 @@ def test_a_note_is_gone_before_the_area_is(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_something_is_in_the_window_already() -> None:
     guest = Guest()
-    guest.map(filler.DATA_AT, FRAMES, 0x163)
-    with pytest.raises(filler.NoFiller, match="mapped at"):
+    guest.map(image_padding.DATA_AT, FRAMES, 0x163)
+    with pytest.raises(image_padding.NoFiller, match="mapped at"):
         lender(guest).room(WHY)
 
 

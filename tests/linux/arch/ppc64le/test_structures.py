@@ -10,9 +10,9 @@ from gdb_optprobe.guest.linux.arch.ppc64le.find import LINEAR_MAP
 from gdb_optprobe.guest.linux.arch.ppc64le.memory import RadixMemory
 from gdb_optprobe.guest.linux.arch.ppc64le.mmu import RECORDS
 from gdb_optprobe.guest.linux.arch.ppc64le.structures import CodeStructures
+from tests.linux.arch.ppc64le.power_guest import addi, ld, std
+from tests.linux.arch.ppc64le.test_arch import USER, power_kernel, toc_setup, words
 from tests.linux.fakes import Pages
-from tests.linux.power_guest import addi, ld, std
-from tests.linux.test_ppc64le import USER, power_kernel, toc_setup, words
 
 CURRENT = 0x908
 MFLR, TRACED, BLR, CALL = words(0x7C0802A6), words(0x48001001), words(0x4E800020), words(0x48002001)

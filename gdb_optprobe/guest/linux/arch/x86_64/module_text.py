@@ -13,16 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from gdb_optprobe.guest.linux import landings, smp_locks
-from gdb_optprobe.guest.linux.arch.x86_64 import nops
+from gdb_optprobe.guest.linux.arch.x86_64 import mid_function_entries, nops, smp_locks
+from gdb_optprobe.guest.linux.arch.x86_64.mid_function_entries import Functions, Landings
+from gdb_optprobe.guest.linux.arch.x86_64.text import KernelText
 from gdb_optprobe.guest.linux.bug_table import row_size
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.landings import Functions, Landings
 from gdb_optprobe.guest.linux.module_symbols import ModuleSymbols
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.original_text import OriginalText
-from gdb_optprobe.guest.linux.text import KernelText
 from gdb_optprobe.guest.text import Area, Fact, Mark
 from gdb_optprobe.isa.base import Isa
 
@@ -90,7 +89,7 @@ class ModuleText(KernelText):
             self.originals.check()
             text = self.originals.read(start, end)
             functions = Functions(self.symbols, start, text)
-            found = landings.find(text, start, functions, self._isa.decode, self._words())
+            found = mid_function_entries.find(text, start, functions, self._isa.decode, self._words())
             self._landings = found.landings
         return self._landings
 
