@@ -40,8 +40,8 @@ from gdb_optprobe.guest.text import Function
 from gdb_optprobe.isa.base import Insn, Isa
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.x86_64 import X86_64
-from gdb_optprobe.probes import returnable
-from gdb_optprobe.probes.returnable import NEAR
+from gdb_optprobe.probes import kretprobe_check
+from gdb_optprobe.probes.kretprobe_check import NEAR
 from qemu.cache import guests_directory, say
 from qemu.channel import ChannelError
 from qemu.debian import FetchError
@@ -308,7 +308,7 @@ def no_return(subject: Subject, function: int, grounds: Grounds) -> str:
     try:
         if not subject.is_traced(function):  # there a breakpoint is possible at least
             plan(Site(address), grounds)
-        returnable.check(address, subject)
+        kretprobe_check.check(address, subject)
     except Refused as refused:
         return refused.reason.code
     return ""

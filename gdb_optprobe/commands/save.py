@@ -11,7 +11,7 @@ from gdb_optprobe.debugger.attach import convenience
 from gdb_optprobe.debugger.output import Output
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest_text import one_line
-from gdb_optprobe.probes.saving import REFUSED, with_variables
+from gdb_optprobe.probes.save import REFUSED, with_variables
 
 
 @dataclass(frozen=True, slots=True)

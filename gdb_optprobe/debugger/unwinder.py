@@ -1,6 +1,6 @@
 """Backtraces on a kernel without debug information, and through our detours.
 
-    frame 0   in a routine           what reads memory for programs (probes/resident.py)
+    frame 0   in a routine           what reads memory for programs (probes/probe_read.py)
     frame 1   in a detour            its caller is the probed instruction, with the same stack
     frame 2   the probed function    by the kernel's own rules: x86's ORC tables, ppc64le's back chain
     frame 3…  its callers
@@ -19,7 +19,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.base import Unwinder
 from gdb_optprobe.isa import machines
 from gdb_optprobe.isa.base import Isa, ReadMemory
-from gdb_optprobe.probes.return_hits import key_after
+from gdb_optprobe.probes.kretprobe_hits import key_after
 from gdb_optprobe.probes.session import Session
 
 MASK = (1 << 64) - 1

@@ -9,8 +9,8 @@ from functools import cached_property
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.probes.linux import Linux
 from gdb_optprobe.probes.names import NamesAt
+from gdb_optprobe.probes.user.program_text import UserTexts
 from gdb_optprobe.probes.user.target import UserTarget
-from gdb_optprobe.probes.user.texts import UserTexts
 
 
 @dataclass(frozen=True)

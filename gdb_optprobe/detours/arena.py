@@ -48,7 +48,7 @@ class Arena:
     """All memory for detours of one guest.
 
     alignment: of instructions; where they may stand anywhere, detours begin at multiples of 8 nevertheless.
-    resident:  code that detours call (probes/resident.py).
+    resident:  code that detours call (probes/probe_read.py).
     journal:   what another GDB will know of it. left_before: what it knew of an earlier one's.
     """
 

@@ -10,7 +10,7 @@
     calls  address   of the same table: whether its probes are deleted, and what was counted in older tables
     uses   address   of code, what else of ours it may come to: see Arena.note_uses    before its first byte is written
     table  number    address of the data of the only table of a kind, see TableKind: another GDB has its own there
-    user   number    probes/user/notes.py
+    user   number    probes/user/trap_records.py
     room   -         the arena itself, by its maker                                  first of all
 What is gone is noted with the next change: until then what it tells of is in nobody's way.
 """

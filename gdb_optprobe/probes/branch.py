@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.planner import Plan
-from gdb_optprobe.probes.placed import Placed
+from gdb_optprobe.probes.installed_detour import Placed
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from enum import Enum
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.probes.returns import Returns
+from gdb_optprobe.probes.kretprobes import Returns
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.views import CollectorView
 

@@ -19,12 +19,12 @@ from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.kernel import NoSuchKernel
 from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.handlers.scope import Missing
-from gdb_optprobe.probes import present
+from gdb_optprobe.probes import probe_views
 from gdb_optprobe.probes.linux import Linux
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.taking import LEFT, RECOVER
-from gdb_optprobe.probes.user import asking
+from gdb_optprobe.probes.user import requirements
 from gdb_optprobe.probes.views import FacilityView
 
 TRIED = 8
@@ -65,12 +65,12 @@ def asked(name: str, otherwise: Refusal, question: Question) -> FacilityView:
         why = reason_of(error, otherwise)
     except Exception as error:
         why = Refusal.UNEXPECTED.because(error=f"{type(error).__name__}: {error}")
-    return FacilityView(name, "", present.reason(why))
+    return FacilityView(name, "", probe_views.reason(why))
 
 
 def of_no_guest(error: OptprobeError) -> tuple[FacilityView, ...]:
     """Return the facilities of a guest that cannot be looked at, and why."""
-    why = present.reason(reason_of(error, Refusal.GUEST_MISSING))
+    why = probe_views.reason(reason_of(error, Refusal.GUEST_MISSING))
     return tuple(FacilityView(name, "", why) for name in NAMES)
 
 
@@ -139,7 +139,7 @@ class _Guest:
         return f"traps are taken at {_counted(len(found.calls), 'place')}, before {self.target.symbol(found.handler)}"
 
     def user_programs(self) -> str:
-        user = asking.ready(self.optimizer)
+        user = requirements.ready(self.optimizer)
         return f"traps in private copies of their pages, which are of {user.kernel.mmu.kind.page // KIB} KiB"
 
 

@@ -35,7 +35,7 @@ from gdb_optprobe.guest.user_scope import user_scope
 from gdb_optprobe.handlers.program import Expr
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Isa
-from gdb_optprobe.probes.earlier import Earlier, facts, look
+from gdb_optprobe.probes.arena_record import Earlier, facts, look
 from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.original import unpatched
 from gdb_optprobe.probes.settings import ArenaRanges, Settings

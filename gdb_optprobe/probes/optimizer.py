@@ -30,25 +30,25 @@ from gdb_optprobe.detours.planner import Site as Place
 from gdb_optprobe.detours.refusal import PASSING, Reason, Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.probes import branching, waiting
+from gdb_optprobe.probes import branch_patch, quiescence_wait
 from gdb_optprobe.probes.arena_memory import ArenaMemory
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.collector import Collector, Why
+from gdb_optprobe.probes.journal_records import note
+from gdb_optprobe.probes.kernel_traps import Traps
+from gdb_optprobe.probes.kretprobe_records import points_of
+from gdb_optprobe.probes.kretprobes import Returns, UnderWay
 from gdb_optprobe.probes.links import Links
-from gdb_optprobe.probes.lost import Lost
-from gdb_optprobe.probes.noting import note
-from gdb_optprobe.probes.old_points import points_of
-from gdb_optprobe.probes.pace import Pace
+from gdb_optprobe.probes.lost_branches import Lost
 from gdb_optprobe.probes.probe import Probe
-from gdb_optprobe.probes.reading import Reading
+from gdb_optprobe.probes.read_registers import Reading
 from gdb_optprobe.probes.registry import Registry
-from gdb_optprobe.probes.returns import Returns, UnderWay
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Spec
-from gdb_optprobe.probes.stopping import Stopping
+from gdb_optprobe.probes.stop_pads import Stopping
 from gdb_optprobe.probes.target import Target
-from gdb_optprobe.probes.traps import Traps
+from gdb_optprobe.probes.throttle import Pace
 
 T = TypeVar("T")
 
@@ -105,7 +105,7 @@ class Optimizer:
         if best.tier not in _NEED_MEMORY:
             return best
         try:
-            why = branching.out_of_reach(best, self.target, self.find_arena())
+            why = branch_patch.out_of_reach(best, self.target, self.find_arena())
         except Refused as refused:
             why = refused.reason
         return self._lower(address, limits, why) if why is not None else best
@@ -206,7 +206,7 @@ class Optimizer:
         if new and self.arena is not None and self.arena.left:
             self.collector.collect(self.arena, Why.BRANCH)
         detours = [site.detour for site in sites if site.detour is not None]
-        blocked = waiting.who_is_inside([group[0].plan for group in new], detours, self.target, self.arena)
+        blocked = quiescence_wait.who_is_inside([group[0].plan for group in new], detours, self.target, self.arena)
         for group in groups:
             if not blocked.get(group[0].plan.head):
                 self._exchange(group, sites)
@@ -225,7 +225,7 @@ class Optimizer:
         """Memory for what `probe` gathers, before any branch is touched, so that others keep theirs. Raises Refused."""
         if self.gathers(probe, plan):
             arena = self.take_arena()
-            self.with_room(lambda: branching.reserve(probe, self.target, arena), arena)
+            self.with_room(lambda: branch_patch.reserve(probe, self.target, arena), arena)
             if probe.returns:
                 site = self.registry.site_of(probe)
                 self.with_room(lambda: self.returns.reserve(site, self.target, arena), arena)
@@ -240,7 +240,7 @@ class Optimizer:
 
     def is_inside(self, site: Site) -> bool:
         """Whether somebody may be in a program of `site`, or in a detour that was left, which may have been one's."""
-        return waiting.may_be_inside(site, self.target, self.arena)
+        return quiescence_wait.may_be_inside(site, self.target, self.arena)
 
     def retry(self, grow: bool = True) -> None:
         """Try the sites that wait, and free what piles up. grow: try those whose tables of calls are half full, too."""
@@ -396,7 +396,7 @@ class Optimizer:
                 site.stop_no_more(self.target, arena)
         try:
             keeps = self.reading.around(old.plan.head)
-            branch = branching.write(group, self.target, arena, self.traps, keeps, old)
+            branch = branch_patch.write(group, self.target, arena, self.traps, keeps, old)
         except OptprobeError:
             self.links.add(old)
             return
@@ -432,7 +432,7 @@ class Optimizer:
             try:
                 self.links.remove(branch)
                 lifted = self.stopping.forget(branch)
-                branching.take_away(branch, served, self.target, self.arena, lifted)
+                branch_patch.take_away(branch, served, self.target, self.arena, lifted)
                 self.traps.forget(branch.plan.head)
             except OptprobeError as error:
                 lost.append(error)
@@ -447,7 +447,7 @@ class Optimizer:
     def _standing(self, group: Sequence[Site]) -> Branch | None:
         """The branch of `group`, where it stands in the guest as it is wanted."""
         branch = group[0].branch
-        wanted = branching.serves(group), group[0].plan.displaced, group[0].plan.tier
+        wanted = branch_patch.serves(group), group[0].plan.displaced, group[0].plan.tier
         if branch is None or (branch.serves, branch.plan.displaced, branch.plan.tier) != wanted:
             return None
         if any(site.next_point is not None for site in group):
@@ -467,7 +467,7 @@ class Optimizer:
             # The tracer is kept off before the branch is written, and let in again when it cannot be written.
             if wanted.ftrace is not None:
                 self.target.tracer.hold(wanted.ftrace)
-            branch = self.with_room(lambda: branching.write(group, self.target, arena, self.traps, keeps), arena)
+            branch = self.with_room(lambda: branch_patch.write(group, self.target, arena, self.traps, keeps), arena)
         except Refused as refused:
             self._let_tracer_in(wanted)
             for site in group:

@@ -11,8 +11,8 @@ from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.handlers.interpret import Outcome
 from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.maps.ring import START, Position
-from gdb_optprobe.probes.gathered import Gathered
 from gdb_optprobe.probes.handler import Handler
+from gdb_optprobe.probes.results import Gathered
 from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.stops import StopPoint
 

@@ -13,10 +13,10 @@ from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.left import Left
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes.collector import Why
-from gdb_optprobe.probes.gathered import Gathered
 from gdb_optprobe.probes.handler import Handler
-from gdb_optprobe.probes.noting import Noted, fingerprint
+from gdb_optprobe.probes.journal_records import Noted, fingerprint
 from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.results import Gathered
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.taking import look, take

@@ -28,26 +28,26 @@ from gdb_optprobe.handlers.supported import check_action
 from gdb_optprobe.interrupts import checkpoint
 from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.isa.paths import depth
-from gdb_optprobe.probes import checking, outstanding, present, returnable, saving
-from gdb_optprobe.probes.adding import wanted
+from gdb_optprobe.probes import call_views, kretprobe_check, memory_check, probe_views, save
 from gdb_optprobe.probes.borrowing import prepare
-from gdb_optprobe.probes.comings import Comings
-from gdb_optprobe.probes.explaining import Explaining
+from gdb_optprobe.probes.explain import Explaining
 from gdb_optprobe.probes.handler import Handler
+from gdb_optprobe.probes.kretprobe_program import compile_return, entry_part, try_entry, without_stop
+from gdb_optprobe.probes.module_tracker import Comings
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.quiescence_wait import in_slots, told
 from gdb_optprobe.probes.registry import Registry
-from gdb_optprobe.probes.return_program import compile_return, entry_part, try_entry, without_stop
 from gdb_optprobe.probes.room import reserve
 from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Kind, Spec
+from gdb_optprobe.probes.spec_addresses import wanted
 from gdb_optprobe.probes.taking import make_way
 from gdb_optprobe.probes.target import Target
-from gdb_optprobe.probes.user import present as user_present
-from gdb_optprobe.probes.user.probes import Users
+from gdb_optprobe.probes.user import uprobe_views as user_present
+from gdb_optprobe.probes.user.uprobes import Users
 from gdb_optprobe.probes.views import CollectorView, ExplainView, ProbeView, Saved, ShowView
-from gdb_optprobe.probes.waiting import in_slots, told
 
 # Runs the guest for some seconds (None: no bound); why it stopped, or None when the time was up.
 Run = Callable[[float | None], str | None]
@@ -139,7 +139,7 @@ class Session:
             plan = self.optimizer.plan(address, [spec])
             self._as_wanted(plan, spec)
             if spec.kind is Kind.KRETPROBE:
-                returnable.check(plan.address, self.target)
+                kretprobe_check.check(plan.address, self.target)
         except Refused:
             if spec.glob:
                 return None
@@ -214,7 +214,7 @@ class Session:
         handler = replace(Handler.of(program, scope.per_cpu, scope.cpu, scope.reads, *bits), entry=entry)
         pad = Pad(Slot(plan.address, 0), b"", plan.address)
         somewhere = None if isinstance(scope.reads, Missing) else Readers(plan.address, plan.address)
-        dead = returnable.dead_at_return(plan.address, self.target) if returns else plan.dead
+        dead = kretprobe_check.dead_at_return(plan.address, self.target) if returns else plan.dead
         try:
             if returns:
                 try_entry(handler, plan, self.target, somewhere)
@@ -321,13 +321,13 @@ class Session:
         return self._views(self.registry.probes(numbers), whole=True)
 
     def _views(self, probes: Sequence[Probe], whole: bool = False) -> tuple[ProbeView, ...]:
-        found, under_way = present.gathered(probes, self.target, whole), self.optimizer.under_way
+        found, under_way = probe_views.gathered(probes, self.target, whole), self.optimizer.under_way
         return tuple(
             user_present.probe(probe, self.users, found[probe.number], self.target)
             if probe.spec.in_program
-            else present.waiting(probe, found[probe.number], self.target)
+            else probe_views.waiting(probe, found[probe.number], self.target)
             if probe.waits is not None
-            else present.probe(probe, self.registry.site_of(probe), found[probe.number], self.target, under_way)
+            else probe_views.probe(probe, self.registry.site_of(probe), found[probe.number], self.target, under_way)
             for probe in probes
         )
 
@@ -338,7 +338,7 @@ class Session:
             return user_present.show(view, self.users.point(probe), self.target, self.target.user().kernel.isa)
         if probe.waits is not None:
             raise OptprobeError(f"probe {number} has no code to show: {probe.waits.text}", probe.waits.hint)
-        return present.show(view, self.registry.site_of(probe), self.target)
+        return probe_views.show(view, self.registry.site_of(probe), self.target)
 
     def explain(self, *specs: Spec) -> tuple[ExplainView, ...]:
         """Return what an `add` would do at every address of each spec's location; the guest is not touched."""
@@ -348,13 +348,13 @@ class Session:
     def hits(self, number: int) -> int:
         self.target.alive()
         (probe,) = self.registry.probes([number])
-        return present.gathered([probe], self.target)[number].head[0]
+        return probe_views.gathered([probe], self.target)[number].head[0]
 
     def missed(self, number: int) -> int:
         (probe,) = self.registry.probes([number])
         if probe.waits is not None:
             return self.users.missed(probe)
-        calls = present.calls(self.registry.site_of(probe), probe, self.target)
+        calls = probe_views.calls(self.registry.site_of(probe), probe, self.target)
         return calls.missed if calls is not None else 0
 
     def collector(self) -> CollectorView | None:
@@ -368,7 +368,7 @@ class Session:
             return probe.waits is None and self.optimizer.is_inside(self.registry.site_of(probe))
 
         probes = self.registry.probes(numbers)
-        present.clear(probes, self.target, is_inside)
+        probe_views.clear(probes, self.target, is_inside)
         self.optimizer.note(probes)
 
     def saved(self) -> Saved:
@@ -378,16 +378,16 @@ class Session:
         def takes(spec: Spec, address: int) -> bool:
             return self._standing(address, spec) is not None
 
-        return saving.saved(self.registry.probes(), self.settings(), self.target, takes)
+        return save.saved(self.registry.probes(), self.settings(), self.target, takes)
 
     def check(self) -> tuple[str, ...]:
         """Where the guest's memory does not hold what we wrote, in words."""
         self.target.alive()
-        return (*checking.problems(self.optimizer, self.resident), *self.users.problems())
+        return (*memory_check.problems(self.optimizer, self.resident), *self.users.problems())
 
     def passed_over(self) -> tuple[str, ...]:
         """What tracers of the guest's own do not see because of us, in words."""
-        return checking.passed_over(self.target)
+        return memory_check.passed_over(self.target)
 
     @property
     def resident(self) -> Detour | None:
@@ -460,7 +460,7 @@ class Session:
             waiting = [site for site in self.registry.sites() if site.waits]
             dirty = self.optimizer.reclaim()
             if not waiting and not dirty:
-                return ("everything is settled", *outstanding.told(user_present.deleted(self.optimizer, self.users)))
+                return ("everything is settled", *call_views.told(user_present.deleted(self.optimizer, self.users)))
             why = "; ".join(told(waiting, self.target))
             late, changed = time.monotonic() >= deadline, before != (before := (len(waiting), dirty))
             if late or changed:

@@ -19,9 +19,9 @@ from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.isa.base import Effects, ReadMemory
 from gdb_optprobe.probes.branch import Branch
-from gdb_optprobe.probes.placed import Placed
+from gdb_optprobe.probes.installed_detour import Placed
+from gdb_optprobe.probes.kretprobe import ReturnPoint
 from gdb_optprobe.probes.probe import Probe
-from gdb_optprobe.probes.returning import ReturnPoint
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.stops import Hit, Move, StopPoint
 from gdb_optprobe.probes.target import Target

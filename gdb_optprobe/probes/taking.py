@@ -18,14 +18,14 @@ from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.maps.journal_format import Damaged
-from gdb_optprobe.probes.noting import Noted, noted
-from gdb_optprobe.probes.old_points import points_of
+from gdb_optprobe.probes.journal_records import Noted, noted
+from gdb_optprobe.probes.kretprobe_records import points_of
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.target import Target
-from gdb_optprobe.probes.user import notes as user_notes
-from gdb_optprobe.probes.user.calls import LAYOUT
-from gdb_optprobe.probes.user.notes import NotedTrap
-from gdb_optprobe.probes.user.probes import Users
+from gdb_optprobe.probes.user import trap_records as user_notes
+from gdb_optprobe.probes.user.trap_records import NotedTrap
+from gdb_optprobe.probes.user.uprobes import Users
+from gdb_optprobe.probes.user.uretprobe import LAYOUT
 
 TRIES, PAUSE = 20, 0.05
 LEFT = "probes of an earlier GDB are in this guest"

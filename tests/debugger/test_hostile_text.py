@@ -16,7 +16,7 @@ from gdb_optprobe.guest_text import one_line, printable
 from gdb_optprobe.handlers.format import render
 from gdb_optprobe.handlers.program import Column, Form
 from gdb_optprobe.maps.aggregate import Count
-from gdb_optprobe.probes.present import _key, _parts
+from gdb_optprobe.probes.probe_views import _key, _parts
 from gdb_optprobe.probes.views import CallsView, ObjectView, OutView, RecordView, RowView
 from tests.commands.fake_session import EXPLAINED, SHOWN, boosted, probe
 

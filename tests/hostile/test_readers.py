@@ -57,15 +57,15 @@ from gdb_optprobe.maps.call_table import InstancesLayout
 from gdb_optprobe.maps.hash_map import TableLayout
 from gdb_optprobe.maps.ring import START, Position, RingLayout
 from gdb_optprobe.maps.user_call_table import UserCallsLayout
-from gdb_optprobe.probes import noting
-from gdb_optprobe.probes.user import notes
+from gdb_optprobe.probes import journal_records
+from gdb_optprobe.probes.user import trap_records
 from tests.detours import test_journal
 from tests.hostile.measured import in_memory, outcome, within
 from tests.hostile.mutations import EDGES, Liar, mutated
 from tests.linux import fakes, small_guest, test_kprobes, test_modules, test_user_files
 from tests.linux.arch.ppc64le import power_guest
 from tests.linux.fakes import Pages, Structures
-from tests.probes import test_noting
+from tests.probes import test_journal_records
 from tests.symbols import blobs, elf_blobs, test_unwind
 
 pytestmark = pytest.mark.stress
@@ -442,7 +442,8 @@ def of_journal(random: Random) -> Callable[[], Any]:
 
 
 FIELDS: dict[str, Any] = {
-    "at": test_noting.AT, "location": "vfs_read", "kind": "kretprobe", "if": "count > 1", "do": ["count by $pid"],
+    "at": test_journal_records.AT, "location": "vfs_read", "kind": "kretprobe", "if": "count > 1",
+    "do": ["count by $pid"],
     "tier": "optimized", "name": "n", "glob": True, "entry if": "fd > 2", "entry do": ["count"], "maxactive": 7,
     "pending": True, "file": "/bin/x", "pid": 3, "home": "e1000", "waits": True, "off": True, "python": True,
     "data": 0x30000, "program": 5, "sizes": {"bits": 8}, "since": [9, 7, 8], "seen": [1, -2],
@@ -451,7 +452,7 @@ FIELDS: dict[str, Any] = {
 
 def of_probes(random: Random) -> Callable[[], Any]:
     value = {name: given for name, given in FIELDS.items() if random.random() < 0.5}
-    value |= {"at": test_noting.AT, "location": "vfs_read"}
+    value |= {"at": test_journal_records.AT, "location": "vfs_read"}
     for _ in range(random.choice((1, 1, 2, 5))):
         value[random.choice((*FIELDS, "x"))] = some_json(random)
     number = random.choice((1, 1, 1, *EDGES))
@@ -460,7 +461,10 @@ def of_probes(random: Random) -> Callable[[], Any]:
         trap[random.randrange(9)] = some_json(random)
 
     def read() -> None:
-        asking(lambda: noting.noted(number, value, test_noting.LEFT), lambda: notes.noted({1: trap, 2: trap[:8]}))
+        asking(
+            lambda: journal_records.noted(number, value, test_journal_records.LEFT),
+            lambda: trap_records.noted({1: trap, 2: trap[:8]}),
+        )
 
     return read
 

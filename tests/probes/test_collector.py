@@ -17,7 +17,7 @@ from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.maps import journal_format as form
 from gdb_optprobe.probes import collector
 from gdb_optprobe.probes.collector import PAGE, PATIENCE, Collector, Why
-from gdb_optprobe.probes.returns import Returns
+from gdb_optprobe.probes.kretprobes import Returns
 from tests.detours.fakes import FakeMemory
 
 START, SIZE, EACH = 0xFFFFFFFF82000000, 4 * PAGE, 64

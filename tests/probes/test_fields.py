@@ -12,7 +12,7 @@ from gdb_optprobe.commands.parse import parse_add
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.probes import fields
-from gdb_optprobe.probes.saving import add
+from gdb_optprobe.probes.save import add
 from gdb_optprobe.probes.spec import Kind, Spec
 
 SHELL = "vfs_read\nshell touch x\n#"

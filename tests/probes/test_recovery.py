@@ -11,7 +11,7 @@ from gdb_optprobe.detours.left import Left
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.maps.ring import Position
 from gdb_optprobe.probes import recovery
-from gdb_optprobe.probes.noting import Noted
+from gdb_optprobe.probes.journal_records import Noted
 from gdb_optprobe.probes.spec import Kind, Spec
 
 

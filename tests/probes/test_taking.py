@@ -16,8 +16,8 @@ from gdb_optprobe.guest.linux.arch.base import Room
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.maps.journal_format import Damaged
 from gdb_optprobe.maps.user_call_table import UserCallsLayout
-from gdb_optprobe.probes import earlier
-from gdb_optprobe.probes.noting import Noted
+from gdb_optprobe.probes import arena_record
+from gdb_optprobe.probes.journal_records import Noted
 from gdb_optprobe.probes.taking import believed
 
 KERNEL = 0xFFFF_FFFF_8100_0000
@@ -82,7 +82,7 @@ class Guest:
 
 def looked_at(state: dict[str, Any]) -> tuple[Left, list[Noted]]:
     """Raises OptprobeError."""
-    earlier._room(state, PLACE, RECOVERED)
+    arena_record._room(state, PLACE, RECOVERED)
     left = read(state, BOUNDS, cast(Any, Guest()), X86_64)
     return left, believed(left)[0]
 

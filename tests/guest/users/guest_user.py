@@ -16,9 +16,9 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.user.writer import flags
-from gdb_optprobe.probes.user.arrivals import Arrivals
-from gdb_optprobe.probes.user.texts import UserTexts
-from gdb_optprobe.probes.user.writer import UserWriter
+from gdb_optprobe.probes.user.mmap_hook import Arrivals
+from gdb_optprobe.probes.user.program_text import UserTexts
+from gdb_optprobe.probes.user.text_writer import UserWriter
 
 session = current_session()
 attachment = attachments.current

@@ -1,0 +1,186 @@
+"""Write the branch of one site or of several into the guest, or the trap that leads like one, and take it away.
+
+Whatever happens between two of its writes, the guest runs correct code: the detour stands before the branch that leads
+to it, and the branch is one write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from gdb_optprobe.detours import layout, patch
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.journal import Item
+from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.patch import Patch
+from gdb_optprobe.detours.planner import Plan
+from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
+from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.detours.tier import Tier
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.handlers.scope import Missing
+from gdb_optprobe.isa.base import Dead, Isa, OutOfReach
+from gdb_optprobe.isa.code import Code, joined
+from gdb_optprobe.probes.branch import Branch, Keeps
+from gdb_optprobe.probes.installed_detour import Placed, new_pad
+from gdb_optprobe.probes.journal_records import note
+from gdb_optprobe.probes.kernel_traps import Traps
+from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.probe_read import readers
+from gdb_optprobe.probes.site import Site
+from gdb_optprobe.probes.target import Target
+
+_NOTHING = Keeps()
+Codes = Mapping[int, Sequence[tuple[Probe, Code]]]
+
+
+def write(
+    sites: Sequence[Site],
+    target: Target,
+    arena: Arena,
+    traps: Traps,
+    keeps: Keeps = _NOTHING,
+    old: Branch | None = None,
+) -> Branch:
+    """Serve `sites` (ascending, of one region). Raises Refused or TextChanged with the guest as it was.
+
+    old: what stands there until then.
+    """
+    plan = sites[0].plan
+    for site in sites:
+        site.serve_returns(target, arena)
+    codes = _codes(sites, target, arena, keeps)
+    programs = {address: joined([code for _, code in some]) for address, some in codes.items()}
+    for probe in (probe for site in sites for probe in site.enabled):
+        note(probe, arena.journal)
+    arena.journal.put(Item.TEXT, plan.head, [plan.original.hex(), plan.ftrace is not None])
+    placed = Placed.near(plan.head, lambda at: layout.build(plan, target.isa, at, programs), target, arena)
+    ways: list[Patch] = []
+    try:
+        ways += _lead_pads(codes, placed.detour, target)
+        change = Patch(plan.head, plan.original, _way_in(plan, placed.detour, target.isa, traps))
+        if plan.tier is Tier.TRAPPED:
+            traps.lead(plan.head, placed.detour.address, arena)
+        # What stands there must be what was planned for: the guest may have run since.
+        patch.apply([change if old is None else replace(change, old=old.patch.new)], target.machine)
+    except OptprobeError:
+        if plan.tier is Tier.TRAPPED and old is not None:
+            traps.lead(plan.head, old.detour.address, arena)
+        elif plan.tier is Tier.TRAPPED:
+            traps.forget(plan.head)
+        patch.revert(ways, target.machine)
+        placed.give_up(target, arena, reached=False)
+        raise
+    held = {way.address: way.new for way in ways}
+    for pad in (probe.pad for site in sites for probe in site.enabled if probe.pad is not None):
+        pad.data = held[pad.address]
+    branch = Branch(plan, tuple(site.address for site in sites), serves(sites), change, placed, keeps)
+    for site in sites:
+        site.begin_branch(branch, target)
+    return branch
+
+
+def _way_in(plan: Plan, detour: Detour, isa: Isa, traps: Traps) -> bytes:
+    """What is written at the head of `plan`."""
+    return traps.trap if plan.tier is Tier.TRAPPED else isa.branch(plan.head, detour.address)
+
+
+def take_away(branch: Branch, sites: Sequence[Site], target: Target, arena: Arena, lifted: bool) -> None:
+    """The original instructions again for `sites`, all that `branch` serves; the counters stay.
+
+    lifted: they are there already. Raises TextChanged; then all is left as it is.
+    """
+    if not lifted:
+        patch.revert([branch.patch], target.machine)
+    arena.journal.drop(Item.TEXT, branch.plan.head)
+    branch.placed.give_up(target, arena, reached=True)
+    for site in sites:
+        site.end_branch()
+
+
+def serves(sites: Sequence[Site]) -> tuple[int, ...]:
+    """The numbers of the probes to be served at `sites`."""
+    return tuple(probe.number for site in sites for probe in site.enabled)
+
+
+def reserve(probe: Probe, target: Target, arena: Arena) -> None:
+    """Memory for what the probe's program gathers, as it is before the first hit. Raises Refused."""
+    if probe.counter is None:
+        probe.counter = arena.allocate_data(probe.handler.size, probe.address, target.isa.data_reach)
+        target.machine.write(probe.counter.address, probe.handler.initial())
+    if probe.handler.dereferences and not isinstance(probe.handler.unmapped, Missing):
+        probe.readers = readers(probe.handler.unmapped, probe.address, target, arena)
+    if probe.handler.stops and probe.pad is None and not probe.returns:
+        probe.pad = new_pad(probe.address, b"", target, arena)
+
+
+def out_of_reach(best: Plan, target: Target, arena: Arena) -> Reason | None:
+    """Why no detour of `best` could lie where a branch leads, whatever is free; None where one could."""
+    try:
+        if best.tier is not Tier.TRAPPED:
+            arena.free_code(best.address, target.isa.branch_reach)
+    except Refused as refused:
+        if refused.reason.code == Refusal.ARENA_OUT_OF_REACH.name:
+            return refused.reason
+    return None
+
+
+def overwrites(site: Site, target: Target, keeps: Keeps, read: Keeps) -> bool:
+    """Whether the programs of `site`, made to keep `keeps`, overwrite any of `read`: they would be others for it."""
+    less, more = (_free(site.plan.dead, each, target.isa) for each in (keeps, keeps | read))
+    if less == more:
+        return False
+    now, then = (joined([code for _, code in _code(site, target, each)]) for each in (keeps, keeps | read))
+    return now(site.address) != then(site.address)
+
+
+def _codes(sites: Sequence[Site], target: Target, arena: Arena, keeps: Keeps) -> Codes:
+    """By address, every enabled probe with its program, in the order in which they run."""
+    for site in sites:
+        for probe in site.enabled:
+            reserve(probe, target, arena)
+    return {site.address: _code(site, target, keeps) for site in sites}
+
+
+def _code(site: Site, target: Target, keeps: Keeps) -> Sequence[tuple[Probe, Code]]:
+    plan = site.plan
+    dead, passed = _free(plan.dead, keeps, target.isa)
+
+    def of(probe: Probe, counter: Slot) -> Code:
+        return probe.handler.code(target.isa, plan, dead, counter.address, probe.readers, probe.pad, passed)
+
+    counted = [probe for probe in site.enabled if not probe.returns]
+    codes = [(probe, of(probe, probe.counter)) for probe in counted if probe.counter is not None]
+    if site.point is not None and (returning := site.returning):
+        codes.append((returning[-1], site.point.entry(dead, target)))
+    return codes
+
+
+def _lead_pads(codes: Codes, detour: Detour, target: Target) -> list[Patch]:
+    """Have every pad lead behind its probe's program in `detour`. Raises TextChanged, Refused."""
+    ways: list[Patch] = []
+    for start, _, address in detour.programs:
+        behind = start
+        for probe, code in codes[address]:
+            behind += len(code(behind))
+            if (pad := probe.pad) is not None:
+                try:
+                    ways.append(Patch(pad.address, pad.data, pad.code(behind, address, target.isa)))
+                except OutOfReach as stuck:
+                    raise Refused(Refusal.ARENA_OUT_OF_REACH.because(address=target.text.spell(address))) from stuck
+    patch.apply(ways, target.machine)
+    return ways
+
+
+def _free(dead: Dead, keeps: Keeps, isa: Isa) -> tuple[Dead, Dead]:
+    """What programs may overwrite; what one that reads all may where it does not stop."""
+    return _unread(dead, keeps.read, isa), _unread(dead, keeps.by_others, isa)
+
+
+def _unread(dead: Dead, read: Collection[str], isa: Isa) -> Dead:
+    """What of `dead` may be overwritten though programs read these registers, of which no part of the flags is one."""
+    registers = dead.registers.difference(read)
+    if isa.flags not in read:
+        return replace(dead, registers=registers)
+    return Dead(False, registers.intersection(isa.registers))

@@ -1,0 +1,226 @@
+"""Traps of ours in the guest: the table that leads them to detours, and the code before the kernel's own handler.
+
+    probed insn: trap ──► kernel's entry code ── branch ──► our handler ── table ──► detour of the branch ──► next insn
+                                                                 └── not ours ──► the kernel's handler
+The first trap puts the handler in, by patches of one instruction each; it goes with the arena. A larger table has a
+handler of its own. What a trap leads to is known before the trap is written and never changes: maps/trap_table.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.journal import TableKind
+from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.left import Text
+from gdb_optprobe.detours.patch import Patch
+from gdb_optprobe.detours.quiescence import Range
+from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.trap_calls import TrapCalls
+from gdb_optprobe.handlers import lowering_traps
+from gdb_optprobe.isa import traps
+from gdb_optprobe.isa.trapping import Trapping
+from gdb_optprobe.maps import trap_table as traps_layout
+from gdb_optprobe.maps.trap_table import DETOUR, KEY, SLOT, TrapsLayout, slot
+from gdb_optprobe.probes import hooks
+from gdb_optprobe.probes.installed_detour import Placed
+from gdb_optprobe.probes.target import Target
+
+SLOTS = 512
+GROWTH = 4
+
+
+@dataclass
+class _Handler:
+    """In the guest, with its table, which holds `data`. calls: the kernel's calls of its own handler lead here."""
+
+    layout: TrapsLayout
+    memory: Slot
+    data: bytearray
+    placed: Placed
+    calls: tuple[Patch, ...]
+
+
+@dataclass
+class Traps:
+    """detours: by the address of every trap that ever was; 0 of those that have gone."""
+
+    target: Target
+    _handler: _Handler | None = None
+    _detours: dict[int, int] = field(default_factory=dict)
+
+    @cached_property
+    def missing(self) -> str:
+        """Why no trap can be handled in the guest, in words; "" where it can."""
+        if traps.of(self.target.isa.name) is None:
+            return f"this is not built for {self.target.isa.name} yet"
+        try:
+            self.target.trap_calls()
+        except OptprobeError as error:
+            return error.message
+        return ""
+
+    @property
+    def trap(self) -> bytes:
+        """What is written where one is to trap."""
+        return self.target.trap_calls().trap or self.target.isa.trap
+
+    @property
+    def ways_in(self) -> tuple[tuple[int, int], ...]:
+        """See Limits."""
+        return () if self.missing else self.target.trap_calls().ways_in
+
+    def lead(self, address: int, detour: int, arena: Arena) -> None:
+        """A trap at `address` that is about to be written leads to `detour`. Raises Refused, OptprobeError."""
+        handler = self._handler or self._renew(arena)
+        if address not in self._detours and len(self._detours) >= handler.layout.room:
+            handler = self._renew(arena)
+        self._detours[address] = detour
+        self._write(handler, address)
+
+    def adopt(self, texts: Sequence[Text], arena: Arena) -> None:
+        """Where traps of an earlier session's were until now: who has just come to one goes on. Raises as `lead`."""
+        if self._adopts(texts):
+            self._detours |= dict.fromkeys((text.address for text in texts if text.is_trap(self.target.isa)), 0)
+            self._renew(arena)
+
+    def _adopts(self, texts: Sequence[Text]) -> bool:
+        """Whether somebody may have come to a trap of an earlier session's."""
+        if self.missing or not any(text.is_trap(self.target.isa) for text in texts):
+            return False
+        return self._was_there(text.address for text in texts)
+
+    def _was_there(self, places: Iterable[int]) -> bool:
+        """Whether an earlier session had a handler, of what it had written to."""
+        return not {call.address for call in self.target.trap_calls().calls}.isdisjoint(places)
+
+    def forget(self, address: int) -> None:
+        """The trap at `address` has gone, or does not come."""
+        if self._handler is not None and self._detours.get(address):
+            self._detours[address] = 0
+            self._write(self._handler, address)
+
+    def dismiss(self, arena: Arena) -> None:
+        """The kernel calls its own handler again, where no trap of ours is left and nobody has just come to one."""
+        if self._handler is None or any(self._detours.values()):
+            return
+        if not hooks.is_deserted(self.inside, self.target):
+            return
+        hooks.take_out(self._handler.calls, self.target, arena)
+        self._give_up(self._handler, arena)
+        self._handler, self._detours = None, {}
+
+    def abandon(self) -> None:
+        """The guest that held it all is gone."""
+        self._handler, self._detours = None, {}
+
+    @property
+    def patches(self) -> tuple[Patch, ...]:
+        """What was written into the kernel's text beside the traps."""
+        return self._handler.calls if self._handler is not None else ()
+
+    @property
+    def inside(self) -> tuple[Range, ...]:
+        """Where nobody may be when the kernel is to call its own handler again."""
+        if self._handler is None:
+            return ()
+        code = self._handler.placed.detour
+        return (*self.target.trap_calls().ways_in, (code.address, code.end))
+
+    @property
+    def memory(self) -> tuple[Slot, ...]:
+        """The table's."""
+        return (self._handler.memory,) if self._handler is not None else ()
+
+    @property
+    def _isa(self) -> Trapping:
+        found = traps.of(self.target.isa.name)
+        assert found is not None, "no plan has a trap"
+        return found
+
+    def check_room(self, texts: Sequence[Text], arena: Arena) -> None:
+        """Raises Refused where there is no memory for what `adopt` puts in; nothing is changed."""
+        if self._adopts(texts):
+            traps = [text.address for text in texts if text.is_trap(self.target.isa)]
+            memory = arena.earlier_table(TableKind.TRAPS)
+            new = 0 if memory is not None and self._known(memory, traps) else self._layout(len(traps)).size
+            arena.check_aside(self.target.trap_calls().handler, self.target.isa.data_reach, new)
+
+    def _layout(self, traps: int) -> TrapsLayout:
+        layout = TrapsLayout(SLOTS if self._handler is None else self._handler.layout.slots)
+        while traps >= layout.room:
+            layout = TrapsLayout(GROWTH * layout.slots)
+        return layout
+
+    def _table(self, arena: Arena) -> tuple[TrapsLayout, Slot, bytearray]:
+        """One with room for one more trap: an earlier session's, or a new one. Raises Refused."""
+        memory = arena.adopt_table(TableKind.TRAPS, traps_layout.is_size) if self._handler is None else None
+        if memory is not None:
+            if (found := self._known(memory, self._detours)) is not None:
+                layout, data, known = found
+                # Who searches it now finds what was found before: no trap changes its place.
+                self._detours = dict.fromkeys(known, 0) | self._detours
+                return layout, memory, layout.changed(data, self._detours)
+            arena.release_table(TableKind.TRAPS, memory)
+        layout = self._layout(len(self._detours))
+        near, reach = self.target.trap_calls().handler, self.target.isa.data_reach
+        return layout, arena.allocate_table(TableKind.TRAPS, layout.size, near, reach), layout.encode(self._detours)
+
+    def _known(self, memory: Slot, traps: Iterable[int]) -> tuple[TrapsLayout, bytearray, Collection[int]] | None:
+        """An earlier session's table, what it holds and the traps in it; None where it has no room for these too."""
+        if not traps_layout.is_size(memory.size):
+            return None
+        layout = TrapsLayout(memory.size // SLOT)
+        data = bytearray(self.target.machine.read(memory.address, layout.size))
+        known = layout.decode(data)
+        return (layout, data, known) if known is not None and len({*known, *traps}) <= layout.room else None
+
+    def _renew(self, arena: Arena) -> _Handler:
+        """A handler with a table that has room. Raises Refused, TextChanged."""
+        calls = self.target.trap_calls()
+        old = self._handler
+        layout, memory, data = self._table(arena)
+        self.target.machine.write(memory.address, bytes(data))
+        code = lowering_traps.handler(lowering_traps.Traps(layout, memory.address), calls.entry, self._isa)
+        placed = None
+        try:
+            placed = Placed.again(calls.handler, lambda at: Detour(at, code(at), calls.handler, ()), self.target, arena)
+            arena.set_aside(calls.handler, self.target.isa.data_reach)
+            patches = self._leading(calls, placed)
+            if old is None:
+                hooks.put_in(patches, self.target, arena)
+            else:
+                hooks.exchange(old.calls, patches, self.target)
+        except OptprobeError:
+            if placed is not None:
+                placed.give_up(self.target, arena, reached=False)
+            arena.release_table(TableKind.TRAPS, memory)
+            raise
+        self._handler = _Handler(layout, memory, data, placed, patches)
+        if old is not None:
+            self._give_up(old, arena)
+        return self._handler
+
+    def _leading(self, calls: TrapCalls, placed: Placed) -> tuple[Patch, ...]:
+        ours, isa = placed.detour.address, self.target.isa
+        return tuple(
+            Patch(at.address, at.data, isa.redirect(at, ours) if at.target else isa.branch(at.address, ours))
+            for at in calls.calls
+        )
+
+    def _give_up(self, handler: _Handler, arena: Arena) -> None:
+        """Nothing leads there any more; whoever is in it goes on."""
+        handler.placed.give_up(self.target, arena, reached=True, way=True)
+        arena.release_table(TableKind.TRAPS, handler.memory)
+
+    def _write(self, handler: _Handler, key: int) -> None:
+        """The detour before the key: GDB may be killed in between, and the guest may run."""
+        at = handler.layout.place(handler.data, key)
+        handler.data[at : at + SLOT] = slot(key, self._detours[key])
+        for part in (DETOUR, KEY):
+            word = bytes(handler.data[at + part : at + part + 8])
+            self.target.machine.write(handler.memory.address + at + part, word)

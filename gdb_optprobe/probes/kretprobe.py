@@ -1,0 +1,497 @@
+"""The return probes of one function: its calls that are under way, and the trampoline that they return to.
+
+    entry of the function ── detour: the entry's code ──► a slot of the table, return address := trampoline
+    return ── trampoline: programs of the return probes, in order of creation ──► where the call returns to
+Where the set of programs changes, calls from then on get a trampoline of their own; the old one is left like a detour,
+whose code nobody frees while a stack has an address in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import SimpleNamespace
+
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.planner import Plan
+from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.handlers import fold, interpret, lowering_returns
+from gdb_optprobe.handlers.arithmetic import Fault
+from gdb_optprobe.handlers.interpret import Outcome
+from gdb_optprobe.handlers.lowering_returns import Part, Table, Trampoline, Way
+from gdb_optprobe.handlers.program import (
+    MASK,
+    Binary,
+    Choose,
+    Clock,
+    Constant,
+    Expr,
+    Load,
+    Op,
+    Put,
+    Register,
+    nodes,
+)
+from gdb_optprobe.isa import returns
+from gdb_optprobe.isa.base import Dead, Insn
+from gdb_optprobe.isa.code import Code, joined
+from gdb_optprobe.isa.emitter import Before, Readers
+from gdb_optprobe.isa.paths import shortest
+from gdb_optprobe.isa.returning import Returning
+from gdb_optprobe.maps.call_table import SAVED, WORD, Instance, Instances, InstancesLayout, changes
+from gdb_optprobe.probes import kretprobe_check
+from gdb_optprobe.probes.handler import Handler
+from gdb_optprobe.probes.installed_detour import Placed
+from gdb_optprobe.probes.kretprobe_hits import Behind, EntryHit, ReturnStops
+from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.stops import Hit
+from gdb_optprobe.probes.target import Target
+
+SLOTS = 512
+"""Of a table at first: it grows with the calls that are under way."""
+_MOST = 5
+"""Words that a probe may have up to the first of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Instructions. rare: of the entry's code, where another call has taken its slot. trampoline: without the same.
+
+    least: of the trampoline, where conditions are false.
+    """
+
+    rare: int
+    trampoline: int
+    least: int
+
+
+@dataclass
+class ReturnPoint:
+    """memory: of the table. stopping: how its calls' returns stop the guest.
+
+    trampoline: of the calls that are entered now. serves: numbers of the probes it runs.
+
+    left:   trampolines that calls from before may return to, by address.
+    closed: no call is entered here any more.
+    older:  points of the same function whose tables had no room for what is kept now: their calls count here.
+    before: what those counted that are gone: returns, missed, dropped.
+    ended:  its probes are deleted: calls of others do not count here, nor its calls with others.
+    """
+
+    address: int
+    layout: InstancesLayout
+    memory: Slot
+    stopping: ReturnStops
+    trampoline: Placed | None = None
+    serves: tuple[int, ...] = ()
+    left: dict[int, Detour] = field(default_factory=dict)
+    closed: bool = False
+    older: list[ReturnPoint] = field(default_factory=list)
+    before: tuple[int, int, int] = (0, 0, 0)
+    ended: bool = False
+    costs: Costs = field(default_factory=lambda: Costs(0, 0, 0))
+    parts: tuple[Part, ...] = ()
+    _probes: tuple[Probe, ...] = ()
+    _readers: tuple[Readers | None, ...] = ()
+    _base: int | None = None
+    _ours: tuple[int, int] = (0, 0)
+    _entered: Instance | None = None
+    _had_room: bool = False
+
+    @classmethod
+    def made(cls, address: int, layout: InstancesLayout, target: Target, arena: Arena, behind: Behind) -> ReturnPoint:
+        """For the function that is entered at `address`. Raises Refused where there is no memory."""
+        memory = arena.allocate_data(layout.size, address, target.isa.data_reach)
+        target.machine.write(memory.address, layout.initial())
+        return cls(address, layout, memory, ReturnStops(address, layout, behind))
+
+    @property
+    def table(self) -> Table:
+        return Table(self.layout, self.memory.address)
+
+    @property
+    def stops(self) -> int:
+        """How often the guest was stopped for the user where calls have returned to."""
+        return self.stopping.stops + sum(point.stops for point in self.older)
+
+    @classmethod
+    def found(
+        cls,
+        address: int,
+        layout: InstancesLayout,
+        memory: Slot,
+        left: dict[int, Detour],
+        arena: Arena,
+        before: tuple[int, int, int] = (0, 0, 0),
+        ended: bool = False,
+    ) -> ReturnPoint:
+        """Of an earlier session, with the trampolines that calls may return to: no call is entered here any more."""
+        ours = next((_within(at, arena) for at in left), (0, 0))
+        stopping = ReturnStops(address, layout, lambda pc, key: None)  # nobody sees to its flags
+        return cls(
+            address, layout, memory, stopping, left=left, closed=True, before=before, ended=ended, _ours=ours
+        )
+
+    def reopen(self, behind: Behind) -> None:
+        """Calls are entered here once more: those that an earlier session saw go on in the same table."""
+        self.stopping = ReturnStops(self.address, self.layout, behind)
+        self.closed = False
+
+    def is_ours(self, address: int) -> bool:
+        """Whether it is in our code memory: as a return address a trampoline's, of this function or of another."""
+        return self._ours[0] <= address < self._ours[1]
+
+    def at(self, pc: int) -> Detour | None:
+        """The trampoline that `pc` is in."""
+        return next((one for one in self.trampolines if one.address <= pc < one.end), None)
+
+    @property
+    def trampolines(self) -> tuple[Detour, ...]:
+        """All that somebody may be inside of."""
+        return (*((self.trampoline.detour,) if self.trampoline is not None else ()), *self.left.values())
+
+    @property
+    def tables(self) -> Iterator[ReturnPoint]:
+        """This point and those before it, whose calls count here."""
+        yield self
+        for point in self.older:
+            yield from point.tables
+
+    def starts(self, pc: int) -> bool:
+        """Whether a trampoline begins at `pc`: what calls have as return address."""
+        return (found := self.at(pc)) is not None and found.address == pc
+
+    def instances(self, target: Target) -> Instances:
+        """What the table in the guest holds now."""
+        return self.layout.decode(self._read(target))
+
+    def is_half_full(self, target: Target) -> bool:
+        return 2 * len(self.layout.taken(self._read(target))) > self.layout.slots
+
+    def calls(self, target: Target) -> Instances:
+        """All calls since the first probe of the function, those in older tables among them."""
+        tables = [self.instances(target), *(point.calls(target) for point in self.older)]
+        counts = [(each.returns, each.missed, each.dropped) for each in tables]
+        returns, missed, dropped = (sum(each) for each in zip(self.before, *counts, strict=True))
+        return Instances(returns, missed, dropped, tuple(call for each in tables for call in each.active))
+
+    def drop(self, keys: Collection[int], target: Target) -> None:
+        """The calls with these keys never return."""
+        before = self._read(target)
+        after = self.layout.dropped(before, keys)
+        self._write(before, after, target)
+        self.stopping.drop_all_but(self.layout.decode(after))
+
+    def close(self, target: Target, arena: Arena) -> None:
+        """The last probe is gone, or another table serves from now on. The memory is free once all calls returned."""
+        self.retire(target, arena)
+        arena.data.release(self.memory)
+        self.stopping.close(arena)
+        self.closed = True
+
+    def forget(self, dirty: Collection[int]) -> None:
+        """Nobody comes to the trampolines any more that were left, but for those at `dirty`."""
+        for at, detour in [*self.left.items()]:
+            if at not in dirty:
+                del self.left[at]
+                for probe in self.stopping.probes.values():
+                    probe.look_no_more(detour.address, detour.end)
+
+    # code ----------------------------------------------------------------------------------------------------------
+
+    def serve(self, probes: Sequence[Probe], plan: Plan, target: Target, arena: Arena) -> None:
+        """Have a trampoline that runs the programs of `probes`, whose memory is reserved. Raises Refused."""
+        wanted = tuple(probe.number for probe in probes)
+        if self.trampoline is not None and self.serves == wanted:
+            return
+        parts = parts_of(probes)
+        made, programs = self._code(probes, parts, plan, target, arena)
+        areas = [part.area for part in parts]
+        code = made.code(programs, areas)
+        new = self._taken_up(code, parts, arena)
+        if new is None:
+            uses = self._uses(probes)
+            new = Placed.near(self.address, lambda at: Detour(at, code(at), self.address, ()), target, arena, uses)
+        self.retire(target, arena)
+        self.trampoline, self.serves, self.parts = new, wanted, parts
+        places = made.places(programs, areas, new.detour.address)
+        for probe, part, (start, end) in zip(probes, parts, places, strict=True):
+            if probe.spec.return_handler is not None:
+                self.stopping.look(probe, part, start, end, target)
+        self._probes = tuple(probes)
+        self._readers = tuple(probe.readers for probe in probes)
+        self._base = plan.base
+        self._ours = _within(new.detour.address, arena)
+        self.costs = self._costs(made, new.detour, plan, target)
+
+    def _taken_up(self, code: Code, parts: Sequence[Part], arena: Arena) -> Placed | None:
+        """A trampoline that was left and does the same; not where what it left for Python would be another's."""
+        if any(part.flag or part.data for part in parts):
+            return None
+        found = arena.take_up(lambda one: one.address in self.left and one.data == code(one.address))
+        if found is None:
+            return None
+        del self.left[found[0].address]
+        return Placed(*found)
+
+    def _uses(self, probes: Sequence[Probe]) -> Iterator[int]:
+        """What a trampoline may come to that runs the programs of `probes`."""
+        yield self.memory.address
+        if self.stopping.pad is not None:
+            yield self.stopping.pad.slot.address
+        for probe in probes:
+            if probe.counter is not None:
+                yield probe.counter.address
+            if probe.readers is not None:
+                yield probe.readers.bytes
+
+    def retire(self, target: Target, arena: Arena) -> None:
+        """Nobody gets the trampoline as return address any more; calls may still return to it."""
+        if self.trampoline is not None and self.trampoline.give_up(target, arena, reached=True):
+            self.left[self.trampoline.slot.address] = self.trampoline.detour
+        self.trampoline, self.serves = None, ()
+
+    def entry(self, dead: Dead, target: Target) -> Code:
+        """What runs at the function's entry. dead: before it."""
+        assert self.trampoline is not None
+        at = self.trampoline.detour.address
+        handler = self._probes[0].handler
+        readers = next((each for each in self._readers if each is not None), None)
+        before = Before(dead, per_cpu=handler.per_cpu, base=self._base, readers=readers)
+        way = Way(at, self._ours, self.address, target.hidden_returns)
+        return lowering_returns.entry(self.table, way, before, _of(target), self.parts)
+
+    def _costs(self, made: Trampoline, trampoline: Detour, plan: Plan, target: Target) -> Costs:
+        def insns(code: bytes, at: int) -> list[Insn]:
+            return target.isa.decode(code, at)
+
+        at = trampoline.address
+        all_of, begin = insns(trampoline.data, at), insns(made.begin(at), at)
+        entry = insns(self.entry(plan.dead, target)(at), at)
+        to_return = all_of[:-1]
+        return Costs(
+            len(entry) - shortest(entry), len(all_of) - len(begin) + shortest(begin), shortest(to_return) + 1
+        )
+
+    def _code(
+        self, probes: Sequence[Probe], parts: Sequence[Part], plan: Plan, target: Target, arena: Arena
+    ) -> tuple[Trampoline, Sequence[Code]]:
+        isa = _of(target)
+        handlers = [self._at_return(probe, part, isa.slot) for probe, part in zip(probes, parts, strict=True)]
+        read = frozenset(name for handler in handlers for name in handler.program.registers)
+        before = Before(kretprobe_check.dead_at_return(self.address, target), read, base=plan.base)
+        leaving = self.stopping.leaving(tuple(part.flag for part in parts if part.flag), target, arena)
+        made = lowering_returns.trampoline(self.table, before, isa, leaving)
+        self.stopping.tells = not made.kept.names
+        plan = replace(plan, dead=made.dead)
+        before = replace(before, dead=made.dead, kept=made.kept)
+        programs = []
+        for probe, part, handler in zip(probes, parts, handlers, strict=True):
+            assert probe.counter is not None, "it was reserved with the point"
+            code = handler.code(target.isa, plan, made.dead, probe.counter.address, probe.readers, kept=made.kept)
+            looks = probe.spec.return_handler is not None
+            look = (lowering_returns.look(before, isa, part.flag - part.area + SAVED),) if looks else ()
+            programs.append(joined((code, *look)))
+        return made, programs
+
+    def _at_return(self, probe: Probe, part: Part, slot: str) -> Handler:
+        """What its program in the trampoline is."""
+
+        def word(at: int) -> Expr:
+            offset = fold.constant(at - part.area + SAVED & MASK)
+            return fold.binary(Op.ADD, Register(slot), offset, 64, False)
+
+        puts = [Put(word(part.flag), Constant(self.stopping.flag(probe)))] if part.flag else []
+        if part.time:
+            since = Load(word(part.time), WORD, signed=False, mapped=True)
+            puts.append(Put(word(part.time), Choose(since, Binary(Op.SUB, Clock(), since, 64, False), Constant(0))))
+        handler = probe.handler.putting(puts)
+        return handler.armed(Load(word(part.armed), WORD, signed=False, mapped=True)) if part.armed else handler
+
+    # an entry that stops the guest -----------------------------------------------------------------------------------
+
+    def enter(self, hit: Hit, target: Target) -> None:
+        """A vCPU stands at the entry: what the entry's code does, and entry handlers of Python's where there is room.
+
+        A call whose time is wanted is missed: the clock runs on while GDB looks.
+        """
+        assert self.trampoline is not None
+        isa = _of(target)
+        self._entered = None
+        for probe in self._acting:
+            probe.hit(Outcome(held=False), hit.vcpu)  # so that what is taken back is of this entry
+        wanted = [self._holds(probe, part, hit, target) for probe, part in self._served]
+        if not any(wanted):
+            return
+        key = isa.key_of(hit.regs[target.isa.sp])
+        back = hit.regs[isa.link] if isa.link else int.from_bytes(hit.read(isa.shown_at(key), WORD), "little")
+        before = self._read(target)
+        new, alive = Instance(key, back), self.is_ours(back) or back in target.hidden_returns
+        timed = any(Clock() in nodes(node) for part in self.parts for at, node in part.kept if at != part.time)
+        after, room = (self.layout.missed(before), False) if timed else self.layout.entered(before, new, alive)
+        if room:
+            saved = self._kept(wanted, hit, target)
+            if saved is None:
+                return
+            new = replace(new, saved=saved)
+            after, _ = self.layout.entered(before, new, alive)
+        self._write(before, after, target)
+        if room:
+            for probe, part in self._served:
+                if probe in self._acting and (not part.armed or new.saved[(part.armed - SAVED) // WORD]):
+                    probe.hit(probe.handler.act_at_entry(hit), hit.vcpu)
+            self._return_to(self.trampoline.detour.address, key, hit.write, target)
+            self.stopping.drop_all_but(self.layout.decode(after))
+        self._entered, self._had_room = new, room
+
+    @property
+    def _served(self) -> Iterator[tuple[Probe, Part]]:
+        return zip(self._probes, self.parts, strict=True)
+
+    @property
+    def _acting(self) -> list[Probe]:
+        """Those that do something at the entry besides."""
+        return [probe for probe in self._probes if probe.handler.entry.actions]
+
+    def _holds(self, probe: Probe, part: Part, hit: Hit, target: Target) -> bool:
+        """Whether a probe looks at the call."""
+        test = part.entry.condition
+        return test is None or bool(self._evaluated(test, part, probe, hit, target))
+
+    def _kept(self, wanted: Sequence[bool], hit: Hit, target: Target) -> tuple[int, ...] | None:
+        """The words of a call; None where every probe's handler leaves it out."""
+        words = [0] * self.layout.saved
+        looked_at = False
+        for is_wanted, (probe, part) in zip(wanted, self._served, strict=True):
+            number = self._handled(probe, hit) if is_wanted else None
+            looked_at |= number is not None
+            known = {part.armed: int(number is not None), part.data: number or 0, part.time: 0}
+            for at, node in part.kept:
+                word = known[at] if at in known else self._evaluated(node, part, probe, hit, target)
+                words[(at - SAVED) // WORD] = word
+        return tuple(words) if looked_at else None
+
+    def _handled(self, probe: Probe, hit: Hit) -> int | None:
+        """The number of the data that an entry handler of Python's has left; None where it leaves the call out."""
+        handler = probe.spec.pre_handler
+        if handler is None:
+            return 0
+        data = SimpleNamespace()
+        entered = EntryHit(
+            address=hit.address,
+            vcpu=hit.vcpu,
+            regs=hit.regs,
+            read=hit.read,
+            write=hit.write,
+            probe=probe.number,
+            stopped_by=hit.stopped_by,
+            data=data,
+        )
+        return None if handler(entered) else self.stopping.keep(probe, data)
+
+    def _evaluated(self, node: Expr, part: Part, probe: Probe, hit: Hit, target: Target) -> int:
+        """0 for a fault, which is counted."""
+        try:
+            return interpret.evaluate(node, probe.handler.seen(hit))
+        except Fault:
+            count = int.from_bytes(target.machine.read(part.faults, WORD), "little") + 1
+            target.machine.write(part.faults, count.to_bytes(WORD, "little"))
+            return 0
+
+    def _return_to(
+        self, address: int, key: int, write: Callable[[Mapping[str, int]], None], target: Target
+    ) -> None:
+        """Have the call return there that stands at the entry. write: sets registers of its vCPU."""
+        isa = _of(target)
+        if isa.link is not None:
+            write({isa.link: address})
+        else:
+            target.machine.write(isa.shown_at(key), address.to_bytes(WORD, "little"))
+
+    def take_back(self, target: Target) -> None:
+        """The last entry is going to be made once more."""
+        new, self._entered = self._entered, None
+        if new is None:
+            return
+        before = self._read(target)
+        if not self._had_room:
+            self._write(before, self.layout.missed(before, -1), target)
+            return
+        machine = target.machine
+        # GDB may die in between: nobody may return to the trampoline without an instance.
+        self._return_to(new.back, new.key, partial(machine.write_registers, machine.selected()), target)
+        self._write(before, self.layout.left(before, new.key), target)
+
+    def _write(self, before: bytes, after: bytes, target: Target) -> None:
+        for offset, word in changes(before, after):
+            target.machine.write(self.memory.address + offset, word)
+
+    def _read(self, target: Target) -> bytes:
+        return target.machine.read(self.memory.address, self.layout.size)
+
+
+def is_on_stack(target: Target) -> bool:
+    """Whether a call's return address is at its stack address from its entry to its return."""
+    return _of(target).link is None
+
+
+def parts_of(probes: Sequence[Probe]) -> tuple[Part, ...]:
+    """What these return probes of one function do at its entry, with their words one behind the other's."""
+    found: list[Part] = []
+    area = SAVED
+    for probe in probes:
+        handler, places = probe.handler, iter(range(area, area + _MOST * WORD, WORD))
+        faults = probe.counter.address + WORD if probe.counter is not None and not handler.is_plain else 0
+        part = Part(
+            handler.entry,
+            faults=faults,
+            armed=next(places) if len(probes) > 1 and _may_leave_out(probe) else 0,
+            flag=next(places) if probe.may_stop else 0,
+            data=next(places) if probe.spec.pre_handler is not None else 0,
+            time=next(places) if probe.spec.return_handler is not None else 0,
+            around=handler.at_entry(probe.counter.address) if probe.counter is not None else None,
+        )
+        part = replace(part, area=next(places))
+        found.append(part)
+        area = part.area + WORD * len(handler.entry.words)
+    return tuple(found)
+
+
+def _may_leave_out(probe: Probe) -> bool:
+    """Whether there are calls that it does not look at."""
+    return probe.handler.entry.condition is not None or probe.spec.pre_handler is not None
+
+
+def layout_for(probes: Sequence[Probe], least: int = SLOTS) -> InstancesLayout:
+    """Of a table that these return probes of one function can share, whichever of them are enabled.
+
+    least: how many calls there is room for, where not every probe bounds them.
+    """
+    bounds = [probe.spec.maxactive for probe in probes]
+    saved = sum(len(probe.handler.entry.words) + _others(probe) for probe in probes)
+    return InstancesLayout(max(bounds) if all(bounds) else least, saved)
+
+
+def _others(probe: Probe) -> int:
+    """How many words before its own a probe may have, whatever other probes there are."""
+    spec = probe.spec
+    python = (spec.pre_handler is not None) + (spec.return_handler is not None)
+    return _may_leave_out(probe) + probe.may_stop + python
+
+
+def shown_at(key: int, target: Target) -> int | None:
+    """Where the stack shows the return address of a call; None while its key is not known yet."""
+    return _of(target).shown_at(key) if key > 1 else None
+
+
+def _within(at: int, arena: Arena) -> tuple[int, int]:
+    """The range of code memory that `at` is in."""
+    return next((start, end) for start, end in arena.ranges.code if start <= at < end)
+
+
+def _of(target: Target) -> Returning:
+    found = returns.of(target.isa.name)
+    assert found is not None, "no return probe was added"
+    return found

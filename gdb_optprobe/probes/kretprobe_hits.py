@@ -1,0 +1,248 @@
+"""Returns that stop the guest: for a Python handler within the trampoline, for the user where the function returns to.
+
+    trampoline   program ── flag set? ──► handler(hit) ── other programs ── slot freed ── a flag still set? ──► pad
+    pad          return ~~~~ GDB ~~~~► behind the call: the user looks, and goes on from there like from anywhere
+A call's flags are words of its slot, one of each probe that may stop. Without a GDB nobody heeds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.pads import Pad
+from gdb_optprobe.handlers import interpret
+from gdb_optprobe.handlers.arithmetic import number
+from gdb_optprobe.handlers.ctype import Pointer
+from gdb_optprobe.handlers.lowering import RUNG
+from gdb_optprobe.handlers.lowering_returns import Leaving, Part
+from gdb_optprobe.handlers.scope import Value
+from gdb_optprobe.isa import returns
+from gdb_optprobe.maps.call_table import SAVED, WORD, Instances, InstancesLayout
+from gdb_optprobe.probes.installed_detour import new_pad
+from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.stops import Arrival, Hit, Move, ReturnLanding, StopPoint
+from gdb_optprobe.probes.target import Target
+
+MOST_FLAGS = 63
+NANOSECONDS = 10**9
+FIRST = 0x6F70_7470_0000_0000
+"""Of the numbers of calls: unlike what else a slot holds, wherever other probes kept it."""
+
+Behind = Callable[[int, int], int | None]
+"""Where the call really returns to whose return address is this, and whose key."""
+
+
+@dataclass(slots=True, kw_only=True)
+class EntryHit(Hit):
+    """A call at the entry of its function, as an entry_handler sees it; its result, if true, leaves the call out.
+
+    data: for attributes of the handler's own: what the same call's ReturnHit has.
+    """
+
+    data: SimpleNamespace
+
+
+@dataclass(slots=True, kw_only=True)
+class ReturnHit(Hit):
+    """A call whose function has returned, as a handler sees it.
+
+    address: the function's entry. regs: as they are where it returns to.
+    retval:  as the function's type has it; None where it returns nothing.
+    saved:   by name, what `save` kept.
+    elapsed: nanoseconds since the entry; None where the guest stopped there.
+    """
+
+    retval: int | None
+    saved: Mapping[str, int]
+    data: SimpleNamespace
+    elapsed: int | None
+
+
+class _Registers(Mapping[str, int]):
+    """Registers, some of which are known to be others."""
+
+    def __init__(self, now: Mapping[str, int], known: Mapping[str, int]) -> None:
+        self._now = now
+        self._known = known
+
+    def __getitem__(self, name: str) -> int:
+        return self._known[name] if name in self._known else self._now[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._now)
+
+    def __len__(self) -> int:
+        return len(self._now)
+
+
+@dataclass
+class ReturnStops:
+    """Of one table of calls. address: the function's entry.
+
+    behind: see Behind. probes: that may stop the guest, by number.
+    tells:  whether a register at the pad holds the flags, see Leaving; else all that may stop are taken to do so.
+    """
+
+    address: int
+    layout: InstancesLayout
+    behind: Behind
+    probes: dict[int, Probe] = field(default_factory=dict)
+    pad: Pad | None = None
+    _point: StopPoint | None = None
+    _flags: dict[int, int] = field(default_factory=dict)
+    _data: dict[int, tuple[Probe, SimpleNamespace]] = field(default_factory=dict)
+    tells: bool = True
+    _last: int = FIRST
+
+    @property
+    def stops(self) -> int:
+        """How often the guest was stopped for the user."""
+        return 2 * self._point.stepped if self._point is not None else 0
+
+    def flag(self, probe: Probe) -> int:
+        """What the program of `probe` sets; of more than 63, the last share one."""
+        self.probes[probe.number] = probe
+        return 1 << self._flags.setdefault(probe.number, min(len(self._flags), MOST_FLAGS - 1))
+
+    def leaving(self, flags: tuple[int, ...], target: Target, arena: Arena) -> Leaving | None:
+        """How a trampoline stops the guest whose parts have these flags. Raises Refused."""
+        if not flags:
+            return None
+        if self.pad is None:
+            isa = returns.of(target.isa.name)
+            assert isa is not None, "it has return probes"
+            self.pad = new_pad(self.address, isa.end, target, arena)
+            bell = self.pad.bell
+            landing = ReturnLanding(self.pad.address, bell, bell + RUNG, partial(self._comes, target))
+            self._point = target.stops.land_return(landing)
+        return Leaving(flags, self.pad.address, self.pad.bell)
+
+    def close(self, arena: Arena) -> None:
+        """No call is entered here any more."""
+        if self.pad is not None:
+            arena.pads.release(self.pad.slot)
+
+    def forget(self) -> None:
+        """Nobody comes to the pad any more."""
+        if self._point is not None:
+            self._point.remove()
+            self._point = None
+
+    # a Python handler ------------------------------------------------------------------------------------------------
+
+    def look(self, probe: Probe, part: Part, at: int, end: int, target: Target) -> None:
+        """Have the handler of `probe` called where its program has set the flag. at, end: of what looks for it."""
+        looks = target.isa.decode(target.machine.read(at, end - at), at)
+        on_hit = partial(self._at_return, probe, part, end, target)
+        probe.looks[looks[-1].address] = target.stops.set(looks[-1].address, on_hit)
+
+    def _at_return(self, probe: Probe, part: Part, end: int, target: Target, hit: Hit) -> Move | None:
+        isa = returns.of(target.isa.name)
+        assert isa is not None, "it has return probes"
+        slot = hit.regs[isa.slot] - (part.area - SAVED)
+        wanted = probe.handler.stops and probe.enabled
+        try:
+            if probe.enabled and probe.spec.return_handler is not None:
+                hit.address = self.address  # what is told of a handler that fails
+                seen = self._seen(probe, part, target.machine.read(slot, self.layout.slot_size), target, hit)
+                probe.spec.return_handler(seen)
+                wanted |= bool(seen.stopped_by)
+        finally:
+            if not wanted:
+                target.machine.write(slot + part.flag, bytes(WORD))
+        return Move({target.isa.pc: end})
+
+    def _seen(self, probe: Probe, part: Part, slot: bytes, target: Target, hit: Hit) -> ReturnHit:
+        call = self.layout.slot(slot)
+
+        def word(at: int) -> int:
+            return int.from_bytes(slot[at : at + WORD], "little")
+
+        back = self.behind(call.back, call.key) or call.back
+        _, data = self._data.pop(word(part.data), (probe, SimpleNamespace()))
+        known = {target.isa.pc: back, target.isa.sp: call.key - key_after(0, target)}
+        return ReturnHit(
+            address=self.address,
+            vcpu=hit.vcpu,
+            regs=_Registers(hit.regs, known),
+            read=hit.read,
+            write=hit.write,
+            probe=probe.number,
+            retval=retval(self.address, hit.regs, hit.read, target),
+            saved={
+                name: number(word(part.area + WORD * index), signed)
+                for name, index, signed in probe.handler.entry.names
+            },
+            data=data,
+            elapsed=_nanoseconds(word(part.time), self.address, target),
+        )
+
+    def keep(self, probe: Probe, data: SimpleNamespace) -> int:
+        """The number of a call whose entry handler has left `data`."""
+        self._last += 1
+        self._data[self._last] = probe, data
+        return self._last
+
+    @property
+    def kept(self) -> int:
+        """Of how many calls there are data."""
+        return len(self._data)
+
+    def drop(self, probe: Probe) -> None:
+        """It is deleted."""
+        self._data = {each: kept for each, kept in self._data.items() if kept[0] is not probe}
+
+    def drop_all_but(self, found: Instances) -> None:
+        """The data of calls that the table does not hold any more."""
+        words = {word for call in found.active for word in call.saved}
+        self._data = {each: kept for each, kept in self._data.items() if each in words}
+
+    # the user --------------------------------------------------------------------------------------------------------
+
+    def _comes(self, target: Target) -> Arrival | None:
+        """Where the selected vCPU, which is at the pad, is to stop; None where nobody wants that any more."""
+        isa, machine = returns.of(target.isa.name), target.machine
+        assert isa is not None, "it has return probes"
+        regs = machine.registers(machine.selected(), target.isa.registers)
+        numbers = tuple(
+            each
+            for each, probe in self.probes.items()
+            if probe.enabled and (not self.tells or regs[isa.slot] & 1 << self._flags[each])
+        )
+        if not numbers:
+            return None
+        key = isa.key_of(regs[target.isa.sp])
+        at = int.from_bytes(machine.read(isa.shown_at(key), WORD), "little") if isa.link is None else regs[isa.link]
+        value = retval(self.address, regs, machine.read, target)
+        function = target.text.function(self.address)
+        name = function.name if function is not None else target.symbol(self.address)
+        return Arrival(self.behind(at, key) or at, key - key_after(0, target), numbers, name, value)
+
+
+def key_after(sp: int, target: Target) -> int:
+    """The key of a call that has returned, by what the stack pointer is then."""
+    isa = returns.of(target.isa.name)
+    assert isa is not None, "it has return probes"
+    return isa.key_after(sp)
+
+
+def retval(
+    address: int, regs: Mapping[str, int], read: Callable[[int, int], bytes], target: Target
+) -> int | None:
+    """What the function that is entered at `address` has returned; None for nothing, or for what fits no register."""
+    names = target.at_return(address)
+    found = names.names.dollar("retval") if names is not None else None
+    if not isinstance(found, Value):
+        return None
+    word = interpret.evaluate(found.expr, interpret.Hit(regs, read))
+    return number(word, not isinstance(found.type, Pointer) and found.type.signed)
+
+
+def _nanoseconds(ticks: int, address: int, target: Target) -> int | None:
+    names = target.at_return(address)
+    hertz = names.hertz if names is not None else None
+    return ticks * NANOSECONDS // hertz if ticks and isinstance(hertz, int) else None

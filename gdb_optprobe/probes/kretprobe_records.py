@@ -1,0 +1,68 @@
+"""Calls that were entered while an earlier GDB had return probes, and have not returned yet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.journal import Item
+from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.left import Left
+from gdb_optprobe.maps import validate
+from gdb_optprobe.maps.call_table import InstancesLayout
+from gdb_optprobe.maps.journal_format import Damaged
+from gdb_optprobe.probes.kretprobe import ReturnPoint
+
+_NOTHING = [0, 0, 0, 0]
+
+
+def points_of(left: Left, arena: Arena | None) -> list[ReturnPoint]:
+    """Of the functions whose return probes `left` had; without an arena it is only looked at. Raises Damaged."""
+    found: list[ReturnPoint] = []
+    for at, value in sorted((left.points or {}).items()):
+        memory = left.at(at)
+        try:
+            address, slots, saved = validate.numbers(validate.row(value, 3), 3)
+            validate.number(slots, 1 << 20, 1), validate.number(saved, 1 << 10)
+        except ValueError as wrong:
+            raise Damaged(f"return probes at {at:#x}: {wrong}") from None
+        if memory is None or not left.bounds.has(address):
+            raise Damaged(f"return probes at {at:#x}")
+        layout = InstancesLayout(slots, saved)
+        if layout.size > memory.size:
+            raise Damaged(f"return probes at {at:#x}: {layout.size} bytes in {memory.size}")
+        before, ended = _counted(at, (left.calls or {}).get(at, _NOTHING))
+        if arena is not None:
+            ended = ended or address not in _probed(left)
+            trampolines = _trampolines(left, address, at)
+            found.append(ReturnPoint.found(address, layout, memory, trampolines, arena, before, ended))
+    return found
+
+
+def note(point: ReturnPoint, arena: Arena) -> None:
+    """Have another GDB know what the table in the guest does not tell."""
+    value = [int(point.ended), *point.before]
+    if value != _NOTHING:
+        arena.journal.put(Item.CALLS, point.memory.address, value)
+
+
+def _counted(at: int, value: Any) -> tuple[tuple[int, int, int], bool]:
+    """What was counted in older tables than that at `at`, and whether its probes are deleted. Raises Damaged."""
+    try:
+        ended, *before = validate.numbers(validate.row(value, 4), 4)
+    except ValueError as wrong:
+        raise Damaged(f"calls at {at:#x}: {wrong}") from None
+    returns, missed, dropped = before
+    return (returns, missed, dropped), bool(ended)
+
+
+def _probed(left: Left) -> frozenset[int]:
+    """Where there are probes."""
+    found = (value.get("at") for value in (left.probes or {}).values() if isinstance(value, dict))
+    return frozenset(at for at in found if isinstance(at, int))
+
+
+def _trampolines(left: Left, function: int, table: int) -> dict[int, Detour]:
+    """Of the function that is entered there: what stands for no instruction of it, and may come to the table."""
+    found = (one for one in left.detours.values() if one.head == function != one.address and not one.origins)
+    return {one.address: one for one in found if table in left.uses.get(one.address, (table,))}

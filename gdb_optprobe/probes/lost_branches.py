@@ -1,0 +1,53 @@
+"""Branches whose bytes somebody else has changed: they are left alone, with all they lead to.
+
+The guest's own kprobe stands on one, say. Once it has gone our bytes are there again, and are taken away then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.patch import TextChanged
+from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.probes import branch_patch
+from gdb_optprobe.probes.branch import Branch
+from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.target import Target
+
+
+@dataclass
+class Lost:
+    """branches: that could not be taken away. counters: that their programs go on writing, by probe number."""
+
+    branches: list[Branch] = field(default_factory=list)
+    counters: dict[int, Slot] = field(default_factory=dict)
+
+    def covers(self, address: int) -> bool:
+        """Whether the text at `address` is one of theirs."""
+        return any(branch.patch.address <= address < branch.patch.end for branch in self.branches)
+
+    def keeps(self, probe: Probe) -> bool:
+        """`probe` goes: whether one of them serves it, and so its counter stays."""
+        if not any(probe.number in branch.serves for branch in self.branches):
+            return False
+        if probe.counter is not None:
+            self.counters[probe.number] = probe.counter
+        return True
+
+    def take_back(self, target: Target, arena: Arena) -> list[Branch]:
+        """Take those away that hold our bytes again; which those were."""
+        back = [branch for branch in self.branches if _is_ours_again(branch, target, arena)]
+        self.branches = [branch for branch in self.branches if branch not in back]
+        for number in (number for branch in back for number in branch.serves):
+            if (slot := self.counters.pop(number, None)) is not None:
+                arena.data.release(slot)
+        return back
+
+
+def _is_ours_again(branch: Branch, target: Target, arena: Arena) -> bool:
+    try:
+        branch_patch.take_away(branch, (), target, arena, lifted=False)
+    except TextChanged:
+        return False
+    return True

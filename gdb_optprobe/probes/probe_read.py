@@ -1,0 +1,26 @@
+"""The routines that read memory which may not be there, in the guest: once for all programs, in the arena's code.
+
+    program of probe 1 ──call──┐
+    program of probe 4 ──call──┴─► bytes, text     placed when the first program needs it, taken out with the arena
+"""
+
+from __future__ import annotations
+
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.guest.linux.arch.base import Reads
+from gdb_optprobe.isa.emitter import Readers
+from gdb_optprobe.probes.installed_detour import Placed
+from gdb_optprobe.probes.target import Target
+
+
+def readers(reads: Reads, near: int, target: Target, arena: Arena) -> Readers:
+    """Where they are, for code that a branch at `near` leads to. Raises Refused, or OptprobeError without keystone."""
+    routine = reads.routine
+    if arena.resident is None:
+        # An earlier GDB's does the same.
+        arena.resident = arena.take_up(lambda one: one.head == one.address and one.data == routine.code)
+    if arena.resident is None:
+        placed = Placed.near(near, lambda at: Detour(at, routine.code, at, ()), target, arena, uses=())
+        arena.resident = placed.slot, placed.detour
+    return routine.at(arena.resident[1].address)

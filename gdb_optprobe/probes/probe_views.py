@@ -1,0 +1,415 @@
+"""From probes and guest memory to what the commands print."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from gdb_optprobe.detours import layout
+from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.obstacles import somewhere
+from gdb_optprobe.detours.planner import Plan
+from gdb_optprobe.detours.refusal import Reason, Refusal
+from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.detours.tier import Tier
+from gdb_optprobe.guest_text import printable
+from gdb_optprobe.handlers.format import render
+from gdb_optprobe.handlers.program import WORD, Column, Form, Records
+from gdb_optprobe.isa.base import Flow, Insn
+from gdb_optprobe.isa.paths import shortest
+from gdb_optprobe.maps.call_table import Instances
+from gdb_optprobe.probes import call_views, save
+from gdb_optprobe.probes.handler import Handler
+from gdb_optprobe.probes.kretprobes import UnderWay
+from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.results import Gathered, Row
+from gdb_optprobe.probes.site import Site
+from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.views import (
+    Address,
+    CodeLine,
+    DetourView,
+    ExplainView,
+    FrameView,
+    ObjectView,
+    ProbeView,
+    ReasonView,
+    RecordView,
+    RefusedView,
+    RowView,
+    ShowView,
+)
+
+# Counters nearer to each other than this are read in one piece: a packet costs as much as some hundred bytes.
+GAP = 256
+# Where a counter may be, to tell what a count would cost: anywhere near.
+COUNTER_AWAY = 0x10000
+Unwound = Callable[[Mapping[str, int], bytes], Iterable[FrameView]]
+"""Registers and words of a stack to its frames."""
+READ = 50
+"""Instructions of what a program calls to read memory that may not be there, most often."""
+
+
+def gathered(probes: Sequence[Probe], target: Target, whole: bool = False) -> dict[int, Gathered]:
+    """By probe number, of hits seen by us and in the guest together, read in few packets. whole: with tables."""
+    slots = sorted(
+        Slot(probe.counter.address, probe.handler.size if whole else probe.handler.head_size)
+        for probe in probes
+        if probe.counter is not None
+    )
+    memory: dict[int, bytes] = {}
+    for run in _runs(slots):
+        start = run[0].address
+        data = target.machine.read(start, run[-1].end - start)
+        memory |= {slot.address: data[slot.address - start : slot.end - start] for slot in run}
+    found = {}
+    for probe in probes:
+        found[probe.number] = probe.seen
+        if probe.counter is not None:
+            theirs = Gathered.read(probe.handler, memory[probe.counter.address], probe.since)
+            found[probe.number] = probe.seen.merged(probe.handler, theirs)
+    return found
+
+
+def calls(site: Site, probe: Probe, target: Target) -> Instances | None:
+    """The calls of the function that a return probe is on; None for others."""
+    return site.point.calls(target) if site.point is not None and probe.returns else None
+
+
+def clear(probes: Iterable[Probe], target: Target, is_inside: Callable[[Probe], bool]) -> None:
+    """As if there had been no hit. is_inside: whether somebody may be in the probe's program; tables keep keys then."""
+    for probe in probes:
+        probe.clear()
+        if probe.counter is None:
+            continue
+        handler, start = probe.handler, probe.counter.address
+        ring, at = handler.ring, handler.head_size
+        if not handler.tables or not is_inside(probe):
+            target.machine.write(start, handler.initial()[: handler.ring_offset])
+        else:
+            target.machine.write(start, handler.initial()[:at])
+            for _, layout in handler.tables:
+                target.machine.write(start + at, layout.cleared(target.machine.read(start + at, layout.size)))
+                at += layout.size
+        if ring is not None:
+            at = start + handler.ring_offset
+            found = ring.decode(target.machine.read(at, ring.size), probe.since)
+            target.machine.write(at, found.header)
+            probe.since = found.position
+
+
+def _runs(slots: Sequence[Slot]) -> list[list[Slot]]:
+    """All of `slots`, which are ascending, in groups that are read in one piece."""
+    runs: list[list[Slot]] = []
+    for slot in slots:
+        if runs and slot.address - runs[-1][-1].end < GAP:
+            runs[-1].append(slot)
+        else:
+            runs.append([slot])
+    return runs
+
+
+def probe(
+    probe: Probe, site: Site, found: Gathered, target: Target, out: Callable[[Site], Sequence[UnderWay]]
+) -> ProbeView:
+    """One row of the listing, or of the report where tables were read too. out: calls of a site that are under way."""
+    tier = site.tier if probe.enabled and site.tier is not None else site.plan.tier
+    state = _state(probe, site)
+    change = site.patch
+    callers = out(site) if probe.returns else ()  # what never returns is dropped now
+    under_way = calls(site, probe, target)
+    return ProbeView(
+        number=probe.number,
+        name=probe.spec.name,
+        kind=probe.spec.kind.value,
+        location=probe.spec.location,
+        address=probe.address,
+        symbol=target.symbol(probe.address),
+        tier=tier.value,
+        state=state,
+        tags=_tags(site, tier, state),
+        enabled=probe.enabled,
+        needs_gdb=state != "disabled" and (tier.stops > 0 or probe.may_stop) and not site.gone,
+        reason=_why(site, state),
+        patch_size=len(change.new) if change is not None else 0,
+        original_bytes=change.old if change is not None else site.plan.insn.data,
+        patched_bytes=change.new if change is not None else b"",
+        detour=_detour(site, target),
+        condition=probe.spec.condition,
+        actions=probe.spec.actions,
+        entry=save.entry(probe.spec),
+        hits=found.head[0],
+        missed=under_way.missed if under_way else 0,
+        active=len(under_way.active) if under_way else 0,
+        dropped=found.dropped,
+        faults=found.head[1] if len(found.head) > 1 else 0,
+        stops=site.stops,
+        calls=call_views.calls(under_way, callers) if under_way is not None else None,
+        objects=tuple(objects(probe.handler, found, target)),
+        records=tuple(record(probe, row, target) for row in found.records),
+    )
+
+
+def waiting(probe: Probe, found: Gathered, target: Target) -> ProbeView:
+    """The same of a probe that is nowhere in the guest."""
+    assert probe.waits is not None
+    gone = probe.waits.code == Refusal.MODULE_GONE.code
+    state = "gone" if gone else "pending"
+    return ProbeView(
+        number=probe.number,
+        name=probe.spec.name,
+        kind=probe.spec.kind.value,
+        location=probe.spec.location,
+        address=probe.address if gone else 0,
+        symbol=probe.home,
+        tier="",
+        state=state,
+        tags=(state.upper(), *(() if probe.enabled else ("DISABLED",))),
+        enabled=probe.enabled,
+        needs_gdb=False,
+        reason=reason(probe.waits),
+        patch_size=0,
+        original_bytes=b"",
+        patched_bytes=b"",
+        detour=None,
+        condition=probe.spec.condition,
+        actions=probe.spec.actions,
+        entry=save.entry(probe.spec),
+        hits=found.head[0],
+        missed=0,
+        active=0,
+        dropped=found.dropped,
+        faults=found.head[1] if len(found.head) > 1 else 0,
+        stops=0,
+        objects=tuple(objects(probe.handler, found, target)),
+        records=tuple(record(probe, row, target) for row in found.records),
+    )
+
+
+def objects(handler: Handler, found: Gathered, target: Target) -> Iterator[ObjectView]:
+    """What each action gathered."""
+    for cell, place in handler.places():
+        yield ObjectView(cell.name, cell.aggregate, (RowView((), found.head[place]),))
+    for (table, _), rows, lost in zip(handler.tables, found.tables, found.lost, strict=True):
+        keyed = tuple(_row(table.columns, key, words, target) for key, words in rows.items())
+        yield ObjectView(table.name, table.aggregate, keyed, lost)
+
+
+def _row(columns: Sequence[Column], data: bytes, words: tuple[int, ...], target: Target) -> RowView:
+    key = _key(columns, data)
+    return RowView(key, words, f"[{', '.join(_spelled(value, target) for value in key)}]")
+
+
+def record(probe: Probe, row: Row, target: Target, unwound: Unwound | None = None) -> RecordView:
+    """What an action kept of one hit. unwound: a stack that is not the kernel's."""
+    kind = probe.handler.objects[row.kind]
+    assert isinstance(kind, Records)
+    values = _key(kind.columns, row.fields)
+    if kind.stack:
+        registers, words = _taken(kind, row.fields)
+        stack = tuple(unwound(registers, words) if unwound else _frames(probe, registers, words, target))
+        return RecordView(row.cpu, row.time, (), " / ".join(one.text for one in stack), stack)
+    if not kind.format:
+        parts = zip(kind.columns, values, strict=True)
+        text = ", ".join(f"{one.label}={_spelled(value, target)}" for one, value in parts)
+        return RecordView(row.cpu, row.time, values, text)
+    return RecordView(row.cpu, row.time, values, render(kind.format, _parts(kind.columns, row.fields)))
+
+
+def _taken(kind: Records, data: bytes) -> tuple[Mapping[str, int], bytes]:
+    """Of a record: registers by name, and the stack."""
+    *values, room = (int.from_bytes(data[at : at + WORD], "little") for at in range(0, kind.fields, WORD))
+    names = (column.label for column in kind.columns)
+    return dict(zip(names, values, strict=False)), data[kind.fields :][: min(room & -WORD, WORD * kind.stack)]
+
+
+def _frames(probe: Probe, registers: Mapping[str, int], stack: bytes, target: Target) -> Iterator[FrameView]:
+    """Of a record's stack. A call may be the last of its function's: what is behind it is another one's."""
+    for address, exact in target.backtrace({**registers, target.isa.pc: probe.address}, stack):
+        if not address:
+            yield FrameView(0, "…")
+            continue
+        symbol = target.symbol(address)
+        yield FrameView(address, symbol if exact or "+" in symbol else target.symbol(address - 1))
+
+
+def _spelled(value: int | str, target: Target) -> str:
+    """A pointer with what it points to, where that has a name."""
+    if not isinstance(value, Address):
+        return str(value)
+    symbol = target.symbol(value)
+    return f"{value:#x} <{symbol}>" if symbol else f"{value:#x}"
+
+
+def _key(columns: Sequence[Column], data: bytes) -> tuple[int | str, ...]:
+    """A key's parts as values: numbers, and texts."""
+    return tuple(printable(part) if isinstance(part, bytes) else part for part in _parts(columns, data))
+
+
+def _parts(columns: Sequence[Column], data: bytes) -> tuple[int | bytes, ...]:
+    """The same with texts as the guest has them."""
+    values: list[int | bytes] = []
+    for column in columns:
+        part, data = data[: column.size], data[column.size :]
+        if column.form is Form.TEXT:
+            values.append(part.partition(b"\0")[0])
+        else:
+            number = int.from_bytes(part, "little", signed=column.form is Form.SIGNED)
+            values.append(Address(number) if column.form is Form.POINTER else number)
+    return tuple(values)
+
+
+def _state(probe: Probe, site: Site) -> str:
+    if site.gone:
+        return "gone"
+    if not probe.enabled:
+        return "disabled"
+    return "optimizing" if site.waits else "armed"
+
+
+def _tags(site: Site, tier: Tier, state: str) -> tuple[str, ...]:
+    """The kernel's own, as in debugfs kprobes/list."""
+    tags = {"gone": ("GONE",), "disabled": ("DISABLED",), "optimizing": ("OPTIMIZING",)}.get(state, ())
+    if state == "armed" and tier is Tier.OPTIMIZED:
+        tags = ("OPTIMIZED",)
+    return (*tags, "FTRACE") if site.plan.ftrace is not None else tags
+
+
+def _why(site: Site, state: str) -> ReasonView | None:
+    if state == "optimizing":
+        return ReasonView("NOT_QUIESCENT", site.waits, Refusal.NOT_QUIESCENT.value[1])
+    return reason(site.plan.reason)
+
+
+def reason(why: Reason | None) -> ReasonView | None:
+    return ReasonView(why.code, why.text, why.hint) if why is not None else None
+
+
+def _detour(site: Site, target: Target) -> DetourView | None:
+    detour = site.detour
+    if detour is None:
+        return None
+    count = len(target.isa.decode(detour.data, detour.address))
+    plan = site.placed or site.plan
+    most = added(plan, detour, target)
+    least = most - _spared(plan, detour, target)
+    if site.point is not None and site.returning:
+        costs = site.point.costs
+        most, least = most - costs.rare + costs.trampoline, least + costs.least
+    return DetourView(detour.address, detour.size, count, most, least, detour.head)
+
+
+def added(plan: Plan, detour: Detour, target: Target) -> int:
+    """Instructions that a hit of an optimized probe adds: the branch, its program, the way back."""
+    code = len(target.isa.decode(detour.data, detour.address))
+    for original, program in _programs(detour, target):
+        code -= len(program)
+        code += sum(map(cost_of, program)) if original == plan.address else 0
+    return 1 + code - len(plan.displaced)
+
+
+def _spared(plan: Plan, detour: Detour, target: Target) -> int:
+    """How many instructions the shortest way through the probed instruction's program leaves out."""
+    here = (program for original, program in _programs(detour, target) if original == plan.address)
+    return sum(sum(map(cost_of, program)) - shortest(program, cost_of) for program in here)
+
+
+def _programs(detour: Detour, target: Target) -> Iterator[tuple[int, Sequence[Insn]]]:
+    """Each program's original address, and its instructions."""
+    for start, end, original in detour.programs:
+        yield original, target.isa.decode(detour.data[start - detour.address : end - detour.address], start)
+
+
+def cost_of(insn: Insn) -> int:
+    """Instructions that one of a program stands for: a call is that of a read."""
+    return 1 + READ * (insn.flow is Flow.CALL)
+
+
+# show ----------------------------------------------------------------------------------------------------------------
+
+
+def show(view: ProbeView, site: Site, target: Target) -> ShowView:
+    """The probed place as it was, as it is in the guest now, and the detour it leads to."""
+    plan = site.placed or site.plan
+    end = max(plan.patch_end, plan.displaced[-1].end)
+    now = target.machine.read(site.address, end - site.address)
+    notes = {site.address: "the branch to the detour" if site.patch is not None else "unchanged"}
+    return ShowView(
+        probe=view,
+        original=lines(plan.displaced, {site.address: "displaced" if site.detour is not None else "probed"}),
+        patched=lines(target.isa.decode(now, site.address), notes),
+        detour=_detour_lines(site, target),
+    )
+
+
+def _detour_lines(site: Site, target: Target) -> tuple[CodeLine, ...]:
+    detour = site.detour
+    if detour is None:
+        return ()
+    code = target.machine.read(detour.address, detour.size)
+    spell = target.text.spell
+    displaced = {insn.address for insn in (site.placed or site.plan).displaced}
+    notes = {
+        at: f"stands for {spell(original)}" if original in displaced else f"back to {spell(original)}"
+        for at, original in detour.origins
+    }
+    for start, end, original in detour.programs:
+        what = f": {_done(site)}" if original == site.address else ""
+        notes |= {start: f"the program of {spell(original)}{what}", end: notes[start]}
+    return lines(target.isa.decode(code, detour.address), notes)
+
+
+def _done(site: Site) -> str:
+    """What the programs at the address of `site` do, one after the other."""
+    done = [", ".join(probe.spec.actions) for probe in site.enabled if not probe.returns]
+    if site.returning:
+        done.append("the entry of a call whose return is probed")
+    return "; ".join(done)
+
+
+def lines(insns: Iterable[Insn], notes: Mapping[int, str]) -> tuple[CodeLine, ...]:
+    return tuple(CodeLine(insn.address, insn.data, insn.text, notes.get(insn.address, "")) for insn in insns)
+
+
+# explain -------------------------------------------------------------------------------------------------------------
+
+
+def explanation(plan: Plan, target: Target, counts: bool = True) -> ExplainView:
+    """What a plan would do, in words and numbers. counts: a count, whose cost is known beforehand."""
+    return ExplainView(
+        address=plan.address,
+        symbol=target.symbol(plan.address),
+        tier=plan.tier.value,
+        reason=reason(plan.reason),
+        displaced=lines(plan.displaced, {}),
+        refused=tuple(RefusedView(tier.value, why.code, why.text, why.hint) for tier, why in plan.refused),
+        patch_size=plan.patch_size,
+        waits=plan.waits,
+        instructions=cost(plan, target) if counts and not plan.tier.stops else 0,
+        nearest=plan.near,
+        nearest_symbol=target.symbol(plan.near) if plan.near is not None else "",
+        note=_note(plan, target),
+    )
+
+
+def _note(plan: Plan, target: Target) -> str:
+    """Why the probe stands behind the address that was asked for, and why calls may not come by there."""
+    moved = f"the probe stands behind the entry: {plan.moved.text} ({plan.moved.code})" if plan.moved else ""
+    return "; ".join(filter(None, (moved, target.bypassed(plan.address))))
+
+
+def unprobeable(address: int, why: Reason, target: Target) -> ExplainView:
+    """An address that no tier can probe."""
+    return ExplainView(
+        address=address,
+        symbol=target.symbol(address),
+        tier="",
+        reason=reason(why),
+        displaced=(),
+        refused=tuple(RefusedView(tier.value, why.code, why.text, why.hint) for tier in reversed(Tier)),
+    )
+
+
+def cost(plan: Plan, target: Target) -> int:
+    """Instructions that a hit of a count would add, if it were alone in its detour."""
+    at = somewhere(plan.address, target.isa)
+    return added(plan, layout.count(plan, target.isa, at, at + COUNTER_AWAY), target)

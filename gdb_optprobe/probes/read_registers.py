@@ -1,0 +1,53 @@
+"""Registers that probes read: no branch of the same function overwrites them, whatever the code has them for.
+
+    vfs_read      ── branch: count           r11 is dead here, and so free for the count
+    vfs_read+0x40 ── branch: sum($r11)       unless this is enabled: then both keep r11
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from gdb_optprobe.detours.ground import Grounds
+from gdb_optprobe.probes import branch_patch
+from gdb_optprobe.probes.branch import Branch, Keeps
+from gdb_optprobe.probes.registry import Registry
+from gdb_optprobe.probes.target import Target
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the enabled probes of each function read."""
+
+    target: Target
+    registry: Registry
+    grounds: Grounds
+
+    def around(self, address: int) -> Keeps:
+        """What those of the function around `address` read."""
+        found: Counter[str] = Counter()
+        for probe in self.registry.reading(*self._function(address)) if self.registry.reads else ():
+            found.update(self.target.isa.registers if probe.reads is None else probe.reads)
+        return Keeps(frozenset(found), frozenset(name for name, readers in found.items() if readers > 1))
+
+    def is_kept(self, branch: Branch) -> bool:
+        """Whether what is read around `branch` is left alone by it."""
+        read = self.around(branch.plan.head)
+        if read <= branch.keeps:
+            return True
+        sites = (self.registry.site(address) for address in branch.addresses)
+        return not any(site and branch_patch.overwrites(site, self.target, branch.keeps, read) for site in sites)
+
+    def overwritten(self, addresses: Iterable[int]) -> Iterator[int]:
+        """The sites of branches that overwrite what probes at `addresses` read."""
+        readers = (address for address in addresses if any(self.registry.reading(address, address + 1)))
+        for function in {self._function(address) for address in readers}:
+            for branch in self.registry.branches_within(*function):
+                if not self.is_kept(branch):
+                    yield from branch.addresses
+
+    def _function(self, address: int) -> tuple[int, int]:
+        ground = self.grounds.at(address)
+        return (ground.function.start, ground.function.end) if ground is not None else (address, address + 1)

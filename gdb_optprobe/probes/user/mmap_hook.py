@@ -1,0 +1,132 @@
+"""What of ours belongs into files' mappings is written into those that are made, by code in the guest: nobody stops.
+
+    the kernel's calls of vm_mmap_pgoff ── redirected ──► code of ours ──► the same, then the rows of that file
+See maps/mmap_patches.py. That goes on without a GDB, with traps that lead where they led.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.journal import TableKind
+from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.patch import Patch
+from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.user.arriving import Arriving
+from gdb_optprobe.maps import mmap_patches
+from gdb_optprobe.maps.mmap_patches import FAILED, INSIDE, ROWS, SIZE, Row
+from gdb_optprobe.probes import hooks
+from gdb_optprobe.probes.installed_detour import Placed
+from gdb_optprobe.probes.target import Target
+
+ROOM = 1023
+"""Rows of a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Hook:
+    memory: Slot
+    placed: Placed
+    patches: tuple[Patch, ...]
+
+
+@dataclass
+class Arrivals:
+    """rows: what the guest's table holds, in this order; None where one was withdrawn."""
+
+    target: Target
+    _hook: _Hook | None = None
+    _rows: list[Row | None] = field(default_factory=list)
+
+    def begin(self, arriving: Arriving, force: int, arena: Arena) -> None:
+        """Have mappings come here; force: see Arriving. Raises Refused, TextChanged with the guest as it was."""
+        if self._hook is not None:
+            return
+        target = self.target
+        # An earlier session's holds nothing any more: nothing leads to its code, in which no thread is.
+        memory = arena.adopt_table(TableKind.USER_MAPPINGS, lambda size: size >= mmap_patches.size(ROOM))
+        if memory is None:
+            size, reach = mmap_patches.size(ROOM), target.isa.data_reach
+            memory = arena.allocate_table(TableKind.USER_MAPPINGS, size, arriving.to, reach)
+        target.machine.write(memory.address, bytes(mmap_patches.size(ROOM)))
+        placed = None
+        try:
+            code = arriving.code(memory.address, force)
+            placed = Placed.again(arriving.to, lambda at: Detour(at, code(at), arriving.to, ()), target, arena)
+            redirect, to = target.isa.redirect, placed.detour.address
+            patches = tuple(Patch(call.address, call.data, redirect(call, to)) for call in arriving.calls)
+            hooks.put_in(patches, target, arena)
+        except OptprobeError:
+            if placed is not None:
+                placed.give_up(target, arena, reached=False)
+            arena.release_table(TableKind.USER_MAPPINGS, memory)
+            raise
+        self._hook, self._rows = _Hook(memory, placed, patches), []
+
+    def hold(self, rows: Sequence[Row]) -> None:
+        """Have these written into mappings that are made from now on, in this order, and no others.
+
+        Raises OptprobeError where there is no room for them; none of the new ones are held then.
+        """
+        hook = self._hook
+        assert hook is not None or not rows, "begin"
+        if hook is None:
+            return
+        wanted = list(dict.fromkeys(piece for row in rows for piece in row.pieces()))
+        if len(wanted) > ROOM:
+            raise OptprobeError(f"there is room for {ROOM} pieces of code in programs")
+        if not self._word(hook, INSIDE):
+            self._rows = [*wanted]
+            self.target.machine.write(hook.memory.address + ROWS, mmap_patches.encode(wanted, len(wanted)))
+            return
+        kept = set(wanted)
+        for number, row in enumerate(self._rows):
+            if row is not None and row not in kept:
+                self._write(hook, number, row.withdrawn())
+                self._rows[number] = None
+        there = set(self._rows)
+        new = [row for row in wanted if row not in there]
+        if len(self._rows) + len(new) > ROOM:
+            raise OptprobeError("somebody maps programs just now, whose table is full", "try again")
+        for row in new:
+            self._write(hook, len(self._rows), row.encode() + bytes(SIZE))
+            self._rows.append(row)
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody may be about to write into what he has mapped."""
+        return self._hook is not None and self._word(self._hook, INSIDE) != 0
+
+    @property
+    def failed(self) -> int:
+        """How many mappings did not get all that belongs there: there was no memory, say."""
+        return self._word(self._hook, FAILED) if self._hook is not None else 0
+
+    def dismiss(self, arena: Arena) -> None:
+        """The kernel maps without us again; who is in our code goes on."""
+        hook = self._hook
+        if hook is None:
+            return
+        self.hold(())
+        hooks.take_out(hook.patches, self.target, arena)
+        hook.placed.give_up(self.target, arena, reached=True)
+        arena.release_table(TableKind.USER_MAPPINGS, hook.memory)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """The guest that held it is gone."""
+        self._hook, self._rows = None, []
+
+    @property
+    def patches(self) -> tuple[Patch, ...]:
+        """What was written into the kernel's text."""
+        return self._hook.patches if self._hook is not None else ()
+
+    def _word(self, hook: _Hook, at: int) -> int:
+        return int.from_bytes(self.target.machine.read(hook.memory.address + at, 8), "little")
+
+    def _write(self, hook: _Hook, number: int, row: bytes) -> None:
+        self.target.machine.write(hook.memory.address + ROWS + number * SIZE, row)

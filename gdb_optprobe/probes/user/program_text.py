@@ -1,0 +1,263 @@
+"""Bytes of ours in programs of the guest's: in every process that runs the file, in no other's memory, not in the file.
+
+    arm ──► every space that runs it: a page of its own already: written while the guest stands
+                                      else: the guest copies the page and writes (guest/linux/user/writer.py)
+    fork    copies the page, and us with it
+    mmap    exec's and a loader's: code in the guest writes it before anybody can run there (arrivals.py)
+    disarm  every space again, children that are being made too: written back while the guest stands
+
+Bytes are armed in the order they are given, each once all before it are in that space: what leads to others comes last.
+The file's inode is held, as kernel uprobes do, so that no other file can come to its address.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.user.files import File
+from gdb_optprobe.guest.linux.user.program import Program
+from gdb_optprobe.guest.linux.user.programs import Programs
+from gdb_optprobe.guest.linux.user.spaces import LATER, Busy, Space
+from gdb_optprobe.guest.linux.user.writer import Write, Writer
+from gdb_optprobe.maps.mmap_patches import Row
+from gdb_optprobe.probes.user.mapped_text import Change, UserSpace
+
+SHOWN = "the guest would have to run for this, and a program is shown where it stopped"
+CONTINUE = "continue, interrupt the guest (Ctrl-C), then give the command again"
+TIMEOUT = 20.0
+ROUNDS = 8
+PAUSE = 0.05
+
+
+class Arrivals(Protocol):
+    """What writes into new mappings. busy: somebody may be about to. failed: how many did not get all."""
+
+    def hold(self, rows: Sequence[Row]) -> None:
+        """Have these written from now on, in this order, and no others. Raises OptprobeError."""
+
+    @property
+    def busy(self) -> bool: ...
+
+    @property
+    def failed(self) -> int: ...
+
+
+@dataclass(slots=True)
+class _Armed:
+    program: Program
+    changes: dict[int, Change] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        offset, inode = self.program.offset, self.program.inode
+        return [Row(inode, offset(change.address), change.new, change.old) for change in self.changes.values()]
+
+
+@dataclass
+class UserTexts:
+    """What is armed in one guest.
+
+    run: lets the guest run for so many seconds. writer, arrivals: given before anything is armed.
+    stands: whether the user looks at where a program has stopped: it would go on unseen, were the guest to run.
+    """
+
+    programs: Programs
+    run: Callable[[float], None]
+    stands: Callable[[], bool] = lambda: False
+    writer: Writer | None = None
+    arrivals: Arrivals | None = None
+    _armed: dict[int, _Armed] = field(default_factory=dict)
+
+    def program(self, path: str, host: Path | None) -> Program:
+        """See program.find."""
+        return self.programs.find(path, host)
+
+    def arm(self, program: Program, texts: Mapping[int, bytes], first: bool = False) -> None:
+        """Put bytes at addresses of the file wherever it runs now, and will. first: where it will, before all others.
+
+        The guest runs for it where it has to. Raises OptprobeError: then nothing of it is left.
+        """
+        self.check_arm(program, texts)
+        changes = [Change(at, program.text(at, len(new)), new) for at, new in texts.items()]
+        armed = self._armed.get(program.inode)
+        if armed is None:
+            self.programs.hold(program.file, 1)
+            armed = self._armed[program.inode] = _Armed(program)
+        new = {change.address: change for change in changes}
+        armed.changes = new | armed.changes | new if first else armed.changes | new
+        try:
+            self._listen()
+            self._settle(program, changes)
+        except OptprobeError:
+            self.disarm(program, list(texts))
+            raise
+
+    def check_arm(self, program: Program, texts: Mapping[int, bytes]) -> None:
+        """Raises OptprobeError where the guest would have to run to arm these, and stands for the user."""
+        if self.stands():
+            self._check(program, [Change(at, program.text(at, len(new)), new) for at, new in texts.items()])
+
+    def check_disarm(self, program: Program, addresses: Collection[int]) -> None:
+        """The same of putting the file's bytes back."""
+        armed = self._armed.get(program.inode)
+        if armed is not None and self.stands():
+            if self._is_arriving:
+                raise OptprobeError(SHOWN, CONTINUE)
+            gone = [change for at, change in armed.changes.items() if at in addresses]
+            self._check(program, [Change(change.address, change.new, change.old) for change in gone])
+
+    def _check(self, program: Program, changes: Sequence[Change]) -> None:
+        spaces = [self._in(program, space) for space in self.spaces(program.file)]
+        if any(space.needs_guest(change) for space in spaces for change in changes):
+            raise OptprobeError(SHOWN, CONTINUE)
+
+    def has(self, program: Program, address: int) -> bool:
+        """Whether bytes are armed there."""
+        armed = self._armed.get(program.inode)
+        return armed is not None and address in armed.changes
+
+    def exchange(self, program: Program, address: int, data: bytes) -> None:
+        """Other bytes, as many, in the place of those that are armed there. Raises OptprobeError."""
+        changes = self._armed[program.inode].changes
+        before = changes[address]
+        changes[address] = Change(address, before.old, data)
+        self._listen()
+        self.take_out(program, [Change(address, data, before.new)])
+        self._settle(program, [changes[address]])
+
+    def disarm(self, program: Program, addresses: Collection[int]) -> None:
+        """Put the file's bytes back wherever it runs, last first. Raises OptprobeError where some could not be."""
+        armed = self._armed.get(program.inode)
+        if armed is None:
+            return
+        gone = [change for at, change in armed.changes.items() if at in addresses]
+        armed.changes = {at: change for at, change in armed.changes.items() if at not in addresses}
+        try:
+            self._listen()
+            self.take_out(program, gone)
+        finally:
+            if not armed.changes:
+                del self._armed[program.inode]
+                self.programs.hold(program.file, -1)
+            self._listen()
+
+    def leave(self, program: Program, addresses: Collection[int]) -> None:
+        """Who has these keeps them, and nobody else gets them."""
+        armed = self._armed.get(program.inode)
+        if armed is None:
+            return
+        armed.changes = {at: change for at, change in armed.changes.items() if at not in addresses}
+        if not armed.changes:
+            del self._armed[program.inode]
+            self.programs.hold(program.file, -1)
+        self._listen()
+
+    def take_out(self, program: Program, changes: Sequence[Change]) -> None:
+        """Put `old` back where `new` stands in any space that maps the program. Raises OptprobeError."""
+        back = [Change(change.address, change.new, change.old) for change in reversed(changes)]
+        self._recall(program, back)
+        for _ in range(ROUNDS):
+            left = [write for space in self.spaces(program.file) for write in self._in(program, space).put_back(back)]
+            if not left:
+                return
+            self._write(left, TIMEOUT)
+        raise OptprobeError(f"{len({w.mm for w in left})} processes may keep what was written into {program.path}")
+
+    def _recall(self, program: Program, back: Sequence[Change]) -> None:
+        """Who is just being armed writes the file's bytes instead; he is waited for. Raises OptprobeError."""
+        if self.writer is None:
+            return
+        deadline = time.monotonic() + TIMEOUT
+        while time.monotonic() < deadline:
+            changes = {
+                (space.mm, at): (old, new)
+                for space in self.spaces(program.file)
+                for change in back
+                for at, old, new in self._in(program, space).pieces(change)
+            }
+            if not self.writer.recall(changes) and not self._is_arriving:
+                return
+            self._pause()
+        raise OptprobeError(f"somebody has been writing into {program.path} for {TIMEOUT:g} s", LATER)
+
+    @property
+    def _is_arriving(self) -> bool:
+        """Whether somebody has mapped a file and may not have written yet what belongs there."""
+        return self.arrivals is not None and self.arrivals.busy
+
+    def problems(self) -> Sequence[str]:
+        """Where a process does not have what is armed, in words."""
+        if self._is_arriving:
+            return ()
+        found = []
+        if self.arrivals is not None and self.arrivals.failed:
+            what = "did not get what belongs there: no memory, or the file has something else by now"
+            found.append(f"{self.arrivals.failed} new mappings {what}")
+        for armed in self._armed.values():
+            program, changes = armed.program, tuple(armed.changes.values())
+            for space in self.spaces(program.file):
+                lost = next(filter(self._in(program, space).is_lost, changes), None)
+                if lost is not None:
+                    found.append(f"{space} does not have what was written at {program.spell(lost.address)}")
+        return found
+
+    def abandon(self) -> None:
+        """The guest is gone."""
+        self._armed.clear()
+        self.arrivals = None
+        self._listen()
+
+    # spaces there are ------------------------------------------------------------------------------------------------
+
+    def _settle(self, program: Program, changes: Sequence[Change]) -> None:
+        """Until no space lacks anything: while the guest runs, others may come. Raises OptprobeError."""
+        tried: dict[tuple[int, int], int] = {}
+        deadline = time.monotonic() + TIMEOUT
+        while time.monotonic() < deadline:
+            spaces = self.spaces(program.file)
+            wanted = [write for space in spaces for write in self._in(program, space).advance(changes)]
+            if not wanted:
+                return
+            for write in wanted:
+                key = write.mm, write.address
+                tried[key] = tried.get(key, 0) + 1
+                if tried[key] > ROUNDS:
+                    raise OptprobeError(f"the guest does not let {program.path} be written at {write.address:#x}")
+            self._write(wanted, max(deadline - time.monotonic(), 1.0))
+        raise OptprobeError(f"processes that run {program.path} come faster than they can be written into")
+
+    def spaces(self, file: File) -> tuple[Space, ...]:
+        """Those that map it; the guest runs a little where that cannot be told just now. Raises OptprobeError."""
+        for _ in range(ROUNDS):
+            try:
+                return self.programs.mapping(file)
+            except Busy:
+                self._pause()
+        return self.programs.mapping(file)
+
+    def _in(self, program: Program, space: Space) -> UserSpace:
+        return UserSpace(program, space, self.programs.pages.of(space.mm))
+
+    def _pause(self) -> None:
+        """Raises OptprobeError."""
+        if self.stands():
+            raise OptprobeError(SHOWN, CONTINUE)
+        self.run(PAUSE)
+
+    def _write(self, writes: Sequence[Write], timeout: float) -> None:
+        """Have the guest do it. Raises OptprobeError."""
+        if self.writer is None:
+            raise OptprobeError("the guest has no code of ours that writes into programs")
+        if self.stands():
+            raise OptprobeError(SHOWN, CONTINUE)
+        self.writer.write(writes, timeout)
+
+    def _listen(self) -> None:
+        """Have the guest write what is armed into new mappings. Raises OptprobeError."""
+        if self.arrivals is not None:
+            self.arrivals.hold([row for armed in self._armed.values() for row in armed.rows])

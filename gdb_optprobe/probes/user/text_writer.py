@@ -1,0 +1,65 @@
+"""The code in the guest that writes into its programs, in an arena: put there for the first probe on one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.journal import TableKind
+from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.user import writer
+from gdb_optprobe.guest.linux.user.programs import Programs
+from gdb_optprobe.guest.linux.user.writer import Writer
+from gdb_optprobe.probes.installed_detour import Placed
+from gdb_optprobe.probes.target import Target
+
+
+@dataclass
+class UserWriter:
+    """In the guest: `made`."""
+
+    target: Target
+    made: Writer | None = None
+    _placed: Placed | None = None
+    _tables: Slot | None = None
+
+    def check_room(self, near: int, arena: Arena) -> None:
+        """Raises Refused where `begin` would have no memory."""
+        if arena.earlier_table(TableKind.USER_WRITES) is None:
+            arena.check_data(writer.SIZE, near, self.target.isa.data_reach)
+
+    def begin(self, programs: Programs, arena: Arena, avoid: Callable[[int], bool]) -> Writer:
+        """avoid: see Writer. Raises Refused, OptprobeError."""
+        if self.made is not None:
+            return self.made
+        calls = writer.calls(programs.kernel)
+        tables = arena.adopt_table(TableKind.USER_WRITES, lambda size: size == writer.SIZE)
+        if tables is None:
+            tables = arena.allocate_table(TableKind.USER_WRITES, writer.SIZE, calls.write, self.target.isa.data_reach)
+        try:
+            code = programs.vcpus.writing.code
+            placed = Placed.again(
+                calls.write, lambda at: Detour(at, code(at, calls.write, calls.put), at, ()), self.target, arena
+            )
+        except OptprobeError:
+            arena.release_table(TableKind.USER_WRITES, tables)
+            raise
+        self._placed, self._tables = placed, tables
+        self.made = Writer(programs, placed.detour.address, tables.address, avoid)
+        self.made.clear()
+        return self.made
+
+    def dismiss(self, arena: Arena) -> None:
+        """Nothing is written any more: code and tables go once nobody is inside."""
+        if self._placed is None or self._tables is None:
+            return
+        self._placed.give_up(self.target, arena, reached=True)
+        arena.release_table(TableKind.USER_WRITES, self._tables)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """The guest that held it is gone."""
+        self.made = self._placed = self._tables = None

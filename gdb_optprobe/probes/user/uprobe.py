@@ -1,0 +1,136 @@
+"""An instruction of a program that is probed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from gdb_optprobe.detours.refusal import Refusal, Refused
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.user.pagecache import NotInMemory
+from gdb_optprobe.guest.linux.user.program import Program
+from gdb_optprobe.isa.base import Insn
+from gdb_optprobe.isa.code import Code
+from gdb_optprobe.isa.user import UserTrapping
+from gdb_optprobe.probes.installed_detour import Placed
+from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.user import boundary
+
+LONGEST = 16
+"""Bytes of an instruction, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The jump at the end of an instruction's copy, at `address`."""
+
+    address: int
+    jump: bytes
+
+    def trapping(self, trap: bytes) -> bytes:
+        """The same with a trap in its place."""
+        return trap + self.jump[len(trap) :]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A trap that stands in place of `tail`. placed: its code. number: in the journal."""
+
+    tail: Tail
+    placed: Placed
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Code of a trap's. note: what it is for. program: whether it is a probe's."""
+
+    note: str
+    code: Code
+    program: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPart:
+    """Where it is."""
+
+    start: int
+    end: int
+    part: Part
+
+
+def in_place(parts: Iterable[Part], address: int) -> Iterator[PlacedPart]:
+    """One behind the other from there on."""
+    for part in parts:
+        end = address + len(part.code(address))
+        yield PlacedPart(address, end, part)
+        address = end
+
+
+@dataclass
+class Point:
+    """A probed instruction. number: in the journal.
+
+    needs_copy: it may have to be run out of line. placed: its code, where a trap stands. step: the trap behind it.
+    parts: of its code, as they were placed last.
+    """
+
+    program: Program
+    insn: Insn
+    needs_copy: bool
+    trap: bytes
+    number: int
+    probes: list[Probe] = field(default_factory=list)
+    placed: Placed | None = None
+    step: Step | None = None
+    parts: tuple[PlacedPart, ...] = ()
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """See maps/user_trap_table.py."""
+        return self.program.offset(self.insn.address), self.program.inode
+
+    @property
+    def enabled(self) -> list[Probe]:
+        return [probe for probe in self.probes if probe.enabled]
+
+
+def instruction(program: Program, address: int, isa: UserTrapping) -> Insn:
+    """The instruction there. Raises OptprobeError where none begins."""
+    bounds = program.function(address)
+    start = bounds[0] if bounds is not None else address
+    code = isa.decode(program.text(start, address - start + LONGEST), start, program.bits)
+    found = next((insn for insn in code if insn.address == address), None)
+    if found is not None:
+        if bounds is None:
+            _check_begins(program, address, isa)
+        _check_reserved(program, address, isa)
+        return found
+    inside = next((insn for insn in code if insn.address < address < insn.end), None)
+    if inside is not None:
+        raise _in_the_middle(program, address, inside)
+    raise OptprobeError(f"the code at {program.spell(address)} cannot be decoded")
+
+
+def _check_begins(program: Program, address: int, isa: UserTrapping) -> None:
+    """Raises OptprobeError where the code before says that no instruction does, in a program without symbols."""
+    first = max(program.code_start(address), address - boundary.BEFORE)
+    try:
+        text = program.text(first, address - first + LONGEST)
+    except NotInMemory:
+        return
+    inside = boundary.enclosing(lambda start: isa.decode(text[start - first :], start, program.bits), first, address)
+    if inside is not None:
+        raise _in_the_middle(program, address, inside)
+
+
+def _in_the_middle(program: Program, address: int, inside: Insn) -> OptprobeError:
+    at = program.spell(inside.address)
+    return OptprobeError(f"{program.spell(address)} is in the middle of the instruction at {at}", f"probe {at}")
+
+
+def _check_reserved(program: Program, address: int, isa: UserTrapping) -> None:
+    """Raises Refused where nothing may stop between the instructions around."""
+    first = max(program.code_start(address), address - isa.around)
+    if isa.around and address in isa.reserved(isa.decode(program.text(first, 2 * isa.around), first, program.bits)):
+        raise Refused(Refusal.RESERVATION.because(address=program.spell(address)))

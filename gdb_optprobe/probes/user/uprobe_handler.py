@@ -1,0 +1,62 @@
+"""What a probe on an instruction of a program does, from what was typed, tried before anything is written anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gdb_optprobe.detours.pads import Pad
+from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.handlers.compile import Limits, compile_handler
+from gdb_optprobe.handlers.framed import framed
+from gdb_optprobe.handlers.lowering_words import UNMAPPED, NotLowered
+from gdb_optprobe.handlers.program import WORD, And, Program
+from gdb_optprobe.handlers.scope import Missing
+from gdb_optprobe.handlers.source import fault
+from gdb_optprobe.isa.emitter import Readers
+from gdb_optprobe.isa.user import UserTrapping
+from gdb_optprobe.probes.handler import Handler
+from gdb_optprobe.probes.settings import Settings
+from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.user.target import UserTarget
+from gdb_optprobe.probes.user.trap_context import At, dead_at_trap, is_process, saved
+from gdb_optprobe.probes.user.uprobe import Point
+
+
+def handler(spec: Spec, point: Point, user: UserTarget, target: Target, settings: Settings) -> Handler:
+    """What a hit does. Raises OptprobeError, pointing at what cannot be done."""
+    program = point.program
+    names = user.names(point.insn.address, program.is_entry(point.insn.address), program.bits)
+    if spec.counts and not spec.pid:
+        return Handler()
+    condition, actions = spec.condition_part, spec.action_parts
+    limits = Limits(text=settings.string_length, stack=settings.stack_size // WORD)
+    compiled = compile_handler(condition, actions, names.names, limits)
+    check_stop(compiled, user.kernel.isa)
+    if spec.pid:
+        test = is_process(names, spec.pid)
+        both = And(test, compiled.condition) if compiled.condition is not None else test
+        compiled = replace(compiled, condition=both)
+    compiled = framed(compiled, saved(user.kernel.isa, target.isa.pc))
+    bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
+    found = Handler.of(compiled, names.per_cpu, names.cpu, names.reads, *bits)
+    near = user.kernel.calls.handler
+    somewhere = None if isinstance(names.reads, Missing) else Readers(near, near)
+    try:
+        found.code(target.isa, At(near), dead_at_trap(user.kernel.isa), near, somewhere, somewhere_to_stop(near))
+    except NotLowered as stuck:
+        why = names.reads if stuck.why == UNMAPPED and isinstance(names.reads, Missing) else Missing(stuck.why)
+        raise fault(why.message, found.part_of(stuck.node, condition, actions), why.hint) from None
+    return found
+
+
+def check_stop(program: Program, isa: UserTrapping) -> None:
+    """Raises OptprobeError where it stops the guest and cannot."""
+    if program.stop is not None and isa.stopping is None:
+        raise OptprobeError("stop is not built yet for this guest's programs", "record or print what is to be known")
+
+
+def somewhere_to_stop(near: int) -> Pad:
+    """For code that is only tried."""
+    return Pad(Slot(near, 0), b"", near)

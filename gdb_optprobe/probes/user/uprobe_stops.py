@@ -1,0 +1,224 @@
+"""Programs of probes that stop the guest: in the kernel, where the code of a trap runs, and on from there.
+
+    trap's code   program ── does not stop ───────────────────────────────┐
+                     └─ actions, bell ─► ticket, number, a call ──────────┴► the next program … the instruction
+    place         a return                ◄── a debugger stops who has rung the bell
+The number is the probe's, the ticket tells a hit from one that is reported once more. Nothing is moved: without a
+debugger, or when one dies while the guest stands there, the hit goes on. One place serves all probes, so that code can
+be made anew while somebody stands there; returns, whose PC is saved otherwise, have another one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.pads import Pad
+from gdb_optprobe.detours.patch import Patch
+from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.guest.linux.user import spaces
+from gdb_optprobe.guest.machine import Vcpu
+from gdb_optprobe.guest.trap_frames import Gate, Saved
+from gdb_optprobe.handlers import interpret
+from gdb_optprobe.handlers.arithmetic import number
+from gdb_optprobe.handlers.ctype import Pointer
+from gdb_optprobe.handlers.lowering import RUNG
+from gdb_optprobe.handlers.scope import Value
+from gdb_optprobe.isa.base import Dead, Isa
+from gdb_optprobe.isa.code import Code, joined
+from gdb_optprobe.isa.emitter import Before, Memory, Pool
+from gdb_optprobe.isa.user import UserTrapping
+from gdb_optprobe.probes.handler import Handler
+from gdb_optprobe.probes.installed_detour import new_pad
+from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.registry import Registry
+from gdb_optprobe.probes.stops import ProgramArrival, ProgramLanding, StopPoint
+from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.user.target import UserTarget
+from gdb_optprobe.probes.user.trap_context import At
+from gdb_optprobe.probes.user.uprobe import Point
+
+WORD = 8
+TICKET = RUNG + WORD
+"""Behind the bell the 8 bytes that count the hits which stop in programs, wherever that began."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    pad: Pad
+    point: StopPoint
+    gate: Gate
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A program, by its file's inode, that a process has `bias` bytes above where it was linked for."""
+
+    inode: int
+    bias: int
+
+
+@dataclass
+class UserStops:
+    """point: where a probe is. counts: how often each probe has stopped the guest, by its number.
+
+    shown: by vCPUs, the programs that were stopped there last, where their code was.
+    """
+
+    target: Target
+    registry: Registry
+    point: Callable[[Probe], Point]
+    counts: Counter[int] = field(default_factory=Counter)
+    shown: dict[Vcpu, Shown] = field(default_factory=dict)
+    _places: dict[int, _Place] = field(default_factory=dict)
+
+    def code(self, probe: Probe, handler: Handler, dead: Dead, user: UserTarget, arena: Arena) -> Code:
+        """The program of `probe`, of which `handler` is what runs here; dead: what it may change. Raises Refused."""
+        assert probe.counter is not None, "reserved"
+        near, memory = user.kernel.calls.handler, probe.counter.address
+        if not handler.stops:
+            return handler.code(self.target.isa, At(near), dead, memory, probe.readers)
+        stopping = user.kernel.isa.stopping
+        assert stopping is not None, "else it was refused"
+        pad = self._place(0 if probe.spec.returns else user.kernel.isa.behind, user, arena).pad
+
+        def program(leaves: int) -> Code:
+            way = Pad(Slot(leaves, 0), b"", pad.bell)
+            return handler.code(self.target.isa, At(near), dead, memory, probe.readers, way)
+
+        told = joined((_ticket(user.kernel.isa, dead, pad.bell + TICKET), stopping.call(probe.number, pad.address)))
+        return joined_by(program, told, self.target.isa, near)
+
+    def gate_at(self, pc: int) -> Gate | None:
+        """By which a debugger sees the program of who stands at `pc`; None where that is no place of ours."""
+        return next((place.gate for place in self._places.values() if place.pad.address == pc), None)
+
+    def traps_near(self, points: Iterable[Point], start: int, end: int) -> Mapping[Patch, tuple[int, ...]]:
+        """From `start` to before `end`, as the process that the user is shown has them; by probes' numbers."""
+        shown = self.shown.get(self.target.machine.selected()) if self.target.stops.selects_program() else None
+        if shown is None:
+            return {}
+        return {
+            Patch(at, point.insn.data[: len(point.trap)], point.trap): tuple(each.number for each in point.enabled)
+            for point in points
+            if point.placed is not None
+            and point.program.inode == shown.inode
+            and start <= (at := point.insn.address + shown.bias) < end
+        }
+
+    def dismiss(self, arena: Arena) -> None:
+        """No trap is left that may stop the guest."""
+        for place in self._places.values():
+            place.point.remove()
+            arena.pads.release(place.pad.slot)
+        self._places.clear()
+
+    def abandon(self) -> None:
+        """The guest that held it all is gone."""
+        for place in self._places.values():
+            place.point.remove()
+        self._places.clear()
+
+    def _place(self, behind: int, user: UserTarget, arena: Arena) -> _Place:
+        """Raises Refused."""
+        if behind not in self._places:
+            stopping = user.kernel.isa.stopping
+            assert stopping is not None, "else it was refused"
+            pad = new_pad(user.kernel.calls.handler, stopping.place, self.target, arena)
+            comes = partial(self._comes, user)
+            ticket = partial(self._held, stopping.ticket)
+            landing = ProgramLanding(pad.address, pad.bell, pad.bell + RUNG, comes, ticket, saved(user.kernel.isa))
+            point = self.target.stops.land_program(landing)
+            self._places[behind] = _Place(pad, point, Gate(behind, stopping.swapped))
+        return self._places[behind]
+
+    def _held(self, name: str) -> int:
+        """By a register of the selected vCPU."""
+        return self.target.machine.registers(self.target.machine.selected(), (name,))[name]
+
+    def _comes(self, user: UserTarget) -> ProgramArrival | None:
+        """Of the selected vCPU, which is at a place; None where nobody wants that it stops any more."""
+        isa, machine = user.kernel.isa, self.target.machine
+        assert isa.stopping is not None, "else it was refused"
+        user.programs.forget()
+        vcpu = machine.selected()
+        told = machine.registers(vcpu, (isa.stopping.number, isa.frame))
+        probe = next((each for each in self.registry.probes() if each.number == told[isa.stopping.number]), None)
+        if probe is None or not probe.enabled or not probe.handler.stops:
+            return None
+        self.counts[probe.number] += 1
+        point, registers = self.point(probe), _Registers(isa, told[isa.frame], machine.read)
+        returned = _returned(point, user, registers, machine.read) if probe.spec.returns else None
+        at = registers[self.target.isa.pc] - isa.behind
+        self.shown.pop(vcpu, None)
+        if not probe.spec.returns:
+            self.shown[vcpu] = Shown(point.program.inode, at - point.insn.address)
+        who = spaces.process(user.programs.kernel, user.programs.current(vcpu))
+        place = point.program.spell(probe.address) if not probe.spec.returns else ""
+        return ProgramArrival((probe.number,), str(who), place, returned)
+
+
+def _ticket(isa: UserTrapping, dead: Dead, at: int) -> Code:
+    """The count of such hits, one more, in the register for it."""
+    assert isa.stopping is not None, "else it was refused"
+    before = Before(isa.scratch, frozenset((isa.frame,)))
+    emit = isa.emitter(before)
+    emit.pool = Pool([name for name in isa.order(before) if name in dead.registers and name != isa.stopping.ticket])
+    emit.fetch_add(isa.stopping.ticket, Memory(offset=at, near=True), 1)
+    return emit.finish
+
+
+def joined_by(program: Callable[[int], Code], call: Code, isa: Isa, near: int) -> Code:
+    """The program, and behind it the call, by which it leaves where it stops. program: by where it leaves to."""
+    size, step = len(program(near)(near)), len(isa.branch(near, near + isa.branch_size))
+
+    def whole(at: int) -> bytes:
+        leaves = at + size + step
+        stops = call(leaves)
+        return program(leaves)(at) + isa.branch(at + size, leaves + len(stops)) + stops
+
+    return whole
+
+
+
+
+class _Registers(Mapping[str, int]):
+    """Those that a trap has saved."""
+
+    def __init__(self, isa: UserTrapping, frame: int, read: Callable[[int, int], bytes]) -> None:
+        self._at = {name: frame + offset for name, offset in isa.registers.items()}
+        self._read = read
+
+    def __getitem__(self, name: str) -> int:
+        return int.from_bytes(self._read(self._at[name], WORD), "little")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._at)
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+
+def _returned(
+    point: Point, user: UserTarget, registers: Mapping[str, int], read: Callable[[int, int], bytes]
+) -> tuple[str, int] | None:
+    """What the function has returned, and which that is."""
+    found = user.names_at_return(point.program.bits).names.dollar("retval")
+    if not isinstance(found, Value):
+        return None
+    word = interpret.evaluate(found.expr, interpret.Hit(registers, read))
+    # Where a function has a local entry, that is behind its symbol.
+    name = point.program.spell(point.insn.address).rpartition(":")[2].partition("+")[0]
+    return name, number(word, not isinstance(found.type, Pointer) and found.type.signed)
+
+
+def saved(isa: UserTrapping) -> Saved:
+    stopping = isa.stopping
+    assert stopping is not None, "else it was refused"
+    columns = stopping.columns
+    offsets = {columns[name]: offset for name, offset in isa.registers.items() if name in columns}
+    pc = next(column for column, offset in offsets.items() if offset == isa.pc)
+    return Saved(stopping.machine, columns[isa.frame], offsets, pc)

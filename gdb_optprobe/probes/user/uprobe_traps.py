@@ -1,0 +1,272 @@
+"""Our table of the traps in user programs, in the guest, and the code before the kernel's own handler of breakpoints.
+
+    kernel's entry code ── call ──► our handler ── table ──► code of the probe ──► back
+                                        └── not ours ──► the kernel's handler
+The first probe puts it in, by a patch of one instruction; the last one takes it out, once nobody is on the way there.
+A larger table has a handler of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.journal import TableKind
+from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.patch import Patch
+from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.handlers import lowering_user_traps
+from gdb_optprobe.isa.base import Insn, Isa
+from gdb_optprobe.isa.code import Code
+from gdb_optprobe.isa.emitter import Readers
+from gdb_optprobe.maps import user_trap_table
+from gdb_optprobe.maps.user_trap_table import CODE, SLOT, Key, UserTrapsLayout, slot
+from gdb_optprobe.probes import hooks
+from gdb_optprobe.probes.hooks import NOTHING, Standing
+from gdb_optprobe.probes.installed_detour import Placed
+from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.user.target import UserTarget
+
+SLOTS = 512
+GROWTH = 4
+
+
+@dataclass
+class _Handler:
+    """In the guest, with its table, which holds `data`. calls: the kernel's calls of its own handler lead here."""
+
+    layout: UserTrapsLayout
+    memory: Slot
+    data: bytearray
+    placed: Placed
+    calls: tuple[Patch, ...]
+
+
+@dataclass
+class _Hook:
+    """In the guest. writable, leaf, gone: code, which any handler uses."""
+
+    user: UserTarget
+    arena: Arena
+    writable: Placed
+    leaf: Placed
+    gone: Placed
+    handler: _Handler
+
+
+@dataclass
+class UserTraps:
+    """codes: by key, the code of every trap that ever was."""
+
+    target: Target
+    slots: int = SLOTS
+    _hook: _Hook | None = None
+    _codes: dict[Key, int] = field(default_factory=dict)
+
+    def begin(
+        self,
+        user: UserTarget,
+        readers: Readers,
+        arena: Arena,
+        standing: Standing = NOTHING,
+        codes: Mapping[Key, int] = MappingProxyType({}),
+        gone: Collection[Key] = (),
+    ) -> None:
+        """Have traps come here. Raises Refused, TextChanged with the guest as it was.
+
+        codes, gone: of an earlier GDB's traps, what they come to from then on, and those that have gone.
+        """
+        if self._hook is not None:
+            return
+        kernel, near, placed = user.kernel, user.kernel.calls.handler, list[Placed]()
+
+        def put(code: Code) -> Placed:
+            placed.append(self.again(code, near, arena))
+            return placed[-1]
+
+        try:
+            writable, leaf = put(lambda at: kernel.writable), put(lambda at: kernel.leaf)
+            nothing = put(lowering_user_traps.gone(near, readers, kernel.isa))
+            arena.set_aside(near, self.target.isa.data_reach)
+            known = {**codes, **dict.fromkeys(gone, nothing.detour.address)}
+
+            def lead(new: Sequence[Patch]) -> None:
+                hooks.put_in(new, self.target, arena, standing)
+
+            handler, known = self._made(known, nothing, leaf, user, arena, lead)
+        except OptprobeError:
+            for one in placed:
+                one.give_up(self.target, arena, reached=False)
+            raise
+        self._hook, self._codes = _Hook(user, arena, writable, leaf, nothing, handler), known
+
+    def _made(
+        self,
+        codes: Mapping[Key, int],
+        nothing: Placed,
+        leaf: Placed,
+        user: UserTarget,
+        arena: Arena,
+        lead: Callable[[Sequence[Patch]], None],
+    ) -> tuple[_Handler, dict[Key, int]]:
+        """One whose table has room for one more than `codes`, and all that the table holds.
+
+        lead: has the kernel come there. Raises as `begin`.
+        """
+        kernel, near = user.kernel, user.kernel.calls.handler
+        layout, memory, data, known = self._table(codes, nothing, near, arena)
+        self.target.machine.write(memory.address, bytes(data))
+        table = lowering_user_traps.UserTraps(layout, memory.address)
+        code = lowering_user_traps.handler(table, kernel.mapped, leaf.detour.address, near, kernel.isa)
+        placed = None
+        try:
+            placed = self.again(code, near, arena)
+            calls = tuple(
+                Patch(call.address, call.data, _led(self.target.isa, call, placed.detour.address))
+                for call in kernel.calls.calls
+            )
+            lead(calls)
+        except OptprobeError:
+            if placed is not None:
+                placed.give_up(self.target, arena, reached=False)
+            arena.release_table(TableKind.USER_TRAPS, memory)
+            raise
+        return _Handler(layout, memory, data, placed, calls), known
+
+    def check_room(self, keys: Collection[Key], more: int, near: int, arena: Arena) -> None:
+        """Raises Refused where there is no memory for a table of these traps, all they come to, and `more` bytes."""
+        memory = arena.earlier_table(TableKind.USER_TRAPS)
+        new = 0 if memory is not None and self._known(memory, keys) else self._layout(len(keys)).size
+        arena.check_aside(near, self.target.isa.data_reach, new + more)
+
+    def _known(
+        self, memory: Slot, keys: Iterable[Key]
+    ) -> tuple[UserTrapsLayout, bytearray, Collection[Key]] | None:
+        """An earlier session's table, what it holds and the traps in it; None where it has no room for these too."""
+        if not user_trap_table.is_size(memory.size):
+            return None
+        layout = UserTrapsLayout(memory.size // SLOT)
+        data = bytearray(self.target.machine.read(memory.address, layout.size))
+        known = layout.decode(data)
+        return (layout, data, known) if known is not None and len({*known, *keys}) <= layout.room else None
+
+    def _layout(self, traps: int) -> UserTrapsLayout:
+        layout = UserTrapsLayout(self.slots)
+        while traps >= layout.room:
+            layout = UserTrapsLayout(GROWTH * layout.slots)
+        return layout
+
+    def _table(
+        self, codes: Mapping[Key, int], nothing: Placed, near: int, arena: Arena
+    ) -> tuple[UserTrapsLayout, Slot, bytearray, dict[Key, int]]:
+        """One with room for one more than `codes`: an earlier session's, or a new one. Raises Refused."""
+        memory = arena.adopt_table(TableKind.USER_TRAPS, user_trap_table.is_size) if self._hook is None else None
+        if memory is not None:
+            if (found := self._known(memory, codes)) is not None:
+                layout, data, known = found
+                # Who searches it now finds what was found before: no trap changes its place.
+                wanted = dict.fromkeys(known, nothing.detour.address) | {**codes}
+                return layout, memory, layout.changed(data, wanted), wanted
+            arena.release_table(TableKind.USER_TRAPS, memory)
+        layout = self._layout(len(codes))
+        memory = arena.allocate_table(TableKind.USER_TRAPS, layout.size, near, self.target.isa.data_reach)
+        return layout, memory, layout.encode(codes), {**codes}
+
+    def _grow(self, hook: _Hook) -> None:
+        """Whoever is in the handler that there was goes on, over the table that there was. Raises as `begin`."""
+        old = hook.handler
+
+        def lead(new: Sequence[Patch]) -> None:
+            hooks.exchange(old.calls, new, self.target)
+
+        hook.handler, self._codes = self._made(self._codes, hook.gone, hook.leaf, hook.user, hook.arena, lead)
+        self._give_up(old, hook.arena)
+
+    def _give_up(self, handler: _Handler, arena: Arena) -> None:
+        """Nothing leads there any more."""
+        handler.placed.give_up(self.target, arena, reached=True, way=True)
+        arena.release_table(TableKind.USER_TRAPS, handler.memory)
+
+    @property
+    def writable(self) -> int:
+        """Where the routine is."""
+        assert self._hook is not None, "begin"
+        return self._hook.writable.detour.address
+
+    def again(self, code: Code, near: int, arena: Arena) -> Placed:
+        """The same, or what an earlier session has left of it. Raises Refused."""
+        return Placed.again(near, lambda at: Detour(at, code(at), near, ()), self.target, arena)
+
+    def place(self, code: Code, near: int, arena: Arena) -> Placed:
+        """Code that traps come to. Raises Refused."""
+        return Placed.near(near, lambda at: Detour(at, code(at), near, ()), self.target, arena)
+
+    def lead(self, key: Key, code: int) -> None:
+        """A trap there, which is about to be written, comes to `code`. Raises Refused, TextChanged."""
+        assert self._hook is not None, "begin"
+        if key not in self._codes and len(self._codes) >= self._hook.handler.layout.room:
+            self._grow(self._hook)
+        self._write(key, code)
+
+    def forget(self, key: Key) -> None:
+        """The trap has gone, or does not come."""
+        if self._hook is not None and key in self._codes:
+            self._write(key, self._hook.gone.detour.address)
+
+    def pass_by(self, key: Key) -> None:
+        """A trap was there until now, of an earlier GDB's."""
+        assert self._hook is not None, "begin"
+        self.lead(key, self._hook.gone.detour.address)
+
+    def dismiss(self, user: UserTarget, arena: Arena) -> None:
+        """The kernel calls its own handler again, where no trap of ours is left and nobody has just come to one."""
+        hook = self._hook
+        if hook is None or any(code != hook.gone.detour.address for code in self._codes.values()):
+            return
+        inside = [*user.kernel.calls.ways_in, *((one.detour.address, one.detour.end) for one in self._code(hook))]
+        if not hooks.is_deserted(inside, self.target, (*user.kernel.calls.beside, *arena.ranges.code)):
+            return
+        hooks.take_out(hook.handler.calls, self.target, arena)
+        self._give_up(hook.handler, arena)
+        for one in (hook.gone, hook.leaf, hook.writable):
+            one.give_up(self.target, arena, reached=True)
+        self._hook, self._codes = None, {}
+
+    def abandon(self) -> None:
+        """The guest that held it all is gone."""
+        self._hook, self._codes = None, {}
+
+    @property
+    def patches(self) -> tuple[Patch, ...]:
+        """What was written into the kernel's text."""
+        return self._hook.handler.calls if self._hook is not None else ()
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """The code that every trap comes to."""
+        hook = self._hook
+        return tuple((one.detour.address, one.detour.end) for one in self._code(hook)) if hook is not None else ()
+
+    def _code(self, hook: _Hook) -> tuple[Placed, ...]:
+        return hook.handler.placed, hook.gone, hook.leaf, hook.writable
+
+    def _write(self, key: Key, code: int) -> None:
+        """The key last: GDB may be killed in between, and the guest may run."""
+        hook = self._hook
+        assert hook is not None, "begin"
+        new, table = key not in self._codes, hook.handler
+        at = table.layout.place(table.data, key)
+        table.data[at : at + SLOT] = slot(key, code)
+        parts = (CODE, 0, 8) if new else (CODE,)
+        for part in parts:
+            word = bytes(table.data[at + part : at + part + 8])
+            self.target.machine.write(table.memory.address + at + part, word)
+        self._codes[key] = code
+
+
+def _led(isa: Isa, insn: Insn, to: int) -> bytes:
+    """`insn`, a call or what runs before the kernel's handler, made a way to ours."""
+    return isa.redirect(insn, to) if insn.target is not None else isa.branch(insn.address, to)

@@ -1,0 +1,183 @@
+"""A probe on a program as one row of the listing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
+
+from gdb_optprobe.detours.tier import Tier
+from gdb_optprobe.guest.linux.backtrace import Copy
+from gdb_optprobe.guest.linux.user import executable
+from gdb_optprobe.guest.linux.user.unwinding import Loaded, Process, Source
+from gdb_optprobe.handlers.program import Records
+from gdb_optprobe.handlers.saved import PROBED
+from gdb_optprobe.isa.base import Insn
+from gdb_optprobe.isa.paths import shortest
+from gdb_optprobe.isa.user import UserTrapping
+from gdb_optprobe.probes import call_views, probe_views, save
+from gdb_optprobe.probes.optimizer import Optimizer
+from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.results import Gathered
+from gdb_optprobe.probes.spec import Kind, Spec
+from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.user.uprobe import Point
+from gdb_optprobe.probes.user.uprobes import Users
+from gdb_optprobe.probes.user.uretprobe import Function
+from gdb_optprobe.probes.views import (
+    CallsView,
+    CodeLine,
+    DetourView,
+    ExplainView,
+    FrameView,
+    OutView,
+    ProbeView,
+    ShowView,
+)
+
+
+def probe(probe: Probe, users: Users, found: Gathered, target: Target) -> ProbeView:
+    """address: the one that the program was linked for."""
+    point = users.point(probe)
+    function = users.calls.functions.get((point.program.inode, probe.address)) if probe.spec.returns else None
+    calls = _calls(function, users) if function is not None else None
+    stands = point.placed is not None
+    detour = point.placed.detour if point.placed is not None else None
+    code = target.isa.decode(detour.data, detour.address) if detour is not None else ()
+    count, most = len(code), sum(map(probe_views.cost_of, code))
+    least, most = most - _spared(point, code), most + _of_stacks(point, target)
+    if function is not None and function.placed is not None:
+        back = function.placed.detour
+        *returns, last = target.isa.decode(back.data, back.address)
+        least += shortest(returns, probe_views.cost_of) + probe_views.cost_of(last)
+        most += sum(map(probe_views.cost_of, (*returns, last)))
+    unwound = _frames(point, target)
+    return ProbeView(
+        number=probe.number,
+        name=probe.spec.name,
+        kind=probe.spec.kind.value,
+        location=probe.spec.location,
+        address=probe.address,
+        symbol=point.program.spell(probe.address),
+        tier=Tier.TRAPPED.value,
+        state="armed" if probe.enabled else "disabled",
+        tags=() if probe.enabled else ("DISABLED",),
+        enabled=probe.enabled,
+        needs_gdb=probe.enabled and probe.handler.stops,
+        reason=None,
+        patch_size=len(point.trap) if stands else 0,
+        original_bytes=point.insn.data,
+        patched_bytes=point.trap if stands else b"",
+        detour=DetourView(detour.address, detour.size, count, most, least, detour.head) if detour else None,
+        condition=probe.spec.condition,
+        actions=probe.spec.actions,
+        entry=save.entry(probe.spec),
+        hits=found.head[0],
+        missed=calls.missed if calls is not None else 0,
+        active=calls.active if calls is not None else 0,
+        dropped=found.dropped,
+        faults=found.head[1] if len(found.head) > 1 else 0,
+        stops=users.stops.counts[probe.number],
+        calls=calls,
+        objects=tuple(probe_views.objects(probe.handler, found, target)),
+        records=tuple(probe_views.record(probe, row, target, unwound) for row in found.records),
+    )
+
+
+def _spared(point: Point, code: Sequence[Insn]) -> int:
+    """How many instructions of `code` the shortest ways through the probes' programs leave out."""
+    programs = [
+        [insn for insn in code if each.start <= insn.address < each.end] for each in point.parts if each.part.program
+    ]
+    return sum(sum(map(probe_views.cost_of, program)) - shortest(program, probe_views.cost_of) for program in programs)
+
+
+def _of_stacks(point: Point, target: Target) -> int:
+    """Instructions that the code does not show: it takes one word of a stack after the other."""
+    objects = [each for probe in point.enabled for each in probe.handler.objects]
+    words = sum(each.stack - 1 for each in objects if isinstance(each, Records) and each.tried)
+    return words * target.user().kernel.isa.frames[point.program.bits].cost if words else 0
+
+
+def _frames(point: Point, target: Target) -> Callable[[Mapping[str, int], bytes], Iterator[FrameView]]:
+    """Of hits' stacks, by the probed file and the program that ran."""
+    user, bits = target.user(), point.program.bits
+    frames, decode = user.kernel.isa.frames[bits], partial(user.kernel.isa.decode, bits=bits)
+
+    @cache
+    def probed() -> Source:
+        return Source(point.program, executable.is_as_it_was(user.programs, point.program))
+
+    @cache
+    def ran(*taken: tuple[str, int]) -> Source | None:
+        program = executable.executable(user.programs, dict(taken))
+        if program is None or program.inode == point.program.inode or program.bits != bits:
+            return None
+        return Source(program)
+
+    def unwound(taken: Mapping[str, int], stack: bytes) -> Iterator[FrameView]:
+        bias = taken.get(PROBED, taken[frames.pc]) - point.insn.address
+        files = [Loaded(probed(), bias)]
+        other = ran(*(pair for pair in taken.items() if pair[0] in executable.NAMES))
+        if other is not None:
+            files.append(Loaded(other, taken[executable.START] - other.program.first_code))
+        for frame in Process(tuple(files), frames, decode).callers(taken, Copy(taken[frames.sp], stack)):
+            unknown = f"… ({frame.symbol})" if frame.symbol else "…"
+            yield FrameView(frame.address, frame.symbol if frame.address else unknown, frame.sure)
+
+    return unwound
+
+
+def show(view: ProbeView, point: Point, target: Target, isa: UserTrapping) -> ShowView:
+    """The instruction in the program's file, what stands there in processes, and the code that traps come to."""
+    insn = point.insn
+    code: tuple[CodeLine, ...] = ()
+    if point.placed is not None:
+        detour = point.placed.detour
+        data = target.machine.read(detour.address, detour.size)
+        notes = {each.start: each.part.note for each in point.parts}
+        code = probe_views.lines(target.isa.decode(data, detour.address), notes)
+    trap = isa.decode(point.trap + insn.data[len(point.trap) :], insn.address, point.program.bits)[:1]
+    patched = probe_views.lines(trap, {insn.address: "in a private copy of the page of each process"}) if code else ()
+    return ShowView(view, probe_views.lines([insn], {insn.address: "in the file"}), patched, code)
+
+
+def explanation(spec: Spec, users: Users, target: Target) -> ExplainView:
+    """What a probe on a program would be. Raises OptprobeError where it would be none."""
+    point, code = users.would_be(spec)
+    insn, added = point.insn, target.isa.decode(code, 0)
+    return ExplainView(
+        address=insn.address,
+        symbol=point.program.spell(insn.address),
+        tier=Tier.TRAPPED.value,
+        reason=None,
+        displaced=probe_views.lines([insn], {}),
+        refused=(),
+        patch_size=len(point.trap),
+        instructions=sum(map(probe_views.cost_of, added)),
+    )
+
+
+def deleted(optimizer: Optimizer, users: Users) -> Iterator[ProbeView]:
+    """A row for each function with calls under way that only return probes saw entered which are no more.
+
+    The kernel's come first.
+    """
+    yield from call_views.deleted(optimizer)
+    if not users.calls.waits:
+        return
+    users.tidy()
+    for function in users.calls.left:
+        if (calls := _calls(function, users)).active:
+            place = function.program.spell(function.address)
+            yield call_views.row(Kind.URETPROBE, function.address, place, place, calls)
+
+
+def _calls(function: Function, users: Users) -> CallsView:
+    counts = users.calls.counts(function)
+    out = users.calls.under_way() if counts.active else ()  # a large table, of all functions
+    own = [call for call in out if call.point == function.counts.address]
+    spaces = {space.mm: space.processes for space in users.spaces(function.program)} if own else {}
+    who = [process for call in own for process in spaces.get(call.mm, ())[:1]]
+    shown = sorted((OutView(str(each), each.pid, each.name) for each in who), key=lambda one: one.pid or 0)
+    entries = counts.returns + counts.active + counts.missed + counts.dropped
+    return CallsView(entries, counts.returns, counts.active, counts.missed, counts.dropped, tuple(shown))

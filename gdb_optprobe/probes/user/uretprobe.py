@@ -1,0 +1,468 @@
+"""Calls of user functions that return probes see: their table in the guest, and the trampolines they return to.
+
+    trap at the entry ─► a slot of the table, return address := the program's trampoline
+    trap there        ─► the slot ─► code of the function's return probes ─► where the call returns to
+A trampoline is a trap in bytes of the program that are nobody's, one for all functions. What nobody probes any more
+goes once no call is under way that was seen entered: a thread may be at its trampoline at any time, even in the frame
+of a signal, so nobody but the guest takes a call for over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.journal import Item, TableKind
+from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.patch import Patch
+from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.guest.linux.user.program import Program
+from gdb_optprobe.guest.linux.user.space_calls import SpaceCalls
+from gdb_optprobe.guest.linux.user_kernel import ReturnKernel
+from gdb_optprobe.handlers import lowering_user_calls
+from gdb_optprobe.handlers.lowering_user_calls import Table, Way
+from gdb_optprobe.isa import machines
+from gdb_optprobe.isa.base import ReadMemory
+from gdb_optprobe.isa.code import Code
+from gdb_optprobe.maps.aggregate import encode
+from gdb_optprobe.maps.user_call_table import ACTIVE, CODE, POINT_SIZE, Call, Point, UserCallsLayout, point_initial
+from gdb_optprobe.maps.user_trap_table import Key
+from gdb_optprobe.probes import hooks
+from gdb_optprobe.probes.hooks import NOTHING, Standing
+from gdb_optprobe.probes.installed_detour import Placed
+from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.user import trap_records
+from gdb_optprobe.probes.user.mapped_text import Change
+from gdb_optprobe.probes.user.target import UserTarget
+from gdb_optprobe.probes.user.trap_records import NotedTrap
+from gdb_optprobe.probes.user.uprobe_stops import UserStops
+from gdb_optprobe.probes.user.uprobe_traps import UserTraps
+from gdb_optprobe.probes.user.uretprobe_program import at_return, entry_code, parts_of
+from gdb_optprobe.probes.user.xol import Copies
+
+LAYOUT = UserCallsLayout(1024)
+PAGE = 4096
+Kept = Sequence[tuple[NotedTrap, Program]]
+"""Trampolines of an earlier GDB's, and what they are in."""
+
+
+@dataclass
+class Function:
+    """A function with return probes, or that had some. counts: where its calls are counted.
+
+    placed: what their return comes to; left: what that of earlier ones may. serves: numbers of the probes it runs.
+    """
+
+    program: Program
+    address: int
+    counts: Slot
+    placed: Placed | None = None
+    serves: tuple[int, ...] = ()
+    left: list[Placed] = field(default_factory=list)
+
+    def retire(self) -> None:
+        """Calls are not entered any more, with what was placed."""
+        if self.placed is not None:
+            self.left.append(self.placed)
+        self.placed, self.serves = None, ()
+
+
+@dataclass
+class _Trampoline:
+    """address: in the program. number: in the journal. armed: whether processes that come get it."""
+
+    program: Program
+    address: int
+    original: bytes
+    number: int
+    code: Placed
+    armed: bool = False
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.program.offset(self.address), self.program.inode
+
+
+@dataclass
+class _There:
+    """In the guest. memory: the table. codes, calls: what the kernel comes to before it copies and ends spaces."""
+
+    table: Table
+    memory: Slot
+    codes: tuple[Placed, ...]
+    calls: tuple[Patch, ...]
+
+
+@dataclass
+class UserCalls:
+    """functions: with return probes, by program and address. left: without, which calls may still return from."""
+
+    target: Target
+    traps: UserTraps
+    stops: UserStops
+    copies: Copies
+    number: Callable[[], int]
+    functions: dict[tuple[int, int], Function] = field(default_factory=dict)
+    left: list[Function] = field(default_factory=list)
+    _there: _There | None = None
+    _seen: Sequence[Call] = ()
+    _trampolines: dict[int, _Trampoline] = field(default_factory=dict)
+
+    # calls are seen --------------------------------------------------------------------------------------------------
+
+    def entry(
+        self, program: Program, address: int, probes: Sequence[Probe], user: UserTarget, arena: Arena
+    ) -> Code:
+        """What runs at a trap on the function's entry, all that it leads to in the guest. Raises OptprobeError."""
+        kernel = user.kernel.returning()
+        there = self._begin(kernel, user, arena)
+        trampoline = self._take(program, kernel, user, arena)
+        function = self._serve(program, address, probes, kernel, user, arena)
+        assert function.placed is not None, "just served"
+        bounds = [probe.spec.maxactive for probe in probes]
+        way = Way(
+            function.counts.address,
+            function.placed.detour.address,
+            trampoline.address - address - user.kernel.isa.behind,
+            program.bits // 8,
+            max(bounds) if all(bounds) else LAYOUT.slots,
+        )
+        return entry_code(there.table, way, probes, user, self.traps.writable, self.target)
+
+    def release(self, program: Program, address: int) -> None:
+        """The function has no return probe any more."""
+        function = self.functions.pop((program.inode, address), None)
+        if function is not None:
+            function.retire()
+            self.left.append(function)
+
+    def retire(self, program: Program, address: int) -> None:
+        """All of its return probes are switched off."""
+        if (function := self.functions.get((program.inode, address))) is not None:
+            function.retire()
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is something that nobody probes any more."""
+        return bool(self.left) or (self._there is not None and not self.functions)
+
+    def counts(self, function: Function) -> Point:
+        return Point.decode(self.target.machine.read(function.counts.address, POINT_SIZE))
+
+    def under_way(self) -> Sequence[Call]:
+        """All calls that have a slot."""
+        there = self._there
+        return list(LAYOUT.calls(self.target.machine.read(there.memory.address, LAYOUT.size))) if there else ()
+
+    # what an earlier GDB has left ------------------------------------------------------------------------------------
+
+    def are_under_way(self, table: int, arena: Arena) -> bool:
+        """Whether calls may return to a trampoline whose calls are in `table`."""
+        self.target.step_out(arena.ranges.code)
+        return any(LAYOUT.calls(self.target.machine.read(table, LAYOUT.size)))
+
+    def meet(self, kept: Kept, user: UserTarget, arena: Arena) -> Mapping[Key, int]:
+        """Code that calls return to which an earlier GDB saw entered; nothing leads there yet. Raises OptprobeError."""
+        kernel = user.kernel.returning()
+        found: dict[Key, int] = {}
+        for trap, program in kept:
+            table = Table(LAYOUT, trap.calls, kernel.mm)
+            made = self._trampoline(program, trap.address, trap.original, table, kernel, user, arena)
+            self._trampolines[program.inode] = made
+            found[made.key] = made.code.detour.address
+        return found
+
+    def has(self, program: Program) -> bool:
+        """Whether calls may return to a trap of ours in it."""
+        return program.inode in self._trampolines
+
+    def take_over(self, kept: Kept, standing: Standing, user: UserTarget, arena: Arena) -> None:
+        """The table of these calls is ours from now on. Raises OptprobeError."""
+        (table,) = {trap.calls for trap, _ in kept}
+        memory = arena.adopt_table(TableKind.USER_CALLS, lambda size: size >= LAYOUT.size)
+        if memory is None or memory.address != table:
+            memory = Slot(table, LAYOUT.size)
+        self._begin(user.kernel.returning(), user, arena, memory, standing)
+
+    def adopt(self, kept: Kept, user: UserTarget, arena: Arena) -> None:
+        """Calls that were taken over return to code of ours, whatever their functions' was. Raises OptprobeError."""
+        if not kept:
+            return
+        kernel, traps, near, there = user.kernel.returning(), user.kernel.isa, user.kernel.calls.handler, self._there
+        assert there is not None, "taken over"
+        for change in there.calls:
+            arena.journal.put(Item.TEXT, change.address, [change.old.hex(), False])
+        for trap, program in kept:
+            trap_records.note(
+                self._trampolines[program.inode].number, program, trap.address, trap.original, arena.journal, trap.calls
+            )
+            function = self._function(program, trap.address, near, arena)
+            self.left.append(function)
+            code = lowering_user_calls.returning(function.counts.address, (), traps, kernel.isa)
+            function.left.append(self.traps.again(code, near, arena))
+            spaces = {space.mm for space in user.texts.spaces(program.file)}
+            self._move(there, function, spaces if trap is not kept[-1][0] else None)
+
+    def _move(self, there: _There, function: Function, spaces: Collection[int] | None) -> None:
+        """Calls in these spaces, or in all, return to the function's code and are counted there."""
+        active = 0
+        taken = {function.counts.address for function in self.left}
+        for at, call in LAYOUT.places(self.target.machine.read(there.memory.address, LAYOUT.size)):
+            if call.point not in taken and (spaces is None or call.mm in spaces):
+                words = encode((function.left[-1].detour.address, function.counts.address))
+                self.target.machine.write(there.memory.address + at + CODE, words)
+                active += 1
+        self.target.machine.write(function.counts.address + ACTIVE, encode((active,)))
+
+    @property
+    def memory(self) -> tuple[Slot, ...]:
+        """That of the table."""
+        return (self._there.memory,) if self._there is not None else ()
+
+    def look(self, read: ReadMemory) -> None:
+        """The guest was stopped: what `back` will not be able to read is read now."""
+        self._seen = ()
+        if self._there is not None and (self.functions or self.left):
+            try:
+                read(self._there.memory.address, 1)
+            except Unreadable:
+                self._seen = self.under_way()
+
+    def back(self, pc: int, sp: int, read: ReadMemory) -> int | None:
+        """Where a call really returns that has returned to `pc`; None where that is no trampoline, or not known.
+
+        read: raises Unreadable where the kernel's memory is not seen.
+        """
+        places: dict[int, int] = {}
+        for call in self._returned(pc, sp, read):
+            if places.get(call.mm, pc) == pc:  # by tail calls it returns there more than once
+                places[call.mm] = call.back
+        found = {*places.values()}
+        return found.pop() if len(found) == 1 else None
+
+    def _returned(self, pc: int, sp: int, read: ReadMemory) -> Iterator[Call]:
+        """Those that may be it, the newest of a space first."""
+        if pc >> 63 or not any(one.address - pc & PAGE - 1 == 0 for one in self._trampolines.values()):
+            return
+        isa = self.target.user().kernel.returning().isa
+        sizes = {one.program.bits // 8 for one in self._trampolines.values()}
+        at = {sp - isa.popped(size) for size in sizes}
+        yield from (call for call in self._read_by(read) if call.trampoline == pc and call.at in at)
+
+    def _read_by(self, read: ReadMemory) -> Sequence[Call]:
+        if self._there is None:
+            return ()
+        try:
+            return list(LAYOUT.calls(read(self._there.memory.address, LAYOUT.size)))
+        except Unreadable:
+            return self._seen
+
+    # in the guest ----------------------------------------------------------------------------------------------------
+
+    def _begin(
+        self,
+        kernel: ReturnKernel,
+        user: UserTarget,
+        arena: Arena,
+        old: Slot | None = None,
+        standing: Standing = NOTHING,
+    ) -> _There:
+        """old: a table that there is already."""
+        if self._there is not None:
+            return self._there
+        traps = user.kernel.isa
+        memory = old or self._table(kernel, arena)
+        if old is None:
+            self.target.machine.write(memory.address, LAYOUT.initial())
+        table = Table(LAYOUT, memory.address, kernel.mm)
+        placed: list[Placed] = []
+        patches: list[Patch] = []
+        machine = machines.of(self.target.isa.name)
+        try:
+            placed.append(self._before(kernel.copied, lambda at: kernel.shared, arena))
+            shared = placed[0].detour.address
+            routines = (
+                (kernel.copied, lowering_user_calls.copied(table, shared, kernel.copied.to, kernel.isa, machine)),
+                (kernel.ended, lowering_user_calls.ended(table, kernel.ended.to, traps, kernel.isa)),
+            )
+            for calls, code in routines:
+                placed.append(self._before(calls, code, arena))
+                patches += [self._redirected(calls, placed[-1], number) for number in range(len(calls.calls))]
+            hooks.put_in(patches, self.target, arena, standing)
+        except OptprobeError:
+            for one in placed:
+                one.give_up(self.target, arena, reached=False)
+            arena.release_table(TableKind.USER_CALLS, memory)
+            raise
+        self._there = _There(table, memory, tuple(placed), tuple(patches))
+        return self._there
+
+    def _table(self, kernel: ReturnKernel, arena: Arena) -> Slot:
+        """Memory for one: an earlier session's holds no call. Raises Refused."""
+        found = arena.adopt_table(TableKind.USER_CALLS, lambda size: size == LAYOUT.size)
+        if found is not None:
+            if not any(LAYOUT.calls(self.target.machine.read(found.address, LAYOUT.size))):
+                return found
+            arena.release_table(TableKind.USER_CALLS, found)
+        return arena.allocate_table(TableKind.USER_CALLS, LAYOUT.size, kernel.copied.to, self.target.isa.data_reach)
+
+    def _before(self, calls: SpaceCalls, code: Code, arena: Arena) -> Placed:
+        return Placed.again(calls.to, lambda at: Detour(at, code(at), calls.to, ()), self.target, arena)
+
+    def _redirected(self, calls: SpaceCalls, to: Placed, number: int) -> Patch:
+        call = calls.calls[number]
+        return Patch(call.address, call.data, self.target.isa.redirect(call, to.detour.address))
+
+    def _take(self, program: Program, kernel: ReturnKernel, user: UserTarget, arena: Arena) -> _Trampoline:
+        """The program's trampoline, in every process that runs it. Raises OptprobeError."""
+        traps = user.kernel.isa
+        found = self._trampolines.get(program.inode)
+        if found is None:
+            address = self.copies.trampoline(program, traps.trap, user.programs)
+            original = program.text(address, len(traps.trap))
+            found = self._lead(program, address, original, kernel, user, arena)
+        if found.armed:
+            return found
+        user.texts.arm(program, {found.address: traps.trap}, first=True)
+        found.armed = True
+        return found
+
+    def _lead(
+        self, program: Program, address: int, original: bytes, kernel: ReturnKernel, user: UserTarget, arena: Arena
+    ) -> _Trampoline:
+        """Have a trap there find the call that returns. Raises OptprobeError."""
+        there = self._there
+        assert there is not None, "begin"
+        found = self._trampoline(program, address, original, there.table, kernel, user, arena)
+        try:
+            self.traps.lead(found.key, found.code.detour.address)
+        except OptprobeError:
+            found.code.give_up(self.target, arena, reached=False)
+            raise
+        trap_records.note(found.number, program, address, original, arena.journal, there.memory.address)
+        self._trampolines[program.inode] = found
+        return found
+
+    def _trampoline(
+        self,
+        program: Program,
+        address: int,
+        original: bytes,
+        table: Table,
+        kernel: ReturnKernel,
+        user: UserTarget,
+        arena: Arena,
+    ) -> _Trampoline:
+        """With code that nothing leads to yet. Raises Refused."""
+        traps, handler = user.kernel.isa, user.kernel.calls.handler
+        self.copies.stands(program, address)
+        code = lowering_user_calls.returned(table, program.bits // 8, handler, traps, kernel.isa)
+        placed = self.traps.again(code, handler, arena)
+        return _Trampoline(program, address, original, self.number(), placed)
+
+    def _function(self, program: Program, address: int, near: int, arena: Arena) -> Function:
+        """With nothing counted yet. Raises Refused."""
+        counts = arena.allocate_data(POINT_SIZE, near, self.target.isa.data_reach)
+        self.target.machine.write(counts.address, point_initial(program.bits // 8))
+        return Function(program, address, counts)
+
+    def _serve(
+        self,
+        program: Program,
+        address: int,
+        probes: Sequence[Probe],
+        kernel: ReturnKernel,
+        user: UserTarget,
+        arena: Arena,
+    ) -> Function:
+        """Have the function's calls that are entered from now on return to code for `probes`. Raises OptprobeError."""
+        near, traps = user.kernel.calls.handler, user.kernel.isa
+        function = self.functions.get((program.inode, address))
+        if function is None:
+            function = self._function(program, address, near, arena)
+            self.functions[program.inode, address] = function
+        wanted = tuple(probe.number for probe in probes)
+        if function.serves != wanted:
+            dead = lowering_user_calls.dead_at_return(traps, kernel.isa)
+            programs = []
+            # Who stops does it when the others have counted.
+            for probe, part in sorted(zip(probes, parts_of(probes), strict=True), key=lambda one: one[0].handler.stops):
+                programs.append(self.stops.code(probe, at_return(probe.handler, part, kernel.isa), dead, user, arena))
+            code = lowering_user_calls.returning(function.counts.address, programs, traps, kernel.isa)
+            placed = self.traps.place(code, near, arena)
+            function.retire()
+            function.placed, function.serves = placed, wanted
+        return function
+
+    # what nobody probes any more -------------------------------------------------------------------------------------
+
+    def tidy(self, user: UserTarget, arena: Arena) -> bool:
+        """What no call needs any more goes, where nobody can be in it; whether nothing is left.
+
+        Raises OptprobeError.
+        """
+        if self._there is None:
+            return True
+        some = [function for function in (*self.functions.values(), *self.left) if function.left]
+        idle = [one for one in self._trampolines.values() if not self._is_probed(one.program)]
+        if not (some or self.left or idle) and self.functions:
+            return False
+        inside = [*user.kernel.calls.ways_in, *self.traps.ranges, *((one.address, one.end) for one in arena.left)]
+        if not hooks.is_deserted(inside, self.target, arena.ranges.code):
+            return False
+        calls = self.under_way()
+        codes, points = {call.code for call in calls}, {call.point for call in calls}
+        if any(call.at is None for call in calls):
+            return False
+        for function in some:
+            for one in [one for one in function.left if one.detour.address not in codes]:
+                one.give_up(self.target, arena, reached=True)
+                function.left.remove(one)
+        for function in [one for one in self.left if one.counts.address not in points]:
+            arena.data.release(function.counts)
+            self.left.remove(function)
+        for trampoline in idle:
+            self._withdraw(trampoline, user, arena)
+        if self.functions or self.left or self._trampolines or calls:
+            return False
+        self._end(arena)
+        return True
+
+    def _is_probed(self, program: Program) -> bool:
+        return any(function.program.inode == program.inode for function in self.functions.values())
+
+    def _withdraw(self, one: _Trampoline, user: UserTarget, arena: Arena) -> None:
+        """No call is entered any more that returns there; it goes once none does."""
+        if one.armed:
+            user.texts.leave(one.program, [one.address])
+            one.armed = False
+        if any(function.program.inode == one.program.inode for function in self.left):
+            return
+        user.texts.take_out(one.program, [Change(one.address, one.original, user.kernel.isa.trap)])
+        self.traps.forget(one.key)
+        one.code.give_up(self.target, arena, reached=True)
+        arena.journal.drop(Item.USER, one.number)
+        del self._trampolines[one.program.inode]
+
+    def _end(self, arena: Arena) -> None:
+        there, self._there = self._there, None
+        assert there is not None, "begin"
+        hooks.take_out(there.calls, self.target, arena)
+        for one in there.codes:
+            one.give_up(self.target, arena, reached=True)
+        arena.release_table(TableKind.USER_CALLS, there.memory)
+
+    def abandon(self) -> None:
+        """The guest that held it all is gone."""
+        self.functions.clear()
+        self.left.clear()
+        self._trampolines.clear()
+        self._there = None
+
+    @property
+    def patches(self) -> Iterator[Patch]:
+        """What was written into the kernel's text."""
+        yield from self._there.calls if self._there is not None else ()

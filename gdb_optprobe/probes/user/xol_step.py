@@ -1,0 +1,89 @@
+"""Instructions of programs that are not emulated, for comparison: run out of line, with a second trap behind each.
+
+    trap ─► the copy:  instruction │ trap ─► behind the instruction          emulation off
+                       instruction │ jump back                               where it cannot be emulated
+Both have the same bytes but for the jump's first, so one becomes the other while threads are there. Branches, calls and
+returns are emulated all the same, as Linux has it (arch/x86/kernel/uprobes.c, branch_emulate_op).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.journal import Item
+from gdb_optprobe.guest.linux.user.program import Program
+from gdb_optprobe.isa.base import Flow, Insn
+from gdb_optprobe.isa.user import UserTrapping
+from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.user import trap_records
+from gdb_optprobe.probes.user.target import UserTarget
+from gdb_optprobe.probes.user.uprobe import Point, Step, Tail
+from gdb_optprobe.probes.user.uprobe_traps import UserTraps
+from gdb_optprobe.probes.user.xol import Copies
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Puts copies into programs, and traps at their ends. number: a new one, of a trap in the journal."""
+
+    target: Target
+    traps: UserTraps
+    copies: Copies
+    number: Callable[[], int]
+
+    def copied(self, point: Point, emulation: bool, user: UserTarget) -> tuple[int | None, Tail | None]:
+        """Where the instruction's copy is, in every process that has the program, and the jump at its end.
+
+        None where there is none, or it ends in another way. Raises OptprobeError.
+        """
+        program, insn, isa = point.program, point.insn, user.kernel.isa
+        if not point.needs_copy and (emulation or not _goes_on(insn)):
+            return None, None
+        copy, data = self.copies.take(insn, program, isa, user.programs)
+        tail = _tail(insn, program, copy, data, isa)
+        if not user.texts.has(program, copy):
+            parts = {copy: data} if tail is None else {copy: data[: -len(tail.jump)], tail.address: tail.jump}
+            user.texts.arm(program, parts, first=True)
+        return copy, tail
+
+    def begin(self, point: Point, tail: Tail, user: UserTarget, arena: Arena) -> None:
+        """Have the copy end with a trap. Raises OptprobeError."""
+        if point.step is not None:
+            return
+        program, isa = point.program, user.kernel.isa
+        code = isa.moved(point.insn.end - tail.address - isa.behind)
+        placed = self.traps.place(code, user.kernel.calls.handler, arena)
+        point.step = Step(tail, placed, self.number())
+        self.traps.lead(_key(program, tail), placed.detour.address)
+        trap_records.note(point.step.number, program, tail.address, tail.jump[: len(isa.trap)], arena.journal)
+        user.texts.exchange(program, tail.address, tail.trapping(isa.trap))
+
+    def end(self, point: Point, user: UserTarget, arena: Arena) -> None:
+        """Have the copy end with its jump. Raises OptprobeError."""
+        step, program = point.step, point.program
+        if step is None:
+            return
+        user.texts.exchange(program, step.tail.address, step.tail.jump)
+        self.traps.forget(_key(program, step.tail))
+        step.placed.give_up(self.target, arena, reached=True)
+        arena.journal.drop(Item.USER, step.number)
+        point.step = None
+
+
+def _key(program: Program, tail: Tail) -> tuple[int, int]:
+    return program.offset(tail.address), program.inode
+
+
+def _goes_on(insn: Insn) -> bool:
+    """Whether it goes on behind itself, so that a trap can stand there."""
+    return insn.flow is Flow.NEXT
+
+
+def _tail(insn: Insn, program: Program, copy: int, data: bytes, isa: UserTrapping) -> Tail | None:
+    """data: the copy, which is to stand at `copy`."""
+    last = isa.decode(data, copy, program.bits)[-1]
+    if not _goes_on(insn) or last.flow is not Flow.JUMP or last.target != insn.end:
+        return None
+    return Tail(last.address, last.data)

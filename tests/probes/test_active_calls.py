@@ -1,0 +1,98 @@
+"""Which calls never return: whoever is in doubt is held to be under way."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from gdb_optprobe.errors import Unreadable
+from gdb_optprobe.guest.saved import Saved, Stack
+from gdb_optprobe.isa.base import ReadMemory
+from gdb_optprobe.probes.active_calls import NOBODY, Caller, Code, Judge, judge
+
+STACK, SP, GONE, CPU = 0xFFFF_C900_0010_0000, 0xFFFF_C900_0010_3000, 0xFFFF_C900_0020_0000, 0xFFFF_C900_0000_0000
+OURS, TRAMPOLINE, TRACER = 0xFFFF_FFFF_9BA3_D000, 0xFFFF_FFFF_9BA3_D040, 0xFFFF_FFFF_9B00_1230
+CODE = Code([(OURS, OURS + 0x1000)], {TRAMPOLINE}, 1 << 31)
+THREAD = Stack(STACK, STACK + 0x4000, 412, "sleep")
+INTERRUPT = Stack(CPU, CPU + 0x4000)
+
+
+def memory(words: Mapping[int, int], mapped: Sequence[int] = (STACK, CPU)) -> ReadMemory:
+    def read(address: int, size: int) -> bytes:
+        if not any(start <= address < start + 0x4000 for start in mapped):
+            raise Unreadable(address, size)
+        return words.get(address, 0).to_bytes(size, "little")
+
+    return read
+
+
+def scan(*words: int) -> list[Saved]:
+    """A thread's stack from SP up, with these words, and a CPU's stack, which is in use from its middle up."""
+    return [
+        Saved("vCPU 0", 0, array("Q", ())),
+        Saved("thread 412 (sleep)", SP, array("Q", words), THREAD),
+        Saved("an interrupt on CPU 0", CPU + 0x2000, array("Q"), INTERRUPT),
+    ]
+
+
+def test_whose_a_call_is() -> None:
+    found = Judge(scan(), memory({}))
+    assert found.caller(SP + 8) == Caller("thread 412 (sleep)", 412, "sleep")
+    assert found.caller(CPU + 0x3000) == Caller("an interrupt on CPU 0")
+    assert found.caller(GONE) == Caller(NOBODY)
+
+
+@pytest.mark.parametrize(
+    ("at", "over"),
+    [
+        (SP + 0x100, False),
+        (SP, False),
+        (SP - 8, False),  # it has returned, and its trampoline has not begun
+        (SP - 16, True),
+        (STACK, True),
+        (STACK - 8, True),  # a guard page
+        (GONE, True),
+        (CPU + 0x3000, False),
+        (CPU + 8, False),
+    ],
+)
+def test_a_frame_that_is_gone_is_known_by_the_stack_pointer(at: int, over: bool) -> None:
+    assert Judge(scan(), memory({})).over(at) is over
+
+
+def test_a_stack_that_nobody_tells_of_may_be_somebodys() -> None:
+    assert not Judge(scan(), memory({}, (STACK, GONE))).over(GONE)
+    assert Judge(scan(), memory({}, (STACK, GONE)), hides=False).over(GONE), "but for where all are told of"
+
+
+@pytest.mark.parametrize("back", [TRAMPOLINE, TRACER])
+def test_a_return_address_that_is_code_may_lead_to_us(back: int) -> None:
+    """A tracer of the guest's puts its own in the place of ours."""
+    found = judge(scan(TRAMPOLINE), memory({SP + 0x100: back}), True, CODE)
+    assert not found.over(SP + 0x100)
+
+
+def test_a_return_address_that_is_no_code_was_overwritten() -> None:
+    at = SP + 0x100
+    found = judge(scan(TRAMPOLINE), memory({at: 0xFFFF_8880_0123_4560}), True, CODE)
+    assert found.over(at) and not found.over(SP - 8)
+
+
+def test_while_somebody_is_in_our_code_the_word_on_the_stack_is_his() -> None:
+    at = SP + 0x100
+    found = judge(scan(TRAMPOLINE + 1), memory({at: 0}), True, CODE)
+    assert not found.over(at) and found.over(SP - 16)
+
+
+def test_who_is_interrupted_where_a_trampoline_starts_has_pushed_words_there() -> None:
+    """x86-64 aligns the stack to 16 bytes, then pushes SS, RSP, RFLAGS, CS and RIP."""
+    at = SP + 0x100
+    pushed = {at: 0x18, at - 8: at + 8, at - 16: 0x202, at - 24: 0x10, at - 32: TRAMPOLINE}
+    assert not judge(scan(TRAMPOLINE), memory(pushed), True, CODE).over(at)
+    assert judge(scan(TRAMPOLINE), memory({**pushed, at - 32: TRACER}), True, CODE).over(at)
+
+
+def test_where_the_stack_need_not_show_return_addresses_it_proves_nothing() -> None:
+    assert not Judge(scan(), memory({SP + 0x100: 0})).over(SP + 0x100)
