@@ -33,7 +33,7 @@ HEIGHT = {
     "guardian": -1,
 }
 KNOWS_GDB = ("commands", "debugger")
-OF_GDB = ("parameters.py", "posted.py", "watch.py")
+OF_GDB = ("parameters.py", "event_loop.py", "interrupter.py")
 """What they hold there is one of in a GDB, whatever it is connected to."""
 _MUTABLE = ("list", "dict", "set", "bytearray", "defaultdict", "Counter", "deque", "OrderedDict")
 _MUTATORS = (
@@ -242,8 +242,8 @@ GIVEN = {
     ("debugger/dwarf.py", "f'{keyword} {name}'.strip()"),
     # Files of ours, by paths on the host.
     ("debugger/program_pads.py", "f'add-symbol-file {quoted(str(path))} -s .text {GATES:#x}'"),
-    ("debugger/symbols.py", "load_command(str(path), (origin[0], origin[1]), slide)"),
-    ("debugger/symbols.py", "f'add-symbol-file {quoted(str(path))} -s .text {ASIDE:#x}'"),
+    ("debugger/kernel_symbols.py", "load_command(str(path), (origin[0], origin[1]), slide)"),
+    ("debugger/kernel_symbols.py", "f'add-symbol-file {quoted(str(path))} -s .text {ASIDE:#x}'"),
     # Constants of the callers'.
     ("debugger/doctor.py", "f'monitor {command}'"),
     ("debugger/machine.py", "f'${name} = {value:#x}'"),
@@ -254,8 +254,8 @@ GIVEN = {
     ("debugger/parameters.py", "f'show optprobe {name}'"),
     ("debugger/stops.py", "f'show user {name}'"),
     ("debugger/stops.py", r"f'define {name}\n{action}\nend'"),
-    ("debugger/symbols.py", "f'(unsigned long)&{name}'"),
-    ("debugger/symbols.py", "f\"set confirm {('on' if confirm else 'off')}\""),
+    ("debugger/kernel_symbols.py", "f'(unsigned long)&{name}'"),
+    ("debugger/kernel_symbols.py", "f\"set confirm {('on' if confirm else 'off')}\""),
 }
 """All that GDB is given but constants and numbers, by file. None of it is text of the guest's."""
 FORMATS = ("self.wording.format(**dict(self.facts))", "self.advice.format(**dict(self.facts))")

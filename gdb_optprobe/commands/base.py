@@ -11,7 +11,7 @@ import gdb
 
 from gdb_optprobe.commands.options import Selection
 from gdb_optprobe.debugger import attach
-from gdb_optprobe.debugger.notes import beside
+from gdb_optprobe.debugger.messages import beside
 from gdb_optprobe.debugger.output import Json, Output, Text
 from gdb_optprobe.debugger.parameters import current_settings
 from gdb_optprobe.debugger.terminal import colour

@@ -12,20 +12,20 @@ from functools import partial
 import gdb
 
 from gdb_optprobe import isa as instruction_sets
-from gdb_optprobe.debugger import symbols as gdb_symbols
-from gdb_optprobe.debugger import vmlinux
+from gdb_optprobe.debugger import kernel_symbols as gdb_symbols
+from gdb_optprobe.debugger import objfiles
 from gdb_optprobe.debugger.bare import BareText
 from gdb_optprobe.debugger.dwarf import dwarf
-from gdb_optprobe.debugger.guard import Guard
+from gdb_optprobe.debugger.guardian_process import GuardianProcess
 from gdb_optprobe.debugger.locations import Locations
 from gdb_optprobe.debugger.machine import GdbMachine
+from gdb_optprobe.debugger.messages import note, progress, warn
 from gdb_optprobe.debugger.modules import LinuxModules
-from gdb_optprobe.debugger.notes import note, progress, warn
 from gdb_optprobe.debugger.parameters import current_settings, on_change
+from gdb_optprobe.debugger.programs import LinuxPrograms
 from gdb_optprobe.debugger.running import describe, is_stopped, run_for
 from gdb_optprobe.debugger.stops import GdbStops, addresses_of_users
 from gdb_optprobe.debugger.unwinder import Kernel as UnwindKernel
-from gdb_optprobe.debugger.users import LinuxPrograms
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.cache import default_cache
 from gdb_optprobe.guest.linux.arch import registry
@@ -79,7 +79,7 @@ class Attachments:
         self.current: Attachment | None = None
         self._unsettled = self._moved = False
         self.installed: list[object] = []
-        self.guard = Guard()
+        self.guard = GuardianProcess()
         self._vain = Vain()
 
     def session(self) -> Session:
@@ -145,7 +145,7 @@ class Attachments:
 
     def guarded(self) -> None:
         """Before the guest is changed: see that it is freed should GDB die, or say in a line why it will not be."""
-        if self.current is None or not current_settings().guardian or self.guard.on:
+        if self.current is None or not current_settings().guardian or self.guard.is_running:
             return
         why = self.guard.start(self.current.connection.details or "")
         if why and not self.current.unguarded:
@@ -155,7 +155,7 @@ class Attachments:
     def parted(self, connection: gdb.TargetConnection) -> None:
         """GDB has let go of `connection`."""
         if self.current is not None and self.current.connection is connection:
-            self.guard.leave()
+            self.guard.dismiss()
 
     @held()
     def _setting_changed(self, name: str) -> None:
@@ -163,7 +163,7 @@ class Attachments:
             return
         if name == "guardian":
             if not current_settings().guardian:
-                self.guard.leave()
+                self.guard.dismiss()
             elif len(self.current.session.registry):
                 self.guarded()
         if name in ("optimization", "boost", "emulation", "trap", "arena"):
@@ -243,7 +243,7 @@ def attach(connection: gdb.RemoteTargetConnection, vain: Vain) -> Attachment:
     other = gdb_symbols.of_another_program()
     port = registry.of(isa.name)
     with interruptible():
-        recovered = None if other else recover(machine, port, cache, progress, vain, vmlinux.files())
+        recovered = None if other else recover(machine, port, cache, progress, vain, objfiles.files())
     if recovered is None and not other:
         raise OptprobeError(
             "no Linux kernel is mapped in the guest, and GDB has no symbols of another program",
@@ -261,7 +261,7 @@ def attach(connection: gdb.RemoteTargetConnection, vain: Vain) -> Attachment:
         data = known[0].uncovered(address, data) if known else data
         return overlaid(data, address, holder[0].registry) if holder else data
 
-    layouts = partial(vmlinux.layouts, recovered.build)
+    layouts = partial(objfiles.layouts, recovered.build)
     linux = Linux.of(recovered, machine, memory, isa, port, overlay, progress, layouts, note)
     known.append(linux)
     unwind = _unwind(linux, recovered, machine)

@@ -9,7 +9,7 @@ import capstone
 import gdb
 
 from gdb_optprobe import __version__
-from gdb_optprobe.debugger import guard
+from gdb_optprobe.debugger import guardian_process
 from gdb_optprobe.debugger.attach import Attachment, attachments, stopped_guest
 from gdb_optprobe.debugger.parameters import current_settings
 from gdb_optprobe.detours.refusal import Refusal, Refused, reason_of
@@ -107,9 +107,9 @@ def _connection() -> gdb.RemoteTargetConnection:
 def _guardian() -> str:
     if not current_settings().guardian:
         raise OptprobeError("it is switched off", "set optprobe guardian on")
-    if why := guard.why_not(_connection().details or ""):
+    if why := guardian_process.why_not(_connection().details or ""):
         raise OptprobeError(why)
-    return "it is there" if attachments.guard.on else "it starts with the first probe"
+    return "it is there" if attachments.guard.is_running else "it starts with the first probe"
 
 
 def _gdb() -> str:

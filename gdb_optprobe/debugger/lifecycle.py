@@ -17,13 +17,13 @@ from functools import partial
 import gdb
 
 from gdb_optprobe.debugger.attach import Attachment, Attachments
+from gdb_optprobe.debugger.event_loop import exit_safely, post
+from gdb_optprobe.debugger.interrupter import mark_running, mark_stopped
 from gdb_optprobe.debugger.machine import flush
-from gdb_optprobe.debugger.notes import warn
+from gdb_optprobe.debugger.messages import warn
 from gdb_optprobe.debugger.parameters import current_settings, machine_interface
-from gdb_optprobe.debugger.posted import listen, post
 from gdb_optprobe.debugger.running import is_stopped
 from gdb_optprobe.debugger.stops import Hidden, define_hook
-from gdb_optprobe.debugger.watch import note_resume, note_stop
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.interrupts import held, is_held, unbroken
 from gdb_optprobe.probes.leaving import leave
@@ -37,14 +37,14 @@ class Lifecycle:
     def __init__(self, attachments: Attachments) -> None:
         self._attachments = attachments
         self._mi = machine_interface()
-        gdb.events.stop.connect(unbroken(note_stop))
-        gdb.events.cont.connect(unbroken(note_resume))
+        gdb.events.stop.connect(unbroken(mark_stopped))
+        gdb.events.cont.connect(unbroken(mark_running))
         gdb.events.stop.connect(unbroken(self._stopped))
         gdb.events.cont.connect(unbroken(self._resumed))
         gdb.events.inferior_call.connect(unbroken(self._resumed))
         gdb.events.register_changed.connect(unbroken(self._resumed))
         gdb.events.gdb_exiting.connect(lambda _: self._exit())
-        listen()
+        exit_safely()
         gdb.events.connection_removed.connect(unbroken(lambda gone: attachments.parted(gone.connection)))
         gdb.events.breakpoint_created.connect(unbroken(self._breakpoints_changed))
         gdb.events.breakpoint_modified.connect(unbroken(self._breakpoints_changed))

@@ -24,7 +24,7 @@ from itertools import pairwise
 
 import gdb
 
-from gdb_optprobe.debugger.guard import Guard
+from gdb_optprobe.debugger.guardian_process import GuardianProcess
 from gdb_optprobe.debugger.running import run_for
 from gdb_optprobe.debugger.shown import Shown
 from gdb_optprobe.errors import OptprobeError, Unreadable
@@ -56,7 +56,7 @@ class GdbMachine:
     shown: of which vCPUs the user is shown a program.
     """
 
-    def __init__(self, connection: gdb.RemoteTargetConnection, guard: Guard) -> None:
+    def __init__(self, connection: gdb.RemoteTargetConnection, guard: GuardianProcess) -> None:
         self.connection = connection
         self._guard = guard
         self.memory: Memory = _RawVirtual(self)
@@ -88,7 +88,7 @@ class GdbMachine:
 
     def write_selected(self, address: int, data: bytes) -> None:
         """Write as the selected vCPU does. Raises Unreadable."""
-        self._guard.keep()
+        self._guard.set_fallback()
         self._agree(address)
         self._write_in_packets(address, data)
 
@@ -115,7 +115,7 @@ class GdbMachine:
     def write_virtual(self, address: int, data: bytes) -> None:
         """Write as the selected vCPU does, or, to a kernel, as one that sees it. Raises Unreadable."""
         # A vCPU that was to go on in a detour may have none to go on in when this is done.
-        self._guard.keep()
+        self._guard.set_fallback()
         if _is_kernel(address):
             with suppress(gdb.MemoryError):
                 gdb.selected_inferior().write_memory(address, data)
@@ -136,7 +136,7 @@ class GdbMachine:
         return b"".join(chunks)
 
     def write_physical(self, address: int, data: bytes) -> None:
-        self._guard.keep()
+        self._guard.set_fallback()
         with self._physical_mode():
             self._write_in_packets(address, data)
 
@@ -211,7 +211,7 @@ class GdbMachine:
 
     def write_registers(self, vcpu: Vcpu, values: Mapping[str, int]) -> None:
         """Write registers of a vCPU, all of them or none, also where GDB dies meanwhile. Raises OptprobeError."""
-        with _selected(vcpu, self.shown), held(), self._guard.whole(self.change(values, ())):
+        with _selected(vcpu, self.shown), held(), self._guard.completing(self.change(values, ())):
             write_selected_registers(values)
             # A write may leave an outer frame selected, and GDB 13 dies (get_selected_frame) where that is gone later.
             gdb.newest_frame().select()

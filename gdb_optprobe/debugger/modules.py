@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.debugger.locations import Locations
-from gdb_optprobe.debugger.notes import warn
+from gdb_optprobe.debugger.messages import warn
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import abi
 from gdb_optprobe.probes.linux import Linux

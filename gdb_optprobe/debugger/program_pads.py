@@ -11,8 +11,8 @@ from pathlib import Path
 
 import gdb
 
-from gdb_optprobe.debugger.landings import AnyPad, Landings
 from gdb_optprobe.debugger.parameters import machine_interface
+from gdb_optprobe.debugger.stop_breakpoints import StopBreakpoints, StopPad
 from gdb_optprobe.guest.cache import default_cache
 from gdb_optprobe.guest.symbolfile import quoted
 from gdb_optprobe.guest.trap_frames import GATES, Saved, trap_frames
@@ -21,25 +21,27 @@ from gdb_optprobe.interrupts import held, unbroken
 from gdb_optprobe.probes.stops import ProgramArrival, ProgramLanding
 
 
-class ProgramPad(AnyPad):
+class ProgramPad(StopPad):
     """The breakpoint there. arrived: called when the selected thread is to be shown there."""
 
-    def __init__(self, landing: ProgramLanding, landings: Landings, arrived: Callable[[ProgramArrival], None]) -> None:
+    def __init__(
+        self, landing: ProgramLanding, breakpoints: StopBreakpoints, arrived: Callable[[ProgramArrival], None]
+    ) -> None:
         super().__init__(f"*{landing.pad:#x}", internal=True)
         self.enabled = False
         self.silent = not machine_interface()
         self.stepped = 0
         self.moved = 0
         self._landing = landing
-        self._landings = landings
+        self._breakpoints = breakpoints
         self._arrived = arrived
         self._seen: dict[int, int] = {}
 
     def stop(self) -> bool:
-        return unbroken(self._come)()
+        return unbroken(self._arrive)()
 
     @held()
-    def _come(self) -> bool:
+    def _arrive(self) -> bool:
         thread = gdb.selected_thread()
         assert thread is not None
         # QEMU may report it again before it has moved.
@@ -47,7 +49,7 @@ class ProgramPad(AnyPad):
         if self._seen.get(thread.num) == ticket:
             return False
         self._seen[thread.num] = ticket
-        self._landings.came()
+        self._breakpoints.count_arrival()
         arrival = self._landing.comes()
         if arrival is None:
             return False
@@ -56,10 +58,10 @@ class ProgramPad(AnyPad):
         return True
 
     def is_shown(self) -> bool:
-        return self._landings.machine.shown.any_thread()
+        return self._breakpoints.machine.shown.any_thread()
 
     def remove(self) -> None:
-        self._landings.drop(self, [])
+        self._breakpoints.drop(self, [])
 
 
 class ProgramFrames:

@@ -9,7 +9,7 @@ from typing import Literal, Protocol, TypeAlias
 
 import gdb
 
-from gdb_optprobe.debugger.watch import is_stopped, watched
+from gdb_optprobe.debugger.interrupter import interrupting, is_stopped
 
 __all__ = ["HandsOver", "Interrupted", "describe", "is_stopped", "never", "run_for"]
 
@@ -46,9 +46,9 @@ def run_for(
     gdb.events.stop.connect(seen.append)
     handed_over = False
     try:
-        with watched(seconds, heeds) as watch:
+        with interrupting(seconds, heeds) as interrupter:
             if stops is not None:
-                stops.asked = watch.asked
+                stops.asked = interrupter.asked
             # to_string keeps GDB's "[Switching to Thread …]" of silent stops off the screen, but not handlers' words.
             with redirect_stdout(said):
                 gdb.execute("continue", to_string=True)
@@ -67,7 +67,7 @@ def run_for(
         gdb.events.stop.disconnect(seen.append)
     last = seen[-1] if seen else None
     if handed_over or (isinstance(last, gdb.SignalEvent) and last.stop_signal == "SIGINT"):
-        return None if watch.is_late else "interrupted"
+        return None if interrupter.is_late else "interrupted"
     return last
 
 

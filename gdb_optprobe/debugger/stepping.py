@@ -14,7 +14,7 @@ from collections.abc import Callable
 import gdb
 
 from gdb_optprobe.debugger.machine import read_register
-from gdb_optprobe.debugger.notes import warn
+from gdb_optprobe.debugger.messages import warn
 from gdb_optprobe.debugger.running import is_stopped
 from gdb_optprobe.debugger.stops import Hidden, define_hook
 from gdb_optprobe.errors import OptprobeError

@@ -22,14 +22,14 @@ from typing import Any
 
 import gdb
 
-from gdb_optprobe.debugger.guard import Guard
-from gdb_optprobe.debugger.landings import Landings, announcement, returned
+from gdb_optprobe.debugger.guardian_process import GuardianProcess
+from gdb_optprobe.debugger.interrupter import Interrupter, mark_running, mark_stopped
 from gdb_optprobe.debugger.machine import HANDED_OVER, GdbMachine, read_register, write_selected_registers
-from gdb_optprobe.debugger.notes import warn
+from gdb_optprobe.debugger.messages import warn
 from gdb_optprobe.debugger.parameters import machine_interface
 from gdb_optprobe.debugger.program_pads import ProgramFrames, ProgramPad
 from gdb_optprobe.debugger.running import never
-from gdb_optprobe.debugger.watch import Watch, note_resume, note_stop
+from gdb_optprobe.debugger.stop_breakpoints import StopBreakpoints, announcement, returned
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.guest_text import lines
@@ -56,7 +56,7 @@ HAND_OVER = "hand over"
 class GdbStops:
     """All stop points of one connection, and what is known of how the guest was last resumed."""
 
-    def __init__(self, machine: GdbMachine, isa: Isa, guard: Guard) -> None:
+    def __init__(self, machine: GdbMachine, isa: Isa, guard: GuardianProcess) -> None:
         self.machine = machine
         self._guard = guard
         self._isa = isa
@@ -70,10 +70,10 @@ class GdbStops:
         self._standing: tuple[int | None, int] | None = None
         self._move: Move | str | None = None
         # A run of the user's own command; `run_for` watches its own.
-        self._watch: Watch | None = None
+        self._interrupter: Interrupter | None = None
         self.asked: Callable[[], bool] = never
         self._handed_over = False
-        self._landings = Landings(machine, isa, self._landed, self._returned)
+        self._stop_breakpoints = StopBreakpoints(machine, isa, self._arrived_at_gate, self._returned)
         self._frames = ProgramFrames()
         # Who was stopped at a probed address for the user, and stands there.
         self._shown: dict[Vcpu, int] = {}
@@ -108,15 +108,15 @@ class GdbStops:
         return point
 
     def land(self, landing: Landing) -> StopPoint:
-        return self._landings.add(landing)
+        return self._stop_breakpoints.add(landing)
 
     def land_return(self, landing: ReturnLanding) -> StopPoint:
-        return self._landings.add_return(landing)
+        return self._stop_breakpoints.add_return(landing)
 
     def land_program(self, landing: ProgramLanding) -> StopPoint:
         self._frames.provide(landing.saved)
-        pad = ProgramPad(landing, self._landings, self._program_arrived)
-        self._landings.put(pad, landing)
+        pad = ProgramPad(landing, self._stop_breakpoints, self._program_arrived)
+        self._stop_breakpoints.register(pad, landing)
         return pad
 
     def shows_program(self) -> bool:
@@ -134,7 +134,7 @@ class GdbStops:
         This happens in the middle of GDB's `proceed`.
         """
         self.machine.shown.end()
-        self._guard.keep()
+        self._guard.set_fallback()
         stopped, self._shown = self._shown, {}
         try:
             for vcpu, address in stopped.items():
@@ -146,12 +146,13 @@ class GdbStops:
         except OptprobeError as error:
             warn(error)
 
-    def _have_kept(self) -> None:
+    def _update_fallback(self) -> None:
         """Should GDB die now, those that were stopped at a probed address go on from there, their hits counted once."""
         try:
             ways = [(vcpu, address, self._behind(address)) for vcpu, address in self._shown.items()]
             pc = self._isa.pc
-            self._guard.keep(*(self.machine.way_on(vcpu, pc, at, to) for vcpu, at, to in ways if to is not None))
+            changes = (self.machine.way_on(vcpu, pc, at, to) for vcpu, at, to in ways if to is not None)
+            self._guard.set_fallback(*changes)
         except OptprobeError as error:
             warn(error)
 
@@ -159,17 +160,17 @@ class GdbStops:
         """Forget everything; the connection is gone or ends."""
         for event, handler in self._events:
             event.disconnect(handler)
-        self._end_watch()
+        self._end_interrupter()
         self.machine.shown.end()
         for breakpoint in list(self._points.values()):
             self.retire(breakpoint)
-        self._bury()
+        self._delete_retired()
 
     # called by _Breakpoint ---------------------------------------------------------------------------------------
 
     def hit(self, breakpoint: _Breakpoint) -> bool:
         """Run the callbacks; whether GDB is to stop and run the commands (else it steps the instruction itself)."""
-        if self._lands(breakpoint.at):
+        if self._is_handled_at_gate(breakpoint.at):
             breakpoint.stay()
             return True
         with held():
@@ -181,12 +182,12 @@ class GdbStops:
             self._move = HAND_OVER
         return True
 
-    def _lands(self, address: int) -> bool:
+    def _is_handled_at_gate(self, address: int) -> bool:
         """Whether the selected vCPU has come by a pad, from a detour that is left: its hit is the gate's."""
-        return self._shown.get(self.machine.selected()) == address or self._landings.is_coming(address)
+        return self._shown.get(self.machine.selected()) == address or self._stop_breakpoints.is_coming(address)
 
     def _run(self, breakpoint: _Breakpoint) -> bool:
-        self._landings.look()
+        self._stop_breakpoints.update()
         vcpu = self.machine.selected().number
         state = self._state(vcpu)
         again = self._reported_again(breakpoint, state)
@@ -232,7 +233,7 @@ class GdbStops:
         """The selected vCPU, whose number this is, and all its registers."""
         return (vcpu, *(read_register(name) for name in self._isa.registers))
 
-    def _landed(self, landing: Landing) -> None:
+    def _arrived_at_gate(self, landing: Landing) -> None:
         """Somebody who came to a pad stands at the probed address, his hit run."""
         vcpu = self.machine.selected().number
         hit = Hit(landing.address, vcpu, _Registers(), self.machine.read, self._writer(vcpu))
@@ -300,16 +301,16 @@ class GdbStops:
             breakpoint.enabled = False
             self._retired[breakpoint.at] = breakpoint
 
-    def _bury(self) -> None:
+    def _delete_retired(self) -> None:
         for breakpoint in self._retired.values():
             if breakpoint.is_valid():
                 breakpoint.delete()
         self._retired.clear()
-        self._landings.bury()
+        self._stop_breakpoints.delete_dropped()
 
     def _may_stop(self, address: int) -> bool:
         same_vcpu = _selected_thread() == self._last_thread
-        theirs = address in addresses_of_users() or self._landings.has_returned(address)
+        theirs = address in addresses_of_users() or self._stop_breakpoints.has_returned(address)
         return self._continuing and same_vcpu and not theirs
 
     # called by GDB -----------------------------------------------------------------------------------------------
@@ -317,29 +318,29 @@ class GdbStops:
     def _carry_out_move(self) -> None:
         move, self._move = self._move, None
         if isinstance(move, str):
-            self._stay()
+            self._end_run()
             if move == HAND_OVER:
                 raise gdb.GdbError(HANDED_OVER)
             raise gdb.GdbError(f"optprobe: {move}")
         if move is None:
             return
-        with held(), self._guard.whole(self.machine.change(move.registers, move.writes)):
+        with held(), self._guard.completing(self.machine.change(move.registers, move.writes)):
             for address, data in move.writes:
                 self.machine.write(address, data)
             write_selected_registers(move.registers)
         if self._handed_over:
-            self._stay()
+            self._end_run()
             raise gdb.GdbError(HANDED_OVER)
 
-    def _stay(self) -> None:
+    def _end_run(self) -> None:
         """The guest stays where it stopped."""
         self._continuing = False
-        self._end_watch()
+        self._end_interrupter()
 
-    def _end_watch(self) -> None:
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.end()
+    def _end_interrupter(self) -> None:
+        interrupter, self._interrupter = self._interrupter, None
+        if interrupter is not None:
+            interrupter.end()
 
     def _note_continue(self) -> None:
         self._continuing = True
@@ -349,10 +350,10 @@ class GdbStops:
         again, self._again = self._again, None
         if again is not None and again == (self.machine.selected(), _pc()):
             self._shown[again[0]] = again[1]
-        self._landings.look()
+        self._stop_breakpoints.update()
         self.told = ""
         if self._stopped_by:
-            self._tell(event)
+            self._announce(event)
         elif isinstance(event, gdb.BreakpointEvent) and all(isinstance(b, _Breakpoint) for b in event.breakpoints):
             return
         if isinstance(event, gdb.SignalEvent):
@@ -362,13 +363,13 @@ class GdbStops:
                 self.arrived(_pc())
         if self._shown:
             with held():
-                self._have_kept()
-        self._stay()
+                self._update_fallback()
+        self._end_run()
 
-    def _tell(self, event: gdb.StopEvent) -> None:
+    def _announce(self, event: gdb.StopEvent) -> None:
         for breakpoint in self._points.values():
             breakpoint.go_by()
-        self._see_again()
+        self._reload_frames()
         who, place = self._program
         is_seen = self.machine.shown.select()
         self.told = announcement(self._stopped_by, (who, place if is_seen else "")) + returned(self._values)
@@ -377,7 +378,7 @@ class GdbStops:
         self._values.clear()
         gdb.write(f"\n{lines(self.told)}")
 
-    def _see_again(self) -> bool:
+    def _reload_frames(self) -> bool:
         """What a command of the user's had GDB forget is loaded again where it is needed now; whether it was."""
         try:
             return self.machine.shown.any_thread() and self._frames.again()
@@ -387,23 +388,23 @@ class GdbStops:
 
     def _note_resume(self, _: gdb.ContinueEvent) -> None:
         self._standing = None
-        self._landings.go_on()
+        self._stop_breakpoints.mark_running()
         with held():
             self.go_on()
         if not is_held():
-            self._watch = Watch()
+            self._interrupter = Interrupter()
 
     def _note_prompt(self, *_: object) -> None:
         with held():
-            self._bury()
-            if self._see_again():
+            self._delete_retired()
+            if self._reload_frames():
                 self.machine.shown.select()
             if self._shown:
                 # What the last command wrote has the guardian forget it.
-                self._have_kept()
+                self._update_fallback()
         self._last_thread = _selected_thread()
         # The guest may be gone, or run in the background: then a Ctrl-C is about the line that is typed.
-        self._end_watch()
+        self._end_interrupter()
 
 
 class _Point:
@@ -434,10 +435,10 @@ class _Breakpoint(gdb.Breakpoint):
         self._stops = stops
 
     def stop(self) -> bool:
-        note_stop()
+        mark_stopped()
         stops = unbroken(self._stops.hit)(self)
         if not stops:
-            note_resume()
+            mark_running()
         return stops
 
     def stay(self) -> None:

@@ -43,8 +43,8 @@ def module(gdb: Gdb) -> Any:
 
 @pytest.fixture
 def machine(gdb: Gdb, module: Any) -> Any:
-    guard = importlib.import_module("gdb_optprobe.debugger.guard")
-    return module.GdbMachine(gdb.connection, guard.Guard())
+    guard = importlib.import_module("gdb_optprobe.debugger.guardian_process")
+    return module.GdbMachine(gdb.connection, guard.GuardianProcess())
 
 
 @pytest.mark.parametrize("number", range(VCPUS))

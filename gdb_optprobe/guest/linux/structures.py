@@ -14,7 +14,7 @@ from gdb_optprobe.guest.btf import Btf
 
 
 class Layouts(Protocol):
-    """Debug information of the running kernel: debugger/vmlinux.py."""
+    """Debug information of the running kernel: debugger/objfiles.py."""
 
     def offset(self, struct: str, member: str) -> int | None:
         """None where there is no such member."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import gdb
 
-from gdb_optprobe.debugger.notes import warn
+from gdb_optprobe.debugger.messages import warn
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Cache
 from gdb_optprobe.guest.linux.recover import Recovered

@@ -31,7 +31,7 @@ def post(action: Callable[[], object]) -> None:
     gdb.post_event(act)
 
 
-def listen() -> None:
+def exit_safely() -> None:
     """Be told when GDB exits."""
     gdb.events.gdb_exiting.connect(lambda event: _codes.append(event.exit_code))
     atexit.register(_end)

@@ -19,24 +19,24 @@ PYTHONS = (f"{sys.prefix}/bin/python3", sys.executable)
 """This GDB's own, before the PATH's."""
 
 
-class Guard:
+class GuardianProcess:
     """At most one process. It lives until it is told to leave, or the guest has ended."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.pipe: int | None = None
-        self._kept: tuple[Change, ...] = ()
+        self._fallback: tuple[Change, ...] = ()
 
     @property
-    def on(self) -> bool:
+    def is_running(self) -> bool:
         """Whether it is there."""
         return self.process is not None and self.process.poll() is None
 
     def start(self, details: str) -> str:
         """Have the guest at `details`, GDB's words for where it is, guarded; why that cannot be, "" when it is."""
-        if self.on:
+        if self.is_running:
             return ""
-        self.leave()
+        self.dismiss()
         if why := why_not(details):
             return why
         address, python = address_of(details), _python()
@@ -61,36 +61,36 @@ class Guard:
             os.close(reads)
         return ""
 
-    def leave(self) -> None:
+    def dismiss(self) -> None:
         """GDB lets go of the guest in order."""
-        self._tell(LEAVE)
+        self._send(LEAVE)
         if self.pipe is not None:
             os.close(self.pipe)
             self.pipe = None
 
     @contextmanager
-    def whole(self, change: Change) -> Iterator[None]:
+    def completing(self, change: Change) -> Iterator[None]:
         """Should GDB die within the block, the guardian makes `change`, all of it."""
         if change.is_one:
             yield
             return
-        self._kept = ()
-        self._tell(told(change))
+        self._fallback = ()
+        self._send(told(change))
         try:
             yield
         finally:
-            self._tell(told())
+            self._send(told())
 
-    def keep(self, *changes: Change) -> None:
+    def set_fallback(self, *changes: Change) -> None:
         """Should GDB die from now on, the guardian makes these changes, each where its `where` is so.
 
         That is so until the next call, or the next change that is made whole.
         """
-        if changes != self._kept:
-            self._kept = changes
-            self._tell(told(*changes))
+        if changes != self._fallback:
+            self._fallback = changes
+            self._send(told(*changes))
 
-    def _tell(self, line: bytes) -> None:
+    def _send(self, line: bytes) -> None:
         if self.pipe is not None:
             # It may have ended, or be stuck: then nobody is told.
             with contextlib.suppress(OSError):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from tests.commands.in_gdb import gdb
 
-POST = "python from gdb_optprobe.debugger import posted; posted.listen(); posted.post(lambda: print('ran'))"
+POST = (
+    "python from gdb_optprobe.debugger import event_loop as loop; "
+    "loop.exit_safely(); loop.post(lambda: print('ran'))"
+)
 
 
 def test_gdb_exits_with_an_event_that_was_never_run() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gdb_optprobe.debugger.guard import Guard, address_of
+from gdb_optprobe.debugger.guardian_process import GuardianProcess, address_of
 from gdb_optprobe.guardian import Change
 from tests.fake_stub import FakeQemu
 
@@ -24,11 +24,11 @@ def stub(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 @pytest.fixture
-def guard(stub: socket.socket) -> Iterator[Guard]:
-    made = Guard()
+def guard(stub: socket.socket) -> Iterator[GuardianProcess]:
+    made = GuardianProcess()
     assert made.start(stub.getsockname()) == ""
     yield made
-    made.leave()
+    made.dismiss()
     assert made.process is not None
     made.process.wait(5)
 
@@ -57,7 +57,7 @@ def test_a_relative_path(stub: socket.socket, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_why_not() -> None:
-    assert "cannot be opened a second time" in Guard().start("| nc somewhere 1234")
+    assert "cannot be opened a second time" in GuardianProcess().start("| nc somewhere 1234")
 
 
 def open_files(process: int) -> Iterator[tuple[int, str]]:
@@ -67,7 +67,7 @@ def open_files(process: int) -> Iterator[tuple[int, str]]:
             yield int(name), os.readlink(f"/proc/{process}/fd/{name}")
 
 
-def test_one_process_of_a_session_of_its_own_without_our_files(guard: Guard, stub: socket.socket) -> None:
+def test_one_process_of_a_session_of_its_own_without_our_files(guard: GuardianProcess, stub: socket.socket) -> None:
     process = guard.process
     assert process is not None
     assert guard.start(stub.getsockname()) == "" and guard.process is process
@@ -77,19 +77,19 @@ def test_one_process_of_a_session_of_its_own_without_our_files(guard: Guard, stu
     assert stub.fileno() not in files or "socket" not in files[stub.fileno()]
 
 
-def test_leaving_ends_it_at_once_and_touches_nothing(guard: Guard, stub: socket.socket) -> None:
+def test_leaving_ends_it_at_once_and_touches_nothing(guard: GuardianProcess, stub: socket.socket) -> None:
     assert guard.process is not None
-    guard.leave()
+    guard.dismiss()
     assert guard.process.wait(5) == 0
-    assert not guard.on
+    assert not guard.is_running
     stub.setblocking(False)
     with pytest.raises(BlockingIOError):
         stub.accept()
 
 
-def test_what_is_under_way_is_told_beforehand(guard: Guard, stub: socket.socket) -> None:
+def test_what_is_under_way_is_told_beforehand(guard: GuardianProcess, stub: socket.socket) -> None:
     qemu = FakeQemu(stub)
-    block = guard.whole(Change("p1.1", ((16, bytes(8)), (7, bytes(8)))))
+    block = guard.completing(Change("p1.1", ((16, bytes(8)), (7, bytes(8)))))
     block.__enter__()
     # GDB dies in the block.
     os.close(guard.pipe)
@@ -100,12 +100,12 @@ def test_what_is_under_way_is_told_beforehand(guard: Guard, stub: socket.socket)
     assert qemu.running
 
 
-def test_one_that_was_killed_is_started_anew(guard: Guard, stub: socket.socket) -> None:
+def test_one_that_was_killed_is_started_anew(guard: GuardianProcess, stub: socket.socket) -> None:
     first = guard.process
     assert first is not None
     first.kill()
     first.wait(5)
-    with guard.whole(Change("p1.1", ((16, bytes(8)), (7, bytes(8))))):
+    with guard.completing(Change("p1.1", ((16, bytes(8)), (7, bytes(8))))):
         pass
     assert guard.start(stub.getsockname()) == ""
-    assert guard.on and guard.process is not first
+    assert guard.is_running and guard.process is not first

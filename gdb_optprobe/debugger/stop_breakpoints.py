@@ -27,7 +27,7 @@ from gdb_optprobe.probes.stops import Arrival, Landing, ProgramLanding, ReturnLa
 _WITH_BELL: tuple[str, ...] = ()
 
 
-class AnyPad(gdb.Breakpoint):
+class StopPad(gdb.Breakpoint):
     """A breakpoint at a pad."""
 
     def is_awaited(self, address: int) -> bool:
@@ -39,7 +39,7 @@ class AnyPad(gdb.Breakpoint):
         return False
 
 
-class Landings:
+class StopBreakpoints:
     """The pads of one connection and their bell.
 
     arrive: called when who has come to a pad stands at the probed address.
@@ -54,33 +54,33 @@ class Landings:
         self._with_bell = isa.name in _WITH_BELL
         self.arrive = arrive
         self.tell = tell
-        self._pads: list[AnyPad] = []
+        self._pads: list[StopPad] = []
         self._returned: tuple[int, int] | None = None
         self._dropped: list[gdb.Breakpoint] = []
-        self._bell: Bell | None = None
-        self._rung = self._came = 0
+        self._bell: Doorbell | None = None
+        self._rung = self._arrived = 0
 
-    def add(self, landing: Landing) -> Pad:
-        pad = Pad(landing, self)
-        self.put(pad, landing)
+    def add(self, landing: Landing) -> ProbePad:
+        pad = ProbePad(landing, self)
+        self.register(pad, landing)
         return pad
 
     def add_return(self, landing: ReturnLanding) -> ReturnPad:
         pad = ReturnPad(landing, self)
-        self.put(pad, landing)
+        self.register(pad, landing)
         return pad
 
-    def put(self, pad: AnyPad, landing: Landing | ReturnLanding | ProgramLanding) -> None:
+    def register(self, pad: StopPad, landing: Landing | ReturnLanding | ProgramLanding) -> None:
         """Have those that come to the pad stop."""
         if self._bell is None and self._with_bell:
             self._rung = landing.rung
-            self._bell = Bell(landing.bell, self.look)
+            self._bell = Doorbell(landing.bell, self.update)
         if not self._pads:
-            self._came = self._count() if self._bell is not None else 0
+            self._arrived = self._count() if self._bell is not None else 0
         self._pads.append(pad)
-        self.look()
+        self.update()
 
-    def drop(self, pad: AnyPad, others: Sequence[gdb.Breakpoint]) -> None:
+    def drop(self, pad: StopPad, others: Sequence[gdb.Breakpoint]) -> None:
         """Nobody is stopped there any more, nor at the others, which are its own."""
         self._pads.remove(pad)
         self.discard([*others, pad])
@@ -95,9 +95,9 @@ class Landings:
             each.enabled = False
         self._dropped += breakpoints
 
-    def came(self) -> None:
+    def count_arrival(self) -> None:
         """Somebody is at a pad."""
-        self._came += 1
+        self._arrived += 1
 
     def is_coming(self, address: int) -> bool:
         """Whether the selected thread is on its way from a pad to `address`."""
@@ -112,20 +112,20 @@ class Landings:
         coming = any(isinstance(pad, ReturnPad) and pad.is_arriving(address) for pad in self._pads)
         return coming or self._returned == (_thread().num, address)
 
-    def go_on(self) -> None:
+    def mark_running(self) -> None:
         """The guest is about to run."""
         self._returned = None
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Whether anybody has rung who has not come yet: the pads have breakpoints only then."""
         if not self._pads:
             return
-        wanted = self._bell is None or not self._bell.is_watched or self._count() > self._came
+        wanted = self._bell is None or not self._bell.is_watched or self._count() > self._arrived
         for pad in self._pads:
             if pad.enabled != (wanted or pad.is_shown()):
                 pad.enabled = not pad.enabled
 
-    def bury(self) -> None:
+    def delete_dropped(self) -> None:
         """Delete what was dropped: GDB crashes when one goes while it tells that another one has gone."""
         dropped, self._dropped = self._dropped, []
         for each in dropped:
@@ -136,7 +136,7 @@ class Landings:
         return int.from_bytes(self.machine.read(self._rung, 8), "little")
 
 
-class Bell(gdb.Breakpoint):
+class Doorbell(gdb.Breakpoint):
     """The watchpoint on the bell; silent, and never a stop of the user's."""
 
     def __init__(self, address: int, rings: Callable[[], None]) -> None:
@@ -155,84 +155,84 @@ class Bell(gdb.Breakpoint):
         return False
 
 
-class Pad(AnyPad):
+class ProbePad(StopPad):
     """The breakpoint at a pad."""
 
-    def __init__(self, landing: Landing, landings: Landings) -> None:
+    def __init__(self, landing: Landing, breakpoints: StopBreakpoints) -> None:
         super().__init__(f"*{landing.pad:#x}", internal=True)
         self.enabled = False
         self.silent = True
         self.stepped = 0
         self.moved = 0
         self.gate = Gate(landing.address, self)
-        self.via = Via(landing.via)
+        self.via = StepStart(landing.via)
         self._landing = landing
-        self._landings = landings
-        self._coming: set[int] = set()
+        self._breakpoints = breakpoints
+        self._expected: set[int] = set()
 
     def stop(self) -> bool:
-        return unbroken(self._come)()
+        return unbroken(self._arrive)()
 
     @held()
-    def _come(self) -> bool:
+    def _arrive(self) -> bool:
         number = _thread().num
-        if number in self._coming:
+        if number in self._expected:
             return False
-        self._landings.came()
+        self._breakpoints.count_arrival()
         if self._landing.comes():
-            self._coming.add(number)
+            self._expected.add(number)
             self.gate.enabled = self.via.enabled = True
-            write_selected_registers({self._landings.pc: self._landing.via})
+            write_selected_registers({self._breakpoints.pc: self._landing.via})
         return False
 
     @held()
     def arrived(self) -> bool:
         """Whether the selected thread came by this pad: it stands at the gate."""
         number = _thread().num
-        if number not in self._coming:
+        if number not in self._expected:
             return False
-        self._coming.discard(number)
-        self.gate.enabled = self.via.enabled = bool(self._coming)
+        self._expected.discard(number)
+        self.gate.enabled = self.via.enabled = bool(self._expected)
         self.stepped += 1
-        self._landings.arrive(self._landing)
+        self._breakpoints.arrive(self._landing)
         return True
 
     def is_awaited(self, address: int) -> bool:
         """Whether the selected thread is to come to the gate there."""
-        return self._landing.address == address and _thread().num in self._coming
+        return self._landing.address == address and _thread().num in self._expected
 
     def remove(self) -> None:
-        self._landings.drop(self, [self.gate, self.via])
+        self._breakpoints.drop(self, [self.gate, self.via])
 
 
-class ReturnPad(AnyPad):
+class ReturnPad(StopPad):
     """The breakpoint at the pad of a function's returns: GDB steps the return that is there.
 
     A gate waits behind the call for a stack pointer: in between may be trampolines, of tail calls, while others run.
     """
 
-    def __init__(self, landing: ReturnLanding, landings: Landings) -> None:
+    def __init__(self, landing: ReturnLanding, breakpoints: StopBreakpoints) -> None:
         super().__init__(f"*{landing.pad:#x}", internal=True)
         self.enabled = False
         self.silent = True
         self.stepped = 0
         self.moved = 0
         self._landing = landing
-        self._landings = landings
-        self.sp = landings.sp
+        self._breakpoints = breakpoints
+        self.sp = breakpoints.sp
         self._gates: dict[int, ReturnGate] = {}
 
     def stop(self) -> bool:
-        return unbroken(self._come)()
+        return unbroken(self._arrive)()
 
     @held()
-    def _come(self) -> bool:
+    def _arrive(self) -> bool:
         me = _thread().num, read_register(self.sp)
         again = any(me == who for gate in self._gates.values() for who, _ in gate.coming)
         # QEMU may report it again before the step is made; GDB has taken the breakpoint out of the stub for that.
-        if again and not self._landings.machine.stops_at(self._landing.pad):
+        if again and not self._breakpoints.machine.stops_at(self._landing.pad):
             return False
-        self._landings.came()
+        self._breakpoints.count_arrival()
         arrival = self._landing.comes()
         if arrival is not None:
             if arrival.address not in self._gates:
@@ -252,15 +252,15 @@ class ReturnPad(AnyPad):
             return False
         gate.coming = [(who, each) for who, each in gate.coming if each not in found]
         if not gate.coming:
-            self._landings.discard([self._gates.pop(gate.address)])
-        self._landings.returned(gate.address)
+            self._breakpoints.discard([self._gates.pop(gate.address)])
+        self._breakpoints.returned(gate.address)
         for arrival in found:
             self.stepped += 1
-            self._landings.tell(arrival)
+            self._breakpoints.tell(arrival)
         return True
 
     def remove(self) -> None:
-        self._landings.drop(self, [*self._gates.values()])
+        self._breakpoints.drop(self, [*self._gates.values()])
 
 
 class ReturnGate(gdb.Breakpoint):
@@ -285,7 +285,7 @@ class ReturnGate(gdb.Breakpoint):
         return unbroken(self._pad.arrived)(self)
 
 
-class Via(gdb.Breakpoint):
+class StepStart(gdb.Breakpoint):
     """Where GDB steps from to the gate. QEMU may stop the step before it is made: so that GDB makes it again.
 
     A step leaves the other vCPUs and interrupts alone: nobody runs past a branch that is lifted.
@@ -303,7 +303,7 @@ class Via(gdb.Breakpoint):
 class Gate(gdb.Breakpoint):
     """The breakpoint at the probed address while somebody is on his way there."""
 
-    def __init__(self, address: int, pad: Pad) -> None:
+    def __init__(self, address: int, pad: ProbePad) -> None:
         super().__init__(f"*{address:#x}", internal=True)
         self.enabled = False
         self.silent = not machine_interface()

@@ -6,7 +6,7 @@ connection. So, while the guest is run, SIGINT is blocked in GDB's thread, and a
 
     SIGINT, or the time is up ──► a command `interrupt` for GDB's event loop, where GDB is at nothing else
                                   again, where a hit of ours may have made QEMU miss it, until the run has ended
-No command shall be left in that loop at the end of a run (posted.py): while GDB tells of a stop, however long that
+No command shall be left in that loop at the end of a run (event_loop.py): while GDB tells of a stop, however long that
 takes, and while one is on its way to QEMU, there is no other.
 """
 
@@ -20,7 +20,7 @@ from contextlib import contextmanager
 
 import gdb
 
-from gdb_optprobe.debugger.posted import post
+from gdb_optprobe.debugger.event_loop import post
 from gdb_optprobe.interrupts import CTRL_C, send_again
 
 AGAIN = 0.05
@@ -43,22 +43,22 @@ def is_running() -> bool:
     return thread is not None and thread.is_valid() and thread.is_running()
 
 
-_watches: list[Watch] = []
+_active: list[Interrupter] = []
 
 
-def note_stop(_: object = None) -> None:
+def mark_stopped(_: object = None) -> None:
     """GDB is about to tell of a stop. To be connected before all else that listens to stops."""
-    for watch in _watches:
-        watch.stands = True
+    for interrupter in _active:
+        interrupter.stands = True
 
 
-def note_resume(_: object = None) -> None:
+def mark_running(_: object = None) -> None:
     """The guest runs on, after a stop or a hit: what was on its way to QEMU may be lost."""
-    for watch in _watches:
-        watch.stands, watch.missed = False, True
+    for interrupter in _active:
+        interrupter.stands, interrupter.missed = False, True
 
 
-class Watch:
+class Interrupter:
     """From its making until `end`, in GDB's thread, the guest is stopped at a Ctrl-C or after `seconds` (None: never).
 
     heeds:   whether at a Ctrl-C; else that waits for the end.
@@ -76,7 +76,7 @@ class Watch:
         self._over = threading.Event()
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, CTRL_C)
         self._thread = threading.Thread(target=self._wait, daemon=True)
-        _watches.append(self)
+        _active.append(self)
         self._thread.start()
 
     def asked(self) -> bool:
@@ -86,7 +86,7 @@ class Watch:
     def end(self) -> None:
         """The run has ended. A Ctrl-C that has not been heeded goes to GDB."""
         self._ending = True
-        _watches.remove(self)
+        _active.remove(self)
         if self._heeds:
             assert self._thread.ident is not None
             signal.pthread_kill(self._thread.ident, signal.SIGINT)
@@ -132,10 +132,10 @@ class Watch:
 
 
 @contextmanager
-def watched(seconds: float | None, heeds: bool = True) -> Iterator[Watch]:
+def interrupting(seconds: float | None, heeds: bool = True) -> Iterator[Interrupter]:
     """A run: the guest is stopped at a Ctrl-C, if that is heeded, or after `seconds`."""
-    watch = Watch(seconds, heeds)
+    interrupter = Interrupter(seconds, heeds)
     try:
-        yield watch
+        yield interrupter
     finally:
-        watch.end()
+        interrupter.end()
