@@ -78,8 +78,8 @@ WRONG = {
 @pytest.mark.parametrize(("clauses", "message", "underlined"), [case for cases in WRONG.values() for case in cases])
 def test_one_line_and_the_guest_as_it_was(clauses: str, message: str, underlined: str | None) -> None:
     world = World(NamesAt(Names(), 0x300, Constant(0)))
-    places = ((START, len(world.text.data)), (CODE, DATA - CODE), (DATA, STACKS - DATA))
-    before = [world.guest.read(*place) for place in places]
+    places = ((START, len(world.guest.bodies[0].data)), (CODE, DATA - CODE), (DATA, STACKS - DATA))
+    before = [world.guest.machine.read(*place) for place in places]
     with pytest.raises(OptprobeError) as refused:
         world.session.add(*parse_add(f"*{START:#x} {clauses}").specs())
     said, line, marks = refused.value.message.split("\n")
@@ -88,5 +88,5 @@ def test_one_line_and_the_guest_as_it_was(clauses: str, message: str, underlined
     assert set(marks.strip()) <= {"^", "~"}
     marked = "".join(character for character, mark in zip(line, marks, strict=False) if mark != " ")
     assert (said, marked if underlined is not None else None) == (message, underlined)
-    assert [world.guest.read(*place) for place in places] == before
+    assert [world.guest.machine.read(*place) for place in places] == before
     assert not len(world.session.registry) and world.arena.code.is_empty and world.arena.data.is_empty

@@ -27,19 +27,19 @@ def test_a_branch_stands_after_each_write(change: Callable[[Session, str], objec
     old = world.session.registry.branch(head)
     assert old is not None
     held: list[bytes] = []
-    write = world.guest.write
+    write = world.guest.machine.write
 
-    def noted(address: int, data: bytes) -> None:
+    def recorded(address: int, data: bytes) -> None:
         write(address, data)
-        held.append(world.guest.read(head, len(old.patch.new)))
+        held.append(world.guest.machine.read(head, len(old.patch.new)))
 
-    world.guest.write = noted  # type: ignore[method-assign]
+    world.guest.machine.write = recorded  # type: ignore[method-assign]
     change(world.session, f"*{head:#x}")
     new = world.session.registry.branch(head)
     assert new is not None and new.detour.address != old.detour.address
     assert list(dict.fromkeys(held)) == [old.patch.new, new.patch.new]
     assert new.patch.old == old.patch.old
-    world.guest.write = write  # type: ignore[method-assign]
+    world.guest.machine.write = write  # type: ignore[method-assign]
     assert world.session.check() == ()
     world.end()
 

@@ -70,10 +70,10 @@ def test_several_locations_of_one_add_are_probed_all_or_none() -> None:
     world = World()
     first, second, *_ = (Spec(f"*{address:#x}") for address in world.addresses)
     outside = Spec(f"*{START + (1 << 40):#x}")
-    text = world.guest.read(START, len(world.guest.original))
+    text = world.guest.read_text()
     with pytest.raises(OptprobeError):
         world.session.add(first, second, outside)
-    assert not world.session.registry.probes() and world.guest.read(START, len(text)) == text
+    assert not world.session.registry.probes() and world.guest.read_text() == text
     assert [view.location for view in world.session.add(second, first, second)] == [second.location, first.location]
     assert world.session.last_number == world.session.registry.probes()[-1].number
 

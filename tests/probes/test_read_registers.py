@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.probes.spec import Spec
-from tests.probes.threads import NAMES, World
+from tests.probes.threads import PC, World
 
+RDX = X86_64.registers.index("rdx")
 WRITER, READER = 0, 9  # rdx and the flags are dead at both: `pop %rdx` and `add` come before anything reads them
 CLOBBERS = "sum($rax * $rcx)"
 
@@ -30,12 +32,12 @@ def seen(world: World, reader: int) -> int:
 def run(world: World) -> int:
     """Threads until they have passed the reader; the sum of rdx that those without probes have there."""
     total = 0
-    for number, thread in enumerate(world.alone.threads):
-        assert thread[4] == world.addresses[0]
-        while world.alone.threads[number][4] != world.addresses[READER]:
+    for number, thread in enumerate(world.alone.machine.threads):
+        assert thread[PC] == world.addresses[0]
+        while world.alone.machine.threads[number][PC] != world.addresses[READER]:
             world.run(number, 1)
-        total += world.alone.threads[number][NAMES.index("rdx")]
-        while world.alone.threads[number][4] != world.addresses[READER + 1]:
+        total += world.alone.machine.threads[number][RDX]
+        while world.alone.machine.threads[number][PC] != world.addresses[READER + 1]:
             world.run(number, 1)
     return total
 
@@ -56,6 +58,6 @@ def test_what_is_read_by_nobody_is_overwritten() -> None:
     add(world, READER, "sum($rcx)")
     assert world.session.registry.branch(world.addresses[WRITER]) is before
     world.guest.step(0)
-    while world.guest.threads[0][4] not in world.addresses[1:]:
+    while world.guest.machine.threads[0][PC] not in world.addresses[1:]:
         world.guest.step(0)
-    assert world.guest.threads[0][NAMES.index("rdx")] != 3
+    assert world.guest.machine.threads[0][RDX] != 3

@@ -1,0 +1,450 @@
+"""One guest for tests: a real Session runs on it, without a machine.
+
+    FakeGuest ── machine   memory, two threads that run on Unicorn; every write of GDB's is recorded
+              ├─ text      functions that were given as bytes
+              ├─ stops     breakpoints of a debugger that never steps over one unseen
+              ├─ tracer    one byte of memory for each site
+              └─ arena     found, taken, adopted and given back by the code that does it in a Linux guest
+
+GDB dies by `FakeGuest.after`: another guest that holds the same memory with only the first of the recorded writes done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+
+import unicorn
+from unicorn import x86_const
+
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.guest.linux import physical
+from gdb_optprobe.guest.linux.arch.base import Port, Room
+from gdb_optprobe.guest.linux.physical import PhysicalPatch
+from gdb_optprobe.guest.linux.trap_calls import TrapCalls
+from gdb_optprobe.guest.machine import Vcpu
+from gdb_optprobe.guest.saved import Saved, Stack
+from gdb_optprobe.guest.text import Area, FtraceSite, Function, Jump, Mark, Whole
+from gdb_optprobe.handlers.ctype import UNSIGNED_LONG, CType
+from gdb_optprobe.handlers.program import Expr, Frame, Register
+from gdb_optprobe.handlers.scope import Meaning, Missing, Value
+from gdb_optprobe.isa.base import Flow, Isa
+from gdb_optprobe.isa.trapping import Entry
+from gdb_optprobe.isa.x86_64 import X86_64
+from gdb_optprobe.probes.linux import Linux
+from gdb_optprobe.probes.names import NamesAt
+from gdb_optprobe.probes.session import Session
+from gdb_optprobe.probes.settings import Settings
+from gdb_optprobe.probes.stops import Hit, Landing, OnHit
+from gdb_optprobe.probes.target import Target
+from tests.linux import fakes
+
+START = 0x1000_0000  # Unicorn without page tables has no upper half
+SIZE = 0x80000
+CODE, JOURNAL, DATA, STACKS = START + 0x10000, START + 0x20000, START + 0x28000, START + 0x70000
+RECORDS, TABLES = START + 0xE000, START + 0xF000
+"""Where the tracer notes what it must keep off, and where the page tables of the arena are."""
+STACK_SIZE, THREADS = 0x1000, 2
+FILL = 0xCC
+MAPPED = PhysicalPatch(TABLES, bytes(8), b"\1".ljust(8, b"\0"))
+REGISTERS = tuple(getattr(x86_const, f"UC_X86_REG_{name.upper()}") for name in X86_64.registers)
+PC, SP = X86_64.registers.index("rip"), X86_64.registers.index("rsp")
+FRAME = ("r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx", "rsi", "rdi")
+"""Of struct pt_regs on x86-64, in order; behind them orig_rax and what the processor pushes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A function's code. tracer: where in it the guest's tracer has a site, of five bytes. entry: of a trap."""
+
+    name: str
+    address: int
+    data: bytes
+    tracer: int | None = None
+    entry: bool = False
+
+
+class FakeText:
+    """See guest.text.Text. The functions are as they were given, whatever is written into them."""
+
+    def __init__(self, isa: Isa, bodies: Sequence[Body]) -> None:
+        self.isa, self.bodies = isa, bodies
+        self.functions = [self._function(body) for body in bodies]
+
+    def _function(self, body: Body) -> Function:
+        insns = {insn.address: insn for insn in self.isa.decode(body.data, body.address)}
+        jumps = [insn for insn in insns.values() if insn.flow in (Flow.JUMP, Flow.BRANCH) and insn.target]
+        whole = Whole(insns, True, tuple(Jump(insn.address, insn.target or 0, insn.flow.value) for insn in jumps))
+        return Function(body.name, body.address, body.address + len(body.data), insns, lambda: whole)
+
+    def area(self, address: int) -> Area:
+        inside = next((body for body in self.bodies if body.address <= address < body.address + len(body.data)), None)
+        if inside is None:
+            return Area.TEXT if START <= address < RECORDS else Area.NOT_TEXT
+        return Area.ENTRY if inside.entry else Area.TEXT
+
+    def function(self, address: int) -> Function | None:
+        return next((known for known in self.functions if known.start <= address < known.end), None)
+
+    def marks(self, start: int, end: int) -> Sequence[Mark]:
+        return ()
+
+    def ftrace_sites(self, start: int, end: int) -> Sequence[FtraceSite]:
+        at = {body.address + body.tracer: body for body in self.bodies if body.tracer is not None}
+        sites = [FtraceSite(address, 5, False, body.data[body.tracer :][:5]) for address, body in at.items()]
+        return [site for site in sites if site.address < end and start < site.end]
+
+    def spell(self, address: int) -> str:
+        return f"{address:#x}"
+
+    def forget(self) -> None:
+        """Nothing is kept of what the guest may change."""
+
+
+class FakeMachine:
+    """See guest.machine.Machine: memory, and threads that run on it. writes: GDB's, in order."""
+
+    def __init__(self, memory: bytes, threads: Iterable[tuple[int, ...]] = ()) -> None:
+        self.memory = bytearray(memory)
+        self.threads = list(threads)
+        self.writes: list[tuple[int, bytes]] = []
+        self.executed: list[int] = []
+        self._uc: unicorn.Uc | None = None
+
+    def read(self, address: int, size: int) -> bytes:
+        at = address - START
+        if at < 0 or at + size > SIZE:
+            raise Unreadable(address, size)
+        return bytes(self.memory[at : at + size])
+
+    def write(self, address: int, data: bytes) -> None:
+        self.read(address, len(data))
+        self.writes.append((address, bytes(data)))
+        self.memory[address - START : address - START + len(data)] = data
+        if self._uc is not None:
+            self._uc.ctl_flush_tb()
+
+    read_physical, write_physical = read, write
+
+    def vcpus(self) -> tuple[Vcpu, ...]:
+        return ()
+
+    def selected(self) -> Vcpu:
+        raise AssertionError("threads are not vCPUs here")
+
+    def registers(self, vcpu: Vcpu, names: Sequence[str]) -> dict[str, int]:
+        raise AssertionError(f"there is no vCPU {vcpu}")
+
+    def write_registers(self, vcpu: Vcpu, values: Mapping[str, int]) -> None:
+        raise AssertionError(f"there is no vCPU {vcpu}")
+
+    def translates_pages(self) -> bool:
+        return True
+
+    def run_until(self, addresses: Sequence[int], timeout: float) -> Vcpu | None:
+        return None
+
+    def physical(self, address: int) -> int:
+        return address
+
+    def forget(self) -> None:
+        """Nothing is kept of what the guest may change."""
+
+    def saved(self) -> Iterator[Saved]:
+        """Registers and stacks of the threads."""
+        for number, state in enumerate(self.threads):
+            top = STACKS + STACK_SIZE * (number + 1)
+            words = array("Q", self.read(state[SP], (top - state[SP]) & -8))
+            yield Saved(f"thread {number}", 0, array("Q", state))
+            stack = Stack(top - STACK_SIZE, top, number + 1, f"thread{number}")
+            yield Saved(f"thread {number}", state[SP], words, stack)
+
+    def start_thread(self, pc: int) -> None:
+        state = dict.fromkeys(X86_64.registers, 0) | {"rax": 1, "rcx": 2, "rdx": 3, "rip": pc, "eflags": 2}
+        state["rsp"] = STACKS + STACK_SIZE * len(self.threads) + 0x800
+        self.threads.append(tuple(state.values()))
+
+    def run_one(self, state: tuple[int, ...]) -> tuple[int, ...]:
+        """Run one instruction of x86-64, with these registers."""
+        if self._uc is None:
+            self._uc = unicorn.Uc(unicorn.UC_ARCH_X86, unicorn.UC_MODE_64)
+            held = (ctypes.c_ubyte * SIZE).from_buffer(self.memory)
+            self._uc.mem_map_ptr(START, SIZE, unicorn.UC_PROT_ALL, ctypes.addressof(held))
+            self._uc.hook_add(unicorn.UC_HOOK_CODE, lambda _, at, size, data: self.executed.append(at))
+        self._uc.reg_write_batch(tuple(zip(REGISTERS, state, strict=True)))
+        self.executed.clear()
+        self._uc.emu_start(state[PC], 0, count=1)
+        return tuple(self._uc.reg_read_batch(REGISTERS))
+
+
+@dataclass
+class FakeStop:
+    stops: dict[int, list[FakeStop]]
+    address: int
+    on_hit: OnHit
+    stepped: int = 0
+    moved: int = 0
+
+    def remove(self) -> None:
+        self.stops[self.address].remove(self)
+
+
+class FakeStops:
+    """See probes.stops.Stops: of a debugger that steps over no breakpoint without its hit."""
+
+    def __init__(self) -> None:
+        self.points: dict[int, list[FakeStop]] = {}
+
+    def set(self, address: int, on_hit: OnHit, restarts: bool = False) -> FakeStop:
+        point = FakeStop(self.points, address, on_hit)
+        self.points.setdefault(address, []).append(point)
+        return point
+
+    def land(self, landing: Landing) -> FakeStop:
+        raise AssertionError("no program stops")
+
+    def arrived(self, address: int) -> None:
+        """The next step runs the hit of a thread that is at `address`."""
+
+    def take_back(self, address: int) -> int:
+        return 0
+
+    def on_resume(self, behind: Callable[[int], int | None], moved: Callable[[], None]) -> None:
+        """No program stops."""
+
+
+class FakeTracer:
+    """See probes.target.Tracer: a byte of memory for each site, 1 where the tracer is kept off."""
+
+    def __init__(self, machine: FakeMachine, text: FakeText) -> None:
+        self._machine = machine
+        sites = text.ftrace_sites(START, START + SIZE)
+        self.records = {site.address: RECORDS + number for number, site in enumerate(sites)}
+
+    def hold(self, site: FtraceSite) -> None:
+        self._machine.write(self.records[site.address], b"\1")
+
+    def release(self, site: FtraceSite) -> None:
+        self._machine.write(self.records[site.address], b"\0")
+
+    def forget(self, site: FtraceSite) -> None:
+        """No text goes."""
+
+    def passed_over(self) -> Sequence[int]:
+        return ()
+
+
+class Registers:
+    """`Scope` of a machine where only registers have names."""
+
+    def __init__(self, isa: Isa = X86_64) -> None:
+        self._isa = isa
+
+    def is_type(self, name: str) -> bool:
+        return False
+
+    def type(self, keyword: str, name: str) -> CType | Missing:
+        return Missing(f"no type {name}")
+
+    def name(self, name: str) -> Meaning | Missing:
+        return Missing(f"no name {name}")
+
+    def dollar(self, name: str) -> Meaning | Missing:
+        return Value(Register(name), UNSIGNED_LONG) if name in self._isa.registers else Missing(f"no register {name}")
+
+    def per_cpu_base(self) -> Expr | Missing:
+        return Missing("no CPUs")
+
+    def frame(self) -> Frame | Missing:
+        return Missing("no stacks")
+
+    def is_mapped(self, address: int, size: int) -> bool:
+        return False
+
+
+def _run_nothing(seconds: float | None) -> None:
+    """The time is up at once."""
+
+
+def _probe_no_programs(*_: object) -> None:
+    raise OptprobeError("no programs run here")
+
+
+def _set_nothing(values: Mapping[str, int]) -> None:
+    raise AssertionError(f"nothing here sets registers: {values}")
+
+
+@dataclass
+class FakeGuest:
+    """arena: where no journal is kept; else it is found as in a Linux guest. traps: where a trap is handled, see Body.
+
+    names: what names mean, where not only registers do. settings: of the session.
+    """
+
+    bodies: Sequence[Body]
+    isa: Isa = X86_64
+    arena: Arena | None = None
+    traps: TrapCalls | None = None
+    names: NamesAt | None = None
+    settings: Settings = field(default_factory=Settings)
+    memory: bytes = b""
+    threads: Sequence[tuple[int, ...]] = ()
+    forgotten: bool = False
+    machine: FakeMachine = field(init=False)
+    text: FakeText = field(init=False)
+    stops: FakeStops = field(default_factory=FakeStops, init=False)
+
+    def __post_init__(self) -> None:
+        self.machine = FakeMachine(self.memory or self._memory(), self.threads)
+        self.text = FakeText(self.isa, self.bodies)
+        self.tracer = FakeTracer(self.machine, self.text)
+        self.linux = self._linux()
+
+    def _memory(self) -> bytes:
+        memory = bytearray(SIZE)
+        for body in self.bodies:
+            memory[body.address - START : body.address - START + len(body.data)] = body.data
+        memory[CODE - START : DATA - START] = bytes([FILL]) * (DATA - CODE)
+        if self.arena is None:
+            memory[DATA - START : STACKS - START] = bytes([FILL]) * (STACKS - DATA)
+        return bytes(memory)
+
+    def _linux(self) -> Linux:
+        place = Room(((CODE, JOURNAL),), (DATA, STACKS), FILL, journal=(JOURNAL, DATA))
+        take = partial(physical.apply, (MAPPED,), self.machine)
+        give_back = partial(physical.undo, (MAPPED,), self.machine)
+        room = Room(place.code, place.data, FILL, take, give_back, mapping=(MAPPED,), journal=place.journal)
+        port = SimpleNamespace(
+            loaded=(0, 0), room=lambda machine, kernel: room, places=lambda machine, kernel: (place,),
+            trap_calls=lambda kernel, originals: self.trap_calls(), user_kernel=_probe_no_programs,
+        )
+        recovered = SimpleNamespace(build="fake", text=(START, RECORDS), still_there=lambda machine: True)
+        kernel = fakes.kernel(cast(Any, self.machine), {})
+        ours: Any = self
+        return Linux(
+            cast(Any, recovered), ours.machine, ours.machine, self.isa, kernel, ours, ours.text, ours.text,
+            cast(Port, port),
+        )  # fmt: skip
+
+    def trap_calls(self) -> TrapCalls:
+        if self.traps is None:
+            raise OptprobeError("this guest's handler of traps is not known")
+        return self.traps
+
+    @property
+    def target(self) -> Target:
+        linux, arena = self.linux, self.arena
+        known = self.names or NamesAt(Registers(self.isa))
+        entries = {body.address for body in self.bodies}
+
+        def new_arena() -> Arena:
+            return arena if arena is not None else linux.new_arena(self.settings)
+
+        return Target(
+            machine=self.machine,
+            isa=self.isa,
+            text=self.text,
+            stops=cast(Any, self.stops),
+            tracer=self.tracer,
+            new_arena=new_arena,
+            take_arena=linux.take_arena,
+            give_back_arena=linux.give_back_arena,
+            left=linux.left,
+            saved=self.machine.saved,
+            hides=lambda: False,
+            stacks_missing="",
+            symbol=lambda _: "",
+            completions=lambda _: (),
+            resolve=lambda location, _: (int(location[1:], 0),),
+            breakpoints=frozenset,
+            alive=self._check_alive,
+            scope=lambda _: known,
+            at_return=lambda address: known if address in entries else None,
+            trap_calls=self.trap_calls,
+            forget=self._forget,
+        )
+
+    def _check_alive(self) -> None:
+        if self.forgotten:
+            raise OptprobeError("the guest is not the one that was probed")
+
+    def _forget(self) -> None:
+        self.forgotten = True
+
+    def session(self) -> Session:
+        """Return a session of a GDB that has just connected."""
+        return Session(self.target, lambda: self.settings, _run_nothing)
+
+    def copy(self) -> FakeGuest:
+        """Return a guest in the same state, without the debugger's breakpoints."""
+        return FakeGuest(
+            self.bodies, self.isa, None, self.traps, self.names, self.settings,
+            bytes(self.machine.memory), tuple(self.machine.threads),
+        )  # fmt: skip
+
+    def after(self, writes: Sequence[tuple[int, bytes]]) -> FakeGuest:
+        """Return a copy in which a GDB has written this and died."""
+        found = self.copy()
+        for address, data in writes:
+            found.machine.write(address, data)
+        found.machine.writes.clear()
+        return found
+
+    def read_text(self) -> bytes:
+        """Return all that is not the arena's: text, the tracer's records, page tables."""
+        return self.machine.read(START, CODE - START)
+
+    # threads, on x86-64 ------------------------------------------------------------------------------------------
+
+    def start_threads(self, pc: int) -> None:
+        for _ in range(THREADS):
+            self.machine.start_thread(pc)
+
+    def step(self, number: int) -> int:
+        """Run one instruction of a thread, or its trap; return its address, which a hit may have moved."""
+        state = self.machine.threads[number]
+        pc = state[PC]
+        for point in list(self.stops.points.get(pc, ())):
+            registers = dict(zip(X86_64.registers, state, strict=True))
+            hit = Hit(pc, number, registers, self.machine.read, write=_set_nothing)
+            move = point.on_hit(hit)
+            if move is not None:
+                pc = move.registers[X86_64.pc]
+        state = (*state[:PC], pc, *state[PC + 1 :])
+        traps = self.traps is not None and self.machine.read(pc, 1) == self.traps.trap
+        self.machine.threads[number] = self._trap(number, state) if traps else self.machine.run_one(state)
+        return pc
+
+    def _trap(self, number: int, state: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the registers with which a thread goes on after a trap, as the kernel's entry code has them."""
+        assert self.traps is not None
+        values = dict(zip(X86_64.registers, state, strict=True))
+        (call,) = self.traps.calls
+        frame = (state[SP] - 0x200) & -16
+        kernel_mode = 0x10, 0x18
+        words = [values[name] for name in FRAME]
+        words += [0, values["rip"], kernel_mode[0], values["eflags"], values["rsp"], kernel_mode[1]]
+        self.machine.memory[frame - START : frame - START + 8 * len(words)] = array("Q", words).tobytes()
+        inside = dict.fromkeys(X86_64.registers, 0x5555) | {
+            "rdi": frame, "rsp": frame - 0x40, "rip": call.address, "eflags": 2
+        }  # fmt: skip
+        registers = tuple(inside.values())
+        while registers[PC] != call.end:
+            registers = self.machine.run_one(registers)
+        found = array("Q", self.machine.read(frame, 8 * len(words)))
+        after = values | dict(zip(FRAME, found, strict=False))
+        after |= {"rip": found[16], "eflags": found[18], "rsp": found[19]}
+        return tuple(after.values())
+
+
+def trap_calls(call: Body, handler: Body) -> TrapCalls:
+    """Return where a guest's traps are handled: `call` begins with the call of `handler`."""
+    (insn, *_) = X86_64.decode(call.data, call.address)
+    assert insn.target == handler.address
+    return TrapCalls(handler.address, (insn,), Entry(handler.address), ((call.address, insn.end),), trap=X86_64.trap)
