@@ -60,7 +60,7 @@ class Surroundings:
     faults:  where the 8 bytes are that count the probe's faults.
     dead:    before the probed instruction.
     per_cpu, base, readers: see isa.emitter.Before.
-    table_bits: of TableLayout. ring: what the ring is like.
+    table_bits: of HashMapLayout. ring: what the ring is like.
     first_kind: of records: that of the program's first object; the next one's is one more.
     cpu:     this CPU's number.
     pad:     where a program goes that stops; None where none can.

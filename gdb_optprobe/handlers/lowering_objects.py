@@ -11,16 +11,16 @@ from gdb_optprobe.handlers.lowering_words import Words
 from gdb_optprobe.handlers.program import Constant, Emit, Expr, Operand, Table, Text, Update
 from gdb_optprobe.isa.emitter import Arithmetic, Emitter, Label, Memory, Test, Value
 from gdb_optprobe.maps import ring
-from gdb_optprobe.maps.hash_map import CLAIMED, FACTOR, OVERFLOW, PROBES, READY, TableLayout
+from gdb_optprobe.maps.hash_map import CLAIMED, FACTOR, OVERFLOW, PROBES, READY, HashMapLayout
 from gdb_optprobe.maps.ring import RingLayout
 
 
-def layout(table: Table, bits: int) -> TableLayout:
-    """bits: see TableLayout."""
-    return TableLayout(table.key_size // 8, table.aggregate, bits)
+def layout(table: Table, bits: int) -> HashMapLayout:
+    """bits: see HashMapLayout."""
+    return HashMapLayout(table.key_size // 8, table.aggregate, bits)
 
 
-def count_by(emit: Emitter, words: Words, action: Update, table: TableLayout, at: int) -> None:
+def count_by(emit: Emitter, words: Words, action: Update, table: HashMapLayout, at: int) -> None:
     """Add a value to the aggregate of a key, in the table at an address."""
     with ExitStack() as stack:
         value = stack.enter_context(words.operand(action.value or Constant(0)))
@@ -37,8 +37,8 @@ def count_by(emit: Emitter, words: Words, action: Update, table: TableLayout, at
         emit.mark(done)
 
 
-def _first_slot(emit: Emitter, slot: str, key: Sequence[str | int], table: TableLayout, at: int) -> None:
-    """TableLayout.place, and the address of the slot there."""
+def _first_slot(emit: Emitter, slot: str, key: Sequence[str | int], table: HashMapLayout, at: int) -> None:
+    """HashMapLayout.place, and the address of the slot there."""
     with emit.pool.borrowed() as factor:
         emit.constant(factor, FACTOR)
         if isinstance(key[0], int):
@@ -54,7 +54,7 @@ def _first_slot(emit: Emitter, slot: str, key: Sequence[str | int], table: Table
     emit.address(slot, Memory(slot, as_number(at + 8, True)))
 
 
-def _search(emit: Emitter, slot: str, left: str, key: Sequence[str | int], table: TableLayout, found: Label) -> None:
+def _search(emit: Emitter, slot: str, left: str, key: Sequence[str | int], table: HashMapLayout, found: Label) -> None:
     """To `found` with the key's slot, or on."""
     look, other, not_ready = Label(), Label(), Label()
     state = Memory(slot)

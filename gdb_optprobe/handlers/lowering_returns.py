@@ -31,7 +31,7 @@ from gdb_optprobe.maps.call_table import (
     SHIFT,
     SLOTS,
     WORD,
-    InstancesLayout,
+    CallTableLayout,
 )
 
 
@@ -39,7 +39,7 @@ from gdb_optprobe.maps.call_table import (
 class Table:
     """A table of instances in guest memory, at `address`."""
 
-    layout: InstancesLayout
+    layout: CallTableLayout
     address: int
 
     @property

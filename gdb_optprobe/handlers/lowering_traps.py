@@ -14,14 +14,14 @@ from gdb_optprobe.handlers.lowering_search import Slots, following, home
 from gdb_optprobe.isa.code import Code
 from gdb_optprobe.isa.emitter import Arithmetic, Label, Memory, Test, Value
 from gdb_optprobe.isa.trapping import Entry, Trapping
-from gdb_optprobe.maps.trap_table import DETOUR, FACTOR, KEY, SHIFT, SLOT, TrapsLayout
+from gdb_optprobe.maps.trap_table import DETOUR, FACTOR, KEY, SHIFT, SLOT, TrapTableLayout
 
 
 @dataclass(frozen=True, slots=True)
 class Traps:
     """A table of traps in guest memory, at `address`."""
 
-    layout: TrapsLayout
+    layout: TrapTableLayout
     address: int
 
     @property

@@ -38,7 +38,7 @@ from gdb_optprobe.maps.user_call_table import (
     SPACE,
     TRAMPOLINE,
     WORD,
-    UserCallsLayout,
+    UserCallTableLayout,
 )
 
 MOST_POPPED = 16
@@ -49,7 +49,7 @@ MOST_POPPED = 16
 class Table:
     """In guest memory, at `address`. mm: an expression of the address space that runs."""
 
-    layout: UserCallsLayout
+    layout: UserCallTableLayout
     address: int
     mm: Expr
 

@@ -16,14 +16,14 @@ from gdb_optprobe.isa.code import Code, joined
 from gdb_optprobe.isa.emitter import Arithmetic, Before, Label, Memory, Pool, Readers, Test, Value
 from gdb_optprobe.isa.user import UserEmitter, UserTrapping
 from gdb_optprobe.maps.trap_table import FACTOR, SHIFT
-from gdb_optprobe.maps.user_trap_table import CODE, INODE, OFFSET, SLOT, UserTrapsLayout
+from gdb_optprobe.maps.user_trap_table import CODE, INODE, OFFSET, SLOT, UserTrapTableLayout
 
 
 @dataclass(frozen=True, slots=True)
 class UserTraps:
     """A table of traps in guest memory, at `address`."""
 
-    layout: UserTrapsLayout
+    layout: UserTrapTableLayout
     address: int
 
     @property

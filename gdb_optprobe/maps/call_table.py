@@ -33,7 +33,7 @@ MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
+class ActiveCall:
     """A call. key: its stack address + 1. back: where it returns to. saved: what its entry kept."""
 
     key: int
@@ -47,13 +47,13 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True)
-class Instances:
+class CallTable:
     """What a table holds. active: calls that are under way, those being entered just now (key 1) among them."""
 
     returns: int
     missed: int
     dropped: int
-    active: tuple[Instance, ...]
+    active: tuple[ActiveCall, ...]
 
     @property
     def entries(self) -> int:
@@ -61,7 +61,7 @@ class Instances:
 
 
 @dataclass(frozen=True, slots=True)
-class InstancesLayout:
+class CallTableLayout:
     """slots: how many calls there is room for, at least 1. saved: words kept of each."""
 
     slots: int = 512
@@ -97,21 +97,21 @@ class InstancesLayout:
         first = self.home(key)
         return (SLOTS + (first + step) % self.slots * self.slot_size for step in range(self.slots))
 
-    def decode(self, data: bytes) -> Instances:
+    def decode(self, data: bytes) -> CallTable:
         """What a table's memory holds."""
         returns, missed, dropped = decode(data[:SLOTS])
-        return Instances(returns, missed, dropped, tuple(self.slot(data, at) for at in self.taken(data)))
+        return CallTable(returns, missed, dropped, tuple(self.slot(data, at) for at in self.taken_slots(data)))
 
-    def taken(self, data: bytes) -> Sequence[int]:
+    def taken_slots(self, data: bytes) -> Sequence[int]:
         """Offsets of the slots that are not free."""
         keys = memoryview(data[SLOTS : self.end]).cast("Q")[:: self.slot_size // WORD]
         return [SLOTS + self.slot_size * number for number, key in enumerate(keys) if key]
 
-    def find(self, data: bytes, key: int) -> tuple[Instance, ...]:
+    def find(self, data: bytes, key: int) -> tuple[ActiveCall, ...]:
         """The calls with this key, the newest first."""
         return tuple(slot for at in self.search(key) if (slot := self.slot(data, at)).key == key)
 
-    def entered(self, data: bytes, new: Instance, alive: bool) -> tuple[bytes, bool]:
+    def enter(self, data: bytes, new: ActiveCall, alive: bool) -> tuple[bytes, bool]:
         """The table after a call was entered, and whether there was room; as the guest itself does it.
 
         alive: earlier calls with the same key are under way: it returns to one of our own trampolines. Others are
@@ -121,7 +121,7 @@ class InstancesLayout:
         if not alive:
             for at in self._before_free(data, places):
                 if self.slot(data, at).key == new.key:
-                    data = _added(self._with(data, at, Instance(0, 0)), DROPPED, 1)
+                    data = _added(self._with(data, at, ActiveCall(0, 0)), DROPPED, 1)
         taken = self._before_free(data, places)
         if len(taken) == len(places):
             return _added(data, MISSED, 1), False
@@ -131,33 +131,33 @@ class InstancesLayout:
                 data, hole = self._with(data, hole, self.slot(data, at)), at
         return self._with(data, hole, new), True
 
-    def left(self, data: bytes, key: int) -> bytes:
+    def remove(self, data: bytes, key: int) -> bytes:
         """The table without the newest call with this key, as if it had not been entered."""
         for at in self.search(key):
             if self.slot(data, at).key == key:
-                return self._with(data, at, Instance(0, 0))
+                return self._with(data, at, ActiveCall(0, 0))
         return data
 
-    def dropped(self, data: bytes, keys: Collection[int]) -> bytes:
+    def drop(self, data: bytes, keys: Collection[int]) -> bytes:
         """The table without all calls that have one of these keys: they never return."""
-        for at in self.taken(data):
+        for at in self.taken_slots(data):
             if self.slot(data, at).key in keys:
-                data = _added(self._with(data, at, Instance(0, 0)), DROPPED, 1)
+                data = _added(self._with(data, at, ActiveCall(0, 0)), DROPPED, 1)
         return data
 
-    def missed(self, data: bytes, calls: int = 1) -> bytes:
+    def miss(self, data: bytes, calls: int = 1) -> bytes:
         """The table after so many more calls that there was no way to see return."""
         return _added(data, MISSED, calls)
 
     def _before_free(self, data: bytes, places: Sequence[int]) -> Sequence[int]:
         return list(takewhile(lambda at: self.slot(data, at).key, places))
 
-    def slot(self, data: bytes, at: int = 0) -> Instance:
+    def slot(self, data: bytes, at: int = 0) -> ActiveCall:
         """What the slot at that offset holds."""
         key, back, *saved = decode(data[at : at + SAVED + WORD * self.saved])
-        return Instance(key, back, tuple(saved))
+        return ActiveCall(key, back, tuple(saved))
 
-    def _with(self, data: bytes, at: int, slot: Instance) -> bytes:
+    def _with(self, data: bytes, at: int, slot: ActiveCall) -> bytes:
         saved = (*slot.saved, *(0,) * self.saved)[: self.saved]
         words = encode((slot.key, slot.back, *saved))
         return data[:at] + words + data[at + len(words) :]

@@ -30,7 +30,7 @@ OVERFLOW = 0  # offset
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class HashMapContents:
     """by_key: aggregates' words. overflow: values that are in none."""
 
     by_key: Mapping[bytes, tuple[int, ...]]
@@ -38,7 +38,7 @@ class Contents:
 
 
 @dataclass(frozen=True, slots=True)
-class TableLayout:
+class HashMapLayout:
     """key_words: of 8 bytes each, at least 1. bits: the table has 2**bits places, at least 2."""
 
     key_words: int
@@ -79,7 +79,7 @@ class TableLayout:
             mixed = mixed * FACTOR & MASK ^ word
         return (mixed * FACTOR & MASK) >> 64 - self.bits
 
-    def decode(self, data: bytes) -> Contents:
+    def decode(self, data: bytes) -> HashMapContents:
         found: dict[bytes, tuple[int, ...]] = {}
         for at in range(8, self.size, self.slot_size):
             slot = data[at : at + self.slot_size]
@@ -87,4 +87,4 @@ class TableLayout:
                 continue
             key, words = slot[8 : self.value_offset], decode(slot[self.value_offset :])
             found[key] = merged(self.aggregate, found[key], words) if key in found else words
-        return Contents(found, int.from_bytes(data[:8], "little"))
+        return HashMapContents(found, int.from_bytes(data[:8], "little"))

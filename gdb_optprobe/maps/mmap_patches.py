@@ -18,12 +18,12 @@ INODE, OFFSET, LENGTH, DATA, OLD = 0, 8, 16, 32, 48
 LONGEST = 16
 SIZE = 64
 _ROW = struct.Struct(f"<QQQ8x{LONGEST}s{LONGEST}s")
-NOBODY = 1
+DISABLED = 1
 """In place of an inode: a row that is not carried out."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MmapPatch:
     """`data` at `offset` of every mapping of the file; `old`: what the file has there."""
 
     inode: int
@@ -31,20 +31,20 @@ class Row:
     data: bytes
     old: bytes
 
-    def pieces(self) -> tuple[Row, ...]:
+    def split(self) -> tuple[MmapPatch, ...]:
         """The same in rows that a table can hold."""
         parts = [(at, slice(at, at + LONGEST)) for at in range(0, len(self.data), LONGEST)]
-        return tuple(Row(self.inode, self.offset + at, self.data[part], self.old[part]) for at, part in parts)
+        return tuple(MmapPatch(self.inode, self.offset + at, self.data[part], self.old[part]) for at, part in parts)
 
     def encode(self) -> bytes:
         return _ROW.pack(self.inode, self.offset, len(self.data), self.data, self.old)
 
-    def withdrawn(self) -> bytes:
+    def encode_disabled(self) -> bytes:
         """What stands in its place while somebody may be at it."""
-        return _ROW.pack(NOBODY, self.offset, len(self.data), self.old, self.old)
+        return _ROW.pack(DISABLED, self.offset, len(self.data), self.old, self.old)
 
 
-def encode(rows: Sequence[Row], room: int) -> bytes:
+def encode(rows: Sequence[MmapPatch], room: int) -> bytes:
     """All rows of a table with room for so many, and what ends them."""
     return b"".join(row.encode() for row in rows).ljust((room + 1) * SIZE, b"\0")
 

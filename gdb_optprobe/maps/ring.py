@@ -35,18 +35,18 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class RingPosition:
     """What was read before: all records below `following` but those pending."""
 
     following: int = 0
     pending: tuple[int, ...] = ()
 
 
-START = Position()
+START = RingPosition()
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class RingContents:
     """What came since a position.
 
     records: the finished ones, in order.
@@ -57,7 +57,7 @@ class Contents:
     records: tuple[Record, ...]
     dropped: int
     header: bytes
-    position: Position
+    position: RingPosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class RingLayout:
     def initial(self) -> bytes:
         return self._header(0, 0) + bytes(self.places * self.record_size)
 
-    def decode(self, data: bytes, since: Position = START) -> Contents:
+    def decode(self, data: bytes, since: RingPosition = START) -> RingContents:
         following, first = (int.from_bytes(data[at : at + 8], "little") for at in (NEXT, FIRST))
         limit = first + self.places
         # No number outside of [first, limit) has a place: there are as many as places, whatever the header says.
@@ -90,11 +90,11 @@ class RingLayout:
         numbers = (*before, *range(max(since.following, first), min(following, limit)))
         found = {number: self._record(data, number) for number in numbers}
         pending = tuple(number for number, record in found.items() if record is None)
-        return Contents(
+        return RingContents(
             records=tuple(record for record in found.values() if record is not None and record.kind != VOID),
             dropped=max(0, following - max(limit, since.following)),
             header=self._header(following, first if pending and following > limit else min((*pending, following))),
-            position=Position(following, pending),
+            position=RingPosition(following, pending),
         )
 
     def _record(self, data: bytes, number: int) -> Record | None:

@@ -17,7 +17,7 @@ SHIFT = 16
 
 
 @dataclass(frozen=True, slots=True)
-class TrapsLayout:
+class TrapTableLayout:
     """slots: a power of two."""
 
     slots: int

@@ -34,7 +34,7 @@ BEING_FILLED = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class UserCall:
     """at: the address on the user's stack; None while that is not known yet. mm: whose stack."""
 
     at: int | None
@@ -46,7 +46,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class CallCounters:
     """The counts of one function's calls."""
 
     returns: int = 0
@@ -55,20 +55,20 @@ class Point:
     active: int = 0
 
     @classmethod
-    def decode(cls, data: bytes) -> Point:
+    def decode(cls, data: bytes) -> CallCounters:
         return cls(*decode(data[: 4 * WORD]))
 
 
-POINT_SIZE = 6 * WORD
+COUNTERS_SIZE = 6 * WORD
 
 
-def point_initial(size: int) -> bytes:
+def initial_counters(size: int) -> bytes:
     """Before the first call. size: of the program's words."""
     return bytes(4 * WORD) + encode((size, 1))
 
 
 @dataclass(frozen=True, slots=True)
-class UserCallsLayout:
+class UserCallTableLayout:
     """slots: how many calls there is room for, a power of two, at least 2."""
 
     slots: int
@@ -94,13 +94,13 @@ class UserCallsLayout:
         """The slot where the search for a key begins."""
         return ((key + mm) * FACTOR & MASK) >> SHIFT & self.homes - 1
 
-    def calls(self, data: bytes) -> Iterator[Call]:
+    def calls(self, data: bytes) -> Iterator[UserCall]:
         """Those under way, in the order of their slots."""
         return (call for _, call in self.places(data))
 
-    def places(self, data: bytes) -> Iterator[tuple[int, Call]]:
+    def places(self, data: bytes) -> Iterator[tuple[int, UserCall]]:
         """The same with the offsets of their slots."""
         for at in range(0, self.end, SLOT):
             key, mm, back, code, point, trampoline = decode(data[at : at + SAVED])
             if key:
-                yield at, Call(key >> 1 if key != BEING_FILLED else None, mm, back, code, point, trampoline)
+                yield at, UserCall(key >> 1 if key != BEING_FILLED else None, mm, back, code, point, trampoline)

@@ -23,7 +23,7 @@ Key = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class UserTrapsLayout:
+class UserTrapTableLayout:
     """slots: a power of two."""
 
     slots: int

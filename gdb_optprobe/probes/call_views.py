@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from gdb_optprobe.maps.call_table import Instances
+from gdb_optprobe.maps.call_table import CallTable
 from gdb_optprobe.probes.kretprobes import UnderWay
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.spec import Kind
@@ -12,7 +12,7 @@ from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.views import CallsView, OutView, ProbeView
 
 
-def calls(found: Instances, out: Sequence[UnderWay]) -> CallsView:
+def calls(found: CallTable, out: Sequence[UnderWay]) -> CallsView:
     """out: those of `found` that are under way, and whose they are."""
     callers = [OutView(one.caller.who, one.caller.pid, one.caller.name) for one in out]
     callers.sort(key=lambda one: (one.pid is None, one.pid, one.who))
@@ -39,11 +39,11 @@ def told(views: Iterable[ProbeView]) -> Iterator[str]:
         yield f"{view.location}: {count} under way that deleted probes saw entered; {kept}"
 
 
-def _deleted(address: int, tables: Sequence[Instances], out: Sequence[UnderWay], target: Target) -> ProbeView:
+def _deleted(address: int, tables: Sequence[CallTable], out: Sequence[UnderWay], target: Target) -> ProbeView:
     symbol = target.symbol(address)
     counts = [(table.returns, table.missed, table.dropped) for table in tables]
     returns, missed, dropped = (sum(each) for each in zip(*counts, strict=True))
-    found = Instances(returns, missed, dropped, tuple(one.call for one in out))
+    found = CallTable(returns, missed, dropped, tuple(one.call for one in out))
     return row(Kind.KRETPROBE, address, symbol or f"*{address:#x}", symbol, calls(found, out))
 
 

@@ -46,7 +46,7 @@ from gdb_optprobe.isa.code import Code
 from gdb_optprobe.isa.emitter import Kept, Readers
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.maps.aggregate import Count
-from gdb_optprobe.maps.hash_map import TableLayout
+from gdb_optprobe.maps.hash_map import HashMapLayout
 from gdb_optprobe.maps.ring import RingLayout
 from gdb_optprobe.probes.stops import Hit
 
@@ -76,7 +76,7 @@ class Handler:
     cpu:        this CPU's number, where records can tell it.
     unmapped:   how memory that may not be there is read.
     entry:      of a return probe, what it does where the function is entered.
-    table_bits: of each table, see TableLayout. ring_bits: of the ring, see RingLayout.
+    table_bits: of each table, see HashMapLayout. ring_bits: of the ring, see RingLayout.
     """
 
     program: Program = field(default_factory=lambda: Program(None, (Update(HITS),)))
@@ -142,10 +142,10 @@ class Handler:
         return tuple(target for target in self.objects[1:] if isinstance(target, Cell))
 
     @cached_property
-    def tables(self) -> tuple[tuple[Table, TableLayout], ...]:
+    def tables(self) -> tuple[tuple[Table, HashMapLayout], ...]:
         """What is asked for by key, in order."""
         found = (target for target in self.objects if isinstance(target, Table))
-        return tuple((one, TableLayout(one.key_size // WORD, one.aggregate, self.table_bits)) for one in found)
+        return tuple((one, HashMapLayout(one.key_size // WORD, one.aggregate, self.table_bits)) for one in found)
 
     @cached_property
     def ring(self) -> RingLayout | None:

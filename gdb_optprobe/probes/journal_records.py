@@ -13,7 +13,7 @@ from gdb_optprobe.handlers.encoding import encode
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.maps import validate
 from gdb_optprobe.maps.journal_format import Damaged
-from gdb_optprobe.maps.ring import Position
+from gdb_optprobe.maps.ring import RingPosition
 from gdb_optprobe.probes import fields
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.probe import Probe
@@ -54,7 +54,7 @@ class Noted:
     data: int | None
     program: int
     sizes: Mapping[str, int]
-    since: Position
+    since: RingPosition
     seen: tuple[int, ...]
     home: str = ""
     waits: bool = False
@@ -156,7 +156,7 @@ def _noted(number: int, value: Mapping[str, Any]) -> Noted:
         data=validate.number(value["data"]) if "data" in value else None,
         program=validate.number(value.get("program", 0), 1 << 32),
         sizes={name: size_of(name, size) for name, size in sizes.items()},
-        since=Position(following, tuple(pending)),
+        since=RingPosition(following, tuple(pending)),
         seen=validate.numbers(value.get("seen", []), WORDS, least=-(1 << 63)),
         home=home,
         waits=waits,

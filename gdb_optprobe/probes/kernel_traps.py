@@ -25,7 +25,7 @@ from gdb_optprobe.handlers import lowering_traps
 from gdb_optprobe.isa import traps
 from gdb_optprobe.isa.trapping import Trapping
 from gdb_optprobe.maps import trap_table as traps_layout
-from gdb_optprobe.maps.trap_table import DETOUR, KEY, SLOT, TrapsLayout, slot
+from gdb_optprobe.maps.trap_table import DETOUR, KEY, SLOT, TrapTableLayout, slot
 from gdb_optprobe.probes import hooks
 from gdb_optprobe.probes.installed_detour import Placed
 from gdb_optprobe.probes.target import Target
@@ -38,7 +38,7 @@ GROWTH = 4
 class _Handler:
     """In the guest, with its table, which holds `data`. calls: the kernel's calls of its own handler lead here."""
 
-    layout: TrapsLayout
+    layout: TrapTableLayout
     memory: Slot
     data: bytearray
     placed: Placed
@@ -150,13 +150,13 @@ class Traps:
             new = 0 if memory is not None and self._known(memory, traps) else self._layout(len(traps)).size
             arena.check_aside(self.target.trap_calls().handler, self.target.isa.data_reach, new)
 
-    def _layout(self, traps: int) -> TrapsLayout:
-        layout = TrapsLayout(SLOTS if self._handler is None else self._handler.layout.slots)
+    def _layout(self, traps: int) -> TrapTableLayout:
+        layout = TrapTableLayout(SLOTS if self._handler is None else self._handler.layout.slots)
         while traps >= layout.room:
-            layout = TrapsLayout(GROWTH * layout.slots)
+            layout = TrapTableLayout(GROWTH * layout.slots)
         return layout
 
-    def _table(self, arena: Arena) -> tuple[TrapsLayout, Slot, bytearray]:
+    def _table(self, arena: Arena) -> tuple[TrapTableLayout, Slot, bytearray]:
         """One with room for one more trap: an earlier session's, or a new one. Raises Refused."""
         memory = arena.adopt_table(TableKind.TRAPS, traps_layout.is_size) if self._handler is None else None
         if memory is not None:
@@ -170,11 +170,11 @@ class Traps:
         near, reach = self.target.trap_calls().handler, self.target.isa.data_reach
         return layout, arena.allocate_table(TableKind.TRAPS, layout.size, near, reach), layout.encode(self._detours)
 
-    def _known(self, memory: Slot, traps: Iterable[int]) -> tuple[TrapsLayout, bytearray, Collection[int]] | None:
+    def _known(self, memory: Slot, traps: Iterable[int]) -> tuple[TrapTableLayout, bytearray, Collection[int]] | None:
         """An earlier session's table, what it holds and the traps in it; None where it has no room for these too."""
         if not traps_layout.is_size(memory.size):
             return None
-        layout = TrapsLayout(memory.size // SLOT)
+        layout = TrapTableLayout(memory.size // SLOT)
         data = bytearray(self.target.machine.read(memory.address, layout.size))
         known = layout.decode(data)
         return (layout, data, known) if known is not None and len({*known, *traps}) <= layout.room else None

@@ -40,7 +40,7 @@ from gdb_optprobe.isa.code import Code, joined
 from gdb_optprobe.isa.emitter import Before, Readers
 from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.isa.returning import Returning
-from gdb_optprobe.maps.call_table import SAVED, WORD, Instance, Instances, InstancesLayout, changes
+from gdb_optprobe.maps.call_table import SAVED, WORD, ActiveCall, CallTable, CallTableLayout, changes
 from gdb_optprobe.probes import kretprobe_check
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.installed_detour import Placed
@@ -81,7 +81,7 @@ class ReturnPoint:
     """
 
     address: int
-    layout: InstancesLayout
+    layout: CallTableLayout
     memory: Slot
     stopping: ReturnStops
     trampoline: Placed | None = None
@@ -97,11 +97,11 @@ class ReturnPoint:
     _readers: tuple[Readers | None, ...] = ()
     _base: int | None = None
     _ours: tuple[int, int] = (0, 0)
-    _entered: Instance | None = None
+    _entered: ActiveCall | None = None
     _had_room: bool = False
 
     @classmethod
-    def made(cls, address: int, layout: InstancesLayout, target: Target, arena: Arena, behind: Behind) -> ReturnPoint:
+    def made(cls, address: int, layout: CallTableLayout, target: Target, arena: Arena, behind: Behind) -> ReturnPoint:
         """For the function that is entered at `address`. Raises Refused where there is no memory."""
         memory = arena.allocate_data(layout.size, address, target.isa.data_reach)
         target.machine.write(memory.address, layout.initial())
@@ -120,7 +120,7 @@ class ReturnPoint:
     def found(
         cls,
         address: int,
-        layout: InstancesLayout,
+        layout: CallTableLayout,
         memory: Slot,
         left: dict[int, Detour],
         arena: Arena,
@@ -163,24 +163,24 @@ class ReturnPoint:
         """Whether a trampoline begins at `pc`: what calls have as return address."""
         return (found := self.at(pc)) is not None and found.address == pc
 
-    def instances(self, target: Target) -> Instances:
+    def instances(self, target: Target) -> CallTable:
         """What the table in the guest holds now."""
         return self.layout.decode(self._read(target))
 
     def is_half_full(self, target: Target) -> bool:
-        return 2 * len(self.layout.taken(self._read(target))) > self.layout.slots
+        return 2 * len(self.layout.taken_slots(self._read(target))) > self.layout.slots
 
-    def calls(self, target: Target) -> Instances:
+    def calls(self, target: Target) -> CallTable:
         """All calls since the first probe of the function, those in older tables among them."""
         tables = [self.instances(target), *(point.calls(target) for point in self.older)]
         counts = [(each.returns, each.missed, each.dropped) for each in tables]
         returns, missed, dropped = (sum(each) for each in zip(self.before, *counts, strict=True))
-        return Instances(returns, missed, dropped, tuple(call for each in tables for call in each.active))
+        return CallTable(returns, missed, dropped, tuple(call for each in tables for call in each.active))
 
     def drop(self, keys: Collection[int], target: Target) -> None:
         """The calls with these keys never return."""
         before = self._read(target)
-        after = self.layout.dropped(before, keys)
+        after = self.layout.drop(before, keys)
         self._write(before, after, target)
         self.stopping.drop_all_but(self.layout.decode(after))
 
@@ -328,15 +328,15 @@ class ReturnPoint:
         key = isa.key_of(hit.regs[target.isa.sp])
         back = hit.regs[isa.link] if isa.link else int.from_bytes(hit.read(isa.shown_at(key), WORD), "little")
         before = self._read(target)
-        new, alive = Instance(key, back), self.is_ours(back) or back in target.hidden_returns
+        new, alive = ActiveCall(key, back), self.is_ours(back) or back in target.hidden_returns
         timed = any(Clock() in nodes(node) for part in self.parts for at, node in part.kept if at != part.time)
-        after, room = (self.layout.missed(before), False) if timed else self.layout.entered(before, new, alive)
+        after, room = (self.layout.miss(before), False) if timed else self.layout.enter(before, new, alive)
         if room:
             saved = self._kept(wanted, hit, target)
             if saved is None:
                 return
             new = replace(new, saved=saved)
-            after, _ = self.layout.entered(before, new, alive)
+            after, _ = self.layout.enter(before, new, alive)
         self._write(before, after, target)
         if room:
             for probe, part in self._served:
@@ -417,12 +417,12 @@ class ReturnPoint:
             return
         before = self._read(target)
         if not self._had_room:
-            self._write(before, self.layout.missed(before, -1), target)
+            self._write(before, self.layout.miss(before, -1), target)
             return
         machine = target.machine
         # GDB may die in between: nobody may return to the trampoline without an instance.
         self._return_to(new.back, new.key, partial(machine.write_registers, machine.selected()), target)
-        self._write(before, self.layout.left(before, new.key), target)
+        self._write(before, self.layout.remove(before, new.key), target)
 
     def _write(self, before: bytes, after: bytes, target: Target) -> None:
         for offset, word in changes(before, after):
@@ -464,14 +464,14 @@ def _may_leave_out(probe: Probe) -> bool:
     return probe.handler.entry.condition is not None or probe.spec.pre_handler is not None
 
 
-def layout_for(probes: Sequence[Probe], least: int = SLOTS) -> InstancesLayout:
+def layout_for(probes: Sequence[Probe], least: int = SLOTS) -> CallTableLayout:
     """Of a table that these return probes of one function can share, whichever of them are enabled.
 
     least: how many calls there is room for, where not every probe bounds them.
     """
     bounds = [probe.spec.maxactive for probe in probes]
     saved = sum(len(probe.handler.entry.words) + _others(probe) for probe in probes)
-    return InstancesLayout(max(bounds) if all(bounds) else least, saved)
+    return CallTableLayout(max(bounds) if all(bounds) else least, saved)
 
 
 def _others(probe: Probe) -> int:

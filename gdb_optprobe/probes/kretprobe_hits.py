@@ -21,7 +21,7 @@ from gdb_optprobe.handlers.lowering import RUNG
 from gdb_optprobe.handlers.lowering_returns import Leaving, Part
 from gdb_optprobe.handlers.scope import Value
 from gdb_optprobe.isa import returns
-from gdb_optprobe.maps.call_table import SAVED, WORD, Instances, InstancesLayout
+from gdb_optprobe.maps.call_table import SAVED, WORD, CallTable, CallTableLayout
 from gdb_optprobe.probes.installed_detour import new_pad
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.stops import Arrival, Hit, Move, ReturnLanding, StopPoint
@@ -88,7 +88,7 @@ class ReturnStops:
     """
 
     address: int
-    layout: InstancesLayout
+    layout: CallTableLayout
     behind: Behind
     probes: dict[int, Probe] = field(default_factory=dict)
     pad: Pad | None = None
@@ -196,7 +196,7 @@ class ReturnStops:
         """It is deleted."""
         self._data = {each: kept for each, kept in self._data.items() if kept[0] is not probe}
 
-    def drop_all_but(self, found: Instances) -> None:
+    def drop_all_but(self, found: CallTable) -> None:
         """The data of calls that the table does not hold any more."""
         words = {word for call in found.active for word in call.saved}
         self._data = {each: kept for each, kept in self._data.items() if each in words}

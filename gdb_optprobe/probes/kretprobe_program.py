@@ -13,7 +13,7 @@ from gdb_optprobe.handlers.saved import SAVE, Entry, ReturnScope, compile_entry
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.isa import returns
 from gdb_optprobe.isa.emitter import Before, Readers
-from gdb_optprobe.maps.call_table import InstancesLayout
+from gdb_optprobe.maps.call_table import CallTableLayout
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.spec import Spec
@@ -37,7 +37,7 @@ def try_entry(handler: Handler, plan: Plan, target: Target, readers: Readers | N
     assert isa is not None, "it was compiled"
     before = Before(plan.dead, per_cpu=handler.per_cpu, base=plan.base, readers=readers)
     part = Part(handler.entry, around=handler.at_entry(plan.address))
-    table = Table(InstancesLayout(1, len(handler.entry.words)), plan.address)
+    table = Table(CallTableLayout(1, len(handler.entry.words)), plan.address)
     entry(table, Way(plan.address, (plan.address, plan.end), plan.address), before, isa, [part])
 
 

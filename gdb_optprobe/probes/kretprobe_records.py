@@ -9,7 +9,7 @@ from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.left import Left
 from gdb_optprobe.maps import validate
-from gdb_optprobe.maps.call_table import InstancesLayout
+from gdb_optprobe.maps.call_table import CallTableLayout
 from gdb_optprobe.maps.journal_format import Damaged
 from gdb_optprobe.probes.kretprobe import ReturnPoint
 
@@ -28,7 +28,7 @@ def points_of(left: Left, arena: Arena | None) -> list[ReturnPoint]:
             raise Damaged(f"return probes at {at:#x}: {wrong}") from None
         if memory is None or not left.bounds.has(address):
             raise Damaged(f"return probes at {at:#x}")
-        layout = InstancesLayout(slots, saved)
+        layout = CallTableLayout(slots, saved)
         if layout.size > memory.size:
             raise Damaged(f"return probes at {at:#x}: {layout.size} bytes in {memory.size}")
         before, ended = _counted(at, (left.calls or {}).get(at, _NOTHING))

@@ -23,7 +23,7 @@ from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.saved import Saved
 from gdb_optprobe.isa.base import ReadMemory
-from gdb_optprobe.maps.call_table import WORD, Instance, InstancesLayout
+from gdb_optprobe.maps.call_table import WORD, ActiveCall, CallTableLayout
 from gdb_optprobe.probes import kretprobe, kretprobe_records
 from gdb_optprobe.probes.active_calls import Caller, Code, Judge, judge
 from gdb_optprobe.probes.kretprobe import ReturnPoint, is_on_stack, layout_for, shown_at
@@ -40,7 +40,7 @@ class UnderWay:
     """A call of the function of `point`, and who makes it."""
 
     point: ReturnPoint
-    call: Instance
+    call: ActiveCall
     caller: Caller
 
 
@@ -132,7 +132,7 @@ class Returns:
         site.next_point = self._made(site.address, layout, target, arena)
         return True
 
-    def _made(self, address: int, layout: InstancesLayout, target: Target, arena: Arena) -> ReturnPoint:
+    def _made(self, address: int, layout: CallTableLayout, target: Target, arena: Arena) -> ReturnPoint:
         try:
             point = ReturnPoint.made(address, layout, target, arena, self._behind(target))
         except Refused as refused:
@@ -244,7 +244,7 @@ class Returns:
         self.points = [point for point in self.points if point not in gone]
 
 
-def _hidden(call: Instance, point: ReturnPoint, target: Target) -> bool:
+def _hidden(call: ActiveCall, point: ReturnPoint, target: Target) -> bool:
     """Whether a call that is under way does not show on its stack that it returns to us."""
     at = shown_at(call.key, target)
     if at is None:
@@ -265,7 +265,7 @@ def check(probe: Probe, target: Target, arena: Arena) -> None:
         raise _too_large(layout, refused, arena) from None
 
 
-def _too_large(layout: InstancesLayout, refused: Refused, arena: Arena) -> Refused:
+def _too_large(layout: CallTableLayout, refused: Refused, arena: Arena) -> Refused:
     """Return the refusal of a table, with what would fit."""
     if refused.reason.code != Refusal.ARENA_FULL.code:
         return refused

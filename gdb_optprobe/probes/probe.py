@@ -10,7 +10,7 @@ from gdb_optprobe.detours.refusal import Reason
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.handlers.interpret import Outcome
 from gdb_optprobe.isa.emitter import Readers
-from gdb_optprobe.maps.ring import START, Position
+from gdb_optprobe.maps.ring import START, RingPosition
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.results import Gathered
 from gdb_optprobe.probes.spec import Kind, Spec
@@ -39,7 +39,7 @@ class Probe:
     enabled: bool = True
     counter: Slot | None = None
     readers: Readers | None = None
-    since: Position = START
+    since: RingPosition = START
     home: str = ""
     waits: Reason | None = None
     pad: Pad | None = None

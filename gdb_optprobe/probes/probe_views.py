@@ -16,7 +16,7 @@ from gdb_optprobe.handlers.format import render
 from gdb_optprobe.handlers.program import WORD, Column, Form, Records
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.paths import shortest
-from gdb_optprobe.maps.call_table import Instances
+from gdb_optprobe.maps.call_table import CallTable
 from gdb_optprobe.probes import call_views, save
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.kretprobes import UnderWay
@@ -70,7 +70,7 @@ def gathered(probes: Sequence[Probe], target: Target, whole: bool = False) -> di
     return found
 
 
-def calls(site: Site, probe: Probe, target: Target) -> Instances | None:
+def calls(site: Site, probe: Probe, target: Target) -> CallTable | None:
     """The calls of the function that a return probe is on; None for others."""
     return site.point.calls(target) if site.point is not None and probe.returns else None
 

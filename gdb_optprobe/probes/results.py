@@ -9,7 +9,7 @@ from gdb_optprobe.handlers.interpret import Done, Outcome
 from gdb_optprobe.handlers.program import Cell, Put, Records, Stop
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.maps.aggregate import Aggregate
-from gdb_optprobe.maps.ring import Position
+from gdb_optprobe.maps.ring import RingPosition
 from gdb_optprobe.probes.handler import HITS, Handler
 
 Rows = Mapping[bytes, tuple[int, ...]]
@@ -48,7 +48,7 @@ class Gathered:
         return cls(handler.head(), ({},) * len(handler.tables), (0,) * len(handler.tables))
 
     @classmethod
-    def read(cls, handler: Handler, data: bytes, since: Position) -> Gathered:
+    def read(cls, handler: Handler, data: bytes, since: RingPosition) -> Gathered:
         """From guest memory: all of it, or the head alone. since: which records were cleared away."""
         head = aggregate.decode(data[: handler.head_size])
         if len(data) <= handler.head_size:

@@ -24,7 +24,7 @@ from gdb_optprobe.isa.ppc64le.returning import RETURNING as POWER
 from gdb_optprobe.isa.returning import Returning
 from gdb_optprobe.isa.x86_64 import X86_64, abi
 from gdb_optprobe.isa.x86_64.returning import RETURNING as X86
-from gdb_optprobe.maps.call_table import SAVED, Instances, InstancesLayout
+from gdb_optprobe.maps.call_table import SAVED, CallTable, CallTableLayout
 
 PAGE = 4096
 MOST = 3_000_000  # instructions
@@ -154,7 +154,7 @@ class World:
     """
 
     side: Side
-    layout: InstancesLayout = field(default_factory=InstancesLayout)
+    layout: CallTableLayout = field(default_factory=CallTableLayout)
     traced: bool = True
     seed: int = 0
     number: int = 0
@@ -249,7 +249,7 @@ class World:
     def read(self, at: int, size: int) -> bytes:
         return bytes(self.machine.mem_read(self._frames[at & -PAGE] + at % PAGE, size))
 
-    def instances(self) -> Instances:
+    def instances(self) -> CallTable:
         return self.layout.decode(self.read(self.table, self.layout.size))
 
     def word(self, at: int) -> int:

@@ -17,7 +17,7 @@ from gdb_optprobe.handlers.program import Cell, Constant, Expr, Load, Op, Progra
 from gdb_optprobe.handlers.saved import Entry
 from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.maps.aggregate import Sum
-from gdb_optprobe.maps.call_table import KEY, RETURN, SAVED, WORD, Instance, Instances, InstancesLayout
+from gdb_optprobe.maps.call_table import KEY, RETURN, SAVED, WORD, ActiveCall, CallTable, CallTableLayout
 from tests.handlers.calling import INTEL, SIDES, Side, World
 
 DEPTH = 1000
@@ -33,7 +33,7 @@ whether_traced = pytest.mark.parametrize("traced", [False, True], ids=["live", "
 @pytest.mark.parametrize(("slots", "saved", "number"), [(64, 0, 0), (8, 0, 0), (3, 2, 0), (1, 0, 1), (64, 1, 1)])
 def test_calls_on_many_stacks(side: Side, slots: int, saved: int, number: int, traced: bool) -> None:
     """Calls, tail calls, abandoned calls and returns in any order: the table is always what the model says."""
-    world = World(side, InstancesLayout(slots, saved), traced, slots + saved, number)
+    world = World(side, CallTableLayout(slots, saved), traced, slots + saved, number)
     model = world.layout.initial()
     chosen = random.Random(slots)
     under_way: dict[int, list[int]] = {}
@@ -45,12 +45,12 @@ def test_calls_on_many_stacks(side: Side, slots: int, saved: int, number: int, t
         if kind == "return":
             last = world.leave(sp)
             while (back := calls.pop()) == side.trampoline:  # of a tail call: it returns for those before it too
-                model, returns = world.layout.left(model, sp + 1), returns + 1
-            model, returns = world.layout.left(model, sp + 1), returns + 1
+                model, returns = world.layout.remove(model, sp + 1), returns + 1
+            model, returns = world.layout.remove(model, sp + 1), returns + 1
             assert last == back
         else:
             back = side.trampoline if kind == "tail" else world.caller()
-            model, room = world.layout.entered(model, Instance(sp + 1, back), alive=kind == "tail")
+            model, room = world.layout.enter(model, ActiveCall(sp + 1, back), alive=kind == "tail")
             assert world.enter(sp, back) is (room or kind == "tail")
             entries += 1
             if kind == "abandoned":
@@ -69,7 +69,7 @@ def test_calls_on_many_stacks(side: Side, slots: int, saved: int, number: int, t
 @pytest.mark.parametrize("slots", [512, 2])
 def test_interrupted_anywhere(side: Side, slots: int, traced: bool) -> None:
     """An interrupt's calls are deeper on the stack that it interrupts; in the end nobody is left in the table."""
-    world = World(side, InstancesLayout(slots), traced, seed=slots)
+    world = World(side, CallTableLayout(slots), traced, seed=slots)
     for _ in range(70):
         sp, back = world.stack(), world.caller()
         if world.enter(sp, back, interrupted=True):
@@ -85,7 +85,7 @@ def test_interrupted_anywhere(side: Side, slots: int, traced: bool) -> None:
 @pytest.mark.parametrize(("frame", "depth", "slots"), [(16, DEPTH, GROWN), (112, DEPTH, GROWN), (48, 200, 200)])
 def test_a_factorial_of_depth_1000(side: Side, frame: int, depth: int, slots: int) -> None:
     """In a table that has grown for it no level is missed, nor in one that just has the room; each finds its own."""
-    world = World(side, InstancesLayout(slots))
+    world = World(side, CallTableLayout(slots))
     frame = max(frame, side.frame)
     levels = [(side.stacks + 0x8000 + frame * (depth - level), side.callers + 4 * level) for level in range(depth)]
     assert all(world.enter(*level) for level in levels)
@@ -99,7 +99,7 @@ def test_a_factorial_of_depth_1000(side: Side, frame: int, depth: int, slots: in
 def test_tail_recursion(side: Side) -> None:
     """Each level's call has the same stack address; what there is no room for runs unprobed, and is counted."""
     room, more = 96, 32
-    world = World(side, InstancesLayout(room))
+    world = World(side, CallTableLayout(room))
     sp, caller = world.stack(), world.caller()
     assert world.enter(sp, caller)
     assert all(world.enter(sp, side.trampoline) for _ in range(room + more - 1))
@@ -134,7 +134,7 @@ def test_what_programs_find(side: Side, traced: bool) -> None:
     key, back = (_word(fold.binary(Op.ADD, slot, Constant(at), 64, False)) for at in (KEY, RETURN))
     words = (Register(side.isa.sp), Register(side.isa.flags), key, back)
     programs = tuple(Program(None, (Update(Cell("", Sum(signed=False)), word),)) for word in words)
-    world = World(side, InstancesLayout(8), traced, programs=programs)
+    world = World(side, CallTableLayout(8), traced, programs=programs)
     sp = world.stack()
     assert world.enter(sp, caller := world.caller())
     left = world.registers(sp)
@@ -155,7 +155,7 @@ def test_returns_that_stop(side: Side, traced: bool) -> None:
     place = (fold.binary(Op.ADD, Register(side.returning.slot), Constant(flag), 64, False) for flag in flags)
     values = (fold.binary(Op.AND, result, Constant(bit), 64, False) for bit in (1, 2))
     programs = tuple(Program(None, (Put(at, value),)) for at, value in zip(place, values, strict=True))
-    world = World(side, InstancesLayout(8, 2), traced, programs=programs, flags=flags)
+    world = World(side, CallTableLayout(8, 2), traced, programs=programs, flags=flags)
     rung = 0
     for wanted in (0, 1, 2, 3, 0):
         sp, caller = world.stack(), world.caller()
@@ -183,7 +183,7 @@ def test_actions_at_the_entry(side: Side, traced: bool) -> None:
         Part(some, area=SAVED + WORD, armed=SAVED, around=Surroundings(0, (total,))),
         Part(Entry(actions=(_sum(Constant(1)),)), area=SAVED + WORD, around=Surroundings(0, (calls,))),
     )
-    world = World(side, InstancesLayout(2, 1), traced, parts=parts)
+    world = World(side, CallTableLayout(2, 1), traced, parts=parts)
     expected, seen = 0, list[int]()
     for number in range(12):
         sp = side.stacks + 0x8000 + 0x100 * number
@@ -239,6 +239,6 @@ def test_what_a_call_costs(name: str, traced: bool) -> None:
     assert (entered, world.executed - 1) == COSTS[name, traced]
 
 
-def keys(found: Instances) -> list[Instance]:
+def keys(found: CallTable) -> list[ActiveCall]:
     """Without what was saved."""
-    return [Instance(each.key, each.back) for each in found.active]
+    return [ActiveCall(each.key, each.back) for each in found.active]

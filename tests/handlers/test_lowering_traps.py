@@ -15,7 +15,7 @@ from gdb_optprobe.handlers.lowering_traps import Traps, handler
 from gdb_optprobe.isa.trapping import Entry
 from gdb_optprobe.isa.x86_64 import X86_64, abi
 from gdb_optprobe.isa.x86_64.trapping import TRAPPING
-from gdb_optprobe.maps.trap_table import TrapsLayout
+from gdb_optprobe.maps.trap_table import TrapTableLayout
 
 CODE, KERNELS, CALLER, TABLE, FRAME, STACK, TEXT = range(0x10_0000, 0x80_0000, 0x10_0000)
 NUMBERS = {name: getattr(x86_const, f"UC_X86_REG_{name.upper()}") for name in abi.GENERAL}
@@ -34,7 +34,7 @@ class After:
 
 def trapped(detours: Mapping[int, int], at: int, there: bytes = X86_64.trap, cs: int = KERNEL) -> After:
     """A trap at `at`, where `there` stands by now. Asserts that nothing else was changed."""
-    layout = TrapsLayout(64)
+    layout = TrapTableLayout(64)
     table = bytes(layout.encode(detours))
     machine: Any = unicorn.Uc(unicorn.UC_ARCH_X86, unicorn.UC_MODE_64)
     for page in (CODE, KERNELS, CALLER, TABLE, FRAME, STACK, TEXT):

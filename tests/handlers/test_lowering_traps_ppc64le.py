@@ -19,7 +19,7 @@ from gdb_optprobe.isa.ppc64le.forms import number, plain
 from gdb_optprobe.isa.ppc64le.trapping import SAVED, TRAPPING
 from gdb_optprobe.isa.ppc64le.words import rotated, to_bytes, word_of
 from gdb_optprobe.isa.trapping import Entry
-from gdb_optprobe.maps.trap_table import SLOT, TrapsLayout
+from gdb_optprobe.maps.trap_table import SLOT, TrapTableLayout
 
 from ..isa.ppc64le.oracle import ABOVE, DATA, DATA_SIZE, HERE, MASK, NEAR, SIGTRAP, STACK, TRAP, execute, needs_oracle
 
@@ -39,7 +39,7 @@ IN_USER_MODE = {
 }
 DETOUR = 0xC000_0000_01E0_0040
 KERNEL, USER = 0x8000_0000_0000_9033, 0x8000_0000_0000_D033
-LAYOUT = TrapsLayout(64)
+LAYOUT = TrapTableLayout(64)
 PRISTINE = b"".join(struct.pack("<Q", rotated(at * -0x61C8_864F, 29)) for at in range(DATA, DATA + DATA_SIZE, 8))
 """As oracle.s fills it."""
 GONE = to_bytes(0x7C0802A6)  # mflr r0

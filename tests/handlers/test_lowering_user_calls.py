@@ -23,14 +23,14 @@ from gdb_optprobe.isa.x86_64.user import REGISTERS, USER
 from gdb_optprobe.isa.x86_64.user_returns import RETURNING
 from gdb_optprobe.maps.aggregate import encode
 from gdb_optprobe.maps.user_call_table import (
+    COUNTERS_SIZE,
     MOST_SAVED,
-    POINT_SIZE,
     SAVED,
     SLOT,
-    Call,
-    Point,
-    UserCallsLayout,
-    point_initial,
+    CallCounters,
+    UserCall,
+    UserCallTableLayout,
+    initial_counters,
 )
 
 CODE, DATA, KERNEL, STACK, SPACES = (place << 20 for place in range(1, 6))
@@ -53,7 +53,7 @@ class World:
     """Two functions of a program whose words have `size` bytes; spaces by their number."""
 
     def __init__(self, slots: int, size: int, most: int = 1 << 30) -> None:
-        self.size, self.layout = size, UserCallsLayout(slots)
+        self.size, self.layout = size, UserCallTableLayout(slots)
         self.machine: Any = unicorn.Uc(unicorn.UC_ARCH_X86, unicorn.UC_MODE_64)
         for place in (CODE, DATA, KERNEL, STACK):
             self.machine.mem_map(place, 0x10_0000)
@@ -78,7 +78,7 @@ class World:
         self.ended = self._put(lowering_user_calls.ended(table, KERNELS, USER, RETURNING))
         self.write(TABLE, self.layout.initial())
         for point in self.points:
-            self.write(point, point_initial(size))
+            self.write(point, initial_counters(size))
 
     # the guest
 
@@ -114,11 +114,11 @@ class World:
     def put(self, space: int, at: int, word: int) -> None:
         self.write(place_of(space) + at - STACKS, word.to_bytes(self.size, "little"))
 
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[UserCall]:
         return list(self.layout.calls(self.read(TABLE, self.layout.size)))
 
-    def counts(self) -> tuple[Point, ...]:
-        return tuple(Point.decode(self.read(point, POINT_SIZE)) for point in self.points)
+    def counts(self) -> tuple[CallCounters, ...]:
+        return tuple(CallCounters.decode(self.read(point, COUNTERS_SIZE)) for point in self.points)
 
     def read(self, at: int, size: int) -> bytes:
         return bytes(self.machine.mem_read(at, size))
@@ -246,7 +246,7 @@ def test_no_stack_no_room_and_a_bound() -> None:
         world.put(0, at, CALLERS)
         world.enter(0, 0, at)
     assert [world.word(0, at) for at in others] == [TRAMPOLINE] * 3 + [CALLERS] * (len(others) - 3)
-    assert world.counts()[0] == Point(0, 1 + len(others) - 3, 0, 3)
+    assert world.counts()[0] == CallCounters(0, 1 + len(others) - 3, 0, 3)
 
 
 def test_a_return_that_takes_arguments_along() -> None:

@@ -17,7 +17,7 @@ from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.isa.user import ABSENT, OTHER
 from gdb_optprobe.isa.x86_64 import abi
 from gdb_optprobe.isa.x86_64.user import REGISTERS, USER
-from gdb_optprobe.maps.user_trap_table import Key, UserTrapsLayout
+from gdb_optprobe.maps.user_trap_table import Key, UserTrapTableLayout
 
 CODE, KERNELS, CALLER, TABLE, FRAME, STACK, KERNEL, OURS = range(0x10_0000, 0x90_0000, 0x10_0000)
 NUMBERS = {name: getattr(x86_const, f"UC_X86_REG_{name.upper()}") for name in abi.GENERAL}
@@ -26,7 +26,7 @@ INODE = KERNEL + 0x9000
 MAPPED = Mapped(bits=12, mapping=0x18, index=0x20, root=0x40, area=-0x20, file=0x90, inode=0x20)
 LEAF = OURS + 0x800
 PAGE_ENTRY = 0x8000_0000_1234_5867
-LAYOUT = UserTrapsLayout(64)
+LAYOUT = UserTrapTableLayout(64)
 USERS, KERNELS_CS, USERS_32, SEGMENT = 0x33, 0x10, 0x23, 0x0F
 PAGE_IN_FILE, PC = 3, 0x7F12_3456_7001
 """The page of the file that the trap is on, and where that is mapped, wherever in it the trap is."""

@@ -34,7 +34,7 @@ from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.handlers.typing import _no_member
 from gdb_optprobe.isa.x86_64 import X86_64, unwind
 from gdb_optprobe.maps import journal_format
-from gdb_optprobe.maps.ring import Position, RingLayout
+from gdb_optprobe.maps.ring import RingLayout, RingPosition
 from tests.hostile.measured import in_memory, outcome, within
 from tests.linux import test_kprobes
 from tests.linux.fakes import Pages, Structures, kernel, symbols
@@ -347,7 +347,7 @@ def test_elf_files_within_constants_without_end() -> None:
 def test_headers_of_rings(following: int, first: int) -> None:
     layout = RingLayout(2, 4)
     data = following.to_bytes(8, "little") + first.to_bytes(8, "little") + bytes(layout.size - 16)
-    for since in (Position(), Position(1 << 21, tuple(range(1 << 10))), Position(1 << 60)):
+    for since in (RingPosition(), RingPosition(1 << 21, tuple(range(1 << 10))), RingPosition(1 << 60)):
         found = within(lambda since=since: layout.decode(data, since), 3000).value
         assert found.records == () and len(found.position.pending) <= layout.places
         assert len(found.header) == 16
@@ -355,7 +355,7 @@ def test_headers_of_rings(following: int, first: int) -> None:
 
 def test_pending_records_do_not_pile_up() -> None:
     """A guest that hands out numbers and never writes a record, read again and again."""
-    layout, since = RingLayout(2, 4), Position()
+    layout, since = RingLayout(2, 4), RingPosition()
     for turn in range(1, 100):
         header = (16 * turn).to_bytes(8, "little") + (16 * (turn - 1)).to_bytes(8, "little")
         since = layout.decode(header + bytes(layout.size - 16), since).position

@@ -53,10 +53,10 @@ from gdb_optprobe.handlers.ctype import Struct, describe, size_of
 from gdb_optprobe.isa.x86_64 import X86_64, paging, unwind
 from gdb_optprobe.maps import journal_format
 from gdb_optprobe.maps.aggregate import Average, Powers
-from gdb_optprobe.maps.call_table import InstancesLayout
-from gdb_optprobe.maps.hash_map import TableLayout
-from gdb_optprobe.maps.ring import START, Position, RingLayout
-from gdb_optprobe.maps.user_call_table import UserCallsLayout
+from gdb_optprobe.maps.call_table import CallTableLayout
+from gdb_optprobe.maps.hash_map import HashMapLayout
+from gdb_optprobe.maps.ring import START, RingLayout, RingPosition
+from gdb_optprobe.maps.user_call_table import UserCallTableLayout
 from gdb_optprobe.probes import journal_records
 from gdb_optprobe.probes.user import trap_records
 from tests.detours import test_journal
@@ -474,10 +474,10 @@ def of_objects(random: Random) -> Callable[[], Any]:
         return b"".join(random.choice((*EDGES, *range(40))).to_bytes(8, "little") for _ in range(2))
 
     ring = RingLayout(random.randrange(4), random.randrange(1, 8))
-    table = TableLayout(random.randrange(1, 4), random.choice((Average(True), Powers(False))), random.randrange(1, 6))
-    calls, users = InstancesLayout(random.randrange(1, 40), random.randrange(4)), UserCallsLayout(8)
+    table = HashMapLayout(random.randrange(1, 4), random.choice((Average(True), Powers(False))), random.randrange(1, 6))
+    calls, users = CallTableLayout(random.randrange(1, 40), random.randrange(4)), UserCallTableLayout(8)
     pending = tuple(random.choice((*EDGES, *range(99))) for _ in range(random.randrange(9)))
-    since = random.choice((START, Position(random.choice(EDGES), pending)))
+    since = random.choice((START, RingPosition(random.choice(EDGES), pending)))
     data = bytes(random.choices((0, 0, 1, 3, 3, 0xFF), k=4096)) * 8
     records = b"".join(
         (number + 1).to_bytes(8, "little").ljust(ring.record_size, b"\3") for number in range(ring.places)

@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gdb_optprobe.maps.call_table import Instance, InstancesLayout, changes
+from gdb_optprobe.maps.call_table import ActiveCall, CallTableLayout, changes
 
 STACK = 0xFFFF_C900_0010_0000
 
 
 @pytest.mark.parametrize(("saved", "size"), [(0, 16), (1, 32), (2, 32), (3, 64), (6, 64), (7, 128)])
 def test_slots_are_powers_of_two_that_hold_all(saved: int, size: int) -> None:
-    assert InstancesLayout(4, saved).slot_size == size
+    assert CallTableLayout(4, saved).slot_size == size
 
 
 def test_the_end_is_marked() -> None:
-    layout = InstancesLayout(3)
+    layout = CallTableLayout(3)
     assert len(layout.initial()) == layout.size
     assert layout.initial().rstrip(b"\0")[-1:] == b"\1" and layout.initial().count(1) == 1
 
@@ -35,9 +35,9 @@ STEPS = st.lists(
 @given(st.integers(1, 24), STEPS)
 def test_calls_return_where_they_came_from(slots: int, steps: list[Step]) -> None:
     """Against a plain stack for each key. A call is missed only where every slot is taken, by others' or by its own."""
-    layout = InstancesLayout(slots, 1)
-    data, calls = layout.initial(), dict[int, list[Instance]]()
-    dead: set[Instance] = set()
+    layout = CallTableLayout(slots, 1)
+    data, calls = layout.initial(), dict[int, list[ActiveCall]]()
+    dead: set[ActiveCall] = set()
     missed = returns = dropped = 0
     for step, (place, kind) in enumerate(steps):
         key = STACK + 0x4000 * (place // 3) + 8 * (place % 3) + 1
@@ -46,10 +46,10 @@ def test_calls_return_where_they_came_from(slots: int, steps: list[Step]) -> Non
         if kind == "return":
             if under_way:
                 assert layout.find(data, key)[0] == under_way.pop()
-                data, returns = layout.left(data, key), returns + 1
+                data, returns = layout.remove(data, key), returns + 1
             continue
-        new = Instance(key, step + 1, (step,))
-        data, room = layout.entered(data, new, alive=kind == "tail")
+        new = ActiveCall(key, step + 1, (step,))
+        data, room = layout.enter(data, new, alive=kind == "tail")
         assert all(data[at : at + 8] == word != before[at : at + 8] for at, word in changes(before, data))
         found = layout.decode(data)
         if kind == "call":
@@ -73,41 +73,41 @@ def test_calls_return_where_they_came_from(slots: int, steps: list[Step]) -> Non
 @given(st.integers(1, 100), st.booleans(), st.randoms(use_true_random=False))
 def test_there_is_room_for_as_many_calls_as_there_are_slots(slots: int, same: bool, chosen: random.Random) -> None:
     """Whether their stack addresses differ or are one; nobody finds room then, and all return."""
-    layout = InstancesLayout(slots)
+    layout = CallTableLayout(slots)
     data = layout.initial()
     places = [0] * slots if same else chosen.sample(range(4 * slots), slots)
     for number, place in enumerate(places):
-        data, room = layout.entered(data, Instance(STACK + 16 * place + 1, number + 1), alive=same)
+        data, room = layout.enter(data, ActiveCall(STACK + 16 * place + 1, number + 1), alive=same)
         assert room
-    data, room = layout.entered(data, Instance(STACK - 15, 1), alive=False)
+    data, room = layout.enter(data, ActiveCall(STACK - 15, 1), alive=False)
     assert not room
     if not same:
         chosen.shuffle(places)
     for place in places:
-        data = layout.left(data, STACK + 16 * place + 1)
+        data = layout.remove(data, STACK + 16 * place + 1)
     assert layout.decode(data).active == ()
 
 
 def test_the_dead_make_room_where_no_slot_is_free() -> None:
-    layout = InstancesLayout(8)
+    layout = CallTableLayout(8)
     data = layout.initial()
     for number in range(8):
-        data, room = layout.entered(data, Instance(STACK + 1, number + 1), alive=number > 0)
+        data, room = layout.enter(data, ActiveCall(STACK + 1, number + 1), alive=number > 0)
         assert room
-    data, room = layout.entered(data, Instance(STACK + 1, 9), alive=False)
+    data, room = layout.enter(data, ActiveCall(STACK + 1, 9), alive=False)
     found = layout.decode(data)
-    assert room and (found.missed, found.dropped, found.active) == (0, 8, (Instance(STACK + 1, 9),))
+    assert room and (found.missed, found.dropped, found.active) == (0, 8, (ActiveCall(STACK + 1, 9),))
 
 
 def test_a_search_ends() -> None:
     for slots in 5, 1024:
-        looked_at = list(InstancesLayout(slots).search(STACK + 1))
+        looked_at = list(CallTableLayout(slots).search(STACK + 1))
         assert len(looked_at) == len(set(looked_at)) == slots
 
 
 def test_tasks_that_stand_at_the_same_depth_of_their_stacks_are_spread() -> None:
     """Stacks of threads are 16 KiB, 20 KiB apart with the page between them."""
-    layout = InstancesLayout(512)
+    layout = CallTableLayout(512)
     for distance in (0x4000, 0x5000, 0x8000):
         homes = {layout.home(STACK + task * distance + 0x3E58 + 1) for task in range(200)}
         assert len(homes) > 120, distance

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gdb_optprobe.maps.aggregate import Average, Count, Greatest, Least, Powers, encode, initial, merged
-from gdb_optprobe.maps.hash_map import CLAIMED, PROBES, READY, TableLayout
+from gdb_optprobe.maps.hash_map import CLAIMED, PROBES, READY, HashMapLayout
 
-LAYOUT = TableLayout(2, Average(True), 3)
+LAYOUT = HashMapLayout(2, Average(True), 3)
 
 
 def with_slots(*slots: tuple[int, tuple[int, ...]], overflow: int = 0) -> bytes:
@@ -35,14 +35,14 @@ def test_a_slot_that_is_only_claimed_is_none() -> None:
 
 
 def test_places_are_within_the_table_and_spread() -> None:
-    layout = TableLayout(1, Count(), 8)
+    layout = HashMapLayout(1, Count(), 8)
     places = [layout.place((pid,)) for pid in range(1000)]
     assert {*places} == {*range(256)}
-    assert TableLayout(2, Count(), 8).place((1, 2)) != TableLayout(2, Count(), 8).place((2, 1))
+    assert HashMapLayout(2, Count(), 8).place((1, 2)) != HashMapLayout(2, Count(), 8).place((2, 1))
 
 
 def test_a_cleared_table_keeps_keys_and_what_is_being_written() -> None:
-    layout = TableLayout(1, Powers(False), bits=2)
+    layout = HashMapLayout(1, Powers(False), bits=2)
     data = bytearray(layout.initial())
     data[8:24] = READY.to_bytes(8, "little") + (5).to_bytes(8, "little")
     data[24 : 8 + layout.slot_size] = b"\x01" * (layout.slot_size - 16)

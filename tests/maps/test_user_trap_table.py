@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from gdb_optprobe.maps.user_trap_table import CODE, INODE, OFFSET, SLOT, UserTrapsLayout, slot
+from gdb_optprobe.maps.user_trap_table import CODE, INODE, OFFSET, SLOT, UserTrapTableLayout, slot
 
-LAYOUT = UserTrapsLayout(64)
+LAYOUT = UserTrapTableLayout(64)
 
 
 def test_all_keys_are_found_and_no_other() -> None:

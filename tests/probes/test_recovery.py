@@ -9,14 +9,14 @@ import pytest
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.left import Left
 from gdb_optprobe.detours.slots import Slot
-from gdb_optprobe.maps.ring import Position
+from gdb_optprobe.maps.ring import RingPosition
 from gdb_optprobe.probes import recovery
 from gdb_optprobe.probes.journal_records import Noted
 from gdb_optprobe.probes.spec import Kind, Spec
 
 
 def found(number: int, spec: Spec, data: int | None, lost: bool) -> Noted:
-    return Noted(number, 0x4A2B0, spec, True, False, data, 0, {}, Position(0, ()), (), lost=lost)
+    return Noted(number, 0x4A2B0, spec, True, False, data, 0, {}, RingPosition(0, ()), (), lost=lost)
 
 
 def test_what_was_noted_as_lost_is_lost_alone(monkeypatch: pytest.MonkeyPatch) -> None:

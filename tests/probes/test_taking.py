@@ -15,7 +15,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.base import Room
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.maps.journal_format import Damaged
-from gdb_optprobe.maps.user_call_table import UserCallsLayout
+from gdb_optprobe.maps.user_call_table import UserCallTableLayout
 from gdb_optprobe.probes import arena_record
 from gdb_optprobe.probes.journal_records import Noted
 from gdb_optprobe.probes.taking import believed
@@ -56,7 +56,7 @@ STATE: dict[str, Any] = {
     f"pads {CODE[0] + 0x1000:x}": 4096,
     f"data {DATA[0]:x}": 64,
     f"data {DATA[0] + 0x1000:x}": 0x9000,
-    f"data {CALLS:x}": UserCallsLayout(1024).size,
+    f"data {CALLS:x}": UserCallTableLayout(1024).size,
     f"point {DATA[0] + 0x1000:x}": [TEXT[0], 512, 3],
     f"calls {DATA[0] + 0x1000:x}": [1, 2, 3, 4],
     "table 5": CALLS,

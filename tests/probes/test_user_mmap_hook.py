@@ -11,7 +11,7 @@ from gdb_optprobe.detours.arena import Arena, Ranges
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.arriving import Arriving
 from gdb_optprobe.isa.x86_64 import X86_64
-from gdb_optprobe.maps.mmap_patches import INSIDE, ROWS, SIZE, Row
+from gdb_optprobe.maps.mmap_patches import INSIDE, ROWS, SIZE, MmapPatch
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user.mmap_hook import ROOM, Arrivals
 from tests.detours.fakes import FakeMemory
@@ -19,8 +19,8 @@ from tests.detours.fakes import FakeMemory
 START = 0xFFFF_FFFF_8100_0000
 CODE, DATA = (START, START + 0x1000), (START + 0x1000, START + 0x2_0000)
 CALLED = START + 0x3_0000
-FIRST, SECOND, THIRD = (Row(0xFFFF_8880_0000_1000, 0x1000 * n, b"\xcc", bytes([n])) for n in (1, 2, 3))
-LONG = Row(0xFFFF_8880_0000_1000, 0x9000, bytes(range(40)), bytes(40))
+FIRST, SECOND, THIRD = (MmapPatch(0xFFFF_8880_0000_1000, 0x1000 * n, b"\xcc", bytes([n])) for n in (1, 2, 3))
+LONG = MmapPatch(0xFFFF_8880_0000_1000, 0x9000, bytes(range(40)), bytes(40))
 
 
 class Guest:
@@ -56,21 +56,21 @@ def test_while_nobody_is_there_it_is_written_anew() -> None:
     guest = Guest()
     for rows in ([FIRST, SECOND, THIRD], [THIRD], [SECOND, LONG, FIRST], []):
         guest.arrivals.hold(rows)
-        assert guest.rows == [piece.encode() for row in rows for piece in row.pieces()]
-    assert len(LONG.pieces()) == 3 and b"".join(piece.data for piece in LONG.pieces()) == LONG.data
+        assert guest.rows == [piece.encode() for row in rows for piece in row.split()]
+    assert len(LONG.split()) == 3 and b"".join(piece.data for piece in LONG.split()) == LONG.data
 
 
 def test_while_somebody_is_there_rows_keep_their_places() -> None:
     """And behind the last one nothing of earlier ones is left."""
     guest = Guest()
-    guest.arrivals.hold([FIRST, SECOND, THIRD, *LONG.pieces()])
+    guest.arrivals.hold([FIRST, SECOND, THIRD, *LONG.split()])
     guest.arrivals.hold([FIRST, SECOND])
     guest.busy(1)
     assert guest.arrivals.busy
     guest.arrivals.hold([SECOND])
-    assert guest.rows == [FIRST.withdrawn(), SECOND.encode()]
+    assert guest.rows == [FIRST.encode_disabled(), SECOND.encode()]
     guest.arrivals.hold([THIRD, SECOND, FIRST])
-    assert guest.rows == [FIRST.withdrawn(), SECOND.encode(), THIRD.encode(), FIRST.encode()]
+    assert guest.rows == [FIRST.encode_disabled(), SECOND.encode(), THIRD.encode(), FIRST.encode()]
     guest.busy(0)
     guest.arrivals.hold([THIRD, SECOND])
     assert guest.rows == [THIRD.encode(), SECOND.encode()] and not guest.arrivals.busy
@@ -78,7 +78,7 @@ def test_while_somebody_is_there_rows_keep_their_places() -> None:
 
 def test_there_is_room_for_so_many() -> None:
     guest = Guest()
-    many = [Row(0xFFFF_8880_0000_1000, at, b"\xcc", b"\x55") for at in range(ROOM)]
+    many = [MmapPatch(0xFFFF_8880_0000_1000, at, b"\xcc", b"\x55") for at in range(ROOM)]
     guest.arrivals.hold(many)
     assert guest.rows == [row.encode() for row in many]
     with pytest.raises(OptprobeError, match="there is room for"):
@@ -86,4 +86,4 @@ def test_there_is_room_for_so_many() -> None:
     guest.busy(1)
     with pytest.raises(OptprobeError, match="full"):
         guest.arrivals.hold([*many[1:], THIRD])
-    assert guest.rows == [many[0].withdrawn(), *(row.encode() for row in many[1:])]
+    assert guest.rows == [many[0].encode_disabled(), *(row.encode() for row in many[1:])]

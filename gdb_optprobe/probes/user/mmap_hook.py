@@ -17,7 +17,7 @@ from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.arriving import Arriving
 from gdb_optprobe.maps import mmap_patches
-from gdb_optprobe.maps.mmap_patches import FAILED, INSIDE, ROWS, SIZE, Row
+from gdb_optprobe.maps.mmap_patches import FAILED, INSIDE, ROWS, SIZE, MmapPatch
 from gdb_optprobe.probes import hooks
 from gdb_optprobe.probes.installed_detour import Placed
 from gdb_optprobe.probes.target import Target
@@ -39,7 +39,7 @@ class Arrivals:
 
     target: Target
     _hook: _Hook | None = None
-    _rows: list[Row | None] = field(default_factory=list)
+    _rows: list[MmapPatch | None] = field(default_factory=list)
 
     def begin(self, arriving: Arriving, force: int, arena: Arena) -> None:
         """Have mappings come here; force: see Arriving. Raises Refused, TextChanged with the guest as it was."""
@@ -66,7 +66,7 @@ class Arrivals:
             raise
         self._hook, self._rows = _Hook(memory, placed, patches), []
 
-    def hold(self, rows: Sequence[Row]) -> None:
+    def hold(self, rows: Sequence[MmapPatch]) -> None:
         """Have these written into mappings that are made from now on, in this order, and no others.
 
         Raises OptprobeError where there is no room for them; none of the new ones are held then.
@@ -75,7 +75,7 @@ class Arrivals:
         assert hook is not None or not rows, "begin"
         if hook is None:
             return
-        wanted = list(dict.fromkeys(piece for row in rows for piece in row.pieces()))
+        wanted = list(dict.fromkeys(piece for row in rows for piece in row.split()))
         if len(wanted) > ROOM:
             raise OptprobeError(f"there is room for {ROOM} pieces of code in programs")
         if not self._word(hook, INSIDE):
@@ -85,7 +85,7 @@ class Arrivals:
         kept = set(wanted)
         for number, row in enumerate(self._rows):
             if row is not None and row not in kept:
-                self._write(hook, number, row.withdrawn())
+                self._write(hook, number, row.encode_disabled())
                 self._rows[number] = None
         there = set(self._rows)
         new = [row for row in wanted if row not in there]

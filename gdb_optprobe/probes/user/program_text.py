@@ -24,7 +24,7 @@ from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.user.spaces import LATER, Busy, Space
 from gdb_optprobe.guest.linux.user.writer import Write, Writer
-from gdb_optprobe.maps.mmap_patches import Row
+from gdb_optprobe.maps.mmap_patches import MmapPatch
 from gdb_optprobe.probes.user.mapped_text import Change, UserSpace
 
 SHOWN = "the guest would have to run for this, and a program is shown where it stopped"
@@ -37,7 +37,7 @@ PAUSE = 0.05
 class Arrivals(Protocol):
     """What writes into new mappings. busy: somebody may be about to. failed: how many did not get all."""
 
-    def hold(self, rows: Sequence[Row]) -> None:
+    def hold(self, rows: Sequence[MmapPatch]) -> None:
         """Have these written from now on, in this order, and no others. Raises OptprobeError."""
 
     @property
@@ -53,9 +53,9 @@ class _Armed:
     changes: dict[int, Change] = field(default_factory=dict)
 
     @property
-    def rows(self) -> Sequence[Row]:
+    def rows(self) -> Sequence[MmapPatch]:
         offset, inode = self.program.offset, self.program.inode
-        return [Row(inode, offset(change.address), change.new, change.old) for change in self.changes.values()]
+        return [MmapPatch(inode, offset(change.address), change.new, change.old) for change in self.changes.values()]
 
 
 @dataclass

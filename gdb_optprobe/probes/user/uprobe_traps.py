@@ -23,7 +23,7 @@ from gdb_optprobe.isa.base import Insn, Isa
 from gdb_optprobe.isa.code import Code
 from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.maps import user_trap_table
-from gdb_optprobe.maps.user_trap_table import CODE, SLOT, Key, UserTrapsLayout, slot
+from gdb_optprobe.maps.user_trap_table import CODE, SLOT, Key, UserTrapTableLayout, slot
 from gdb_optprobe.probes import hooks
 from gdb_optprobe.probes.hooks import NOTHING, Standing
 from gdb_optprobe.probes.installed_detour import Placed
@@ -38,7 +38,7 @@ GROWTH = 4
 class _Handler:
     """In the guest, with its table, which holds `data`. calls: the kernel's calls of its own handler lead here."""
 
-    layout: UserTrapsLayout
+    layout: UserTrapTableLayout
     memory: Slot
     data: bytearray
     placed: Placed
@@ -144,24 +144,24 @@ class UserTraps:
 
     def _known(
         self, memory: Slot, keys: Iterable[Key]
-    ) -> tuple[UserTrapsLayout, bytearray, Collection[Key]] | None:
+    ) -> tuple[UserTrapTableLayout, bytearray, Collection[Key]] | None:
         """An earlier session's table, what it holds and the traps in it; None where it has no room for these too."""
         if not user_trap_table.is_size(memory.size):
             return None
-        layout = UserTrapsLayout(memory.size // SLOT)
+        layout = UserTrapTableLayout(memory.size // SLOT)
         data = bytearray(self.target.machine.read(memory.address, layout.size))
         known = layout.decode(data)
         return (layout, data, known) if known is not None and len({*known, *keys}) <= layout.room else None
 
-    def _layout(self, traps: int) -> UserTrapsLayout:
-        layout = UserTrapsLayout(self.slots)
+    def _layout(self, traps: int) -> UserTrapTableLayout:
+        layout = UserTrapTableLayout(self.slots)
         while traps >= layout.room:
-            layout = UserTrapsLayout(GROWTH * layout.slots)
+            layout = UserTrapTableLayout(GROWTH * layout.slots)
         return layout
 
     def _table(
         self, codes: Mapping[Key, int], nothing: Placed, near: int, arena: Arena
-    ) -> tuple[UserTrapsLayout, Slot, bytearray, dict[Key, int]]:
+    ) -> tuple[UserTrapTableLayout, Slot, bytearray, dict[Key, int]]:
         """One with room for one more than `codes`: an earlier session's, or a new one. Raises Refused."""
         memory = arena.adopt_table(TableKind.USER_TRAPS, user_trap_table.is_size) if self._hook is None else None
         if memory is not None:

@@ -26,7 +26,7 @@ from gdb_optprobe.handlers.supported import check_action
 from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.code import joined
 from gdb_optprobe.isa.emitter import Readers
-from gdb_optprobe.maps.user_call_table import POINT_SIZE
+from gdb_optprobe.maps.user_call_table import COUNTERS_SIZE
 from gdb_optprobe.maps.user_trap_table import Key
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.journal_records import Noted, fingerprint, note
@@ -149,7 +149,7 @@ class Users:
     def check_room(self, left: Sequence[NotedTrap], arena: Arena) -> None:
         """Raises OptprobeError where there is no memory for what these are taken out with; nothing is changed."""
         user, near = self.target.user(), self.target.user().kernel.calls.handler
-        counts = POINT_SIZE * sum(1 for trap in left if trap.calls)
+        counts = COUNTERS_SIZE * sum(1 for trap in left if trap.calls)
         files = {trap.file.inode: trap.file for trap in left}
         programs = {inode: user.programs.known(file) for inode, file in files.items()}
         known = [(programs[trap.file.inode], trap.address) for trap in left]

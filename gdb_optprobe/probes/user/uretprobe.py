@@ -27,7 +27,15 @@ from gdb_optprobe.isa import machines
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.isa.code import Code
 from gdb_optprobe.maps.aggregate import encode
-from gdb_optprobe.maps.user_call_table import ACTIVE, CODE, POINT_SIZE, Call, Point, UserCallsLayout, point_initial
+from gdb_optprobe.maps.user_call_table import (
+    ACTIVE,
+    CODE,
+    COUNTERS_SIZE,
+    CallCounters,
+    UserCall,
+    UserCallTableLayout,
+    initial_counters,
+)
 from gdb_optprobe.maps.user_trap_table import Key
 from gdb_optprobe.probes import hooks
 from gdb_optprobe.probes.hooks import NOTHING, Standing
@@ -43,7 +51,7 @@ from gdb_optprobe.probes.user.uprobe_traps import UserTraps
 from gdb_optprobe.probes.user.uretprobe_program import at_return, entry_code, parts_of
 from gdb_optprobe.probes.user.xol import Copies
 
-LAYOUT = UserCallsLayout(1024)
+LAYOUT = UserCallTableLayout(1024)
 PAGE = 4096
 Kept = Sequence[tuple[NotedTrap, Program]]
 """Trampolines of an earlier GDB's, and what they are in."""
@@ -108,7 +116,7 @@ class UserCalls:
     functions: dict[tuple[int, int], Function] = field(default_factory=dict)
     left: list[Function] = field(default_factory=list)
     _there: _There | None = None
-    _seen: Sequence[Call] = ()
+    _seen: Sequence[UserCall] = ()
     _trampolines: dict[int, _Trampoline] = field(default_factory=dict)
 
     # calls are seen --------------------------------------------------------------------------------------------------
@@ -149,10 +157,10 @@ class UserCalls:
         """Whether there is something that nobody probes any more."""
         return bool(self.left) or (self._there is not None and not self.functions)
 
-    def counts(self, function: Function) -> Point:
-        return Point.decode(self.target.machine.read(function.counts.address, POINT_SIZE))
+    def counts(self, function: Function) -> CallCounters:
+        return CallCounters.decode(self.target.machine.read(function.counts.address, COUNTERS_SIZE))
 
-    def under_way(self) -> Sequence[Call]:
+    def under_way(self) -> Sequence[UserCall]:
         """All calls that have a slot."""
         there = self._there
         return list(LAYOUT.calls(self.target.machine.read(there.memory.address, LAYOUT.size))) if there else ()
@@ -243,7 +251,7 @@ class UserCalls:
         found = {*places.values()}
         return found.pop() if len(found) == 1 else None
 
-    def _returned(self, pc: int, sp: int, read: ReadMemory) -> Iterator[Call]:
+    def _returned(self, pc: int, sp: int, read: ReadMemory) -> Iterator[UserCall]:
         """Those that may be it, the newest of a space first."""
         if pc >> 63 or not any(one.address - pc & PAGE - 1 == 0 for one in self._trampolines.values()):
             return
@@ -252,7 +260,7 @@ class UserCalls:
         at = {sp - isa.popped(size) for size in sizes}
         yield from (call for call in self._read_by(read) if call.trampoline == pc and call.at in at)
 
-    def _read_by(self, read: ReadMemory) -> Sequence[Call]:
+    def _read_by(self, read: ReadMemory) -> Sequence[UserCall]:
         if self._there is None:
             return ()
         try:
@@ -365,8 +373,8 @@ class UserCalls:
 
     def _function(self, program: Program, address: int, near: int, arena: Arena) -> Function:
         """With nothing counted yet. Raises Refused."""
-        counts = arena.allocate_data(POINT_SIZE, near, self.target.isa.data_reach)
-        self.target.machine.write(counts.address, point_initial(program.bits // 8))
+        counts = arena.allocate_data(COUNTERS_SIZE, near, self.target.isa.data_reach)
+        self.target.machine.write(counts.address, initial_counters(program.bits // 8))
         return Function(program, address, counts)
 
     def _serve(

@@ -18,7 +18,7 @@ from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.isa.user_returns import UserReturning
-from gdb_optprobe.maps.user_call_table import UserCallsLayout
+from gdb_optprobe.maps.user_call_table import UserCallTableLayout
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.kretprobe_program import entry_part
 from gdb_optprobe.probes.names import NamesAt
@@ -59,7 +59,7 @@ def return_handler(
     probe.readers = None if isinstance(at_entry.reads, Missing) else Readers(near, near)
     (part,) = parts_of([probe])
     try:
-        table = Table(UserCallsLayout(2), near, user.kernel.returning().mm)
+        table = Table(UserCallTableLayout(2), near, user.kernel.returning().mm)
         entry_code(table, Way(near, near, 0, program.bits // 8, 1), [probe], user, near, target)
         dead = lowering_user_calls.dead_at_return(user.kernel.isa, isa)
         at_return(handler, part, isa).code(target.isa, At(near), dead, near, probe.readers, somewhere_to_stop(near))

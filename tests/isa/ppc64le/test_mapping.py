@@ -16,7 +16,7 @@ from gdb_optprobe.isa.ppc64le.mapping import EXECUTABLE, PATIENCE, SHARED, WRITA
 from gdb_optprobe.isa.ppc64le.templates import load
 from gdb_optprobe.isa.ppc64le.words import to_bytes
 from gdb_optprobe.maps import mmap_patches
-from gdb_optprobe.maps.mmap_patches import FAILED, INSIDE, ROWS, Row
+from gdb_optprobe.maps.mmap_patches import FAILED, INSIDE, ROWS, MmapPatch
 
 from .oracle import DATA, HERE, MASK, NEAR, SIGTRAP, STACK, execute, needs_oracle
 
@@ -29,9 +29,9 @@ START, PRIVATE = 0x1_0001_0000, 2
 USUAL = {"r3": FILE, "r4": 0, "r5": 0x1_8001, "r6": 1 | EXECUTABLE, "r7": PRIVATE, "r8": 3}
 """Two pages of a file from its page 3 on."""
 PLACES = (0x3_0000, 0x4_FFFC, 0x5_0000, 0x2_FFFC)
-FIRST, LAST, BEYOND, BEFORE = (Row(INODE, at, b"\xcc" * 4, bytes(4)) for at in PLACES)
-COPY = Row(INODE, 0x4_8000, bytes(range(20)), bytes(20))
-OTHERS = Row(INODE + 8, 0x3_0008, b"\xcc" * 4, b"\x55" * 4)
+FIRST, LAST, BEYOND, BEFORE = (MmapPatch(INODE, at, b"\xcc" * 4, bytes(4)) for at in PLACES)
+COPY = MmapPatch(INODE, 0x4_8000, bytes(range(20)), bytes(20))
+OTHERS = MmapPatch(INODE + 8, 0x3_0008, b"\xcc" * 4, b"\x55" * 4)
 
 
 def function(*result: int) -> bytes:
@@ -44,7 +44,7 @@ def function(*result: int) -> bytes:
 
 
 def ran(
-    arguments: Words[str, int], rows: tuple[Row, ...], result: int = START, fails: bool = False, rest: int = 0
+    arguments: Words[str, int], rows: tuple[MmapPatch, ...], result: int = START, fails: bool = False, rest: int = 0
 ) -> tuple[list[tuple[int, int]], tuple[int, int]]:
     """Addresses and sizes of what was written; how many are at it and how often it failed.
 
@@ -53,7 +53,7 @@ def ran(
     rng = random.Random(3)
     before = {name: rng.getrandbits(64) for name in (*abi.GENERAL, abi.CTR)} | {abi.FLAGS: rng.getrandbits(32)}
     before |= {**arguments, "r1": STACK, "r13": PACA, abi.LR: BACK, abi.XER: 0, abi.PC: HERE}
-    pieces = [piece for row in rows for piece in row.pieces()]
+    pieces = [piece for row in rows for piece in row.split()]
     # What it returns to is in a register that functions keep: LR is spoilt before.
     leave = to_bytes(plain("mtlr", "r14"), plain("blr"))
     kept = to_bytes(plain("mflr", "r14"), number("std", "r14", "r1", abi.LR_SAVE))
@@ -121,8 +121,8 @@ def test_what_cannot_be_written_keeps_the_rest_from_being_written() -> None:
 def test_where_the_file_has_something_else_by_now_nothing_is_written() -> None:
     """What is read here is zeros."""
     for old in (b"\x55" * 4, b"\0\0\0\1"):
-        assert ran(USUAL, (Row(INODE, 0x3_0000, b"\xcc" * 4, old), FIRST)) == ([], (0, 1))
-    assert ran(USUAL, (Row(INODE, 0x4_8000, b"\xcc" * 16, bytes(15) + b"\1"), FIRST)) == ([], (0, 1))
+        assert ran(USUAL, (MmapPatch(INODE, 0x3_0000, b"\xcc" * 4, old), FIRST)) == ([], (0, 1))
+    assert ran(USUAL, (MmapPatch(INODE, 0x4_8000, b"\xcc" * 16, bytes(15) + b"\1"), FIRST)) == ([], (0, 1))
 
 
 def test_for_who_was_killed_nothing_has_to_be_written() -> None:

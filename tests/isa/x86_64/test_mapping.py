@@ -13,7 +13,7 @@ from unicorn import x86_const
 from gdb_optprobe.isa.x86_64 import abi
 from gdb_optprobe.isa.x86_64.mapping import EXECUTABLE, PATIENCE, SHARED, WRITABLE, WRITE, Mapping
 from gdb_optprobe.maps import mmap_patches
-from gdb_optprobe.maps.mmap_patches import FAILED, INSIDE, ROWS, Row
+from gdb_optprobe.maps.mmap_patches import FAILED, INSIDE, ROWS, MmapPatch
 
 CODE, MAPS, WRITES, WAITS, TABLE, STACK, KERNEL, CALLER = range(0x10_0000, 0x90_0000, 0x10_0000)
 FILE, INODE, TASK, MM, CURRENT = KERNEL, KERNEL + 0x1000, KERNEL + 0x2000, KERNEL + 0x3000, KERNEL + 0x4000
@@ -24,14 +24,14 @@ ARGUMENTS = ("rdi", "rsi", "rdx", "rcx", "r8", "r9")
 PRIVATE = 2
 USUAL = {"rdi": FILE, "rsi": 0, "rdx": 0x1801, "rcx": 1 | EXECUTABLE, "r8": PRIVATE, "r9": 3}
 """Two pages of a file from its page 3 on."""
-FIRST, LAST, BEYOND, BEFORE = (Row(INODE, at, b"\xcc", b"\x55") for at in (0x3000, 0x4FFF, 0x5000, 0x2FFF))
-COPY = Row(INODE, 0x4800, bytes(range(20)), b"\x55" * 20)
-OTHERS = Row(INODE + 8, 0x3008, b"\xcc", b"\x55")
+FIRST, LAST, BEYOND, BEFORE = (MmapPatch(INODE, at, b"\xcc", b"\x55") for at in (0x3000, 0x4FFF, 0x5000, 0x2FFF))
+COPY = MmapPatch(INODE, 0x4800, bytes(range(20)), b"\x55" * 20)
+OTHERS = MmapPatch(INODE + 8, 0x3008, b"\xcc", b"\x55")
 
 
 def ran(
     arguments: Words[str, int],
-    rows: tuple[Row, ...],
+    rows: tuple[MmapPatch, ...],
     result: int = START,
     fails: int = 0,
     rest: int = 0,
@@ -45,7 +45,7 @@ def ran(
     machine: Any = unicorn.Uc(unicorn.UC_ARCH_X86, unicorn.UC_MODE_64)
     for page in (CODE, MAPS, WRITES, WAITS, TABLE, STACK, KERNEL, CALLER):
         machine.mem_map(page, 0x1_0000)
-    pieces = [piece for row in rows for piece in row.pieces()]
+    pieces = [piece for row in rows for piece in row.split()]
     code = Mapping(MAPS, WRITES, WAITS, 0x4000, 0x8E0, 0x20).code(TABLE, FORCE)(CODE)
     returns = dict.fromkeys((MAPS, WRITES, WAITS), b"\xc3")
     for at, data in {CODE: code, TABLE + ROWS: mmap_patches.encode(pieces, ROOM), **returns}.items():
@@ -144,7 +144,7 @@ def test_for_who_was_killed_nothing_has_to_be_written() -> None:
 
 
 def test_rows_that_were_withdrawn_write_what_the_file_has_or_nothing() -> None:
-    (row,) = FIRST.pieces()
-    assert len(row.encode()) == len(row.withdrawn()) == mmap_patches.SIZE
-    assert row.withdrawn()[mmap_patches.DATA :][:1] == row.old
-    assert row.withdrawn()[: mmap_patches.OFFSET] != row.encode()[: mmap_patches.OFFSET]
+    (row,) = FIRST.split()
+    assert len(row.encode()) == len(row.encode_disabled()) == mmap_patches.SIZE
+    assert row.encode_disabled()[mmap_patches.DATA :][:1] == row.old
+    assert row.encode_disabled()[: mmap_patches.OFFSET] != row.encode()[: mmap_patches.OFFSET]
