@@ -1,7 +1,7 @@
 """What a hit of a probe costs, tier by tier, and what Linux's own probes and GDB's breakpoints cost beside it.
 
 One function of the stock kernel, vfs_read, in one guest on one virtual CPU under -icount, where guest time is
-guest instructions. GDB is attached during every run, through a relay that counts its packets.
+guest instructions. GDB is attached during every run, through a proxy that counts its packets.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from gdb_optprobe.costs.estimate import Cost, cost
 from gdb_optprobe.costs.measure import Reading
 from gdb_optprobe.costs.table import as_json, table
 from qemu import calls, timediff
+from qemu.bench_target import BENCH_TARGETS, BREAK, FUNCTION, PROGRAMS, RECORDS, BenchTarget, hits
 from qemu.cache import say
 from qemu.calls import Calls
 from qemu.channel import ChannelError
@@ -25,8 +26,7 @@ from qemu.guest import Guest, GuestError, Options
 from qemu.linux_event import FILTER, TRIGGER, linux_event
 from qemu.processes import ending_on_signals
 from qemu.reads import Reads
-from qemu.relay import Relay
-from qemu.subject import BREAK, FUNCTION, PROGRAMS, RECORDS, SUBJECTS, Subject, hits
+from qemu.rsp_proxy import RspProxy
 from qemu.timediff import TimeDifference
 
 NOTES = """\
@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     top.add_argument("--quick", action="store_true", help="fewer hits: less exact, a third of the time")
     top.add_argument("--json", action="store_true", help="JSON lines")
-    top.add_argument("--arch", default="x86_64", choices=tuple(SUBJECTS), help="architecture (default: x86_64)")
+    top.add_argument("--arch", default="x86_64", choices=tuple(BENCH_TARGETS), help="architecture (default: x86_64)")
     top.add_argument(
         "--time-difference",
         action="store_true",
@@ -77,14 +77,14 @@ def bench(arguments: argparse.Namespace) -> int:
     options = Options(arch=arguments.arch, icount="shift=0,sleep=off", append=arguments.append)
     with (
         Guest.start(options) as guest,
-        Relay(guest.gdb_socket) as relay,
-        Debugger(relay.path) as debugger,
+        RspProxy(guest.gdb_socket) as proxy,
+        Debugger(proxy.path) as debugger,
     ):
         if arguments.programs:
-            lines = programs(Calls(guest, debugger, relay, 100_000 if arguments.quick else 1_000_000), arguments)
+            lines = programs(Calls(guest, debugger, proxy, 100_000 if arguments.quick else 1_000_000), arguments)
         else:
             measure = time_difference if arguments.time_difference else costs
-            lines = measure(Reads(guest, debugger, relay), debugger, arguments)
+            lines = measure(Reads(guest, debugger, proxy), debugger, arguments)
         if guest.problems():
             raise GuestError("the guest is ill:\n" + "\n".join(guest.problems()))
     print("\n".join(lines))
@@ -104,25 +104,25 @@ def programs(experiment: Calls, arguments: argparse.Namespace) -> list[str]:
 
 
 def costs(reads: Reads, debugger: Debugger, arguments: argparse.Namespace) -> list[str]:
-    subject = SUBJECTS[arguments.arch]
-    table_of = Bench(reads, debugger, subject, arguments.quick)
+    target = BENCH_TARGETS[arguments.arch]
+    table_of = Bench(reads, debugger, target, arguments.quick)
     rows = table_of.all()
     if arguments.json:
         return [json.dumps(line) for line in as_json(rows, table_of.optimized)]
     notes = NOTES.format(append=arguments.append, read=table_of.read * 1e6)
-    return [*table(rows, table_of.optimized), "", notes, "", *verdict(subject, rows, table_of.read)]
+    return [*table(rows, table_of.optimized), "", notes, "", *verdict(target, rows, table_of.read)]
 
 
-def verdict(subject: Subject, costs: list[Cost], read: float) -> list[str]:
+def verdict(target: BenchTarget, costs: list[Cost], read: float) -> list[str]:
     """The targets of the project beside what Linux needs. read: seconds that one takes without a probe."""
     took = {cost.name: cost.instructions or 0.0 for cost in costs}
-    targets = [("a count at a function's entry", took[OPTIMIZED], subject.most, LINUX_OPTIMIZED)]
-    if subject.trapped is not None:
-        targets.append(("a count by a trap", took[TRAPPED], subject.trapped, LINUX_TRAP))
-    if subject.elsewhere is not None:
-        targets.append(("a count behind it", took[BEHIND], subject.elsewhere, LINUX_OPTIMIZED))
+    targets = [("a count at a function's entry", took[OPTIMIZED], target.most, LINUX_OPTIMIZED)]
+    if target.trapped is not None:
+        targets.append(("a count by a trap", took[TRAPPED], target.trapped, LINUX_TRAP))
+    if target.elsewhere is not None:
+        targets.append(("a count behind it", took[BEHIND], target.elsewhere, LINUX_OPTIMIZED))
     beside = (LINUX_FILTER, LINUX_OPTIMIZED, LINUX_HIST, LINUX_HIST, LINUX_RECORD, LINUX_READ, *[LINUX_RETURN] * 2)
-    for name, most, other in zip(PROGRAMS, subject.programs, beside, strict=True):
+    for name, most, other in zip(PROGRAMS, target.programs, beside, strict=True):
         targets.append((name, took[name], most, other))
     share = next(cost.seconds for cost in costs if cost.name == BREAK_FALSE) / read
     return [
@@ -148,10 +148,10 @@ LINUX_RETURN = "Linux's event, return"
 class Bench:
     """The rows of the table, in its order."""
 
-    def __init__(self, reads: Reads, debugger: Debugger, subject: Subject, quick: bool) -> None:
+    def __init__(self, reads: Reads, debugger: Debugger, target: BenchTarget, quick: bool) -> None:
         self._reads = reads
         self._debugger = debugger
-        self._subject = subject
+        self._target = target
         self._running, self._stopping, self._times = (100_000, 20, 2) if quick else (300_000, 50, 3)
         self._unprobed: list[Reading] = []
         self.optimized = Cost("", None, 0, 0, 0)
@@ -163,14 +163,14 @@ class Bench:
 
     def all(self) -> list[Cost]:
         self._unprobed = self._measure("no probe", self._running)
-        behind = self._subject.behind
+        behind = self._target.behind
         self.optimized = self._row(OPTIMIZED, self._ours(FUNCTION, "optimized"), self._running)
         return [
             cost("no probe", self._unprobed, self._unprobed),
             self._row("GDB's break … if", self._gdbs, self._stopping),
             self._row("breakpoint", self._ours(FUNCTION, "breakpoint"), self._stopping),
             self._row("boosted", self._ours(FUNCTION, "boosted"), self._stopping),
-            self._row("emulated", self._ours(self._subject.emulated, "emulated"), self._stopping),
+            self._row("emulated", self._ours(self._target.emulated, "emulated"), self._stopping),
             *self._trapped(),
             self.optimized,
             self._row(BEHIND, self._ours(behind, "optimized"), self._running),
@@ -182,8 +182,8 @@ class Bench:
             self._row(LINUX_OPTIMIZED, self._event(behind, True, "OPTIMIZED"), self._running),
             self._row(LINUX_FILTER, self._ftrace(FILTER, "size==7777"), self._running),
             self._row(LINUX_HIST, self._ftrace(TRIGGER, "hist:keys=size.log2"), self._running),
-            self._row(LINUX_RECORD, self._with(self._subject.words), self._running),
-            self._row(LINUX_READ, self._with(self._subject.flags), self._running),
+            self._row(LINUX_RECORD, self._with(self._target.words), self._running),
+            self._row(LINUX_READ, self._with(self._target.flags), self._running),
             self._row(LINUX_RETURN, self._return, self._running),
         ]
 
@@ -200,8 +200,8 @@ class Bench:
 
     def _trapped(self) -> Iterator[Cost]:
         """Where traps are handled in the guest."""
-        if self._subject.trapped is not None:
-            yield self._row(TRAPPED, self._ours(self._subject.behind, "trapped"), self._running)
+        if self._target.trapped is not None:
+            yield self._row(TRAPPED, self._ours(self._target.behind, "trapped"), self._running)
 
     def _row(self, name: str, probe: Probed, reads: int, first: str = "") -> Cost:
         with probe():
@@ -228,7 +228,7 @@ class Bench:
     @contextmanager
     def _gdbs(self) -> Iterator[None]:
         # A read of so many bytes does not occur.
-        self._debugger(f"break *{self._subject.entry} if {self._subject.size} == 4321")
+        self._debugger(f"break *{self._target.entry} if {self._target.size} == 4321")
         yield
         self._debugger("delete")
 
@@ -243,7 +243,7 @@ class Bench:
 
     def _ftrace(self, file: str, text: str) -> Probed:
         """Linux's event at the function's entry with the size in it, and something written to its filter or trigger."""
-        return lambda: linux_event(self._reads.guest, FUNCTION, True, "FTRACE", self._subject.field, file, text)
+        return lambda: linux_event(self._reads.guest, FUNCTION, True, "FTRACE", self._target.field, file, text)
 
 
 Probed = Callable[[], AbstractContextManager[None]]

@@ -23,7 +23,7 @@ from qemu.cache import say
 from qemu.debugger import Debugger, DebuggerError
 from qemu.guest import Guest, GuestError
 from qemu.reads import Reads
-from qemu.relay import Relay
+from qemu.rsp_proxy import RspProxy
 
 __all__ = ["BITS", "Calls", "Row", "as_json", "report"]
 
@@ -121,8 +121,8 @@ class _Kind:
 class Calls:
     """The experiment in a guest whose clock counts instructions. calls: of each run."""
 
-    def __init__(self, guest: Guest, debugger: Debugger, relay: Relay, calls: int, times: int = 2) -> None:
-        self._guest, self._debugger, self._relay = guest, debugger, relay
+    def __init__(self, guest: Guest, debugger: Debugger, proxy: RspProxy, calls: int, times: int = 2) -> None:
+        self._guest, self._debugger, self._proxy = guest, debugger, proxy
         self._arch = guest.options.arch
         self._calls, self._times = calls, times
 
@@ -132,7 +132,7 @@ class Calls:
 
     def _rows(self, bits: int) -> Iterator[Row]:
         path = f"/calls{bits}"
-        reads = Reads(self._guest, self._debugger, self._relay, f"{path} $1")
+        reads = Reads(self._guest, self._debugger, self._proxy, f"{path} $1")
         put(reads.guest, program(bits, self._arch), path)
         unprobed = self._measure(reads, f"{bits} bits, no probe")
         yield Row(bits, "no probe", 0.0, 0.0, unprobed.seconds)

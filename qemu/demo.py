@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from gdb_optprobe.costs.table import aligned, number
+from qemu.bench_target import BENCH_TARGETS, FUNCTION
 from qemu.cache import guests_directory, say
 from qemu.channel import ChannelError
 from qemu.debian import FetchError
@@ -23,8 +24,7 @@ from qemu.debugger import Debugger, DebuggerError, gdb_program, lines_to_start
 from qemu.guest import Guest, GuestError, Options
 from qemu.processes import ending_on_signals
 from qemu.reads import Reads
-from qemu.relay import Relay
-from qemu.subject import FUNCTION, SUBJECTS
+from qemu.rsp_proxy import RspProxy
 
 ENTRY, MIDDLE, RARE = FUNCTION, "vfs_write", "ksys_sync"
 MANY, FEW = 100_000, 60
@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
     option = top.add_argument
     option("-i", "--interactive", action="store_true", help="stay in GDB, with the guest up")
     option("--gdb", metavar="SOCKET", help="a guest of your own: what GDB's `target remote` takes")
-    option("--arch", default="x86_64", choices=tuple(SUBJECTS), help="architecture of the guest (default: x86_64)")
+    option("--arch", default="x86_64", choices=tuple(BENCH_TARGETS), help="architecture of the guest (default: x86_64)")
     option("--kernel", metavar="FILE", help="boot a kernel of your own")
     option("--initrd", metavar="FILE", help="an initramfs of your own")
     return top
@@ -104,9 +104,9 @@ def boot(arguments: argparse.Namespace) -> Guest:
 def attach(guest: Guest | None, socket: str, stack: ExitStack) -> Probing:
     if guest is None or "optprobe-guest: ready" not in guest.log():
         return Probing(socket, stack.enter_context(Debugger(socket)), None)
-    relay = stack.enter_context(Relay(guest.gdb_socket))
-    debugger = stack.enter_context(Debugger(relay.path))
-    return Probing(socket, debugger, Reads(guest, debugger, relay))
+    proxy = stack.enter_context(RspProxy(guest.gdb_socket))
+    debugger = stack.enter_context(Debugger(proxy.path))
+    return Probing(socket, debugger, Reads(guest, debugger, proxy))
 
 
 # the table -----------------------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def attach(guest: Guest | None, socket: str, stack: ExitStack) -> Probing:
 
 def costs(debugger: Debugger, reads: Reads, arch: str) -> list[str]:
     """One read of a byte in the guest, as the host's clock on the wall has it."""
-    own = SUBJECTS[arch]
+    own = BENCH_TARGETS[arch]
     # The first run has QEMU translate what the others find translated.
     reads.measure(MANY)
     rows = [

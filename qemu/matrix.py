@@ -30,7 +30,7 @@ from qemu.kernels import MODULES
 from qemu.machines import MACHINES
 from qemu.processes import ending_on_signals
 from qemu.reads import Reads
-from qemu.relay import Relay
+from qemu.rsp_proxy import RspProxy
 
 __all__ = ["ROWS", "Result", "Row", "markdown", "run", "table"]
 
@@ -177,10 +177,10 @@ def _cost(boots: _Boots, program: str) -> float:
     options = replace(boots.options, smp=1, mem=512, icount="shift=0,sleep=off")
     with (
         Guest.start(options, timeout=BOOT) as guest,
-        Relay(guest.gdb_socket) as relay,
-        Debugger(relay.path, program, boots.vmlinux) as gdb,
+        RspProxy(guest.gdb_socket) as proxy,
+        Debugger(proxy.path, program, boots.vmlinux) as gdb,
     ):
-        reads = Reads(guest, gdb, relay)
+        reads = Reads(guest, gdb, proxy)
         # Newer kernels have work of their own for a while after the boot; no run takes less than the reads alone.
         reads.measure(COST_READS)
         unprobed = reads.best(COST_READS, COST_TIMES)

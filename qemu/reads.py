@@ -8,7 +8,7 @@ from gdb_optprobe.costs.measure import Reading, each, least
 from qemu.debugger import Debugger
 from qemu.guest import Guest
 from qemu.processes import cpu_seconds
-from qemu.relay import Relay
+from qemu.rsp_proxy import RspProxy
 
 __all__ = ["Reads"]
 
@@ -27,12 +27,12 @@ TIMEOUT = 300.0
 
 
 class Reads:
-    """Reads in `guest`, which `debugger` has attached to through `relay`; or another workload of $1 events."""
+    """Reads in `guest`, which `debugger` has attached to through `proxy`; or another workload of $1 events."""
 
-    def __init__(self, guest: Guest, debugger: Debugger, relay: Relay, workload: str = READ) -> None:
+    def __init__(self, guest: Guest, debugger: Debugger, proxy: RspProxy, workload: str = READ) -> None:
         self._guest = guest
         self._debugger = debugger
-        self._relay = relay
+        self._proxy = proxy
         lines = " ".join(f"'{line.replace('{workload}', workload)}'" for line in PROGRAM)
         self.guest(f"printf '%s\\n' {lines} > {SCRIPT}")
 
@@ -60,7 +60,7 @@ class Reads:
 
     def _run(self, reads: int) -> Reading:
         pids = (self._guest.pid, self._debugger.pid)
-        before, cpu, start = self._relay.count(), cpu_seconds(pids), time.monotonic()
+        before, cpu, start = self._proxy.count(), cpu_seconds(pids), time.monotonic()
         printed = self.guest(f"sh {SCRIPT} {reads:<{WIDTH}}")
-        wall, used, through = time.monotonic() - start, cpu_seconds(pids) - cpu, self._relay.count() - before
+        wall, used, through = time.monotonic() - start, cpu_seconds(pids) - cpu, self._proxy.count() - before
         return Reading(int(printed), through.stops, through.packets, used, wall)

@@ -32,7 +32,7 @@ from gdb_optprobe.guest.linux.arch.base import LinuxText, Port, Unwinder
 from gdb_optprobe.guest.linux.arch.ppc64le.text import PowerText
 from gdb_optprobe.guest.linux.arch.x86_64.text import KernelText
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.recover import Vain, recover
+from gdb_optprobe.guest.linux.kernel_discovery import KnownFailures, discover
 from gdb_optprobe.guest.linux.structures import KernelStructures
 from gdb_optprobe.guest.memory import KernelMemory
 from gdb_optprobe.guest.symbols import FUNCTION_TYPES, SymbolTable
@@ -45,11 +45,11 @@ from gdb_optprobe.probes.kretprobe_check import NEAR
 from qemu.cache import guests_directory, say
 from qemu.channel import ChannelError
 from qemu.debian import FetchError
-from qemu.frozen import freeze
 from qemu.guest import Guest, GuestError, Options
 from qemu.linux_rule import BLACKLIST, LinuxRule, ranges
 from qemu.linux_rule_ppc64le import PowerRule
 from qemu.machines import MACHINES
+from qemu.memory_snapshot import take_snapshot
 from qemu.processes import ending_on_signals
 from qemu.qmp import QmpError
 
@@ -158,8 +158,8 @@ def subject_of(guest: Guest) -> Subject:
     """The kernel of a running guest, copied: the guest is no longer needed. Raises GuestError, OptprobeError."""
     isa = ISAS[guest.options.arch]
     blacklist = ranges(guest.check(f"cat {BLACKLIST}"))
-    frozen, cache, port = freeze(guest), default_cache(), registry.of(isa.name)
-    recovered = recover(frozen, port, cache, say, Vain())
+    frozen, cache, port = take_snapshot(guest), default_cache(), registry.of(isa.name)
+    recovered = discover(frozen, port, cache, say, KnownFailures())
     if recovered is None:
         raise GuestError("the guest runs no Linux")
     memory, symbols = KernelMemory(frozen, frozen, recovered.view.walk), recovered.symbols

@@ -91,7 +91,7 @@ class TimeDifference:
         self._debugger = debugger
         self._forks = forks
         self._symbols = self._addresses((FUNCTION, UNUSED))
-        debugger(f"source {HERE}/passing.py")
+        debugger(f"source {HERE}/sampler.py")
 
     def run(self) -> Report:
         """All columns."""
@@ -155,7 +155,7 @@ class TimeDifference:
         address = {"before": moved, "behind": moved + 4 * WORD}
         with self._instrumented(self._symbols[FUNCTION] + offset, moved):
             for place in places:
-                self._debugger(f"python {place} = Passing({address[place]:#x}, {list(registers)})")
+                self._debugger(f"python {place} = Sampler({address[place]:#x}, {list(registers)})")
             self._reads.guest(WORKLOAD.format(forks=self._forks))
             seen = {place: json.loads(self._debugger(f"python print({place}.report())")) for place in places}
             for place in places:

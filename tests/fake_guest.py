@@ -26,10 +26,10 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.linux import physical
 from gdb_optprobe.guest.linux.arch.base import Port, Room
-from gdb_optprobe.guest.linux.physical import PhysicalPatch
+from gdb_optprobe.guest.linux.physical_patch import PhysicalPatch
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
 from gdb_optprobe.guest.machine import Vcpu
-from gdb_optprobe.guest.saved import Saved, Stack
+from gdb_optprobe.guest.saved_pcs import SavedWords, Stack
 from gdb_optprobe.guest.text import Area, FtraceSite, Function, Jump, Mark, Whole
 from gdb_optprobe.handlers.ctype import UNSIGNED_LONG, CType
 from gdb_optprobe.handlers.program import Expr, Frame, Register
@@ -156,14 +156,14 @@ class FakeMachine:
     def forget(self) -> None:
         """Nothing is kept of what the guest may change."""
 
-    def saved(self) -> Iterator[Saved]:
+    def saved(self) -> Iterator[SavedWords]:
         """Registers and stacks of the threads."""
         for number, state in enumerate(self.threads):
             top = STACKS + STACK_SIZE * (number + 1)
             words = array("Q", self.read(state[SP], (top - state[SP]) & -8))
-            yield Saved(f"thread {number}", 0, array("Q", state))
+            yield SavedWords(f"thread {number}", 0, array("Q", state))
             stack = Stack(top - STACK_SIZE, top, number + 1, f"thread{number}")
-            yield Saved(f"thread {number}", state[SP], words, stack)
+            yield SavedWords(f"thread {number}", state[SP], words, stack)
 
     def start_thread(self, pc: int) -> None:
         state = dict.fromkeys(X86_64.registers, 0) | {"rax": 1, "rcx": 2, "rdx": 3, "rip": pc, "eflags": 2}

@@ -31,7 +31,7 @@ from gdb_optprobe.guest.cache import default_cache
 from gdb_optprobe.guest.linux.arch import registry
 from gdb_optprobe.guest.linux.arch.base import Unwinder
 from gdb_optprobe.guest.linux.backtrace import Copy, backtrace
-from gdb_optprobe.guest.linux.recover import Recovered, Vain, recover
+from gdb_optprobe.guest.linux.kernel_discovery import DiscoveredKernel, KnownFailures, discover
 from gdb_optprobe.guest.memory import KernelMemory
 from gdb_optprobe.handlers.scope import Scope
 from gdb_optprobe.interrupts import held, interruptible
@@ -80,7 +80,7 @@ class Attachments:
         self._unsettled = self._moved = False
         self.installed: list[object] = []
         self.guard = GuardianProcess()
-        self._vain = Vain()
+        self._vain = KnownFailures()
 
     def session(self) -> Session:
         """Raises OptprobeError where there is no guest to work on."""
@@ -229,7 +229,7 @@ def stopped_guest() -> gdb.RemoteTargetConnection:
     return connection
 
 
-def attach(connection: gdb.RemoteTargetConnection, vain: Vain) -> Attachment:
+def attach(connection: gdb.RemoteTargetConnection, vain: KnownFailures) -> Attachment:
     """Look at the guest and build its session. Raises OptprobeError; nothing has been written then.
 
     vain: kernels that have no symbols, as found out so far.
@@ -243,7 +243,7 @@ def attach(connection: gdb.RemoteTargetConnection, vain: Vain) -> Attachment:
     other = gdb_symbols.of_another_program()
     port = registry.of(isa.name)
     with interruptible():
-        recovered = None if other else recover(machine, port, cache, progress, vain, objfiles.files())
+        recovered = None if other else discover(machine, port, cache, progress, vain, objfiles.files())
     if recovered is None and not other:
         raise OptprobeError(
             "no Linux kernel is mapped in the guest, and GDB has no symbols of another program",
@@ -313,7 +313,7 @@ def _step_out(machine: GdbMachine, linux: Linux, ranges: Sequence[tuple[int, int
     linux.forget()
 
 
-def _unwind(linux: Linux, recovered: Recovered, machine: GdbMachine) -> UnwindKernel | None:
+def _unwind(linux: Linux, recovered: DiscoveredKernel, machine: GdbMachine) -> UnwindKernel | None:
     # Packets of our own in the middle of unwinding make GDB 13 crash: an unwinder reads through GDB alone.
     unwinder = linux.unwinder(machine.read_selected, quietly=True)
     if unwinder is None:

@@ -28,7 +28,7 @@ MOST_SUGGESTED = 1 << 15
 
 
 class Modules(Protocol):
-    """The names of what is loaded: guest/linux/modular.py."""
+    """The names of what is loaded: guest/linux/loaded_text.py."""
 
     def has(self, module: str) -> bool: ...
 

@@ -15,7 +15,7 @@ from gdb_optprobe.debugger.parameters import machine_interface
 from gdb_optprobe.debugger.stop_breakpoints import StopBreakpoints, StopPad
 from gdb_optprobe.guest.cache import default_cache
 from gdb_optprobe.guest.symbolfile import quoted
-from gdb_optprobe.guest.trap_frames import GATES, Saved, trap_frames
+from gdb_optprobe.guest.trap_frames import GATES, SavedRegisters, trap_frames
 from gdb_optprobe.host_files import until_exit
 from gdb_optprobe.interrupts import held, unbroken
 from gdb_optprobe.probes.stops import ProgramArrival, ProgramLanding
@@ -70,7 +70,7 @@ class ProgramFrames:
     def __init__(self) -> None:
         self._files: dict[bytes, str] = {}
 
-    def provide(self, saved: Saved) -> None:
+    def provide(self, saved: SavedRegisters) -> None:
         content = trap_frames(saved)
         if content not in self._files:
             self._files[content] = str(_written(content).resolve())

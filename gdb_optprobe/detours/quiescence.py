@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gdb_optprobe.guest.saved import Saved
+from gdb_optprobe.guest.saved_pcs import SavedWords
 
 Range = tuple[int, int]
 
@@ -35,7 +35,7 @@ def window(address: int, patch_size: int) -> Range:
     return address + 1, address + patch_size
 
 
-def busy(ranges: Iterable[Range], saved: Iterable[Saved]) -> tuple[Inside, ...]:
+def busy(ranges: Iterable[Range], saved: Iterable[SavedWords]) -> tuple[Inside, ...]:
     """Everybody with a saved word in one of `ranges`, (start, end) pairs that may overlap."""
     wanted = sorted(r for r in ranges if r[0] < r[1])
     if not wanted:

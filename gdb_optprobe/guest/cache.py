@@ -3,7 +3,7 @@
     $OPTPROBE_CACHE, or ${XDG_CACHE_HOME:-~/.cache}/optprobe
     └── symbols/
         ├── BUILD-ID/             what a guest says of itself: it only finds the candidates
-        │   └── KEY/              hash of the tables that the symbols were read from (guest/symbol_tables.py)
+        │   └── KEY/              hash of the tables that the symbols were read from (guest/kallsyms_tables.py)
         │       ├── facts         where these tables and the note with the build-id lie, and of which file GDB has it
         │       ├── symbols       addresses from _text (KASLR does not matter), types and names of all symbols
         │       └── landings-KEY  where code leads into functions; KEY is a hash of that code (linux/landings.py)
@@ -36,7 +36,7 @@ from struct import Struct
 from typing import Any
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.image import is_note_of
+from gdb_optprobe.guest.kernel_image import is_note_of
 from gdb_optprobe.guest.symbols import KERNEL_HALF, Symbols
 from gdb_optprobe.host_files import expanded, refusal
 

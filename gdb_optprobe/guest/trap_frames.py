@@ -26,7 +26,7 @@ _PLUS, _DEREF, _LITERAL, _MINUS = 0x23, 0x06, 0x30, 0x1C
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedRegisters:
     """frame: DWARF's number of the register that leads to the saved ones. registers: how far in each is, by its number.
 
     machine: of symbolfile.MACHINES. pc: its number.
@@ -54,7 +54,7 @@ def is_gate(pc: int) -> bool:
     return GATES <= pc < GATES + SIZE
 
 
-def trap_frames(saved: Saved) -> bytes:
+def trap_frames(saved: SavedRegisters) -> bytes:
     """The file, to be loaded with its code at GATES."""
     found = b""
     for behind in range(MOST_BEHIND + 1):
@@ -64,7 +64,7 @@ def trap_frames(saved: Saved) -> bytes:
     return frames_file(found, GATES, SIZE, saved.machine)
 
 
-def _rules(saved: Saved, behind: int) -> bytes:
+def _rules(saved: SavedRegisters, behind: int) -> bytes:
     code = bytes((_DEF_CFA, *_uleb(saved.frame), 0))
     for column, offset in saved.registers.items():
         if column == saved.pc:

@@ -19,7 +19,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.saved import Saved
+from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.maps.call_table import WORD
 
@@ -52,7 +52,7 @@ class Code:
         """Whether it may be an address of the guest's code."""
         return any(start - self.reach <= address < end + self.reach for start, end in self.ranges)
 
-    def is_entered(self, saved: Sequence[Saved]) -> bool:
+    def is_entered(self, saved: Sequence[SavedWords]) -> bool:
         """Whether somebody may be inside, beyond the start of a trampoline."""
         return any(self.has(word) and word not in self.starts for one in saved for word in one.words)
 
@@ -64,7 +64,7 @@ class Judge:
     code: None where return addresses need not be where `judge` is told that they are.
     """
 
-    saved: Sequence[Saved]
+    saved: Sequence[SavedWords]
     read: ReadMemory
     hides: bool = True
     code: Code | None = None
@@ -97,7 +97,7 @@ class Judge:
         # Who is interrupted where a trampoline starts has his own words there.
         return not any(self._word(at - WORD * step) in self.code.starts for step in range(1, INTERRUPTED + 1))
 
-    def _around(self, at: int) -> Saved | None:
+    def _around(self, at: int) -> SavedWords | None:
         """The stack that `at` is on."""
         return next((one for one in self.saved if one.stack and one.stack.start <= at < one.stack.end), None)
 
@@ -109,6 +109,6 @@ class Judge:
             return None
 
 
-def judge(saved: Sequence[Saved], read: ReadMemory, hides: bool, code: Code) -> Judge:
+def judge(saved: Sequence[SavedWords], read: ReadMemory, hides: bool, code: Code) -> Judge:
     """code: ours, where a call's return address is at its stack address from its entry to its return."""
     return Judge(saved, read, hides, None if code.is_entered(saved) else code)

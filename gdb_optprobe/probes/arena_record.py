@@ -14,11 +14,11 @@ from typing import Any
 from gdb_optprobe.detours.journal import Item, Journal
 from gdb_optprobe.detours.left import Bounds, Left, read, undoing
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux import physical
+from gdb_optprobe.guest.linux import physical_patch
 from gdb_optprobe.guest.linux.arch.base import Loan, Port, Room
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.physical import PhysicalPatch
-from gdb_optprobe.guest.linux.recover import Recovered
+from gdb_optprobe.guest.linux.kernel_discovery import DiscoveredKernel
+from gdb_optprobe.guest.linux.physical_patch import PhysicalPatch
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.isa.base import Isa
 from gdb_optprobe.maps import journal_format as form
@@ -57,7 +57,7 @@ class Earlier:
 
     def room(self, machine: Machine, memory: Memory) -> Room:
         """Raises OptprobeError where the guest does not map it any more as it was."""
-        if not physical.stand(self.mapping, machine):
+        if not physical_patch.are_in_place(self.mapping, machine):
             raise Damaged("the memory for detours is not mapped as it tells")
 
         def give_back() -> None:
@@ -70,7 +70,7 @@ class Earlier:
             self.place,
             take=lambda: None,
             give_back=give_back,
-            stands=lambda: physical.stand(self.mapping, machine),
+            stands=lambda: physical_patch.are_in_place(self.mapping, machine),
             mapping=self.mapping,
             loan=self.loan,
         )
@@ -80,7 +80,7 @@ class Earlier:
 
 
 def look(
-    machine: Machine, memory: Memory, kernel: Kernel, port: Port, recovered: Recovered, isa: Isa
+    machine: Machine, memory: Memory, kernel: Kernel, port: Port, recovered: DiscoveredKernel, isa: Isa
 ) -> Earlier | None:
     """None where no journal is. Raises OptprobeError where it cannot be believed."""
     try:
@@ -105,7 +105,7 @@ def look(
     return None
 
 
-def facts(room: Room, recovered: Recovered) -> list[Any]:
+def facts(room: Room, recovered: DiscoveredKernel) -> list[Any]:
     """What the journal keeps of the room itself."""
     mapping = [[one.address, _short(one.old), _short(one.new), one.changes] for one in room.mapping]
     loan = [] if room.loan is None else [[room.loan.area, room.loan.size]]
@@ -113,7 +113,7 @@ def facts(room: Room, recovered: Recovered) -> list[Any]:
 
 
 def _room(
-    state: State, place: Room, recovered: Recovered
+    state: State, place: Room, recovered: DiscoveredKernel
 ) -> tuple[Room, tuple[PhysicalPatch, ...], Loan | None]:
     """The room as it was found, the mapping, and what was lent. Raises Damaged where the rest is of another guest."""
     try:
@@ -165,8 +165,8 @@ def _journal(place: Room, memory: Memory, found: Found) -> Journal:
 
 def _give_back(place: Room, mapping: Sequence[PhysicalPatch], machine: Machine, memory: Memory) -> None:
     # Before anything was mapped there is nothing to be wiped; memory that was lent is another's by now.
-    if physical.stand(mapping, machine) if mapping else place.repay is None:
+    if physical_patch.are_in_place(mapping, machine) if mapping else place.repay is None:
         start, end = place.data
         used = memory.read(start, end - start).rstrip(bytes([place.fill]))
         memory.write(start, bytes([place.fill]) * len(used))
-    physical.undo(mapping, machine)
+    physical_patch.undo(mapping, machine)

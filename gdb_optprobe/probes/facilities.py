@@ -17,7 +17,7 @@ from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.kernel import NoSuchKernel
-from gdb_optprobe.guest.saved import Saved
+from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.probes import probe_views
 from gdb_optprobe.probes.linux import Linux
@@ -128,7 +128,7 @@ class _Guest:
         return f"{_counted(sum(each.stack is not None for each in self.saved), 'stack')} looked through"
 
     @cached_property
-    def saved(self) -> Sequence[Saved]:
+    def saved(self) -> Sequence[SavedWords]:
         return tuple(self.target.saved())
 
     def trap_tier(self) -> str:

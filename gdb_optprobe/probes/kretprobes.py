@@ -21,7 +21,7 @@ from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.quiescence import Range
 from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.saved import Saved
+from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.maps.call_table import WORD, ActiveCall, CallTableLayout
 from gdb_optprobe.probes import kretprobe, kretprobe_records
@@ -213,14 +213,14 @@ class Returns:
         starts = {one.address for point in self.points for one in point.trampolines}
         return judge(saved, read, hides, Code(arena.ranges.code, starts, target.isa.branch_reach))
 
-    def saved(self, target: Target) -> Iterator[Saved]:
+    def saved(self, target: Target) -> Iterator[SavedWords]:
         """Return addresses that no stack shows. Raises OptprobeError."""
         for point in self.points:
             active = point.instances(target).active
             words = [call.back for call in active]
             if any(_hidden(call, point, target) for call in active):
                 words += point.left
-            yield Saved(f"a call of {target.text.spell(point.address)}", 0, array("Q", words))
+            yield SavedWords(f"a call of {target.text.spell(point.address)}", 0, array("Q", words))
 
     def forget(self, target: Target, arena: Arena) -> None:
         """What was reclaimed is not ours any more."""

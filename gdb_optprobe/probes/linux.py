@@ -18,15 +18,15 @@ from gdb_optprobe.guest.linux.arch.base import LinuxText, Port, Reads, Room, Say
 from gdb_optprobe.guest.linux.clock import hertz
 from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.modular import Modular
+from gdb_optprobe.guest.linux.kernel_discovery import DiscoveredKernel
+from gdb_optprobe.guest.linux.loaded_text import LoadedText
 from gdb_optprobe.guest.linux.modules import Module
-from gdb_optprobe.guest.linux.recover import Recovered
 from gdb_optprobe.guest.linux.structures import KernelStructures, Layouts, no_layouts
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.memory import KernelMemory
-from gdb_optprobe.guest.saved import Saved
+from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.guest.scope import Debug
 from gdb_optprobe.guest.scope import Site as Probed
 from gdb_optprobe.guest.text import Function, Overlay
@@ -52,19 +52,19 @@ DebugAt = Callable[[int, abi.Abi, Callable[[], Expr | None]], Debug | None]
 class Linux:
     """What is known of the guest's kernel, and what of it must be forgotten when the guest has run."""
 
-    recovered: Recovered
+    recovered: DiscoveredKernel
     machine: Machine
     memory: KernelMemory
     isa: Isa
     kernel: Kernel
     structures: KernelStructures
     core: LinuxText
-    text: Modular
+    text: LoadedText
     port: Port
     room: Room | None = None
     tracer: SiteTracer = field(init=False)
     _journal: Journal = field(default_factory=Journal)
-    _saved: list[Saved] | None = None
+    _saved: list[SavedWords] | None = None
     _moment: int = 0
     _took: bool = False
     _earlier: Earlier | None = None
@@ -80,7 +80,7 @@ class Linux:
     @classmethod
     def of(
         cls,
-        recovered: Recovered,
+        recovered: DiscoveredKernel,
         machine: Machine,
         memory: KernelMemory,
         isa: Isa,
@@ -136,7 +136,7 @@ class Linux:
     def _stacks(self) -> Stacks:
         return self.port.stacks(self.kernel, self.machine, self.isa.registers)
 
-    def saved(self) -> Iterable[Saved]:
+    def saved(self) -> Iterable[SavedWords]:
         """Everywhere a PC may be saved now. Raises OptprobeError.
 
         While the guest stands they are read once.

@@ -9,7 +9,7 @@ from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import ftrace_sites
-from gdb_optprobe.guest.linux.modular import Modular
+from gdb_optprobe.guest.linux.loaded_text import LoadedText
 from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.guest.text import FtraceSite
 
@@ -18,7 +18,7 @@ class Traced(Protocol):
     """A kernel: its text, with the tracer's sites, and its memory."""
 
     @property
-    def text(self) -> Modular: ...
+    def text(self) -> LoadedText: ...
 
     @property
     def memory(self) -> Memory: ...

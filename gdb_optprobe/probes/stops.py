@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gdb_optprobe.guest.trap_frames import Saved
+from gdb_optprobe.guest.trap_frames import SavedRegisters
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class ProgramLanding:
     rung: int
     comes: Callable[[], ProgramArrival | None]
     ticket: Callable[[], int]
-    saved: Saved
+    saved: SavedRegisters
 
 
 class StopPoint(Protocol):

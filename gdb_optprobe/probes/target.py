@@ -11,7 +11,7 @@ from gdb_optprobe.detours.left import Left
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
 from gdb_optprobe.guest.machine import Machine
-from gdb_optprobe.guest.saved import Saved
+from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.guest.text import FtraceSite, Function, Text
 from gdb_optprobe.isa.base import Isa
 from gdb_optprobe.probes.names import NamesAt
@@ -132,7 +132,7 @@ class Target:
     new_arena: Callable[[], Arena]
     take_arena: Callable[[], None]
     give_back_arena: Callable[[], None]
-    saved: Callable[[], Iterable[Saved]]
+    saved: Callable[[], Iterable[SavedWords]]
     stacks_missing: str
     symbol: Callable[[int], str]
     completions: Callable[[str], Sequence[str]]

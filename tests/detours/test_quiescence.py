@@ -3,13 +3,13 @@ from __future__ import annotations
 from array import array
 
 from gdb_optprobe.detours.quiescence import busy, window
-from gdb_optprobe.guest.saved import Saved
+from gdb_optprobe.guest.saved_pcs import SavedWords
 
 SITE = 0xFFFFFFFF81000000
 
 
-def stack(*words: int) -> list[Saved]:
-    return [Saved("thread 7 (dd)", 0x1000, array("Q", words))]
+def stack(*words: int) -> list[SavedWords]:
+    return [SavedWords("thread 7 (dd)", 0x1000, array("Q", words))]
 
 
 def test_a_pc_at_the_start_is_not_inside() -> None:

@@ -15,7 +15,7 @@ import gdb
 
 from gdb_optprobe.debugger.attach import current_session
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.saved import Saved
+from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.spec import Spec
 from tests.guest.micro_table import ENTRY, LAYOUTS, STATES, Layout
@@ -27,7 +27,7 @@ def session_of_micro() -> Session:
     Stopped at `done` it has one vCPU with nothing on its stack.
     """
     session = current_session()
-    saved = [Saved("the vCPU", 0, array("Q", [symbol_value("$pc")]))]
+    saved = [SavedWords("the vCPU", 0, array("Q", [symbol_value("$pc")]))]
     object.__setattr__(session.target, "stacks_missing", "")
     object.__setattr__(session.target, "saved", lambda: saved)
     return session

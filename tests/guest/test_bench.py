@@ -10,12 +10,12 @@ import pytest
 
 from gdb_optprobe.costs.estimate import Cost, cost
 from gdb_optprobe.costs.measure import Reading
+from qemu.bench_target import BENCH_TARGETS, BREAK, FUNCTION, PROGRAMS, RECORDS, BenchTarget, hits
 from qemu.calls import Calls
 from qemu.debugger import Debugger
 from qemu.guest import Guest, Options
 from qemu.reads import Reads
-from qemu.relay import Relay
-from qemu.subject import BREAK, FUNCTION, PROGRAMS, RECORDS, SUBJECTS, Subject, hits
+from qemu.rsp_proxy import RspProxy
 
 MANY, FEW, CALLS = 50_000, 20, 2000
 STDU_R1 = f"{FUNCTION}+32"
@@ -26,9 +26,9 @@ STDU_R1 = f"{FUNCTION}+32"
 class Measured:
     """A guest whose clock counts instructions, and what its reads take without a probe."""
 
-    subject: Subject
+    target: BenchTarget
     guest: Guest
-    relay: Relay
+    proxy: RspProxy
     debugger: Debugger
     reads: Reads
     unprobed: list[Reading]
@@ -45,17 +45,17 @@ class Measured:
         return found
 
 
-@pytest.fixture(scope="module", params=list(SUBJECTS))
+@pytest.fixture(scope="module", params=list(BENCH_TARGETS))
 def measured(request: pytest.FixtureRequest) -> Iterator[Measured]:
     options = Options(arch=request.param, icount="shift=0,sleep=off", append="mitigations=off")
     with (
         Guest.start(options) as guest,
-        Relay(guest.gdb_socket) as relay,
-        Debugger(relay.path) as debugger,
+        RspProxy(guest.gdb_socket) as proxy,
+        Debugger(proxy.path) as debugger,
     ):
-        reads = Reads(guest, debugger, relay)
+        reads = Reads(guest, debugger, proxy)
         debugger(f"set optprobe ring-records {RECORDS}")
-        yield Measured(SUBJECTS[request.param], guest, relay, debugger, reads, reads.repeat(MANY, 2))
+        yield Measured(BENCH_TARGETS[request.param], guest, proxy, debugger, reads, reads.repeat(MANY, 2))
         assert guest.problems() == []
 
 
@@ -63,21 +63,21 @@ def test_an_optimized_count_at_a_functions_entry(measured: Measured) -> None:
     found = measured.optimized(FUNCTION)
     assert found.instructions is not None
     # Two on x86-64, ten on ppc64le; the timer's ticks make the rest of what is seen.
-    assert 1 <= found.instructions <= measured.subject.most
+    assert 1 <= found.instructions <= measured.target.most
 
 
 def test_an_optimized_count_elsewhere(measured: Measured) -> None:
-    if measured.subject.elsewhere is None:
+    if measured.target.elsewhere is None:
         pytest.skip("a target is set for ppc64le")
-    for place in (measured.subject.behind, measured.subject.emulated, STDU_R1):
+    for place in (measured.target.behind, measured.target.emulated, STDU_R1):
         found = measured.optimized(place)
         assert found.instructions is not None
-        assert 1 <= found.instructions <= measured.subject.elsewhere, place
+        assert 1 <= found.instructions <= measured.target.elsewhere, place
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_at_a_functions_entry(measured: Measured, name: str) -> None:
-    most = dict(zip(PROGRAMS, measured.subject.programs, strict=True))[name]
+    most = dict(zip(PROGRAMS, measured.target.programs, strict=True))[name]
     found = measured.optimized(FUNCTION, PROGRAMS[name])
     assert found.instructions is not None
     print(f"{name}: {found.instructions:.1f}")
@@ -92,7 +92,7 @@ def test_a_break_whose_condition_is_false(measured: Measured) -> None:
 
 @pytest.mark.parametrize(("tier", "stops"), [("breakpoint", 2), ("emulated", 1)])
 def test_stops_of_a_hit(measured: Measured, tier: str, stops: int) -> None:
-    location = measured.subject.emulated if tier == "emulated" else FUNCTION
+    location = measured.target.emulated if tier == "emulated" else FUNCTION
     measured.debugger(f"optprobe add {location} -tier {tier}")
     found = measured.reads.measure(FEW)
     measured.debugger("optprobe delete")
@@ -102,7 +102,7 @@ def test_stops_of_a_hit(measured: Measured, tier: str, stops: int) -> None:
 
 def test_programs_beside_linux_s_own_events(measured: Measured) -> None:
     """Traps are those that the processor takes: two become one where an instruction is emulated."""
-    rows = {row.name: row for row in Calls(measured.guest, measured.debugger, measured.relay, CALLS, 1).run((64,))}
+    rows = {row.name: row for row in Calls(measured.guest, measured.debugger, measured.proxy, CALLS, 1).run((64,))}
     traps = {name: row.traps for name, row in rows.items()}
     assert traps == {
         "no probe": 0,

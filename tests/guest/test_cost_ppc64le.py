@@ -19,8 +19,8 @@ from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.guest.linux.arch.ppc64le import room
 from gdb_optprobe.isa.ppc64le import PPC64LE
-from qemu.frozen import freeze
 from qemu.guest import Guest
+from qemu.memory_snapshot import take_snapshot
 from qemu.survey import Subject, functions, subject_of
 from tests.guest.conftest import FULL
 
@@ -67,7 +67,7 @@ class Costs:
 @pytest.fixture
 def costs(ppc_guest: Guest) -> Costs:
     subject = subject_of(ppc_guest)
-    found = room.find(freeze(ppc_guest), subject.kernel)
+    found = room.find(take_snapshot(ppc_guest), subject.kernel)
     return Costs(subject, Grounds(PPC64LE, subject.text), found.code[0][0], found.data[0])
 
 

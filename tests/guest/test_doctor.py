@@ -10,7 +10,7 @@ import pytest
 from qemu import micro
 from qemu.debugger import Debugger
 from qemu.guest import Guest
-from qemu.relay import Relay
+from qemu.rsp_proxy import RspProxy
 from tests.guest.batch import batch, keep
 from tests.guest.conftest import Boot
 from tests.guest.test_micro_probes import ARENA
@@ -43,15 +43,15 @@ def states(found: dict[str, list[dict[str, str]]]) -> dict[str, str]:
 
 
 def test_nothing_is_written_and_the_guest_does_not_run(each_linux: Guest) -> None:
-    with Relay(each_linux.gdb_socket) as relay, Debugger(relay.path) as gdb:
-        before = len(relay.sent())
+    with RspProxy(each_linux.gdb_socket) as proxy, Debugger(proxy.path) as gdb:
+        before = len(proxy.sent())
         first = json.loads(gdb("optprobe doctor -json").splitlines()[-1])
-        asked = relay.sent()[before:]
+        asked = proxy.sent()[before:]
         assert [packet for packet in asked if not is_question(packet)] == []
-        start = relay.count()
+        start = proxy.count()
         again = json.loads(gdb("optprobe doctor -json").splitlines()[-1])
-        spent = relay.count() - start
-        assert [packet for packet in relay.sent()[before:] if not is_question(packet)] == []
+        spent = proxy.count() - start
+        assert [packet for packet in proxy.sent()[before:] if not is_question(packet)] == []
         assert again == first
         assert (spent.packets <= WARM, spent.stops) == (True, 0), spent
         gdb("optprobe add vfs_read")
@@ -76,11 +76,11 @@ def test_what_an_earlier_gdb_left_is_not_touched_by_asking(boot: Boot) -> None:
         gdb("set optprobe on-exit keep")
         gdb("optprobe add vfs_read")
         gdb("optprobe delete")
-    with Relay(guest.gdb_socket) as relay, Debugger(relay.path) as gdb:
-        before = len(relay.sent())
+    with RspProxy(guest.gdb_socket) as proxy, Debugger(proxy.path) as gdb:
+        before = len(proxy.sent())
         gdb("optprobe explain vfs_read")
         found = json.loads(gdb("optprobe doctor -json").splitlines()[-1])
-        assert [packet for packet in relay.sent()[before:] if not is_question(packet)] == []
+        assert [packet for packet in proxy.sent()[before:] if not is_question(packet)] == []
         assert states(found)["code_memory"] == "works"
         gdb("set optprobe on-exit keep")
         assert "optimized" in gdb("optprobe add vfs_read")
@@ -138,9 +138,9 @@ EXPLAINED = (
 
 
 def test_explain_writes_nothing_and_does_not_run_the_guest(each_linux: Guest) -> None:
-    with Relay(each_linux.gdb_socket) as relay, Debugger(relay.path) as gdb:
+    with RspProxy(each_linux.gdb_socket) as proxy, Debugger(proxy.path) as gdb:
         gdb("optprobe doctor")
-        before, start = len(relay.sent()), relay.count()
+        before, start = len(proxy.sent()), proxy.count()
         entry = gdb(
             "python from gdb_optprobe.debugger.attach import attachments; "
             "program = attachments.current.session.target.user().texts.program('/bin/busybox', None); "
@@ -148,8 +148,8 @@ def test_explain_writes_nothing_and_does_not_run_the_guest(each_linux: Guest) ->
         ).strip()
         for line in (*EXPLAINED, f"-user /bin/busybox:{entry}", f"-user /bin/busybox:{entry} do count by $comm"):
             assert "would be" in gdb(f"optprobe explain {line}") or "cannot be" in gdb(f"optprobe explain {line}")
-        assert [packet for packet in relay.sent()[before:] if not is_question(packet)] == []
-        assert (relay.count() - start).stops == 0
+        assert [packet for packet in proxy.sent()[before:] if not is_question(packet)] == []
+        assert (proxy.count() - start).stops == 0
 
 
 def test_a_tracer_of_the_guests_own_is_told_where_it_is_in_the_way(boot: Boot) -> None:

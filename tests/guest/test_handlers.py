@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from qemu.bench_target import BENCH_TARGETS
 from qemu.guest import Guest
-from qemu.subject import SUBJECTS
 from tests.guest.batch import MARK, Finished, Workload, batch, keep
 from tests.guest.conftest import FULL
 
@@ -118,7 +118,7 @@ def test_records(each_linux: Guest, tier: str) -> None:
 
 def test_what_one_probe_reads_another_one_leaves_alone(each_linux: Guest) -> None:
     """Registers that the ABI lets a program overwrite at an entry, read a few instructions on, in another detour."""
-    subject, names = SUBJECTS[each_linux.options.arch], {"x86_64": "$r10, $r11", "ppc64le": "$r11, $r12"}
+    subject, names = BENCH_TARGETS[each_linux.options.arch], {"x86_64": "$r10, $r11", "ppc64le": "$r11, $r12"}
     keys = f"count by ({names[each_linux.options.arch]})"
     some = Workload("dd if=/dev/zero of=/dev/null bs=77 count=50")
     reader = f'optprobe add *{subject.behind} if $comm == "dd" && {subject.size} == 77 do {keys}'

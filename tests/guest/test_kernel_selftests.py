@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import re
 
+from qemu.bench_target import BENCH_TARGETS
 from qemu.guest import Guest
-from qemu.subject import SUBJECTS
 from tests.guest.batch import MARK, Workload, batch, keep
 from tests.guest.test_handlers import records, report
 from tests.guest.test_ppc64le import ATTEMPT
@@ -33,7 +33,7 @@ WORK = Workload(f"dd if=/dev/zero of=/dev/null bs=1 count={READS} 2>/dev/null")
 
 def test_kprobe(each_linux: Guest) -> None:
     """pre_handler and post_handler both run, once for each hit, before and behind the instruction."""
-    behind = SUBJECTS[each_linux.options.arch].behind
+    behind = BENCH_TARGETS[each_linux.options.arch].behind
     script: list[str | Workload] = ["python from gdb_optprobe import kprobe; before, after = [], []"]
     script += ["python pc = 'rip' if 'x86' in gdb.selected_inferior().architecture().name() else 'pc'"]
     script += ["python pre = lambda hit: before.append(hit.regs[pc])"]

@@ -10,7 +10,7 @@ import pytest
 
 from qemu.debugger import Debugger
 from qemu.guest import Guest
-from qemu.relay import Relay
+from qemu.rsp_proxy import RspProxy
 
 FIRST, COLD, EACH, A_PROBE, LISTED = 20_000, 22_000, 120, 180, 1
 """Packets, both ways: of the first probe of a session that finds the kernel in the cache, of one that does not, of
@@ -29,12 +29,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def packets(linux: Guest, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], tuple[int, str]]]:
     """Gives GDB a line: how many packets that took, and what was printed."""
     monkeypatch.setenv("OPTPROBE_CACHE", str(cache))
-    with Relay(linux.gdb_socket) as relay, Debugger(relay.path) as gdb:
+    with RspProxy(linux.gdb_socket) as proxy, Debugger(proxy.path) as gdb:
 
         def given(line: str) -> tuple[int, str]:
-            before = relay.count().packets
+            before = proxy.count().packets
             said = gdb(line)
-            return relay.count().packets - before, said
+            return proxy.count().packets - before, said
 
         yield given
 

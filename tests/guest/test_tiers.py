@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from qemu.bench_target import BENCH_TARGETS
 from qemu.guest import Guest
-from qemu.subject import SUBJECTS
 from tests.guest.batch import Finished, Workload, batch, keep
 
 TRACING = "/sys/kernel/tracing"
@@ -23,7 +23,7 @@ def tiers(finished: Finished, name: str) -> list[tuple[str, str]]:
 
 def test_optimization_off_moves_every_probe_down_and_on_moves_it_up(each_linux: Guest) -> None:
     """Also one with a program, one that shares its detour, and one that is switched off meanwhile."""
-    behind = SUBJECTS[each_linux.options.arch].behind
+    behind = BENCH_TARGETS[each_linux.options.arch].behind
     script: list[str | Workload] = [f"optprobe add {behind}", f"optprobe add {behind} do count by $comm"]
     script += ["optprobe add read_zero", "optprobe add ksys_read", "optprobe commit"]
     for setting in ("on", "off", "on "):
@@ -45,7 +45,7 @@ def test_optimization_off_moves_every_probe_down_and_on_moves_it_up(each_linux: 
 
 def test_a_post_handler_and_a_neighbour_that_stops_hold_others_down(each_linux: Guest) -> None:
     """Whether it stands at the same address, or within the bytes that a branch covers."""
-    subject = SUBJECTS[each_linux.options.arch]
+    subject = BENCH_TARGETS[each_linux.options.arch]
     first, within = subject.behind, {"x86_64": "vfs_read+7", "ppc64le": ""}[each_linux.options.arch]
     script: list[str | Workload] = [POST, f"optprobe add {first}", "optprobe commit", keep("before", "optprobe list")]
     blockers = [f"kprobe('{first}', post_handler=lambda hit: seen.append(hit.address))"]
@@ -69,7 +69,7 @@ def test_a_post_handler_and_a_neighbour_that_stops_hold_others_down(each_linux: 
 
 def test_what_the_guest_does_to_its_text_holds_a_probe_down_until_it_is_undone(each_linux: Guest) -> None:
     """Its own kprobe beside ours, then its function tracer: at the next stop the probe moves up by itself."""
-    subject = SUBJECTS[each_linux.options.arch]
+    subject = BENCH_TARGETS[each_linux.options.arch]
     start = each_linux.check("grep ' T vfs_write$' /proc/kallsyms").split()[0]
     site, inside = {"x86_64": (0, "vfs_read+7"), "ppc64le": (12, "")}[each_linux.options.arch]
     on = [f"echo 'p:own {inside}' > kprobe_events; echo 1 > events/kprobes/own/enable"]

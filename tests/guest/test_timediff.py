@@ -7,7 +7,7 @@ from statistics import median
 from qemu.debugger import Debugger
 from qemu.guest import Guest, Options
 from qemu.reads import Reads
-from qemu.relay import Relay
+from qemu.rsp_proxy import RspProxy
 from qemu.timediff import FUNCTION, LINEAR, UNUSED, TimeDifference
 
 FORKS = 3
@@ -24,8 +24,8 @@ def words(guest: Guest, function: str) -> str:
 
 def test_the_timebase_before_and_behind_a_probe() -> None:
     options = Options(arch="ppc64le", icount="shift=0,sleep=off", append="mitigations=off")
-    with Guest.start(options) as guest, Relay(guest.gdb_socket) as relay, Debugger(relay.path) as debugger:
-        reads = Reads(guest, debugger, relay)
+    with Guest.start(options) as guest, RspProxy(guest.gdb_socket) as proxy, Debugger(proxy.path) as debugger:
+        reads = Reads(guest, debugger, proxy)
         before = debugger.running(lambda: [words(guest, name) for name in (FUNCTION, UNUSED)])
         assert all(each.count(" 0x") == 32 for each in before)
         found = TimeDifference(reads, debugger, FORKS).run()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest import image, kallsyms, symbolfile, vmlinux
+from gdb_optprobe.guest import kallsyms, kernel_image, symbolfile, vmlinux
 from gdb_optprobe.guest.btf import DEEPEST, MOST_MEMBERS, Btf
 from gdb_optprobe.guest.linux import kprobes, lists, tasks
 from gdb_optprobe.guest.linux.arch.ppc64le import radix, threads
@@ -21,7 +21,7 @@ from gdb_optprobe.guest.linux.exiting import Listed
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.jump_labels import JumpLabels
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.modular import Modular
+from gdb_optprobe.guest.linux.loaded_text import LoadedText
 from gdb_optprobe.guest.linux.modules import Module, State, Table
 from gdb_optprobe.guest.linux.percpu import PerCpu
 from gdb_optprobe.guest.linux.user import cfi
@@ -336,7 +336,7 @@ def test_elf_files_within_constants_without_end() -> None:
     vdso[:7] = b"\x7fELF\x02\x01\x01"
     note = blobs.note(b"GNU\0", 3, bytes(20))
     data = bytes(vdso) * 4000 + note * 4000
-    assert "ELF files within" in within(lambda: image.build_id(data), LINES).error
+    assert "ELF files within" in within(lambda: kernel_image.build_id(data), LINES).error
 
 
 # --- rings, journal --------------------------------------------------------------------------------------------------
@@ -455,7 +455,7 @@ def test_modules_that_have_all_symbols_of_one_another() -> None:
         Module(AREA[0] + 64 * at, f"m{at}", State.LIVE, text, (0, 0), (), (), None, symbols_, 0, 0, (at,))
         for at in range(4000)
     ]
-    found = Modular(SimpleNamespace(), endless(), AREA, text_of)  # type: ignore[arg-type]
+    found = LoadedText(SimpleNamespace(), endless(), AREA, text_of)  # type: ignore[arg-type]
     found._reader = SimpleNamespace(loaded=lambda: modules, strange={})  # type: ignore[assignment]
     assert found.modules() == () and len(read) == 5
     assert found.strange["m7"] == "what is loaded has over 1,048,576 symbols"

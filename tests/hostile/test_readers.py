@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 
 from gdb_optprobe.detours import left
 from gdb_optprobe.errors import OptprobeError, Unreadable
-from gdb_optprobe.guest import image, kallsyms, vmlinux
+from gdb_optprobe.guest import kallsyms, kernel_image, vmlinux
 from gdb_optprobe.guest.btf import Btf
-from gdb_optprobe.guest.image import Run
+from gdb_optprobe.guest.kernel_image import Run
 from gdb_optprobe.guest.linux import kprobes, lists
 from gdb_optprobe.guest.linux.arch.ppc64le import radix
 from gdb_optprobe.guest.linux.arch.x86_64 import jump_tables, mid_function_entries
@@ -44,9 +44,9 @@ from gdb_optprobe.guest.linux.modules import Modules
 from gdb_optprobe.guest.linux.user import cfi, files
 from gdb_optprobe.guest.linux.user.cfi import CallFrames, Computed
 from gdb_optprobe.guest.linux.user.elf import Elf
-from gdb_optprobe.guest.linux.user.frames import Frames
+from gdb_optprobe.guest.linux.user.mm import spaces
+from gdb_optprobe.guest.linux.user.page_frames import PageFrames
 from gdb_optprobe.guest.linux.user.pagecache import PageCache
-from gdb_optprobe.guest.linux.user.spaces import spaces
 from gdb_optprobe.guest.symbols import Symbols, SymbolTable
 from gdb_optprobe.guest.types import BtfTypes
 from gdb_optprobe.handlers.ctype import Struct, describe, size_of
@@ -361,8 +361,8 @@ def of_image(random: Random) -> Callable[[], Any]:
     ]
 
     def read() -> None:
-        image.banner(data)
-        asking(lambda: image.build_id(data), lambda: image.find(runs))
+        kernel_image.banner(data)
+        asking(lambda: kernel_image.build_id(data), lambda: kernel_image.find(runs))
 
     return read
 
@@ -656,7 +656,7 @@ def of_files(random: Random) -> Callable[[], Any]:
     def read() -> None:
         asking(lambda: files.find(kernel, "/data/program"), lambda: files.find(kernel, "/bin/../bin/sh"))
         file = files.find(kernel, "/bin/sh")
-        frames = Frames.of(kernel, X86Mmu(test_user_files.DIRECT, 1 << 32, False))
+        frames = PageFrames.of(kernel, X86Mmu(test_user_files.DIRECT, 1 << 32, False))
         asking(lambda: PageCache(kernel, frames, file).read(100, 6000), lambda: spaces(kernel, file, 4096))
         asking(lambda: files.written(kernel, file.inode))
 

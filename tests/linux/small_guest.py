@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gdb_optprobe.guest.linux.arch.x86_64.stacks import Stacks
-from gdb_optprobe.guest.saved import Saved
+from gdb_optprobe.guest.saved_pcs import SavedWords
 from tests.linux.fakes import Machine, kernel
 
 BASE = 0xFFFF888000000000
@@ -158,7 +158,7 @@ def hold_a_queue(there: Machine, count: int = 1) -> None:
     there.put_words(CPUS[1] + 0x118, count)
 
 
-def saved(there: Machine, names: Mapping[str, int] = NAMES) -> list[Saved]:
+def saved(there: Machine, names: Mapping[str, int] = NAMES) -> list[SavedWords]:
     return list(Stacks(kernel(there, names, OFFSETS), there, ("rip", "rax")).saved())
 
 

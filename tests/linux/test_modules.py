@@ -14,7 +14,7 @@ from gdb_optprobe.guest.linux.arch.ppc64le.module_text import PowerModuleText
 from gdb_optprobe.guest.linux.arch.x86_64.module_text import ModuleText
 from gdb_optprobe.guest.linux.arch.x86_64.text import KernelText
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.modular import Modular
+from gdb_optprobe.guest.linux.loaded_text import LoadedText
 from gdb_optprobe.guest.linux.module_symbols import ModuleSymbols
 from gdb_optprobe.guest.linux.modules import Module, Modules, State, Table
 from gdb_optprobe.guest.linux.original_text import OriginalText
@@ -221,7 +221,7 @@ def test_which_modules_are_there_is_read_once_while_the_guest_stands() -> None:
     memory = Pages()
     module_at(memory)
     known = kernel(memory, {"modules": HEAD})
-    both = Modular(KernelText(known, X86_64), known, AREA, lambda module: text_of(memory, typed=False))
+    both = LoadedText(KernelText(known, X86_64), known, AREA, lambda module: text_of(memory, typed=False))
     identity = both.identity(TEXT)
     assert identity is not None and both.staying() == {identity} and both.symbol(TEXT + 1) == "some:first+0x1"
     assert list(both.names("some")) == [("first", TEXT), ("second", TEXT + 0x10)]

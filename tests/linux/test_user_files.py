@@ -11,13 +11,13 @@ import pytest
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.x86_64.mmu import FIXED_RECORDS, X86Mmu
 from gdb_optprobe.guest.linux.kernel import NoSuchKernel
-from gdb_optprobe.guest.linux.physical import Changed
+from gdb_optprobe.guest.linux.physical_patch import Changed
 from gdb_optprobe.guest.linux.user import files
 from gdb_optprobe.guest.linux.user.files import File
-from gdb_optprobe.guest.linux.user.frames import Frames
+from gdb_optprobe.guest.linux.user.mm import Busy, Process, spaces
+from gdb_optprobe.guest.linux.user.page_frames import PageFrames
 from gdb_optprobe.guest.linux.user.pagecache import NotInMemory, PageCache
 from gdb_optprobe.guest.linux.user.pages import Pages, Standing, within_pages
-from gdb_optprobe.guest.linux.user.spaces import Busy, Process, spaces
 from gdb_optprobe.isa.x86_64 import paging
 from tests.linux import fakes
 
@@ -85,7 +85,7 @@ class Kernel(fakes.Pages):
         self._pages = count(DIRECT + 0x10000, 0x1000)
         self.known = fakes.kernel(self, {"d_init_task": INIT}, OFFSETS)
         self.put_words(FIXED_RECORDS, 0)
-        self.frames = Frames.of(self.known, X86Mmu(DIRECT, 1 << 32, False))
+        self.frames = PageFrames.of(self.known, X86Mmu(DIRECT, 1 << 32, False))
         self.superblock = self.new()
         self.put(self.superblock + 0x10, (0x800001).to_bytes(4, "little"))
         self.root = self.dentry("/", self.inode(stat.S_IFDIR))
@@ -342,7 +342,7 @@ def mapped(guest: Kernel, mapping: int, bits: int = HELD) -> tuple[Standing, int
 
 def test_a_kernel_whose_records_are_in_sections_is_refused() -> None:
     with pytest.raises(NoSuchKernel, match="SPARSEMEM_VMEMMAP"):
-        Frames.of(fakes.kernel(fakes.Pages(), {}), X86Mmu(DIRECT, 1 << 32, False))
+        PageFrames.of(fakes.kernel(fakes.Pages(), {}), X86Mmu(DIRECT, 1 << 32, False))
 
 
 def test_a_page_of_its_own_is_written_and_a_changed_one_refused(guest: Kernel) -> None:

@@ -14,10 +14,10 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.x86_64.mmu import FIXED_RECORDS, X86Mmu
 from gdb_optprobe.guest.linux.arch.x86_64.user import VCPUS
 from gdb_optprobe.guest.linux.user import writer
-from gdb_optprobe.guest.linux.user.frames import Frames
+from gdb_optprobe.guest.linux.user.mm import Busy
+from gdb_optprobe.guest.linux.user.page_frames import PageFrames
 from gdb_optprobe.guest.linux.user.pages import Pages as UserPages
 from gdb_optprobe.guest.linux.user.programs import Programs
-from gdb_optprobe.guest.linux.user.spaces import Busy
 from gdb_optprobe.guest.linux.user.writer import ROWS, Write, Writer
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.isa.x86_64.writing import WRITING
@@ -44,7 +44,7 @@ def made() -> tuple[Machine, Writer]:
     known = kernel(machine, {"access_remote_vm": REMOTE, "mmput": PUT, "ksys_read": BACK}, OFFSETS)
     machine.put_words(FIXED_RECORDS, 0)
     mmu = X86Mmu(0xFFFF888000000000, 1 << 40, False)
-    frames = Frames.of(known, mmu)
+    frames = PageFrames.of(known, mmu)
     programs = Programs(machine, known, frames, UserPages(known, frames, mmu), VCPUS, ENUMERATORS.get, lambda: None)
     found = Writer(programs, CODE, TABLES)
     found.clear()
@@ -174,7 +174,7 @@ def flags_of(peek: bytes, poke: bytes, told: dict[str, int]) -> int:
     known = kernel(machine, names, OFFSETS)
     machine.put_words(FIXED_RECORDS, 0)
     mmu = X86Mmu(0xFFFF888000000000, 1 << 40, False)
-    frames = Frames.of(known, mmu)
+    frames = PageFrames.of(known, mmu)
     programs = Programs(machine, known, frames, UserPages(known, frames, mmu), VCPUS, told.get, lambda: None)
     return writer.flags(programs)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from gdb_optprobe.errors import Unreadable
-from gdb_optprobe.guest.saved import Saved, Stack
+from gdb_optprobe.guest.saved_pcs import SavedWords, Stack
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.probes.active_calls import NOBODY, Caller, Code, Judge, judge
 
@@ -28,12 +28,12 @@ def memory(words: Mapping[int, int], mapped: Sequence[int] = (STACK, CPU)) -> Re
     return read
 
 
-def scan(*words: int) -> list[Saved]:
+def scan(*words: int) -> list[SavedWords]:
     """A thread's stack from SP up, with these words, and a CPU's stack, which is in use from its middle up."""
     return [
-        Saved("vCPU 0", 0, array("Q", ())),
-        Saved("thread 412 (sleep)", SP, array("Q", words), THREAD),
-        Saved("an interrupt on CPU 0", CPU + 0x2000, array("Q"), INTERRUPT),
+        SavedWords("vCPU 0", 0, array("Q", ())),
+        SavedWords("thread 412 (sleep)", SP, array("Q", words), THREAD),
+        SavedWords("an interrupt on CPU 0", CPU + 0x2000, array("Q"), INTERRUPT),
     ]
 
 

@@ -13,7 +13,7 @@ from gdb_optprobe.detours.arena import Arena, Ranges
 from gdb_optprobe.detours.journal import Item, Journal
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.saved import Saved
+from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.maps import journal_format as form
 from gdb_optprobe.probes import collector
 from gdb_optprobe.probes.collector import PAGE, PATIENCE, Collector, Why
@@ -38,10 +38,10 @@ class Target:
         if self.another:
             raise OptprobeError("the guest is not the one that was probed")
 
-    def saved(self) -> Iterable[Saved]:
+    def saved(self) -> Iterable[SavedWords]:
         if self.fails:
             raise OptprobeError("a thread is just ending")
-        return [Saved("vCPU 0", 0, array("Q", [0])), Saved("thread 7", START - 4096, array("Q", [self.pc]))]
+        return [SavedWords("vCPU 0", 0, array("Q", [0])), SavedWords("thread 7", START - 4096, array("Q", [self.pc]))]
 
 
 class NoPad:

@@ -9,7 +9,7 @@ import pytest
 
 from gdb_optprobe.detours.arena import Arena, Ranges
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.user.arriving import Arriving
+from gdb_optprobe.guest.linux.user.mmap_hook import MmapHook
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.maps.mmap_patches import INSIDE, ROWS, SIZE, MmapPatch
 from gdb_optprobe.probes.target import Target
@@ -37,7 +37,7 @@ class Guest:
             made.append(table)
             return lambda at: b"\xc3"
 
-        self.arrivals.begin(cast(Arriving, SimpleNamespace(calls=(call,), to=CALLED + 0x100, code=code)), 0x11, arena)
+        self.arrivals.begin(cast(MmapHook, SimpleNamespace(calls=(call,), to=CALLED + 0x100, code=code)), 0x11, arena)
         (self.table,) = made
 
     def busy(self, threads: int) -> None:

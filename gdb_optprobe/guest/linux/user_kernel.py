@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
-from gdb_optprobe.guest.linux.user.arriving import Arriving
+from gdb_optprobe.guest.linux.user.mm_hooks import MmHooks
+from gdb_optprobe.guest.linux.user.mmap_hook import MmapHook
 from gdb_optprobe.guest.linux.user.mmu import Mmu
 from gdb_optprobe.guest.linux.user.pagecache import INDEX
-from gdb_optprobe.guest.linux.user.space_calls import SpaceCalls
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
 from gdb_optprobe.handlers.lowering_mapped import Mapped
 from gdb_optprobe.handlers.program import Expr
@@ -30,8 +30,8 @@ class ReturnKernel:
     isa: UserReturning
     mm: Expr
     shared: bytes
-    copied: SpaceCalls
-    ended: SpaceCalls
+    copied: MmHooks
+    ended: MmHooks
 
 
 def no_returns() -> ReturnKernel:
@@ -59,7 +59,7 @@ class UserKernel:
     calls: TrapCalls
     mmu: Mmu
     vcpus: Vcpus
-    arriving: Arriving
+    arriving: MmapHook
     returning: Callable[[], ReturnKernel] = no_returns
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from gdb_optprobe.guest.linux.physical import Changed
+from gdb_optprobe.guest.linux.physical_patch import Changed
+from gdb_optprobe.guest.linux.user.mm import AddressSpace
 from gdb_optprobe.guest.linux.user.pages import Standing, within_pages
 from gdb_optprobe.guest.linux.user.program import Program
-from gdb_optprobe.guest.linux.user.spaces import Space
 from gdb_optprobe.guest.linux.user.writer import Write
 
 Piece = tuple[int, bytes, bytes]
@@ -29,7 +29,7 @@ class UserSpace:
     """`program` as `space` has it. pages: those of the space."""
 
     program: Program
-    space: Space
+    space: AddressSpace
     pages: Standing
 
     def advance(self, changes: Iterable[Change]) -> list[Write]:

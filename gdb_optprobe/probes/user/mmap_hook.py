@@ -15,7 +15,7 @@ from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.user.arriving import Arriving
+from gdb_optprobe.guest.linux.user.mmap_hook import MmapHook
 from gdb_optprobe.maps import mmap_patches
 from gdb_optprobe.maps.mmap_patches import FAILED, INSIDE, ROWS, SIZE, MmapPatch
 from gdb_optprobe.probes import hooks
@@ -41,8 +41,8 @@ class Arrivals:
     _hook: _Hook | None = None
     _rows: list[MmapPatch | None] = field(default_factory=list)
 
-    def begin(self, arriving: Arriving, force: int, arena: Arena) -> None:
-        """Have mappings come here; force: see Arriving. Raises Refused, TextChanged with the guest as it was."""
+    def begin(self, arriving: MmapHook, force: int, arena: Arena) -> None:
+        """Have mappings come here; force: see MmapHook. Raises Refused, TextChanged with the guest as it was."""
         if self._hook is not None:
             return
         target = self.target

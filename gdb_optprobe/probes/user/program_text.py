@@ -20,9 +20,9 @@ from typing import Protocol
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.files import File
+from gdb_optprobe.guest.linux.user.mm import LATER, AddressSpace, Busy
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user.programs import Programs
-from gdb_optprobe.guest.linux.user.spaces import LATER, Busy, Space
 from gdb_optprobe.guest.linux.user.writer import Write, Writer
 from gdb_optprobe.maps.mmap_patches import MmapPatch
 from gdb_optprobe.probes.user.mapped_text import Change, UserSpace
@@ -231,7 +231,7 @@ class UserTexts:
             self._write(wanted, max(deadline - time.monotonic(), 1.0))
         raise OptprobeError(f"processes that run {program.path} come faster than they can be written into")
 
-    def spaces(self, file: File) -> tuple[Space, ...]:
+    def spaces(self, file: File) -> tuple[AddressSpace, ...]:
         """Those that map it; the guest runs a little where that cannot be told just now. Raises OptprobeError."""
         for _ in range(ROUNDS):
             try:
@@ -240,7 +240,7 @@ class UserTexts:
                 self._pause()
         return self.programs.mapping(file)
 
-    def _in(self, program: Program, space: Space) -> UserSpace:
+    def _in(self, program: Program, space: AddressSpace) -> UserSpace:
         return UserSpace(program, space, self.programs.pages.of(space.mm))
 
     def _pause(self) -> None:

@@ -8,7 +8,7 @@ from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.base import Reads
 from gdb_optprobe.guest.linux.user import writer
-from gdb_optprobe.guest.linux.user.spaces import Busy
+from gdb_optprobe.guest.linux.user.mm import Busy
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.user.target import UserTarget

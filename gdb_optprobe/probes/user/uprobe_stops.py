@@ -19,9 +19,9 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.pads import Pad
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.slots import Slot
-from gdb_optprobe.guest.linux.user import spaces
+from gdb_optprobe.guest.linux.user import mm
 from gdb_optprobe.guest.machine import Vcpu
-from gdb_optprobe.guest.trap_frames import Gate, Saved
+from gdb_optprobe.guest.trap_frames import Gate, SavedRegisters
 from gdb_optprobe.handlers import interpret
 from gdb_optprobe.handlers.arithmetic import number
 from gdb_optprobe.handlers.ctype import Pointer
@@ -156,7 +156,7 @@ class UserStops:
         self.shown.pop(vcpu, None)
         if not probe.spec.returns:
             self.shown[vcpu] = Shown(point.program.inode, at - point.insn.address)
-        who = spaces.process(user.programs.kernel, user.programs.current(vcpu))
+        who = mm.process(user.programs.kernel, user.programs.current(vcpu))
         place = point.program.spell(probe.address) if not probe.spec.returns else ""
         return ProgramArrival((probe.number,), str(who), place, returned)
 
@@ -215,10 +215,10 @@ def _returned(
     return name, number(word, not isinstance(found.type, Pointer) and found.type.signed)
 
 
-def saved(isa: UserTrapping) -> Saved:
+def saved(isa: UserTrapping) -> SavedRegisters:
     stopping = isa.stopping
     assert stopping is not None, "else it was refused"
     columns = stopping.columns
     offsets = {columns[name]: offset for name, offset in isa.registers.items() if name in columns}
     pc = next(column for column, offset in offsets.items() if offset == isa.pc)
-    return Saved(stopping.machine, columns[isa.frame], offsets, pc)
+    return SavedRegisters(stopping.machine, columns[isa.frame], offsets, pc)

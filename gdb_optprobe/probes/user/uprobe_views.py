@@ -8,7 +8,7 @@ from functools import cache, partial
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.guest.linux.backtrace import Copy
 from gdb_optprobe.guest.linux.user import executable
-from gdb_optprobe.guest.linux.user.unwinding import Loaded, Process, Source
+from gdb_optprobe.guest.linux.user.unwinder import Loaded, Process, Source
 from gdb_optprobe.handlers.program import Records
 from gdb_optprobe.handlers.saved import PROBED
 from gdb_optprobe.isa.base import Insn

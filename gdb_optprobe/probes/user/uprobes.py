@@ -19,8 +19,8 @@ from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.refusal import Reason
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.user.mm import AddressSpace, Busy
 from gdb_optprobe.guest.linux.user.program import Program
-from gdb_optprobe.guest.linux.user.spaces import Busy, Space
 from gdb_optprobe.guest.linux.user.writer import flags
 from gdb_optprobe.handlers.supported import check_action
 from gdb_optprobe.isa.base import Insn
@@ -305,7 +305,7 @@ class Users:
         """No probe of the kernel can be where the kernel comes to code of ours."""
         self.registry.hooks = (*self._arrivals.patches, *self.calls.patches)
 
-    def spaces(self, program: Program) -> tuple[Space, ...]:
+    def spaces(self, program: Program) -> tuple[AddressSpace, ...]:
         """Those that run it. Raises OptprobeError."""
         return self.target.user().texts.spaces(program.file)
 

@@ -18,8 +18,8 @@ from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.guest.linux.user.mm_hooks import MmHooks
 from gdb_optprobe.guest.linux.user.program import Program
-from gdb_optprobe.guest.linux.user.space_calls import SpaceCalls
 from gdb_optprobe.guest.linux.user_kernel import ReturnKernel
 from gdb_optprobe.handlers import lowering_user_calls
 from gdb_optprobe.handlers.lowering_user_calls import Table, Way
@@ -317,10 +317,10 @@ class UserCalls:
             arena.release_table(TableKind.USER_CALLS, found)
         return arena.allocate_table(TableKind.USER_CALLS, LAYOUT.size, kernel.copied.to, self.target.isa.data_reach)
 
-    def _before(self, calls: SpaceCalls, code: Code, arena: Arena) -> Placed:
+    def _before(self, calls: MmHooks, code: Code, arena: Arena) -> Placed:
         return Placed.again(calls.to, lambda at: Detour(at, code(at), calls.to, ()), self.target, arena)
 
-    def _redirected(self, calls: SpaceCalls, to: Placed, number: int) -> Patch:
+    def _redirected(self, calls: MmHooks, to: Placed, number: int) -> Patch:
         call = calls.calls[number]
         return Patch(call.address, call.data, self.target.isa.redirect(call, to.detour.address))
 

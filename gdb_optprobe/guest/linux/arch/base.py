@@ -24,15 +24,15 @@ from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
-from gdb_optprobe.guest.linux.modular import Modular
+from gdb_optprobe.guest.linux.kernel_discovery import Finder
+from gdb_optprobe.guest.linux.loaded_text import LoadedText
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.original_text import OriginalText
-from gdb_optprobe.guest.linux.physical import PhysicalPatch
-from gdb_optprobe.guest.linux.recover import Finder
+from gdb_optprobe.guest.linux.physical_patch import PhysicalPatch
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.machine import Machine, Memory
-from gdb_optprobe.guest.saved import Saved
+from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Function, Overlay, Text
 from gdb_optprobe.isa.base import ReadMemory
@@ -76,7 +76,7 @@ class LinuxText(Text, Protocol):
 
 
 class Stacks(Protocol):
-    def saved(self) -> Iterable[Saved]:
+    def saved(self) -> Iterable[SavedWords]:
         """Everything that may hold a saved PC now. Raises OptprobeError where something cannot be enumerated now."""
 
     def hides(self) -> bool:
@@ -164,7 +164,7 @@ class Port(Finder, Protocol):
 
     def text(self, kernel: Kernel, overlay: Overlay, shelf: Shelf | None, say: Say) -> LinuxText: ...
 
-    def modular(self, kernel: Kernel, text: LinuxText) -> Modular:
+    def modular(self, kernel: Kernel, text: LinuxText) -> LoadedText:
         """`text` with that of the modules which are loaded."""
 
     def entry(self, function: int, text: Text) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.user.files import File
-from gdb_optprobe.guest.linux.user.frames import Frames
+from gdb_optprobe.guest.linux.user.page_frames import PageFrames
 
 INDEX = ("index", "__folio_index")
 """Of struct page: which part of its file it holds; the second since page and folio went apart."""
@@ -35,7 +35,7 @@ class PageCache:
     """Reads what of `file` is in memory."""
 
     kernel: Kernel
-    frames: Frames
+    frames: PageFrames
     file: File
 
     def read(self, offset: int, size: int) -> bytes:

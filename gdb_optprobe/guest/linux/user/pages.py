@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.physical import Changed
-from gdb_optprobe.guest.linux.user.frames import Frames
+from gdb_optprobe.guest.linux.physical_patch import Changed
 from gdb_optprobe.guest.linux.user.mmu import Leaf, Mmu
+from gdb_optprobe.guest.linux.user.page_frames import PageFrames
 
 ANONYMOUS, KIND = 1, 3
 SMALLEST = 4096
@@ -23,7 +23,7 @@ SMALLEST = 4096
 @dataclass(frozen=True, slots=True)
 class Pages:
     kernel: Kernel
-    frames: Frames
+    frames: PageFrames
     mmu: Mmu
 
     def of(self, mm: int) -> Standing:

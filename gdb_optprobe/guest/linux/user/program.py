@@ -10,7 +10,7 @@ from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.user import files
 from gdb_optprobe.guest.linux.user.elf import Elf
 from gdb_optprobe.guest.linux.user.files import File
-from gdb_optprobe.guest.linux.user.frames import Frames
+from gdb_optprobe.guest.linux.user.page_frames import PageFrames
 from gdb_optprobe.guest.linux.user.pagecache import NotInMemory, PageCache
 from gdb_optprobe.guest_text import one_line
 from gdb_optprobe.host_files import expanded, read_regular
@@ -104,7 +104,7 @@ class Program:
         return self.elf.read(offset, inside).ljust(size, b"\0")
 
 
-def find(kernel: Kernel, frames: Frames, path: str, host: Path | None = None) -> Program:
+def find(kernel: Kernel, frames: PageFrames, path: str, host: Path | None = None) -> Program:
     """The program at `path` in the guest. host: the same on the host, or with its symbols. Raises OptprobeError."""
     file = files.find(kernel, path)
     written = files.written(kernel, file.inode)
@@ -130,7 +130,7 @@ def find(kernel: Kernel, frames: Frames, path: str, host: Path | None = None) ->
     return Program(file, _both(own, theirs), written)
 
 
-def inside(kernel: Kernel, frames: Frames, file: File) -> Program:
+def inside(kernel: Kernel, frames: PageFrames, file: File) -> Program:
     """The program in a file that was found before. Raises OptprobeError."""
     elf = Elf.of(file.path, PageCache(kernel, frames, file).read, file.size, frames.kind)
     return Program(file, elf, files.written(kernel, file.inode))

@@ -9,13 +9,13 @@ from pathlib import Path
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.lists import members
-from gdb_optprobe.guest.linux.user import program, spaces
+from gdb_optprobe.guest.linux.user import mm, program
 from gdb_optprobe.guest.linux.user.files import File
-from gdb_optprobe.guest.linux.user.frames import Frames
+from gdb_optprobe.guest.linux.user.mm import AddressSpace
 from gdb_optprobe.guest.linux.user.mmu import Mmu
+from gdb_optprobe.guest.linux.user.page_frames import PageFrames
 from gdb_optprobe.guest.linux.user.pages import Pages
 from gdb_optprobe.guest.linux.user.program import Program
-from gdb_optprobe.guest.linux.user.spaces import Space
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
 from gdb_optprobe.guest.machine import Machine, Vcpu
 
@@ -30,7 +30,7 @@ class Programs:
 
     machine: Machine
     kernel: Kernel
-    frames: Frames
+    frames: PageFrames
     pages: Pages
     vcpus: Vcpus
     constant: Callable[[str], int | None]
@@ -45,7 +45,7 @@ class Programs:
         constant: Callable[[str], int | None],
         forget: Callable[[], None],
     ) -> Programs:
-        frames = Frames.of(kernel, mmu)
+        frames = PageFrames.of(kernel, mmu)
         return Programs(machine, kernel, frames, Pages(kernel, frames, mmu), vcpus, constant, forget)
 
     def find(self, path: str, host: Path | None = None) -> Program:
@@ -59,28 +59,28 @@ class Programs:
         """
         kernel = self.kernel
         at = kernel.offset("inode", "i_count")
-        mm = next(filter(None, self._spaces()), 0)
-        file = kernel.word(mm + kernel.offset("mm_struct", "exe_file")) if mm else 0
+        first = next(filter(None, self._spaces()), 0)
+        file = kernel.word(first + kernel.offset("mm_struct", "exe_file")) if first else 0
         if not file:
             raise OptprobeError("no process runs a program yet", "let the guest boot, then try again")
         inode = kernel.word(file + kernel.offset("file", "f_inode"))
         kernel.memory.read(inode + at, 4)
         mapping = kernel.word(inode + kernel.offset("inode", "i_mapping"))
-        spaces.check(kernel, File("the first program", inode, 0, 0, 0, mapping), self.frames.page)
+        mm.check(kernel, File("the first program", inode, 0, 0, 0, mapping), self.frames.page)
 
     def _spaces(self) -> Iterator[int]:
         """The address space of each process; 0 of a thread of the kernel's."""
         kernel = self.kernel
-        tasks, mm = kernel.offset("task_struct", "tasks"), kernel.offset("task_struct", "mm")
-        return (kernel.word(task + mm) for task in members(kernel, kernel.address("init_task") + tasks, tasks))
+        tasks, of_task = kernel.offset("task_struct", "tasks"), kernel.offset("task_struct", "mm")
+        return (kernel.word(task + of_task) for task in members(kernel, kernel.address("init_task") + tasks, tasks))
 
     def known(self, file: File) -> Program:
         """What is in a file that is held, wherever its name has gone. Raises OptprobeError."""
         return program.inside(self.kernel, self.frames, file)
 
-    def mapping(self, file: File) -> tuple[Space, ...]:
+    def mapping(self, file: File) -> tuple[AddressSpace, ...]:
         """Where the file's code is mapped. Raises Busy, OptprobeError."""
-        return spaces.spaces(self.kernel, file, self.frames.page)
+        return mm.spaces(self.kernel, file, self.frames.page)
 
     def current(self, vcpu: Vcpu) -> int:
         """The thread on `vcpu`, which is in the kernel."""

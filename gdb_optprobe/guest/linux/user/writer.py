@@ -28,8 +28,8 @@ from gdb_optprobe.guest.call import CallFailed
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel
 from gdb_optprobe.guest.linux.rw_semaphores import RwSemaphore
 from gdb_optprobe.guest.linux.safe_points import SafePoints
+from gdb_optprobe.guest.linux.user.mm import LATER, Busy
 from gdb_optprobe.guest.linux.user.programs import Programs
-from gdb_optprobe.guest.linux.user.spaces import LATER, Busy
 from gdb_optprobe.guest.machine import Machine, Vcpu
 from gdb_optprobe.isa.writing import HEAD, ROW, Writing
 

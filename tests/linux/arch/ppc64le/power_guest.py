@@ -12,7 +12,7 @@ from gdb_optprobe.guest.linux.arch.ppc64le.derive import derive
 from gdb_optprobe.guest.linux.arch.ppc64le.stacks import Stacks
 from gdb_optprobe.guest.linux.arch.ppc64le.threads import Layout
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.saved import Saved
+from gdb_optprobe.guest.saved_pcs import SavedWords
 from tests.linux.arch.ppc64le.test_arch import BASE, TEXT, TOC, made_of_toc, power_kernel, toc_setup, words
 from tests.linux.fakes import PAGE, Machine, Structures
 from tests.linux.small_guest import circle
@@ -252,7 +252,7 @@ def kernel(there: Machine, names: Mapping[str, int] = NAMES) -> Kernel:
     return power_kernel(there, names)
 
 
-def saved(there: Machine) -> list[Saved]:
+def saved(there: Machine) -> list[SavedWords]:
     known = kernel(there)
     return list(Stacks(known, there, ("pc", "lr"), derive(known)).saved())
 

@@ -7,7 +7,7 @@ from struct import pack
 
 import pytest
 
-from gdb_optprobe.guest.linux import physical
+from gdb_optprobe.guest.linux import physical_patch
 from gdb_optprobe.guest.linux.arch.ppc64le import areas, data_page, radix, room
 from gdb_optprobe.guest.linux.arch.ppc64le.arch import PPC
 from gdb_optprobe.guest.linux.arch.ppc64le.constants import DerivedSymbols, constants
@@ -237,12 +237,12 @@ def test_a_page_of_text_becomes_one_of_data_and_is_known_as_such_later() -> None
     code = BASE + (1 << 21)
     found = data_page.below(code, BASE, memory.read_physical, FRAME)
     assert found is not None and (found.start, found.end, found.is_data) == (BASE, code, False)
-    physical.apply(found.switch, memory)
+    physical_patch.apply(found.switch, memory)
     page = radix.translate(memory.read_physical, FRAME, BASE)
     assert page is not None and page.writable and not page.executable
     again = data_page.below(code, BASE, memory.read_physical, FRAME)
     assert again is not None and again.is_data and again.switch == found.switch
-    physical.undo(again.switch, memory)
+    physical_patch.undo(again.switch, memory)
     page = radix.translate(memory.read_physical, FRAME, BASE)
     assert page is not None and page.executable and not page.writable
 
@@ -258,7 +258,7 @@ def test_pages_of_a_leaf_that_has_constants_too_become_data() -> None:
     before = {number: bytes(page) for number, page in memory.pages.items()}
     # The table is in what the linear map maps: the fake has physical memory elsewhere.
     memory.put(END - BASE, bytes(0x100))
-    physical.apply(found.switch, memory)
+    physical_patch.apply(found.switch, memory)
     for at in range(BASE, BASE + (1 << 21), PAGE_SIZE):
         page = radix.translate(memory.read_physical, FRAME, at + 0x123)
         assert page is not None and (page.address, page.physical, page.size) == (at, at - BASE, PAGE_SIZE)
@@ -266,7 +266,7 @@ def test_pages_of_a_leaf_that_has_constants_too_become_data() -> None:
     again = data_page.was_split(BASE + 0x60000, END, memory.read_physical, FRAME)
     assert again is not None and again.is_data and again.switch == found.switch
     assert (again.start, again.end) == (START, MIDDLE)
-    physical.undo(again.switch, memory)
+    physical_patch.undo(again.switch, memory)
     assert {number: bytes(memory.pages[number]) for number in before} == before
     assert data_page.was_split(BASE, END, memory.read_physical, FRAME) is None
 

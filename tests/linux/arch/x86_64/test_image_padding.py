@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux import physical
+from gdb_optprobe.guest.linux import physical_patch
 from gdb_optprobe.guest.linux.arch.x86_64 import find as finding
 from gdb_optprobe.guest.linux.arch.x86_64 import image_padding
 from gdb_optprobe.guest.machine import Vcpu
@@ -70,7 +70,7 @@ TAIL = {**NAMES, "text_tail": IMAGE + 0x1E4008}
 
 def found(
     there: Guest, isolated: bool = False
-) -> tuple[image_padding.Filler, image_padding.Tables, tuple[physical.PhysicalPatch, ...]]:
+) -> tuple[image_padding.Filler, image_padding.Tables, tuple[physical_patch.PhysicalPatch, ...]]:
     names = {**TAIL, **({"pti_finalize": IMAGE, "init_top_pgt": IMAGE + 0x400000} if isolated else {})}
     if isolated:
         # init_top_pgt lies at PGD: map its page so.
@@ -112,7 +112,7 @@ def test_filler_with_a_foreign_byte_is_not_filler() -> None:
 def test_data_appears_writable_and_not_executable(small: bool) -> None:
     there = guest(small)
     use, _, patches = found(there)
-    physical.apply(patches, there)
+    physical_patch.apply(patches, there)
     for n in range(FRAMES):
         mapping = at(there, use.data[0] + n * 4096)
         assert mapping is not None and mapping.writable and not mapping.executable and not mapping.user
@@ -126,7 +126,7 @@ def test_text_keeps_every_translation_and_loses_only_the_right_to_execute(small:
     there = guest(small)
     before = [at(there, IMAGE + n * 4096) for n in range(512)]
     use, _, patches = found(there)
-    physical.apply(patches, there)
+    physical_patch.apply(patches, there)
     for n, old in enumerate(before):
         address = IMAGE + n * 4096
         new = at(there, address)
@@ -140,7 +140,7 @@ def test_large_page_attributes_move_to_their_small_places() -> None:
     there = guest()
     there.put_words(PMD + 8 * 8, PHYSICAL | EXECUTE | 1 << 12)  # PAT
     _, _, patches = found(there)
-    physical.apply(patches, there)
+    physical_patch.apply(patches, there)
     entry = at(there, IMAGE).entry  # type: ignore[union-attr]
     assert entry == PHYSICAL | PRESENT | GLOBAL | 1 << 5 | 1 << 7
 
@@ -157,9 +157,9 @@ def test_undo_leaves_every_byte_as_it_was() -> None:
     there = guest()
     before = {page: bytes(data) for page, data in there.pages.items()}
     use, _, patches = found(there)
-    physical.apply(patches, there)
+    physical_patch.apply(patches, there)
     there.write_physical(PHYSICAL + use.frames[0] - IMAGE, b"counted!")
-    physical.undo(patches, there)
+    physical_patch.undo(patches, there)
     assert {page: bytes(data) for page, data in there.pages.items()} == before
 
 
@@ -168,8 +168,8 @@ def test_old_bytes_first() -> None:
     _, _, patches = found(there)
     there.put_words(patches[-1].address, 0x9063)
     there.writes.clear()
-    with pytest.raises(physical.Changed):
-        physical.apply(patches, there)
+    with pytest.raises(physical_patch.Changed):
+        physical_patch.apply(patches, there)
     assert there.writes == []
 
 
@@ -186,7 +186,7 @@ def test_no_execute_bit_is_reserved_without_nxe() -> None:
     there.state[0]["efer"] = 0
     use, tables, patches = found(there)
     assert not tables.no_execute
-    physical.apply(patches, there)
+    physical_patch.apply(patches, there)
     assert not at(there, use.data[0]).entry & NO_EXECUTE  # type: ignore[union-attr]
     assert at(there, IMAGE).level == 2, "nothing to take away"  # type: ignore[union-attr]
 
@@ -195,7 +195,7 @@ def test_isolation_maps_the_text_twice() -> None:
     there = guest(isolated=True, user_mode=True)
     use, tables, patches = found(there, isolated=True)
     assert tables.roots == (PGD, PGD + 0x1000)
-    physical.apply(patches, there)
+    physical_patch.apply(patches, there)
     for root in tables.roots:
         mapping = at(there, use.frames[0], root)
         assert mapping is not None and not mapping.executable
@@ -206,7 +206,7 @@ def test_isolation_maps_the_text_twice() -> None:
 def test_what_an_earlier_session_left_ends_behind_the_last_word_it_wrote() -> None:
     there = guest()
     use, tables, patches = found(there)
-    physical.apply(patches, there)
+    physical_patch.apply(patches, there)
     linux = kernel(there, TAIL)
 
     def free() -> tuple[int, int]:
@@ -231,12 +231,12 @@ def count_at(address: int, counter: int) -> bytes:
 def test_what_is_written_stands_until_it_is_undone() -> None:
     there = guest()
     _, _, patches = found(there)
-    assert not physical.stand(patches, there)
-    physical.apply(patches, there)
+    assert not physical_patch.are_in_place(patches, there)
+    physical_patch.apply(patches, there)
     there.put(patches[0].address, b"counted")
-    assert physical.stand(patches, there), "data change"
-    physical.undo(patches, there)
-    assert not physical.stand(patches, there)
+    assert physical_patch.are_in_place(patches, there), "data change"
+    physical_patch.undo(patches, there)
+    assert not physical_patch.are_in_place(patches, there)
 
 
 KIB = 1024
@@ -371,5 +371,5 @@ def test_the_kernel_is_found_where_it_starts_with_an_arena_in_its_first_large_pa
     before = text()
     assert before == (IMAGE, IMAGE + 0x400000, IMAGE + 0x400000)
     _, _, patches = found(there)
-    physical.apply(patches, there)
+    physical_patch.apply(patches, there)
     assert text() == before

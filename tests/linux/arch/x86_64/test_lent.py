@@ -11,7 +11,7 @@ import pytest
 
 from gdb_optprobe.guest import call
 from gdb_optprobe.guest.call import CallFailed
-from gdb_optprobe.guest.linux import physical
+from gdb_optprobe.guest.linux import physical_patch
 from gdb_optprobe.guest.linux.arch.base import Room, StaysLent
 from gdb_optprobe.guest.linux.arch.x86_64 import image_padding, lent, padding
 from gdb_optprobe.guest.linux.arch.x86_64.lent import Lender
@@ -19,7 +19,7 @@ from gdb_optprobe.guest.linux.arch.x86_64.padding import Slot
 from gdb_optprobe.guest.linux.arch.x86_64.user import VCPUS
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.machine import Vcpu
-from gdb_optprobe.guest.saved import Saved
+from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.isa.x86_64.calling import CALLING
 from gdb_optprobe.isa.x86_64.paging import ADDRESS, NO_EXECUTE, WRITABLE, Mapping, table_entry, translate
@@ -415,7 +415,7 @@ def killed_at(guest: Guest, name: str) -> None:
 
 
 def stacks_hold(monkeypatch: pytest.MonkeyPatch, *words: int) -> None:
-    saved = SimpleNamespace(saved=lambda: [Saved("one", 0, array("Q", words))])
+    saved = SimpleNamespace(saved=lambda: [SavedWords("one", 0, array("Q", words))])
     monkeypatch.setattr(lent.stacks, "missing", lambda kernel: "")
     monkeypatch.setattr(lent.stacks, "Stacks", lambda *_: saved)
 
@@ -488,6 +488,6 @@ def test_the_tables_are_undone_where_they_stand_alone() -> None:
     room = lends(guest)
     room.take()
     guest.put_words(room.mapping[-1].address, 0)
-    assert not room.stands() and not physical.stand(room.mapping[-1:], guest)
+    assert not room.stands() and not physical_patch.are_in_place(room.mapping[-1:], guest)
     room.give_back()
     assert guest.at(AREA) is None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
-from gdb_optprobe.guest.image import Image
+from gdb_optprobe.guest.kernel_image import Image
 from gdb_optprobe.guest.linux.arch.base import (
     Facts,
     LinuxText,
@@ -30,10 +30,10 @@ from gdb_optprobe.guest.linux.arch.ppc64le.module_text import PowerModuleText
 from gdb_optprobe.guest.linux.arch.ppc64le.text import PowerText
 from gdb_optprobe.guest.linux.current import Current, Paca, on_ppc64le, unknown
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
-from gdb_optprobe.guest.linux.modular import CodeOfModule, Modular
+from gdb_optprobe.guest.linux.kernel_discovery import View
+from gdb_optprobe.guest.linux.loaded_text import LoadedText, ModuleCode
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.original_text import OriginalText
-from gdb_optprobe.guest.linux.recover import View
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.machine import Machine, Memory
@@ -92,11 +92,11 @@ class _PPC:
     def text(self, kernel: Kernel, overlay: Overlay, shelf: Shelf | None, say: Say) -> LinuxText:
         return PowerText(kernel, overlay)
 
-    def modular(self, kernel: Kernel, text: LinuxText) -> Modular:
-        def of(module: Module) -> CodeOfModule:
+    def modular(self, kernel: Kernel, text: LinuxText) -> LoadedText:
+        def of(module: Module) -> ModuleCode:
             return PowerModuleText(module, kernel, text.originals)
 
-        return Modular(text, kernel, VMALLOC, of)
+        return LoadedText(text, kernel, VMALLOC, of)
 
     def entry(self, function: int, text: Text) -> int:
         """The local entry: a call through the global one passes it, and a call inside the kernel arrives there."""

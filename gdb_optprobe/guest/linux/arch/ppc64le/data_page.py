@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from gdb_optprobe.guest.linux.arch.ppc64le import radix
 from gdb_optprobe.guest.linux.arch.ppc64le.find import LINEAR_MAP
-from gdb_optprobe.guest.linux.physical import PhysicalPatch
+from gdb_optprobe.guest.linux.physical_patch import PhysicalPatch
 
 LEAST, MOST = 1 << 16, 1 << 22
 ReadPhysical = Callable[[int, int], bytes]

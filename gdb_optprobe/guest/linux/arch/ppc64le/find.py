@@ -17,8 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.image import Image, Run
-from gdb_optprobe.guest.linux.recover import Read, View
+from gdb_optprobe.guest.kernel_image import Image, Run
+from gdb_optprobe.guest.linux.kernel_discovery import Read, View
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.symbols import SymbolTable
 

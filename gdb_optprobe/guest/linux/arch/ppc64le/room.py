@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux import percpu, physical
+from gdb_optprobe.guest.linux import percpu, physical_patch
 from gdb_optprobe.guest.linux.arch.base import Room
 from gdb_optprobe.guest.linux.arch.ppc64le import data_page, derive, kernel_tree, radix, threads
 from gdb_optprobe.guest.linux.arch.ppc64le.data_page import DataPage
@@ -78,7 +78,7 @@ def find(machine: Machine, kernel: Kernel) -> Room:
     switch = page.switch if page is not None else ()
 
     def stands() -> bool:
-        return physical.stand(switch, machine)
+        return physical_patch.are_in_place(switch, machine)
 
     if not gap.left:
         end = gap.end - (JOURNAL if page is not None else SMALL_JOURNAL)
@@ -129,14 +129,14 @@ def _fresh(
     switch = page.switch if page is not None else ()
 
     def take() -> None:
-        if page is not None and page.is_data and physical.stand(switch, machine):
+        if page is not None and page.is_data and physical_patch.are_in_place(switch, machine):
             _clear(kernel, *data)
         else:
-            physical.apply(switch, machine)
+            physical_patch.apply(switch, machine)
 
     def give_back() -> None:
         _clear(kernel, *data)
-        physical.undo(switch, machine)
+        physical_patch.undo(switch, machine)
 
     return Room((code,), data, FILL, take, give_back)
 

@@ -29,8 +29,8 @@ from gdb_optprobe.guest.linux.exiting import Listed, Unneeded, exiting
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.percpu import PerCpu
 from gdb_optprobe.guest.machine import Machine, Vcpu
-from gdb_optprobe.guest.saved import Saved
-from gdb_optprobe.guest.saved import Stack as Whole
+from gdb_optprobe.guest.saved_pcs import SavedWords
+from gdb_optprobe.guest.saved_pcs import Stack as Whole
 from gdb_optprobe.isa.ppc64le.abi import RED_ZONE
 
 USER, TRANSLATED = 1 << 14, 1 << 5  # MSR.PR, MSR.IR
@@ -54,7 +54,7 @@ class Stacks:
         self._exiting = exiting_of(kernel)
         self._entry = areas.entry_text(kernel)
 
-    def saved(self) -> Iterator[Saved]:
+    def saved(self) -> Iterator[SavedWords]:
         """Everything that may hold a saved PC now. Raises OptprobeError where something cannot be enumerated now."""
         known = cpus(self._kernel, self._layout)
         by_paca = {cpu.paca: cpu for cpu in known}
@@ -62,7 +62,7 @@ class Stacks:
         in_user_mode = 0
         for vcpu in self._machine.vcpus():
             values = self._registers_of(vcpu, (*self._registers, *OF_VCPU))
-            yield Saved(f"vCPU {vcpu.number}", 0, array("Q", (values[name] for name in self._registers)))
+            yield SavedWords(f"vCPU {vcpu.number}", 0, array("Q", (values[name] for name in self._registers)))
             cpu = by_paca.get(values["r13"])
             if self._comes_from_user_mode(values, cpu):
                 in_user_mode += 1
@@ -73,7 +73,7 @@ class Stacks:
                 if self._is_entering(values):
                     yield self._of_paca(f"an interrupt on CPU {cpu.number}", cpu)
                     interrupted = self._registers_of(vcpu, IN_ENTRY)
-                    yield Saved(f"an interrupt on CPU {cpu.number}", 0, array("Q", interrupted.values()))
+                    yield SavedWords(f"an interrupt on CPU {cpu.number}", 0, array("Q", interrupted.values()))
                     running[cpu] = values["r1"], RED_ZONE + INTERRUPT_FRAME
         up = online(self._kernel, self._layout, len(known))
         unseen = [cpu for cpu in known if cpu.number in up and cpu not in running]
@@ -113,7 +113,7 @@ class Stacks:
 
     def _of_cpu(
         self, cpu: Cpu, sp: int, below: int, current: int, threads: Mapping[int, Thread], alive: dict[int, int]
-    ) -> Iterator[Saved]:
+    ) -> Iterator[SavedWords]:
         """What a CPU has in stacks of its own; into `alive` from where on that of its thread is alive."""
         left = list(cpu.interrupt)
         while stack := next((stack for stack in left if stack.start <= sp < stack.end), None):
@@ -144,7 +144,7 @@ class Stacks:
                 raise NoSuchKernel(f"the frames of {stack.who} are broken at {at:#x}")
         return at
 
-    def _of_thread(self, thread: Thread, sp: int) -> Saved:
+    def _of_thread(self, thread: Thread, sp: int) -> SavedWords:
         if not thread.stack <= sp <= self._end(thread):
             raise NoSuchKernel(f"{thread} has its stack pointer {sp:#x} outside its stack at {thread.stack:#x}")
         return self._read(str(thread), sp, Whole(thread.stack, self._end(thread), thread.pid, thread.name))
@@ -152,7 +152,7 @@ class Stacks:
     def _end(self, thread: Thread) -> int:
         return thread.stack + self._layout.thread_size
 
-    def _of_paca(self, who: str, cpu: Cpu) -> Saved:
+    def _of_paca(self, who: str, cpu: Cpu) -> SavedWords:
         """A paca is shorter than what is read of it, and may be the last thing in memory."""
         end = cpu.paca + PACA_SIZE
         try:
@@ -160,11 +160,11 @@ class Stacks:
         except Unreadable:
             return self._read(who, cpu.paca, Whole(cpu.paca, end & -PAGE))
 
-    def _read(self, who: str, start: int, stack: Whole) -> Saved:
+    def _read(self, who: str, start: int, stack: Whole) -> SavedWords:
         start &= ~7
         words = array("Q")
         words.frombytes(self._kernel.memory.read(start, stack.end - start) if start < stack.end else b"")
-        return Saved(who, start, words, stack)
+        return SavedWords(who, start, words, stack)
 
 
 def exiting_of(kernel: Kernel) -> Listed | Unneeded:

@@ -29,8 +29,8 @@ from gdb_optprobe.guest.linux.arch.ppc64le.structures import CodeStructures, has
 from gdb_optprobe.guest.linux.jump_labels import JumpLabels
 from gdb_optprobe.guest.linux.kernel import Kernel, Located, Symbols
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
-from gdb_optprobe.guest.linux.user import arriving, space_calls
-from gdb_optprobe.guest.linux.user.arriving import MAPS, WAITS, WRITES, Arriving
+from gdb_optprobe.guest.linux.user import mm_hooks, mmap_hook
+from gdb_optprobe.guest.linux.user.mmap_hook import MAPS, WAITS, WRITES, MmapHook
 from gdb_optprobe.guest.linux.user_kernel import ReturnKernel, UserKernel, mapped
 from gdb_optprobe.guest.machine import Machine, Vcpu
 from gdb_optprobe.handlers import fold
@@ -138,17 +138,17 @@ def user_kernel(kernel: Kernel, reads: Reads, originals: Originals) -> UserKerne
     def returning() -> ReturnKernel:
         task = Load(fold.binary(Op.ADD, Register("r13"), fold.constant(paca.current), 64, False), 8, False, mapped=True)
         place = fold.binary(Op.ADD, task, fold.constant(kernel.offset("task_struct", "mm")), 64, False)
-        found = (find(kernel, PPC64LE, originals, vcpus.entry) for find in (space_calls.copied, space_calls.ended))
+        found = (find(kernel, PPC64LE, originals, vcpus.entry) for find in (mm_hooks.copied, mm_hooks.ended))
         return ReturnKernel(PowerReturning(isa, mmu.page), Load(place, 8, False, mapped=True), page, *found)
 
     return UserKernel(kernel, isa, mapped(kernel, mmu), RETURNS, page, calls, mmu, vcpus, comes, returning)
 
 
-def _arriving(kernel: Kernel, vcpus: _Vcpus, page: int, originals: Originals) -> Arriving:
+def _arriving(kernel: Kernel, vcpus: _Vcpus, page: int, originals: Originals) -> MmapHook:
     to, writes, waits = (vcpus.entry(kernel, kernel.address(name)) for name in (MAPS, WRITES, WAITS))
     inside = kernel.offset("task_struct", "mm"), kernel.offset("file", "f_inode")
     mapping = Mapping(to, writes, waits, vcpus.of_paca, *inside, page.bit_length() - 1)
-    return Arriving(arriving.calls(kernel, PPC64LE, originals, to), to, mapping.code)
+    return MmapHook(mmap_hook.calls(kernel, PPC64LE, originals, to), to, mapping.code)
 
 
 def _is_tracked(kernel: Kernel) -> bool:

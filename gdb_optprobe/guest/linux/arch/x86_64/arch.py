@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from gdb_optprobe.guest.cache import Shelf
-from gdb_optprobe.guest.linux import physical, trap_calls
+from gdb_optprobe.guest.linux import physical_patch, trap_calls
 from gdb_optprobe.guest.linux.arch.base import Facts, LinuxText, ModuleAt, Port, Reads, Room, Say, Unwinder, nowhere
 from gdb_optprobe.guest.linux.arch.x86_64 import find as finding
 from gdb_optprobe.guest.linux.arch.x86_64 import frame_pointers, image_padding, invalid_op, orc, stacks, user
@@ -19,7 +19,7 @@ from gdb_optprobe.guest.linux.arch.x86_64.module_text import ModuleText
 from gdb_optprobe.guest.linux.arch.x86_64.text import MODULES, KernelText, modules_area
 from gdb_optprobe.guest.linux.current import Current, on_x86_64
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
-from gdb_optprobe.guest.linux.modular import CodeOfModule, Modular
+from gdb_optprobe.guest.linux.loaded_text import LoadedText, ModuleCode
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
@@ -46,8 +46,8 @@ class _X86:
     def text(self, kernel: Kernel, overlay: Overlay, shelf: Shelf | None, say: Say) -> LinuxText:
         return KernelText(kernel, X86_64, overlay, shelf, say)
 
-    def modular(self, kernel: Kernel, text: LinuxText) -> Modular:
-        def of(module: Module) -> CodeOfModule:
+    def modular(self, kernel: Kernel, text: LinuxText) -> LoadedText:
+        def of(module: Module) -> ModuleCode:
             return ModuleText(module, kernel, X86_64, text.originals, is_code)
 
         def is_code(address: int) -> bool:
@@ -55,7 +55,7 @@ class _X86:
             symbols = found.symbols if found is not None else kernel.symbols
             return symbols.function_bounds(address) is not None
 
-        both = Modular(text, kernel, modules_area(kernel), of)
+        both = LoadedText(text, kernel, modules_area(kernel), of)
         return both
 
     def entry(self, function: int, text: Text) -> int:
@@ -100,7 +100,8 @@ class _X86:
         except NoFiller as missing:
             return Lender(machine, kernel, user.VCPUS).room(missing.message)
         mapping = image_padding.plan_mapping(found, tables, machine.read_physical)
-        take, give_back = partial(physical.apply, mapping, machine), partial(physical.undo, mapping, machine)
+        take = partial(physical_patch.apply, mapping, machine)
+        give_back = partial(physical_patch.undo, mapping, machine)
         return Room(
             found.code, found.data, image_padding.FILL, take, give_back, mapping=mapping, journal=found.journal
         )

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest import image
-from gdb_optprobe.guest.image import Image, Run
-from gdb_optprobe.guest.linux.recover import Read, View
+from gdb_optprobe.guest import kernel_image
+from gdb_optprobe.guest.kernel_image import Image, Run
+from gdb_optprobe.guest.linux.kernel_discovery import Read, View
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.isa.x86_64 import paging
@@ -60,7 +60,7 @@ def find(machine: Machine) -> tuple[Image, View] | None:
                 if not page.user
             ]
             if runs:
-                return image.find(_whole_text(runs)), PageTables(machine, root, la57)
+                return kernel_image.find(_whole_text(runs)), PageTables(machine, root, la57)
         except OptprobeError as error:
             failure = error
     if failure is not None:
@@ -98,7 +98,7 @@ def check_mode(control: Mapping[str, int]) -> None:
 
 def _whole_text(runs: Sequence[Run]) -> Iterator[Run]:
     """What is read-only within text is text: an earlier session's data lie in its padding (image_padding.py)."""
-    known = list(image.merged(runs))
+    known = list(kernel_image.merged(runs))
     for before, run, behind in zip([None, *known], known, [*known[1:], None], strict=False):
         hole = before is not None and behind is not None and before.end == run.start and run.end == behind.start
         if before is not None and behind is not None and hole and before.executable and behind.executable:

@@ -31,7 +31,7 @@ from itertools import groupby
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.physical import PhysicalPatch
+from gdb_optprobe.guest.linux.physical_patch import PhysicalPatch
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.isa.x86_64.paging import (
     ACCESSED,

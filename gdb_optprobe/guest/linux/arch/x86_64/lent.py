@@ -22,7 +22,7 @@ from functools import cache
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.call import Caller, CallFailed
-from gdb_optprobe.guest.linux import physical
+from gdb_optprobe.guest.linux import physical_patch
 from gdb_optprobe.guest.linux.arch.base import Loan, Room, StaysLent
 from gdb_optprobe.guest.linux.arch.x86_64 import image_padding, padding, stacks
 from gdb_optprobe.guest.linux.arch.x86_64.image_padding import (
@@ -37,7 +37,7 @@ from gdb_optprobe.guest.linux.arch.x86_64.image_padding import (
 )
 from gdb_optprobe.guest.linux.arch.x86_64.padding import Slot
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.physical import PhysicalPatch
+from gdb_optprobe.guest.linux.physical_patch import PhysicalPatch
 from gdb_optprobe.guest.linux.safe_points import SafePoints
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
 from gdb_optprobe.guest.machine import Machine
@@ -139,7 +139,7 @@ class Lender:
 
     def _lent(self, loan: Loan, mapping: tuple[PhysicalPatch, ...], slot: Slot) -> Room:
         def take() -> None:
-            physical.apply(mapping, self.machine)
+            physical_patch.apply(mapping, self.machine)
             padding.wipe_note(self.kernel.memory, slot, loan.area)
 
         alias = loan.area + JOURNAL[0] - DATA_AT
@@ -149,7 +149,7 @@ class Lender:
             FILL,
             take=take,
             give_back=lambda: self.repay(loan, mapping),
-            stands=lambda: physical.stand(mapping, self.machine),
+            stands=lambda: physical_patch.are_in_place(mapping, self.machine),
             mapping=mapping,
             # Before the window is there, too.
             journal=(alias, alias + JOURNAL[1] - JOURNAL[0]),
@@ -181,7 +181,7 @@ class Lender:
                 padding.wipe_note(memory, noted, loan.area)
         padding.write_note(memory, slot, loan.area)
         # The entry that leads to the window alone: the tables are the kernel's to write to, once they are freed.
-        physical.undo(mapping[-1:], self.machine)
+        physical_patch.undo(mapping[-1:], self.machine)
         try:
             caller.call(functions[FLUSHES], (), CALL)
             caller.call(functions[UNPROTECTS], (loan.area + CODE[0] - DATA_AT, _protected()), CALL)

@@ -30,7 +30,7 @@ from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.percpu import PerCpu
 from gdb_optprobe.guest.linux.tasks import Task, Tasks
 from gdb_optprobe.guest.machine import Machine, Vcpu
-from gdb_optprobe.guest.saved import Saved, Stack
+from gdb_optprobe.guest.saved_pcs import SavedWords, Stack
 
 PAGE = 4096
 PAGING = 1 << 31  # CR0.PG
@@ -62,12 +62,12 @@ class Stacks:
         self._cpus = _CpuStacks(kernel)
         self._thread_size = thread_size(kernel)
 
-    def saved(self) -> Iterator[Saved]:
+    def saved(self) -> Iterator[SavedWords]:
         """Everything that may hold a saved PC now. Raises OptprobeError where something cannot be enumerated now."""
         running: dict[int, dict[str, int]] = {}
         for vcpu in self._machine.vcpus():
             values = self._machine.registers(vcpu, (*self._registers, *OF_VCPU))
-            yield Saved(f"vCPU {vcpu.number}", 0, array("Q", (values[name] for name in self._registers)))
+            yield SavedWords(f"vCPU {vcpu.number}", 0, array("Q", (values[name] for name in self._registers)))
             if values["cr0"] & PAGING:
                 running[self._cpus.number(vcpu, values)] = values
         if unseen := self._cpus.online() - running.keys():
@@ -86,7 +86,7 @@ class Stacks:
 
     def _of_cpu(
         self, cpu: int, values: Mapping[str, int], threads: Mapping[int, Task], alive: dict[int, int]
-    ) -> Iterator[Saved]:
+    ) -> Iterator[SavedWords]:
         """What a CPU has in stacks of its own; into `alive` from where on that of its thread is alive."""
         on = self._tasks.on_cpus()[cpu]
         if on.current not in threads or on.next not in threads:
@@ -110,7 +110,7 @@ class Stacks:
             yield self._read(stack.who, stack.start, Stack(stack.start, stack.end))
         alive.update({address: threads[address].stack for address in (on.current, on.next)})
 
-    def _of_thread(self, task: Task, sp: int) -> Saved:
+    def _of_thread(self, task: Task, sp: int) -> SavedWords:
         if not task.stack <= sp <= self._end(task):
             raise NoSuchKernel(f"{task} has its stack pointer {sp:#x} outside its stack at {task.stack:#x}")
         return self._read(str(task), sp, Stack(task.stack, self._end(task), task.pid, task.name))
@@ -118,13 +118,13 @@ class Stacks:
     def _end(self, task: Task) -> int:
         return task.stack + self._thread_size
 
-    def _read(self, who: str, start: int, stack: Stack) -> Saved:
+    def _read(self, who: str, start: int, stack: Stack) -> SavedWords:
         start &= ~7
         if stack.end % 8:
             raise NoSuchKernel(f"{who} has a stack that ends at {stack.end:#x}")
         words = array("Q")
         words.frombytes(self._kernel.memory.read(start, stack.end - start) if start < stack.end else b"")
-        return Saved(who, start, words, stack)
+        return SavedWords(who, start, words, stack)
 
 
 class _CpuStacks:

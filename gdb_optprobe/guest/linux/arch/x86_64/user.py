@@ -20,8 +20,8 @@ from gdb_optprobe.guest.linux.arch.x86_64 import preemption
 from gdb_optprobe.guest.linux.arch.x86_64.mmu import X86Mmu
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel
 from gdb_optprobe.guest.linux.trap_calls import Originals
-from gdb_optprobe.guest.linux.user import arriving, space_calls
-from gdb_optprobe.guest.linux.user.arriving import MAPS, WAITS, WRITES, Arriving
+from gdb_optprobe.guest.linux.user import mm_hooks, mmap_hook
+from gdb_optprobe.guest.linux.user.mmap_hook import MAPS, WAITS, WRITES, MmapHook
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
 from gdb_optprobe.guest.linux.user_kernel import ReturnKernel, UserKernel, mapped
 from gdb_optprobe.guest.machine import Machine, Vcpu
@@ -82,7 +82,7 @@ def user_kernel(kernel: Kernel, task: Expr | Missing, direct: Direct, originals:
         if isinstance(task, Missing):
             raise OptprobeError(task.message, task.hint)
         place = fold.binary(Op.ADD, task, fold.constant(kernel.offset("task_struct", "mm")), 64, False)
-        finds = space_calls.copied, space_calls.ended
+        finds = mm_hooks.copied, mm_hooks.ended
         copied, ended = (find(kernel, X86_64, originals, VCPUS.entry) for find in finds)
         mm, shared = Load(place, 8, signed=False, mapped=True), writable.routine(direct, shared=True)
         return ReturnKernel(RETURNING, mm, shared, copied, ended)
@@ -91,11 +91,11 @@ def user_kernel(kernel: Kernel, task: Expr | Missing, direct: Direct, originals:
     return UserKernel(*known, *routines, calls, mmu, VCPUS, _arriving(kernel, originals), returning)
 
 
-def _arriving(kernel: Kernel, originals: Originals) -> Arriving:
+def _arriving(kernel: Kernel, originals: Originals) -> MmapHook:
     current = kernel.symbols.address("current_task")
     if current is None:
         current = kernel.address("pcpu_hot") + kernel.offset("pcpu_hot", "current_task")
     to = kernel.address(MAPS)
     inside = kernel.offset("task_struct", "mm"), kernel.offset("file", "f_inode")
     mapping = Mapping(to, kernel.address(WRITES), kernel.address(WAITS), current, *inside)
-    return Arriving(arriving.calls(kernel, X86_64, originals, to), to, mapping.code)
+    return MmapHook(mmap_hook.calls(kernel, X86_64, originals, to), to, mapping.code)

@@ -19,7 +19,7 @@ from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.machine import Vcpu
 from qemu.guest import Guest, GuestError
 
-__all__ = ["Frozen", "freeze"]
+__all__ = ["MemorySnapshot", "take_snapshot"]
 
 BELOW_HOLE = 2 << 30
 """QEMU may put memory behind these bytes elsewhere: below 4 GiB is a hole for devices."""
@@ -28,7 +28,7 @@ CONTROL = re.compile(r"\b(CR[0-8]|EFER|MSR)[= ]([0-9a-f]+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Frozen:
+class MemorySnapshot:
     """Fills `guest.machine.Machine` and `guest.memory.VirtualMemory`; all memory is read by its physical address."""
 
     memory: mmap.mmap
@@ -73,11 +73,11 @@ def _gone() -> OptprobeError:
     return OptprobeError("this is a copy of a guest's memory: nothing runs in it, and nobody would see what is written")
 
 
-def freeze(guest: Guest) -> Frozen:
+def take_snapshot(guest: Guest) -> MemorySnapshot:
     """The guest as it is now; it stands for about a second, and then runs on if it ran. Raises GuestError."""
     size = guest.options.mem << 20
     if size > BELOW_HOLE:
-        raise GuestError(f"a guest of at most {BELOW_HOLE >> 20} MiB can be frozen, this one has {guest.options.mem}")
+        raise GuestError(f"a guest of at most {BELOW_HOLE >> 20} MiB can be copied, this one has {guest.options.mem}")
     with tempfile.TemporaryDirectory(dir=guest.directory) as folder, guest.qmp(timeout=WRITING) as control:
         path = Path(folder) / "memory"
         ran = control.execute("query-status")["running"]
@@ -90,4 +90,4 @@ def freeze(guest: Guest) -> Frozen:
                 control.execute("cont")
         with path.open("rb") as file:
             memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-    return Frozen(memory, {name.lower(): int(value, 16) for name, value in CONTROL.findall(registers)})
+    return MemorySnapshot(memory, {name.lower(): int(value, 16) for name, value in CONTROL.findall(registers)})

@@ -23,7 +23,7 @@ Identity = tuple[object, ...]
 MOST_SYMBOLS = 1 << 20
 
 
-class CodeOfModule(Text, Protocol):
+class ModuleCode(Text, Protocol):
     """The text of one module."""
 
     module: Module
@@ -36,22 +36,22 @@ class CodeOfModule(Text, Protocol):
     def symbol(self, address: int) -> str: ...
 
 
-class CodeOfKernel(Text, Protocol):
+class KernelCode(Text, Protocol):
     @property
     def ftrace(self) -> FtraceSites: ...
 
     def forget(self) -> None: ...
 
 
-class Modular:
+class LoadedText:
     """Fills guest.text.Text."""
 
     def __init__(
         self,
-        core: CodeOfKernel,
+        core: KernelCode,
         kernel: Kernel,
         area: tuple[int, int],
-        text_of: Callable[[Module], CodeOfModule],
+        text_of: Callable[[Module], ModuleCode],
     ) -> None:
         """area: where modules can be. text_of: raises OptprobeError for a module whose symbols cannot be read."""
         self.core = core
@@ -59,16 +59,16 @@ class Modular:
         self._area = area
         self._text_of = text_of
         self._reader: Modules | None = None
-        self._texts: dict[Identity, CodeOfModule] = {}
+        self._texts: dict[Identity, ModuleCode] = {}
         self._starts: list[int] = []
-        self._ends: list[tuple[int, CodeOfModule]] = []
+        self._ends: list[tuple[int, ModuleCode]] = []
         self._current = False
         self._ready: set[Identity] = set()
         self.strange: dict[str, str] = {}
 
     # --- modules ---------------------------------------------------------------------------------------------------
 
-    def modules(self) -> Sequence[CodeOfModule]:
+    def modules(self) -> Sequence[ModuleCode]:
         """Those that are there now, those that are about to go among them."""
         if not self._current:
             self._look()
@@ -109,7 +109,7 @@ class Modular:
         if "" in self.strange:
             raise NoSuchKernel(self.strange[""])
 
-    def arriving(self, address: int) -> CodeOfModule:
+    def arriving(self, address: int) -> ModuleCode:
         """The struct module at `address` was given to do_init_module(): its tables are complete, nothing of it has run.
 
         Raises OptprobeError where that is not borne out.
@@ -129,14 +129,14 @@ class Modular:
             raise NoSuchKernel(self.strange.get(found.name, f"the module {found.name} is not coming"))
         return text
 
-    def at(self, address: int) -> CodeOfModule | None:
+    def at(self, address: int) -> ModuleCode | None:
         """The module in whose text or init's text `address` is."""
         if not self._area[0] <= address < self._area[1]:
             return None
         self.modules()
         return self.known(address)
 
-    def known(self, address: int) -> CodeOfModule | None:
+    def known(self, address: int) -> ModuleCode | None:
         """As `at`, by what was last read: nothing is read now."""
         place = bisect_right(self._starts, address) - 1
         if place < 0 or not self._area[0] <= address < self._area[1]:
@@ -151,12 +151,12 @@ class Modular:
             self.check()
         return found.module.identity if found is not None else None
 
-    def called(self, name: str) -> CodeOfModule | None:
+    def called(self, name: str) -> ModuleCode | None:
         """The module of that name that can be probed; its hyphens may be typed as such."""
         wanted = name.replace("-", "_")
         return next((text for text in self._staying() if text.module.name.replace("-", "_") == wanted), None)
 
-    def _staying(self) -> Iterator[CodeOfModule]:
+    def _staying(self) -> Iterator[ModuleCode]:
         return (text for text in self.modules() if text.module.state is not State.GOING)
 
     # --- names -----------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class Modular:
     def names(self, module: str = "") -> Iterator[tuple[str, int]]:
         """Functions of one module, or of all, with aliases; none of a module that is about to go."""
         one = self.called(module) if module else None
-        texts: Iterable[CodeOfModule] = self._staying() if not module else () if one is None else (one,)
+        texts: Iterable[ModuleCode] = self._staying() if not module else () if one is None else (one,)
         return (pair for text in texts for pair in text.symbols.functions())
 
     # --- Text ------------------------------------------------------------------------------------------------------

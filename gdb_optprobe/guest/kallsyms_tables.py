@@ -17,7 +17,7 @@ from struct import Struct
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.symbols import KERNEL_HALF
 
-__all__ = ["SymbolTables"]
+__all__ = ["KallsymsTables"]
 
 READER = b"gdb_optprobe: symbols of kallsyms, 1"
 """Renumbered when the reader makes other symbols of the same bytes."""
@@ -33,14 +33,14 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class SymbolTables:
+class KallsymsTables:
     """Where they begin and end, both from `_text` on. offsets: with the word behind, which may be the base."""
 
     names: Span
     offsets: Span
 
     @classmethod
-    def of(cls, fact: object) -> SymbolTables | None:
+    def of(cls, fact: object) -> KallsymsTables | None:
         """What `fact` made; None for anything else."""
         if not isinstance(fact, list) or len(fact) != 4 or any(type(each) is not int for each in fact):
             return None

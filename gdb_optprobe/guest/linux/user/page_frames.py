@@ -13,7 +13,7 @@ RECORD = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Frames:
+class PageFrames:
     """start, size: of the direct map. records: where that of frame 0 is. kind: what programs are."""
 
     kernel: Kernel
@@ -28,8 +28,8 @@ class Frames:
         return self.kind.page
 
     @staticmethod
-    def of(kernel: Kernel, mmu: Mmu) -> Frames:
-        return Frames(kernel, mmu.start, mmu.size, mmu.records(kernel), mmu.kind)
+    def of(kernel: Kernel, mmu: Mmu) -> PageFrames:
+        return PageFrames(kernel, mmu.start, mmu.size, mmu.records(kernel), mmu.kind)
 
     def frame(self, record: int) -> int:
         """The physical address of the page whose record is at `record`. Raises NoSuchKernel."""

@@ -1,6 +1,6 @@
-"""A relay between GDB and QEMU's stub that counts what goes through it.
+"""A proxy between GDB and QEMU's stub that counts what goes through it.
 
-    GDB ──── relay.path ──── relay ──── gdb.sock ──── QEMU
+    GDB ──── proxy.path ──── proxy ──── gdb.sock ──── QEMU
                packets sent ───►  ◄─── packets received, stops among them
 
 What passes is not changed; a piece is counted and handed on as it comes.
@@ -19,7 +19,7 @@ from types import TracebackType
 
 from qemu.cache import guests_directory
 
-__all__ = ["Count", "Relay", "Tally"]
+__all__ = ["Count", "RspProxy", "Tally"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +59,13 @@ class Tally:
         self._at_start = data.endswith(b"$") if data else self._at_start
 
 
-class Relay:
+class RspProxy:
     """Listens on `path` for one GDB at a time, for the length of a `with` block."""
 
     def __init__(self, stub: Path) -> None:
         """stub: QEMU's socket for GDB."""
         self._stub = stub
-        self._folder = tempfile.TemporaryDirectory(dir=guests_directory(), prefix="relay-")
+        self._folder = tempfile.TemporaryDirectory(dir=guests_directory(), prefix="proxy-")
         self.path = Path(self._folder.name) / "gdb.sock"
         self._sent, self._received = Tally(), Tally()
         self._listener = socket.socket(socket.AF_UNIX)
@@ -85,7 +85,7 @@ class Relay:
         self._listener.close()
         self._folder.cleanup()
 
-    def __enter__(self) -> Relay:
+    def __enter__(self) -> RspProxy:
         return self
 
     def __exit__(

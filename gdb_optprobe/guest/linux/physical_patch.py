@@ -40,7 +40,7 @@ def apply(patches: Sequence[PhysicalPatch], memory: PhysicalMemory) -> None:
             raise Changed(f"physical memory at {patch.address:#x} cannot be written")
 
 
-def stand(patches: Sequence[PhysicalPatch], memory: PhysicalMemory) -> bool:
+def are_in_place(patches: Sequence[PhysicalPatch], memory: PhysicalMemory) -> bool:
     """Whether what was written is still there: it is not once the guest was reset."""
     return all(patch.changes or memory.read_physical(patch.address, len(patch.new)) == patch.new for patch in patches)
 

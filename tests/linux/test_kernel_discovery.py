@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gdb_optprobe.guest import kallsyms
 from gdb_optprobe.guest.cache import Cache
-from gdb_optprobe.guest.image import Image, Run
-from gdb_optprobe.guest.linux.recover import Read, Recovered, Vain, View, recover
+from gdb_optprobe.guest.kernel_image import Image, Run
+from gdb_optprobe.guest.linux.kernel_discovery import DiscoveredKernel, KnownFailures, Read, View, discover
 from gdb_optprobe.guest.machine import Machine as AnyMachine
 from gdb_optprobe.guest.symbols import SymbolTable
 from tests.linux.fakes import Machine
@@ -73,22 +73,22 @@ def cache(tmp_path: Path) -> Cache:
     return Cache(tmp_path)
 
 
-def searched(guest: Guest, finder: Finder, cache: Cache, vain: Vain) -> int:
+def searched(guest: Guest, finder: Finder, cache: Cache, vain: KnownFailures) -> int:
     """How much was read for nothing."""
     guest.count = 0
     with pytest.raises(kallsyms.NoSymbolTable):
-        recover(guest, finder, cache, lambda _: None, vain)
+        discover(guest, finder, cache, lambda _: None, vain)
     return guest.count
 
 
 def test_a_kernel_without_symbols_is_searched_once(cache: Cache) -> None:
-    guest, vain = Guest(bytes(SIZE)), Vain()
+    guest, vain = Guest(bytes(SIZE)), KnownFailures()
     assert searched(guest, Finder(), cache, vain) >= SIZE
     assert searched(guest, Finder(), cache, vain) < SIZE // 16
 
 
 def test_another_kernel_is_searched(cache: Cache) -> None:
-    guest, vain = Guest(bytes(SIZE)), Vain()
+    guest, vain = Guest(bytes(SIZE)), KnownFailures()
     searched(guest, Finder(), cache, vain)
     assert searched(guest, Finder(blobs.TEXT + (1 << 21)), cache, vain) >= SIZE
     assert searched(Guest(b"\1" * SIZE), Finder(), cache, vain) >= SIZE
@@ -108,25 +108,25 @@ def vmlinux(tmp_path: Path) -> Path:
 
 
 def test_a_kernel_without_symbols_has_those_of_the_file_with_its_build_id(cache: Cache, vmlinux: Path) -> None:
-    guest, vain = Guest(WITH_NOTE.ljust(SIZE, b"\0")), Vain()
+    guest, vain = Guest(WITH_NOTE.ljust(SIZE, b"\0")), KnownFailures()
     searched(guest, Finder(), cache, vain)
     with pytest.raises(kallsyms.NoSymbolTable):
-        recover(guest, Finder(), cache, lambda _: None, vain, {bytes(20).hex(): vmlinux})
-    found = recover(guest, Finder(), cache, lambda _: None, vain, {BUILD.hex(): vmlinux})
+        discover(guest, Finder(), cache, lambda _: None, vain, {bytes(20).hex(): vmlinux})
+    found = discover(guest, Finder(), cache, lambda _: None, vain, {BUILD.hex(): vmlinux})
     assert found is not None and found.build == BUILD.hex()
     assert found.symbols.address("init_task") == blobs.TEXT + 0x4000
     assert found.shelf is None and not list(cache.folder.glob("*/*")), "nothing of a file is kept for who has it not"
     with pytest.raises(kallsyms.NoSymbolTable):
-        recover(guest, Finder(), cache, lambda _: None, Vain())
+        discover(guest, Finder(), cache, lambda _: None, KnownFailures())
 
 
 def test_a_kernel_without_symbols_of_its_data_has_those_of_the_file(cache: Cache, vmlinux: Path) -> None:
     own = [row for row in blobs.kernel_symbols(2000) if row[1] in "tT"]
     tables = blobs.kallsyms(own, blobs.LINUX_6_4, before=WITH_NOTE.ljust(8192, b"\0"))
     guest = Guest(tables.ljust(SIZE, b"\0"))
-    without = recover(guest, Finder(), cache, lambda _: None, Vain())
+    without = discover(guest, Finder(), cache, lambda _: None, KnownFailures())
     assert without is not None and without.symbols.address("init_task") is None
-    found = recover(guest, Finder(), cache, lambda _: None, Vain(), {BUILD.hex(): vmlinux})
+    found = discover(guest, Finder(), cache, lambda _: None, KnownFailures(), {BUILD.hex(): vmlinux})
     assert found is not None and found.symbols.address("init_task") == blobs.TEXT + 0x4000
     assert len(found.symbols) == len(without.symbols) + 1
 
@@ -143,11 +143,11 @@ def tables(rows: list[blobs.NmSymbol], slide: int = 0, layout: blobs.Layout = bl
     return Guest(data.ljust(SIZE, b"\0"), blobs.RODATA + slide)
 
 
-def recovered(guest: Guest, cache: Cache, slide: int = 0) -> tuple[Recovered, bool]:
+def recovered(guest: Guest, cache: Cache, slide: int = 0) -> tuple[DiscoveredKernel, bool]:
     """The kernel, and whether its symbols were sought in its memory."""
     said: list[str] = []
     finder = Finder(blobs.TEXT + slide, blobs.RODATA + slide)
-    found = recover(guest, finder, cache, said.append, Vain())
+    found = discover(guest, finder, cache, said.append, KnownFailures())
     assert found is not None and found.build == BUILD.hex()
     return found, bool(said)
 

@@ -20,7 +20,7 @@ ENDED, ENDERS = "uprobe_clear_state", ("__mmput", "mmput", "mmput_async_fn", "mm
 
 
 @dataclass(frozen=True, slots=True)
-class SpaceCalls:
+class MmHooks:
     """to: the kernel's function. calls: that lead there, each of the size of a branch."""
 
     to: int
@@ -31,25 +31,25 @@ Entry = Callable[[Kernel, int], int]
 """Where a function of the kernel's is entered, by its symbol's address."""
 
 
-def copied(kernel: Kernel, isa: Isa, originals: Originals, entry: Entry) -> SpaceCalls:
+def copied(kernel: Kernel, isa: Isa, originals: Originals, entry: Entry) -> MmHooks:
     """Raises OptprobeError where this kernel has none."""
     return _found(kernel, isa, originals, entry, COPIED, COPIERS)
 
 
-def ended(kernel: Kernel, isa: Isa, originals: Originals, entry: Entry) -> SpaceCalls:
+def ended(kernel: Kernel, isa: Isa, originals: Originals, entry: Entry) -> MmHooks:
     """Raises OptprobeError where this kernel has none."""
     return _found(kernel, isa, originals, entry, ENDED, ENDERS)
 
 
 def _found(
     kernel: Kernel, isa: Isa, originals: Originals, entry: Entry, name: str, callers: Sequence[str]
-) -> SpaceCalls:
+) -> MmHooks:
     symbol = kernel.symbols.address(name)
     to = entry(kernel, symbol) if symbol is not None else None
     calls = tuple(_calls(kernel, isa, originals, to, callers)) if to is not None else ()
     if to is None or not calls:
         raise OptprobeError(f"this guest's kernel does not call {name}: returns in its programs are not probed")
-    return SpaceCalls(to, calls)
+    return MmHooks(to, calls)
 
 
 def _calls(kernel: Kernel, isa: Isa, originals: Originals, to: int, callers: Sequence[str]) -> Iterator[Insn]:

@@ -16,7 +16,7 @@ from gdb_optprobe.guest.linux.user import cfi
 from gdb_optprobe.guest.linux.user.elf import Elf
 from gdb_optprobe.guest.linux.user.files import File
 from gdb_optprobe.guest.linux.user.program import Program
-from gdb_optprobe.guest.linux.user.unwinding import Loaded, Process, Source, UserFrame
+from gdb_optprobe.guest.linux.user.unwinder import Loaded, Process, Source, UserFrame
 from gdb_optprobe.isa.x86_64.user import USER
 from gdb_optprobe.isa.x86_64.user_frames import FRAMES
 from tests.examples import examples

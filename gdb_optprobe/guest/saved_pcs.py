@@ -17,7 +17,7 @@ class Stack:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedWords:
     """Words that may be saved PCs: `words` from `address` upwards (0: registers), belonging to `who`.
 
     stack: what they are on, to whose end all is told. Nobody uses what it has below `address`.
@@ -28,6 +28,6 @@ class Saved:
     words: array[int]
     stack: Stack | None = None
 
-    def among(self, low: int, high: int) -> Saved:
+    def among(self, low: int, high: int) -> SavedWords:
         """Only the words in [low, high): what a branch can reach, say."""
         return replace(self, words=array("Q", (word for word in self.words if low <= word < high)))

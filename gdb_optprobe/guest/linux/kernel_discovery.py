@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Protocol
 
 from gdb_optprobe.errors import Unreadable
-from gdb_optprobe.guest import image, kallsyms, vmlinux
+from gdb_optprobe.guest import kallsyms, kernel_image, vmlinux
 from gdb_optprobe.guest.cache import NOTE, NOTE_SIZE, Cache, Shelf
-from gdb_optprobe.guest.image import Image
 from gdb_optprobe.guest.kallsyms import NoSymbolTable
+from gdb_optprobe.guest.kallsyms_tables import KallsymsTables
+from gdb_optprobe.guest.kernel_image import Image
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.memory import KernelMemory, VirtualMemory
-from gdb_optprobe.guest.symbol_tables import SymbolTables
 from gdb_optprobe.guest.symbols import Symbols, SymbolTable
 
 CHUNK = 1 << 16
@@ -65,7 +65,7 @@ class Finder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
+class DiscoveredKernel:
     """A kernel found in guest memory. note: where the note with the build-id lies.
 
     shelf: what is kept of a kernel with these symbols; None where they are not its own alone.
@@ -81,7 +81,7 @@ class Recovered:
     def still_there(self, machine: Machine) -> bool:
         """Whether a vCPU still runs this build at this address."""
         physical = self.view.now(self.note)
-        return physical is not None and image.is_note_of(self.build, machine.read_physical(physical, NOTE_SIZE))
+        return physical is not None and kernel_image.is_note_of(self.build, machine.read_physical(physical, NOTE_SIZE))
 
     @property
     def text(self) -> tuple[int, int]:
@@ -99,20 +99,20 @@ class Known:
 
 
 @dataclass(slots=True)
-class Vain:
+class KnownFailures:
     """The kernels whose symbols were looked for in vain, by where they are and how their constants begin, and why."""
 
     known: dict[tuple[Image, bytes], NoSymbolTable] = field(default_factory=dict)
 
 
-def recover(
+def discover(
     machine: Guest,
     finder: Finder,
     cache: Cache,
     say: Callable[[str], None],
-    vain: Vain,
+    vain: KnownFailures,
     files: Files | None = None,
-) -> Recovered | None:
+) -> DiscoveredKernel | None:
     """The kernel of this guest; None where no kernel is mapped at all. Raises OptprobeError (not booted yet).
 
     vain: remembers where there are no symbols, so that the same kernel is not searched by each command.
@@ -127,14 +127,14 @@ def recover(
     known = _completed(known, where, files or {})
     where, view = finder.settle(where, view, SymbolTable(known.symbols))
     table = SymbolTable(known.symbols, [(where.text.start, where.text.end)])
-    return Recovered(where, known.build, table, known.note, view, known.shelf)
+    return DiscoveredKernel(where, known.build, table, known.note, view, known.shelf)
 
 
 def _cached(where: Image, memory: KernelMemory, cache: Cache) -> Known | None:
     """What is kept of a kernel with the same tables, all of which are read: a build-id is but what the guest says."""
-    keys: dict[SymbolTables, str | None] = {}
+    keys: dict[KallsymsTables, str | None] = {}
     for claim in cache.claims(where.text.start, memory.read):
-        tables = SymbolTables.of(claim.shelf.facts().get(TABLES))
+        tables = KallsymsTables.of(claim.shelf.facts().get(TABLES))
         if tables is None:
             continue
         if tables not in keys:
@@ -150,7 +150,7 @@ def _sought(
     memory: KernelMemory,
     cache: Cache,
     say: Callable[[str], None],
-    vain: Vain,
+    vain: KnownFailures,
     files: Files,
 ) -> Known:
     """By the kernel's own symbols, else by the vmlinux that GDB has. Raises NoSymbolTable."""
@@ -175,7 +175,7 @@ def _sought(
 def _note(where: Image, finder: Finder, symbols: Symbols, read: Read) -> tuple[str, int]:
     """The build-id and where its note lies."""
     start, end = finder.notes(where, SymbolTable(symbols), read)
-    found = image.build_id(read(start, min(end - start, kallsyms.LARGEST)))
+    found = kernel_image.build_id(read(start, min(end - start, kallsyms.LARGEST)))
     return found.hex, start + found.offset
 
 
@@ -204,7 +204,7 @@ class Heard:
 def _kept(found: kallsyms.Found, where: Image, build: str, note: int, heard: Heard, cache: Cache) -> Known:
     text = where.text.start
     names, offsets = ((start - text, end - text) for start, end in (found.names, found.offsets))
-    tables = SymbolTables(names, offsets)
+    tables = KallsymsTables(names, offsets)
     key = tables.key(text, heard.again)
     shelf = cache.shelf(build, key) if key is not None else None
     if shelf is not None:

@@ -40,7 +40,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
+class AddressSpace:
     """One executable mapping of a file: what is at `offset` of it stands at `start`.
 
     mm:        the address space.
@@ -64,7 +64,7 @@ class Space:
         return self.start + offset - self.offset
 
 
-def spaces(kernel: Kernel, file: File, page: int) -> tuple[Space, ...]:
+def spaces(kernel: Kernel, file: File, page: int) -> tuple[AddressSpace, ...]:
     """Every private, executable mapping of `file`, by address space and address. Raises Busy, OptprobeError.
 
     page: bytes of a page.
@@ -95,7 +95,7 @@ class _Reader:
         )
         self._users = offset("mm_struct", "mm_users")
 
-    def of(self, file: File) -> tuple[Space, ...]:
+    def of(self, file: File) -> tuple[AddressSpace, ...]:
         wanted = self.areas(file)
         processes = self._processes() if wanted else {}
         found = [self._space(area, processes) for area in wanted if self.lives(area["mm"])]
@@ -129,11 +129,11 @@ class _Reader:
         """Whether anybody uses it: else it is being torn down, and its pages have gone."""
         return int.from_bytes(self._kernel.memory.read(mm + self._users, 4), "little") > 0
 
-    def _space(self, area: dict[str, int], processes: dict[int, list[Process]]) -> Space:
+    def _space(self, area: dict[str, int], processes: dict[int, list[Process]]) -> AddressSpace:
         if area["start"] % self._size or area["end"] % self._size or not area["start"] < area["end"]:
             raise NoSuchKernel(f"a mapping from {area['start']:#x} to {area['end']:#x} cannot be")
         own = tuple(processes.get(area["mm"], ()))
-        return Space(area["mm"], area["start"], area["end"], area["page"] * self._size, own)
+        return AddressSpace(area["mm"], area["start"], area["end"], area["page"] * self._size, own)
 
     def _processes(self) -> dict[int, list[Process]]:
         """By their address space, in the order of the list of tasks."""

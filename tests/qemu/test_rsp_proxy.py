@@ -6,7 +6,7 @@ import socket
 import threading
 from pathlib import Path
 
-from qemu.relay import Count, Relay, Tally
+from qemu.rsp_proxy import Count, RspProxy, Tally
 
 
 def test_pieces() -> None:
@@ -19,7 +19,7 @@ def test_pieces() -> None:
         assert (tally.packets, tally.stops) == (4, 2)
 
 
-def test_relay_changes_nothing_and_counts_both_ways(tmp_path: Path) -> None:
+def test_proxy_changes_nothing_and_counts_both_ways(tmp_path: Path) -> None:
     stub = socket.socket(socket.AF_UNIX)
     stub.bind(str(tmp_path / "stub"))
     stub.listen(1)
@@ -32,14 +32,14 @@ def test_relay_changes_nothing_and_counts_both_ways(tmp_path: Path) -> None:
 
     answering = threading.Thread(target=answer)
     answering.start()
-    with Relay(tmp_path / "stub") as relay:
+    with RspProxy(tmp_path / "stub") as proxy:
         with socket.socket(socket.AF_UNIX) as gdb:
-            gdb.connect(str(relay.path))
+            gdb.connect(str(proxy.path))
             gdb.sendall(b"$?#3f")
             received = b""
             while piece := gdb.recv(100):
                 received += piece
         answering.join(5)
         assert received == b"+$T05#b9"
-        assert relay.count() == Count(packets=2, stops=1)
-    assert not relay.path.exists()
+        assert proxy.count() == Count(packets=2, stops=1)
+    assert not proxy.path.exists()

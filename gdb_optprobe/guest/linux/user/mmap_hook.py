@@ -22,7 +22,7 @@ CALLERS = ("vm_mmap", "ksys_mmap_pgoff")
 
 
 @dataclass(frozen=True, slots=True)
-class Arriving:
+class MmapHook:
     """calls: what leads to the kernel's function that maps, at `to`; each of the size of a branch.
 
     code: of what comes in its place, by where the table of rows is and what has WRITES make private copies.

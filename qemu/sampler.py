@@ -1,9 +1,9 @@
 """Sourced into GDB: what some registers hold whenever the guest comes to an address, and the host's clock.
 
-python passing = Passing(0xc000000000135bf0, ["r0"])
+python sampler = Sampler(0xc000000000135bf0, ["r0"])
 continue, Ctrl-C
-python print(passing.report())
-python passing.delete()
+python print(sampler.report())
+python sampler.delete()
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import gdb
 WORD = (1 << 64) - 1
 
 
-class Passing(gdb.Breakpoint):
+class Sampler(gdb.Breakpoint):
     """A breakpoint that the guest is let past at once, and what was seen at each pass."""
 
     def __init__(self, address: int, registers: Sequence[str]) -> None:

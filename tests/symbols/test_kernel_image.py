@@ -7,8 +7,8 @@ import struct
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest import image
-from gdb_optprobe.guest.image import Image, Run
+from gdb_optprobe.guest import kernel_image
+from gdb_optprobe.guest.kernel_image import Image, Run
 
 from .blobs import note
 
@@ -28,8 +28,8 @@ def test_a_booted_kernel_in_many_runs() -> None:
         *(run(0x1A0_0000, 0x20_0000, "rw"), run(0x1C0_0000, 0x1000, "rw"), run(0x1E0_0000, 0x1000, "rw")),
     ]
     expected = Image(run(0, 0xE0_2000, "rx"), run(0x100_0000, 0x82_7000, "r"), run(0x1A0_0000, 0x40_1000, "rw"))
-    assert image.find(runs) == expected
-    assert image.find(reversed(runs)) == expected
+    assert kernel_image.find(runs) == expected
+    assert kernel_image.find(reversed(runs)) == expected
 
 
 @pytest.mark.parametrize(
@@ -43,43 +43,44 @@ def test_a_booted_kernel_in_many_runs() -> None:
 )
 def test_a_kernel_that_has_not_booted(runs: list[Run]) -> None:
     with pytest.raises(OptprobeError, match="the guest's kernel has not booted yet"):
-        image.find(runs)
+        kernel_image.find(runs)
 
 
 def test_no_kernel() -> None:
     with pytest.raises(OptprobeError, match="no Linux kernel"):
-        image.find([])
+        kernel_image.find([])
 
 
 def test_build_id() -> None:
-    assert image.build_id(bytes(100) + NOTES) == image.BuildId(BUILD.hex(), 100 + len(note(b"Xen\0", 6, b"linux\0")))
+    offset = 100 + len(note(b"Xen\0", 6, b"linux\0"))
+    assert kernel_image.build_id(bytes(100) + NOTES) == kernel_image.BuildId(BUILD.hex(), offset)
 
 
 def test_the_build_id_of_the_vdso_is_not_the_kernels() -> None:
     vdso = bytearray(b"\x7fELF\x02\x01\x01".ljust(64, b"\0") + note(b"GNU\0", 3, bytes(20)) + bytes(128))
     struct.pack_into("<Q", vdso, 0x28, len(vdso) - 128)
     struct.pack_into("<HH", vdso, 0x3A, 64, 2)
-    assert image.build_id(bytes(4096) + vdso + NOTES).hex == BUILD.hex()
+    assert kernel_image.build_id(bytes(4096) + vdso + NOTES).hex == BUILD.hex()
     # A header that leads beyond the data is no ELF file, and hides nothing.
     struct.pack_into("<Q", vdso, 0x28, 1 << 40)
-    assert image.build_id(bytes(vdso)).hex == bytes(20).hex()
+    assert kernel_image.build_id(bytes(vdso)).hex == bytes(20).hex()
 
 
 def test_no_build_id() -> None:
-    assert image.find_build_id(bytes(64) + note(b"GNU\0", 1, BUILD)) is None
+    assert kernel_image.find_build_id(bytes(64) + note(b"GNU\0", 1, BUILD)) is None
     with pytest.raises(OptprobeError, match="no build-id"):
-        image.build_id(bytes(64))
+        kernel_image.build_id(bytes(64))
 
 
 def test_a_note_is_recognised() -> None:
     data = note(b"GNU\0", 3, BUILD) + bytes(50)
-    assert image.is_note_of(BUILD.hex(), data)
-    assert not image.is_note_of(bytes(20).hex(), data)
-    assert not image.is_note_of(BUILD.hex(), b"\0" + data)
-    assert not image.is_note_of(BUILD.hex(), b"")
+    assert kernel_image.is_note_of(BUILD.hex(), data)
+    assert not kernel_image.is_note_of(bytes(20).hex(), data)
+    assert not kernel_image.is_note_of(BUILD.hex(), b"\0" + data)
+    assert not kernel_image.is_note_of(BUILD.hex(), b"")
 
 
 def test_banner() -> None:
     rodata = b"%s version %s\0Linux version %s\0Linux version 6.1.0-56-cloud-amd64 (gcc) #1 SMP\n\0more"
-    assert image.banner(rodata) == "Linux version 6.1.0-56-cloud-amd64 (gcc) #1 SMP"
-    assert image.banner(b"") == ""
+    assert kernel_image.banner(rodata) == "Linux version 6.1.0-56-cloud-amd64 (gcc) #1 SMP"
+    assert kernel_image.banner(b"") == ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["BREAK", "FUNCTION", "PROGRAMS", "RECORDS", "SUBJECTS", "Subject", "hits"]
+__all__ = ["BENCH_TARGETS", "BREAK", "FUNCTION", "PROGRAMS", "RECORDS", "BenchTarget", "hits"]
 
 FUNCTION = "vfs_read"
 # A read of the bench asks for one byte.
@@ -33,7 +33,7 @@ BREAK = 'if $comm == "dd" && $arg3 == 7777 do stop'
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class BenchTarget:
     """What is particular to vfs_read on one architecture.
 
     entry:     what GDB's own breakpoint is set on: the address that every call comes by.
@@ -60,8 +60,8 @@ class Subject:
     flags: str
 
 
-SUBJECTS = {
-    "x86_64": Subject(
+BENCH_TARGETS = {
+    "x86_64": BenchTarget(
         entry=FUNCTION,
         size="$rdx",
         behind=f"{FUNCTION}+5",
@@ -75,7 +75,7 @@ SUBJECTS = {
         flags="flags=+0x40(%di):u32",
     ),
     # A function of ppc64le begins with two instructions that set up r2; calls within the kernel pass them by.
-    "ppc64le": Subject(
+    "ppc64le": BenchTarget(
         entry=f"{FUNCTION}+8",
         size="$r5",
         behind=f"{FUNCTION}+16",
