@@ -24,7 +24,7 @@ from unicorn import x86_const
 
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.errors import OptprobeError, Unreadable
-from gdb_optprobe.guest.linux import physical
+from gdb_optprobe.guest.linux import physical_patch
 from gdb_optprobe.guest.linux.arch.base import Port, Room
 from gdb_optprobe.guest.linux.physical_patch import PhysicalPatch
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
@@ -317,8 +317,8 @@ class FakeGuest:
 
     def _linux(self) -> Linux:
         place = Room(((CODE, JOURNAL),), (DATA, STACKS), FILL, journal=(JOURNAL, DATA))
-        take = partial(physical.apply, (MAPPED,), self.machine)
-        give_back = partial(physical.undo, (MAPPED,), self.machine)
+        take = partial(physical_patch.apply, (MAPPED,), self.machine)
+        give_back = partial(physical_patch.undo, (MAPPED,), self.machine)
         room = Room(place.code, place.data, FILL, take, give_back, mapping=(MAPPED,), journal=place.journal)
         port = SimpleNamespace(
             loaded=(0, 0), room=lambda machine, kernel: room, places=lambda machine, kernel: (place,),
