@@ -94,7 +94,7 @@ def note(probe: Probe, journal: Journal) -> None:
         return
     # One that a reader refuses would have it refuse all: the others are worth more.
     if (spec.in_program and location != spec.location.strip()) or not _is_taken(probe.number, value):
-        value = {name: value[name] for name in LEAST & value.keys()} | {"lost": True}
+        value = {name: kept for name, kept in value.items() if name in LEAST} | {"lost": True}
     journal.put(Item.PROBE, probe.number, value)
 
 

@@ -1,0 +1,123 @@
+"""Probes that another version left in a guest: what it wrote is read, and what is written is what it would have read.
+
+    journal.txt   a record a line, as JSON
+    guest.txt     the memory of that guest: the journal's region, the detours, the branches, and what was counted
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+from gdb_optprobe.detours.arena import Arena, Ranges
+from gdb_optprobe.detours.journal import Item, TableKind
+from gdb_optprobe.detours.left import undoing
+from gdb_optprobe.isa.x86_64 import X86_64
+from gdb_optprobe.maps import journal_format
+from gdb_optprobe.maps.call_table import ActiveCall
+from gdb_optprobe.maps.ring import RingPosition
+from gdb_optprobe.probes import arena_record
+from gdb_optprobe.probes.arena_record import Earlier
+from gdb_optprobe.probes.journal_records import Noted, fingerprint
+from gdb_optprobe.probes.kretprobe_records import points_of
+from gdb_optprobe.probes.results import Gathered, Row
+from gdb_optprobe.probes.taking import believed
+from tests.golden import golden, left_in_guest
+from tests.golden.left_in_guest import BINARY, CODE, DATA, FILL, MAIN, NOP5, READ, SIZES, SPECS, WRITE, Guest, handler
+
+
+def listing(state: Mapping[str, Any]) -> str:
+    """A record a line."""
+    return "".join(f"{journal_format.body({key: value}).decode()}\n" for key, value in state.items())
+
+
+def as_it_was() -> Guest:
+    """The guest of guest.txt."""
+    guest = Guest()
+    for line in golden("guest.txt").splitlines():
+        address, data = line.split(": ")
+        byte, _, count = data.partition(" * ")
+        guest.write(int(address, 16), bytes.fromhex(byte) * int(count or 1))
+    return guest
+
+
+def found() -> Earlier:
+    port = cast(Any, SimpleNamespace(places=lambda machine, kernel: [left_in_guest.PLACE], loaded=(0, 0)))
+    guest = cast(Any, as_it_was())
+    left = arena_record.look(guest, guest, cast(Any, None), port, left_in_guest.RECOVERED, X86_64)
+    assert left is not None
+    return left
+
+
+def gathered(guest: Guest, one: Noted) -> Gathered:
+    made = handler(one.spec)
+    assert one.data is not None
+    return Gathered.read(made, guest.read(one.data, made.size), one.since)
+
+
+def test_what_is_written() -> None:
+    assert listing(left_in_guest.leave(Guest()).state) == golden("journal.txt")
+
+
+def test_a_record_of_each_kind_and_the_numbers_of_tables() -> None:
+    written = {key.split()[0] for line in golden("journal.txt").splitlines() for key in json.loads(line)}
+    assert {str(item) for item in Item} == written, "one that is added is added to this guest too"
+    tables = (TableKind.TRAPS, TableKind.USER_TRAPS, TableKind.USER_WRITES, TableKind.USER_MAPPINGS)
+    assert (*tables, TableKind.USER_CALLS) == (1, 2, 3, 4, 5) == tuple(TableKind)
+
+
+def test_what_is_read() -> None:
+    assert listing(found().found.state) == golden("journal.txt")
+
+
+def test_the_guest_s_own_bytes_come_back() -> None:
+    guest = as_it_was()
+    texts, ways = undoing(found().left, guest, X86_64)
+    branches = [(at, guest.read(at, 5), NOP5) for at in (READ, WRITE)]
+    assert ([(patch.address, patch.old, patch.new) for patch in texts], ways) == (branches, [])
+
+
+def test_the_probes_do_the_same_with_the_same_memory() -> None:
+    probes, traps = believed(found().left)
+    by_number = {one.number: one for one in probes}
+    assert list(by_number) == [1, 2, 3, 4, 5, 6, 7]
+    for number in (1, 2):
+        one = by_number[number]
+        assert fingerprint(handler(one.spec)) == fingerprint(handler(SPECS[number])) == one.program
+        assert one.sizes == SIZES
+    assert (by_number[1].since, by_number[3].seen) == (RingPosition(3, (1,)), (9,))
+    assert [one.enabled for one in probes] == [True, True, False, True, True, True, True]
+    assert [one.python for one in probes] == [False] * 5 + [True, False]
+    assert [one.lost for one in probes] == [False] * 6 + [True]
+    assert by_number[5].home == "dummy:dummy_xmit+5"
+    for number in (3, 4, 5):
+        assert by_number[number].spec == SPECS[number]
+    known = [(trap.file, trap.address, trap.original.hex()) for trap in traps]
+    assert known == [(BINARY, MAIN, "55"), (BINARY, MAIN + 0x100, "c3")]
+
+
+def test_what_was_counted() -> None:
+    """By native code of then, in Unicorn."""
+    guest, (probes, _) = as_it_was(), believed(found().left)
+    kprobe, kretprobe, uprobe = (gathered(guest, one) for one in probes if one.number in (1, 2, 4))
+    assert sum(kprobe.head[2:-2]) == 3, "of the histogram"
+    assert (kprobe.head[:2], kprobe.head[16:18], kprobe.head[-2:]) == ((3, 0), (1, 2), (3, 10))
+    dd = b"dd".ljust(16, b"\0")
+    assert kprobe.tables == ({dd + b"\4".ljust(8, b"\0"): (1,), dd + b"\3".ljust(8, b"\0"): (2,)},)
+    assert kprobe.lost == (0,)
+    assert kprobe.records == (Row(3, 3, 1001, (8192).to_bytes(8, "little") + dd),), "others are seen or were pending"
+    assert (kretprobe.head[0], sum(kretprobe.head[2:68]), kretprobe.head[68:]) == (2, 2, (10000, 0, 0))
+    assert uprobe.head == (12,)
+
+
+def test_the_calls_under_way() -> None:
+    guest, left = as_it_was(), found().left
+    arena = Arena(Ranges((CODE,), (DATA,), FILL), X86_64.alignment)
+    (point,) = points_of(left, arena)
+    assert (point.address, point.before, point.layout.slots, point.ended) == (WRITE, (5, 1, 2), 4, False)
+    calls = point.layout.decode(guest.read(point.memory.address, point.layout.size))
+    assert calls.active == (ActiveCall(0xFFFF_C900_0010_7001, READ + 0x80, (5000, 77)),)
+    assert (calls.returns, calls.missed, calls.dropped) == (7, 1, 0)
+    assert left.tables[TableKind.USER_CALLS] in left.data
