@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Protocol
 
-from gdb_optprobe.detours.ground import Grounds
-from gdb_optprobe.detours.planner import Site, plan
+from gdb_optprobe.detours.cfg import CfgCache
+from gdb_optprobe.detours.planner import PlanRequest, plan
 from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.detours.survey import sweep
 from gdb_optprobe.detours.tier import Tier
@@ -271,9 +271,9 @@ def _sweep(subject: Subject, chunks: Sequence[Sequence[int]]) -> Tally:
     gc.disable()
     found, began = Tally(), time.process_time()
     for chunk in chunks:
-        grounds = Grounds(subject.isa, subject.text)
+        cfgs = CfgCache(subject.isa, subject.text)
         for start in chunk:
-            asked = codes_of(start, grounds)
+            asked = codes_of(start, cfgs)
             function = subject.text.function(start)
             if not asked or function is None:
                 continue
@@ -282,7 +282,7 @@ def _sweep(subject: Subject, chunks: Sequence[Sequence[int]]) -> Tally:
             found.by_function[start] = len(asked), codes[""]
             for code in codes.keys() - found.examples.keys():
                 found.examples[code] = next(at for at in asked if asked[at] == code)
-            why = no_return(subject, start, grounds)
+            why = no_return(subject, start, cfgs)
             found.returns[why] += 1
             found.traced += not why and subject.is_traced(start)
             found.by_linux += sum(insn.address in asked for insn in subject.rule.optimizable(function))
@@ -290,34 +290,34 @@ def _sweep(subject: Subject, chunks: Sequence[Sequence[int]]) -> Tally:
     return found
 
 
-def codes_of(start: int, grounds: Grounds) -> dict[int, str]:
+def codes_of(start: int, cfgs: CfgCache) -> dict[int, str]:
     """Every instruction of the function that starts there, with the code of why it is refused."""
-    asked = list(sweep(start, grounds))
+    asked = list(sweep(start, cfgs))
     # Where not all that lands in a function is known, the planner cannot know what fills the gap behind it.
-    while asked and grounds.isa.fills(asked[-1][0]):
+    while asked and cfgs.isa.fills(asked[-1][0]):
         asked.pop()
-    function = grounds.text.function(start)
-    forbidden = grounds.isa.forbidden(function.own) if function is not None else {}
+    function = cfgs.text.function(start)
+    forbidden = cfgs.isa.forbidden(function.own) if function is not None else {}
     codes = {insn.address: code for insn, code in asked}
-    return codes | {address: _refused(address, grounds) for address in codes.keys() & forbidden.keys()}
+    return codes | {address: _refused(address, cfgs) for address in codes.keys() & forbidden.keys()}
 
 
-def no_return(subject: Subject, function: int, grounds: Grounds) -> str:
+def no_return(subject: Subject, function: int, cfgs: CfgCache) -> str:
     """The code of why the return of the function that starts there cannot be probed; "" where it can."""
     address = subject.entry(function)
     try:
         if not subject.is_traced(function):  # there a breakpoint is possible at least
-            plan(Site(address), grounds)
+            plan(PlanRequest(address), cfgs)
         kretprobe_check.check(address, subject)
     except Refused as refused:
         return refused.reason.code
     return ""
 
 
-def _refused(address: int, grounds: Grounds) -> str:
+def _refused(address: int, cfgs: CfgCache) -> str:
     """Why no tier at all is possible there; "" where one is."""
     try:
-        plan(Site(address), grounds)
+        plan(PlanRequest(address), cfgs)
     except Refused as refused:
         return refused.reason.code
     return ""
@@ -328,12 +328,12 @@ def _refused(address: int, grounds: Grounds) -> str:
 
 def table(subject: Subject, found: Tally) -> Iterator[str]:
     """A line for each reason: how many instructions, their share, and an example in the planner's own words."""
-    grounds = Grounds(subject.isa, subject.text)
+    cfgs = CfgCache(subject.isa, subject.text)
     yield f"{'instructions':>12} {'share':>8}  reason"
     for code, count in found.codes.most_common():
         yield f"{count:12,} {count / found.instructions:8.3%}  {code or 'optimizable'}"
         if code:
-            yield f"{'':23} {_words(found.examples[code], grounds)}"
+            yield f"{'':23} {_words(found.examples[code], cfgs)}"
 
 
 def returns(found: Tally) -> Iterator[str]:
@@ -344,13 +344,13 @@ def returns(found: Tally) -> Iterator[str]:
     yield from (f"{count:12,}  {code}" for code, count in found.returns.most_common() if code)
 
 
-def _words(address: int, grounds: Grounds) -> str:
+def _words(address: int, cfgs: CfgCache) -> str:
     """Why the planner would not optimize a probe there."""
     try:
-        reason = plan(Site(address), grounds).why_not(Tier.OPTIMIZED)
+        reason = plan(PlanRequest(address), cfgs).why_not(Tier.OPTIMIZED)
     except Refused as refused:
         reason = refused.reason
-    return f"{grounds.text.spell(address)}: {reason.text if reason is not None else 'optimizable'}"
+    return f"{cfgs.text.spell(address)}: {reason.text if reason is not None else 'optimizable'}"
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ class Stepping:
     def _is_passed(self, session: Session, site: Site) -> bool:
         """Whether who comes to the site may be elsewhere than where a stop there would be."""
         assert site.branch is not None
-        return site.branch.plan.waits or session.optimizer.links.leads_to(site.branch)
+        return site.branch.plan.needs_quiescence or session.optimizer.links.leads_to(site.branch)
 
     def _leave_detour(self, session: Session) -> None:
         """A Ctrl-C may have stopped the vCPU inside a detour: finish that hit first, without a word."""

@@ -1,6 +1,6 @@
-"""Which branch serves which probes: each stretch is divided into regions, one branch and one detour for each.
+"""Which branch serves which probes: each straight-line run is divided into regions, one branch and one detour for each.
 
-    stretch   ┌───────┬───────┬─────────────┬───────┬───────┬───────┬───────┐
+    run       ┌───────┬───────┬─────────────┬───────┬───────┬───────┬───────┐
               │ 3 B   │ 2 B ● │ 7 B         │ 3 B ● │ 3 B ● │ 4 B   │ 1 B ● │◄─ a jump lands behind
               └───────┴───────┴─────────────┴───────┴───────┴───────┴───────┘
     regions           └── A ────────────────┘── B ──┴───────┘── C ──────────┘
@@ -8,10 +8,10 @@
 
     ●  probed: its program runs in the region's detour, just before the instruction's copy
 
-A region begins at a probed instruction (A), takes as many as the branch needs and goes on while the next one is probed
-too (B). Where the stretch ends too early it begins further back, at an instruction that is not probed (C); where that
-belongs to the region before, that one grows. A region of one instruction needs no wait: nobody can be parked inside, no
-jump can land there.
+A region begins at a probed instruction (A), takes as many as the branch needs and grows while the next one is probed
+too (B). If the run ends too early the region begins further back, at an instruction that is not probed (C); if that
+belongs to the region before, that one grows. A region of one instruction needs no quiescence: no saved PC can be inside
+it, and no jump can lead there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.detours import obstacles
-from gdb_optprobe.detours.place import Place
+from gdb_optprobe.detours.plan_request import PlanContext
 from gdb_optprobe.detours.refusal import Reason, Refusal
 from gdb_optprobe.guest.text import FtraceSite
 from gdb_optprobe.isa.base import Insn
@@ -28,10 +28,10 @@ from gdb_optprobe.isa.base import Insn
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """displaced: the instructions one branch displaces, the first where it stands.
+    """displaced: the instructions that one branch displaces; the branch is at the first.
 
     original: the bytes it overwrites: of these instructions, and of padding behind them.
-    ftrace:   the tracer's site there.
+    ftrace:   the ftrace site there.
     """
 
     displaced: tuple[Insn, ...]
@@ -39,99 +39,99 @@ class Region:
     ftrace: FtraceSite | None = None
 
     @property
-    def waits(self) -> bool:
-        """Whether somebody may be inside, so that the branch must not be written before nobody is."""
+    def needs_quiescence(self) -> bool:
+        """Whether a saved PC may be inside, so that the branch may be written only when none is."""
         return len(self.displaced) > 1
 
 
-def region(place: Place) -> Region | Reason:
-    """The region that serves `place`, given the probes around it; why there is none."""
-    ground, insn = place.ground, place.insn
-    if ground.is_shadowed(insn):
-        before = ground.before(insn)
+def region(context: PlanContext) -> Region | Reason:
+    """Return the region for the probed instruction, given the probes around it; or why there is none."""
+    cfg, insn = context.cfg, context.insn
+    if cfg.is_shadowed(insn):
+        before = cfg.before(insn)
         assert before is not None
-        return Refusal.INTERRUPT_SHADOW.because(insn=before.text, address=ground.text.spell(before.address))
-    fixed = _fixed(place)
+        return Refusal.INTERRUPT_SHADOW.because(insn=before.text, address=cfg.text.spell(before.address))
+    fixed = _fixed(context)
     while insn.address not in fixed:
-        run = _run(place, fixed)
-        division = _divide(place, run)
+        run = _run(context, fixed)
+        division = _divide(context, run)
         found = next((found for found in division if insn in found), None)
-        # Every region is tried: all who look at this stretch must come to the same division.
-        trouble = next((one for piece in division if (one := _trouble(place, piece)) is not None), None)
+        # Every region is tried: each probe of this run must come to the same division.
+        trouble = next((one for piece in division if (one := _unmovable_together(context, piece)) is not None), None)
         if trouble is not None:
             fixed[trouble[0].address] = trouble[1]
         elif found is None:
-            return _too_short(place, run, fixed)
-        elif len(found) > 1 and place.limits.stacks_missing:
-            return Refusal.STACKS_UNKNOWN.because(missing=place.limits.stacks_missing, needed=ground.isa.branch_size)
+            return _too_short(context, run, fixed)
+        elif len(found) > 1 and context.limits.stacks_missing:
+            return Refusal.STACKS_UNKNOWN.because(missing=context.limits.stacks_missing, needed=cfg.isa.branch_size)
         else:
-            return _region(place, found)
+            return _region(context, found)
     return fixed[insn.address]
 
 
-def _region(place: Place, displaced: tuple[Insn, ...]) -> Region:
-    ground, needed = place.ground, place.ground.isa.branch_size
+def _region(context: PlanContext, displaced: tuple[Insn, ...]) -> Region:
+    cfg, needed = context.cfg, context.cfg.isa.branch_size
     covered = b"".join(insn.data for insn in displaced)
-    padding = ground.padding(displaced[-1], needed, place.site.breakpoints) if len(covered) < needed else b""
-    return Region(displaced, (covered + padding)[:needed], ground.site(displaced[0]))
+    padding = cfg.padding(displaced[-1], needed, context.request.breakpoints) if len(covered) < needed else b""
+    return Region(displaced, (covered + padding)[:needed], cfg.ftrace_site(displaced[0]))
 
 
-def _fixed(place: Place) -> dict[int, Reason]:
-    """The instructions of the stretch that nothing may displace now, with the reasons."""
-    ground, spell = place.ground, place.ground.text.spell
-    stops = place.site.breakpoints
+def _fixed(context: PlanContext) -> dict[int, Reason]:
+    """Return the instructions of the run that nothing may displace now, with the reasons."""
+    cfg, spell = context.cfg, context.cfg.text.spell
+    stops = context.request.breakpoints
     found: dict[int, Reason] = {}
-    for insn in ground.stretch(place.insn):
-        own = insn.address == place.address
-        neighbour = None if own else place.site.neighbours(insn.address)
-        if (obstacle := ground.obstacle(insn)) is not None:
+    for insn in cfg.straight_line_run(context.insn):
+        own = insn.address == context.address
+        neighbour = None if own else context.request.neighbours(insn.address)
+        if (obstacle := cfg.obstacle(insn)) is not None:
             found[insn.address] = obstacle
         elif stop := next((at for at in range(insn.address, insn.end) if at in stops), None):
             found[insn.address] = Refusal.USER_BREAKPOINT.because(breakpoint=spell(stop))
-        elif neighbour is not None and (not neighbour.joins or ground.is_shadowed(insn)):
+        elif neighbour is not None and (not neighbour.may_share or cfg.is_shadowed(insn)):
             found[insn.address] = Refusal.OVERLAPS_PROBE.because(number=neighbour.number, other=spell(insn.address))
     return found
 
 
-def _run(place: Place, fixed: Mapping[int, Reason]) -> tuple[Insn, ...]:
-    """The part of the stretch around the probed instruction that is free of fixed ones."""
+def _run(context: PlanContext, fixed: Mapping[int, Reason]) -> tuple[Insn, ...]:
+    """Return the part of the run around the probed instruction that has no fixed ones."""
     run: list[Insn] = []
-    for insn in place.ground.stretch(place.insn):
+    for insn in context.cfg.straight_line_run(context.insn):
         if insn.address not in fixed:
             run.append(insn)
-        elif insn.address < place.address:
+        elif insn.address < context.address:
             run.clear()
         else:
             break
     return tuple(run)
 
 
-def _divide(place: Place, run: Sequence[Insn]) -> list[tuple[Insn, ...]]:
-    ground = place.ground
+def _divide(context: PlanContext, run: Sequence[Insn]) -> list[tuple[Insn, ...]]:
+    cfg = context.cfg
     probed = [
         index
         for index, insn in enumerate(run)
-        if insn is place.insn or place.site.neighbours(insn.address) is not None
+        if insn is context.insn or context.request.neighbours(insn.address) is not None
     ]
-    needed = ground.isa.branch_size
+    needed = cfg.isa.branch_size
     pieces = divide(
         sizes=[insn.size for insn in run],
         probed=probed,
-        glued=[ground.is_shadowed(insn) for insn in run],
-        padding=lambda: len(ground.padding(run[-1], needed, place.site.breakpoints)),
+        glued=[cfg.is_shadowed(insn) for insn in run],
+        padding=lambda: len(cfg.padding(run[-1], needed, context.request.breakpoints)),
         needed=needed,
-        # Where nobody can wait, or need wait for a branch fits each, only a region of one instruction is of use.
-        joined=not place.limits.stacks_missing and needed > ground.isa.alignment,
+        # If saved PCs cannot be enumerated, or a branch fits each instruction, only regions of one are of use.
+        joined=not context.limits.stacks_missing and needed > cfg.isa.alignment,
     )
-    return [tuple(run[index] for index in piece) for piece in pieces if not ground.isa.shadows(run[piece[-1]])]
+    return [tuple(run[index] for index in piece) for piece in pieces if not cfg.isa.shadows(run[piece[-1]])]
 
 
-def _trouble(place: Place, piece: Sequence[Insn]) -> tuple[Insn, Reason] | None:
-    """The instruction that cannot be moved together with the others (each alone can), and why."""
-    isa = place.ground.isa
+def _unmovable_together(context: PlanContext, piece: Sequence[Insn]) -> tuple[Insn, Reason] | None:
+    """Return the instruction that cannot be moved together with the others (each alone can), and why."""
+    isa = context.cfg.isa
     if len(piece) == 1 or all(obstacles.is_free(insn, isa) for insn in piece):
         return None
-    return obstacles.stuck(piece, isa, place.ground.text)
+    return obstacles.stuck(piece, isa, context.cfg.text)
 
 
 def divide(
@@ -142,12 +142,12 @@ def divide(
     needed: int,
     joined: bool = True,
 ) -> list[range]:
-    """Ranges of instructions, disjoint and ascending, that hold all of `probed` where that is possible.
+    """Return ranges of instructions, disjoint and ascending, that hold all of `probed` if that is possible.
 
     glued:   the instruction may not be separated from the one before: no range begins there, none ends before it.
-    padding: bytes behind the last instruction that a branch may cover as well; asked only where they decide, for to
-             know them takes all that leads into the function.
-    joined:  a range goes on while the next one is probed.
+    padding: bytes behind the last instruction that a branch may cover as well; called only where they decide, because
+             to know them takes all jumps into the function.
+    joined:  a range grows while the next instruction is probed.
     """
     found: list[range] = []
     count = len(sizes)
@@ -158,7 +158,7 @@ def divide(
         return end
 
     def reach(head: int, until: int) -> int | None:
-        """Where a range that begins at `head` and holds `until` ends; None where it is too short."""
+        """Return the end of a range that begins at `head` and holds `until`; None if it is too short."""
         end, size = head, 0
         while end < count and (size < needed or end <= until):
             size += sizes[end]
@@ -181,15 +181,15 @@ def divide(
     return found
 
 
-def _too_short(place: Place, run: Sequence[Insn], fixed: Mapping[int, Reason]) -> Reason:
-    """Why a branch does not fit: what stands behind the run, for it is there that the bytes are missing."""
-    ground, last = place.ground, run[-1]
-    after = ground.function.own.get(last.end)
+def _too_short(context: PlanContext, run: Sequence[Insn], fixed: Mapping[int, Reason]) -> Reason:
+    """Return why a branch does not fit: what is behind the run, because the bytes are missing there."""
+    cfg, last = context.cfg, run[-1]
+    after = cfg.function.own.get(last.end)
     if after is not None and after.address in fixed:
         return fixed[after.address]
-    if ground.isa.shadows(last):
-        return Refusal.INTERRUPT_SHADOW.because(insn=last.text, address=ground.text.spell(last.address))
+    if cfg.isa.shadows(last):
+        return Refusal.INTERRUPT_SHADOW.because(insn=last.text, address=cfg.text.spell(last.address))
     size = sum(insn.size for insn in run)
-    return ground.seam(last, after) or Refusal.TOO_SHORT.because(
-        size=size, needed=ground.isa.branch_size, near=ground.text.spell(last.end)
+    return cfg.boundary(last, after) or Refusal.TOO_SHORT.because(
+        size=size, needed=cfg.isa.branch_size, near=cfg.text.spell(last.end)
     )

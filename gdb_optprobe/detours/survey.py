@@ -1,8 +1,8 @@
-"""How much of a function could be optimized: every instruction asked about, each as if it were probed alone.
+"""How much of a function could be optimized: each instruction is asked about as if it were probed alone.
 
-The same answer as `regions.region` gives, a stretch at a time, so that all the text of a kernel is swept in a minute:
-on a stretch that is long enough, can be moved as a whole and glues nothing together, there is room for a branch that
-serves any one of its instructions. What is not so plain is asked one by one.
+The answers are those of `regions.region`, found a straight-line run at a time, so that all the text of a kernel is
+swept in a minute: in a run that is long enough, can be moved as a whole and glues nothing together, there is room for a
+branch that serves any one of its instructions. Where that is not plain, each instruction is asked about by itself.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gdb_optprobe.detours import obstacles
-from gdb_optprobe.detours.ground import Ground, Grounds
-from gdb_optprobe.detours.place import Limits, Place, Site
+from gdb_optprobe.detours.cfg import Cfg, CfgCache
+from gdb_optprobe.detours.plan_request import PlanContext, PlanRequest, TierLimits
 from gdb_optprobe.detours.planner import plan
 from gdb_optprobe.detours.refusal import Reason, Refused
 from gdb_optprobe.detours.regions import region
@@ -23,45 +23,45 @@ _SPECIAL = (Area.ENTRY, Area.EARLY, Area.COPIED)
 _NEVER = (Area.NOT_TEXT, Area.MODULE, Area.INIT)
 
 
-def sweep(function: int, grounds: Grounds) -> Iterator[tuple[Insn, str]]:
-    """`survey` of the function that starts there; special text is refused as a whole, freed text is passed over."""
-    area, ground = grounds.text.area(function), grounds.at(function)
-    if ground is None or area in _NEVER:
+def sweep(function: int, cfgs: CfgCache) -> Iterator[tuple[Insn, str]]:
+    """Survey the function that starts there; special text is refused as a whole, freed text is skipped."""
+    area, cfg = cfgs.text.area(function), cfgs.at(function)
+    if cfg is None or area in _NEVER:
         return
     if area in _SPECIAL:
-        code = refused_at(function, grounds)
-        yield from ((insn, code) for stretch in stretches(ground) for insn in stretch)
+        code = refused_at(function, cfgs)
+        yield from ((insn, code) for run in straight_line_runs(cfg) for insn in run)
         return
-    forbidden = grounds.isa.forbidden(ground.function.own)
-    for insn, code in survey(ground):
-        yield insn, refused_at(insn.address, grounds) if insn.address in forbidden else code
+    forbidden = cfgs.isa.forbidden(cfg.function.own)
+    for insn, code in survey(cfg):
+        yield insn, refused_at(insn.address, cfgs) if insn.address in forbidden else code
 
 
-def refused_at(address: int, grounds: Grounds) -> str:
-    """Why no tier is possible there; "" where one is."""
+def refused_at(address: int, cfgs: CfgCache) -> str:
+    """Return the code of why no tier is possible there; "" if one is."""
     try:
-        plan(Site(address), grounds)
+        plan(PlanRequest(address), cfgs)
     except Refused as refused:
         return refused.reason.code
     return ""
 
 
-def survey(ground: Ground) -> Iterator[tuple[Insn, str]]:
-    """Every instruction of the function that is no padding, with the code of why it is refused; "" where it is not."""
-    for stretch in stretches(ground):
-        if _is_plain(ground, stretch):
-            yield from ((insn, "") for insn in stretch)
+def survey(cfg: Cfg) -> Iterator[tuple[Insn, str]]:
+    """Yield every instruction that is not padding, with the code of why it is refused; "" if it is not."""
+    for run in straight_line_runs(cfg):
+        if _is_plain(cfg, run):
+            yield from ((insn, "") for insn in run)
         else:
-            yield from ((insn, code_at(ground, insn)) for insn in stretch)
+            yield from ((insn, code_at(cfg, insn)) for insn in run)
 
 
-def stretches(ground: Ground) -> Iterator[tuple[Insn, ...]]:
-    """All of them, ascending, but those of padding."""
+def straight_line_runs(cfg: Cfg) -> Iterator[tuple[Insn, ...]]:
+    """Yield the runs of a function, ascending, without its padding."""
     found: list[Insn] = []
-    for insn in ground.function.hot:
-        if insn.data == ground.isa.breakpoint or ground.is_padding(insn):
+    for insn in cfg.function.hot:
+        if insn.data == cfg.isa.breakpoint or cfg.is_padding(insn):
             continue
-        if found and not _follows(ground, found[-1], insn):
+        if found and not _follows(cfg, found[-1], insn):
             yield tuple(found)
             found.clear()
         found.append(insn)
@@ -69,29 +69,29 @@ def stretches(ground: Ground) -> Iterator[tuple[Insn, ...]]:
         yield tuple(found)
 
 
-def _follows(ground: Ground, before: Insn, insn: Insn) -> bool:
-    """Whether `insn` belongs to the stretch that `before` is the last of, so far."""
+def _follows(cfg: Cfg, before: Insn, insn: Insn) -> bool:
+    """Return whether `insn` belongs to the run that `before` is the last of, so far."""
     if before.end != insn.address:
         return False
-    return ground.is_seamless(before, insn) or ground.seam(before, insn) is None
+    return cfg.has_no_boundary(before, insn) or cfg.boundary(before, insn) is None
 
 
-def code_at(ground: Ground, insn: Insn) -> str:
-    """Why `insn` is refused, as the planner says it; "" where it is not."""
-    found = region(Place(Site(insn.address), insn, ground, Limits()))
+def code_at(cfg: Cfg, insn: Insn) -> str:
+    """Return the planner's code of why `insn` is refused; "" if it is not."""
+    found = region(PlanContext(PlanRequest(insn.address), insn, cfg, TierLimits()))
     return found.code if isinstance(found, Reason) else ""
 
 
-def _is_plain(ground: Ground, stretch: Sequence[Insn]) -> bool:
-    """Whether a branch serves any of them, whichever it is."""
-    isa, needed, first = ground.isa, ground.isa.branch_size, stretch[0]
-    size = sum([len(insn.data) for insn in stretch])
-    if size < needed and size + len(ground.padding(stretch[-1], needed)) < needed:
+def _is_plain(cfg: Cfg, run: Sequence[Insn]) -> bool:
+    """Return whether a branch can serve each of these instructions, whichever is probed."""
+    isa, needed, first = cfg.isa, cfg.isa.branch_size, run[0]
+    size = sum([len(insn.data) for insn in run])
+    if size < needed and size + len(cfg.padding(run[-1], needed)) < needed:
         return False
-    if ground.is_shadowed(first):
+    if cfg.is_shadowed(first):
         return False
-    if ground.plain.issuperset([insn.address for insn in stretch]):
+    if cfg.plain.issuperset([insn.address for insn in run]):
         return True
-    if ground.obstacle(first) is not None or any(isa.shadows(insn) for insn in stretch):
+    if cfg.obstacle(first) is not None or any(isa.shadows(insn) for insn in run):
         return False
-    return len(stretch) == 1 or obstacles.stuck(stretch, isa, ground.text) is None
+    return len(run) == 1 or obstacles.stuck(run, isa, cfg.text) is None

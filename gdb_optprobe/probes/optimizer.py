@@ -8,7 +8,7 @@
 There is no unoptimizing that takes time: a branch goes by one write while the guest stands, and who is in its detour
 goes on there.
 
-Sites on one stretch of code may share a branch, so they are planned together. A branch over several instructions is
+Sites on one straight-line run may share a branch, so they are planned together. A branch over several instructions is
 written only when no saved PC is inside them (rule 3). What waits, for somebody to leave, for the guest to undo what it
 does to its text (PASSING) or for memory, is tried again at every stop that occurs anyway; one scan of the stacks serves
 all of it.
@@ -22,11 +22,10 @@ from functools import cache
 from typing import TypeVar
 
 from gdb_optprobe.detours.arena import Arena
-from gdb_optprobe.detours.ground import Grounds
+from gdb_optprobe.detours.cfg import CfgCache
 from gdb_optprobe.detours.journal import Item
-from gdb_optprobe.detours.place import Neighbours
-from gdb_optprobe.detours.planner import Limits, Neighbour, Plan, joins, plan
-from gdb_optprobe.detours.planner import Site as Place
+from gdb_optprobe.detours.plan_request import Neighbours
+from gdb_optprobe.detours.planner import Neighbour, Plan, PlanRequest, TierLimits, may_share_detour, plan
 from gdb_optprobe.detours.refusal import PASSING, Reason, Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
@@ -54,7 +53,7 @@ T = TypeVar("T")
 
 _NEED_MEMORY = (Tier.OPTIMIZED, Tier.TRAPPED, Tier.BOOSTED)
 FAR = 1 << 16
-"""Bytes within which a stretch surely ends."""
+"""Bytes within which a straight-line run surely ends."""
 
 
 @dataclass
@@ -75,7 +74,7 @@ class Optimizer:
     memory: ArenaMemory = field(init=False)
     pace: Pace = field(default_factory=Pace)
     traps: Traps = field(init=False)
-    _grounds: Grounds = field(init=False)
+    _cfgs: CfgCache = field(init=False)
     _lost: Lost = field(default_factory=Lost)
     untouched: tuple[int, int] = (0, 0)
     _used_when_full: int = 0
@@ -86,8 +85,8 @@ class Optimizer:
         self.collector = Collector(self.target, self.returns)
         self.traps = Traps(self.target)
         self.memory = ArenaMemory(self.target)
-        self._grounds = Grounds(self.target.isa, self.target.text)
-        self.reading = Reading(self.target, self.registry, self._grounds)
+        self._cfgs = CfgCache(self.target.isa, self.target.text)
+        self.reading = Reading(self.target, self.registry, self._cfgs)
 
     @property
     def arena(self) -> Arena | None:
@@ -100,8 +99,8 @@ class Optimizer:
         if self._lost.covers(address) or any(hook.address <= address < hook.end for hook in self.registry.hooks):
             raise Refused(Refusal.TEXT_CHANGED.because(address=self.target.text.spell(address)))
         limits = self._limits(specs)
-        place = Place(address, neighbours or self._neighbours(), self.target.breakpoints())
-        best = plan(place, self._grounds, limits)
+        request = PlanRequest(address, neighbours or self._neighbours(), self.target.breakpoints())
+        best = plan(request, self._cfgs, limits)
         if best.tier not in _NEED_MEMORY:
             return best
         try:
@@ -110,18 +109,18 @@ class Optimizer:
             why = refused.reason
         return self._lower(address, limits, why) if why is not None else best
 
-    def _lower(self, address: int, limits: Limits, reason: Reason) -> Plan:
+    def _lower(self, address: int, limits: TierLimits, reason: Reason) -> Plan:
         """The best plan for `address` that needs no detour, where a better one could not be carried out."""
-        place = Place(address, breakpoints=self.target.breakpoints())
+        request = PlanRequest(address, breakpoints=self.target.breakpoints())
         without = replace(limits, optimization=False, trap=False, boost=False)
-        lower = plan(place, self._grounds, without)
+        lower = plan(request, self._cfgs, without)
         refusals = tuple((tier, reason if tier in _NEED_MEMORY else why) for tier, why in lower.refused)
         return replace(lower, reason=reason, refused=refusals)
 
-    def _limits(self, specs: Sequence[Spec]) -> Limits:
+    def _limits(self, specs: Sequence[Spec]) -> TierLimits:
         settings = self.settings()
         forced = [Tier(spec.tier) for spec in specs if spec.tier]
-        return Limits(
+        return TierLimits(
             optimization=settings.optimization,
             boost=settings.boost,
             emulation=settings.emulation,
@@ -131,7 +130,7 @@ class Optimizer:
             stacks_missing=self.target.stacks_missing,
             trap=settings.trap,
             trap_missing=self.traps.missing,
-            ways_to_trap=self.traps.ways_in,
+            trap_paths=self.traps.ways_in,
         )
 
     def _neighbours(self) -> Neighbours:
@@ -142,7 +141,7 @@ class Optimizer:
             site = self.registry.site(address)
             if site is None or not site.enabled:
                 return None
-            return Neighbour(site.enabled[0].number, not site.gone and joins(self._limits(site.specs)))
+            return Neighbour(site.enabled[0].number, not site.gone and may_share_detour(self._limits(site.specs)))
 
         return neighbour
 
@@ -188,7 +187,7 @@ class Optimizer:
     # carrying it out ---------------------------------------------------------------------------------------------
 
     def settle(self, sites: Iterable[Site]) -> None:
-        """Bring `sites`, and those that share their stretches, to where they belong now.
+        """Bring `sites`, and those that share their straight-line runs, to where they belong now.
 
         Sites that must wait work as stop points meanwhile. Raises OptprobeError, once all else is done, where a branch
         could not be taken away.
@@ -196,7 +195,7 @@ class Optimizer:
         self.settle_around(site.address for site in sites)
 
     def settle_around(self, addresses: Iterable[int]) -> None:
-        """The same for whatever shares a stretch with `addresses`: a probe or a breakpoint came or went there."""
+        """Settle what shares a straight-line run with `addresses`: a probe or a breakpoint came or went there."""
         sites = self._concerned(tuple(addresses))
         neighbours = self._neighbours()
         for site in sites:
@@ -261,7 +260,7 @@ class Optimizer:
 
     def _must_be_empty(self, plan: Plan) -> bool:
         """Whether somebody may be inside what `plan` displaces, and nobody may be."""
-        return plan.waits and not self.untouched[0] <= plan.head < self.untouched[1]
+        return plan.needs_quiescence and not self.untouched[0] <= plan.head < self.untouched[1]
 
     def tidy(self) -> None:
         """Free what piles up."""
@@ -347,10 +346,10 @@ class Optimizer:
             site.plan = replace(_meanwhile(site.plan), reason=refused.reason)
 
     def _concerned(self, addresses: Sequence[int]) -> list[Site]:
-        """The sites on the stretches of `addresses`, and those that share a branch with one of them, ascending.
+        """Return the sites on the runs of `addresses`, and those that share a branch with one of them, ascending.
 
         And the same of branches that overwrite what probes there read.
-        What was one stretch when a branch was written may be several now: the guest put a kprobe into the function.
+        What was one run when a branch was written may be several now: the guest put a kprobe into the function.
         """
         found: dict[int, Site] = {}
         more = {*addresses, *self.reading.overwritten(addresses)}
@@ -362,7 +361,7 @@ class Optimizer:
         return [found[address] for address in sorted(found)]
 
     def _sharing(self, addresses: Iterable[int]) -> list[Site]:
-        """The sites on the stretches of code that `addresses` lie on, ascending."""
+        """The sites on the straight-line runs that `addresses` lie on, ascending."""
         looked_at: set[int] = set()
         for address in addresses:
             if address in looked_at:
@@ -370,11 +369,11 @@ class Optimizer:
             looked_at.add(address)
             if not any(site.enabled for site in self.registry.near(address, FAR)):
                 continue
-            ground = self._grounds.at(address)
-            insn = ground.around(address) if ground is not None else None
-            if ground is not None and insn is not None:
-                # A branch may cover padding behind its stretch.
-                looked_at.update(one.address for one in ground.stretch(ground.padded(insn)))
+            cfg = self._cfgs.at(address)
+            insn = cfg.containing(address) if cfg is not None else None
+            if cfg is not None and insn is not None:
+                # A branch may cover padding behind its run.
+                looked_at.update(one.address for one in cfg.straight_line_run(cfg.owner_of_padding(insn)))
         found = (self.registry.site(address) for address in sorted(looked_at))
         return [site for site in found if site is not None and not site.gone]
 
@@ -536,4 +535,5 @@ def _groups(sites: Sequence[Site]) -> list[list[Site]]:
 
 def _meanwhile(wanted: Plan) -> Plan:
     """How a site works while it waits: as a breakpoint, which needs nothing and nobody."""
-    return replace(wanted, tier=Tier.BREAKPOINT, displaced=(wanted.insn,), original=b"", waits=False, ftrace=None)
+    insn = (wanted.insn,)
+    return replace(wanted, tier=Tier.BREAKPOINT, displaced=insn, original=b"", needs_quiescence=False, ftrace=None)

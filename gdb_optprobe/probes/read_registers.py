@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from gdb_optprobe.detours.ground import Grounds
+from gdb_optprobe.detours.cfg import CfgCache
 from gdb_optprobe.probes import branch_patch
 from gdb_optprobe.probes.branch import Branch, Keeps
 from gdb_optprobe.probes.registry import Registry
@@ -23,7 +23,7 @@ class Reading:
 
     target: Target
     registry: Registry
-    grounds: Grounds
+    cfgs: CfgCache
 
     def around(self, address: int) -> Keeps:
         """What those of the function around `address` read."""
@@ -49,5 +49,5 @@ class Reading:
                     yield from branch.addresses
 
     def _function(self, address: int) -> tuple[int, int]:
-        ground = self.grounds.at(address)
-        return (ground.function.start, ground.function.end) if ground is not None else (address, address + 1)
+        cfg = self.cfgs.at(address)
+        return (cfg.function.start, cfg.function.end) if cfg is not None else (address, address + 1)

@@ -296,7 +296,7 @@ class Session:
             raise OptprobeError(why, "optprobe delete, optprobe commit, then set it again")
 
     def make_way(self, addresses: Iterable[int]) -> None:
-        """Breakpoints of the user's came or went at `addresses`: sites on the same stretches are settled anew."""
+        """Settle the sites on the straight-line runs of `addresses`, where a user's breakpoints came or went."""
         self.optimizer.settle_around(addresses)
 
     def matches(self, prefix: str) -> Sequence[str]:

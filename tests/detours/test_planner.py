@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gdb_optprobe.detours.ground import Grounds
-from gdb_optprobe.detours.planner import Limits, Neighbour, Plan, Site, plan, plans
+from gdb_optprobe.detours.cfg import CfgCache
+from gdb_optprobe.detours.planner import Neighbour, Plan, PlanRequest, TierLimits, plan, plans
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.guest.text import Area, Fact, FtraceSite, Mark
@@ -24,8 +24,8 @@ PUSHES = """
 """
 
 
-def planned(text: FakeText, offset: int = 0, limits: Limits | None = None, **site: object) -> Plan:
-    return plan(replace(Site(START + offset), **site), Grounds(X86_64, text), limits)  # type: ignore[arg-type]
+def planned(text: FakeText, offset: int = 0, limits: TierLimits | None = None, **site: object) -> Plan:
+    return plan(replace(PlanRequest(START + offset), **site), CfgCache(X86_64, text), limits)  # type: ignore[arg-type]
 
 
 def why(found: Plan) -> str | None:
@@ -43,19 +43,19 @@ def refusal(text: FakeText, offset: int = 0) -> str:
 
 def test_one_long_instruction_needs_no_wait() -> None:
     found = planned(FakeText(PUSHES), 5)
-    assert (found.tier, found.waits, found.patch_size, len(found.displaced)) == (Tier.OPTIMIZED, False, 5, 1)
+    assert (found.tier, found.needs_quiescence, found.patch_size, len(found.displaced)) == (Tier.OPTIMIZED, False, 5, 1)
     assert found.reason is None
 
 
 def test_several_instructions_wait() -> None:
     found = planned(FakeText(PUSHES))
-    assert found.tier is Tier.OPTIMIZED and found.waits
+    assert found.tier is Tier.OPTIMIZED and found.needs_quiescence
     assert [insn.size for insn in found.displaced] == [2, 2, 1]
 
 
 def test_ret_before_padding_is_one_instruction() -> None:
     found = planned(FakeText(PUSHES), 10)
-    assert found.tier is Tier.OPTIMIZED and not found.waits and len(found.displaced) == 1
+    assert found.tier is Tier.OPTIMIZED and not found.needs_quiescence and len(found.displaced) == 1
 
 
 def test_ret_before_a_jump_target_has_no_padding() -> None:
@@ -166,7 +166,7 @@ def traced(at: int = 0, in_use: bool = False) -> tuple[FtraceSite, ...]:
 
 def test_ftrace_site() -> None:
     found = planned(FakeText(TRACED, tracers=traced()))
-    assert found.tier is Tier.OPTIMIZED and not found.waits
+    assert found.tier is Tier.OPTIMIZED and not found.needs_quiescence
     assert found.ftrace is not None and found.dead == X86_64.dead_at_entry()
 
 
@@ -285,7 +285,8 @@ def test_unknown_function() -> None:
 
 
 def test_plans_goes_on_behind_a_refusal() -> None:
-    found = list(plans([Site(START), Site(START + 6), Site(START + 5)], Grounds(X86_64, FakeText(PUSHES))))
+    requests = [PlanRequest(START + offset) for offset in (0, 6, 5)]
+    found = list(plans(requests, CfgCache(X86_64, FakeText(PUSHES))))
     assert [isinstance(each, Plan) for each in found] == [True, False, True]
 
 
@@ -293,7 +294,7 @@ def test_plans_goes_on_behind_a_refusal() -> None:
 
 
 def test_everything_off_is_a_breakpoint() -> None:
-    found = planned(FakeText(PUSHES), limits=Limits(optimization=False, boost=False, emulation=False))
+    found = planned(FakeText(PUSHES), limits=TierLimits(optimization=False, boost=False, emulation=False))
     assert found.tier is Tier.BREAKPOINT
     assert [(tier, reason.code) for tier, reason in found.refused] == [
         (Tier.OPTIMIZED, "OPTIMIZATION_OFF"),
@@ -304,19 +305,20 @@ def test_everything_off_is_a_breakpoint() -> None:
 
 
 def test_emulated_then_boosted() -> None:
-    off = Limits(optimization=False)
+    off = TierLimits(optimization=False)
     assert planned(FakeText(PUSHES), limits=off).tier is Tier.EMULATED
     text = FakeText("48 69 c7 07 00 00 00  imul $7, %rdi, %rax\n" + PUSHES)
     assert planned(text, limits=off).tier is Tier.BOOSTED
 
 
-TRAPS = Limits(trap_missing="")
+TRAPS = TierLimits(trap_missing="")
 
 
 def test_trapped_where_no_branch_fits() -> None:
     text = FakeText("55  push %rbp\nc3  ret")
     found = planned(text, limits=TRAPS)
-    assert (found.tier, found.original, len(found.displaced), found.waits) == (Tier.TRAPPED, b"\x55", 1, False)
+    assert not found.needs_quiescence
+    assert (found.tier, found.original, len(found.displaced)) == (Tier.TRAPPED, b"\x55", 1)
 
 
 def test_a_trap_replaces_one_instruction() -> None:
@@ -326,9 +328,9 @@ def test_a_trap_replaces_one_instruction() -> None:
 
 
 def test_no_trap_on_the_way_to_the_handler_of_traps() -> None:
-    here = replace(TRAPS, optimization=False, ways_to_trap=((START - 8, START + 1),))
+    here = replace(TRAPS, optimization=False, trap_paths=((START - 8, START + 1),))
     assert dict(planned(FakeText(PUSHES), limits=here).refused)[Tier.TRAPPED].code == "TRAP_PATH"
-    behind = replace(here, ways_to_trap=((START - 8, START),))
+    behind = replace(here, trap_paths=((START - 8, START),))
     assert planned(FakeText(PUSHES), limits=behind).tier is Tier.TRAPPED
 
 
@@ -344,24 +346,24 @@ def test_traps_switched_off() -> None:
 
 
 def test_python_handler() -> None:
-    found = planned(FakeText(PUSHES), limits=Limits(python_handler=True))
+    found = planned(FakeText(PUSHES), limits=TierLimits(python_handler=True))
     assert why(found) == "PYTHON_HANDLER" and found.tier is Tier.EMULATED
 
 
 def test_post_handler() -> None:
     text = FakeText("48 69 c7 07 00 00 00  imul $7, %rdi, %rax\n" + PUSHES)
-    found = planned(text, limits=Limits(post_handler=True, python_handler=True))
+    found = planned(text, limits=TierLimits(post_handler=True, python_handler=True))
     assert found.tier is Tier.BREAKPOINT
     assert dict(found.refused)[Tier.BOOSTED].code == "POST_HANDLER"
 
 
 def test_forced_tier() -> None:
-    found = planned(FakeText(PUSHES), limits=Limits(forced=Tier.BOOSTED))
+    found = planned(FakeText(PUSHES), limits=TierLimits(forced=Tier.BOOSTED))
     assert found.tier is Tier.BOOSTED and why(found) == "TIER_FORCED"
 
 
 def test_stacks_unknown() -> None:
-    limits = Limits(stacks_missing="this kernel has no BTF")
+    limits = TierLimits(stacks_missing="this kernel has no BTF")
     found = planned(FakeText(PUSHES), limits=limits)
     assert why(found) == "STACKS_UNKNOWN" and found.near == START + 5
     assert planned(FakeText(PUSHES), 5, limits).tier is Tier.OPTIMIZED
@@ -374,7 +376,7 @@ def test_users_breakpoint() -> None:
 
 
 def test_neighbour_that_stops_the_guest_stays_in_place() -> None:
-    found = planned(FakeText(PUSHES), neighbours={START + 2: Neighbour(3, joins=False)}.get)
+    found = planned(FakeText(PUSHES), neighbours={START + 2: Neighbour(3, may_share=False)}.get)
     assert why(found) == "OVERLAPS_PROBE" and "probe 3" in str(found.reason)
 
 

@@ -1,4 +1,4 @@
-"""How a stretch is divided: every probed instruction in one region, each region long enough for its branch."""
+"""How a run is divided: every probed instruction in one region, each region long enough for its branch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_regions_of_one_instruction_where_nobody_can_wait() -> None:
     assert [list(piece) for piece in pieces] == [[0], [1], [2]]
 
 
-def test_end_of_a_stretch_is_reached_from_further_back() -> None:
+def test_end_of_a_run_is_reached_from_further_back() -> None:
     assert divided([3, 2, 2, 1], [3]) == [[1, 2, 3]]
 
 
@@ -66,8 +66,8 @@ STRETCHES = st.integers(1, 14).flatmap(
 
 
 @given(STRETCHES)
-def test_every_probe_is_served_where_there_is_room(stretch: tuple[list[int], set[int], int]) -> None:
-    sizes, probed, padding = stretch
+def test_every_probe_is_served_where_there_is_room(run: tuple[list[int], set[int], int]) -> None:
+    sizes, probed, padding = run
     pieces = divided(sizes, sorted(probed), padding=padding)
     held = [index for piece in pieces for index in piece]
     assert held == sorted(set(held)), "disjoint and ascending"

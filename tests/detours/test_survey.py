@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from gdb_optprobe.detours.ground import Grounds
+from gdb_optprobe.detours.cfg import CfgCache
 from gdb_optprobe.detours.survey import code_at, survey, sweep
 from gdb_optprobe.guest.text import Area, Fact, FtraceSite, Mark
 from gdb_optprobe.isa.x86_64 import X86_64
@@ -32,42 +32,42 @@ TEXTS = [
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_same_answers_as_the_planner(text: FakeText) -> None:
-    ground = Grounds(X86_64, text).at(START)
-    assert ground is not None
-    found = list(survey(ground))
-    code = [insn for insn in ground.function.hot if insn.data != X86_64.breakpoint and not ground.is_padding(insn)]
+    cfg = CfgCache(X86_64, text).at(START)
+    assert cfg is not None
+    found = list(survey(cfg))
+    code = [insn for insn in cfg.function.hot if insn.data != X86_64.breakpoint and not cfg.is_padding(insn)]
     assert [insn for insn, _ in found] == code
     for insn, why in found:
-        assert why == code_at(ground, insn), insn
+        assert why == code_at(cfg, insn), insn
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_what_is_told_at_once_is_what_is_told_at_length(text: FakeText) -> None:
-    ground = Grounds(X86_64, text).at(START)
-    assert ground is not None
-    code = ground.function.hot
-    assert all(ground.obstacle(insn) is None for insn in code if insn.address in ground.plain)
-    told = [(before, insn) for before, insn in pairwise(code) if ground.is_seamless(before, insn)]
-    assert all(ground.seam(before, insn) is None for before, insn in told)
+    cfg = CfgCache(X86_64, text).at(START)
+    assert cfg is not None
+    code = cfg.function.hot
+    assert all(cfg.obstacle(insn) is None for insn in code if insn.address in cfg.plain)
+    told = [(before, insn) for before, insn in pairwise(code) if cfg.has_no_boundary(before, insn)]
+    assert all(cfg.boundary(before, insn) is None for before, insn in told)
 
 
 def test_most_is_told_at_once() -> None:
-    ground = Grounds(X86_64, FakeText(PLAIN)).at(START)
-    assert ground is not None
-    code = ground.function.run(START, 11)
+    cfg = CfgCache(X86_64, FakeText(PLAIN)).at(START)
+    assert cfg is not None
+    code = cfg.function.run(START, 11)
     assert len(code) == 5
-    assert all(ground.is_seamless(before, insn) for before, insn in pairwise(code))
+    assert all(cfg.has_no_boundary(before, insn) for before, insn in pairwise(code))
 
 
 def test_special_text_is_refused_as_a_whole_and_freed_text_passed_over() -> None:
-    early = Grounds(X86_64, FakeText(PLAIN, where=Area.EARLY))
+    early = CfgCache(X86_64, FakeText(PLAIN, where=Area.EARLY))
     assert [code for _, code in sweep(START, early)] == ["EARLY_TEXT"] * 5
-    assert list(sweep(START, Grounds(X86_64, FakeText(PLAIN, where=Area.INIT)))) == []
-    plain = Grounds(X86_64, FakeText(PLAIN))
+    assert list(sweep(START, CfgCache(X86_64, FakeText(PLAIN, where=Area.INIT)))) == []
+    plain = CfgCache(X86_64, FakeText(PLAIN))
     assert [code for _, code in sweep(START, plain)] == [""] * 5
 
 
 def test_padding_is_no_instruction() -> None:
-    ground = Grounds(X86_64, FakeText(SHADOW)).at(START)
-    assert ground is not None
-    assert [insn.text.split()[0] for insn, _ in survey(ground)] == ["sti", "hlt", "movq", "movq", "retq"]
+    cfg = CfgCache(X86_64, FakeText(SHADOW)).at(START)
+    assert cfg is not None
+    assert [insn.text.split()[0] for insn, _ in survey(cfg)] == ["sti", "hlt", "movq", "movq", "retq"]

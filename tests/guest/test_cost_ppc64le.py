@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import pytest
 
 from gdb_optprobe.detours import layout
-from gdb_optprobe.detours.ground import Grounds
-from gdb_optprobe.detours.planner import Plan, Site, plan
+from gdb_optprobe.detours.cfg import CfgCache
+from gdb_optprobe.detours.planner import Plan, PlanRequest, plan
 from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.guest.linux.arch.ppc64le import room
@@ -33,7 +33,7 @@ class Costs:
     """What hits cost in a kernel whose detours begin at `code` and whose counters begin at `data`."""
 
     subject: Subject
-    grounds: Grounds
+    cfgs: CfgCache
     code: int
     data: int
 
@@ -41,7 +41,7 @@ class Costs:
         """(address, instructions of a hit) of those that would be optimized."""
         for address in addresses:
             try:
-                found = plan(Site(address), self.grounds)
+                found = plan(PlanRequest(address), self.cfgs)
             except Refused:
                 continue
             if found.tier is Tier.OPTIMIZED:
@@ -68,7 +68,7 @@ class Costs:
 def costs(ppc_guest: Guest) -> Costs:
     subject = subject_of(ppc_guest)
     found = room.find(take_snapshot(ppc_guest), subject.kernel)
-    return Costs(subject, Grounds(PPC64LE, subject.text), found.code[0][0], found.data[0])
+    return Costs(subject, CfgCache(PPC64LE, subject.text), found.code[0][0], found.data[0])
 
 
 def told(costs: Costs, what: str, found: dict[int, int]) -> int:

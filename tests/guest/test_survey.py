@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from gdb_optprobe.detours.ground import Grounds
+from gdb_optprobe.detours.cfg import CfgCache
 from gdb_optprobe.guest.text import Area
 from qemu.guest import Guest
 from qemu.survey import EVERY, Subject, codes_of, functions, returns, subject_of, survey, table
@@ -66,9 +66,9 @@ def test_most_instructions_are_optimizable(each_linux: Guest) -> None:
 
 def _same_answers_in_gdb(linux: Guest, subject: Subject) -> set[str]:
     """Ask `optprobe explain` about some hundred instructions from all over the text; the answers, each once."""
-    grounds = Grounds(subject.isa, subject.text)
+    cfgs = CfgCache(subject.isa, subject.text)
     starts = [start for start in functions(subject, ANSWERS) if subject.text.area(start) is Area.TEXT]
-    codes = {at: code for start in starts for at, code in codes_of(start, grounds).items()}
+    codes = {at: code for start in starts for at, code in codes_of(start, cfgs).items()}
     chosen = [*_some([at for at in codes if codes[at]]), *_some([at for at in codes if not codes[at]])]
     finished = batch(linux, [f"optprobe explain *{at:#x} -json" for at in chosen])
     assert finished.status == 0, finished.output
@@ -103,10 +103,10 @@ def _kprobes(subject: Subject) -> Iterator[tuple[int, tuple[str, bool]]]:
 
     Of traced functions: Linux's events refuse others and complain, its rule does not.
     """
-    grounds = Grounds(subject.isa, subject.text)
+    cfgs = CfgCache(subject.isa, subject.text)
     starts = functions(subject)
     for number, start in enumerate(starts[:: len(starts) // PROBES]):
-        function, insns = subject.text.function(start), list(codes_of(start, grounds))
+        function, insns = subject.text.function(start), list(codes_of(start, cfgs))
         name = str(subject.symbols.at(start))
         traced = function is not None and subject.text.ftrace_sites(function.start, function.end)
         if function is not None and traced and "." not in name and len(subject.symbols.lookup(name)) == 1:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from gdb_optprobe.detours.ground import Grounds
-from gdb_optprobe.detours.planner import Plan, Site, plan
+from gdb_optprobe.detours.cfg import CfgCache
+from gdb_optprobe.detours.planner import Plan, PlanRequest, plan
 from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
@@ -67,7 +67,7 @@ class Guest:
         return KernelText(kernel(self.memory, plain, self.layout), X86_64, self.overlay)
 
     def plan(self, address: int) -> Plan:
-        return plan(Site(address), Grounds(X86_64, self.text()))
+        return plan(PlanRequest(address), CfgCache(X86_64, self.text()))
 
     def refusal(self, address: int) -> str:
         with pytest.raises(Refused) as refused:
