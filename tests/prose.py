@@ -27,6 +27,8 @@ _WORDS = (
 )
 WORST = re.compile(rf"\b(?:{'|'.join(_WORDS)})\b", re.IGNORECASE)
 _CODE_IN_STRING = re.compile(r"\{[^{}]*\}")
+# A string of one word is a key, not prose.
+_KEY = re.compile(r"""[rbfu]*(['"])\w+\1""", re.IGNORECASE)
 _PROSE = (tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING))
 
 
@@ -52,7 +54,7 @@ def prose(source: str) -> Iterator[str]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             comment.append(token.string.lstrip("# "))
-        elif token.type in _PROSE:
+        elif token.type in _PROSE and not _KEY.fullmatch(token.string):
             yield _CODE_IN_STRING.sub("…", token.string)
         elif token.type != tokenize.NL and comment:
             yield "\n".join(comment)

@@ -26,6 +26,7 @@ def test_allowances_fall_with_what_is_found() -> None:
         ("# It goes\n# and what is read is kept.\n", 1),
         ('f"it stands {nobody}"\n', 1),
         ("whole = 'whoever'\n", 0),
+        ('view["who"] = "is who"\n', 1),
     ],
 )
 def test_words_are_counted_in_comments_and_strings_alone(text: str, number: int) -> None:

@@ -100,7 +100,7 @@ class Lifecycle:
 
     def _clean(self, attachment: Attachment) -> None:
         """A tracer's site that is not given back by then stays with us: another GDB's probe there takes it over."""
-        attachment.machine.shown.end()
+        attachment.machine.stopped_programs.clear()
         try:
             leave(attachment.session)
         finally:

@@ -25,8 +25,8 @@ from itertools import pairwise
 import gdb
 
 from gdb_optprobe.debugger.guardian_process import GuardianProcess
+from gdb_optprobe.debugger.program_frames import StoppedPrograms
 from gdb_optprobe.debugger.running import run_for
-from gdb_optprobe.debugger.shown import Shown
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guardian import Change
 from gdb_optprobe.guest.machine import Memory, Vcpu
@@ -53,7 +53,7 @@ HANDED_OVER = "optprobe: interrupted at a hit"
 class GdbMachine:
     """A stopped guest. `memory` is what reads and writes kernel addresses; raw virtual access until it is replaced.
 
-    shown: of which vCPUs the user is shown a program.
+    stopped_programs: the vCPUs that are stopped in a program, which GDB shows to the user in place of our code.
     """
 
     def __init__(self, connection: gdb.RemoteTargetConnection, guard: GuardianProcess) -> None:
@@ -62,7 +62,7 @@ class GdbMachine:
         self.memory: Memory = _RawVirtual(self)
         # Under page-table isolation one of the two may be in user mode, and not see the kernel.
         self._views = (self._read_chosen, self.read_selected)
-        self.shown = Shown()
+        self.stopped_programs = StoppedPrograms()
 
     # virtual memory ----------------------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class GdbMachine:
 
     def registers(self, vcpu: Vcpu, names: Sequence[str]) -> dict[str, int]:
         special = [name for name in names if name in UNTOLD]
-        with _selected(vcpu, self.shown):
+        with _selected(vcpu, self.stopped_programs):
             values = {name: read_register(name) for name in names if name not in special}
         return {**values, **(_of_monitor(vcpu, special) if special else {})}
 
@@ -211,7 +211,7 @@ class GdbMachine:
 
     def write_registers(self, vcpu: Vcpu, values: Mapping[str, int]) -> None:
         """Write registers of a vCPU, all of them or none, also where GDB dies meanwhile. Raises OptprobeError."""
-        with _selected(vcpu, self.shown), held(), self._guard.completing(self.change(values, ())):
+        with _selected(vcpu, self.stopped_programs), held(), self._guard.completing(self.change(values, ())):
             write_selected_registers(values)
             # A write may leave an outer frame selected, and GDB 13 dies (get_selected_frame) where that is gone later.
             gdb.newest_frame().select()
@@ -221,7 +221,7 @@ class GdbMachine:
 
         pc: its name. GDB reads registers anew at the next stop.
         """
-        with _selected(vcpu, self.shown):
+        with _selected(vcpu, self.stopped_programs):
             self._agree(address)
             packet = f"P{NUMBERS[pc]:x}={address.to_bytes(8, 'little').hex()}"
             if self._packet(packet) != b"OK":
@@ -233,7 +233,7 @@ class GdbMachine:
         pc: its name. Past GDB, for which these are no steps of the user's: for who is about to let the guest go.
         """
         for vcpu in self.vcpus():
-            with _selected(vcpu, self.shown):
+            with _selected(vcpu, self.stopped_programs):
                 for _ in range(MOST_STEPS):
                     at = read_register(pc)
                     if not any(start <= at < end for start, end in ranges):
@@ -389,7 +389,7 @@ def _thread_id(vcpu: Vcpu) -> str:
 
 
 @contextmanager
-def _selected(vcpu: Vcpu, shown: Shown) -> Iterator[None]:
+def _selected(vcpu: Vcpu, programs: StoppedPrograms) -> Iterator[None]:
     """Select a vCPU and come back to the user's own thread, whose innermost frame is selected then, or a program's.
 
     Its frame is not looked for: GDB 13.1 can crash in `selected_frame` when the guest was reset meanwhile.
@@ -407,7 +407,7 @@ def _selected(vcpu: Vcpu, shown: Shown) -> Iterator[None]:
     finally:
         if before is not None and before.is_valid():
             before.switch()
-            shown.select()
+            programs.select()
 
 
 def flush(cache: str) -> None:

@@ -1,11 +1,13 @@
-"""Who has come to a pad is stopped at the probed address, as if a breakpoint of the user's stood there.
+"""Breakpoints that stop the guest for a `stop` action, at the probed address, like a breakpoint of the user.
 
-    bell: rung ──► the pads have breakpoints
-    pad: stop() ──► PC := the branch to the address; False: GDB steps off, this vCPU alone
-    gate: at the address, enabled meanwhile ──► True: a stop like any other, `finish` and `next` ended by it as by any
+A detour decides whether its hit stops. If so it rings the doorbell (a write to memory) and runs onto a stop pad.
 
-GDB takes PCs that were set by hand for new ones and runs into a breakpoint there; to one that it has stopped at it pays
-heed: so it is made to come there.
+    doorbell: rung ──► the pads get breakpoints
+    pad: stop() ──► PC := the branch to the probed address; False: GDB steps off the pad, this vCPU alone
+    gate: at the probed address, enabled meanwhile ──► True: a stop like any other; it ends a `finish` or `next`
+
+Why not set the PC to the probed address and stop: when GDB resumes a vCPU at a PC that it has not stopped at, it runs
+into a breakpoint there at once. It steps over a breakpoint only where it has stopped. So the vCPU must arrive there.
 """
 
 from __future__ import annotations
@@ -20,30 +22,30 @@ from gdb_optprobe.debugger.parameters import machine_interface
 from gdb_optprobe.guest_text import one_line
 from gdb_optprobe.interrupts import held, unbroken
 from gdb_optprobe.isa.base import Isa
-from gdb_optprobe.probes.stops import Arrival, Landing, ProgramLanding, ReturnLanding
+from gdb_optprobe.probes.stops import Arrival, Landing, ProgramArrival, ProgramLanding, ReturnLanding
 
-# Of ISAs, by name. Where GDB takes a watchpoint for hit before the access (ppc64le), it makes a step then, and stops of
-# two vCPUs at once can get lost. On x86-64 it would save a slowdown of 2 %, and is not proven on several vCPUs.
+# Names of ISAs. Where GDB reports a watchpoint before the access (ppc64le), it makes a step then, and stops of two
+# vCPUs at once can get lost. On x86-64 the doorbell would save a slowdown of 2 %; it is not proven on several vCPUs.
 _WITH_BELL: tuple[str, ...] = ()
 
 
 class StopPad(gdb.Breakpoint):
-    """A breakpoint at a pad."""
+    """The breakpoint at a stop pad."""
 
     def is_awaited(self, address: int) -> bool:
-        """Whether the selected thread is to come to a gate there, where a probe may have a breakpoint."""
+        """Return whether the selected thread is on its way to a gate at `address`."""
         return False
 
-    def is_shown(self) -> bool:
-        """Whether somebody stands there for the user, whom QEMU may report again: GDB is to step him off."""
+    def has_stopped_thread(self) -> bool:
+        """Return whether a thread is stopped at the pad for the user. GDB must step it off the breakpoint then."""
         return False
 
 
 class StopBreakpoints:
-    """The pads of one connection and their bell.
+    """The stop pads of one connection and their doorbell.
 
-    arrive: called when who has come to a pad stands at the probed address.
-    tell:   called when who has come to one of returns stands behind the call.
+    arrive: called when a vCPU that has come by a pad is stopped at the probed address.
+    tell:   called when a vCPU that has come by the pad of a function's returns is stopped behind the call.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class StopBreakpoints:
         return pad
 
     def register(self, pad: StopPad, landing: Landing | ReturnLanding | ProgramLanding) -> None:
-        """Have those that come to the pad stop."""
+        """Stop the vCPUs that come to the pad."""
         if self._bell is None and self._with_bell:
             self._rung = landing.rung
             self._bell = Doorbell(landing.bell, self.update)
@@ -81,7 +83,7 @@ class StopBreakpoints:
         self.update()
 
     def drop(self, pad: StopPad, others: Sequence[gdb.Breakpoint]) -> None:
-        """Nobody is stopped there any more, nor at the others, which are its own."""
+        """Remove a pad and its other breakpoints."""
         self._pads.remove(pad)
         self.discard([*others, pad])
         if not self._pads and self._bell is not None:
@@ -90,43 +92,44 @@ class StopBreakpoints:
             self._bell = None
 
     def discard(self, breakpoints: Sequence[gdb.Breakpoint]) -> None:
-        """They are deleted when that can be."""
+        """Disable breakpoints now; `delete_dropped` deletes them."""
         for each in breakpoints:
             each.enabled = False
         self._dropped += breakpoints
 
     def count_arrival(self) -> None:
-        """Somebody is at a pad."""
+        """Count a vCPU that has come to a pad."""
         self._arrived += 1
 
     def is_coming(self, address: int) -> bool:
-        """Whether the selected thread is on its way from a pad to `address`."""
+        """Return whether the selected thread is on its way from a pad to `address`."""
         return any(pad.is_awaited(address) for pad in self._pads)
 
     def returned(self, address: int) -> None:
-        """The selected thread stops at `address`, where a call has returned to."""
+        """Record that the selected thread stops at `address`, to which a call has returned."""
         self._returned = _thread().num, address
 
     def has_returned(self, address: int) -> bool:
-        """Whether the stop that GDB is about to make, or has made, is one of the selected thread's there."""
+        """Return whether the selected thread stops at `address` because a call returned there, now or in a moment."""
         coming = any(isinstance(pad, ReturnPad) and pad.is_arriving(address) for pad in self._pads)
         return coming or self._returned == (_thread().num, address)
 
     def mark_running(self) -> None:
-        """The guest is about to run."""
+        """Forget the last return: the guest is about to run."""
         self._returned = None
 
     def update(self) -> None:
-        """Whether anybody has rung who has not come yet: the pads have breakpoints only then."""
+        """Enable the pads while a vCPU has rung the doorbell and has not come to its pad yet; else disable them."""
         if not self._pads:
             return
         wanted = self._bell is None or not self._bell.is_watched or self._count() > self._arrived
         for pad in self._pads:
-            if pad.enabled != (wanted or pad.is_shown()):
+            if pad.enabled != (wanted or pad.has_stopped_thread()):
                 pad.enabled = not pad.enabled
 
     def delete_dropped(self) -> None:
-        """Delete what was dropped: GDB crashes when one goes while it tells that another one has gone."""
+        """Delete the breakpoints that were dropped."""
+        # Not at once: GDB crashes when a breakpoint is deleted while it reports that another one was deleted.
         dropped, self._dropped = self._dropped, []
         for each in dropped:
             if each.is_valid():
@@ -137,7 +140,7 @@ class StopBreakpoints:
 
 
 class Doorbell(gdb.Breakpoint):
-    """The watchpoint on the bell; silent, and never a stop of the user's."""
+    """The watchpoint on the doorbell. It is silent and never stops the guest for the user."""
 
     def __init__(self, address: int, rings: Callable[[], None]) -> None:
         what = f"*(unsigned char *) {address:#x}"
@@ -147,7 +150,7 @@ class Doorbell(gdb.Breakpoint):
 
     @property
     def is_watched(self) -> bool:
-        """By the stub; else GDB would single-step to notice."""
+        """Return whether the stub watches it. Else GDB would single-step to notice a write."""
         return self.type == gdb.BP_ACCESS_WATCHPOINT
 
     def stop(self) -> bool:
@@ -156,7 +159,7 @@ class Doorbell(gdb.Breakpoint):
 
 
 class ProbePad(StopPad):
-    """The breakpoint at a pad."""
+    """The breakpoint at the stop pad of a probe at an address."""
 
     def __init__(self, landing: Landing, breakpoints: StopBreakpoints) -> None:
         super().__init__(f"*{landing.pad:#x}", internal=True)
@@ -187,7 +190,7 @@ class ProbePad(StopPad):
 
     @held()
     def arrived(self) -> bool:
-        """Whether the selected thread came by this pad: it stands at the gate."""
+        """Report the selected thread, which is at the gate, if it came by this pad. Return whether it did."""
         number = _thread().num
         if number not in self._expected:
             return False
@@ -198,7 +201,6 @@ class ProbePad(StopPad):
         return True
 
     def is_awaited(self, address: int) -> bool:
-        """Whether the selected thread is to come to the gate there."""
         return self._landing.address == address and _thread().num in self._expected
 
     def remove(self) -> None:
@@ -206,9 +208,10 @@ class ProbePad(StopPad):
 
 
 class ReturnPad(StopPad):
-    """The breakpoint at the pad of a function's returns: GDB steps the return that is there.
+    """The breakpoint at the stop pad of a function's returns: GDB steps the return instruction that is there.
 
-    A gate waits behind the call for a stack pointer: in between may be trampolines, of tail calls, while others run.
+    A gate behind the call waits for a thread with the right stack pointer: in between there may be trampolines of tail
+    calls, and other threads may come by.
     """
 
     def __init__(self, landing: ReturnLanding, breakpoints: StopBreakpoints) -> None:
@@ -228,8 +231,8 @@ class ReturnPad(StopPad):
     @held()
     def _arrive(self) -> bool:
         me = _thread().num, read_register(self.sp)
-        again = any(me == who for gate in self._gates.values() for who, _ in gate.coming)
-        # QEMU may report it again before the step is made; GDB has taken the breakpoint out of the stub for that.
+        again = any(me == thread for gate in self._gates.values() for thread, _ in gate.coming)
+        # QEMU may report the stop twice, before the step is made. GDB has removed the breakpoint in the stub by then.
         if again and not self._breakpoints.machine.stops_at(self._landing.pad):
             return False
         self._breakpoints.count_arrival()
@@ -241,16 +244,16 @@ class ReturnPad(StopPad):
         return False
 
     def is_arriving(self, address: int) -> bool:
-        """Whether the selected thread is at the gate there, and is waited for."""
+        """Return whether a gate at `address` waits for the selected thread, which is there."""
         return address in self._gates and bool(self._gates[address].awaited())
 
     @held()
     def arrived(self, gate: ReturnGate) -> bool:
-        """Whether the selected thread, which is at the gate, came by this pad."""
+        """Report the selected thread, which is at `gate`, if it came by this pad. Return whether it did."""
         found = gate.awaited()
         if not found:
             return False
-        gate.coming = [(who, each) for who, each in gate.coming if each not in found]
+        gate.coming = [(thread, each) for thread, each in gate.coming if each not in found]
         if not gate.coming:
             self._breakpoints.discard([self._gates.pop(gate.address)])
         self._breakpoints.returned(gate.address)
@@ -263,10 +266,56 @@ class ReturnPad(StopPad):
         self._breakpoints.drop(self, [*self._gates.values()])
 
 
-class ReturnGate(gdb.Breakpoint):
-    """The breakpoint behind a call while somebody is on his way there.
+class ProgramPad(StopPad):
+    """The breakpoint at the stop pad of a user program's trap.
 
-    coming: with each, the thread and the stack pointer that were at the pad.
+    arrived: called when the selected thread is stopped there for the user. No register of the vCPU is changed: whatever
+             becomes of GDB, the thread continues as after a hit that does not stop.
+    """
+
+    def __init__(
+        self, landing: ProgramLanding, breakpoints: StopBreakpoints, arrived: Callable[[ProgramArrival], None]
+    ) -> None:
+        super().__init__(f"*{landing.pad:#x}", internal=True)
+        self.enabled = False
+        self.silent = not machine_interface()
+        self.stepped = 0
+        self.moved = 0
+        self._landing = landing
+        self._breakpoints = breakpoints
+        self._arrived = arrived
+        self._seen: dict[int, int] = {}
+
+    def stop(self) -> bool:
+        return unbroken(self._arrive)()
+
+    @held()
+    def _arrive(self) -> bool:
+        number = _thread().num
+        # QEMU may report the stop twice, before the vCPU has moved.
+        ticket = self._landing.ticket()
+        if self._seen.get(number) == ticket:
+            return False
+        self._seen[number] = ticket
+        self._breakpoints.count_arrival()
+        arrival = self._landing.comes()
+        if arrival is None:
+            return False
+        self.moved += 1
+        self._arrived(arrival)
+        return True
+
+    def has_stopped_thread(self) -> bool:
+        return self._breakpoints.machine.stopped_programs.is_any()
+
+    def remove(self) -> None:
+        self._breakpoints.drop(self, [])
+
+
+class ReturnGate(gdb.Breakpoint):
+    """The breakpoint behind a call while a thread is on its way there.
+
+    coming: for each arrival, the thread and the stack pointer that it had at the pad.
     """
 
     def __init__(self, address: int, pad: ReturnPad) -> None:
@@ -277,7 +326,7 @@ class ReturnGate(gdb.Breakpoint):
         self._pad = pad
 
     def awaited(self) -> list[Arrival]:
-        """Those that the selected thread is."""
+        """Return the arrivals that the selected thread makes here, by its stack pointer."""
         sp = read_register(self._pad.sp) if self.coming else 0
         return [arrival for _, arrival in self.coming if arrival.sp == sp]
 
@@ -286,9 +335,10 @@ class ReturnGate(gdb.Breakpoint):
 
 
 class StepStart(gdb.Breakpoint):
-    """Where GDB steps from to the gate. QEMU may stop the step before it is made: so that GDB makes it again.
+    """The breakpoint from which GDB steps to the gate.
 
-    A step leaves the other vCPUs and interrupts alone: nobody runs past a branch that is lifted.
+    QEMU may end the step before it is made; with a breakpoint here GDB makes it again. During a step the other vCPUs do
+    not run and no interrupt is taken, so that no thread passes the probed address while its branch is not there.
     """
 
     def __init__(self, address: int) -> None:
@@ -301,7 +351,7 @@ class StepStart(gdb.Breakpoint):
 
 
 class Gate(gdb.Breakpoint):
-    """The breakpoint at the probed address while somebody is on his way there."""
+    """The breakpoint at the probed address while a thread is on its way there."""
 
     def __init__(self, address: int, pad: ProbePad) -> None:
         super().__init__(f"*{address:#x}", internal=True)
@@ -314,32 +364,32 @@ class Gate(gdb.Breakpoint):
 
 
 def announcement(numbers: Sequence[int], program: tuple[str, str] = ("", "")) -> str:
-    """Who has stopped the guest, and where, as GDB tells of a breakpoint.
+    """Return which probes stopped the guest, and where, in the form in which GDB reports a breakpoint.
 
-    program: of one that was stopped, whose it is, and where in it, for where GDB has no symbols of it.
+    program: of a user program that was stopped: its process, and the place in it for where GDB has no symbols.
     """
     thread = _thread()
     several = len(gdb.selected_inferior().threads()) > 1
     name = f'"{one_line(thread.name)}" ' if thread.name else ""
-    who, place = program
+    process, place = program
     frame = re.sub(r"^#\d+ *", "", gdb.execute("frame", to_string=True) or "")
     return (
         (f"Thread {thread.num} {name}hit " if several else "")
         + "".join(f"optprobe {number}, " for number in numbers)
-        + (f"{who}, " if who else "")
+        + (f"{process}, " if process else "")
         + (frame.replace(" in ?? ()", f" <{place}>") if place else frame)
     )
 
 
 def returned(values: Sequence[tuple[str, int]]) -> str:
-    """What functions have returned; the last one's is the user's `$retval` too."""
+    """Return lines with the values that functions have returned, and set `$retval` to the last one."""
     for _, value in values:
         gdb.set_convenience_variable("retval", value)
     return "".join(f"{function} has returned {value} ($retval)\n" for function, value in values)
 
 
 def _thread() -> gdb.InferiorThread:
-    """The one that has stopped."""
+    """Return the thread that has stopped."""
     thread = gdb.selected_thread()
     assert thread is not None
     return thread

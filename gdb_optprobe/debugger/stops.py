@@ -1,15 +1,15 @@
-"""Breakpoints of our own that run a callback and let the guest go on.
+"""Internal breakpoints that run a callback at each hit and resume the guest.
 
-GDB has two ways to go on after a breakpoint, and neither serves alone:
+GDB can resume after a breakpoint in two ways, and neither serves alone:
 
-* ``stop()`` returns False: GDB single-steps the instruction in place (two stops of the guest). Nothing of the user's
-  is disturbed: a ``finish`` or ``next`` in progress goes on.
+* ``stop()`` returns False: GDB single-steps the instruction in place (two stops of the guest). No command of the user
+  is disturbed: a ``finish`` or ``next`` in progress continues.
 * ``stop()`` returns True and the breakpoint's ``commands`` move the PC and ``continue`` (one stop). That cancels a
   ``finish``, ``next``, ``until``, ``advance`` or ``stepi`` in progress, and GDB prints "[Switching to Thread …]"
   whenever another vCPU than last time is hit.
 
-So the second is taken only where nothing can be lost: the user's last command was ``continue``, no breakpoint of the
-user's stands at the same address, and the vCPU is the one that stopped last.
+So the second way is used only where nothing can be lost: the user's last command was ``continue``, the user has no
+breakpoint at the same address, and the vCPU is the one that stopped last.
 
 QEMU can report one hit twice: where two vCPUs come to breakpoints at once, the second one's request to stop is still
 pending when GDB resumes the first for its step, and stops it again before it has moved. See `_reported_again`.
@@ -27,9 +27,9 @@ from gdb_optprobe.debugger.interrupter import Interrupter, mark_running, mark_st
 from gdb_optprobe.debugger.machine import HANDED_OVER, GdbMachine, read_register, write_selected_registers
 from gdb_optprobe.debugger.messages import warn
 from gdb_optprobe.debugger.parameters import machine_interface
-from gdb_optprobe.debugger.program_pads import ProgramFrames, ProgramPad
+from gdb_optprobe.debugger.program_frames import ProgramFrames
 from gdb_optprobe.debugger.running import never
-from gdb_optprobe.debugger.stop_breakpoints import StopBreakpoints, announcement, returned
+from gdb_optprobe.debugger.stop_breakpoints import ProgramPad, StopBreakpoints, announcement, returned
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.guest_text import lines
@@ -54,7 +54,7 @@ HAND_OVER = "hand over"
 
 
 class GdbStops:
-    """All stop points of one connection, and what is known of how the guest was last resumed."""
+    """All stop points of one connection, and how the guest was last resumed."""
 
     def __init__(self, machine: GdbMachine, isa: Isa, guard: GuardianProcess) -> None:
         self.machine = machine
@@ -66,7 +66,7 @@ class GdbStops:
         self._retired: dict[int, _Breakpoint] = {}
         self._continuing = False
         self._last_thread: int | None = None
-        # The thread that stands at an address with its hit there run, and the address.
+        # A thread that is still at the address of its last hit, after the callbacks have run; and the address.
         self._standing: tuple[int | None, int] | None = None
         self._move: Move | str | None = None
         # A run of the user's own command; `run_for` watches its own.
@@ -75,11 +75,11 @@ class GdbStops:
         self._handed_over = False
         self._stop_breakpoints = StopBreakpoints(machine, isa, self._arrived_at_gate, self._returned)
         self._frames = ProgramFrames()
-        # Who was stopped at a probed address for the user, and stands there.
+        # The vCPUs that are stopped at a probed address for the user, and the addresses.
         self._shown: dict[Vcpu, int] = {}
-        # Who was reported again at an address where his hit is run: a breakpoint of GDB's own may stop him there.
+        # A vCPU reported twice at an address where its hit has run: a breakpoint of GDB itself may stop it there.
         self._again: tuple[Vcpu, int] | None = None
-        # What is to be told at the stop that is coming: the numbers of probes; and what was told at the last one.
+        # What the next stop announces: numbers of probes, returned values, a program; `told` is the last announcement.
         self._stopped_by: list[int] = []
         self._values: list[tuple[str, int]] = []
         self._program = ("", "")
@@ -114,26 +114,26 @@ class GdbStops:
         return self._stop_breakpoints.add_return(landing)
 
     def land_program(self, landing: ProgramLanding) -> StopPoint:
-        self._frames.provide(landing.saved)
+        self._frames.load(landing.saved)
         pad = ProgramPad(landing, self._stop_breakpoints, self._program_arrived)
         self._stop_breakpoints.register(pad, landing)
         return pad
 
     def shows_program(self) -> bool:
-        return self.machine.shown.any_thread()
+        return self.machine.stopped_programs.is_any()
 
     def selects_program(self) -> bool:
-        return self.machine.shown.is_selected()
+        return self.machine.stopped_programs.is_selected()
 
     def on_resume(self, behind: Callable[[int], int | None], moved: Callable[[], None]) -> None:
         self._behind, self._moved = behind, moved
 
     def go_on(self) -> None:
-        """The guest is about to run, or is let go: who was stopped at a probed address goes on from there.
+        """Move each vCPU that is stopped at a probed address to where its hit continues: the guest is about to run.
 
-        This happens in the middle of GDB's `proceed`.
+        GDB is in the middle of `proceed` then, or about to detach.
         """
-        self.machine.shown.end()
+        self.machine.stopped_programs.clear()
         self._guard.set_fallback()
         stopped, self._shown = self._shown, {}
         try:
@@ -147,7 +147,7 @@ class GdbStops:
             warn(error)
 
     def _update_fallback(self) -> None:
-        """Should GDB die now, those that were stopped at a probed address go on from there, their hits counted once."""
+        """Give the guardian what `go_on` would do, so that each hit is counted once even if GDB dies now."""
         try:
             ways = [(vcpu, address, self._behind(address)) for vcpu, address in self._shown.items()]
             pc = self._isa.pc
@@ -157,11 +157,11 @@ class GdbStops:
             warn(error)
 
     def close(self) -> None:
-        """Forget everything; the connection is gone or ends."""
+        """Remove all breakpoints and listeners: the connection is gone, or about to end."""
         for event, handler in self._events:
             event.disconnect(handler)
         self._end_interrupter()
-        self.machine.shown.end()
+        self.machine.stopped_programs.clear()
         for breakpoint in list(self._points.values()):
             self.retire(breakpoint)
         self._delete_retired()
@@ -169,7 +169,7 @@ class GdbStops:
     # called by _Breakpoint ---------------------------------------------------------------------------------------
 
     def hit(self, breakpoint: _Breakpoint) -> bool:
-        """Run the callbacks; whether GDB is to stop and run the commands (else it steps the instruction itself)."""
+        """Run the callbacks. Return whether GDB must stop and run the commands; else it steps the instruction."""
         if self._is_handled_at_gate(breakpoint.at):
             breakpoint.stay()
             return True
@@ -183,7 +183,7 @@ class GdbStops:
         return True
 
     def _is_handled_at_gate(self, address: int) -> bool:
-        """Whether the selected vCPU has come by a pad, from a detour that is left: its hit is the gate's."""
+        """Return whether the selected vCPU has come by a stop pad: its hit has run in the detour, the gate stops it."""
         return self._shown.get(self.machine.selected()) == address or self._stop_breakpoints.is_coming(address)
 
     def _run(self, breakpoint: _Breakpoint) -> bool:
@@ -201,7 +201,7 @@ class GdbStops:
         for point in list(breakpoint.points):
             try:
                 moves.append(point.on_hit(hit))
-            except Exception as error:  # a user's handler: whatever it raises is told, and the guest is theirs
+            except Exception as error:  # a user's handler: report what it raises, and leave the guest stopped
                 self._move = f"a handler of the probe at {hit.address:#x} failed: {type(error).__name__}: {error}"
                 return True
         if hit.stopped_by:
@@ -221,7 +221,7 @@ class GdbStops:
         return one_stop
 
     def _writer(self, vcpu: int) -> Callable[[Mapping[str, int]], None]:
-        """What sets registers of the selected vCPU, whose number this is, at its hit."""
+        """Return a function that sets registers of the selected vCPU at its hit. vcpu: its number."""
 
         def write(values: Mapping[str, int]) -> None:
             write_selected_registers(values)
@@ -230,11 +230,11 @@ class GdbStops:
         return write
 
     def _state(self, vcpu: int) -> tuple[int, ...]:
-        """The selected vCPU, whose number this is, and all its registers."""
+        """Return the number of the selected vCPU and all its registers. vcpu: the number."""
         return (vcpu, *(read_register(name) for name in self._isa.registers))
 
     def _arrived_at_gate(self, landing: Landing) -> None:
-        """Somebody who came to a pad stands at the probed address, his hit run."""
+        """Report the selected vCPU, which came by a stop pad and is at the probed address."""
         vcpu = self.machine.selected().number
         hit = Hit(landing.address, vcpu, _Registers(), self.machine.read, self._writer(vcpu))
         self._standing = (_selected_thread(), landing.address)
@@ -243,59 +243,60 @@ class GdbStops:
         self._show(hit)
 
     def _returned(self, arrival: Arrival) -> None:
-        """Somebody who came to the pad of a function's returns stands behind the call."""
+        """Keep what to announce of the selected vCPU, which came by the pad of a function's returns."""
         self._stopped_by += arrival.probes
         if arrival.value is not None:
             self._values.append((arrival.function, arrival.value))
 
     def _program_arrived(self, arrival: ProgramArrival) -> None:
-        """Somebody stands where code at a program's trap has stopped him."""
+        """Keep what to announce of the selected vCPU, which is stopped in code at a user program's trap."""
         self._stopped_by += arrival.probes
         self._values += [arrival.returned] if arrival.returned is not None else []
         self._program = arrival.who, arrival.place
-        self.machine.shown.begin(int(gdb.newest_frame().pc()))
+        self.machine.stopped_programs.add(int(gdb.newest_frame().pc()))
 
     def _show(self, hit: Hit) -> None:
         self._shown[self.machine.selected()] = hit.address
         self._stopped_by += hit.stopped_by
 
     def handed_over(self) -> bool:
-        """Whether a hit ended a run that was to end, since this was last asked."""
+        """Return whether a hit has ended a run that had to end, since the last call of this."""
         handed_over, self._handed_over = self._handed_over, False
         return handed_over
 
     def _reported_again(self, breakpoint: _Breakpoint, state: tuple[int, ...]) -> bool:
-        """Whether this is the hit that was run last, with nothing executed since.
+        """Return whether this is the last hit, reported a second time with nothing executed since.
 
-        The same vCPU with the same registers may also be in its next turn of a loop. But while GDB steps over a
-        breakpoint, it has taken it out of the stub. So it is with the turns of one string instruction.
+        The same vCPU with the same registers may also be in the next iteration of a loop. But while GDB steps over a
+        breakpoint, the breakpoint is not in the stub. The same holds for the iterations of one string instruction.
         """
         same_turn = state == self._stepping
         next_turn = breakpoint.restarts and self._standing == (_selected_thread(), breakpoint.at)
         return (same_turn or next_turn) and not self.machine.stops_at(breakpoint.at)
 
     def arrived(self, address: int) -> None:
-        """The selected vCPU may stand at a stop point that was set under its feet: this is its hit."""
-        if address in self._points and _pc() == address and not self._stands(address):
+        """Run the hit of the selected vCPU if it is at `address` and a stop point was set there after it came."""
+        if address in self._points and _pc() == address and not self._has_run(address):
             self._run(self._points[address])
             self._move = None
             self._points[address].go_by()
             self._stopped_by.clear()
 
     def take_back(self, address: int) -> int:
-        """How many vCPUs stand at `address` with their hit run; it is forgotten."""
-        # GDB tells nobody when it steps over a breakpoint and lets the guest go on: the PC must bear it out.
-        if not self._stands(address) or self._shown.get(self.machine.selected()) == address:
+        """Forget the hit of a vCPU that is still at `address`. Return how many there are: 0 or 1."""
+        # GDB sends no event when it steps over a breakpoint and resumes the guest: compare the PC.
+        if not self._has_run(address) or self._shown.get(self.machine.selected()) == address:
             return 0
         self._standing = self._stepping = None
         return 1
 
-    def _stands(self, address: int) -> bool:
-        """Whether the hit of the selected vCPU, which is at `address`, has been run."""
+    def _has_run(self, address: int) -> bool:
+        """Return whether the selected vCPU is at `address` and its hit there has run."""
         return self._standing == (_selected_thread(), address) and _pc() == address
 
     def retire(self, breakpoint: _Breakpoint) -> None:
-        """Delete it at the next prompt: GDB crashes when one goes while it tells that another one has gone."""
+        """Disable a breakpoint now and delete it at the next prompt."""
+        # GDB crashes when a breakpoint is deleted while it reports that another one was deleted.
         self._points.pop(breakpoint.at, None)
         if breakpoint.is_valid():
             breakpoint.enabled = False
@@ -333,7 +334,7 @@ class GdbStops:
             raise gdb.GdbError(HANDED_OVER)
 
     def _end_run(self) -> None:
-        """The guest stays where it stopped."""
+        """End the run: the guest stays where it has stopped."""
         self._continuing = False
         self._end_interrupter()
 
@@ -371,7 +372,7 @@ class GdbStops:
             breakpoint.go_by()
         self._reload_frames()
         who, place = self._program
-        is_seen = self.machine.shown.select()
+        is_seen = self.machine.stopped_programs.select()
         self.told = announcement(self._stopped_by, (who, place if is_seen else "")) + returned(self._values)
         self._program = ("", "")
         self._stopped_by.clear()
@@ -379,9 +380,9 @@ class GdbStops:
         gdb.write(f"\n{lines(self.told)}")
 
     def _reload_frames(self) -> bool:
-        """What a command of the user's had GDB forget is loaded again where it is needed now; whether it was."""
+        """Load object files that a command of the user has unloaded, if they are needed now. Return whether any was."""
         try:
-            return self.machine.shown.any_thread() and self._frames.again()
+            return self.machine.stopped_programs.is_any() and self._frames.reload()
         except gdb.error as error:
             warn(f"the program that has stopped cannot be shown: {error}")
             return False
@@ -398,12 +399,12 @@ class GdbStops:
         with held():
             self._delete_retired()
             if self._reload_frames():
-                self.machine.shown.select()
+                self.machine.stopped_programs.select()
             if self._shown:
-                # What the last command wrote has the guardian forget it.
+                # A write by the last command has cleared the guardian's fallback.
                 self._update_fallback()
         self._last_thread = _selected_thread()
-        # The guest may be gone, or run in the background: then a Ctrl-C is about the line that is typed.
+        # The guest may be gone, or run in the background: then a Ctrl-C concerns the line that is typed.
         self._end_interrupter()
 
 
@@ -423,7 +424,7 @@ class _Point:
 
 
 class _Breakpoint(gdb.Breakpoint):
-    """The one breakpoint of ours at an address; invisible, and shared by every stop point there."""
+    """Our one breakpoint at an address; internal, and shared by every stop point there."""
 
     def __init__(self, address: int, stops: GdbStops) -> None:
         super().__init__(f"*{address:#x}", internal=True)
@@ -442,12 +443,12 @@ class _Breakpoint(gdb.Breakpoint):
         return stops
 
     def stay(self) -> None:
-        """This stop, which is being asked about, is the user's: GDB looks at these only then."""
+        """Make the current stop one of the user's: without commands, and silent but for a machine interface."""
         self.commands = ""
         self.silent = not machine_interface()
 
     def go_by(self) -> None:
-        """The next one is ours again."""
+        """Make the next stop silent again, with the commands that resume."""
         if self.commands != MOVING + "\n":
             self.commands = MOVING
             self.silent = True
@@ -457,7 +458,7 @@ class _Breakpoint(gdb.Breakpoint):
 
 
 class _Registers(Mapping[str, int]):
-    """The registers of the vCPU that was hit, each read when it is asked for."""
+    """The registers of the vCPU that was hit. Each is read when it is used."""
 
     def __getitem__(self, name: str) -> int:
         try:
@@ -473,7 +474,7 @@ class _Registers(Mapping[str, int]):
 
 
 class Hidden(gdb.Command):
-    """A command that only our breakpoints and hooks call."""
+    """A hidden GDB command for our breakpoints and hooks."""
 
     def __init__(self, name: str, action: Callable[[], Any]) -> None:
         super().__init__(name, gdb.COMMAND_OBSCURE)
@@ -484,7 +485,7 @@ class Hidden(gdb.Command):
 
 
 def define_hook(command: str, action: str, post: bool = False) -> None:
-    """Have GDB run `action` before (or after) `command`; a hook of the user's own is left alone."""
+    """Have GDB run `action` before (or after) `command`. A hook that the user has defined is kept instead."""
     name = f"hook{'post' if post else ''}-{command}"
     try:
         gdb.execute(f"show user {name}", to_string=True)
@@ -506,13 +507,13 @@ _CODE = (gdb.BP_BREAKPOINT, gdb.BP_HARDWARE_BREAKPOINT)
 
 
 def addresses_of_users(without: gdb.Breakpoint | None = None) -> frozenset[int]:
-    """Where breakpoints of the user's stand now."""
+    """Return the addresses of the user's enabled breakpoints. without: one that is being deleted."""
     theirs = [breakpoint for breakpoint in gdb.breakpoints() if breakpoint is not without]
     return frozenset(address for breakpoint in theirs for address in _addresses(breakpoint))
 
 
 def _addresses(breakpoint: gdb.Breakpoint) -> list[int]:
-    """Where a breakpoint of the user's stands; internal ones (of ours, of GDB's) have negative numbers."""
+    """Return the addresses of a breakpoint of the user; none for internal ones, which have negative numbers."""
     if breakpoint.number <= 0 or not breakpoint.enabled or breakpoint.type not in _CODE:
         return []
     return [location.address for location in breakpoint.locations]
