@@ -45,7 +45,8 @@ def write(
 ) -> Branch:
     """Serve `sites` (ascending, of one region). Raises Refused or TextChanged with the guest as it was.
 
-    old: what stands there until then.
+    The caller then has to let in the tracer, which may be kept off the site.
+    old: the branch there until then.
     """
     plan = sites[0].plan
     for site in sites:
@@ -62,6 +63,9 @@ def write(
         change = Patch(plan.head, plan.original, _way_in(plan, placed.detour, target.isa, traps))
         if plan.tier is Tier.TRAPPED:
             traps.lead(plan.head, placed.detour.address, arena)
+        # The journal knows of the site by now: should this GDB be killed, the next one lets the tracer in again.
+        if plan.ftrace is not None:
+            target.tracer.hold(plan.ftrace)
         # What stands there must be what was planned for: the guest may have run since.
         patch.apply([change if old is None else replace(change, old=old.patch.new)], target.machine)
     except OptprobeError:

@@ -463,9 +463,6 @@ class Optimizer:
         keeps = self.reading.around(wanted.head)
         try:
             arena = self.take_arena()
-            # The tracer is kept off before the branch is written, and let in again when it cannot be written.
-            if wanted.ftrace is not None:
-                self.target.tracer.hold(wanted.ftrace)
             branch = self.with_room(lambda: branch_patch.write(group, self.target, arena, self.traps, keeps), arena)
         except Refused as refused:
             self._let_tracer_in(wanted)
