@@ -43,6 +43,7 @@ from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.stops import Hit, Landing, OnHit
 from gdb_optprobe.probes.target import Target
+from tests.detours.fakes import code
 from tests.linux import fakes
 
 START = 0x1000_0000  # Unicorn without page tables has no upper half
@@ -114,8 +115,8 @@ class FakeMachine:
         self.memory = bytearray(memory)
         self.threads = list(threads)
         self.writes: list[tuple[int, bytes]] = []
-        self.executed: list[int] = []
-        self._uc: unicorn.Uc | None = None
+        self._uc: Any = None
+        self._most = 1
 
     def read(self, address: int, size: int) -> bytes:
         at = address - START
@@ -172,14 +173,23 @@ class FakeMachine:
 
     def run_one(self, state: tuple[int, ...]) -> tuple[int, ...]:
         """Run one instruction of x86-64, with these registers."""
+        return self.run_until_at(state, 0, 1)
+
+    def run_until_at(self, state: tuple[int, ...], address: int, most: int) -> tuple[int, ...]:
+        """Run until the PC is `address`, or before what cannot be run; some instructions at most."""
         if self._uc is None:
             self._uc = unicorn.Uc(unicorn.UC_ARCH_X86, unicorn.UC_MODE_64)
             held = (ctypes.c_ubyte * SIZE).from_buffer(self.memory)
             self._uc.mem_map_ptr(START, SIZE, unicorn.UC_PROT_ALL, ctypes.addressof(held))
-            self._uc.hook_add(unicorn.UC_HOOK_CODE, lambda _, at, size, data: self.executed.append(at))
         self._uc.reg_write_batch(tuple(zip(REGISTERS, state, strict=True)))
-        self.executed.clear()
-        self._uc.emu_start(state[PC], 0, count=1)
+        if most != self._most:
+            self._uc.ctl_flush_tb()  # blocks that were translated with another end
+            self._most = most
+        try:
+            self._uc.emu_start(state[PC], address, count=most)
+        except unicorn.UcError as error:
+            if error.errno != unicorn.UC_ERR_INSN_INVALID or most == 1:
+                raise
         return tuple(self._uc.reg_read_batch(REGISTERS))
 
 
@@ -421,6 +431,16 @@ class FakeGuest:
         self.machine.threads[number] = self._trap(number, state) if traps else self.machine.run_one(state)
         return pc
 
+    def run_to(self, number: int, address: int, most: int = 4000) -> Mapping[str, int]:
+        """Run a thread until it comes to `address`, at least one instruction; return its registers."""
+        for _ in range(most):
+            self.step(number)
+            if not any(self.stops.points.values()) and self.machine.threads[number][PC] != address:
+                self.machine.threads[number] = self.machine.run_until_at(self.machine.threads[number], address, most)
+            if self.machine.threads[number][PC] == address:
+                return dict(zip(X86_64.registers, self.machine.threads[number], strict=True))
+        raise AssertionError(f"thread {number} does not come to {address:#x}")
+
     def _trap(self, number: int, state: tuple[int, ...]) -> tuple[int, ...]:
         """Return the registers with which a thread goes on after a trap, as the kernel's entry code has them."""
         assert self.traps is not None
@@ -448,3 +468,62 @@ def trap_calls(call: Body, handler: Body) -> TrapCalls:
     (insn, *_) = X86_64.decode(call.data, call.address)
     assert insn.target == handler.address
     return TrapCalls(handler.address, (insn,), Entry(handler.address), ((call.address, insn.end),), trap=X86_64.trap)
+
+
+LOOP, PLAIN, TRACED, SHORT, MEETING, TRAP, HANDLER = (START + 0x1000 * number for number in range(7))
+"""Functions of `program`."""
+
+
+def program() -> FakeGuest:
+    """Return a guest of which the threads call functions of all sorts again and again.
+
+    PLAIN has instructions of 1 to 7 bytes, each of which changes what the next ones make of it; TRACED has a tracer's
+    site; SHORT has no room for a branch. At MEETING is an instruction that no test probes.
+    """
+    calls = b"".join(_call(LOOP + 5 * number, to) for number, to in enumerate((PLAIN, TRACED, SHORT, MEETING)))
+    bodies = (
+        Body("loop", LOOP, calls + bytes((0xEB, 256 - len(calls) - 2))),
+        Body("plain", PLAIN, code(PLAIN_LISTING)),
+        Body("traced", TRACED, code(TRACED_LISTING), tracer=0),
+        Body("short", SHORT, code(SHORT_LISTING)),
+        Body("crowding", SHORT + 4, code("c3  ret")),
+        Body("meeting", MEETING, code("90  nop\nc3  ret")),
+        Body("asm_exc", TRAP, _call(TRAP, HANDLER) + code("f4  hlt"), entry=True),
+        Body("exc", HANDLER, code("0f 1f 44 00 00  nopl\nf4  hlt"), entry=True),
+    )
+    guest = FakeGuest(bodies, traps=trap_calls(bodies[-2], bodies[-1]))
+    guest.start_threads(LOOP)
+    return guest
+
+
+def _call(at: int, to: int) -> bytes:
+    return b"\xe8" + (to - at - 5).to_bytes(4, "little", signed=True)
+
+
+PLAIN_LISTING = """
+    50                      push %rax
+    48 01 c8                add %rcx,%rax
+    48 8d 44 40 07          lea 7(%rax,%rax,2),%rax
+    59                      pop %rcx
+    48 ff c1                inc %rcx
+    a8 01                   test $1,%al
+    74 0a                   je L
+    48 01 c1                add %rax,%rcx
+    48 81 f1 55 aa 00 00    xor $0xaa55,%rcx
+    f8                      clc (L)
+    51                      push %rcx
+    48 11 c8                adc %rcx,%rax
+    5a                      pop %rdx
+    48 01 d0                add %rdx,%rax
+    c3                      ret
+"""
+TRACED_LISTING = """
+    0f 1f 44 00 00          nopl (the site)
+    48 01 c1                add %rax,%rcx
+    48 8d 44 40 07          lea 7(%rax,%rax,2),%rax
+    c3                      ret
+"""
+SHORT_LISTING = """
+    48 ff c0                inc %rax
+    c3                      ret
+"""

@@ -1,0 +1,164 @@
+"""A GDB is killed behind any of its writes; the guest runs on, and the next GDB takes over or takes out what is there.
+
+    commands ──► writes w1 … wn      for each n: a guest that holds w1 … wn ──► threads run on, as without probes
+                                                                     └──► recover ──► check ──► threads ──► delete
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.probes import recovery
+from gdb_optprobe.probes.session import Session
+from gdb_optprobe.probes.spec import Kind, Spec
+from tests.examples import examples
+from tests.fake_guest import (
+    CODE,
+    DATA,
+    FILL,
+    LOOP,
+    MEETING,
+    PLAIN,
+    SHORT,
+    THREADS,
+    TRACED,
+    FakeGuest,
+    program,
+)
+
+ROUNDS = 2
+"""How often each thread comes to MEETING before it is believed to compute what it did."""
+SPECS: Sequence[Callable[[str], Spec]] = (
+    Spec,
+    lambda here: Spec(here, condition="$rax > 3", actions=("count", "hist($rcx)")),
+    lambda here: Spec(here, tier="boosted"),
+    lambda here: Spec(here, kind=Kind.KRETPROBE, actions=("count", "sum($rax)")),
+)
+PLACES = {body.address: body for body in program().bodies if body.address in (PLAIN, TRACED, SHORT, LOOP)}
+ADDRESSES = [insn.address for body in PLACES.values() for insn in FakeGuest.isa.decode(body.data, body.address)]
+
+
+@dataclass
+class Killed:
+    """A guest with a session, and what the threads do in the same guest without one."""
+
+    guest: FakeGuest = field(default_factory=program)
+    alone: FakeGuest = field(default_factory=program)
+
+    def __post_init__(self) -> None:
+        self.session = self.guest.session()
+
+    def command(self, what: str, where: int, kind: int) -> None:
+        probes = self.session.registry.probes()
+        if what == "add":
+            returns = SPECS[kind](f"*{LOOP:#x}").returns
+            places = (PLAIN, TRACED, SHORT) if returns else ADDRESSES
+            try:
+                self.session.add(SPECS[kind](f"*{places[where % len(places)]:#x}"))
+            except OptprobeError as refused:
+                assert refused.message
+        elif what == "commit":
+            try:
+                self.session.commit(0)
+            except OptprobeError as waits:
+                assert "waits" in waits.message or "in use" in waits.message or "wait:" in waits.message
+        elif probes:
+            getattr(self.session, what)([probes[where % len(probes)].number])
+
+    def run(self, steps: int) -> None:
+        """Let each thread run some instructions, which is less in the guest than without probes."""
+        for number in range(THREADS):
+            for _ in range(steps):
+                self.guest.step(number)
+        self.session.optimizer.stopped()
+
+
+def meetings(guest: FakeGuest) -> list[list[tuple[int, ...]]]:
+    """Run each thread to MEETING a few times; return what it has computed there."""
+    found = [[guest.run_to(number, MEETING) for _ in range(ROUNDS)] for number in range(THREADS)]
+    return [[(at["rax"], at["rcx"], at["rsp"]) for at in each] for each in found]
+
+
+def check_continues(guest: FakeGuest, alone: FakeGuest) -> None:
+    """Each thread goes through states that it goes through without probes, one behind the other."""
+    for number, found in enumerate(meetings(guest)):
+        expected = [_state(alone, number) for _ in range(ROUNDS)]
+        while found[0] not in expected and len(expected) < 400:
+            expected.append(_state(alone, number))
+        assert found[0] in expected, f"thread {number} computes something else"
+        first = expected.index(found[0])
+        expected += [_state(alone, number) for _ in range(ROUNDS)]
+        assert expected[first : first + ROUNDS] == found
+
+
+def _state(alone: FakeGuest, number: int) -> tuple[int, ...]:
+    at = alone.run_to(number, MEETING)
+    return at["rax"], at["rcx"], at["rsp"]
+
+
+def leave_detours(guest: FakeGuest, session: Session) -> None:
+    """Bring the threads to MEETING, where nothing of a probe can be on a stack, and free all."""
+    for number in range(THREADS):
+        guest.run_to(number, MEETING)
+    session.commit(0)
+
+
+def after_each_write(before: FakeGuest, writes: Sequence[tuple[int, bytes]]) -> Iterator[FakeGuest]:
+    for number in range(len(writes) + 1):
+        yield before.after(writes[:number])
+
+
+def check_killed(guest: FakeGuest, alone: FakeGuest, text: bytes) -> tuple[str, ...]:
+    """Raises AssertionError where what a killed GDB has left in `guest` cannot be lived with; what was lost."""
+    check_continues(guest.copy(), alone.copy())
+    session = guest.session()
+    try:
+        lost = recovery.recover(session).lost
+    except OptprobeError as none:
+        assert none.message == "no probes of an earlier GDB are in this guest"
+        session.add(Spec(f"*{PLAIN:#x}"))
+        lost = ()
+    assert session.check() == ()
+    check_continues(guest, alone.copy())
+    session.optimizer.stopped()
+    assert session.check() == ()
+    session.delete()
+    leave_detours(guest, session)
+    check_continues(guest.copy(), alone.copy())
+    assert session.optimizer.give_back_arena()
+    assert guest.read_text() == text
+    assert set(guest.machine.read(CODE, DATA - CODE)) == {FILL}
+    return lost
+
+
+COMMANDS = ("add", "add", "delete", "disable", "enable", "commit")
+STEPS = st.tuples(
+    st.sampled_from(COMMANDS), st.integers(0, len(ADDRESSES)), st.integers(0, len(SPECS) - 1), st.integers(0, 60)
+)
+
+
+@example([("add", ADDRESSES.index(PLAIN), 0, 9), ("add", ADDRESSES.index(PLAIN) + 1, 1, 9), ("delete", 0, 0, 3)])
+@example([("add", 0, 3, 30), ("add", 2, 3, 30), ("delete", 1, 0, 20), ("disable", 0, 0, 20), ("enable", 0, 0, 9)])
+@example([("add", ADDRESSES.index(SHORT), 0, 30), ("add", ADDRESSES.index(TRACED), 1, 30), ("delete", 0, 0, 20)])
+@settings(max_examples=examples(30), deadline=None)
+@given(st.lists(STEPS, min_size=1, max_size=6))
+def test_a_gdb_may_be_killed_behind_any_write(orders: list[tuple[str, int, int, int]]) -> None:
+    world = Killed()
+    text = world.alone.read_text()
+    for what, where, kind, steps in orders:
+        before = world.guest.copy()
+        world.guest.machine.writes.clear()
+        world.command(what, where, kind)
+        assert world.session.check() == ()
+        for number, left in enumerate(after_each_write(before, world.guest.machine.writes)):
+            try:
+                check_killed(left, program(), text)
+            except BaseException as error:
+                error.add_note(f"{what}: killed behind write {number} of {len(world.guest.machine.writes)}")
+                raise
+        world.run(steps)
