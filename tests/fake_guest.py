@@ -26,6 +26,7 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.linux import physical_patch
 from gdb_optprobe.guest.linux.arch.base import Port, Room
+from gdb_optprobe.guest.linux.arch.x86_64.trap_entry import TRAPPING
 from gdb_optprobe.guest.linux.physical_patch import PhysicalPatch
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
 from gdb_optprobe.guest.machine import Vcpu
@@ -467,7 +468,9 @@ def trap_calls(call: Body, handler: Body) -> TrapCalls:
     """Return where a guest's traps are handled: `call` begins with the call of `handler`."""
     (insn, *_) = X86_64.decode(call.data, call.address)
     assert insn.target == handler.address
-    return TrapCalls(handler.address, (insn,), Entry(handler.address), ((call.address, insn.end),), trap=X86_64.trap)
+    ways_in = ((call.address, insn.end),)
+    entry = Entry(handler.address)
+    return TrapCalls(handler.address, (insn,), entry, ways_in, trap=X86_64.trap, trapping=TRAPPING)
 
 
 LOOP, PLAIN, TRACED, SHORT, MEETING, TRAP, HANDLER = (START + 0x1000 * number for number in range(7))

@@ -22,7 +22,6 @@ from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
 from gdb_optprobe.handlers import lowering_traps
-from gdb_optprobe.isa import traps
 from gdb_optprobe.isa.trapping import Trapping
 from gdb_optprobe.maps import trap_table as traps_layout
 from gdb_optprobe.maps.trap_table import DETOUR, KEY, SLOT, TrapTableLayout, slot
@@ -56,8 +55,6 @@ class Traps:
     @cached_property
     def missing(self) -> str:
         """Why no trap can be handled in the guest, in words; "" where it can."""
-        if traps.of(self.target.isa.name) is None:
-            return f"this is not built for {self.target.isa.name} yet"
         try:
             self.target.trap_calls()
         except OptprobeError as error:
@@ -138,7 +135,7 @@ class Traps:
 
     @property
     def _isa(self) -> Trapping:
-        found = traps.of(self.target.isa.name)
+        found = self.target.trap_calls().trapping
         assert found is not None, "no plan has a trap"
         return found
 

@@ -169,7 +169,7 @@ def differences(trials: Sequence[Trial]) -> Iterator[tuple[Trial, str]]:
 
 
 def _routine() -> Iterator[Item]:
-    """As isa/ppc64le/peek.py has it, of the page at POINTED; what is lost is lost."""
+    """As guest/linux/arch/ppc64le/probe_read.py has it, of the page at POINTED; what is lost is lost."""
     some, fault, out = Label(), Label(), Label()
     yield from load(9, POINTED)
     yield from (plain("subf", "r9", "r9", "r11"), compare("cmpldi", 0, "r9", running.PAGE), Jump(fault, 4, 0))

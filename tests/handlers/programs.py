@@ -38,8 +38,7 @@ from gdb_optprobe.handlers.program import (
     Update,
 )
 from gdb_optprobe.maps.aggregate import Aggregate, Average, Count, Greatest, Least, Linear, Powers, Sum
-
-from .running import AREA, DATA, NUMBERS, PAGE, PER_CPU, POINTERS, SP
+from tests.handlers.running import AREA, DATA, NUMBERS, PAGE, PER_CPU, POINTERS, SP
 
 Exprs = st.SearchStrategy[Expr]
 _COMPARISONS = tuple(op for op in Op if op.compares)

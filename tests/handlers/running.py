@@ -20,6 +20,7 @@ import unicorn
 from unicorn import x86_const
 
 from gdb_optprobe.errors import Unreadable
+from gdb_optprobe.guest.linux.arch.x86_64.probe_read import Direct, routine
 from gdb_optprobe.handlers import interpret
 from gdb_optprobe.handlers.lowering import RUNG, Surroundings, lower
 from gdb_optprobe.handlers.lowering_objects import layout
@@ -27,12 +28,10 @@ from gdb_optprobe.handlers.program import MASK, Cell, Constant, Program, Records
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.x86_64 import abi
 from gdb_optprobe.isa.x86_64.emitter import MACHINE
-from gdb_optprobe.isa.x86_64.peek import Direct, routine
 from gdb_optprobe.isa.x86_64.writer import branch
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.maps.ring import RingLayout
-
-from ..isa.x86_64.tables import Tables
+from tests.linux.arch.x86_64.tables import Tables
 
 AREA = 512
 PAGE = 4096

@@ -24,8 +24,7 @@ from gdb_optprobe.handlers.program import (
 )
 from gdb_optprobe.handlers.source import Fragment, split
 from gdb_optprobe.maps.aggregate import Average, Count, Greatest, Least, Linear, Powers, Sum
-
-from .world import FRAME, World, hit
+from tests.handlers.world import FRAME, World, hit
 
 
 def compiled(actions: str = "", condition: str = "", limits: Limits | None = None) -> Program:

@@ -27,8 +27,7 @@ from gdb_optprobe.handlers.program import (
     Unary,
     UnaryOp,
 )
-
-from .test_arithmetic import words
+from tests.handlers.test_arithmetic import words
 
 X, Y = Register("x"), Register("y")
 WIDTHS = st.sampled_from(((32, True), (32, False), (64, True), (64, False)))

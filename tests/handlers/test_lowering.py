@@ -40,9 +40,8 @@ from gdb_optprobe.isa.x86_64 import X86_64, abi
 from gdb_optprobe.isa.x86_64.emitter import MACHINE
 from gdb_optprobe.maps.aggregate import Count, Sum
 from tests.examples import examples
-
-from .programs import programs, wild_programs, words
-from .running import (
+from tests.handlers.programs import programs, wild_programs, words
+from tests.handlers.running import (
     ALIAS,
     BELOW,
     CODE,

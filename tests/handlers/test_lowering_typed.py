@@ -23,10 +23,9 @@ from gdb_optprobe.handlers.typing import Typer
 from gdb_optprobe.isa.x86_64.emitter import MACHINE
 from gdb_optprobe.maps.aggregate import Sum
 from tests.examples import examples
-
-from . import running
-from .expressions import Pair, expressions, states
-from .oracle import BASE, State, needs_gcc, scope
+from tests.handlers import running
+from tests.handlers.expressions import Pair, expressions, states
+from tests.handlers.oracle import BASE, State, needs_gcc, scope
 
 TOGETHER = 20  # of one run
 EXAMPLES = int(os.environ.get("OPTPROBE_PROGRAMS", examples(300))) // TOGETHER or 1

@@ -10,6 +10,8 @@ import pytest
 import unicorn
 from unicorn import x86_const
 
+from gdb_optprobe.guest.linux.arch.x86_64.user_returns import RETURNING
+from gdb_optprobe.guest.linux.arch.x86_64.user_traps import REGISTERS, USER
 from gdb_optprobe.handlers import fold, lowering_user_calls
 from gdb_optprobe.handlers.lowering_returns import Part
 from gdb_optprobe.handlers.lowering_user_calls import Table, Way
@@ -19,8 +21,6 @@ from gdb_optprobe.isa.code import Code
 from gdb_optprobe.isa.emitter import Before
 from gdb_optprobe.isa.x86_64 import abi
 from gdb_optprobe.isa.x86_64.emitter import MACHINE
-from gdb_optprobe.isa.x86_64.user import REGISTERS, USER
-from gdb_optprobe.isa.x86_64.user_returns import RETURNING
 from gdb_optprobe.maps.aggregate import encode
 from gdb_optprobe.maps.user_call_table import (
     COUNTERS_SIZE,

@@ -11,12 +11,12 @@ import pytest
 import unicorn
 from unicorn import x86_const
 
+from gdb_optprobe.guest.linux.arch.x86_64.user_traps import REGISTERS, USER
 from gdb_optprobe.handlers.lowering_mapped import Mapped
 from gdb_optprobe.handlers.lowering_user_traps import UserTraps, gone, handler
 from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.isa.user import ABSENT, OTHER
 from gdb_optprobe.isa.x86_64 import abi
-from gdb_optprobe.isa.x86_64.user import REGISTERS, USER
 from gdb_optprobe.maps.user_trap_table import Key, UserTrapTableLayout
 
 CODE, KERNELS, CALLER, TABLE, FRAME, STACK, KERNEL, OURS = range(0x10_0000, 0x90_0000, 0x10_0000)

@@ -23,8 +23,7 @@ from gdb_optprobe.handlers.program import (
 from gdb_optprobe.handlers.scope import Value
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.handlers.typing import Typer
-
-from .world import FILE, JIFFIES, NAME, PER_CPU, TASK, World, hit
+from tests.handlers.world import FILE, JIFFIES, NAME, PER_CPU, TASK, World, hit
 
 RDI, RDX = Register("rdi"), Register("rdx")
 TWICE = Binary(Op.SHL, RDX, Constant(1), 64, False)

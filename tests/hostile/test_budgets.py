@@ -16,7 +16,7 @@ from gdb_optprobe.guest import kallsyms, kernel_image, symbolfile, vmlinux
 from gdb_optprobe.guest.btf import DEEPEST, MOST_MEMBERS, Btf
 from gdb_optprobe.guest.linux import kprobes, lists, tasks
 from gdb_optprobe.guest.linux.arch.ppc64le import radix, threads
-from gdb_optprobe.guest.linux.arch.x86_64 import image_padding, mid_function_entries
+from gdb_optprobe.guest.linux.arch.x86_64 import image_padding, mid_function_entries, orc_unwind
 from gdb_optprobe.guest.linux.exiting import Listed
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.jump_labels import JumpLabels
@@ -32,13 +32,14 @@ from gdb_optprobe.guest.types import BtfTypes
 from gdb_optprobe.handlers.ctype import Array, Struct, size_of
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.handlers.typing import _no_member
-from gdb_optprobe.isa.x86_64 import X86_64, unwind
+from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.maps import journal_format
 from gdb_optprobe.maps.ring import RingLayout, RingPosition
 from tests.hostile.measured import in_memory, outcome, within
 from tests.linux import test_kprobes
+from tests.linux.arch.x86_64 import test_orc_unwind
 from tests.linux.fakes import Pages, Structures, kernel, symbols
-from tests.symbols import blobs, elf_blobs, test_unwind
+from tests.symbols import blobs, elf_blobs
 from tests.symbols.blobs import BtfWriter
 
 FUNC_PROTO, FUNC, TYPEDEF, ARRAY, ENUM = 13, 12, 8, 3, 6
@@ -381,9 +382,9 @@ def test_a_journal_that_unpacks_without_end(content: bytes) -> None:
 
 def test_what_was_unwound_is_not_remembered_without_end() -> None:
     """A guest that is elsewhere at each hit."""
-    guest = test_unwind.Kernel([(0, test_unwind.orc(test_unwind.MODERN, test_unwind.CALL))])
-    for at in range(unwind.REMEMBERED + 100):
-        guest.tables.find(test_unwind.TEXT + at, guest.memory.read)
+    guest = test_orc_unwind.Kernel([(0, test_orc_unwind.orc(test_orc_unwind.MODERN, test_orc_unwind.CALL))])
+    for at in range(orc_unwind.REMEMBERED + 100):
+        guest.tables.find(test_orc_unwind.TEXT + at, guest.memory.read)
     assert len(guest.tables._found) == 100
 
 

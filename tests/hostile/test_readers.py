@@ -30,7 +30,7 @@ from gdb_optprobe.guest.btf import Btf
 from gdb_optprobe.guest.kernel_image import Run
 from gdb_optprobe.guest.linux import kprobes, lists
 from gdb_optprobe.guest.linux.arch.ppc64le import radix
-from gdb_optprobe.guest.linux.arch.x86_64 import jump_tables, mid_function_entries
+from gdb_optprobe.guest.linux.arch.x86_64 import jump_tables, mid_function_entries, orc_unwind, paging
 from gdb_optprobe.guest.linux.arch.x86_64.mmu import X86Mmu
 from gdb_optprobe.guest.linux.arch.x86_64.smp_locks import SmpLocks
 from gdb_optprobe.guest.linux.arch.x86_64.static_calls import StaticCalls
@@ -50,7 +50,7 @@ from gdb_optprobe.guest.linux.user.pagecache import PageCache
 from gdb_optprobe.guest.symbols import Symbols, SymbolTable
 from gdb_optprobe.guest.types import BtfTypes
 from gdb_optprobe.handlers.ctype import Struct, describe, size_of
-from gdb_optprobe.isa.x86_64 import X86_64, paging, unwind
+from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.maps import journal_format
 from gdb_optprobe.maps.aggregate import Average, Powers
 from gdb_optprobe.maps.call_table import CallTableLayout
@@ -64,9 +64,10 @@ from tests.hostile.measured import in_memory, outcome, within
 from tests.hostile.mutations import EDGES, Liar, mutated
 from tests.linux import fakes, small_guest, test_kprobes, test_modules, test_user_files
 from tests.linux.arch.ppc64le import power_guest
+from tests.linux.arch.x86_64 import test_orc_unwind
 from tests.linux.fakes import Pages, Structures
 from tests.probes import test_journal_records
-from tests.symbols import blobs, elf_blobs, test_unwind
+from tests.symbols import blobs, elf_blobs
 
 pytestmark = pytest.mark.stress
 
@@ -162,13 +163,13 @@ def converted(types: BtfTypes, number: int) -> None:
 
 
 @cache
-def valid_orc() -> test_unwind.Kernel:
-    layout = test_unwind.MODERN
+def valid_orc() -> test_orc_unwind.Kernel:
+    layout = test_orc_unwind.MODERN
     rows = [
-        (16 * at, test_unwind.orc(layout, kind, (at % 10, 8 * at), (at % 3, 16), signal=bool(at & 1)))
+        (16 * at, test_orc_unwind.orc(layout, kind, (at % 10, 8 * at), (at % 3, 16), signal=bool(at & 1)))
         for at, kind in enumerate([*layout.kinds] * 20)
     ]
-    return test_unwind.Kernel(rows)
+    return test_orc_unwind.Kernel(rows)
 
 
 def of_orc(random: Random) -> Callable[[], Any]:
@@ -176,16 +177,17 @@ def of_orc(random: Random) -> Callable[[], Any]:
     memory = blobs.FakeMemory()
     for at, piece in valid.memory.pieces.items():
         memory.place(at, mutated(bytes(piece), random, 2).ljust(len(piece), b"\0"))
-    memory.place(test_unwind.STACK, struct.pack("<128Q", *(_word(random) for _ in range(128))))
-    layout = random.choice(list(test_unwind.ENCODINGS.values()))
+    memory.place(test_orc_unwind.STACK, struct.pack("<128Q", *(_word(random) for _ in range(128))))
+    layout = random.choice(list(test_orc_unwind.ENCODINGS.values()))
     ips = valid.tables.ips if random.random() < 0.8 else (valid.tables.ips[0], _word(random))
-    tables = unwind.Tables(valid.tables.text, ips, valid.tables.entries, valid.tables.lookup, layout)
-    registers = {"rip": test_unwind.TEXT + random.randrange(2000), "rsp": test_unwind.STACK, "rbp": _word(random)}
+    tables = orc_unwind.Tables(valid.tables.text, ips, valid.tables.entries, valid.tables.lookup, layout)
+    pc = test_orc_unwind.TEXT + random.randrange(2000)
+    registers = {"rip": pc, "rsp": test_orc_unwind.STACK, "rbp": _word(random)}
 
     def read() -> int:
-        state: unwind.State | None = unwind.State(registers)
+        state: orc_unwind.State | None = orc_unwind.State(registers)
         for depth in range(64):
-            state = unwind.unwind(state, tables, memory.read)
+            state = orc_unwind.unwind(state, tables, memory.read)
             if state is None:
                 return depth
         return 64
@@ -194,7 +196,7 @@ def of_orc(random: Random) -> Callable[[], Any]:
 
 
 def _word(random: Random) -> int:
-    near = test_unwind.STACK + 8 * random.randrange(128), test_unwind.TEXT + random.randrange(1 << 12)
+    near = test_orc_unwind.STACK + 8 * random.randrange(128), test_orc_unwind.TEXT + random.randrange(1 << 12)
     return random.choice((*near, *near, random.choice(EDGES), random.getrandbits(64)))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.arch.x86_64.mmap_hook import Mapping
 from gdb_optprobe.isa.assemble import check
-from gdb_optprobe.isa.x86_64.mapping import Mapping
 from gdb_optprobe.isa.x86_64.routine import assembled
 
 SAME = [

@@ -12,7 +12,7 @@ from unicorn import x86_const
 from gdb_optprobe.guest import call
 from gdb_optprobe.guest.call import Caller, CallFailed
 from gdb_optprobe.guest.linux import safe_points
-from gdb_optprobe.guest.linux.arch.x86_64.user import VCPUS
+from gdb_optprobe.guest.linux.arch.x86_64.user_kernel import VCPUS
 from gdb_optprobe.guest.linux.safe_points import SafePoints
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.isa.base import OutOfReach

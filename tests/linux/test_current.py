@@ -12,8 +12,7 @@ from gdb_optprobe.guest.linux.kernel import Kernel, Located
 from gdb_optprobe.handlers.interpret import Hit, evaluate
 from gdb_optprobe.handlers.program import Expr, Load
 from gdb_optprobe.handlers.scope import Missing
-
-from ..symbols.blobs import FakeMemory
+from tests.symbols.blobs import FakeMemory
 
 PER_CPU, TASK, PACA, OFFSETS = (
     0xFFFF_8880_0000_0000,

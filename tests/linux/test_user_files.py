@@ -9,6 +9,7 @@ from itertools import count
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.arch.x86_64 import paging
 from gdb_optprobe.guest.linux.arch.x86_64.mmu import FIXED_RECORDS, X86Mmu
 from gdb_optprobe.guest.linux.kernel import NoSuchKernel
 from gdb_optprobe.guest.linux.physical_patch import Changed
@@ -18,7 +19,6 @@ from gdb_optprobe.guest.linux.user.mm import Busy, Process, spaces
 from gdb_optprobe.guest.linux.user.page_frames import PageFrames
 from gdb_optprobe.guest.linux.user.pagecache import NotInMemory, PageCache
 from gdb_optprobe.guest.linux.user.pages import Pages, Standing, within_pages
-from gdb_optprobe.isa.x86_64 import paging
 from tests.linux import fakes
 
 DIRECT = 0xFFFF888000000000

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.arch.x86_64.user_traps import USER
 from gdb_optprobe.guest.linux.backtrace import MOST, Copy
 from gdb_optprobe.guest.linux.user import cfi
 from gdb_optprobe.guest.linux.user.elf import Elf
 from gdb_optprobe.guest.linux.user.files import File
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user.unwinder import Loaded, Process, Source, UserFrame
-from gdb_optprobe.isa.x86_64.user import USER
 from gdb_optprobe.isa.x86_64.user_frames import FRAMES
 from tests.examples import examples
 from tests.guest import stacked

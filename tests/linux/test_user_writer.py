@@ -12,7 +12,8 @@ from unicorn import x86_const
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.x86_64.mmu import FIXED_RECORDS, X86Mmu
-from gdb_optprobe.guest.linux.arch.x86_64.user import VCPUS
+from gdb_optprobe.guest.linux.arch.x86_64.program_writer import WRITING
+from gdb_optprobe.guest.linux.arch.x86_64.user_kernel import VCPUS
 from gdb_optprobe.guest.linux.user import writer
 from gdb_optprobe.guest.linux.user.mm import Busy
 from gdb_optprobe.guest.linux.user.page_frames import PageFrames
@@ -20,7 +21,6 @@ from gdb_optprobe.guest.linux.user.pages import Pages as UserPages
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.user.writer import ROWS, Write, Writer
 from gdb_optprobe.guest.machine import Vcpu
-from gdb_optprobe.isa.x86_64.writing import WRITING
 from tests.linux.fakes import Machine, kernel
 
 CODE, TABLES, REMOTE, PUT = 0x82000000, 0x82010000, 0x81001000, 0x81002000

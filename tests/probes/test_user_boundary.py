@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from gdb_optprobe.guest.linux.arch.x86_64.user_traps import USER
 from gdb_optprobe.isa.base import Insn
-from gdb_optprobe.isa.x86_64.user import USER
 from gdb_optprobe.probes.user.boundary import BEFORE, enclosing
 
 START = 0x401000

@@ -18,8 +18,7 @@ from gdb_optprobe.guest import cache as caching
 from gdb_optprobe.guest.cache import Cache, Shelf, default_cache
 from gdb_optprobe.guest.symbols import Symbols, SymbolTable
 from tests.steps import calls_in
-
-from .blobs import TEXT, FakeMemory, kernel_symbols, note
+from tests.symbols.blobs import TEXT, FakeMemory, kernel_symbols, note
 
 SLIDE = 0x1280_0000
 BUILD = bytes(range(20))

@@ -11,8 +11,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import kallsyms
 from gdb_optprobe.guest.symbols import Symbols
 from tests.steps import calls_in
-
-from . import blobs
+from tests.symbols import blobs
 
 SLIDE = 0x1280_0000
 

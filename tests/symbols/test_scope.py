@@ -39,8 +39,7 @@ from gdb_optprobe.handlers.program import (
     Register,
 )
 from gdb_optprobe.handlers.scope import Missing, Place, Value
-
-from .blobs import BtfWriter
+from tests.symbols.blobs import BtfWriter
 
 PROBED = 0xFFFF_FFFF_8100_0000
 DATA = 0xFFFF_FFFF_8200_0000

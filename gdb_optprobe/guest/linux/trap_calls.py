@@ -9,7 +9,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.isa.base import Flow, Insn, Isa
-from gdb_optprobe.isa.trapping import Entry
+from gdb_optprobe.isa.trapping import Entry, Trapping
 
 DEPTH = 3
 """Calls within one another between a trap and its handler: deeper ones are for what is wrong, or for user mode."""
@@ -23,6 +23,7 @@ class TrapCalls:
     entry:   what is so where ours begins.
     ways_in: all code between a trap and these calls: no trap may stand there. Interrupts are off in it.
     trap:    the trap that this kernel takes for none of its own, where that is not the ISA's first.
+    trapping: how code is made that takes such traps; None of a handler that takes others.
     beside:  entry code that this calls: who is there comes back to it, or to where he came from.
     """
 
@@ -32,6 +33,7 @@ class TrapCalls:
     ways_in: tuple[tuple[int, int], ...] = ()
     beside: tuple[tuple[int, int], ...] = ()
     trap: bytes = b""
+    trapping: Trapping | None = None
 
 
 Originals = Mapping[int, bytes]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..base import Isa
-from . import abi, decoder, emulator, liveness, relocator, reservations, tables, writer
-from .words import to_bytes
+from gdb_optprobe.isa.base import Isa
+from gdb_optprobe.isa.ppc64le import abi, decoder, emulator, liveness, relocator, reservations, tables, writer
+from gdb_optprobe.isa.ppc64le.words import to_bytes
 
 
 class _PPC64LE:
@@ -20,7 +20,7 @@ class _PPC64LE:
     data_reach = 1 << 64
     pc, sp, flags = abi.PC, abi.SP, abi.FLAGS
     registers: tuple[str, ...] = abi.REGISTERS
-    trap = to_bytes(relocator.PROBE)  # see trapping.py
+    trap = to_bytes(relocator.PROBE)  # a program check on every CPU
     traps: tuple[bytes, ...] = (trap,)
     landing = b""  # a trap is in registers
     breakpoint = to_bytes(relocator.TRAP)  # trap: BREAKPOINT_INSTRUCTION of asm/probes.h

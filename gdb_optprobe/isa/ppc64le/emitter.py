@@ -12,15 +12,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from ..base import Dead
-from ..emitter import LIVES, Before, Label, Machine, Memory, Test, Value
-from . import forms, keeping, peek, values
-from .abi import CR_FIELDS, CTR, FLAGS, GENERAL, LR, PC, SP, XER
-from .forms import NONE, Jump, Way, logical, number, plain, rotate
-from .keeping import Keeping
-from .values import SCRATCH, Values
-from .words import BO_NO_CTR, MASK, fits
-from .words import signed as as_number
+from gdb_optprobe.isa.base import Dead
+from gdb_optprobe.isa.emitter import LIVES, Before, Label, Machine, Memory, Test, Value
+from gdb_optprobe.isa.ppc64le import forms, keeping, probe_read, values
+from gdb_optprobe.isa.ppc64le.abi import CR_FIELDS, CTR, FLAGS, GENERAL, LR, PC, SP, XER
+from gdb_optprobe.isa.ppc64le.forms import NONE, Jump, Way, logical, number, plain, rotate
+from gdb_optprobe.isa.ppc64le.keeping import Keeping
+from gdb_optprobe.isa.ppc64le.values import SCRATCH, Values
+from gdb_optprobe.isa.ppc64le.words import BO_NO_CTR, MASK, fits
+from gdb_optprobe.isa.ppc64le.words import signed as as_number
 
 _PACA, _TOC = "r13", "r2"
 _BO_FALSE_UNLIKELY = BO_NO_CTR | 2  # the hint is `a` and `t` (Book I, 2.4)
@@ -32,7 +32,7 @@ _BY_WORDS = ("ld", "lwa", "std")  # their displacements are multiples of 4
 class Emitter(Values):
     """See ..emitter.Emitter, whose verbs these are."""
 
-    peeks: tuple[str, ...] = (peek.WORD, peek.SIZE, *peek.TEMPORARY)
+    peeks: tuple[str, ...] = (probe_read.WORD, probe_read.SIZE, *probe_read.TEMPORARY)
 
     def __init__(self, before: Before) -> None:
         super().__init__(before)
@@ -80,17 +80,17 @@ class Emitter(Values):
         moved = {name: self.pool.take() for name in others if name not in free}
         for name, place in moved.items():
             self.copy(place, name)
-        self.copy(peek.WORD, moved.get(address, address))
-        self._code(number("addi", peek.SIZE, NONE, size), plain("mflr", self._scratch()))
+        self.copy(probe_read.WORD, moved.get(address, address))
+        self._code(number("addi", probe_read.SIZE, NONE, size), plain("mflr", self._scratch()))
         self._items.append(Way(self._before.readers.bytes, link=True))
-        self._code(plain("mtlr", self._scratch()), *(peek.cut() if text else ()))
+        self._code(plain("mtlr", self._scratch()), *(probe_read.cut() if text else ()))
         self._uses(CR_FIELDS[0])
-        self._code(forms.compare("cmpldi", 0, peek.SIZE, size))
+        self._code(forms.compare("cmpldi", 0, probe_read.SIZE, size))
         if got:
-            self.copy(peek.TEMPORARY[0], peek.SIZE)
-        self.copy(to, peek.WORD)
+            self.copy(probe_read.TEMPORARY[0], probe_read.SIZE)
+        self.copy(to, probe_read.WORD)
         if got:
-            self.copy(got, peek.TEMPORARY[0])
+            self.copy(got, probe_read.TEMPORARY[0])
         for name, place in moved.items():
             self.copy(name, place)
             self.pool.give(place)
@@ -306,8 +306,8 @@ class _Machine:
     order = staticmethod(values.order)
     kept = staticmethod(keeping.kept)
 
-    caller = staticmethod(peek.caller)
-    resumed = staticmethod(peek.resumed)
+    caller = staticmethod(probe_read.caller)
+    resumed = staticmethod(probe_read.resumed)
 
 
 MACHINE = _Machine()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ..base import Isa
-from . import abi, decoder, emulator, liveness, relocator, trapping, writer
+from gdb_optprobe.isa.base import Isa
+from gdb_optprobe.isa.x86_64 import abi, decoder, emulator, liveness, relocator, writer
+from gdb_optprobe.isa.x86_64.trap import LANDING, TRAPS
 
 
 class _X86_64:
@@ -16,9 +17,9 @@ class _X86_64:
     pc, sp, flags = abi.PC, abi.SP, abi.FLAGS
     registers: tuple[str, ...] = abi.REGISTERS
     breakpoint = b"\xcc"
-    traps: tuple[bytes, ...] = trapping.TRAPS
+    traps: tuple[bytes, ...] = TRAPS
     trap = traps[0]
-    landing = trapping.LANDING
+    landing = LANDING
 
     decode = staticmethod(decoder.decode)
     branch = staticmethod(writer.branch)

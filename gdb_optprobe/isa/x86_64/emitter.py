@@ -13,15 +13,25 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from ..base import Dead
-from ..emitter import LIVES, Arithmetic, Before, Label, Machine, Memory, Pool, Test, Value
-from . import peek
-from .abi import CARRY, FLAGS, GENERAL, PC, SP
-from .encode import LOCK, NUMBERS, Relative, immediate, instruction, is_relative, pop, push, relative
-from .jumps import Item, Jump, placed
-from .operands import fits_operand, moved, within
-from .writer import DROP, MASK, fits
-from .writer import signed as as_number
+from gdb_optprobe.isa.base import Dead
+from gdb_optprobe.isa.emitter import LIVES, Arithmetic, Before, Label, Machine, Memory, Pool, Test, Value
+from gdb_optprobe.isa.x86_64 import probe_read
+from gdb_optprobe.isa.x86_64.abi import CARRY, FLAGS, GENERAL, PC, SP
+from gdb_optprobe.isa.x86_64.encode import (
+    LOCK,
+    NUMBERS,
+    Relative,
+    immediate,
+    instruction,
+    is_relative,
+    pop,
+    push,
+    relative,
+)
+from gdb_optprobe.isa.x86_64.jumps import Item, Jump, placed
+from gdb_optprobe.isa.x86_64.operands import fits_operand, moved, within
+from gdb_optprobe.isa.x86_64.writer import DROP, MASK, fits
+from gdb_optprobe.isa.x86_64.writer import signed as as_number
 
 # Condition codes (SDM volume 2, appendix B.1.4.7): the lowest four bits of jcc, setcc and cmovcc.
 _UNSIGNED = {Test.EQ: 4, Test.NE: 5, Test.LT: 2, Test.GE: 3, Test.LE: 6, Test.GT: 7}
@@ -42,7 +52,7 @@ _SHL, _SHR, _SAR = 4, 5, 7
 class Emitter:
     """See ..emitter.Emitter, whose verbs these are."""
 
-    peeks: tuple[str, ...] = (peek.WORD, peek.SIZE, peek.LOST)
+    peeks: tuple[str, ...] = (probe_read.WORD, probe_read.SIZE, probe_read.LOST)
 
     def __init__(self, before: Before) -> None:
         self.pool = Pool(MACHINE.order(before))
@@ -103,16 +113,16 @@ class Emitter:
         if readers is None:
             raise KeyError("readers")
         with self._fixed((to, got), *(name for name in self.peeks if name not in (to, got))) as places:
-            self.copy(peek.WORD, places.get(address, address))
-            self.constant(peek.SIZE, size)
+            self.copy(probe_read.WORD, places.get(address, address))
+            self.constant(probe_read.SIZE, size)
             self._items.append(Relative(b"\xe8" + bytes(4), 1, readers.text if text else readers.bytes))
-            self._immediate(_CMP, peek.SIZE, size, 4)
-            if to == peek.SIZE:
+            self._immediate(_CMP, probe_read.SIZE, size, 4)
+            if to == probe_read.SIZE:
                 self._code(b"\x4c\x87\xd0")  # xchg rax, r10
-                self.copy(got or peek.WORD, peek.WORD)
+                self.copy(got or probe_read.WORD, probe_read.WORD)
             else:
-                self.copy(to, peek.WORD)
-                self.copy(got or peek.SIZE, peek.SIZE)
+                self.copy(to, probe_read.WORD)
+                self.copy(got or probe_read.SIZE, probe_read.SIZE)
         self._jump(_UNSIGNED[Test.LT], short)
 
     def per_cpu_base(self, to: str) -> None:
@@ -488,7 +498,7 @@ class _Machine:
         lives = [n for n in GENERAL if n in used and (n in before.reads or n not in before.dead.registers)]
         return (*((FLAGS,) if wanted else ()), *lives)
 
-    caller = staticmethod(peek.caller)
+    caller = staticmethod(probe_read.caller)
 
     @staticmethod
     def resumed(registers: Mapping[str, int]) -> Mapping[str, int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gdb_optprobe.isa.x86_64.user import USER
+from gdb_optprobe.guest.linux.arch.x86_64.user_traps import USER
 from qemu.guest import Guest
 from tests.guest import answer, calls, library, stacked
 from tests.guest.batch import Workload, batch, keep

@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from gdb_optprobe.isa.base import Dead, Insn, OutOfReach, Relocated, Unrelocatable
 from gdb_optprobe.isa.ppc64le import abi, decoder, relocator, uses, writer
 from gdb_optprobe.isa.ppc64le.words import opcode, ra, rb, word_of, xo
-
-from .oracle import ABOVE, BELOW, COUNTER, DATA, HERE, NEAR, Case, Outcome, random_state, run
+from tests.isa.ppc64le.oracle import ABOVE, BELOW, COUNTER, DATA, HERE, NEAR, Case, Outcome, random_state, run
 
 PLACES = (NEAR, ABOVE, BELOW)
 State = Mapping[str, int]

@@ -11,8 +11,7 @@ from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.ppc64le.uses import ALL_NAMES, CR0, uses_of
 from gdb_optprobe.isa.ppc64le.words import to_bytes
-
-from .kernel import Kernel, kernel
+from tests.isa.ppc64le.kernel import Kernel, kernel
 
 START = 0xC000_0000_0010_0000
 TOC = 0xC000_0000_0114_8100

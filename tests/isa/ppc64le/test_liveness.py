@@ -14,11 +14,10 @@ from gdb_optprobe.isa.liveness import Uses
 from gdb_optprobe.isa.ppc64le import PPC64LE, abi
 from gdb_optprobe.isa.ppc64le.uses import ALL_NAMES, uses_of
 from gdb_optprobe.isa.ppc64le.words import to_bytes, word_of
-
-from .differential import fitting_state, is_fit
-from .kernel import kernel
-from .oracle import HERE, Case, Outcome, needs_oracle, run
-from .test_decoder import random_prefixed, random_words
+from tests.isa.ppc64le.differential import fitting_state, is_fit
+from tests.isa.ppc64le.kernel import kernel
+from tests.isa.ppc64le.oracle import HERE, Case, Outcome, needs_oracle, run
+from tests.isa.ppc64le.test_decoder import random_prefixed, random_words
 
 START = HERE + 0x8000
 BLR, NOP = 0x4E800020, 0x60000000

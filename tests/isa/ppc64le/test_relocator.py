@@ -11,10 +11,9 @@ from gdb_optprobe.isa.base import Dead, Hazard, Insn, Relocated, Unrelocatable
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.ppc64le.templates import load
 from gdb_optprobe.isa.ppc64le.words import to_bytes
-
-from .differential import Trial, differences, survey
-from .kernel import kernel
-from .oracle import ABOVE, BELOW, DATA, HERE, NEAR, STACK, Case, needs_oracle, random_state, run
+from tests.isa.ppc64le.differential import Trial, differences, survey
+from tests.isa.ppc64le.kernel import kernel
+from tests.isa.ppc64le.oracle import ABOVE, BELOW, DATA, HERE, NEAR, STACK, Case, needs_oracle, random_state, run
 
 PROBED = HERE + 0x8000
 NOP, ADD_ONE = 0x60000000, 0x38630001  # addi r3,r3,1

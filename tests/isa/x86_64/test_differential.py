@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from gdb_optprobe.isa.base import Dead, Insn, Relocated
 from gdb_optprobe.isa.x86_64 import X86_64
-
-from .differential import STACK, Probed, compare, spoil
-from .windows import KernelCode, survey
+from tests.isa.x86_64.differential import STACK, Probed, compare, spoil
+from tests.isa.x86_64.windows import KernelCode, survey
 
 HERE = 0xFFFF_FFFF_8100_1230
 NEAR = 0xFFFF_FFFF_8300_0040

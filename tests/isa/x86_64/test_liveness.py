@@ -12,8 +12,7 @@ from gdb_optprobe.isa.base import Dead, Insn
 from gdb_optprobe.isa.x86_64 import X86_64, abi, liveness
 from gdb_optprobe.isa.x86_64.liveness import uses_of
 from tests.examples import examples
-
-from .second_opinion import allowed_by_iced
+from tests.isa.x86_64.second_opinion import allowed_by_iced
 
 HERE = 0xFFFF_FFFF_8100_1230
 RET = "c3"

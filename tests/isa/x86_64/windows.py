@@ -23,8 +23,7 @@ from itertools import pairwise
 from gdb_optprobe.isa.base import Insn, Relocated, Unrelocatable
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.isa.x86_64.decoder import shape
-
-from .differential import PAGE, Probed, Unfit, compare, is_fit, random_state, second_opinion
+from tests.isa.x86_64.differential import PAGE, Probed, Unfit, compare, is_fit, random_state, second_opinion
 
 KINDS = {"minimal": 4, "long": 2, "counted": 4, "entered": 2, "relative": 2}  # with how often each is tried
 COUNTED = ("counted", "entered", "relative")

@@ -1,16 +1,16 @@
-"""What of Linux differs by architecture: one object, `Port`, chosen once (ports.py).
+"""What Linux does differently on each ISA: one record, `LinuxArch`, listed in registry.py.
 
-                           what                               x86-64                   ppc64le
-    find, settle, notes    where the kernel lies              its pages' protection    the linear map's start
-    kernel                 names of the kernel's tables       kallsyms                 the code that uses them
-    text                   what is known of its code
-    modular                and of its modules'         by types (BTF)           not yet
-    entry                  where a probe on a function is     behind a landing pad     the local entry
-    entered                what is entered by calls           ORC tables               compiled code, leaves
-    stacks                 where saved PCs are                by types (BTF)           by the code that uses them
-    room                   memory for detours                 filler of the text       gaps of the image
-    current, per_cpu       the running thread and CPU         per-CPU variables        the paca, by r13
-    unwinder               from a frame to its caller         ORC, or frame pointers   the back chain
+    find, settle, notes    where the kernel is mapped
+    kernel                 its memory, symbols and structures
+    text, modular          its code, and its modules'
+    entry, entered         where a function is probed; whether calls enter it there
+    stacks                 where PCs are saved
+    room, places           memory for detours
+    current, per_cpu       the running thread and CPU
+    reads                  memory that may not be mapped (probe_read)
+    trap_calls             where the kernel handles traps
+    user_kernel            what probes on programs need
+    unwinder               from a frame to its caller
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class LinuxText(Text, Protocol):
     def ftrace(self) -> FtraceSites: ...
 
     def forget(self) -> None:
-        """The guest has run, or a branch of ours has come or gone."""
+        """Read anew: the guest has run, or a branch of a probe has come or gone."""
 
 
 class Stacks(Protocol):
@@ -92,7 +92,7 @@ class Loan:
 
 
 class StaysLent(OptprobeError):
-    """Nothing of ours is in the memory any more, but the kernel did not take it back."""
+    """No detours are left in the memory, but the kernel did not take it back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +102,12 @@ class Room:
 
     take:      makes it ready for use.
     give_back: undoes that, once nothing is left in it.
-    stands:    whether that is still so: not once the guest was reset.
+    stands:    whether that is still so: not after a reset of the guest.
     mapping:   what `take` changes, and `give_back` undoes.
     journal:   memory like the code's, see detours/journal.py; empty where there is too little.
     borrow:    where the kernel has to lend it first: runs the guest; the same room, lent. told: that, for the user.
     loan, repay: what was lent, and for a place of `Port.places` what gives it back, see `give_back`.
-    as_found:  for a place, the code as `Port.room` finds it where nothing of ours is in it; without, as it is.
+    as_found:  for a place, the code as `Port.room` finds it where no detours are in it; without, as it is.
     """
 
     code: tuple[tuple[int, int], ...]
@@ -168,12 +168,12 @@ class Port(Finder, Protocol):
         """`text` with that of the modules which are loaded."""
 
     def entry(self, function: int, text: Text) -> int:
-        """Where a probe on the function whose symbol is at `function` stands."""
+        """Return the address at which to probe the function with its symbol at `function`."""
 
     def entered(self, function: Function, unwinder: Unwinder | None) -> bool:
-        """Whether it is known that calls enter `function` where it starts, and return to who called.
+        """Return whether calls are known to enter `function` where it starts, and to return to their caller.
 
-        Of code without a tracer's site: assembly has places with names that nobody calls.
+        Asked of code without a tracer's site: assembly has places with names that no code calls.
         """
 
     def per_cpu(self, kernel: Kernel) -> int | None:
@@ -182,7 +182,7 @@ class Port(Finder, Protocol):
     def stacks(self, kernel: Kernel, machine: Machine, registers: Sequence[str]) -> Stacks: ...
 
     def stacks_missing(self, kernel: Kernel) -> str:
-        """Why not all stacks can be told, in words; "" when they can."""
+        """Return why not all stacks can be enumerated, in words; "" when they can."""
 
     def room(self, machine: Machine, kernel: Kernel) -> Room:
         """Memory for detours, the guest unchanged. Raises OptprobeError."""
@@ -213,5 +213,5 @@ class Port(Finder, Protocol):
     ) -> Unwinder:
         """Raises OptprobeError where this kernel's stack cannot be unwound.
 
-        module: the one whose text an address is in.
+        module: finds the module of an address in its text.
         """

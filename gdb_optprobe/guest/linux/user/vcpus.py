@@ -6,8 +6,8 @@ from collections.abc import Collection
 from typing import Protocol
 
 from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.user.program_writer import Writing
 from gdb_optprobe.guest.machine import Machine, Vcpu
-from gdb_optprobe.isa.writing import Writing
 
 
 class Vcpus(Protocol):

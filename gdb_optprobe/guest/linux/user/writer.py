@@ -2,11 +2,11 @@
 
     vCPU at a safe point      thunk (code)                               table (data)
     ┌───────────────┐  PC,    ┌──────────────────────────────────────┐   ┌───────────────────────────────┐
-    │ …             │ ─r15──► │ save all; of each row:               │◄──┤ r15 │ PC │ done │             │
+    │ …             │ ──────► │ save all; of each row:               │◄──┤ reg │ PC │ done │             │
     │               │         │   access_remote_vm(mm, …, FORCE)     │   │ mm │ address │ data │ … │ row  │
-    │               │ ◄────── │   mmput(mm); restore, r15 too; ret   │──►│ …                      result │
+    │               │ ◄────── │   mmput(mm); restore, it too; ret    │──►│ …                      result │
     └───────────────┘         └──────────────────────────────────────┘   │ the rows' data                │
-                               r15: on x86-64, see isa/writing.py        └───────────────────────────────┘
+          of the table: see program_writer.py                            └───────────────────────────────┘
 access_remote_vm is what ptrace writes with: it breaks copy-on-write of a private mapping, whatever its protection, so
 that neither the file nor another process sees it (mm/memory.c). It may sleep, so the vCPU must be where its thread
 holds no lock. The reference to each mm is taken from outside, while the guest stands, and given back by the thunk.
@@ -29,9 +29,9 @@ from gdb_optprobe.guest.linux.kernel import MASK, Kernel
 from gdb_optprobe.guest.linux.rw_semaphores import RwSemaphore
 from gdb_optprobe.guest.linux.safe_points import SafePoints
 from gdb_optprobe.guest.linux.user.mm import LATER, Busy
+from gdb_optprobe.guest.linux.user.program_writer import HEAD, ROW, Writing
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.machine import Machine, Vcpu
-from gdb_optprobe.isa.writing import HEAD, ROW, Writing
 
 TABLE_SIZE = 2048
 ROWS = 16

@@ -10,8 +10,8 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import physical_patch
 from gdb_optprobe.guest.linux.arch.x86_64 import find as finding
 from gdb_optprobe.guest.linux.arch.x86_64 import image_padding
+from gdb_optprobe.guest.linux.arch.x86_64.paging import GLOBAL, LARGE, NO_EXECUTE, PRESENT, WRITABLE, Mapping, translate
 from gdb_optprobe.guest.machine import Vcpu
-from gdb_optprobe.isa.x86_64.paging import GLOBAL, LARGE, NO_EXECUTE, PRESENT, WRITABLE, Mapping, translate
 from tests.linux.fakes import Machine, kernel
 
 IMAGE = 0xFFFFFFFF81000000

@@ -16,13 +16,13 @@ from gdb_optprobe.guest.linux.arch.base import Room, StaysLent
 from gdb_optprobe.guest.linux.arch.x86_64 import image_padding, lent, padding
 from gdb_optprobe.guest.linux.arch.x86_64.lent import Lender
 from gdb_optprobe.guest.linux.arch.x86_64.padding import Slot
-from gdb_optprobe.guest.linux.arch.x86_64.user import VCPUS
+from gdb_optprobe.guest.linux.arch.x86_64.paging import ADDRESS, NO_EXECUTE, WRITABLE, Mapping, table_entry, translate
+from gdb_optprobe.guest.linux.arch.x86_64.user_kernel import VCPUS
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.isa.x86_64.calling import CALLING
-from gdb_optprobe.isa.x86_64.paging import ADDRESS, NO_EXECUTE, WRITABLE, Mapping, table_entry, translate
 from tests.linux.fakes import Clock, Machine, kernel
 
 PAGE = 4096

@@ -8,10 +8,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.arch.x86_64 import orc
-from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.isa.x86_64 import X86_64, unwind, unwind_layout
-from gdb_optprobe.isa.x86_64.unwind import (
+from gdb_optprobe.guest.linux.arch.x86_64 import orc, orc_layout, orc_unwind
+from gdb_optprobe.guest.linux.arch.x86_64.orc_unwind import (
     BP,
     FIRST_NUMBERS,
     LEGACY,
@@ -25,6 +23,8 @@ from gdb_optprobe.isa.x86_64.unwind import (
     Entry,
     Kind,
 )
+from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.isa.x86_64 import X86_64
 from tests.linux.fakes import Pages, symbols
 
 TEXT, IPS, ENTRIES = 0xFFFF_FFFF_8100_0000, 0xFFFF_FFFF_8200_0000, 0xFFFF_FFFF_8210_0000
@@ -126,7 +126,7 @@ def test_numbers_that_are_not_known_of_any_kernel() -> None:
     found = orc.tables(kernel, Facts())
     assert found.encoding.registers == STRANGE
     for number in (2, 6):
-        entry = unwind.decode(struct.pack("<hhH", 8, 0, number | 2 << 8), found.encoding)
+        entry = orc_unwind.decode(struct.pack("<hhH", 8, 0, number | 2 << 8), found.encoding)
         assert entry is not None
         assert entry.sp_register == UNKNOWN
 
@@ -137,9 +137,9 @@ def test_rbp_that_is_kept_where_it_is_not_known() -> None:
     memory.put(IPS, struct.pack("<i", TEXT - IPS))
     memory.put(ENTRIES, entry)
     memory.put_words(0xFFFF_C900_0000_0000 - 8, TEXT + 1, TEXT + 2)
-    tables = unwind.Tables((TEXT, TEXT + 64), (IPS, IPS + 4), ENTRIES)
-    state = unwind.State({"rip": TEXT, "rsp": 0xFFFF_C900_0000_0000 - 8, "rbp": 0})
-    assert unwind.unwind(state, tables, memory.read) is None
+    tables = orc_unwind.Tables((TEXT, TEXT + 64), (IPS, IPS + 4), ENTRIES)
+    state = orc_unwind.State({"rip": TEXT, "rsp": 0xFFFF_C900_0000_0000 - 8, "rbp": 0})
+    assert orc_unwind.unwind(state, tables, memory.read) is None
 
 
 def test_tables_that_disagree_with_the_code_are_refused() -> None:
@@ -158,4 +158,4 @@ def test_a_kernel_without_tables() -> None:
 def test_what_changes_the_stack_in_another_way_ends_what_is_known() -> None:
     for code in ("415c", "4883e4f0", "c9", "4801c4", "488d65d8", "4889ec", "89e5", "6681ec0001", "9c"):
         insns = X86_64.decode(bytes.fromhex(code + "90" * 4), TEXT)
-        assert [at for at, _ in unwind_layout.expected(insns)] == [TEXT], insns[0].text
+        assert [at for at, _ in orc_layout.expected(insns)] == [TEXT], insns[0].text

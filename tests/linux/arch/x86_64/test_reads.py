@@ -6,11 +6,11 @@ import pytest
 
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.linux.arch.ppc64le import reads as power
+from gdb_optprobe.guest.linux.arch.x86_64.probe_read import Direct
 from gdb_optprobe.guest.linux.arch.x86_64.reads import Reads, reads
 from gdb_optprobe.isa.ppc64le.forms import number
 from gdb_optprobe.isa.ppc64le.words import to_bytes
-from gdb_optprobe.isa.x86_64.peek import Direct
-from tests.isa.x86_64.tables import PAGE, Tables
+from tests.linux.arch.x86_64.tables import PAGE, Tables
 from tests.linux.fakes import Machine, Pages, kernel
 
 START, VMALLOC, TEXT, FRAME = 0xFFFF_9A3D_4000_0000, 0xFFFF_A53D_4000_0000, 0xFFFF_FFFF_8100_0000, 0x1E0_0000

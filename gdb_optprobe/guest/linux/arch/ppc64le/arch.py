@@ -20,7 +20,7 @@ from gdb_optprobe.guest.linux.arch.base import (
     Unwinder,
     nowhere,
 )
-from gdb_optprobe.guest.linux.arch.ppc64le import derive, program_check, room, stacks, user
+from gdb_optprobe.guest.linux.arch.ppc64le import back_chain, derive, program_check, room, stacks, user_kernel
 from gdb_optprobe.guest.linux.arch.ppc64le import find as finding
 from gdb_optprobe.guest.linux.arch.ppc64le import reads as reading
 from gdb_optprobe.guest.linux.arch.ppc64le import structures as code
@@ -28,6 +28,7 @@ from gdb_optprobe.guest.linux.arch.ppc64le.constants import DerivedSymbols
 from gdb_optprobe.guest.linux.arch.ppc64le.kernel_tree import VMALLOC, KernelMap
 from gdb_optprobe.guest.linux.arch.ppc64le.module_text import PowerModuleText
 from gdb_optprobe.guest.linux.arch.ppc64le.text import PowerText
+from gdb_optprobe.guest.linux.arch.ppc64le.trap_entry import TRAPPING
 from gdb_optprobe.guest.linux.current import Current, Paca, on_ppc64le, unknown
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
 from gdb_optprobe.guest.linux.kernel_discovery import View
@@ -40,7 +41,7 @@ from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Function, Overlay, Text
 from gdb_optprobe.isa.base import ReadMemory
-from gdb_optprobe.isa.ppc64le import PPC64LE, unwind
+from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.ppc64le.returning import is_leaf
 
 
@@ -57,13 +58,13 @@ class BackChain:
         return self.text[0] <= pc < self.text[1]
 
     def caller(self, registers: Mapping[str, int], exact: bool) -> tuple[Mapping[str, int], bool] | None:
-        found = unwind.unwind(unwind.State(registers, exact=exact), self._function, self.read)
+        found = back_chain.unwind(back_chain.State(registers, exact=exact), self._function, self.read)
         return (found.registers, found.exact) if found is not None else None
 
     def over(self, read: ReadMemory) -> BackChain:
         return replace(self, read=read)
 
-    def _function(self, pc: int) -> unwind.Function | None:
+    def _function(self, pc: int) -> back_chain.Function | None:
         found = self.code.function(pc)
         return (found.start, found.own) if found is not None else None
 
@@ -133,12 +134,12 @@ class _PPC:
         return reading.reads(machine, kernel)
 
     def trap_calls(self, kernel: Kernel, originals: Originals) -> TrapCalls:
-        return program_check.find(kernel, originals)
+        return replace(program_check.find(kernel, originals), trapping=TRAPPING)
 
     def user_kernel(
         self, kernel: Kernel, machine: Machine, physical: Callable[[int], int | None], originals: Originals
     ) -> UserKernel:
-        return user.user_kernel(kernel, reading.reads(machine, kernel), originals)
+        return user_kernel.user_kernel(kernel, reading.reads(machine, kernel), originals)
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, facts: Facts, read: ReadMemory, module: ModuleAt = nowhere

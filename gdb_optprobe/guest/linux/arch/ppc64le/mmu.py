@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gdb_optprobe.guest.linux.arch.ppc64le import radix
+from gdb_optprobe.guest.linux.arch.ppc64le.probe_read import LINEAR_BITS, LINEAR_MAP
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.user.elf import POWER, Kind
 from gdb_optprobe.guest.linux.user.mmu import Leaf, Mmu, ReadPhysical
-from gdb_optprobe.isa.ppc64le.peek import LINEAR_BITS, LINEAR_MAP
 
 RECORDS = 0xC00C_0000_0000_0000
 """RADIX_VMEMMAP_START: of the kernel's four regions the last (arch/powerpc/include/asm/book3s/64/radix.h)."""

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gdb_optprobe.errors import OptprobeError, Unreadable
-from gdb_optprobe.guest.linux.arch.ppc64le import kernel_tree, radix, room
+from gdb_optprobe.guest.linux.arch.ppc64le import kernel_tree, probe_read, radix, room
 from gdb_optprobe.guest.linux.arch.ppc64le.constants import LARGEST_FUNCTION, DerivedSymbols
+from gdb_optprobe.guest.linux.arch.ppc64le.probe_read import ADDRESS_BITS, LINEAR_BITS, LINEAR_MAP, Linear
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.isa.emitter import Routine
-from gdb_optprobe.isa.ppc64le import peek
-from gdb_optprobe.isa.ppc64le.peek import ADDRESS_BITS, LINEAR_BITS, LINEAR_MAP, Linear
 from gdb_optprobe.isa.ppc64le.words import opcode, ra, simm
 
 PAGE = 4096
@@ -35,14 +34,14 @@ HINT = "memory that is known to be mapped can be read: $task, $comm, the kernel'
 
 @dataclass(frozen=True)
 class Reads:
-    """See guest.linux.port.Reads. memory: the kernel's, by virtual address."""
+    """See guest.linux.arch.base.Reads. memory: the kernel's, by virtual address."""
 
     linear: Linear
     memory: Callable[[int, int], bytes]
 
     @cached_property
     def routine(self) -> Routine:
-        return peek.routine(self.linear)
+        return probe_read.routine(self.linear)
 
     def read(self, registers: Mapping[str, int], address: int, size: int) -> bytes:
         data = b""

@@ -10,13 +10,22 @@ from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux import physical_patch, trap_calls
 from gdb_optprobe.guest.linux.arch.base import Facts, LinuxText, ModuleAt, Port, Reads, Room, Say, Unwinder, nowhere
 from gdb_optprobe.guest.linux.arch.x86_64 import find as finding
-from gdb_optprobe.guest.linux.arch.x86_64 import frame_pointers, image_padding, invalid_op, orc, stacks, user
+from gdb_optprobe.guest.linux.arch.x86_64 import (
+    frame_pointers,
+    image_padding,
+    invalid_op,
+    orc,
+    orc_unwind,
+    stacks,
+    user_kernel,
+)
 from gdb_optprobe.guest.linux.arch.x86_64 import reads as reading
 from gdb_optprobe.guest.linux.arch.x86_64.frame_pointers import FramePointers
 from gdb_optprobe.guest.linux.arch.x86_64.image_padding import NoFiller
 from gdb_optprobe.guest.linux.arch.x86_64.lent import Lender
 from gdb_optprobe.guest.linux.arch.x86_64.module_text import ModuleText
 from gdb_optprobe.guest.linux.arch.x86_64.text import MODULES, KernelText, modules_area
+from gdb_optprobe.guest.linux.arch.x86_64.trap_entry import TRAPPING
 from gdb_optprobe.guest.linux.current import Current, on_x86_64
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
 from gdb_optprobe.guest.linux.loaded_text import LoadedText, ModuleCode
@@ -27,7 +36,7 @@ from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Function, Overlay, Text
 from gdb_optprobe.isa.base import ReadMemory
-from gdb_optprobe.isa.x86_64 import X86_64, unwind
+from gdb_optprobe.isa.x86_64 import X86_64
 
 PAD = 4
 """Bytes of a landing pad."""
@@ -77,7 +86,7 @@ class _X86:
         With frame pointers instead, where it makes a frame. Without either, what GCC has named.
         """
         if isinstance(unwinder, OrcUnwinder):
-            return unwinder.tables.find(function.start, unwinder.read) == unwind.CALLED
+            return unwinder.tables.find(function.start, unwinder.read) == orc_unwind.CALLED
         return function.compiled or (isinstance(unwinder, FramePointers) and frame_pointers.is_called(function))
 
     def per_cpu(self, kernel: Kernel) -> int | None:
@@ -98,7 +107,7 @@ class _X86:
         try:
             found = image_padding.find(kernel)
         except NoFiller as missing:
-            return Lender(machine, kernel, user.VCPUS).room(missing.message)
+            return Lender(machine, kernel, user_kernel.VCPUS).room(missing.message)
         mapping = image_padding.plan_mapping(found, tables, machine.read_physical)
         take = partial(physical_patch.apply, mapping, machine)
         give_back = partial(physical_patch.undo, mapping, machine)
@@ -111,7 +120,7 @@ class _X86:
             if place.journal[0] < place.journal[1]:
                 code = partial(image_padding.as_found, kernel, place.code)
                 yield Room(place.code, place.data, image_padding.FILL, journal=place.journal, as_found=code)
-        lent = Lender(machine, kernel, user.VCPUS).place()
+        lent = Lender(machine, kernel, user_kernel.VCPUS).place()
         if lent is not None:
             yield lent
 
@@ -123,13 +132,13 @@ class _X86:
 
     def trap_calls(self, kernel: Kernel, originals: Originals) -> TrapCalls:
         found = trap_calls.find(kernel, X86_64, originals, "exc_invalid_op", ("asm_exc_invalid_op",))
-        return replace(found, trap=invalid_op.trap(kernel, originals, found.handler))
+        return replace(found, trap=invalid_op.trap(kernel, originals, found.handler), trapping=TRAPPING)
 
     def user_kernel(
         self, kernel: Kernel, machine: Machine, physical: Callable[[int], int | None], originals: Originals
     ) -> UserKernel:
         direct = reading.reads(machine, kernel, physical).direct
-        return user.user_kernel(kernel, self.current(kernel).task, direct, originals)
+        return user_kernel.user_kernel(kernel, self.current(kernel).task, direct, originals)
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, facts: Facts, read: ReadMemory, module: ModuleAt = nowhere
@@ -145,7 +154,7 @@ class OrcUnwinder:
     """By the kernel's own unwind tables, and a module's in its text. stack: reads what they lead to."""
 
     text: tuple[int, int]
-    tables: unwind.Tables
+    tables: orc_unwind.Tables
     read: ReadMemory
     stack: ReadMemory
     module: ModuleAt = nowhere
@@ -160,19 +169,19 @@ class OrcUnwinder:
         def read(address: int, size: int) -> bytes:
             return (self.read if tables.holds(address) else self.stack)(address, size)
 
-        found = unwind.unwind(unwind.State(registers, exact=exact), tables, read)
+        found = orc_unwind.unwind(orc_unwind.State(registers, exact=exact), tables, read)
         return (found.registers, found.exact) if found is not None else None
 
     def over(self, read: ReadMemory) -> OrcUnwinder:
         return replace(self, stack=read)
 
-    def _tables(self, pc: int) -> unwind.Tables:
+    def _tables(self, pc: int) -> orc_unwind.Tables:
         found = self.module(pc) if not self.text[0] <= pc < self.text[1] else None
         if found is None or found.tables is None:
             return self.tables
         ips, entries = (found.tables[name] for name in ("arch.orc_unwind_ip", "arch.orc_unwind"))
         span = (ips.start, ips.start + 4 * ips.count)
-        return unwind.Tables(found.text, span, entries.start, encoding=self.tables.encoding)
+        return orc_unwind.Tables(found.text, span, entries.start, encoding=self.tables.encoding)
 
 
 X86 = _X86()

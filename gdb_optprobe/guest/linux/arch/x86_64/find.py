@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import kernel_image
 from gdb_optprobe.guest.kernel_image import Image, Run
+from gdb_optprobe.guest.linux.arch.x86_64 import paging
 from gdb_optprobe.guest.linux.kernel_discovery import Read, View
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.symbols import SymbolTable
-from gdb_optprobe.isa.x86_64 import paging
 
 # __START_KERNEL_map up to the modules (arch/x86/include/asm/page_64_types.h).
 IMAGE_AREA = (0xFFFF_FFFF_8000_0000, 0xFFFF_FFFF_C000_0000)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from gdb_optprobe.guest.linux.arch.x86_64 import frame_pointer_unwind, orc_unwind
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.guest.text import Function, Text
 from gdb_optprobe.isa.base import ReadMemory
-from gdb_optprobe.isa.x86_64 import frames, unwind
 
 # Functions in C that call others, wherever a kernel has been configured away.
 WITNESSES = ("schedule", "do_exit", "vfs_read", "vfs_write", "ksys_read", "wake_up_process", "kernel_clone")
@@ -28,13 +28,13 @@ class FramePointers:
         return self.text[0] <= pc < self.text[1] or self.code.function(pc) is not None
 
     def caller(self, registers: Mapping[str, int], exact: bool) -> tuple[Mapping[str, int], bool] | None:
-        found = frames.unwind(unwind.State(registers, exact=exact), self._function, self.read)
+        found = frame_pointer_unwind.unwind(orc_unwind.State(registers, exact=exact), self._function, self.read)
         return (found.registers, found.exact) if found is not None else None
 
     def over(self, read: ReadMemory) -> FramePointers:
         return replace(self, read=read)
 
-    def _function(self, pc: int) -> frames.Code | None:
+    def _function(self, pc: int) -> frame_pointer_unwind.Code | None:
         found = self.code.function(pc)
         return (found.start, found.own) if found is not None else None
 
@@ -43,7 +43,7 @@ def unwinder(kernel: Kernel, text: Text, read: ReadMemory) -> FramePointers:
     """Raises OptprobeError where this kernel's functions keep none."""
     addresses = (kernel.symbols.address(name) for name in WITNESSES)
     found = [function for at in addresses if at is not None and (function := text.function(at)) is not None]
-    made = sum(frames.makes_frame(each.start, each.own) for each in found)
+    made = sum(frame_pointer_unwind.makes_frame(each.start, each.own) for each in found)
     # One that carries a branch cannot be decoded.
     if made < FEWEST or 2 * made <= len(found):
         raise NoSuchKernel("this kernel has neither ORC tables nor frame pointers")
@@ -52,7 +52,8 @@ def unwinder(kernel: Kernel, text: Text, read: ReadMemory) -> FramePointers:
 
 def is_called(function: Function) -> bool:
     """Whether a function makes a frame, so that it is entered with a return address, and returns to there."""
-    return frames.makes_frame(function.start, function.own) and frames.balanced(function.start, function.own)
+    start, own = function.start, function.own
+    return frame_pointer_unwind.makes_frame(start, own) and frame_pointer_unwind.balanced(start, own)
 
 
 def has_tables(kernel: Kernel) -> bool:

@@ -30,10 +30,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.physical_patch import PhysicalPatch
-from gdb_optprobe.guest.machine import Machine
-from gdb_optprobe.isa.x86_64.paging import (
+from gdb_optprobe.guest.linux.arch.x86_64.paging import (
     ACCESSED,
     ADDRESS,
     LARGE,
@@ -44,6 +41,9 @@ from gdb_optprobe.isa.x86_64.paging import (
     table_entry,
     translate,
 )
+from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.physical_patch import PhysicalPatch
+from gdb_optprobe.guest.machine import Machine
 
 FILL = 0xCC
 PAGE = 4096

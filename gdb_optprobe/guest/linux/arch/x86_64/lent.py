@@ -36,6 +36,7 @@ from gdb_optprobe.guest.linux.arch.x86_64.image_padding import (
     Tables,
 )
 from gdb_optprobe.guest.linux.arch.x86_64.padding import Slot
+from gdb_optprobe.guest.linux.arch.x86_64.paging import NO_EXECUTE, page_entry, table_entry, translate
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.physical_patch import PhysicalPatch
 from gdb_optprobe.guest.linux.safe_points import SafePoints
@@ -43,7 +44,6 @@ from gdb_optprobe.guest.linux.user.vcpus import Vcpus
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.isa.x86_64.calling import CALLING
-from gdb_optprobe.isa.x86_64.paging import NO_EXECUTE, page_entry, table_entry, translate
 
 DATA_PAGES, CODE_PAGES, JOURNAL_PAGES, TABLES = 192, 256, 64, 2
 DATA = DATA_AT, DATA_AT + DATA_PAGES * PAGE

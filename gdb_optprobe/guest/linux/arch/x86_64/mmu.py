@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import Unreadable
+from gdb_optprobe.guest.linux.arch.x86_64 import paging
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.user.elf import PC, Kind
 from gdb_optprobe.guest.linux.user.mmu import Leaf, Mmu, ReadPhysical
-from gdb_optprobe.isa.x86_64 import paging
 
 FIXED_RECORDS = 0xFFFF_EA00_0000_0000
 """Where they are in kernels that do not choose (arch/x86/include/asm/pgtable_64_types.h, __VMEMMAP_BASE_L4)."""

@@ -1,7 +1,7 @@
 """The ORC tables of a kernel, once it is known how this build writes their entries.
 
 The kernel's types tell where an entry's bits are, but not which number stands for which register, and not every kernel
-has types. So the code of functions all over the text is asked what their entries have to say (unwind_layout.py), once
+has types. So the code of functions all over the text is asked what their entries have to say (orc_layout.py), once
 in each session.
 """
 
@@ -11,10 +11,11 @@ from collections.abc import Iterator
 
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.linux.arch.base import Facts
+from gdb_optprobe.guest.linux.arch.x86_64 import orc_layout, orc_unwind
+from gdb_optprobe.guest.linux.arch.x86_64.orc_unwind import Encoding, Tables
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.isa.base import ReadMemory
-from gdb_optprobe.isa.x86_64 import X86_64, unwind, unwind_layout
-from gdb_optprobe.isa.x86_64.unwind import Encoding, Tables
+from gdb_optprobe.isa.x86_64 import X86_64
 
 FACT = "numbers of registers in ORC"
 FUNCTIONS = 96
@@ -46,7 +47,7 @@ def _encoding(kernel: Kernel, facts: Facts, found: Tables) -> Encoding:
         if 0 <= which < len(candidates):
             return candidates[which].numbered(registers)
     witnesses = list(_witnesses(kernel, found))
-    settled = unwind_layout.settle(candidates, witnesses)
+    settled = orc_layout.settle(candidates, witnesses)
     if settled is None:
         raise NoSuchKernel("the tables to unwind this kernel's stack by (ORC) are of an unknown layout", HINT)
     which = next(at for at, candidate in enumerate(candidates) if candidate.numbered(settled.registers) == settled)
@@ -57,12 +58,12 @@ def _encoding(kernel: Kernel, facts: Facts, found: Tables) -> Encoding:
 def _candidates(facts: Facts) -> tuple[Encoding, ...]:
     """By the kernel's own types; without them, all that are known."""
     try:
-        return (unwind.encoding(facts.bits("orc_entry")),)
+        return (orc_unwind.encoding(facts.bits("orc_entry")),)
     except (OptprobeError, KeyError):
-        return unwind.MODERN, unwind.LEGACY
+        return orc_unwind.MODERN, orc_unwind.LEGACY
 
 
-def _witnesses(kernel: Kernel, found: Tables) -> Iterator[unwind_layout.Witness]:
+def _witnesses(kernel: Kernel, found: Tables) -> Iterator[orc_layout.Witness]:
     read = _in_pieces(kernel.memory.read)
     start, end = kernel.range("_stext", "_etext")
     starts = {
@@ -72,9 +73,9 @@ def _witnesses(kernel: Kernel, found: Tables) -> Iterator[unwind_layout.Witness]
     }
     for function, size in starts.items():
         try:
-            if unwind_layout.is_entered(found.raw(function, read)):
+            if orc_layout.is_entered(found.raw(function, read)):
                 insns = X86_64.decode(read(function, size), function)
-                entries = ((entry, found.raw(at, read)) for at, entry in unwind_layout.expected(insns))
+                entries = ((entry, found.raw(at, read)) for at, entry in orc_layout.expected(insns))
                 yield from ((entry, data) for entry, data in entries if data is not None)
         except Unreadable:
             continue

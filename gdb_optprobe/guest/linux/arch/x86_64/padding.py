@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.x86_64.image_padding import FILL, PAGE, NoFiller, Range, Tables
+from gdb_optprobe.guest.linux.arch.x86_64.paging import translate
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.isa.x86_64.calling import CALLING
-from gdb_optprobe.isa.x86_64.paging import translate
 
 BESIDE = 16
 """Bytes of padding that are left alone before and behind slots."""

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.guest.linux.arch.x86_64 import probe_read
 from gdb_optprobe.guest.linux.arch.x86_64.find import FIVE_LEVELS
+from gdb_optprobe.guest.linux.arch.x86_64.probe_read import PAGE, Direct
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.isa.emitter import Routine
-from gdb_optprobe.isa.x86_64 import peek
-from gdb_optprobe.isa.x86_64.peek import PAGE, Direct
 
 BASES = ("page_offset_base", "vmalloc_base")
 # Its start and end in such a kernel (Documentation/arch/x86/x86_64/mm.rst).
@@ -30,20 +30,20 @@ HINT = "memory that is known to be mapped can be read: $task, $comm, the kernel'
 
 @dataclass(frozen=True)
 class Reads:
-    """See guest.linux.port.Reads. read: kernel memory by virtual address."""
+    """See guest.linux.arch.base.Reads. read: kernel memory by virtual address."""
 
     direct: Direct
     memory: Callable[[int, int], bytes]
 
     @cached_property
     def routine(self) -> Routine:
-        return peek.routine(self.direct)
+        return probe_read.routine(self.direct)
 
     def read(self, registers: Mapping[str, int], address: int, size: int) -> bytes:
         data = b""
         while len(data) < size:
             at = address + len(data)
-            place = peek.place(self._physical, registers["cr3"], at, self.direct)
+            place = probe_read.place(self._physical, registers["cr3"], at, self.direct)
             if place is None:
                 raise Unreadable(at, size - len(data))
             data += self._physical(place, min(size - len(data), PAGE - at % PAGE))

@@ -1,0 +1,37 @@
+"""A trap's code stops in a routine that it calls: LR, as all that the user had, is in the frame.
+
+DWARF's numbers are those of GDB's .debug_frame (rs6000-tdep.c, rs6000_dwarf2_reg_to_regnum), where the MSR has none:
+so its number (SysV ABI, PowerPC supplement) stands for where a frame goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gdb_optprobe.isa.code import Code
+from gdb_optprobe.isa.ppc64le.abi import CTR, FLAGS, GENERAL, LR, PC, XER
+from gdb_optprobe.isa.ppc64le.forms import NONE, Way, logical, number, placed
+from gdb_optprobe.isa.ppc64le.words import to_bytes
+from gdb_optprobe.isa.user_stops import UserStopping
+
+_BLR = 0x4E80_0020
+
+
+class _Stopping:
+    machine = "ppc64le"
+    number, ticket = "r3", "r4"
+    place = to_bytes(_BLR)
+    columns: Mapping[str, int] = {
+        **{name: column for column, name in enumerate(GENERAL)},
+        FLAGS: 64, PC: 66, XER: 101, LR: 108, CTR: 109,
+    }  # fmt: skip
+    swapped: Mapping[str, str] = {"msr": ""}
+
+    def call(self, number_of: int, place: int) -> Code:
+        high, low = number_of >> 16, number_of & 0xFFFF
+        told = (number("addis", self.number, NONE, high), logical("ori", self.number, self.number, low))
+        return lambda at: placed([*told, Way(place, link=True)], at)
+
+
+STOPPING = _Stopping()
+_: UserStopping = STOPPING

@@ -1,0 +1,161 @@
+"""Code that the kernel comes to in place of a function that maps files: it maps, and writes what of ours belongs there.
+
+    call ─► not executable, shared, no file ─► the kernel's own
+       └──► the kernel's own ─► each row of the file's, within what was mapped: read, compared, written ─► back
+            fails, but for who was killed, or the file has something else by now: counted, and no more is written
+What a call of ours leaves below the stack pointer is wiped out: of a thread that sleeps it would seem to say that he is
+here. See maps/mmap_patches.py. Who is here holds no lock and may sleep; nothing of what he has mapped has run yet.
+(mm/util.c, vm_mmap_pgoff(file, addr, len, prot, flag, pgoff))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gdb_optprobe.isa.code import Code
+from gdb_optprobe.isa.x86_64.encode import Relative
+from gdb_optprobe.isa.x86_64.routine import assembled
+from gdb_optprobe.maps.mmap_patches import DATA, FAILED, INODE, INSIDE, LENGTH, OFFSET, OLD, ROWS, SIZE
+
+EXECUTABLE, WRITABLE, SHARED = 4, 2, 1  # PROT_EXEC, PROT_WRITE; MAP_SHARED and MAP_SHARED_VALIDATE, not MAP_PRIVATE
+WRITE = 1
+"""FOLL_WRITE (include/linux/mm_types.h)."""
+PATIENCE = 100
+"""Ticks of the kernel's clock that who could not write waits, were he not killed."""
+_CONSTANTS = ("table",)
+_PLACE = b"\x90" * 5
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """maps, writes, waits: addresses of vm_mmap_pgoff, access_remote_vm and schedule_timeout_killable.
+
+    current: per-CPU address of the running thread; mm, inode: offsets in that, and in a file.
+    """
+
+    maps: int
+    writes: int
+    waits: int
+    current: int
+    mm: int
+    inode: int
+
+    def code(self, table: int, force: int) -> Code:
+        """table: where the rows are. force: what has `writes` write into private copies.
+
+        Raises OptprobeError where keystone cannot be loaded or is wrong.
+        """
+        made = assembled(self._source(force), _CONSTANTS)
+        data = made.with_constants((table,))
+
+        def at(address: int) -> bytes:
+            code = bytearray(data)
+            for name, target in (("maps", self.maps), ("writes", self.writes), ("waits", self.waits)):
+                place = made.places[name]
+                assert code[place : place + len(_PLACE)] == _PLACE, "room for a jump"
+                code[place : place + len(_PLACE)] = Relative(b"\xe9" + bytes(4), 1, target).standing(address + place)
+            return bytes(code)
+
+        return at
+
+    def _source(self, force: int) -> Iterator[str]:
+        """As capstone writes it, but for names of places."""
+        saved = ("rbx", "rbp", "r12", "r13", "r14", "r15")
+        yield from ("test rdi, rdi", "je maps", f"test cl, {EXECUTABLE}", "je maps", f"test cl, {WRITABLE}", "jne maps")
+        yield from (f"test r8b, {SHARED}", "jne maps")
+        yield from (f"push {name}" for name in saved)
+        yield from f"""
+            mov r15, qword ptr [rip + table]
+            mov rbx, qword ptr [rdi{_offset(self.inode)}]
+            lea r12, [rdx + 0xfff]
+            mov r13, r9
+            lock inc qword ptr [r15{_offset(INSIDE)}]
+            call maps
+            mov qword ptr [rsp - 8], 0
+            push rax
+            cmp rax, -0x1000
+            ja done
+            mov r14, rax
+            and r12, 0xfffffffffffff000
+            shl r13, 0xc
+            lea rbp, [r15{_offset(ROWS)}]
+        row:
+            mov rax, qword ptr [rbp{_offset(INODE)}]
+            test rax, rax
+            je done
+            cmp rax, rbx
+            jne next
+            mov rsi, qword ptr [rbp{_offset(OFFSET)}]
+            sub rsi, r13
+            jb next
+            cmp rsi, r12
+            jae next
+            add rsi, r14
+            push rsi
+            push 0
+            push 0
+            mov rdx, rsp
+            mov r8d, {force & ~WRITE:#x}
+            call accesses
+            mov qword ptr [rsp - 8], 0
+            jne failed
+            mov rax, qword ptr [rsp]
+            cmp rax, qword ptr [rbp{_offset(OLD)}]
+            jne other
+            mov rax, qword ptr [rsp + 8]
+            cmp rax, qword ptr [rbp{_offset(OLD + 8)}]
+            jne other
+            mov rsi, qword ptr [rsp + 0x10]
+            lea rdx, [rbp{_offset(DATA)}]
+            mov r8d, {force:#x}
+            call accesses
+            mov qword ptr [rsp - 8], 0
+            jne failed
+            add rsp, 0x18
+            jmp next
+        failed:
+            mov edi, {PATIENCE:#x}
+            call waits
+            mov qword ptr [rsp - 8], 0
+            test rax, rax
+            jle other
+            add rsp, 0x18
+            jmp done
+        other:
+            add rsp, 0x18
+            lock inc qword ptr [r15{_offset(FAILED)}]
+            jmp done
+        next:
+            add rbp, {SIZE:#x}
+            jmp row
+        done:
+            lock dec qword ptr [r15{_offset(INSIDE)}]
+            pop rax
+        """.strip().splitlines()
+        yield from (f"pop {name}" for name in reversed(saved))
+        yield "ret"
+        yield from f"""
+        accesses:
+            mov rdi, {_signed(self.current):#x}
+            mov rdi, qword ptr gs:[rdi]
+            mov rdi, qword ptr [rdi{_offset(self.mm)}]
+            mov ecx, dword ptr [rbp{_offset(LENGTH)}]
+            call writes
+            mov qword ptr [rsp - 8], 0
+            cmp eax, dword ptr [rbp{_offset(LENGTH)}]
+            ret
+        """.strip().splitlines()
+        for name in ("maps", "writes", "waits"):
+            yield f"{name}:"
+            yield from ["nop"] * len(_PLACE)
+
+
+def _signed(address: int) -> int:
+    """A per-CPU variable's place from a CPU's base: below 2 GiB, or negative where it counts from the image's own."""
+    return address - (1 << 64) if address >> 63 else address
+
+
+def _offset(number: int) -> str:
+    """As capstone writes it."""
+    return f" + {number:#x}" if number > 9 else f" + {number}" if number else ""

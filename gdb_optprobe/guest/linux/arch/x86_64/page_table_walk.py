@@ -1,0 +1,93 @@
+"""Where the kernel may write what is at a user's address, without a fault: walk the page tables first.
+
+    address ─► the user's? within a page? ─► CR3 ─► … ─► leaf: present, writable, the user's, dirty
+                                                           └─► its page in the direct map, present and writable there
+What is written goes where a store of the user's would that had its translation cached: interrupts are off meanwhile, so
+nobody has an answer to a flush of translations, and only then are pages taken away, shared or cleaned (mm/gup.c,
+gup_fast). A page that is not dirty yet is left to the processor, which notes that it becomes so.
+
+    rax   address        ─►  where it is in the direct map, CF clear; or CF set
+    rsi   size, 1-8
+    rdx, r8 to r11, flags    lost
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+from gdb_optprobe.guest.linux.arch.x86_64 import paging
+from gdb_optprobe.guest.linux.arch.x86_64.probe_read import PAGE, Direct
+from gdb_optprobe.isa.x86_64.routine import Assembled, assembled
+
+_CONSTANTS = ("tables", "base", "size")
+
+
+def routine(direct: Direct, shared: bool = False) -> bytes:
+    """The code, wherever it stands. Raises OptprobeError where keystone cannot be loaded or is wrong.
+
+    shared: pages that forks share, too, for what is to change in all of them. Those may be dirty by the kernel's mark.
+    """
+    numbers = (paging.ADDRESS, direct.start, direct.size)
+    return _assembled(direct.la57, shared).with_constants(numbers)
+
+
+def _source(la57: bool, shared: bool) -> Iterator[str]:
+    """As capstone writes it, but for names of places."""
+    user = 56 if la57 else 47
+    yield f"mov edx, {5 if shared else 7}"
+    yield from ("mov r11, rax", f"shr r11, {user:#x}", "jne fault")
+    yield from ("mov r11d, eax", f"and r11d, {PAGE - 1:#x}", "add r11d, esi", f"cmp r11d, {PAGE:#x}", "ja fault")
+    yield "walk:"
+    yield "mov r10, cr3"
+    for level in range(5 if la57 else 4, 0, -1):
+        yield from (
+            "and r10, qword ptr [rip + tables]",
+            "mov r11, rax",
+            f"shr r11, {9 * level:#x}" if level > 1 else "shr r11, 9",
+            "and r11d, 0xff8",
+            "add r11, qword ptr [rip + base]",
+            "mov r10, qword ptr [r10 + r11]",
+            "mov r11d, r10d",
+            "not r11d",
+            "test edx, r11d",
+            "jne fault",
+        )
+        if level in (2, 3):
+            yield from ("test r10b, r10b", f"js leaf{level}")
+    for level in (1, 2, 3):
+        yield f"leaf{level}:"
+        yield f"mov r8d, {(PAGE << 9 * (level - 1)) - 1:#x}"
+        if level < 3:
+            yield "jmp compose"
+    yield from f"""
+    compose:
+        test r10b, {paging.DIRTY:#x}
+        {"jne kept" if shared else "je fault"}
+    """.strip().splitlines()
+    if shared:
+        yield from (f"bt r10, {paging.SAVED_DIRTY_BIT:#x}", "jae fault", "kept:")
+    yield from """
+        test rax, rax
+        js done
+        and r10, qword ptr [rip + tables]
+        and rax, r8
+        not r8
+        and r10, r8
+        or rax, r10
+        cmp rax, qword ptr [rip + size]
+        jae fault
+        add rax, qword ptr [rip + base]
+        mov edx, 3
+        jmp walk
+    done:
+        ret
+    fault:
+        stc
+        ret
+    """.strip().splitlines()
+
+
+@cache
+def _assembled(la57: bool, shared: bool) -> Assembled:
+    return assembled(_source(la57, shared), _CONSTANTS)

@@ -1,0 +1,101 @@
+"""Probes on user programs on x86-64: how the file is known that a trap stands in, and where a trap comes to.
+
+A trap of a user's is handled with interrupts off from its first instruction to its last, and nothing of the kernel's is
+called: to the kernel it is one long instruction of the user's. So what it does on its way in and out of C
+(kernel/entry/common.c, irqentry_enter_from_user_mode and irqentry_exit_to_user_mode) has no work here: what others
+want done meanwhile comes with an interrupt, which is taken right behind. Where the kernel takes a CPU that runs a
+user's code for one that looks at nothing (context tracking, nohz_full), page tables could go while they are walked: not
+there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import cache
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.call import INTERRUPTS
+from gdb_optprobe.guest.linux import trap_calls
+from gdb_optprobe.guest.linux.arch.x86_64 import leaf_entry, page_table_walk, preemption
+from gdb_optprobe.guest.linux.arch.x86_64.mmap_hook import Mapping
+from gdb_optprobe.guest.linux.arch.x86_64.mmu import X86Mmu
+from gdb_optprobe.guest.linux.arch.x86_64.probe_read import Direct
+from gdb_optprobe.guest.linux.arch.x86_64.program_writer import WRITING
+from gdb_optprobe.guest.linux.arch.x86_64.user_returns import RETURNING
+from gdb_optprobe.guest.linux.arch.x86_64.user_traps import USER
+from gdb_optprobe.guest.linux.kernel import MASK, Kernel
+from gdb_optprobe.guest.linux.trap_calls import Originals
+from gdb_optprobe.guest.linux.user import mm_hooks, mmap_hook
+from gdb_optprobe.guest.linux.user.mmap_hook import MAPS, WAITS, WRITES, MmapHook
+from gdb_optprobe.guest.linux.user.program_writer import Writing
+from gdb_optprobe.guest.linux.user.vcpus import Vcpus
+from gdb_optprobe.guest.linux.user_kernel import ReturnKernel, UserKernel, mapped
+from gdb_optprobe.guest.machine import Machine, Vcpu
+from gdb_optprobe.handlers import fold
+from gdb_optprobe.handlers.program import Expr, Load, Op
+from gdb_optprobe.handlers.scope import Missing
+from gdb_optprobe.isa.x86_64 import X86_64
+
+
+class _Vcpus:
+    writing: Writing = WRITING
+
+    def current(self, machine: Machine, kernel: Kernel, vcpu: Vcpu) -> int:
+        base = machine.registers(vcpu, ("gs_base",))["gs_base"]
+        variable = kernel.symbols.address("current_task")
+        if variable is None:
+            variable = kernel.address("pcpu_hot") + kernel.offset("pcpu_hot", "current_task")
+        return kernel.word(base + variable & MASK)
+
+    def may_sleep(self, machine: Machine, kernel: Kernel, vcpu: Vcpu) -> bool:
+        on = machine.registers(vcpu, ("eflags",))["eflags"] & INTERRUPTS
+        return bool(on) and preemption.may_sleep(machine, kernel, vcpu)
+
+    def numbers(self, kernel: Kernel, function: str) -> tuple[Collection[int], ...]:
+        start, code = kernel.body(function)
+        data = [insn.data for insn in X86_64.decode(code, start)]
+        return tuple(
+            {int.from_bytes(each[-4:], "little") for each in data if each.startswith(opcode) and len(each) == 6}
+            for opcode in (b"\x41\xb8", b"\x41\xb9")  # mov $imm32, %r8d and %r9d
+        )
+
+    def entry(self, kernel: Kernel, function: int) -> int:
+        return function
+
+
+VCPUS: Vcpus = _Vcpus()
+HANDLER, CALLER = "exc_int3", "asm_exc_int3"
+TRACKING = "context_tracking_key"
+
+
+def user_kernel(kernel: Kernel, task: Expr | Missing, direct: Direct, originals: Originals) -> UserKernel:
+    """task: the thread that runs. Raises OptprobeError."""
+    tracking = kernel.symbols.address(TRACKING)
+    if tracking is not None and int.from_bytes(kernel.memory.read(tracking, 4), "little"):
+        raise OptprobeError("this guest's kernel tracks who runs user code (nohz_full): its programs are not probed")
+    mmu = X86Mmu(direct.start, direct.size, direct.la57)
+    calls = trap_calls.find(kernel, X86_64, originals, HANDLER, (CALLER,))
+    routines = page_table_walk.routine(direct), leaf_entry.routine(direct, mmu.records(kernel))
+
+    @cache  # the calls are read as the kernel has them, before ours come
+    def returning() -> ReturnKernel:
+        if isinstance(task, Missing):
+            raise OptprobeError(task.message, task.hint)
+        place = fold.binary(Op.ADD, task, fold.constant(kernel.offset("task_struct", "mm")), 64, False)
+        finds = mm_hooks.copied, mm_hooks.ended
+        copied, ended = (find(kernel, X86_64, originals, VCPUS.entry) for find in finds)
+        mm, shared = Load(place, 8, signed=False, mapped=True), page_table_walk.routine(direct, shared=True)
+        return ReturnKernel(RETURNING, mm, shared, copied, ended)
+
+    known = kernel, USER, mapped(kernel, mmu)
+    return UserKernel(*known, *routines, calls, mmu, VCPUS, _arriving(kernel, originals), returning)
+
+
+def _arriving(kernel: Kernel, originals: Originals) -> MmapHook:
+    current = kernel.symbols.address("current_task")
+    if current is None:
+        current = kernel.address("pcpu_hot") + kernel.offset("pcpu_hot", "current_task")
+    to = kernel.address(MAPS)
+    inside = kernel.offset("task_struct", "mm"), kernel.offset("file", "f_inode")
+    mapping = Mapping(to, kernel.address(WRITES), kernel.address(WAITS), current, *inside)
+    return MmapHook(mmap_hook.calls(kernel, X86_64, originals, to), to, mapping.code)

@@ -1,0 +1,34 @@
+"""A trap's code stops in a routine that it calls; the return address is wiped out behind it, see mmap_hook.py.
+
+DWARF's numbers are those of the System V ABI, AMD64 supplement, figure 3.36.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gdb_optprobe.isa.code import Code, joined
+from gdb_optprobe.isa.user_stops import UserStopping
+from gdb_optprobe.isa.x86_64.encode import Relative, immediate, instruction
+
+_WIPE = bytes.fromhex("48c74424f800000000")  # movq $0, -8(%rsp)
+_NAMES = ("rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", *(f"r{number}" for number in range(8, 16)), "rip")
+
+
+class _Stopping:
+    machine = "x86_64"
+    number, ticket = "rax", "rdx"
+    place = b"\xc3"
+    columns: Mapping[str, int] = {
+        **{name: column for column, name in enumerate(_NAMES)}, "eflags": 49, "cs": 51, "ss": 52,
+    }  # fmt: skip
+    swapped: Mapping[str, str] = {"gs_base": "k_gs_base", "k_gs_base": "gs_base"}
+
+    def call(self, number: int, place: int) -> Code:
+        told = instruction(b"\xc7", 0, self.number, 4, immediate(number, 4))
+        called = Relative(b"\xe8" + bytes(4), 1, place)
+        return joined((lambda at: told, called.standing, lambda at: _WIPE))
+
+
+STOPPING = _Stopping()
+_: UserStopping = STOPPING

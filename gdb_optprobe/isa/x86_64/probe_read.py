@@ -1,0 +1,24 @@
+"""The registers of the routine that reads memory which may not be there, and how it is left.
+
+    rax   address     ─►  bytes
+    r10   size, 1-8   ─►  how many could be read
+    r11, flags            lost
+The routine itself is the kernel's arch's: it walks the kernel's page tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..base import ReadMemory
+from .abi import PC, SP
+from .decoder import decode
+from .writer import pushed
+
+WORD, SIZE, LOST = "rax", "r10", "r11"
+
+
+def caller(routine: bytes, at: int, registers: Mapping[str, int], read: ReadMemory) -> Mapping[str, int]:
+    """See ..emitter.Machine: each function takes off the stack what it has put there."""
+    sp = registers[SP] + sum(pushed(insn) for insn in decode(routine[:at], 0))
+    return {**registers, PC: int.from_bytes(read(sp, 8), "little"), SP: sp + 8}
