@@ -43,7 +43,7 @@ from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.stops import Hit, Landing, OnHit
-from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.target import NoModules, Target
 from tests.detours.fakes import code
 from tests.linux import fakes
 
@@ -292,10 +292,49 @@ def _set_nothing(values: Mapping[str, int]) -> None:
 
 
 @dataclass
+class FakeModule:
+    """A module that comes and goes: one body of the guest's. load: how often it was loaded; 0: it is not there."""
+
+    body: Body
+    load: int = 0
+    listeners: list[Callable[[int], None]] = field(default_factory=list)
+
+    def identity(self, address: int) -> object:
+        inside = self.body.address <= address < self.body.address + len(self.body.data)
+        return self.load or None if inside else None
+
+    def staying(self) -> object:
+        return self.load
+
+    def home(self, address: int) -> str:
+        return f"module:{self.body.name}" if self.identity(address) is not None else ""
+
+    def find(self, location: str) -> Sequence[int]:
+        is_ours = location.rpartition(":")[2] == self.body.name
+        return (self.body.address,) if self.load and is_ours else ()
+
+    def arrived(self, module: int) -> tuple[int, int]:
+        return self.body.address, self.body.address + len(self.body.data)
+
+    def listen(self, on_load: Callable[[int], None]) -> FakeStop:
+        self.listeners.append(on_load)
+        return FakeListener({}, 0, lambda _: None, heard=(self.listeners, on_load))
+
+
+@dataclass
+class FakeListener(FakeStop):
+    heard: tuple[list[Callable[[int], None]], Callable[[int], None]] = field(kw_only=True)
+
+    def remove(self) -> None:
+        self.heard[0].remove(self.heard[1])
+
+
+@dataclass
 class FakeGuest:
     """arena: where no journal is kept; else it is found as in a Linux guest. traps: where a trap is handled, see Body.
 
-    names: what names mean, where not only registers do. settings: of the session.
+    names: what names mean, where not only registers do. settings: of the session. module: see FakeModule.
+    breakpoints: the user's.
     """
 
     bodies: Sequence[Body]
@@ -307,6 +346,8 @@ class FakeGuest:
     memory: bytes = b""
     threads: Sequence[tuple[int, ...]] = ()
     forgotten: bool = False
+    module: FakeModule | None = None
+    breakpoints: frozenset[int] = frozenset()
     machine: FakeMachine = field(init=False)
     text: FakeText = field(init=False)
     stops: FakeStops = field(default_factory=FakeStops, init=False)
@@ -372,14 +413,29 @@ class FakeGuest:
             stacks_missing="",
             symbol=lambda _: "",
             completions=lambda _: (),
-            resolve=lambda location, _: (int(location[1:], 0),),
-            breakpoints=frozenset,
+            resolve=self._resolve,
+            breakpoints=lambda: self.breakpoints,
+            modules=self.module or NoModules(),
             alive=self._check_alive,
             scope=lambda _: known,
             at_return=lambda address: known if address in entries else None,
             trap_calls=self.trap_calls,
             forget=self._forget,
         )
+
+    def _resolve(self, location: str, glob: bool) -> tuple[int, ...]:
+        if location.startswith("*"):
+            return (int(location[1:], 0),)
+        if self.module is not None and (found := self.module.find(location)):
+            return tuple(found)
+        found = [body.address for body in self.bodies if body.name == location and body is not self._loaded_body]
+        if not found:
+            raise OptprobeError(f"no function named {location}")
+        return tuple(found)
+
+    @property
+    def _loaded_body(self) -> Body | None:
+        return self.module.body if self.module is not None else None
 
     def _check_alive(self) -> None:
         if self.forgotten:
@@ -426,8 +482,10 @@ class FakeGuest:
             hit = Hit(pc, number, registers, self.machine.read, write=_set_nothing)
             move = point.on_hit(hit)
             if move is not None:
-                pc = move.registers[X86_64.pc]
-        state = (*state[:PC], pc, *state[PC + 1 :])
+                for at, data in move.writes:
+                    self.machine.write(at, data)
+                state = tuple((registers | dict(move.registers)).values())
+                pc = state[PC]
         traps = self.traps is not None and self.machine.read(pc, 1) == self.traps.trap
         self.machine.threads[number] = self._trap(number, state) if traps else self.machine.run_one(state)
         return pc

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.isa.base import Flow, Insn
+from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.probes import recovery
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.spec import Kind, Spec
@@ -27,6 +30,7 @@ from tests.fake_guest import (
     SHORT,
     THREADS,
     TRACED,
+    Body,
     FakeGuest,
     program,
 )
@@ -162,3 +166,69 @@ def test_a_gdb_may_be_killed_behind_any_write(orders: list[tuple[str, int, int, 
                 error.add_note(f"{what}: killed behind write {number} of {len(world.guest.machine.writes)}")
                 raise
         world.run(steps)
+
+
+POWER = bytes.fromhex(
+    "a602087c"  # mflr r0
+    "100001f8"  # std r0,16(r1)
+    "e1ff21f8"  # stdu r1,-32(r1)
+    "0100632c"  # cmpdi r3,1
+    "08008241"  # beq L
+    "0a006338"  # addi r3,r3,10
+    "782b837c"  # L: or r3,r4,r5
+    "20002138"  # addi r1,r1,32
+    "100001e8"  # ld r0,16(r1)
+    "a603087c"  # mtlr r0
+    "2000804e"  # blr
+)
+"""A function of ppc64le."""
+
+
+def power_guest() -> FakeGuest:
+    return FakeGuest((Body("plain", PLAIN, POWER),), PPC64LE)
+
+
+def _power_specs() -> Iterator[Spec]:
+    yield from (Spec(f"*{PLAIN + 4 * number:#x}") for number in range(3))
+    yield Spec(f"*{PLAIN + 8:#x}", condition="$r3 > 3", actions=("count", "hist($r4)"))
+    yield Spec(f"*{PLAIN:#x}", kind=Kind.KRETPROBE)
+
+
+def test_a_gdb_may_be_killed_behind_any_write_on_ppc64le() -> None:
+    """No thread runs there; text that is not the original is a branch into a detour of that place."""
+    guest, original = power_guest(), power_guest()
+    session = guest.session()
+    actions: list[Callable[[], object]] = [partial(session.add, spec) for spec in _power_specs()]
+    actions += [partial(session.disable, [2]), partial(session.delete, [1]), partial(session.enable, [2])]
+    for action in (*actions, session.delete):
+        before = guest.copy()
+        guest.machine.writes.clear()
+        action()
+        for left in after_each_write(before, guest.machine.writes):
+            _check_taken_over(left, original)
+
+
+def _check_taken_over(guest: FakeGuest, original: FakeGuest) -> None:
+    heads = dict(_changed(guest, original))
+    session = guest.session()
+    left = guest.linux.left()
+    if left is None:
+        assert not heads
+        session.add(Spec(f"*{PLAIN:#x}"))
+    else:
+        assert {insn.target for insn in heads.values()} <= {slot.address for slot in left.detours}
+        assert recovery.recover(session).lost == ()
+    assert all(view.tier == "optimized" for view in session.views())
+    assert session.check() == ()
+    session.delete()
+    session.commit(0)
+    assert session.optimizer.give_back_arena() and guest.read_text() == original.read_text()
+    assert set(guest.machine.read(CODE, DATA - CODE)) == {FILL}
+
+
+def _changed(guest: FakeGuest, original: FakeGuest) -> Iterator[tuple[int, Insn]]:
+    for at in range(PLAIN, PLAIN + len(POWER), 4):
+        if guest.machine.read(at, 4) != original.machine.read(at, 4):
+            (insn,) = PPC64LE.decode(guest.machine.read(at, 4), at)
+            assert insn.flow is Flow.JUMP
+            yield at, insn

@@ -1,0 +1,64 @@
+"""Probes on a module of the fake guest, which comes and goes."""
+
+from __future__ import annotations
+
+import pytest
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.probes.session import Session
+from gdb_optprobe.probes.spec import Spec
+from tests.fake_guest import MEETING, THREADS, TRACED, FakeGuest, FakeModule, program
+
+LOCATION = "module:traced"
+
+
+def guest_with_module(load: int = 0) -> tuple[FakeGuest, FakeModule, Session]:
+    guest = program()
+    body = next(body for body in guest.bodies if body.address == TRACED)
+    guest.module = FakeModule(body, load)
+    return guest, guest.module, guest.session()
+
+
+def run(guest: FakeGuest) -> None:
+    for number in range(THREADS):
+        guest.run_to(number, MEETING)
+        guest.run_to(number, MEETING)
+
+
+def state(session: Session) -> tuple[str, str]:
+    (view,) = session.views()
+    return view.tier, view.reason.code if view.reason is not None else ""
+
+
+def test_a_pending_probe_is_there_before_its_module_runs() -> None:
+    guest, module, session = guest_with_module()
+    with pytest.raises(OptprobeError):
+        session.add(Spec(LOCATION))
+    session.add(Spec(LOCATION, pending=True))
+    assert state(session)[1] == "PENDING" and len(module.listeners) == 1
+    module.load = 1
+    module.listeners[0](0)
+    assert state(session)[0] == "optimized"
+    run(guest)
+    assert session.hits(1) == 2 * THREADS
+    session.delete()
+    assert module.listeners == []
+
+
+def test_counts_outlive_the_module() -> None:
+    guest, module, session = guest_with_module(load=1)
+    session.add(Spec(LOCATION))
+    run(guest)
+    before = session.hits(1)
+    original = module.body.data
+    module.load = 0
+    guest.machine.write(TRACED, original)  # its memory is another's
+    written = len(guest.machine.writes)
+    session.comings.notice()
+    assert state(session)[1] == "MODULE_GONE" and session.hits(1) == before
+    assert not any(TRACED <= at < TRACED + len(original) for at, _ in guest.machine.writes[written:])
+    module.load = 2
+    session.comings.notice()
+    assert state(session)[0] == "optimized"
+    run(guest)
+    assert session.hits(1) == before + 2 * THREADS and session.check() == ()

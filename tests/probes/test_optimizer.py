@@ -1,0 +1,218 @@
+"""A session on the fake guest: each tier works and counts; sites move up and down, and the reason is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.probes import leaving
+from gdb_optprobe.probes.session import Session
+from gdb_optprobe.probes.spec import Kind, Spec
+from tests.fake_guest import CODE, DATA, FILL, MEETING, PLAIN, SHORT, THREADS, TRACED, FakeGuest, program
+
+ROUNDS = 5
+OFF = {"optimization": False, "trap": False, "boost": False, "emulation": False}
+
+
+def run(guest: FakeGuest, session: Session) -> None:
+    """Let each thread call every function some times, from MEETING to MEETING. The guest stops once on the way."""
+    for number in range(THREADS):
+        guest.run_to(number, MEETING)
+    session.optimizer.stopped()
+
+
+def counted(guest: FakeGuest, session: Session, number: int) -> int:
+    """Return how often probe `number` counts in ROUNDS calls by each thread."""
+    run(guest, session)
+    before = session.hits(number)
+    for _ in range(ROUNDS):
+        run(guest, session)
+    return session.hits(number) - before
+
+
+def view_of(session: Session, number: int) -> tuple[str, str]:
+    (view,) = session.views([number])
+    return view.tier, view.reason.code if view.reason is not None else ""
+
+
+@pytest.mark.parametrize(
+    ("address", "settings", "tier"),
+    [
+        (PLAIN, {}, "optimized"),
+        (TRACED, {}, "optimized"),
+        (SHORT, {}, "trapped"),
+        (PLAIN, {"optimization": False, "trap": False}, "emulated"),
+        (PLAIN + 1, {"optimization": False, "trap": False}, "boosted"),
+        (PLAIN + 1, {"optimization": False, "trap": False, "boost": False}, "breakpoint"),
+        (PLAIN, OFF, "breakpoint"),
+    ],
+)
+@pytest.mark.parametrize("specs", ["count", "program"])
+def test_each_tier_counts_every_hit(address: int, settings: Mapping[str, bool], tier: str, specs: str) -> None:
+    guest = program()
+    guest.settings = replace(guest.settings, **settings)
+    session = guest.session()
+    spec = Spec(f"*{address:#x}")
+    session.add(spec if specs == "count" else replace(spec, condition="$rsp != 0", actions=("count", "hist($rax)")))
+    if tier != "breakpoint":
+        assert counted(guest, session, 1) == THREADS * ROUNDS
+    assert view_of(session, 1)[0] == tier and session.check() == ()
+    session.delete()
+    run(guest, session)
+    session.commit(0)
+    assert session.optimizer.give_back_arena() and guest.read_text() == program().read_text()
+    assert set(guest.machine.read(CODE, DATA - CODE)) == {FILL}
+
+
+def test_settings_move_sites_down_and_up_again() -> None:
+    guest, session = program(), None
+    session = guest.session()
+    session.add(Spec(f"*{PLAIN:#x}"))
+    usual, text = guest.settings, program().machine.read(PLAIN, 16)
+    tiers = []
+    for off in ((), ("optimization",), ("optimization", "trap"), ("optimization", "trap", "emulation")):
+        guest.settings = replace(usual, **dict.fromkeys(off, False))
+        session.resettle()
+        tiers.append(view_of(session, 1)[0])
+        assert counted(guest, session, 1) == THREADS * ROUNDS and session.check() == ()
+        assert (guest.machine.read(PLAIN, 16) == text) == (tiers[-1] not in ("optimized", "trapped"))
+    assert tiers == ["optimized", "trapped", "emulated", "boosted"]
+    guest.settings = usual
+    session.resettle()
+    assert view_of(session, 1)[0] == "optimized"
+
+
+def test_a_site_waits_while_a_thread_is_inside_and_counts_meanwhile() -> None:
+    guest = program()
+    session = guest.session()
+    guest.run_to(1, PLAIN + 1)
+    session.add(Spec(f"*{PLAIN:#x}"))
+    assert view_of(session, 1) == ("breakpoint", "NOT_QUIESCENT")
+    with pytest.raises(OptprobeError, match="thread 1 is inside the bytes"):
+        session.commit(0)
+    guest.run_to(0, PLAIN)
+    guest.run_to(1, MEETING)
+    session.optimizer.stopped()
+    assert view_of(session, 1)[0] == "optimized"
+    session.commit(0)
+    assert counted(guest, session, 1) == THREADS * ROUNDS
+
+
+def test_a_breakpoint_of_the_users_moves_the_site_down_while_it_is_there() -> None:
+    guest = program()
+    session = guest.session()
+    session.add(Spec(f"*{PLAIN:#x}"))
+    guest.breakpoints = frozenset((PLAIN,))
+    session.make_way(guest.breakpoints)
+    assert view_of(session, 1)[1] == "USER_BREAKPOINT"
+    assert guest.machine.read(PLAIN, 5) == guest.bodies[1].data[:5]
+    gone, guest.breakpoints = guest.breakpoints, frozenset()
+    session.make_way(gone)
+    assert view_of(session, 1)[0] == "optimized"
+
+
+def test_python_handlers_hold_a_site_down() -> None:
+    guest = program()
+    session = guest.session()
+    seen: list[int] = []
+    session.add(Spec(f"*{PLAIN + 1:#x}", pre_handler=lambda hit: seen.append(hit.regs["rax"])))
+    session.add(Spec(f"*{TRACED + 5:#x}", post_handler=lambda hit: None))
+    assert [view_of(session, number) for number in (1, 2)] == [
+        ("boosted", "PYTHON_HANDLER"),
+        ("breakpoint", "PYTHON_HANDLER"),
+    ]
+    assert counted(guest, session, 1) == THREADS * ROUNDS and len(seen) >= THREADS * ROUNDS
+
+
+def test_probes_that_share_a_branch_come_and_go_one_by_one() -> None:
+    guest = program()
+    session = guest.session()
+    addresses = [insn.address for insn in guest.isa.decode(guest.bodies[1].data, PLAIN)][:4]
+    for address in addresses:
+        session.add(Spec(f"*{address:#x}"))
+    assert len(list(session.registry.branches())) < len(addresses)
+    session.disable([2])
+    assert counted(guest, session, 2) == 0 and counted(guest, session, 3) == THREADS * ROUNDS
+    session.enable([2])
+    session.delete([1])
+    assert counted(guest, session, 2) == counted(guest, session, 4) == THREADS * ROUNDS
+    assert [probe.number for probe in session.registry.probes()] == [2, 3, 4]
+    assert session.registry.site(addresses[0]) is None
+    with pytest.raises(OptprobeError, match="no probe number 1"):
+        session.views([1])
+
+
+def test_a_branch_that_is_overwritten_is_found_and_left_alone() -> None:
+    guest = program()
+    session = guest.session()
+    session.add(Spec(f"*{PLAIN:#x}"))
+    guest.machine.write(PLAIN, b"\xcc")
+    (problem,) = session.check()
+    assert f"{PLAIN:#x}" in problem
+    with pytest.raises(OptprobeError, match="1 of 1 probes are left in the guest"):
+        session.delete()
+    assert guest.machine.read(PLAIN, 1) == b"\xcc"
+    with pytest.raises(OptprobeError):
+        session.add(Spec(f"*{PLAIN:#x}"))
+
+
+@pytest.mark.parametrize("address", [PLAIN, TRACED, SHORT])
+def test_return_probes_see_every_call_return(address: int) -> None:
+    guest = program()
+    session = guest.session()
+    session.add(Spec(f"*{address:#x}", kind=Kind.KRETPROBE, condition="$rax != 0", actions=("count", "sum($rax)")))
+    assert counted(guest, session, 1) == THREADS * ROUNDS
+    assert session.missed(1) == 0
+    (view,) = session.reports([1])
+    assert view.active == 0 and session.check() == ()
+    guest.run_to(0, address)
+    for _ in range(60):
+        guest.step(0)
+    session.delete()
+    run(guest, session)
+    session.commit(0)
+    assert session.optimizer.give_back_arena() and guest.read_text() == program().read_text()
+
+
+def test_return_probes_of_a_function_that_nothing_calls_where_it_starts() -> None:
+    session = program().session()
+    with pytest.raises(OptprobeError, match="0x"):
+        session.add(Spec(f"*{PLAIN + 1:#x}", kind=Kind.KRETPROBE))
+    assert not session.registry.probes()
+
+
+@pytest.mark.parametrize("leave_by", ["leave", "delete"])
+def test_leaving_while_a_thread_is_in_a_detour(leave_by: str) -> None:
+    guest = program()
+    session = guest.session()
+    session.add(Spec(f"*{PLAIN:#x}", actions=("hist($rax)",)))
+    (branch,) = session.registry.branches()
+    guest.run_to(0, PLAIN)
+    guest.step(0)
+    guest.step(0)
+    with pytest.raises(OptprobeError) as stays:
+        if leave_by == "leave":
+            leaving.leave(session)
+        else:
+            session.delete()
+            session.commit(0)
+    assert "thread 0" in stays.value.message
+    assert guest.machine.read(PLAIN, 5) == guest.bodies[1].data[:5], "the text is the guest's at once"
+    assert guest.machine.read(branch.detour.address, branch.detour.size) != bytes([FILL]) * branch.detour.size
+    guest.run_to(0, MEETING)
+    leaving.leave(session)
+    assert set(guest.machine.read(CODE, DATA - CODE)) == {FILL} and guest.read_text() == program().read_text()
+
+
+def test_explain_says_what_add_does() -> None:
+    for address in (PLAIN, PLAIN + 9, TRACED, SHORT, MEETING):
+        guest = program()
+        session, spec = guest.session(), Spec(f"*{address:#x}")
+        before = bytes(guest.machine.memory)
+        (told,) = session.explain(spec)
+        assert bytes(guest.machine.memory) == before
+        (view,) = session.add(spec)
+        assert told.tier == view.tier
