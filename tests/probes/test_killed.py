@@ -172,7 +172,7 @@ POWER = bytes.fromhex(
     "a602087c"  # mflr r0
     "100001f8"  # std r0,16(r1)
     "e1ff21f8"  # stdu r1,-32(r1)
-    "0100632c"  # cmpdi r3,1
+    "0100232c"  # cmpdi r3,1
     "08008241"  # beq L
     "0a006338"  # addi r3,r3,10
     "782b837c"  # L: or r3,r4,r5
