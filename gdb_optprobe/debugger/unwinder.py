@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import gdb
 import gdb.unwinder
 
-from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.base import Unwinder
 from gdb_optprobe.isa import machines

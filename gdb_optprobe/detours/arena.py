@@ -6,8 +6,8 @@
     └────────┴────────┴────────┴───────────────┘          └─┴─┴─┴─┴─┴──────────────────────────┘
      steps of 8 bytes, or of the                           8-byte steps, lowest first: counters lie
      instructions' alignment                               side by side and are read in one packet
-Pads (pads.py) have pages of the code to themselves.
-Where the ranges come from is not known here: the kernel's arch has found them, or `set optprobe arena` gives them.
+Pads (stop_pad.py) have pages of the code to themselves.
+The ranges come from the guest's arch, or from `set optprobe arena`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from gdb_optprobe.detours import pads
+from gdb_optprobe.detours import stop_pad
+from gdb_optprobe.detours.arena_contents import ArenaContents
+from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import Item, Journal, TableKind
-from gdb_optprobe.detours.layout import Detour
-from gdb_optprobe.detours.left import Left
 from gdb_optprobe.detours.patch import Patch, TextChanged
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.detours.slots import Slot, Slots
@@ -26,8 +26,8 @@ from gdb_optprobe.guest.machine import Memory
 
 CODE_STEP = 8
 DATA_STEP = 8
-ASIDE_CODE, ASIDE_DATA = 8192, 1024
-"""Bytes for what a session puts in place of another one's: all that traps come to; counts of calls under way."""
+RESERVE_CODE, RESERVE_DATA = 8192, 1024
+"""Bytes of the reserve for a session that adopts this arena: the trap handler and its table; counts of active calls."""
 
 Range = tuple[int, int]
 
@@ -36,7 +36,7 @@ Range = tuple[int, int]
 class Ranges:
     """What an arena is made of, as (start, end) pairs.
 
-    fill: the byte that free code memory holds, None where it may hold anything. Data memory holds anything too.
+    fill: the byte that free code memory holds; None if it may hold anything. Data memory may hold anything.
     """
 
     code: tuple[Range, ...]
@@ -47,58 +47,59 @@ class Ranges:
 class Arena:
     """All memory for detours of one guest.
 
-    alignment: of instructions; where they may stand anywhere, detours begin at multiples of 8 nevertheless.
-    resident:  code that detours call (probes/probe_read.py).
-    journal:   what another GDB will know of it. left_before: what it knew of an earlier one's.
+    alignment:  of instructions; if they may begin anywhere, detours begin at multiples of 8 nevertheless.
+    probe_read: code that detours call (probes/probe_read.py).
+    journal:    tells another GDB what is in the arena.
+    earlier:    what an earlier GDB's journal said is in the arena; None if nothing was adopted.
     """
 
     def __init__(self, ranges: Ranges, alignment: int = 1, journal: Journal | None = None) -> None:
         self.ranges = ranges
         self.journal = journal or Journal()
-        self.left_before: Left | None = None
+        self.earlier: ArenaContents | None = None
         self._step = alignment if alignment > 1 else CODE_STEP
         self.code = _Pool([Slots(start, end, self._step) for start, end in ranges.code])
         self.data = _Pool([Slots(start, end, DATA_STEP) for start, end in ranges.data])
-        self.resident: tuple[Slot, Detour] | None = None
+        self.probe_read: tuple[Slot, Detour] | None = None
         self.pads = _Pool([])
         self._pages: list[Slot] = []
         self._bell: Slot | None = None
-        self._left: dict[Slot, Detour] = {}
-        self._ways: set[Slot] = set()
+        self._retired: dict[Slot, Detour] = {}
+        self._dispatchers: set[Slot] = set()
         self._called: set[Slot] = set()
-        # Counts what was left. What is in use from a count on, nobody knows who was left by then.
-        self._lefts = 0
-        self._left_as: dict[Slot, int] = {}
-        self._used_from: dict[int, int] = {}
-        self._before: dict[Slot, bytes] = {}
-        self._uses: dict[int, frozenset[int]] = {}
+        # Counts the retirements. Data allocated after one cannot be used by code that was retired before.
+        self._retirements = 0
+        self._retired_as: dict[Slot, int] = {}
+        self._allocated_after: dict[int, int] = {}
+        self._overwritten: dict[Slot, bytes] = {}
+        self._references: dict[int, frozenset[int]] = {}
         self._tables: dict[TableKind, Slot] = {}
-        self._taken: set[Slot] = set()
-        self._aside: tuple[Slot, Slot] | None = None
-        self._aside_at: Range | None = None
+        self._adopted_tables: set[Slot] = set()
+        self._reserve: tuple[Slot, Slot] | None = None
+        self._reserve_near: Range | None = None
 
     def allocate_code(self, size: int, near: int, reach: int) -> Slot:
-        """Memory for `size` bytes of code that a branch at `near` reaches and that can branch back.
+        """Allocate `size` bytes for code that a branch at `near` reaches and that can branch back.
 
         Raises Refused: ARENA_FULL, ARENA_OUT_OF_REACH.
         """
-        low, high = _within(near, reach, size)
+        low, high = _code_range(near, reach, size)
         return self.code.allocate(size, low, high, near)
 
     def allocate_pad(self, near: int, reach: int) -> Slot:
-        """Memory for a pad of a probe at `near`. Raises Refused, as `allocate_code`."""
-        low, high = _within(near, reach, pads.PAGE)
-        if all(slots.find(pads.SIZE, low, high) is None for slots in self.pads.slots):
-            page = self.code.claim_page(pads.PAGE, low, high)
+        """Allocate memory for a stop pad of a probe at `near`. Raises Refused, as `allocate_code`."""
+        low, high = _code_range(near, reach, stop_pad.PAGE)
+        if all(slots.find(stop_pad.SIZE, low, high) is None for slots in self.pads.slots):
+            page = self.code.claim_page(stop_pad.PAGE, low, high)
             if page is None:
                 raise Refused(Refusal.ARENA_FULL.because(used=self.code.used, size=self.code.size))
-            self._has_pads(page)
-        return self.pads.allocate(pads.SIZE, low, high, near)
+            self._add_pad_page(page)
+        return self.pads.allocate(stop_pad.SIZE, low, high, near)
 
-    def take_bell(self, near: int, reach: int) -> Slot:
-        """The page of data in which the bell is that programs ring before they leave to a pad. Raises Refused."""
+    def doorbell_page(self, near: int, reach: int) -> Slot:
+        """Return the page of data with the doorbell that programs ring before they go to a pad. Raises Refused."""
         if self._bell is None:
-            self._bell = self.data.claim_page(pads.PAGE, near - reach + pads.PAGE, near + reach - pads.PAGE)
+            self._bell = self.data.claim_page(stop_pad.PAGE, near - reach + stop_pad.PAGE, near + reach - stop_pad.PAGE)
             if self._bell is not None:
                 self.journal.put(Item.DATA, self._bell.address, self._bell.size)
         if self._bell is None:
@@ -106,25 +107,25 @@ class Arena:
         return self._bell
 
     def free_code(self, near: int, reach: int) -> int:
-        """Where free memory for code begins that a branch at `near` reaches; nothing is taken.
+        """Return the start of free memory for code that a branch at `near` reaches; nothing is allocated.
 
         Raises Refused: ARENA_FULL, ARENA_OUT_OF_REACH.
         """
-        low, high = _within(near, reach, self._step)
+        low, high = _code_range(near, reach, self._step)
         return self.code.find(self._step, low, high, near)
 
     def allocate_data(self, size: int, near: int | None = None, reach: int = 1 << 64) -> Slot:
-        """Memory for `size` bytes of data; `near` and `reach` where code addresses it by distance. Raises Refused."""
+        """Allocate `size` bytes of data; `near` and `reach` if code addresses it by distance. Raises Refused."""
         if near is None:
             slot = self.data.allocate(size, 0, 1 << 64, 0)
         else:
-            slot = self.data.allocate(size, *_data_within(near, reach, size), near)
-        self._used_from[slot.address] = self._lefts
+            slot = self.data.allocate(size, *_data_range(near, reach, size), near)
+        self._allocated_after[slot.address] = self._retirements
         self.journal.put(Item.DATA, slot.address, slot.size)
         return slot
 
     def allocate_table(self, table: TableKind, size: int, near: int, reach: int) -> Slot:
-        """As `allocate_data`, for the table that there is from now on. Raises Refused."""
+        """Allocate data for the current table of a kind. Raises Refused."""
         slot = self.allocate_data(size, near, reach)
         self.journal.put(Item.TABLE, table, slot.address)
         return slot
@@ -134,84 +135,87 @@ class Arena:
         return self._tables.get(table)
 
     def adopt_table(self, table: TableKind, fits: Callable[[int], bool]) -> Slot | None:
-        """The memory of an earlier session's table, once, where its size `fits`; what it holds is still looked at."""
+        """Take over the memory of an earlier session's table, once, if its size `fits`; its content is not checked."""
         slot = self._tables.get(table)
         if slot is None or not fits(slot.size):
             return None
-        self._taken.add(self._tables.pop(table))
+        self._adopted_tables.add(self._tables.pop(table))
         return slot
 
     def release_table(self, table: TableKind, slot: Slot) -> None:
-        """Nothing comes to the table at `slot` any more, but who is in code that was left; there may be a newer one."""
+        """Release the table at `slot`: only retired code may still use it. There may be a newer table."""
         if self.journal.state.get(f"{Item.TABLE} {table:x}") == slot.address:
             self.journal.drop(Item.TABLE, table)
         self.data.release(slot)
 
-    def set_aside(self, near: int, reach: int) -> None:
-        """Keep memory off that another session needs to take over from this one: the journal does not tell of it.
+    def reserve(self, near: int, reach: int) -> None:
+        """Hold back memory that another session needs to adopt this arena; the journal does not list it.
 
-        What is taken over may need that very memory: then it is set aside as soon as there is some again (`tidy`).
+        What this session adopts may need that very memory: then `refill_reserve` takes it when some is free again.
         Raises Refused.
         """
         if self.journal.memory is None:
-            return  # no other session finds anything
-        if self.left_before is None:
-            self.check_aside(near, reach)
-        self._aside_at = near, reach
-        self.tidy()
+            return  # no other session can adopt anything
+        if self.earlier is None:
+            self.check_reserve(near, reach)
+        self._reserve_near = near, reach
+        self.refill_reserve()
 
-    def tidy(self) -> None:
-        """Set aside what was spent, where there is room."""
-        if self._aside is not None or self._aside_at is None:
+    def refill_reserve(self) -> None:
+        """Allocate the reserve again after `release_reserve`, if there is room."""
+        if self._reserve is not None or self._reserve_near is None:
             return
-        near, reach = self._aside_at
+        near, reach = self._reserve_near
         try:
-            self.check_aside(near, reach)
+            self.check_reserve(near, reach)
         except Refused:
             return
-        code = self.code.allocate(ASIDE_CODE, *_within(near, reach, ASIDE_CODE), near)
-        self._aside = code, self.data.allocate(ASIDE_DATA, *_data_within(near, reach, ASIDE_DATA), near)
+        code = self.code.allocate(RESERVE_CODE, *_code_range(near, reach, RESERVE_CODE), near)
+        self._reserve = code, self.data.allocate(RESERVE_DATA, *_data_range(near, reach, RESERVE_DATA), near)
 
-    def check_aside(self, near: int, reach: int, data: int = ASIDE_DATA) -> None:
-        """Raises Refused where there is no room for what is set aside of code, and so many bytes of data."""
-        if self._aside is None:
-            self.check_code(ASIDE_CODE, near, reach)
+    def check_reserve(self, near: int, reach: int, data: int = RESERVE_DATA) -> None:
+        """Check that there is room for the code of a reserve and so many bytes of data. Raises Refused."""
+        if self._reserve is None:
+            self.check_code(RESERVE_CODE, near, reach)
             if data:
                 self.check_data(data, near, reach)
 
-    def spend_aside(self) -> None:
-        """What was set aside is as free as all else."""
-        if self._aside is not None:
-            (code, data), self._aside = self._aside, None
-            self.code.give_back(code)
-            self.data.give_back(data)
+    def release_reserve(self) -> None:
+        """Free the memory of the reserve for any use."""
+        if self._reserve is not None:
+            (code, data), self._reserve = self._reserve, None
+            self.code.free(code)
+            self.data.free(data)
 
     def check_code(self, size: int, near: int, reach: int) -> None:
-        """Raises Refused where `allocate_code` would; nothing is taken."""
-        self.code.find(size, *_within(near, reach, size), near)
+        """Raise Refused if `allocate_code` would; nothing is allocated."""
+        self.code.find(size, *_code_range(near, reach, size), near)
 
     def check_data(self, size: int, near: int, reach: int) -> None:
-        """Raises Refused where `allocate_data` would; nothing is taken."""
-        self.data.find(size, *_data_within(near, reach, size), near)
+        """Raise Refused if `allocate_data` would; nothing is allocated."""
+        self.data.find(size, *_data_range(near, reach, size), near)
 
-    def place(self, slot: Slot, data: bytes, memory: Memory, padding: bytes) -> Patch:
-        """The patch that fills `slot` with `data` and `padding`. Raises TextChanged; foreign bytes lose the slot."""
+    def code_patch(self, slot: Slot, data: bytes, memory: Memory, padding: bytes) -> Patch:
+        """Return the patch that fills `slot` with `data` and `padding`.
+
+        Raises TextChanged if the slot holds foreign bytes; it is discarded then.
+        """
         new = data + padding * ((slot.size - len(data)) // len(padding))
         old = memory.read(slot.address, slot.size)
         if self.ranges.fill is not None and old != bytes([self.ranges.fill]) * slot.size:
-            (self.pads if self.pads.has(slot) else self.code).lose(slot)
+            (self.pads if self.pads.has(slot) else self.code).discard(slot)
             raise TextChanged(slot.address, bytes([self.ranges.fill]) * slot.size, old)
-        self._before[slot] = old
+        self._overwritten[slot] = old
         return Patch(slot.address, old, new)
 
     def wipe(self, slots: Iterable[Slot], memory: Memory) -> None:
-        """Make `slots`, which nobody can be inside, what they were: filler that traps, where that is ours to take."""
+        """Restore the bytes of `slots`, which no vCPU can be inside: fill that traps, or what was overwritten."""
         fill = self.ranges.fill
         runs: list[tuple[int, bytearray]] = []
         for slot in sorted(slots):
             self.journal.drop(Item.CODE, slot.address)
-            self._forget_uses(slot)
-            before = self._before.pop(slot, None if fill is None else bytes([fill]) * slot.size)
+            self._forget_references(slot)
+            before = self._overwritten.pop(slot, None if fill is None else bytes([fill]) * slot.size)
             if before is None:
                 continue
             if runs and runs[-1][0] + len(runs[-1][1]) == slot.address:
@@ -221,172 +225,174 @@ class Arena:
         for address, data in runs:
             memory.write(address, bytes(data))
 
-    def note_uses(self, slot: Slot, uses: Iterable[int]) -> None:
-        """What the code in `slot` may write to, call or leave to begins at these addresses: data, routines, pads.
+    def set_references(self, slot: Slot, references: Iterable[int]) -> None:
+        """Record the addresses of the data, routines and pads that the code in `slot` may write to, call or go to.
 
-        Code of which nothing is noted may come to anything.
+        Code without a record may reference anything.
         """
-        self._uses[slot.address] = frozenset(uses)
-        distances = sorted(address - slot.address for address in self._uses[slot.address])
-        self.journal.put(Item.USES, slot.address, distances)
+        self._references[slot.address] = frozenset(references)
+        distances = sorted(address - slot.address for address in self._references[slot.address])
+        self.journal.put(Item.REFERENCES, slot.address, distances)
 
-    def _forget_uses(self, slot: Slot) -> None:
-        if self._uses.pop(slot.address, None) is not None:
-            self.journal.drop(Item.USES, slot.address)
+    def _forget_references(self, slot: Slot) -> None:
+        if self._references.pop(slot.address, None) is not None:
+            self.journal.drop(Item.REFERENCES, slot.address)
 
-    def take_up(self, fits: Callable[[Detour], bool]) -> tuple[Slot, Detour] | None:
-        """Released code that `fits` and that something leads to again; None where none is."""
-        found = next((slot for slot, detour in self._left.items() if fits(detour)), None)
+    def reuse(self, fits: Callable[[Detour], bool]) -> tuple[Slot, Detour] | None:
+        """Take back retired code that `fits`: something will lead to it again; None if there is none."""
+        found = next((slot for slot, detour in self._retired.items() if fits(detour)), None)
         if found is None:
             return None
-        self.code.take_up(found)
+        self.code.reuse(found)
         self._called.discard(found)
-        self._ways.discard(found)
-        del self._left_as[found]
-        return found, self._left.pop(found)
+        self._dispatchers.discard(found)
+        del self._retired_as[found]
+        return found, self._retired.pop(found)
 
-    def leave(self, slot: Slot, detour: Detour, way: bool = False) -> None:
-        """Nothing leads to `detour` in `slot` any more, but somebody may still be inside and will go on to the text.
+    def retire(self, slot: Slot, detour: Detour, dispatches: bool = False) -> None:
+        """Retire `detour` in `slot`: nothing leads there any more, but a saved PC may be inside.
 
-        way: or to any other that was left, by a table that was left too.
+        dispatches: it may also lead to any other retired code, by a table that was released too.
         """
         self.code.release(slot)
-        if way:
-            self._ways.add(slot)
-        self._left[slot] = detour
-        self._lefts += 1
-        self._left_as[slot] = self._lefts
+        if dispatches:
+            self._dispatchers.add(slot)
+        self._retired[slot] = detour
+        self._retirements += 1
+        self._retired_as[slot] = self._retirements
 
-    def dismiss(self) -> None:
-        """Nothing calls the resident any more, where nothing else of ours is in the code memory."""
-        if self.resident is not None and self.code.holds_only(self.resident[0]):
-            resident, self.resident = self.resident, None
-            self.leave(*resident)
-
-    @property
-    def left(self) -> tuple[Detour, ...]:
-        """Detours in which somebody may still be, although nothing leads there."""
-        return tuple(self._left.values())
+    def retire_probe_read(self) -> None:
+        """Retire probe_read if it is the only code left: nothing calls it any more."""
+        if self.probe_read is not None and self.code.holds_only(self.probe_read[0]):
+            (slot, detour), self.probe_read = self.probe_read, None
+            self.retire(slot, detour)
 
     @property
-    def has_ways(self) -> bool:
-        """Whether code was left that leads to other code by a table."""
-        return bool(self._ways)
+    def retired(self) -> tuple[Detour, ...]:
+        """Return the detours that nothing leads to, but that a saved PC may be inside."""
+        return tuple(self._retired.values())
+
+    @property
+    def has_retired_dispatchers(self) -> bool:
+        """Return whether there is retired code that leads to other code by a table."""
+        return bool(self._dispatchers)
 
     def dirty(self) -> tuple[Slot, ...]:
-        """Released code in which somebody may still be, pads too."""
+        """Return the released code that a saved PC may be inside, pads included."""
         return (*self.code.dirty, *self.pads.dirty)
 
     def reclaim(self, busy: Callable[[Sequence[Range]], Collection[Range]]) -> tuple[Slot, ...]:
-        """Free every released slot of which `busy` says that nobody is inside; returns what is free now.
+        """Free every released slot that `busy` does not return; return what is free now.
 
-        Data that were released are free once all code is that may write there: what was left while they were in use,
-        unless it is noted what it uses. The same holds for pads, where it may stop, and for what it may call. From a
-        pad somebody goes on anywhere, as from a way.
+        Released data is free when all code that may write there is: what was retired while the data was in use, unless
+        its references are recorded. The same holds for pads, where code may stop, and for what it may call. From a pad
+        execution may continue anywhere, as from a dispatcher.
         """
         waiting = self.dirty()
         if not waiting:
             self._reclaim_data()
             return ()
         inside = set(busy([(slot.address, slot.end) for slot in (*self.code.dirty, *self._pages)]))
-        if any((slot.address, slot.end) in inside for slot in (*self._pages, *self._ways)):
+        if any((slot.address, slot.end) in inside for slot in (*self._pages, *self._dispatchers)):
             return ()
         empty = self._empty(inside)
         self.code.reclaim(empty)
-        self._ways.difference_update(empty)
+        self._dispatchers.difference_update(empty)
         self._called.difference_update(empty)
         for slot in empty:
-            self._left.pop(slot, None)
-            self._left_as.pop(slot, None)
-            self._forget_uses(slot)
+            self._retired.pop(slot, None)
+            self._retired_as.pop(slot, None)
+            self._forget_references(slot)
         self._reclaim_data()
         return (*empty, *self._reclaim_pads())
 
     def _empty(self, inside: Collection[Range]) -> tuple[Slot, ...]:
-        """Of the released code, what nobody is in or comes to."""
+        """Return the released code that no saved PC is in and that no caller can reach."""
         empty = [slot for slot in self.code.dirty if (slot.address, slot.end) not in inside]
         callers = [slot for slot in self.code.dirty if slot not in empty and slot not in self._called]
-        return tuple(slot for slot in empty if slot not in self._called or not self._is_used(slot.address, callers))
+        called = {slot for slot in self._called if self._is_referenced(slot.address, callers)}
+        return tuple(slot for slot in empty if slot not in called)
 
-    def _is_used(self, address: int, by: Iterable[Slot]) -> bool:
-        """Whether some of this code may come to what begins at `address`."""
-        return any(address in self._uses.get(slot.address, (address,)) for slot in by)
+    def _is_referenced(self, address: int, by: Iterable[Slot]) -> bool:
+        """Return whether some of this code may reference what begins at `address`."""
+        return any(address in self._references.get(slot.address, (address,)) for slot in by)
 
     @property
     def pad_pages(self) -> tuple[Range, ...]:
         return tuple((page.address, page.end) for page in self._pages)
 
-    def adopt(self, left: Left, memory: Memory, handlers: Collection[int] = ()) -> None:
-        """What an earlier session's journal tells of, in which somebody may be; the data are still in use.
+    def adopt(self, earlier: ArenaContents, memory: Memory, handlers: Collection[int] = ()) -> None:
+        """Adopt what an earlier session's journal lists: code that saved PCs may be inside, data still in use.
 
-        handlers: of the kernel's, before which there may be code that leads by a table to other code of that session's.
+        handlers: the kernel's; code before them may lead, by a table, to other code of the earlier session.
         """
-        self.left_before = left
-        for slot, detour in left.detours.items():
+        self.earlier = earlier
+        for slot, detour in earlier.detours.items():
             if self.code.claim(slot.address, slot.size) is not None:
-                self.leave(slot, detour, detour.head in handlers)
+                self.retire(slot, detour, detour.head in handlers)
                 if detour.head in (slot.address, *handlers):
                     self._called.add(slot)
-        for page in left.pads:
+        unused = bytes([self.ranges.fill or 0]) * stop_pad.SIZE
+        for page in earlier.pads:
             if self.code.claim(page.address, page.size) is not None:
-                self._has_pads(page)
+                self._add_pad_page(page)
                 held = memory.read(page.address, page.size)
-                for at in range(0, page.size, pads.SIZE):
-                    pad = self.pads.claim(page.address + at, pads.SIZE)
-                    if pad is not None and held[at : at + pads.SIZE] == bytes([self.ranges.fill or 0]) * pads.SIZE:
-                        self.pads.give_back(pad)
+                for at in range(0, page.size, stop_pad.SIZE):
+                    pad = self.pads.claim(page.address + at, stop_pad.SIZE)
+                    if pad is not None and held[at : at + stop_pad.SIZE] == unused:
+                        self.pads.free(pad)
                     elif pad is not None:
                         self.pads.release(pad)
-        for slot in left.data:
+        for slot in earlier.data:
             self.data.claim(slot.address, slot.size)
-        self._uses |= left.uses
-        self._tables |= left.tables
+        self._references |= earlier.references
+        self._tables |= earlier.tables
 
     def release_data(self, kept: Collection[Slot] = ()) -> None:
-        """What was adopted of the data, but for `kept` and tables, goes with the code that may still write there."""
+        """Release the adopted data except `kept` and tables; it is freed with the code that may still write there."""
         for table in self._tables:
             self.journal.drop(Item.TABLE, table)
         self._tables.clear()
-        adopted = self.left_before.data if self.left_before is not None else ()
+        adopted = self.earlier.data if self.earlier is not None else ()
         for slots in self.data.slots:
             for slot in slots.used:
-                if slot in adopted and slot not in kept and slot not in self._taken:
+                if slot in adopted and slot not in kept and slot not in self._adopted_tables:
                     slots.release(slot)
 
-    def _has_pads(self, page: Slot) -> None:
+    def _add_pad_page(self, page: Slot) -> None:
         self._pages.append(page)
-        self.pads.slots.append(Slots(page.address, page.end, pads.SIZE))
+        self.pads.slots.append(Slots(page.address, page.end, stop_pad.SIZE))
         self.journal.put(Item.PADS, page.address, page.size)
 
     def _reclaim_data(self) -> None:
-        """What was released, where no code may write that is left."""
-        left = [(slot, self._left_as.get(slot, self._lefts + 1)) for slot in self.code.dirty]
+        """Free the released data that no retired code may write to."""
+        left = [(slot, self._retired_as.get(slot, self._retirements + 1)) for slot in self.code.dirty]
 
         def is_used(data: Slot) -> bool:
-            since = self._used_from.get(data.address, 0)
-            return self._is_used(data.address, (slot for slot, left_as in left if left_as > since))
+            since = self._allocated_after.get(data.address, 0)
+            return self._is_referenced(data.address, (slot for slot, left_as in left if left_as > since))
 
         empty = [slot for slot in self.data.dirty if not is_used(slot)]
         for slot in empty:
             # What is told of a table of calls goes with its memory.
             for item in (Item.DATA, Item.POINT, Item.CALLS):
                 self.journal.drop(item, slot.address)
-            self._used_from.pop(slot.address, None)
+            self._allocated_after.pop(slot.address, None)
         self.data.reclaim(empty)
 
     def _reclaim_pads(self) -> tuple[Slot, ...]:
-        """What was released that no code may leave to; a page without one goes back to the code."""
-        freed = tuple(slot for slot in self.pads.dirty if not self._is_used(slot.address, self.code.dirty))
+        """Free the released pads that no code may go to; a page without pads becomes code memory again."""
+        freed = tuple(slot for slot in self.pads.dirty if not self._is_referenced(slot.address, self.code.dirty))
         self.pads.reclaim(freed)
         empty = [slots for slots in self.pads.slots if not (slots.used or slots.dirty)]
         for slots in empty:
             self.pads.slots.remove(slots)
             page = next(page for page in self._pages if page.address == slots.start)
             self._pages.remove(page)
-            self.code.give_back(page)
+            self.code.free(page)
             self.journal.drop(Item.PADS, page.address)
         if self._bell is not None and not self._pages:
-            self.data.give_back(self._bell)
+            self.data.free(self._bell)
             self.journal.drop(Item.DATA, self._bell.address)
             self._bell = None
         return freed
@@ -402,21 +408,21 @@ class _Pool:
 
     @property
     def used(self) -> int:
-        """Bytes that are not free, those lost among them."""
+        """Return how many bytes are not free, discarded ones included."""
         return self.size - sum(slots.free_bytes for slots in self.slots)
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest free piece."""
+        """Return the bytes of the largest free piece."""
         return max((slots.largest for slots in self.slots), default=0)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing of ours is in it."""
+        """Return whether nothing is allocated in it."""
         return not any(slots.used or slots.dirty for slots in self.slots)
 
     def holds_only(self, slot: Slot) -> bool:
-        """Whether nothing of ours is in it but this."""
+        """Return whether `slot` is all that is allocated in it."""
         return [each for slots in self.slots for each in (*slots.used, *slots.dirty)] == [slot]
 
     @property
@@ -427,7 +433,7 @@ class _Pool:
         return any(slots.start <= slot.address < slots.end for slots in self.slots)
 
     def claim_page(self, size: int, low: int, high: int) -> Slot | None:
-        """The lowest free page inside [low, high): what is left behind reaches no further than it must."""
+        """Allocate the lowest free page inside [low, high), so that later slots stay in reach."""
         for slots in self.slots:
             first, last = max(slots.start, low), min(slots.end, high)
             for address in range(-(-first // size) * size, last - size + 1, size):
@@ -453,20 +459,20 @@ class _Pool:
         raise Refused(Refusal.ARENA_OUT_OF_REACH.because(address=f"{near:#x}"))
 
     def claim(self, address: int, size: int) -> Slot | None:
-        """What an earlier session left in use at `address`; None where that is no free piece of ours."""
+        """Allocate the piece at `address` that an earlier session uses; None if it is not a free piece of the arena."""
         return next((found for s in self.slots if (found := s.claim(address, size)) is not None), None)
 
     def release(self, slot: Slot) -> None:
         self._of(slot.address).release(slot)
 
-    def take_up(self, slot: Slot) -> None:
-        self._of(slot.address).take_up(slot)
+    def reuse(self, slot: Slot) -> None:
+        self._of(slot.address).reuse(slot)
 
-    def give_back(self, slot: Slot) -> None:
-        self._of(slot.address).give_back(slot)
+    def free(self, slot: Slot) -> None:
+        self._of(slot.address).free(slot)
 
-    def lose(self, slot: Slot) -> None:
-        self._of(slot.address).lose(slot)
+    def discard(self, slot: Slot) -> None:
+        self._of(slot.address).discard(slot)
 
     def reclaim(self, empty: Iterable[Slot]) -> None:
         for slot in empty:
@@ -476,13 +482,13 @@ class _Pool:
         return next(slots for slots in self.slots if slots.start <= address < slots.end)
 
 
-def _within(near: int, reach: int, size: int) -> Range:
-    """Where `size` bytes of code may lie that a branch at `near` leads to."""
-    # The branch counts from its own end, and the way back starts at the far end of the detour.
+def _code_range(near: int, reach: int, size: int) -> Range:
+    """Return where `size` bytes of code may be that a branch at `near` leads to."""
+    # The branch counts from its own end, and the branch back starts at the far end of the detour.
     margin = size + 256
     return near - reach + margin, near + reach - margin
 
 
-def _data_within(near: int, reach: int, size: int) -> Range:
-    """Where `size` bytes of data may lie that code at `near` addresses by distance."""
+def _data_range(near: int, reach: int, size: int) -> Range:
+    """Return where `size` bytes of data may be that code at `near` addresses by distance."""
     return near - reach + size + 4096, near + reach - size - 4096

@@ -1,18 +1,18 @@
-"""Keep the journal (maps/journal_format.py) of an arena up to date, so that another GDB finds what is in the guest.
+"""The journal of an arena (maps/journal_format.py): it tells another GDB what is in the guest.
 
     kind   key       value
     text   address   original bytes of a branch, whether the tracer was kept off     before the branch is written
-    code   address   size, head, origins, ways on of a detour                        before its first byte is written
+    code   address   size, head, origins, exits of a detour                          before its first byte is written
     pads   address   -                                                               a page of them
     data   address   size
     probe  number    probes/recovery.py
     point  address   of return probes, the same
     calls  address   of the same table: whether its probes are deleted, and what was counted in older tables
-    uses   address   of code, what else of ours it may come to: see Arena.note_uses    before its first byte is written
+    uses   address   of code, what it may reference: see Arena.set_references      before its first byte is written
     table  number    address of the data of the only table of a kind, see TableKind: another GDB has its own there
     user   number    probes/user/trap_records.py
     room   -         the arena itself, by its maker                                  first of all
-What is gone is noted with the next change: until then what it tells of is in nobody's way.
+The removal of an item is written with the next change: until then it does no harm.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any
 
-from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.machine import Memory
-from gdb_optprobe.maps import journal_format as form
+from gdb_optprobe.maps import journal_format
 from gdb_optprobe.maps.journal_format import Found, State
 
 FULL = "full"
@@ -37,7 +37,7 @@ _SHORT = 64  # bytes by which the last record is known
 
 
 class Item(StrEnum):
-    """What is noted, each by a number: see above."""
+    """The kinds of items, as their keys begin: see above."""
 
     TEXT = "text"
     CODE = "code"
@@ -46,14 +46,14 @@ class Item(StrEnum):
     PROBE = "probe"
     POINT = "point"
     CALLS = "calls"
-    USES = "uses"
+    REFERENCES = "uses"
     TABLE = "table"
     USER = "user"
     ROOM = "room"
 
 
 class TableKind(IntEnum):
-    """Tables of which there is one, by their numbers in the journal."""
+    """Tables that exist once, by their numbers in the journal."""
 
     TRAPS = 1
     USER_TRAPS = 2
@@ -79,7 +79,7 @@ class Journal:
     _generation: int = field(init=False)
     _half: int = field(init=False)
     _tail: int = 0
-    _unpacked: form.Unpacked = field(default_factory=form.Unpacked)
+    _unpacked: journal_format.Unpacked = field(default_factory=journal_format.Unpacked)
     _last_piece: bytes = b""
     _seen: int = field(init=False)
     _open: bool = False
@@ -96,37 +96,37 @@ class Journal:
         if self._generation:
             other = self._at(1 - self._half)
             self._wipe(other, other + self.size // 2)
-        elif form.header(0) in (self._read(at, form.HEADER) for at in (0, self.size // 2)):
+        elif journal_format.header(0) in (self._read(at, journal_format.HEADER) for at in (0, self.size // 2)):
             self._clear_all()
         if not self._generation:
             self._half = 1
-            self._write(0, form.header(0))
+            self._write(0, journal_format.header(0))
         self._open = True
         self._rewrite()
 
     def clear(self) -> None:
-        """Nothing is left in the guest but this: it goes, its memory is as it was."""
+        """Remove the journal, when nothing else is left in the guest: its memory is restored."""
         self._open, self._changes = False, {}
         if self.memory is None:
             return
         if self._generation:
             other = self._at(1 - self._half)
-            self._write(other, form.header(0))
+            self._write(other, journal_format.header(0))
             self._fill(self._half, self._tail)
-            self._fill(1 - self._half, form.HEADER if self._tail else 0)
+            self._fill(1 - self._half, journal_format.HEADER if self._tail else 0)
         else:
             self._clear_all()
         self._generation = self._tail = 0
 
     def lose(self) -> None:
-        """Its memory is not ours any more: it may begin anew in other memory."""
+        """Forget its memory, which is the guest's again: it may begin in other memory."""
         self._open = False
         self._generation = self._half = self._tail = self._seen = 0
         self._changes = dict(self.state)
 
     @property
     def is_open(self) -> bool:
-        """Whether it is kept: there is memory for it, and it has not become full."""
+        """Return whether it is written: there is memory for it, and it has not become full."""
         return self._open
 
     def stands(self) -> bool:
@@ -134,8 +134,8 @@ class Journal:
         if not self._open:
             return True
         at, last = self._at(self._half), self._last_piece
-        held = self._read(at, form.HEADER), self._read(at + self._tail - len(last), len(last))
-        return held == (form.header(self._generation), last)
+        held = self._read(at, journal_format.HEADER), self._read(at + self._tail - len(last), len(last))
+        return held == (journal_format.header(self._generation), last)
 
     # what is kept ------------------------------------------------------------------------------------------------
 
@@ -154,17 +154,17 @@ class Journal:
             self._changes[key] = None
 
     def code(self, slot: Slot, detour: Detour) -> None:
-        """`detour` is about to be written into `slot`."""
+        """Record that `detour` is about to be written into `slot`."""
         origins = [[at - slot.address, original - detour.head] for at, original in detour.origins]
-        ways = [[insn.address - slot.address, insn.data.hex()] for insn in detour.ways_on]
-        self.put(Item.CODE, slot.address, [slot.size, detour.size, detour.head, origins, ways])
+        exits = [[insn.address - slot.address, insn.data.hex()] for insn in detour.exits]
+        self.put(Item.CODE, slot.address, [slot.size, detour.size, detour.head, origins, exits])
 
     def flush(self) -> None:
         """Write down what has changed."""
         if not self._open or not self._changes:
             return
-        body = form.body(self._changes)
-        data = form.record(body, self._generation)
+        body = journal_format.body(self._changes)
+        data = journal_format.record(body, self._generation)
         if self._tail + len(data) + _LAST > self.size // 2 or not self._unpacked.holds(body, _LAST):
             self._rewrite()
             return
@@ -175,29 +175,29 @@ class Journal:
     # its memory --------------------------------------------------------------------------------------------------
 
     def _rewrite(self) -> None:
-        """All of it into the other half. Where that has too little room, it says so and is kept no more."""
-        # By chance: what was written once more, behind a snapshot that was loaded, is known from what came before.
+        """Write all of it into the other half. If that has too little room, write that it is full and close it."""
+        # A random generation tells what is written after a snapshot is loaded from what was written before.
         generation, half = self._generation + 1 + random.randrange(_AGES), 1 - self._half
-        body, unpacked = form.body(self.state), form.Unpacked()
-        data = form.record(body, generation)
-        # What a reader does not take is as bad as what has no room.
-        if form.HEADER + len(data) + _LAST > self.size // 2 or not unpacked.holds(body, _LAST):
-            self._append(form.record(form.body({FULL: True}), self._generation))
+        body, unpacked = journal_format.body(self.state), journal_format.Unpacked()
+        data = journal_format.record(body, generation)
+        # A record that no reader accepts is as bad as one that has no room.
+        if journal_format.HEADER + len(data) + _LAST > self.size // 2 or not unpacked.holds(body, _LAST):
+            self._append(journal_format.record(journal_format.body({FULL: True}), self._generation))
             self._open = False
             return
         at = self._at(half)
-        self._write(at + form.HEADER, data)
-        self._write(at, form.header(generation))
+        self._write(at + journal_format.HEADER, data)
+        self._write(at, journal_format.header(generation))
         if self._generation:
             self._fill(self._half, self._tail)
-        self._generation, self._half, self._tail = generation, half, form.HEADER + len(data)
+        self._generation, self._half, self._tail = generation, half, journal_format.HEADER + len(data)
         self._last_piece = data[-_SHORT:]
         unpacked.spend(body)
         self._unpacked = unpacked
         self._changes.clear()
 
     def _append(self, data: bytes) -> None:
-        for offset, part in form.in_order(self._at(self._half) + self._tail, data):
+        for offset, part in journal_format.in_order(self._at(self._half) + self._tail, data):
             self._write(offset, part)
         self._tail += len(data)
         self._last_piece = data[-_SHORT:]
@@ -210,7 +210,7 @@ class Journal:
         return self.memory.read(self.start + offset, size)
 
     def _write(self, offset: int, data: bytes) -> None:
-        """Raises OptprobeError where it and what is behind are not what they must be."""
+        """Write into unused memory. Raises OptprobeError if that, or what is behind, is not unused."""
         assert self.memory is not None
         while self._seen < min(offset + len(data) + _LAST, self.size):
             piece = self._read(self._seen, min(_PIECE, self.size - self._seen))
@@ -221,7 +221,7 @@ class Journal:
         self.memory.write(self.start + offset, data)
 
     def _fill(self, half: int, used: int) -> None:
-        """used: bytes that are written there; 0 where that is not known."""
+        """Fill a half. used: the bytes written there; 0 if unknown."""
         at = self._at(half)
         if used:
             self._write(at, bytes([self.fill]) * used)
@@ -229,16 +229,16 @@ class Journal:
             self._wipe(at, at + self.size // 2)
 
     def _clear_all(self) -> None:
-        """What tells that something was begun goes last."""
+        """Clear both halves, the headers last: they tell that something was begun."""
         half = self.size // 2
-        for start, end in ((form.HEADER, half), (half + form.HEADER, self.size)):
+        for start, end in ((journal_format.HEADER, half), (half + journal_format.HEADER, self.size)):
             self._wipe(start, end)
         for start in (0, half):
-            self._wipe(start, start + form.HEADER)
+            self._wipe(start, start + journal_format.HEADER)
         self._seen = self.size
 
     def _wipe(self, start: int, end: int) -> None:
-        """What is no fill there, a header first."""
+        """Write fill over what is not fill there."""
         assert self.memory is not None
         used = self._read(start, end - start).rstrip(bytes([self.fill]))
         self.memory.write(self.start + start, bytes([self.fill]) * len(used))

@@ -3,9 +3,9 @@
     ┌───────┬──────┬─────────────┬───────┬───────────────────────┐
     │ used  │ free │ used        │ dirty │ free                  │
     └───────┴──────┴─────────────┴───────┴───────────────────────┘
-     dirty: released, but somebody may still be inside; reclaimed when proven empty, else never used again
+     dirty: released, but a saved PC may be inside; reclaimed when proven empty, else never used again
 
-A released piece of data is dirty too: code that is still being run may write there.
+A released piece of data is dirty too: code that still runs may write there.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class Slots:
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest free piece."""
+        """Return the bytes of the largest free piece."""
         return max((slot.size for slot in self._free), default=0)
 
     def find(self, size: int, low: int = 0, high: int = 1 << 64) -> int | None:
-        """Where the lowest free piece of `size` bytes inside [low, high) begins; None where there is none."""
+        """Return the start of the lowest free piece of `size` bytes inside [low, high); None if there is none."""
         size = self._rounded(size)
         for hole in self._free:
             at = self._rounded(max(hole.address, low))
@@ -67,12 +67,12 @@ class Slots:
         return None
 
     def allocate(self, size: int, low: int = 0, high: int = 1 << 64) -> Slot | None:
-        """The lowest free piece of `size` bytes inside [low, high); None where there is none."""
+        """Allocate the lowest free piece of `size` bytes inside [low, high); None if there is none."""
         at = self.find(size, low, high)
         return self.claim(at, size) if at is not None else None
 
     def claim(self, address: int, size: int) -> Slot | None:
-        """The piece of `size` bytes at `address`; None where it is not free, or no piece begins there."""
+        """Allocate the piece of `size` bytes at `address`; None if it is not free, or no piece begins there."""
         size = self._rounded(size)
         for index, hole in enumerate(self._free):
             if hole.address <= address and address + size <= hole.end and address % self.granularity == 0:
@@ -81,25 +81,25 @@ class Slots:
         return None
 
     def release(self, slot: Slot) -> None:
-        """Nothing leads to `slot` any more; somebody may still be inside."""
+        """Make a used slot dirty: nothing leads there any more, but a saved PC may be inside."""
         self._dirty[slot.address] = self._used.pop(slot.address)
 
-    def take_up(self, slot: Slot) -> None:
-        """Something leads to `slot`, which was released, once more."""
+    def reuse(self, slot: Slot) -> None:
+        """Make a dirty slot used again: something leads there once more."""
         self._used[slot.address] = self._dirty.pop(slot.address)
 
     def reclaim(self, empty: Iterable[Slot]) -> None:
-        """Nobody is inside these released slots: they are free."""
+        """Free these dirty slots: no saved PC is inside."""
         for slot in empty:
             del self._dirty[slot.address]
             self._join(slot)
 
-    def give_back(self, slot: Slot) -> None:
-        """`slot` was never reachable: it is free at once."""
+    def free(self, slot: Slot) -> None:
+        """Free a used slot at once: it was never reachable."""
         self._join(self._used.pop(slot.address))
 
-    def lose(self, slot: Slot) -> None:
-        """`slot` holds bytes that are not ours: it is never handed out again."""
+    def discard(self, slot: Slot) -> None:
+        """Never allocate `slot` again: it holds foreign bytes."""
         self._used.pop(slot.address, None)
 
     def _rounded(self, number: int) -> int:

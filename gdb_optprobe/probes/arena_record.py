@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from typing import Any
 
+from gdb_optprobe.detours.arena_contents import ArenaContents, Bounds, decode, restoring_patches
 from gdb_optprobe.detours.journal import Item, Journal
-from gdb_optprobe.detours.left import Bounds, Left, read, undoing
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import physical_patch
 from gdb_optprobe.guest.linux.arch.base import Loan, Port, Room
@@ -25,7 +25,7 @@ from gdb_optprobe.maps import journal_format as form
 from gdb_optprobe.maps import validate
 from gdb_optprobe.maps.journal_format import MAGIC, Damaged, Found, State
 
-NOTHING = Left()
+NOTHING = ArenaContents()
 MOST = 1 << 12
 """Pieces of code memory, and changes of page tables, at most."""
 LARGEST = 1 << 16
@@ -40,7 +40,7 @@ class Earlier:
 
     place: Room
     found: Found
-    left: Left
+    left: ArenaContents
     mapping: tuple[PhysicalPatch, ...]
     loan: Loan | None = None
 
@@ -99,8 +99,8 @@ def look(
         if found is not None:
             place, mapping, loan = _room(found.state, place, recovered)
             bounds = Bounds(recovered.text, place.code, place.data, place.fill, port.loaded)
-            left = read(found.state, bounds, memory, isa)
-            undoing(left, memory, isa)
+            left = decode(found.state, bounds, memory, isa)
+            restoring_patches(left, memory, isa)
             return Earlier(place, found, left, mapping, loan)
     return None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.probes.installed_detour import Placed

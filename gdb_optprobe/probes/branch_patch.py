@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from gdb_optprobe.detours import layout, patch
+from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.detour import Detour, build_detour
 from gdb_optprobe.detours.journal import Item
-from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
@@ -56,7 +56,7 @@ def write(
     for probe in (probe for site in sites for probe in site.enabled):
         note(probe, arena.journal)
     arena.journal.put(Item.TEXT, plan.head, [plan.original.hex(), plan.ftrace is not None])
-    placed = Placed.near(plan.head, lambda at: layout.build(plan, target.isa, at, programs), target, arena)
+    placed = Placed.near(plan.head, lambda at: build_detour(plan, target.isa, at, programs), target, arena)
     ways: list[Patch] = []
     try:
         ways += _lead_pads(codes, placed.detour, target)

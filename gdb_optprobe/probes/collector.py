@@ -100,7 +100,7 @@ class Collector:
         patient = garbage <= self._remained and time.monotonic() - self._last < PATIENCE
         if garbage > PAGE and not patient:
             self.collect(arena, Why.GARBAGE)
-        arena.tidy()
+        arena.refill_reserve()
 
     def garbage(self, arena: Arena) -> tuple[Slot, ...]:
         """What is to be collected: not the trampolines that calls may return to for as long as they please."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gdb_optprobe.detours import layout
 from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.detour import Detour, build_count, build_detour
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import NO_MEMORY, Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
@@ -100,10 +100,10 @@ class Explaining:
             return
         arena, isa = self.optimizer.find_arena(), self.target.isa
 
-        def lay_out(at: int) -> layout.Detour:
+        def lay_out(at: int) -> Detour:
             if plan.tier is Tier.BOOSTED:
-                return layout.boost(plan, isa, at)
-            return layout.count(plan, isa, at, at + probe_views.COUNTER_AWAY)
+                return build_detour(plan, isa, at)
+            return build_count(plan, isa, at, at + probe_views.COUNTER_AWAY)
 
         _unless_full(arena, lambda: Placed.check(plan.head, lay_out, self.target, arena))
 

@@ -118,7 +118,7 @@ class _Guest:
     @property
     def left(self) -> str:
         """What `add` waits for, where it does."""
-        before = self.arena.left_before if self.optimizer.arena is None else None
+        before = self.arena.earlier if self.optimizer.arena is None else None
         return f"; {LEFT}: {RECOVER}" if before is not None and before.probes else ""
 
     def quiescence(self) -> str:

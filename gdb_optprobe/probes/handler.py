@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Protocol
 
-from gdb_optprobe.detours.pads import Pad
+from gdb_optprobe.detours.stop_pad import Pad
 from gdb_optprobe.guest.linux.arch.base import Reads
 from gdb_optprobe.handlers import interpret
 from gdb_optprobe.handlers.interpret import Outcome

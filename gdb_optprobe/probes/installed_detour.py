@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena
-from gdb_optprobe.detours.layout import Detour
-from gdb_optprobe.detours.pads import Pad
+from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.patch import TextChanged
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.detours.stop_pad import Pad
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.isa.base import OutOfReach, Unrelocatable
 from gdb_optprobe.probes.target import Target
@@ -22,11 +22,11 @@ LayOut = Callable[[int], Detour]
 
 def new_pad(address: int, data: bytes, target: Target, arena: Arena) -> Pad:
     """A pad for a probe at `address`, that holds `data`. Raises Refused."""
-    bell = arena.take_bell(address, target.isa.data_reach)
+    bell = arena.doorbell_page(address, target.isa.data_reach)
     while True:
         slot = arena.allocate_pad(address, target.isa.branch_reach)
         try:
-            change = arena.place(slot, data, target.machine, target.isa.breakpoint)
+            change = arena.code_patch(slot, data, target.machine, target.isa.breakpoint)
         except TextChanged:
             continue
         patch.apply([change], target.machine)
@@ -62,19 +62,19 @@ class Placed:
             slot = arena.allocate_code(size, address, reach)
             detour = lay_out(slot.address)
             try:
-                change = arena.place(slot, detour.data, target.machine, target.isa.breakpoint)
+                change = arena.code_patch(slot, detour.data, target.machine, target.isa.breakpoint)
                 break
             except TextChanged:
                 # Somebody left something there; the arena has struck that piece off, and the next one may be free.
                 continue
         arena.journal.code(slot, detour)
         if uses is not None:
-            arena.note_uses(slot, uses)
+            arena.set_references(slot, uses)
         try:
             arena.journal.flush()
             patch.apply([change], target.machine)
         except OptprobeError:
-            arena.code.lose(slot)
+            arena.code.discard(slot)
             raise
         return cls(slot, detour, target.moment())
 
@@ -83,7 +83,7 @@ class Placed:
         """As `near`; where an earlier session's code there is what this would be, byte for byte, that is it."""
 
         def is_same(one: Detour) -> bool:
-            if one.head not in (address, one.address) or one.origins or one.ways_on:
+            if one.head not in (address, one.address) or one.origins or one.exits:
                 return False
             try:
                 new = lay_out(one.address)
@@ -91,7 +91,7 @@ class Placed:
                 return False
             return (new.head, new.data) == (one.head, one.data)
 
-        if (found := arena.take_up(is_same)) is not None:
+        if (found := arena.reuse(is_same)) is not None:
             return cls(*found)
         return cls.near(address, lay_out, target, arena)
 
@@ -102,11 +102,11 @@ class Placed:
                  table that was left may lead here.
         way:     see Arena.leave.
         """
-        if self.moment is None or (reached and (target.moment() != self.moment or arena.has_ways)):
-            arena.leave(self.slot, self.detour, way)
+        if self.moment is None or (reached and (target.moment() != self.moment or arena.has_retired_dispatchers)):
+            arena.retire(self.slot, self.detour, way)
             return True
         arena.wipe([self.slot], target.machine)
-        arena.code.give_back(self.slot)
+        arena.code.free(self.slot)
         return False
 
 

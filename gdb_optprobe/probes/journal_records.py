@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gdb_optprobe.detours.arena_contents import ArenaContents
 from gdb_optprobe.detours.journal import Item, Journal
-from gdb_optprobe.detours.left import Left
 from gdb_optprobe.handlers.encoding import encode
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.maps import validate
@@ -114,7 +114,7 @@ def _allowed(check: Callable[[str], str], text: str) -> str:
         return ""
 
 
-def noted(number: int, value: Any, left: Left) -> Noted:
+def noted(number: int, value: Any, left: ArenaContents) -> Noted:
     """Raises Damaged where `value` cannot be of a probe whose memory is in what is `left`."""
     try:
         validate.number(number, NUMBERS, 1)
@@ -127,13 +127,13 @@ def noted(number: int, value: Any, left: Left) -> Noted:
         raise Damaged(f"probe {number}: {wrong}") from None
 
 
-def _check_places(one: Noted, left: Left) -> None:
+def _check_places(one: Noted, left: ArenaContents) -> None:
     """Raises ValueError."""
     if not (one.waits or one.home or one.spec.in_program or left.bounds.has(one.address)):
         raise ValueError(f"no code is at {one.address:#x}")
     if one.spec.in_program and one.address >> 63:
         raise ValueError(f"no program is at {one.address:#x}")
-    if one.data is not None and left.at(one.data) is None:
+    if one.data is not None and left.data_at(one.data) is None:
         raise ValueError(f"it has no memory at {one.data:#x}")
 
 

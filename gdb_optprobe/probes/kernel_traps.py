@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.arena_contents import PatchedText
+from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import TableKind
-from gdb_optprobe.detours.layout import Detour
-from gdb_optprobe.detours.left import Text
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.quiescence import Range
 from gdb_optprobe.detours.slots import Slot
@@ -79,13 +79,13 @@ class Traps:
         self._detours[address] = detour
         self._write(handler, address)
 
-    def adopt(self, texts: Sequence[Text], arena: Arena) -> None:
+    def adopt(self, texts: Sequence[PatchedText], arena: Arena) -> None:
         """Where traps of an earlier session's were until now: who has just come to one goes on. Raises as `lead`."""
         if self._adopts(texts):
             self._detours |= dict.fromkeys((text.address for text in texts if text.is_trap(self.target.isa)), 0)
             self._renew(arena)
 
-    def _adopts(self, texts: Sequence[Text]) -> bool:
+    def _adopts(self, texts: Sequence[PatchedText]) -> bool:
         """Whether somebody may have come to a trap of an earlier session's."""
         if self.missing or not any(text.is_trap(self.target.isa) for text in texts):
             return False
@@ -139,13 +139,13 @@ class Traps:
         assert found is not None, "no plan has a trap"
         return found
 
-    def check_room(self, texts: Sequence[Text], arena: Arena) -> None:
+    def check_room(self, texts: Sequence[PatchedText], arena: Arena) -> None:
         """Raises Refused where there is no memory for what `adopt` puts in; nothing is changed."""
         if self._adopts(texts):
             traps = [text.address for text in texts if text.is_trap(self.target.isa)]
             memory = arena.earlier_table(TableKind.TRAPS)
             new = 0 if memory is not None and self._known(memory, traps) else self._layout(len(traps)).size
-            arena.check_aside(self.target.trap_calls().handler, self.target.isa.data_reach, new)
+            arena.check_reserve(self.target.trap_calls().handler, self.target.isa.data_reach, new)
 
     def _layout(self, traps: int) -> TrapTableLayout:
         layout = TrapTableLayout(SLOTS if self._handler is None else self._handler.layout.slots)
@@ -186,7 +186,7 @@ class Traps:
         placed = None
         try:
             placed = Placed.again(calls.handler, lambda at: Detour(at, code(at), calls.handler, ()), self.target, arena)
-            arena.set_aside(calls.handler, self.target.isa.data_reach)
+            arena.reserve(calls.handler, self.target.isa.data_reach)
             patches = self._leading(calls, placed)
             if old is None:
                 hooks.put_in(patches, self.target, arena)

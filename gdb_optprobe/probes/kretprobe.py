@@ -14,7 +14,7 @@ from functools import partial
 from types import SimpleNamespace
 
 from gdb_optprobe.detours.arena import Arena
-from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.handlers import fold, interpret, lowering_returns
@@ -230,7 +230,7 @@ class ReturnPoint:
         """A trampoline that was left and does the same; not where what it left for Python would be another's."""
         if any(part.flag or part.data for part in parts):
             return None
-        found = arena.take_up(lambda one: one.address in self.left and one.data == code(one.address))
+        found = arena.reuse(lambda one: one.address in self.left and one.data == code(one.address))
         if found is None:
             return None
         del self.left[found[0].address]

@@ -13,7 +13,7 @@ from functools import partial
 from types import SimpleNamespace
 
 from gdb_optprobe.detours.arena import Arena
-from gdb_optprobe.detours.pads import Pad
+from gdb_optprobe.detours.stop_pad import Pad
 from gdb_optprobe.handlers import interpret
 from gdb_optprobe.handlers.arithmetic import number
 from gdb_optprobe.handlers.ctype import Pointer

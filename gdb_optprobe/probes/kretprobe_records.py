@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.arena_contents import ArenaContents
+from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import Item
-from gdb_optprobe.detours.layout import Detour
-from gdb_optprobe.detours.left import Left
 from gdb_optprobe.maps import validate
 from gdb_optprobe.maps.call_table import CallTableLayout
 from gdb_optprobe.maps.journal_format import Damaged
@@ -16,11 +16,11 @@ from gdb_optprobe.probes.kretprobe import ReturnPoint
 _NOTHING = [0, 0, 0, 0]
 
 
-def points_of(left: Left, arena: Arena | None) -> list[ReturnPoint]:
+def points_of(left: ArenaContents, arena: Arena | None) -> list[ReturnPoint]:
     """Of the functions whose return probes `left` had; without an arena it is only looked at. Raises Damaged."""
     found: list[ReturnPoint] = []
     for at, value in sorted((left.points or {}).items()):
-        memory = left.at(at)
+        memory = left.data_at(at)
         try:
             address, slots, saved = validate.numbers(validate.row(value, 3), 3)
             validate.number(slots, 1 << 20, 1), validate.number(saved, 1 << 10)
@@ -56,13 +56,13 @@ def _counted(at: int, value: Any) -> tuple[tuple[int, int, int], bool]:
     return (returns, missed, dropped), bool(ended)
 
 
-def _probed(left: Left) -> frozenset[int]:
+def _probed(left: ArenaContents) -> frozenset[int]:
     """Where there are probes."""
     found = (value.get("at") for value in (left.probes or {}).values() if isinstance(value, dict))
     return frozenset(at for at in found if isinstance(at, int))
 
 
-def _trampolines(left: Left, function: int, table: int) -> dict[int, Detour]:
+def _trampolines(left: ArenaContents, function: int, table: int) -> dict[int, Detour]:
     """Of the function that is entered there: what stands for no instruction of it, and may come to the table."""
     found = (one for one in left.detours.values() if one.head == function != one.address and not one.origins)
-    return {one.address: one for one in found if table in left.uses.get(one.address, (table,))}
+    return {one.address: one for one in found if table in left.references.get(one.address, (table,))}

@@ -16,8 +16,8 @@ from itertools import chain
 
 from gdb_optprobe.detours import quiescence
 from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import Item
-from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.quiescence import Range
 from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
 from gdb_optprobe.errors import OptprobeError

@@ -32,14 +32,14 @@ class Links:
 
     def add(self, branch: Branch) -> None:
         """`branch` was written: link it with those that stand, itself among them."""
-        ways = branch.detour.ways_on
+        ways = branch.detour.exits
         for insn in ways:
             self._ways[insn.target or 0].append(insn)
         self._link([*ways, *self._ways[branch.plan.head]])
 
     def remove(self, branch: Branch) -> None:
         """`branch` is about to go: no link leads into its detour any more, and none out of it. Raises TextChanged."""
-        own = branch.detour.ways_on
+        own = branch.detour.exits
         linked = {insn.address for insn in (*own, *self._ways[branch.plan.head])} & self._linked.keys()
         patch.revert([self._linked[at] for at in sorted(linked)], self.target.machine)
         for at in linked:
@@ -55,7 +55,7 @@ class Links:
         """What the detour of `branch` holds now."""
         detour = branch.detour
         data = bytearray(detour.data)
-        for insn in detour.ways_on:
+        for insn in detour.exits:
             if insn.address in self._linked:
                 at = insn.address - detour.address
                 data[at : at + insn.size] = self._linked[insn.address].new

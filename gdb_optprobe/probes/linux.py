@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from gdb_optprobe.detours.arena import Arena, Ranges
+from gdb_optprobe.detours.arena_contents import ArenaContents, restoring_patches
 from gdb_optprobe.detours.journal import Item, Journal
-from gdb_optprobe.detours.left import Left, undoing
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
@@ -347,7 +347,7 @@ class Linux:
     def _arena(self, room: Room) -> Arena:
         return Arena(Ranges(code=room.code, data=(room.data,), fill=room.fill), self.isa.alignment, self._journal)
 
-    def left(self) -> Left | None:
+    def left(self) -> ArenaContents | None:
         """Probes of an earlier GDB, or of a snapshot; None where there are none, or not any more. Raises OptprobeError.
         """
         if self._took:
@@ -357,7 +357,7 @@ class Linux:
         if earlier is None:
             return None
         left = earlier.left
-        texts, _ = undoing(left, self.memory, self.isa)
+        texts, _ = restoring_patches(left, self.memory, self.isa)
         self._covered = [text.reverse for text in texts]
         return left if left.probes or left.users or texts else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gdb_optprobe.detours import patch
-from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.target import Target
 

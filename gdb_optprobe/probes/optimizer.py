@@ -154,8 +154,8 @@ class Optimizer:
         return self.memory.take(self._entered, borrow)
 
     def _entered(self, arena: Arena) -> None:
-        if arena.left_before is not None:
-            self.returns.points += points_of(arena.left_before, arena)
+        if arena.earlier is not None:
+            self.returns.points += points_of(arena.earlier, arena)
         for probe in self.registry.probes():
             note(probe, arena.journal)
 
@@ -165,12 +165,12 @@ class Optimizer:
             self._take_back_lost()
             self.collector.collect(self.arena, Why.COMMIT)
             self.traps.dismiss(self.arena)
-            self.arena.spend_aside()
-            self.arena.dismiss()
+            self.arena.release_reserve()
+            self.arena.retire_probe_read()
             self.collector.collect(self.arena, Why.COMMIT)
             # A branch that somebody else changed may still lead there, and its counters are written.
             if not (self.arena.code.is_empty and self.arena.data.is_empty):
-                self.arena.tidy()
+                self.arena.refill_reserve()
                 return False
         self.memory.give_back()
         return True
@@ -202,7 +202,7 @@ class Optimizer:
             self._replan(site, neighbours)
         groups = _groups(sites)
         new = [group for group in groups if self._must_be_empty(group[0].plan) and not self._standing(group)]
-        if new and self.arena is not None and self.arena.left:
+        if new and self.arena is not None and self.arena.retired:
             self.collector.collect(self.arena, Why.BRANCH)
         detours = [site.detour for site in sites if site.detour is not None]
         blocked = quiescence_wait.who_is_inside([group[0].plan for group in new], detours, self.target, self.arena)

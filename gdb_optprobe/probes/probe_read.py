@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from gdb_optprobe.detours.arena import Arena
-from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.guest.linux.arch.base import Reads
 from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.probes.installed_detour import Placed
@@ -17,10 +17,10 @@ from gdb_optprobe.probes.target import Target
 def readers(reads: Reads, near: int, target: Target, arena: Arena) -> Readers:
     """Where they are, for code that a branch at `near` leads to. Raises Refused, or OptprobeError without keystone."""
     routine = reads.routine
-    if arena.resident is None:
+    if arena.probe_read is None:
         # An earlier GDB's does the same.
-        arena.resident = arena.take_up(lambda one: one.head == one.address and one.data == routine.code)
-    if arena.resident is None:
+        arena.probe_read = arena.reuse(lambda one: one.head == one.address and one.data == routine.code)
+    if arena.probe_read is None:
         placed = Placed.near(near, lambda at: Detour(at, routine.code, at, ()), target, arena, uses=())
-        arena.resident = placed.slot, placed.detour
-    return routine.at(arena.resident[1].address)
+        arena.probe_read = placed.slot, placed.detour
+    return routine.at(arena.probe_read[1].address)

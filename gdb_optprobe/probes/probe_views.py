@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from gdb_optprobe.detours import layout
-from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.detour import Detour, build_count
 from gdb_optprobe.detours.obstacles import somewhere
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Reason, Refusal
@@ -412,4 +411,4 @@ def unprobeable(address: int, why: Reason, target: Target) -> ExplainView:
 def cost(plan: Plan, target: Target) -> int:
     """Instructions that a hit of a count would add, if it were alone in its detour."""
     at = somewhere(plan.address, target.isa)
-    return added(plan, layout.count(plan, target.isa, at, at + COUNTER_AWAY), target)
+    return added(plan, build_count(plan, target.isa, at, at + COUNTER_AWAY), target)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gdb_optprobe.detours import quiescence
 from gdb_optprobe.detours.arena import Arena
-from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Refusal
 from gdb_optprobe.detours.slots import Slot
@@ -58,9 +58,9 @@ def who_is_inside(
 
 def _windows(plan: Plan, detours: Sequence[Detour], arena: Arena | None) -> Iterator[quiescence.Range]:
     yield quiescence.window(plan.head, plan.end - plan.head)
-    left, pads = (arena.left, arena.pad_pages) if arena is not None else ((), ())
+    left, pads = (arena.retired, arena.pad_pages) if arena is not None else ((), ())
     for detour in (*left, *detours):
-        if any(plan.head < address < plan.end for address in detour.stands_for):
+        if any(plan.head < address < plan.end for address in detour.original_addresses):
             yield detour.address, detour.end
             # From a pad somebody comes to a detour.
             yield from pads
@@ -78,7 +78,7 @@ def in_slots(slots: Sequence[Slot], target: Target) -> str:
 
 def may_be_inside(site: Site, target: Target, arena: Arena | None) -> bool:
     """Whether somebody may be in a program of `site`, or in a detour that was left, which may have been one's."""
-    left = arena.left if arena is not None else ()
+    left = arena.retired if arena is not None else ()
     detours = (*left, *((site.branch.detour,) if site.branch is not None else ()))
     inside = [(one.address, one.end) for one in detours]
     # Whoever is yet to come to a trampoline has not begun.

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.arena_contents import ArenaContents
 from gdb_optprobe.detours.journal import Item
-from gdb_optprobe.detours.left import Left
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes.collector import Why
 from gdb_optprobe.probes.handler import Handler
@@ -48,7 +48,7 @@ def recover(session: Session) -> Recovered:
         raise
 
 
-def _recovered(session: Session, left: Left, found: Sequence[Noted], arena: Arena) -> Recovered:
+def _recovered(session: Session, left: ArenaContents, found: Sequence[Noted], arena: Arena) -> Recovered:
     """The branches have been taken out."""
     probes: list[Probe] = []
     lost: list[str] = []
@@ -67,7 +67,7 @@ def _recovered(session: Session, left: Left, found: Sequence[Noted], arena: Aren
         returns.take_over(site, session.target)
     memory = {probe.counter for probe in probes if probe.counter is not None}
     memory |= {point.memory for point in returns.points if not point.closed}
-    kept = (left.at(one.data) for one in programs if one.data is not None)
+    kept = (left.data_at(one.data) for one in programs if one.data is not None)
     arena.release_data(memory.union(filter(None, kept), session.optimizer.traps.memory, session.users.calls.memory))
     for probe in there:
         try:
@@ -81,7 +81,7 @@ def _recovered(session: Session, left: Left, found: Sequence[Noted], arena: Aren
     session.optimizer.settle([session.registry.site_of(probe) for probe in there])
     for one in programs:
         try:
-            probes.append(session.users.again(one, left.at(one.data) if one.data is not None else None))
+            probes.append(session.users.again(one, left.data_at(one.data) if one.data is not None else None))
         except OptprobeError as error:
             lost.append(f"probe {one.number}, {one.spec.location}, is not recovered: {error.message}")
     recovered = {probe.number for probe in probes}
@@ -93,7 +93,7 @@ def _recovered(session: Session, left: Left, found: Sequence[Noted], arena: Aren
     session.optimizer.note(probes)
     # What is left of the earlier GDB's code goes now: the guest may not stop again before this GDB is killed too.
     session.optimizer.collector.collect(arena, Why.GARBAGE)
-    arena.tidy()
+    arena.refill_reserve()
     session.comings.listen()
     session.comings.notice()
     return Recovered(session.views([probe.number for probe in probes]) if probes else (), tuple(lost))
@@ -119,7 +119,7 @@ def remove(session: Session, timeout: float) -> int:
     return len(found)
 
 
-def _again(session: Session, one: Noted, left: Left) -> Probe:
+def _again(session: Session, one: Noted, left: ArenaContents) -> Probe:
     """The probe, as it is to be settled. Raises OptprobeError where it would be another one."""
     if one.python:
         raise OptprobeError("its Python handler went with the GDB that had it")
@@ -128,7 +128,7 @@ def _again(session: Session, one: Noted, left: Left) -> Probe:
     settings = replace(session.settings(), **one.sizes)  # type: ignore[arg-type]
     plan = session.optimizer.plan(one.address, [one.spec])
     handler = session.handler(one.spec, plan, settings)
-    data = left.at(one.data) if one.data is not None else None
+    data = left.data_at(one.data) if one.data is not None else None
     fits = data is None or handler.size <= data.size
     if not fits or (not handler.is_plain and fingerprint(handler) != one.program):
         raise OptprobeError(CHANGED)
@@ -142,11 +142,11 @@ def _again(session: Session, one: Noted, left: Left) -> Probe:
     return probe
 
 
-def _awaited(session: Session, one: Noted, left: Left) -> Probe:
+def _awaited(session: Session, one: Noted, left: ArenaContents) -> Probe:
     """A probe whose module was unloaded meanwhile, or that was pending. Raises OptprobeError."""
     if one.program:
         raise OptprobeError("its module was unloaded, and without it what was gathered cannot be told")
-    data = left.at(one.data) if one.data is not None else None
+    data = left.data_at(one.data) if one.data is not None else None
     probe = Probe(one.number, one.spec, one.address, Handler(), one.sizes, one.enabled, data, home=one.home)
     if len(one.seen) == len(probe.handler.head()):
         probe.seen = replace(Gathered.nothing(probe.handler), head=one.seen)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
 
-from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.refusal import Reason
 from gdb_optprobe.errors import OptprobeError

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from gdb_optprobe.detours.layout import Detour
-from gdb_optprobe.detours.pads import Pad
+from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import NO_MEMORY, Reason, Refusal, Refused
 from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.detours.stop_pad import Pad
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.compile import Limits, compile_handler
@@ -393,7 +393,7 @@ class Session:
     def resident(self) -> Detour | None:
         """The code in the guest that programs call."""
         arena = self.optimizer.arena
-        return arena.resident[1] if arena is not None and arena.resident is not None else None
+        return arena.probe_read[1] if arena is not None and arena.probe_read is not None else None
 
     def in_resident(self, pc: int) -> bool:
         resident = self.resident

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gdb_optprobe.detours import layout
 from gdb_optprobe.detours.arena import Arena
-from gdb_optprobe.detours.layout import Detour
+from gdb_optprobe.detours.detour import Detour, build_detour
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.tier import Tier
@@ -108,7 +107,7 @@ class Site:
 
     def behind(self) -> int | None:
         """Where who stands here with his hit run goes on while the text may hold a branch; None: here."""
-        return self.branch.detour.behind(self.address) if self.branch is not None else None
+        return self.branch.detour.after_program(self.address) if self.branch is not None else None
 
     # into the guest ----------------------------------------------------------------------------------------------
 
@@ -132,7 +131,7 @@ class Site:
         """Set a stop point that runs the probes in `plan.tier`. Raises Refused (no memory for a boosted copy)."""
         if plan.tier is Tier.BOOSTED:
             assert arena is not None
-            self._copy = Placed.near(self.address, lambda at: layout.boost(plan, target.isa, at), target, arena)
+            self._copy = Placed.near(self.address, lambda at: build_detour(plan, target.isa, at), target, arena)
         self.serve_returns(target, arena)
         self._points.append(self._stop_point(plan, target))
         if self._needs_successor(plan, target):

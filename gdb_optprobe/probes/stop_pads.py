@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gdb_optprobe.detours import patch
-from gdb_optprobe.detours.pads import Pad
+from gdb_optprobe.detours.stop_pad import Pad
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.handlers.lowering import RUNG
 from gdb_optprobe.probes.branch import Branch

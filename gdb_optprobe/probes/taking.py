@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from gdb_optprobe.detours import patch, quiescence
 from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.arena_contents import ArenaContents, PatchedText, restoring_patches
 from gdb_optprobe.detours.journal import Item
-from gdb_optprobe.detours.left import Left, Text, undoing
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.errors import OptprobeError
@@ -52,7 +52,7 @@ def make_way(target: Target, optimizer: Optimizer, users: Users) -> None:
     optimizer.note()
 
 
-def look(target: Target, users: Users) -> tuple[Left, Sequence[Noted], Sequence[Patch]]:
+def look(target: Target, users: Users) -> tuple[ArenaContents, Sequence[Noted], Sequence[Patch]]:
     """What is left, its probes, and how the branches go; checked as far as it can be before anything is changed."""
     target.alive()
     left = target.left()
@@ -63,16 +63,16 @@ def look(target: Target, users: Users) -> tuple[Left, Sequence[Noted], Sequence[
     target.guard()
     if traps:
         _await_writers(left, target, users)
-    texts, ways = undoing(left, target.machine, target.isa)
+    texts, ways = restoring_patches(left, target.machine, target.isa)
     return left, found, (*texts, *ways)
 
 
-def believed(left: Left) -> tuple[Sequence[Noted], Sequence[NotedTrap]]:
+def believed(left: ArenaContents) -> tuple[Sequence[Noted], Sequence[NotedTrap]]:
     """Return the probes, and the traps in programs, that are noted. Raises Damaged where they cannot be."""
     found = [noted(number, value, left) for number, value in sorted((left.probes or {}).items())]
     points_of(left, None)
     traps = user_notes.noted(left.users or {})
-    calls = {trap.calls: left.at(trap.calls) for trap in traps if trap.calls}
+    calls = {trap.calls: left.data_at(trap.calls) for trap in traps if trap.calls}
     if any(memory is None or memory.size < LAYOUT.size for memory in calls.values()):
         raise Damaged("calls of programs have no memory")
     users = Counter((*(one.data for one in found if one.data is not None), *(left.points or ()), *calls))
@@ -81,7 +81,7 @@ def believed(left: Left) -> tuple[Sequence[Noted], Sequence[NotedTrap]]:
     return found, traps
 
 
-def _await_writers(left: Left, target: Target, users: Users) -> None:
+def _await_writers(left: ArenaContents, target: Target, users: Users) -> None:
     """Have the guest run, in slices, until no thread may be about to write traps into programs, in code of its own.
 
     Raises OptprobeError where one stays there, or cannot be found.
@@ -100,7 +100,7 @@ def _await_writers(left: Left, target: Target, users: Users) -> None:
     raise OptprobeError(f"{why}, and so {TRIES} times while the guest ran", "continue for a moment, then try again")
 
 
-def take(left: Left, undone: Sequence[Patch], target: Target, optimizer: Optimizer, users: Users) -> Arena:
+def take(left: ArenaContents, undone: Sequence[Patch], target: Target, optimizer: Optimizer, users: Users) -> Arena:
     """Take the arena, and the branches out of the text. Raises OptprobeError.
 
     Then all is forgotten, as if this GDB had died: what the guest holds, and its journal tells, is looked at anew by
@@ -113,7 +113,7 @@ def take(left: Left, undone: Sequence[Patch], target: Target, optimizer: Optimiz
         raise
 
 
-def _taken(left: Left, undone: Sequence[Patch], target: Target, optimizer: Optimizer, users: Users) -> Arena:
+def _taken(left: ArenaContents, undone: Sequence[Patch], target: Target, optimizer: Optimizer, users: Users) -> Arena:
     arena, traps = optimizer.take_arena(), user_notes.noted(left.users or {})
     _check_room(left, traps, arena, optimizer, users)
     if traps:
@@ -136,7 +136,7 @@ def _taken(left: Left, undone: Sequence[Patch], target: Target, optimizer: Optim
 
 
 def _check_room(
-    left: Left, traps: Sequence[NotedTrap], arena: Arena, optimizer: Optimizer, users: Users
+    left: ArenaContents, traps: Sequence[NotedTrap], arena: Arena, optimizer: Optimizer, users: Users
 ) -> None:
     """Raises OptprobeError where there is no memory for all that is put in place of an earlier GDB's."""
     try:
@@ -147,7 +147,7 @@ def _check_room(
         raise OptprobeError(f"{refused.reason.text}: {NO_ROOM}", FIRST_GDB) from None
 
 
-def _let_tracer_in(text: Text, target: Target) -> None:
+def _let_tracer_in(text: PatchedText, target: Target) -> None:
     if text.traced:
         for site in target.text.ftrace_sites(text.address, text.address + 1):
             target.tracer.release(site)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gdb_optprobe.detours.arena import Arena
-from gdb_optprobe.detours.left import Left
+from gdb_optprobe.detours.arena_contents import ArenaContents
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
 from gdb_optprobe.guest.machine import Machine
@@ -149,7 +149,7 @@ class Target:
     forget: Callable[[], None] = lambda: None
     guard: Callable[[], None] = lambda: None
     step_out: Callable[[Sequence[tuple[int, int]]], None] = lambda ranges: None
-    left: Callable[[], Left | None] = lambda: None
+    left: Callable[[], ArenaContents | None] = lambda: None
     modules: Modules = field(default_factory=NoModules)
     hides: Callable[[], bool] = lambda: True
     trap_calls: Callable[[], TrapCalls] = _no_traps

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gdb_optprobe.detours.arena import Arena, Ranges
+from gdb_optprobe.detours.arena_contents import ArenaContents
+from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import Item, Journal, TableKind
-from gdb_optprobe.detours.layout import Detour
-from gdb_optprobe.detours.left import Left
 from gdb_optprobe.detours.patch import TextChanged
 from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.detours.slots import Slot, Slots
@@ -75,9 +75,9 @@ def test_data_in_use_only_since_a_detour_was_left_do_not_wait_for_it() -> None:
     there = arena()
     first, second = (there.allocate_code(16, CODE[0], REACH) for _ in range(2))
     before = there.allocate_data(8)
-    there.leave(first, Detour(first.address, b"", 0, ()))
+    there.retire(first, Detour(first.address, b"", 0, ()))
     since = there.allocate_data(8)
-    there.leave(second, Detour(second.address, b"", 0, ()))
+    there.retire(second, Detour(second.address, b"", 0, ()))
     for counter in (before, since):
         there.data.release(counter)
     inside = [(first.address, first.end), (second.address, second.end)]
@@ -94,9 +94,9 @@ def test_data_wait_for_code_that_may_write_there_and_for_no_other() -> None:
     there = arena()
     first, second = (there.allocate_code(16, CODE[0], REACH) for _ in range(2))
     table, counter, other = (there.allocate_data(8) for _ in range(3))
-    there.note_uses(first, [table.address, counter.address])
+    there.set_references(first, [table.address, counter.address])
     for slot in (first, second):
-        there.leave(slot, Detour(slot.address, b"", 0, ()))
+        there.retire(slot, Detour(slot.address, b"", 0, ()))
     for data in (table, counter, other):
         there.data.release(data)
     inside = [(first.address, first.end), (second.address, second.end)]
@@ -111,11 +111,11 @@ def test_data_wait_for_code_that_may_write_there_and_for_no_other() -> None:
 def test_what_code_used_is_not_what_other_code_uses_in_its_place() -> None:
     there = arena()
     slot, data = there.allocate_code(16, CODE[0], REACH), there.allocate_data(8)
-    there.note_uses(slot, ())
-    there.leave(slot, Detour(slot.address, b"", 0, ()))
+    there.set_references(slot, ())
+    there.retire(slot, Detour(slot.address, b"", 0, ()))
     assert there.reclaim(lambda _: ()) == (slot,)
     assert there.allocate_code(16, CODE[0], REACH) == slot
-    there.leave(slot, Detour(slot.address, b"", 0, ()))
+    there.retire(slot, Detour(slot.address, b"", 0, ()))
     there.data.release(data)
     assert there.reclaim(lambda ranges: ranges) == () and there.data.dirty == (data,)
 
@@ -128,7 +128,7 @@ def test_pads_and_routines_wait_for_code_that_may_come_there_and_for_no_other(us
     heads = {code: 0x1000, routine: routine.address}
     left = {slot: Detour(slot.address, b"\x90" * 16, head, ()) for slot, head in heads.items()}
     uses = {code.address: frozenset([routine.address, page.address] if used else [])}
-    there.adopt(Left(code=left, pads=(page,), uses=uses), FakeMemory(start, bytes(0x4000)))
+    there.adopt(ArenaContents(code=left, pads=(page,), references=uses), FakeMemory(start, bytes(0x4000)))
     freed = there.reclaim(lambda ranges: [(code.address, code.end)])
     assert (routine in freed, bool(there.pad_pages)) == (not used, used)
     assert code in there.reclaim(lambda ranges: ()) or not used
@@ -139,11 +139,11 @@ def test_code_that_was_left_is_taken_up_again() -> None:
     there = arena()
     slot = there.allocate_code(16, CODE[0], REACH)
     detour = Detour(slot.address, b"\x90" * 16, 0, ())
-    there.leave(slot, detour)
-    assert there.take_up(lambda one: one.data == b"\xcc" * 16) is None
-    assert there.take_up(lambda one: one.data == detour.data) == (slot, detour)
+    there.retire(slot, detour)
+    assert there.reuse(lambda one: one.data == b"\xcc" * 16) is None
+    assert there.reuse(lambda one: one.data == detour.data) == (slot, detour)
     assert there.reclaim(lambda _: ()) == () and not there.dirty() and there.code.used == 16
-    there.leave(slot, detour)
+    there.retire(slot, detour)
     assert there.reclaim(lambda _: ()) == (slot,)
 
 
@@ -152,10 +152,10 @@ def test_foreign_bytes_lose_the_slot() -> None:
     memory = FakeMemory(CODE[0], b"\xcc" * 15 + b"\x90" + b"\xcc" * 240)
     slot = there.allocate_code(16, CODE[0], REACH)
     with pytest.raises(TextChanged):
-        there.place(slot, b"\x90", memory, b"\xcc")
+        there.code_patch(slot, b"\x90", memory, b"\xcc")
     again = there.allocate_code(16, CODE[0], REACH)
     assert again != slot
-    patch = there.place(again, b"\x90\x90", memory, b"\xcc")
+    patch = there.code_patch(again, b"\x90\x90", memory, b"\xcc")
     assert patch.old == b"\xcc" * 16 and patch.new == b"\x90\x90" + b"\xcc" * 14
 
 
@@ -186,22 +186,22 @@ def test_detour_that_is_left_is_known_until_nobody_is_inside() -> None:
     arena = Arena(Ranges(code=((0x1000, 0x2000),), data=()))
     slot = arena.allocate_code(16, 0x1800, 1 << 31)
     detour = Detour(slot.address, b"\x90" * 16, 0x1800, ())
-    arena.leave(slot, detour)
+    arena.retire(slot, detour)
     arena.reclaim(lambda ranges: ranges)
-    assert arena.left == (detour,) and arena.dirty() == (slot,)
+    assert arena.retired == (detour,) and arena.dirty() == (slot,)
     arena.reclaim(lambda _: ())
-    assert not arena.left and not arena.dirty()
+    assert not arena.retired and not arena.dirty()
 
 
 def test_nothing_is_free_while_somebody_is_where_a_table_leads_on_from() -> None:
     arena = Arena(Ranges(code=((0x1000, 0x2000),), data=()))
     way, other = (arena.allocate_code(16, 0x1800, 1 << 31) for _ in range(2))
     for slot in (way, other):
-        arena.leave(slot, Detour(slot.address, b"\x90" * 16, 0x1800, ()), way=slot is way)
+        arena.retire(slot, Detour(slot.address, b"\x90" * 16, 0x1800, ()), dispatches=slot is way)
     assert arena.reclaim(lambda _: [(way.address, way.end)]) == ()
     assert set(arena.reclaim(lambda _: [])) == {way, other}
     again = arena.allocate_code(16, 0x1800, 1 << 31)
-    arena.leave(again, Detour(again.address, b"\x90" * 16, 0x1800, ()))
+    arena.retire(again, Detour(again.address, b"\x90" * 16, 0x1800, ()))
     assert again == way and arena.reclaim(lambda _: [(0x1F00, 0x1F10)]) == (again,), "it is a way no more"
 
 
@@ -210,7 +210,7 @@ def test_what_an_earlier_session_s_code_calls_is_free_behind_that() -> None:
     arena = Arena(Ranges(code=((0x1000, 0x2000),), data=()))
     heads = {0x1000: 0x1000, 0x1100: handler, 0x1200: probed}
     code = {Slot(at, 16): Detour(at, b"\x90" * 16, head, ()) for at, head in heads.items()}
-    arena.adopt(Left(code=code), FakeMemory(0, b""), [handler])
+    arena.adopt(ArenaContents(code=code), FakeMemory(0, b""), [handler])
     assert arena.reclaim(lambda _: [(0x1200, 0x1210)]) == (), "who is in that may call the two others"
     assert arena.reclaim(lambda _: [(0x1100, 0x1110)]) == (), "who is before its table may come to that"
     assert {slot.address for slot in arena.reclaim(lambda _: [(0x1000, 0x1010)])} == {0x1100, 0x1200}
@@ -225,8 +225,8 @@ def test_pads_have_a_page_to_themselves_and_it_comes_back() -> None:
     assert len({pad.address & -4096 for pad in pads}) == 2 and detour.address < pads[0].address
     others = {arena.allocate_code(900, start, REACH).address & -4096 for _ in range(6)}
     assert others.isdisjoint(page for page, _ in arena.pad_pages)
-    bell = arena.take_bell(start, REACH)
-    assert bell == arena.take_bell(start, REACH) and bell.size == 4096
+    bell = arena.doorbell_page(start, REACH)
+    assert bell == arena.doorbell_page(start, REACH) and bell.size == 4096
     for pad in pads:
         arena.pads.release(pad)
     assert arena.reclaim(lambda ranges: [ranges[-1]]) == (), "somebody is at a pad, and goes on anywhere from there"
@@ -240,7 +240,7 @@ LARGE = ((CODE[0], CODE[0] + 0x8000),), ((DATA[0], DATA[0] + 0x2000),)
 
 def test_what_is_set_aside_is_there_for_another_session_and_for_nothing_else() -> None:
     there = Arena(Ranges(*LARGE, 0xCC), journal=Journal(FakeMemory(0, b"")))
-    there.set_aside(CODE[0], REACH)
+    there.reserve(CODE[0], REACH)
     table = there.allocate_table(TableKind.TRAPS, 512, CODE[0], REACH)
     while there.data.largest:
         there.allocate_data(8)
@@ -249,14 +249,14 @@ def test_what_is_set_aside_is_there_for_another_session_and_for_nothing_else() -
     used = (slot for slots in there.data.slots for slot in slots.used)
     pieces = [slot for slot in used if f"data {slot.address:x}" in there.journal.state]
     other = Arena(Ranges(*LARGE, 0xCC))
-    other.adopt(Left(data=tuple(pieces), tables={TableKind.TRAPS: table}), FakeMemory(CODE[0], bytes(16)))
-    other.check_aside(CODE[0], REACH)
+    other.adopt(ArenaContents(data=tuple(pieces), tables={TableKind.TRAPS: table}), FakeMemory(CODE[0], bytes(16)))
+    other.check_reserve(CODE[0], REACH)
     assert other.earlier_table(TableKind.TRAPS) == table
     assert other.adopt_table(TableKind.TRAPS, lambda size: size == 512) == table
     assert other.adopt_table(TableKind.TRAPS, lambda size: True) is None
     other.release_data()
     assert [slot for slots in other.data.slots for slot in slots.used] == [table]
-    there.spend_aside()
+    there.release_reserve()
     there.check_data(1024, CODE[0], REACH)
 
 

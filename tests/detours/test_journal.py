@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gdb_optprobe.detours.arena_contents import ArenaContents, Bounds, decode, restoring_patches
 from gdb_optprobe.detours.journal import Item, Journal
-from gdb_optprobe.detours.left import Bounds, Left, read, undoing
 from gdb_optprobe.detours.patch import TextChanged
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.isa.x86_64 import X86_64
@@ -185,7 +185,7 @@ def test_full_is_told() -> None:
     found = memory.found()
     assert found is not None
     with pytest.raises(OptprobeError, match="more probes"):
-        read(found.state, BOUNDS, memory, X86_64)
+        decode(found.state, BOUNDS, memory, X86_64)
     journal.clear()
     assert memory.data == bytes([FILL]) * SIZE
 
@@ -225,9 +225,9 @@ GOOD: dict[str, Any] = {
 )
 def test_what_cannot_be(key: str, value: object) -> None:
     memory = Memory()
-    assert isinstance(read(GOOD, BOUNDS, memory, X86_64), Left)
+    assert isinstance(decode(GOOD, BOUNDS, memory, X86_64), ArenaContents)
     with pytest.raises(OptprobeError, match="damaged"):
-        read({**GOOD, key: value}, BOUNDS, memory, X86_64)
+        decode({**GOOD, key: value}, BOUNDS, memory, X86_64)
 
 
 anything = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6), st.lists)
@@ -238,7 +238,7 @@ keyed = st.tuples(keys, st.integers(0, 1 << 65)).map(lambda pair: f"{pair[0]} {p
 @given(st.dictionaries(keyed, anything, max_size=4))
 def test_no_value_is_more_than_an_error(state: dict[str, Any]) -> None:
     try:
-        read(state, BOUNDS, Memory(), X86_64)
+        decode(state, BOUNDS, Memory(), X86_64)
     except OptprobeError as error:
         assert "\n" not in error.message
 
@@ -253,14 +253,14 @@ def test_text_that_somebody_changed() -> None:
             return self.text[:size] if address == 0x1000 else bytes([FILL]) * size
 
     memory = Text()
-    left = read(GOOD, BOUNDS, memory, X86_64)
-    assert undoing(left, memory, X86_64) == ([], [])
+    left = decode(GOOD, BOUNDS, memory, X86_64)
+    assert restoring_patches(left, memory, X86_64) == ([], [])
     memory.text = X86_64.branch(0x1000, 0x10000)
-    (change,), _ = undoing(left, memory, X86_64)
+    (change,), _ = restoring_patches(left, memory, X86_64)
     assert (change.old, change.new) == (memory.text, bytes.fromhex("0f1f440000"))
     memory.text = X86_64.branch(0x1000, 0x10008)
     with pytest.raises(TextChanged):
-        undoing(left, memory, X86_64)
+        restoring_patches(left, memory, X86_64)
 
 
 class Large(Memory):

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from gdb_optprobe.detours.arena import Arena, Ranges
+from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import Item, Journal, TableKind
-from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.guest.linux.arch.base import Loan, Room
 from gdb_optprobe.guest.linux.physical_patch import PhysicalPatch
@@ -144,7 +144,7 @@ def _leave_kprobe(guest: Guest, arena: Arena) -> None:
     guest.write(memory.address, made.initial())
     _branch(guest, arena, READ, [memory.address])
     arena.allocate_pad(CODE[0], X86_64.branch_reach)
-    arena.take_bell(CODE[0], X86_64.data_reach)
+    arena.doorbell_page(CODE[0], X86_64.data_reach)
     probe = Probe(1, SPECS[1], READ, made, SIZES, counter=memory, since=RingPosition(3, (1,)))
     journal_records.note(probe, arena.journal)
 
@@ -178,10 +178,10 @@ def _branch(guest: Guest, arena: Arena, head: int, uses: list[int]) -> None:
     back = X86_64.branch(slot.address + 8, head + 5)
     data = bytes.fromhex("f048ff0500000000") + back
     origins = ((slot.address, head), (slot.address + 8, head + 5))
-    detour = Detour(slot.address, data, head, origins, ways_on=tuple(X86_64.decode(back, slot.address + 8)))
-    arena.note_uses(slot, uses)
+    detour = Detour(slot.address, data, head, origins, exits=tuple(X86_64.decode(back, slot.address + 8)))
+    arena.set_references(slot, uses)
     arena.journal.code(slot, detour)
     arena.journal.put(Item.TEXT, head, [NOP5.hex(), True])
     arena.journal.flush()
-    guest.write(slot.address, arena.place(slot, data, guest, b"\xcc").new)
+    guest.write(slot.address, arena.code_patch(slot, data, guest, b"\xcc").new)
     guest.write(head, X86_64.branch(head, slot.address))

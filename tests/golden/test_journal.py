@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from gdb_optprobe.detours.arena import Arena, Ranges
+from gdb_optprobe.detours.arena_contents import restoring_patches
 from gdb_optprobe.detours.journal import Item, TableKind
-from gdb_optprobe.detours.left import undoing
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.maps import journal_format
 from gdb_optprobe.maps.call_table import ActiveCall
@@ -74,7 +74,7 @@ def test_what_is_read() -> None:
 
 def test_the_guest_s_own_bytes_come_back() -> None:
     guest = as_it_was()
-    texts, ways = undoing(found().left, guest, X86_64)
+    texts, ways = restoring_patches(found().left, guest, X86_64)
     branches = [(at, guest.read(at, 5), NOP5) for at in (READ, WRITE)]
     assert ([(patch.address, patch.old, patch.new) for patch in texts], ways) == (branches, [])
 

@@ -99,7 +99,7 @@ class Rounds:
         assert arena is not None and arena.ranges.fill is not None
         left = {*self.session.optimizer.returns.left, *self._handler()}
         # Memory for another session that takes over from this one holds nothing.
-        aside = arena._aside[:1] if arena._aside is not None else ()
+        aside = arena._reserve[:1] if arena._reserve is not None else ()
         there = [slot for slot in (*arena.dirty(), *_used(arena.code)) if slot not in aside]
         kept = [slot for slot in there if slot.address in left]
         assert len(kept) == len(there), f"not freed: {sorted(there)}"

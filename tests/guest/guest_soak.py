@@ -124,8 +124,8 @@ def _memory(session: Session) -> dict[str, Any]:
     if arena._bell is not None:
         owned.add(arena._bell.address)
     # Memory that another session needs to take over from this one.
-    if arena._aside is not None:
-        owned.add(arena._aside[1].address)
+    if arena._reserve is not None:
+        owned.add(arena._reserve[1].address)
     used = [slot for slots in arena.data.slots for slot in slots.used]
     dirty = [slot for slots in arena.data.slots for slot in slots.dirty]
     with_programs = bool(session.users.traps.patches)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from gdb_optprobe.detours import layout
 from gdb_optprobe.detours.cfg import CfgCache
+from gdb_optprobe.detours.detour import build_count
 from gdb_optprobe.detours.planner import Plan, PlanRequest, plan
 from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.detours.tier import Tier
@@ -48,7 +48,7 @@ class Costs:
                 yield address, self.of(found)
 
     def of(self, found: Plan) -> int:
-        detour = layout.count(found, PPC64LE, self.code, self.data)
+        detour = build_count(found, PPC64LE, self.code, self.data)
         return 1 + len(PPC64LE.decode(detour.data, detour.address)) - len(found.displaced)
 
     def entries(self, every: int, traced: bool) -> Iterator[int]:

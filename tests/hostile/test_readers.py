@@ -23,7 +23,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from gdb_optprobe.detours import left
+from gdb_optprobe.detours import arena_contents
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest import kallsyms, kernel_image, vmlinux
 from gdb_optprobe.guest.btf import Btf
@@ -438,7 +438,8 @@ def of_journal(random: Random) -> Callable[[], Any]:
     def read() -> None:
         found = journal_format.decode(region, 0xCC)
         if found is not None:
-            left.undoing(left.read(found.state, test_journal.BOUNDS, memory, X86_64), memory, X86_64)
+            contents = arena_contents.decode(found.state, test_journal.BOUNDS, memory, X86_64)
+            arena_contents.restoring_patches(contents, memory, X86_64)
 
     return read
 

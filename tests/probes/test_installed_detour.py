@@ -8,8 +8,8 @@ from typing import cast
 import pytest
 
 from gdb_optprobe.detours.arena import Arena, Ranges
-from gdb_optprobe.detours.layout import Detour
-from gdb_optprobe.detours.left import Left
+from gdb_optprobe.detours.arena_contents import ArenaContents
+from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.isa.base import Isa
@@ -74,11 +74,11 @@ def test_an_earlier_session_s_code_is_there_again_where_it_is_the_same() -> None
     slot = Slot(CODE[0], 16)
     for byte, same in ((1, True), (2, False)):
         arena = Arena(Ranges((CODE,), (), 0), PPC64LE.alignment)
-        arena.adopt(Left(code={slot: Detour(CODE[0], bytes([1]) * 16, HEAD, ())}), memory)
+        arena.adopt(ArenaContents(code={slot: Detour(CODE[0], bytes([1]) * 16, HEAD, ())}), memory)
         found = Placed.again(HEAD, lambda at, byte=byte: Detour(at, bytes([byte]) * 16, HEAD, ()), target, arena)
-        assert (found.moment is None, found.slot == slot, bool(arena.left)) == (same, same, not same)
+        assert (found.moment is None, found.slot == slot, bool(arena.retired)) == (same, same, not same)
         found.give_up(target, arena, reached=False)
-        assert [one.address for one in arena.left] == [CODE[0]]
+        assert [one.address for one in arena.retired] == [CODE[0]]
 
 
 @pytest.mark.parametrize(("ran", "left"), [(0, []), (1, [CODE[0]])])
@@ -91,5 +91,5 @@ def test_nobody_is_inside_where_no_vcpu_has_run_since(ran: int, left: list[int])
     placed = Placed.near(HEAD, lambda at: Detour(at, bytes([1]) * 16, HEAD, ()), target, arena)
     moments[0] += ran
     placed.give_up(target, arena, reached=True)
-    assert [one.address for one in arena.left] == left
+    assert [one.address for one in arena.retired] == left
     assert memory.read(CODE[0], 16) == bytes([1 if left else 0]) * 16

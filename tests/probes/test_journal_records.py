@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from gdb_optprobe.detours.arena_contents import ArenaContents, Bounds
 from gdb_optprobe.detours.journal import Journal
-from gdb_optprobe.detours.left import Bounds, Left
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.maps.journal_format import Damaged
 from gdb_optprobe.probes import fields
@@ -20,7 +20,7 @@ from gdb_optprobe.probes.spec import Kind, Spec
 
 AT = 0xFFFF_FFFF_8100_0010
 SOUND = {"at": AT, "location": "vfs_read"}
-LEFT = Left(bounds=Bounds((AT - 0x10, AT + 0x1000), (), (0, 0)))
+LEFT = ArenaContents(bounds=Bounds((AT - 0x10, AT + 0x1000), (), (0, 0)))
 SHELL = "x\nshell touch x\n#"
 
 

@@ -6,8 +6,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from gdb_optprobe.detours.arena_contents import ArenaContents
 from gdb_optprobe.detours.journal import Item
-from gdb_optprobe.detours.left import Left
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.maps.ring import RingPosition
 from gdb_optprobe.probes import recovery
@@ -22,7 +22,7 @@ def found(number: int, spec: Spec, data: int | None, lost: bool) -> Noted:
 def test_what_was_noted_as_lost_is_lost_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its memory is given back, and that of a probe in a program that is taken over is kept."""
     lost, kept = Slot(0x30000, 64), Slot(0x30040, 64)
-    left = Left(data=(lost, kept))
+    left = ArenaContents(data=(lost, kept))
     all_found = (
         found(1, Spec("/:0x4a2b0", kind=Kind.UPROBE), lost.address, lost=True),
         found(2, Spec("vfs_read"), None, lost=True),

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from gdb_optprobe.detours.left import Bounds, Left, read
+from gdb_optprobe.detours.arena_contents import ArenaContents, Bounds, decode
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.base import Room
 from gdb_optprobe.isa.x86_64 import X86_64
@@ -80,10 +80,10 @@ class Guest:
         return bytes.fromhex("0f1f440000")[:size] if address == TEXT[0] else bytes([FILL]) * size
 
 
-def looked_at(state: dict[str, Any]) -> tuple[Left, list[Noted]]:
+def looked_at(state: dict[str, Any]) -> tuple[ArenaContents, list[Noted]]:
     """Raises OptprobeError."""
     arena_record._room(state, PLACE, RECOVERED)
-    left = read(state, BOUNDS, cast(Any, Guest()), X86_64)
+    left = decode(state, BOUNDS, cast(Any, Guest()), X86_64)
     return left, believed(left)[0]
 
 
@@ -160,4 +160,4 @@ def test_a_field_of_a_probe_that_cannot_be(field: dict[str, Any]) -> None:
 def test_many_pieces_that_overlap_are_not_read() -> None:
     codes = {f"code {CODE[0] + 8 * at:x}": [0x8000, 0x8000, TEXT[0], [], []] for at in range(0x800)}
     with pytest.raises(Damaged, match="overlap"):
-        read(codes, BOUNDS, cast(Any, None), X86_64)
+        decode(codes, BOUNDS, cast(Any, None), X86_64)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import TableKind
-from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError

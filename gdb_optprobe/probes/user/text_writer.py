@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import TableKind
-from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user import writer

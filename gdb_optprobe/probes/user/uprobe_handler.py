@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gdb_optprobe.detours.pads import Pad
 from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.detours.stop_pad import Pad
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.compile import Limits, compile_handler
 from gdb_optprobe.handlers.framed import framed

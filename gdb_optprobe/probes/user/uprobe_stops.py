@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from gdb_optprobe.detours.arena import Arena
-from gdb_optprobe.detours.pads import Pad
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.detours.stop_pad import Pad
 from gdb_optprobe.guest.linux.user import mm
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.guest.trap_frames import Gate, SavedRegisters

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import TableKind
-from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
@@ -90,7 +90,7 @@ class UserTraps:
         try:
             writable, leaf = put(lambda at: kernel.writable), put(lambda at: kernel.leaf)
             nothing = put(lowering_user_traps.gone(near, readers, kernel.isa))
-            arena.set_aside(near, self.target.isa.data_reach)
+            arena.reserve(near, self.target.isa.data_reach)
             known = {**codes, **dict.fromkeys(gone, nothing.detour.address)}
 
             def lead(new: Sequence[Patch]) -> None:
@@ -140,7 +140,7 @@ class UserTraps:
         """Raises Refused where there is no memory for a table of these traps, all they come to, and `more` bytes."""
         memory = arena.earlier_table(TableKind.USER_TRAPS)
         new = 0 if memory is not None and self._known(memory, keys) else self._layout(len(keys)).size
-        arena.check_aside(near, self.target.isa.data_reach, new + more)
+        arena.check_reserve(near, self.target.isa.data_reach, new + more)
 
     def _known(
         self, memory: Slot, keys: Iterable[Key]

@@ -207,9 +207,9 @@ class Users:
                 arena.journal.put(Item.TEXT, change.address, [change.old.hex(), False])
             for key in taken.keys:
                 self.traps.pass_by(key)
-            arena.spend_aside()
+            arena.release_reserve()
             self.calls.adopt(taken.kept, user, arena)
-            arena.tidy()
+            arena.refill_reserve()
             self._note_hooks()
 
     def _planned(self, spec: Spec, user: UserTarget) -> Point:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import Item, TableKind
-from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError, Unreadable
@@ -418,7 +418,7 @@ class UserCalls:
         idle = [one for one in self._trampolines.values() if not self._is_probed(one.program)]
         if not (some or self.left or idle) and self.functions:
             return False
-        inside = [*user.kernel.calls.ways_in, *self.traps.ranges, *((one.address, one.end) for one in arena.left)]
+        inside = [*user.kernel.calls.ways_in, *self.traps.ranges, *((one.address, one.end) for one in arena.retired)]
         if not hooks.is_deserted(inside, self.target, arena.ranges.code):
             return False
         calls = self.under_way()

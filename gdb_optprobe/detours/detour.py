@@ -13,11 +13,11 @@
     │ next insn ◄───┼───┐      │ …                          │
     └───────────────┘   └──────┼ jmp back                   │
                                └────────────────────────────┘
-A boosted copy is the same without a program. Where a trap leads, the landing comes first. At a tracer's site the
+A boosted copy is the same without a program. If a trap leads here, the landing comes first. At an ftrace site the
 displaced nop is left out.
 
-Where execution stands, for the unwinder and the stepper: inside a program its instruction has not begun; from a
-displaced instruction's first byte to its last it is at that instruction.
+For the unwinder and the stepper, a PC stands for an original address: inside a program, that of its instruction, which
+has not begun; inside the copy of a displaced instruction, that of this instruction.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from gdb_optprobe.isa.code import Code
 
 @dataclass(frozen=True, slots=True)
 class Detour:
-    """Code in guest memory that stands for the instructions from `head` on.
+    """Code in guest memory that runs in place of the instructions from `head` on.
 
     origins:  (address in the detour, original address) of each displaced instruction, its program included, and of the
               branch back.
     programs: (start, end, original address) of each program.
-    ways_on:  the branches out of the detour, at their addresses there: back, and those that were displaced.
+    exits:    the branches out of the detour, at their addresses there: the one back, and the displaced ones.
     """
 
     address: int
@@ -47,7 +47,7 @@ class Detour:
     head: int
     origins: tuple[tuple[int, int], ...]
     programs: tuple[tuple[int, int, int], ...] = ()
-    ways_on: tuple[Insn, ...] = ()
+    exits: tuple[Insn, ...] = ()
 
     @property
     def size(self) -> int:
@@ -58,32 +58,32 @@ class Detour:
         return self.address + len(self.data)
 
     def original_pc(self, pc: int) -> int | None:
-        """The original address that `pc` stands for; None outside the detour."""
+        """Return the original address that `pc` stands for; None outside the detour."""
         if not self.address <= pc < self.end:
             return None
         place = bisect_right(self.origins, pc, key=lambda origin: origin[0])
         return self.origins[place - 1][1] if place else self.head
 
     @property
-    def stands_for(self) -> frozenset[int]:
-        """The original addresses at which somebody who is inside is, or comes to in the text."""
+    def original_addresses(self) -> frozenset[int]:
+        """Return the original addresses that PCs inside stand for, or that the exits lead to."""
         originals = {original for _, original in self.origins}
-        return frozenset(originals | {insn.target for insn in self.ways_on if insn.target is not None})
+        return frozenset(originals | {insn.target for insn in self.exits if insn.target is not None})
 
-    def behind(self, original: int) -> int | None:
-        """Where the instruction at `original` begins, behind its programs; None where it is not in the detour."""
+    def after_program(self, original: int) -> int | None:
+        """Return the copy of the instruction at `original`, behind its program; None if it is not in the detour."""
         behind = next((end for _, end, insn in self.programs if insn == original), None)
         return self.address_of(original) if behind is None else behind
 
     def address_of(self, original: int) -> int | None:
-        """Where execution that is at `original` stands in the detour (the branch back included); None if nowhere."""
+        """Return the address in the detour that stands for `original`, be it the branch back; None if there is none."""
         return next((at for at, origin in self.origins if origin == original), None)
 
 
-def build(plan: Plan, isa: Isa, at: int, programs: Mapping[int, Code] | None = None) -> Detour:
-    """The detour of `plan` at the address `at`, with programs by the address of the instruction they run before.
+def build_detour(plan: Plan, isa: Isa, at: int, programs: Mapping[int, Code] | None = None) -> Detour:
+    """Lay out the detour of `plan` at the address `at`; programs are by the address of the instruction they run before.
 
-    Raises Unrelocatable or OutOfReach where `at` does not do.
+    Without a program it is a boosted copy. Raises Unrelocatable or OutOfReach if `at` is not possible.
     """
     programs = programs or {}
     sizes = {original: len(program(at)) for original, program in programs.items()}
@@ -104,20 +104,15 @@ def build(plan: Plan, isa: Isa, at: int, programs: Mapping[int, Code] | None = N
         head=plan.head,
         origins=origins,
         programs=tuple((start, start + sizes[insn], insn) for start, insn in origins if insn in sizes),
-        ways_on=_ways_on(isa.decode(data, at), at, at + len(data)),
+        exits=_exits(isa.decode(data, at), at, at + len(data)),
     )
 
 
-def _ways_on(insns: Sequence[Insn], start: int, end: int) -> tuple[Insn, ...]:
+def _exits(insns: Sequence[Insn], start: int, end: int) -> tuple[Insn, ...]:
     branches = (insn for insn in insns if insn.flow in (Flow.JUMP, Flow.BRANCH))
     return tuple(insn for insn in branches if insn.target is not None and not start <= insn.target < end)
 
 
-def count(plan: Plan, isa: Isa, at: int, counter: int) -> Detour:
-    """A detour that counts the hits of the probed instruction."""
-    return build(plan, isa, at, {plan.address: lambda to: isa.count(counter, to, plan.dead, plan.base)})
-
-
-def boost(plan: Plan, isa: Isa, at: int) -> Detour:
-    """A copy of the probed instruction that goes on behind it: where a stopped vCPU is sent in place of a step."""
-    return build(plan, isa, at)
+def build_count(plan: Plan, isa: Isa, at: int, counter: int) -> Detour:
+    """Lay out a detour that counts the hits of the probed instruction."""
+    return build_detour(plan, isa, at, {plan.address: lambda to: isa.count(counter, to, plan.dead, plan.base)})

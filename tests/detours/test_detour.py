@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from gdb_optprobe.detours.cfg import CfgCache
-from gdb_optprobe.detours.layout import boost, build, count
+from gdb_optprobe.detours.detour import build_count, build_detour
 from gdb_optprobe.detours.planner import PlanRequest, TierLimits, plan
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.guest.text import FtraceSite
@@ -20,7 +20,7 @@ def texts(data: bytes, at: int = AT) -> list[str]:
 
 def test_count_at_a_tracers_site_is_two_instructions() -> None:
     text = FakeText("0f 1f 44 00 00  nop\n" + PUSHES, tracers=(FtraceSite(START, 5, False, NOP5),))
-    detour = count(plan(PlanRequest(START), CfgCache(X86_64, text)), X86_64, AT, COUNTER)
+    detour = build_count(plan(PlanRequest(START), CfgCache(X86_64, text)), X86_64, AT, COUNTER)
     insns = X86_64.decode(detour.data, AT)
     assert len(insns) == 2 and insns[-1].target == START + 5
     assert detour.original_pc(AT) == START, "the program belongs to the probed instruction"
@@ -29,7 +29,7 @@ def test_count_at_a_tracers_site_is_two_instructions() -> None:
 
 
 def test_count_runs_the_displaced_instructions_and_goes_back() -> None:
-    detour = count(plan(PlanRequest(START), CfgCache(X86_64, FakeText(PUSHES))), X86_64, AT, COUNTER)
+    detour = build_count(plan(PlanRequest(START), CfgCache(X86_64, FakeText(PUSHES))), X86_64, AT, COUNTER)
     assert texts(detour.data)[-4:] == ["pushq", "pushq", "pushq", "jmp"]
     assert X86_64.decode(detour.data, AT)[-1].target == START + 5
     assert detour.size <= 64
@@ -39,7 +39,7 @@ def test_count_runs_the_displaced_instructions_and_goes_back() -> None:
 
 
 def test_a_pc_inside_the_program_is_at_the_probed_address() -> None:
-    detour = count(plan(PlanRequest(START), CfgCache(X86_64, FakeText(PUSHES))), X86_64, AT, COUNTER)
+    detour = build_count(plan(PlanRequest(START), CfgCache(X86_64, FakeText(PUSHES))), X86_64, AT, COUNTER)
     ((start, end, original),) = detour.programs
     assert (start, original) == (AT, START) and end > start
     assert {detour.original_pc(at) for at in range(start, end)} == {START}
@@ -47,7 +47,7 @@ def test_a_pc_inside_the_program_is_at_the_probed_address() -> None:
 
 def test_boosted_copy_has_no_program() -> None:
     limits = TierLimits(optimization=False, emulation=False)
-    detour = boost(plan(PlanRequest(START), CfgCache(X86_64, FakeText(PUSHES)), limits), X86_64, AT)
+    detour = build_detour(plan(PlanRequest(START), CfgCache(X86_64, FakeText(PUSHES)), limits), X86_64, AT)
     assert texts(detour.data) == ["pushq", "jmp"] and not detour.programs
     assert detour.original_pc(AT) == START
 
@@ -55,14 +55,14 @@ def test_boosted_copy_has_no_program() -> None:
 def test_dead_flags_save_nothing() -> None:
     found = plan(PlanRequest(START), CfgCache(X86_64, FakeText(PUSHES)))
     assert found.dead == Dead(found.dead.flags, found.dead.registers)
-    names = texts(count(found, X86_64, AT, COUNTER).data)
+    names = texts(build_count(found, X86_64, AT, COUNTER).data)
     assert ("pushfq" in names) is not found.dead.flags
 
 
 def test_programs_of_several_instructions_run_in_one_detour() -> None:
     found = plan(PlanRequest(START), CfgCache(X86_64, FakeText(PUSHES)))
     programs = {START + at: lambda to: X86_64.count(COUNTER, to, Dead(flags=True)) for at in (0, 4)}
-    detour = build(found, X86_64, AT, programs)
+    detour = build_detour(found, X86_64, AT, programs)
     assert texts(detour.data) == ["lock", "pushq", "pushq", "lock", "pushq", "jmp"]
     assert [original - START for _, _, original in detour.programs] == [0, 4]
     start, end, original = detour.programs[1]
@@ -72,14 +72,14 @@ def test_programs_of_several_instructions_run_in_one_detour() -> None:
 def test_where_somebody_inside_comes_to_in_the_text() -> None:
     branches = "74 03  je .+5\n 48 89 c3  mov %rax, %rbx\n 48 89 c3  mov %rax, %rbx\n c3  ret"
     found = plan(PlanRequest(START), CfgCache(X86_64, FakeText(branches.replace("74 03", "74 06"))))
-    detour = count(found, X86_64, AT, COUNTER)
-    assert {insn.target - START for insn in detour.ways_on if insn.target} == {5, 8}
-    assert {address - START for address in detour.stands_for} == {0, 2, 5, 8}
+    detour = build_count(found, X86_64, AT, COUNTER)
+    assert {insn.target - START for insn in detour.exits if insn.target} == {5, 8}
+    assert {address - START for address in detour.original_addresses} == {0, 2, 5, 8}
 
 
 def test_where_a_trap_leads_its_frame_is_wiped_before_anything_else() -> None:
     limits = TierLimits(trap_missing="", forced=Tier.TRAPPED)
-    detour = count(plan(PlanRequest(START), CfgCache(X86_64, FakeText(PUSHES)), limits), X86_64, AT, COUNTER)
+    detour = build_count(plan(PlanRequest(START), CfgCache(X86_64, FakeText(PUSHES)), limits), X86_64, AT, COUNTER)
     wipes = [insn.text for insn in X86_64.decode(detour.data, AT)[:2]]
     assert wipes == ["movq $0, -0x28(%rsp)", "movq $0, -0x30(%rsp)"]
     program = AT + len(X86_64.landing)

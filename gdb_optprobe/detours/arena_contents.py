@@ -1,7 +1,7 @@
-"""What a journal tells of an earlier GDB's arena, believed only where it is possible and the guest agrees.
+"""What an earlier GDB's arena holds by its journal: accepted only if it is possible and the guest's memory agrees.
 
-    journal ──read──► Left ──undoing──► patches that make text and detours what they were before the branches came
-            Damaged         TextChanged
+    journal ──decode──► ArenaContents ──restoring_patches──► patches that take all branches out of text and detours
+              Damaged                    TextChanged
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from gdb_optprobe.detours import pads
+from gdb_optprobe.detours import stop_pad
+from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import FULL, Item, TableKind
-from gdb_optprobe.detours.layout import Detour
 from gdb_optprobe.detours.patch import Patch, TextChanged
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError, Unreadable
@@ -25,7 +25,7 @@ from gdb_optprobe.maps import validate
 from gdb_optprobe.maps.journal_format import Damaged, State
 
 Range = tuple[int, int]
-Heads = Mapping[int, Sequence[int]]
+DetoursByHead = Mapping[int, Sequence[int]]
 """Where detours begin, by the address of their branch."""
 LONGEST = 16
 """Bytes that a branch changes, at most."""
@@ -52,20 +52,20 @@ class Bounds:
     loaded: Range = (0, 0)
 
     def is_loaded(self, address: int) -> bool:
-        """Whether text there comes and goes."""
+        """Return whether text there is loaded and unloaded."""
         (start, end), (first, last) = self.text, self.loaded
         return first <= address < last and not start <= address < end
 
     def has(self, address: int) -> bool:
-        """Whether there can be text of the guest's."""
+        """Return whether the guest can have text there."""
         return self.text[0] <= address < self.text[1] or self.is_loaded(address)
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """Where a branch stands, or was about to.
+class PatchedText:
+    """Text that a branch or a trap overwrites, or was about to.
 
-    traced: whether the guest's tracer is kept off its site. loaded: in a module, which may have been unloaded since.
+    traced: whether ftrace is kept off its site. loaded: whether it is in a module, which may have been unloaded since.
     """
 
     address: int
@@ -74,20 +74,19 @@ class Text:
     loaded: bool = False
 
     def is_trap(self, isa: Isa) -> bool:
-        """Whether it may be a trap in place of a branch."""
+        """Return whether it may be a trap in place of a branch."""
         return len(self.original) == len(isa.trap)
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """code: detours, left ones too, by their slots: those not written yet, or wiped again, hold `fill`.
+class ArenaContents:
+    """code: detours, retired ones too, by their slots: those not written yet, or wiped again, hold `fill`.
 
-    data: ascending. probes, points, calls, users: as they were noted. uses: what code may come to, by its address.
-
-    tables: those of which there is one. bounds: where all of it can be.
+    data: ascending. probes, points, calls, users: their journal records. references: by the address of the code, what
+    it may reference. tables: those of which there is one. bounds: where all of it can be.
     """
 
-    texts: tuple[Text, ...] = ()
+    texts: tuple[PatchedText, ...] = ()
     code: Mapping[Slot, Detour] | None = None
     pads: tuple[Slot, ...] = ()
     data: tuple[Slot, ...] = ()
@@ -96,7 +95,7 @@ class Left:
     fill: int = 0
     users: Mapping[int, Any] | None = None
     calls: Mapping[int, Any] | None = None
-    uses: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    references: Mapping[int, frozenset[int]] = field(default_factory=dict)
     tables: Mapping[TableKind, Slot] = field(default_factory=dict)
     bounds: Bounds = Bounds((0, 0), (), (0, 0))
 
@@ -104,14 +103,14 @@ class Left:
     def detours(self) -> Mapping[Slot, Detour]:
         return self.code or {}
 
-    def at(self, address: int) -> Slot | None:
-        """The piece of data that begins there."""
+    def data_at(self, address: int) -> Slot | None:
+        """Return the piece of data that begins at `address`."""
         place = bisect_left(self.data, address, key=lambda slot: slot.address)
         return self.data[place] if place < len(self.data) and self.data[place].address == address else None
 
 
-def read(state: State, bounds: Bounds, memory: Memory, isa: Isa) -> Left:
-    """Raises Damaged where `state` cannot be, OptprobeError where it does not tell all."""
+def decode(state: State, bounds: Bounds, memory: Memory, isa: Isa) -> ArenaContents:
+    """Decode a journal's state. Raises Damaged if it is impossible, OptprobeError if it is incomplete."""
     if FULL in state:
         raise OptprobeError(
             "an earlier GDB had more probes in this guest than its journal has room for", "reboot the guest"
@@ -123,61 +122,62 @@ def read(state: State, bounds: Bounds, memory: Memory, isa: Isa) -> Left:
             kinds.setdefault(kind, {})[at] = value
         texts = tuple(_text(at, value, bounds) for at, value in sorted(kinds.get(Item.TEXT, {}).items()))
         codes = sorted(kinds.get(Item.CODE, {}).items())
-        slots = [_within(Slot(at, validate.number(validate.row(value, 5)[0])), *bounds.code) for at, value in codes]
+        code_sizes = [(at, validate.number(validate.row(value, 5)[0])) for at, value in codes]
+        slots = [_checked_inside(Slot(at, size), *bounds.code) for at, size in code_sizes]
         pages = tuple(_page(at, size, bounds) for at, size in sorted(kinds.get(Item.PADS, {}).items()))
         sizes = sorted(kinds.get(Item.DATA, {}).items())
-        data = tuple(_within(Slot(at, validate.number(size)), bounds.data) for at, size in sizes)
+        data = tuple(_checked_inside(Slot(at, validate.number(size)), bounds.data) for at, size in sizes)
         starts = {slot.address for slot in slots}
-        uses = {at: _uses(at, value) for at, value in kinds.get(Item.USES, {}).items() if at in starts}
+        noted = kinds.get(Item.REFERENCES, {})
+        references = {at: _references(at, value) for at, value in noted.items() if at in starts}
         pieces = {slot.address: slot for slot in data}
         tables = {_table(number): validate.number(at) for number, at in kinds.get(Item.TABLE, {}).items()}
-        # What is apart is not much to be read.
-        _apart([*slots, *pages])
-        _apart(data)
+        # Disjoint pieces are bounded by the arena's size, so little is read below.
+        _check_disjoint([*slots, *pages])
+        _check_disjoint(data)
         code = {slot: _code(slot, value, bounds, memory, isa) for slot, (_, value) in zip(slots, codes, strict=True)}
     except ValueError as wrong:
         raise Damaged(f"{wrong}") from None
-    noted = (kinds.get(kind, {}) for kind in (Item.PROBE, Item.POINT, Item.USER, Item.CALLS))
-    probes, points, users, calls = noted
+    probes, points, users, calls = (kinds.get(kind, {}) for kind in (Item.PROBE, Item.POINT, Item.USER, Item.CALLS))
     there = {table: pieces[at] for table, at in tables.items() if at in pieces}
-    return Left(texts, code, pages, data, probes, points, bounds.fill, users, calls, uses, there, bounds)
+    return ArenaContents(texts, code, pages, data, probes, points, bounds.fill, users, calls, references, there, bounds)
 
 
-def undoing(left: Left, memory: Memory, isa: Isa) -> tuple[list[Patch], list[Patch]]:
-    """What is to be written so that no branch leads into a detour: in the text, and in the detours' ways on.
+def restoring_patches(contents: ArenaContents, memory: Memory, isa: Isa) -> tuple[list[Patch], list[Patch]]:
+    """Return the patches after which no branch leads into a detour: of the text, and of the detours' exits.
 
-    Raises TextChanged where the guest holds neither what was there before nor a branch or trap of ours.
+    Raises TextChanged if the guest holds neither the original bytes nor a branch or trap of the earlier GDB.
     """
     heads: dict[int, list[int]] = {}
-    for detour in left.detours.values():
+    for detour in contents.detours.values():
         heads.setdefault(detour.head, []).append(detour.address)
     texts = [
         Patch(one.address, found, one.original)
-        for one in left.texts
-        for found in _standing(one, _written(one, heads, isa), memory)
+        for one in contents.texts
+        for found in _changed_in_text(one, _possible_bytes(one, heads, isa), memory)
     ]
-    ways = [
-        Patch(way.address, found, way.data)
-        for detour in left.detours.values()
-        for way in detour.ways_on
-        if memory.read(way.address, way.size) != bytes([left.fill]) * way.size
-        for found in _ours(way.address, way.data, _redirected(way, heads, isa), memory)
+    exits = [
+        Patch(one.address, found, one.data)
+        for detour in contents.detours.values()
+        for one in detour.exits
+        if memory.read(one.address, one.size) != bytes([contents.fill]) * one.size
+        for found in _changed(one.address, one.data, _redirected(one, heads, isa), memory)
     ]
-    return texts, ways
+    return texts, exits
 
 
-def _standing(text: Text, branches: Iterator[bytes], memory: Memory) -> Sequence[bytes]:
-    """As `_ours`. Where a module's text holds something else, it is not the text that was probed."""
+def _changed_in_text(text: PatchedText, branches: Iterator[bytes], memory: Memory) -> Sequence[bytes]:
+    """Do as `_changed`. If a module's text holds something else, it is not the text that was probed."""
     try:
-        return _ours(text.address, text.original, branches, memory)
+        return _changed(text.address, text.original, branches, memory)
     except (TextChanged, Unreadable):
         if text.loaded:
             return ()
         raise
 
 
-def _ours(address: int, original: bytes, branches: Iterator[bytes], memory: Memory) -> Sequence[bytes]:
-    """What stands there instead of `original`. Raises TextChanged."""
+def _changed(address: int, original: bytes, branches: Iterator[bytes], memory: Memory) -> Sequence[bytes]:
+    """Return the bytes that are there instead of `original`, if any. Raises TextChanged if they are foreign."""
     found = memory.read(address, len(original))
     if found == original:
         return ()
@@ -186,8 +186,8 @@ def _ours(address: int, original: bytes, branches: Iterator[bytes], memory: Memo
     return (found,)
 
 
-def _written(text: Text, heads: Heads, isa: Isa) -> Iterator[bytes]:
-    """What an earlier GDB may have written there: a trap, a branch to a detour, a call of ours in place of a call."""
+def _possible_bytes(text: PatchedText, heads: DetoursByHead, isa: Isa) -> Iterator[bytes]:
+    """Yield what an earlier GDB may have written there: a trap, a branch to a detour, a redirected call or branch."""
     if text.is_trap(isa):
         yield from isa.traps
     for target in heads.get(text.address, ()):
@@ -199,10 +199,10 @@ def _written(text: Text, heads: Heads, isa: Isa) -> Iterator[bytes]:
         yield from _redirected(insn, heads, isa)
 
 
-def _redirected(way: Insn, heads: Heads, isa: Isa) -> Iterator[bytes]:
-    for target in heads.get(way.target or 0, ()):
+def _redirected(insn: Insn, heads: DetoursByHead, isa: Isa) -> Iterator[bytes]:
+    for target in heads.get(insn.target or 0, ()):
         try:
-            yield isa.redirect(way, target)
+            yield isa.redirect(insn, target)
         except OutOfReach:
             continue
 
@@ -214,25 +214,25 @@ def _key(key: str) -> tuple[Item, int]:
     return Item(kind), int(at, 16)
 
 
-def _text(at: int, value: Any, bounds: Bounds) -> Text:
+def _text(at: int, value: Any, bounds: Bounds) -> PatchedText:
     original, traced = validate.row(value, 2)
     original = validate.data(original, LONGEST)
     loaded = bounds.is_loaded(at)
-    _within(Slot(at, len(original)), bounds.loaded if loaded else bounds.text)
-    return Text(at, original, validate.flag(traced), loaded)
+    _checked_inside(Slot(at, len(original)), bounds.loaded if loaded else bounds.text)
+    return PatchedText(at, original, validate.flag(traced), loaded)
 
 
 def _code(slot: Slot, value: Any, bounds: Bounds, memory: Memory, isa: Isa) -> Detour:
-    _, used, head, origins, ways = value
+    _, used, head, origins, exits = value
     at, used = slot.address, validate.number(used, slot.size + 1, 1)
     if validate.number(head) != at and not bounds.has(head):
         raise ValueError(f"code at {at:#x} is for nothing at {head:#x}")
-    on = [_way(at, used, way, isa) for way in validate.items(ways, used)]
+    branches = [_exit(at, used, each, isa) for each in validate.items(exits, used)]
     places = tuple(_origin(at, used, head, one) for one in validate.items(origins, used))
-    return Detour(at, memory.read(at, used), head, places, ways_on=tuple(on))
+    return Detour(at, memory.read(at, used), head, places, exits=tuple(branches))
 
 
-def _way(at: int, used: int, value: Any, isa: Isa) -> Insn:
+def _exit(at: int, used: int, value: Any, isa: Isa) -> Insn:
     offset, data = validate.row(value, 2)
     insns = isa.decode(validate.data(data, LONGEST), at + validate.number(offset, used))
     if len(insns) != 1 or insns[0].end > at + used:
@@ -240,7 +240,7 @@ def _way(at: int, used: int, value: Any, isa: Isa) -> Insn:
     return insns[0]
 
 
-def _uses(at: int, value: Any) -> frozenset[int]:
+def _references(at: int, value: Any) -> frozenset[int]:
     distances = validate.numbers(value, MOST_USED, least=1 - validate.WORD)
     return frozenset(validate.number(at + distance) for distance in distances)
 
@@ -257,19 +257,19 @@ def _table(number: int) -> TableKind:
 
 
 def _page(at: int, size: Any, bounds: Bounds) -> Slot:
-    if validate.number(size) != pads.PAGE:
+    if validate.number(size) != stop_pad.PAGE:
         raise ValueError(f"a page of {size} bytes at {at:#x}")
-    return _within(Slot(at, pads.PAGE), *bounds.code)
+    return _checked_inside(Slot(at, stop_pad.PAGE), *bounds.code)
 
 
-def _within(slot: Slot, *bounds: Range) -> Slot:
+def _checked_inside(slot: Slot, *bounds: Range) -> Slot:
     if not slot.size or not any(start <= slot.address and slot.end <= end for start, end in bounds):
         where = ", ".join(f"{start:#x}-{end:#x}" for start, end in bounds)
         raise ValueError(f"{slot.size} bytes at {slot.address:#x} lie outside of {where}")
     return slot
 
 
-def _apart(slots: Sequence[Slot]) -> None:
+def _check_disjoint(slots: Sequence[Slot]) -> None:
     ordered = sorted(slots)
     for one, other in pairwise(ordered):
         if one.end > other.address:

@@ -1,14 +1,14 @@
-"""Where programs that stop the guest leave to, and the bell that they ring before.
+"""The stop pad, to which a program that stops the guest goes, and the doorbell that it rings first.
 
     pad     │ branch behind the program │ branch to the probed address │
              ▲                           ▲
-             GDB's breakpoint            where GDB sends who comes to it
-    bell    │ a word that GDB watches │ … │ how often it was rung │ … nothing else of ours in this page of data
-A guest without GDB runs the first branch: the hit goes on as one that does not stop.
+             GDB's breakpoint            where GDB sends a vCPU that stopped there
+    bell    │ a word that GDB watches │ … │ how often it was rung │ … nothing else of optprobe in this page of data
+A guest without GDB runs the first branch: the hit continues as one that does not stop.
 
 QEMU's TCG looks through its breakpoints at each jump that it does not know beforehand, and runs what shares a page with
 one by single instructions: on x86-64 one that is never hit costs a sixth of the time of a million reads. A watchpoint
-costs those who touch its page. So the breakpoints at pads are there only while somebody has rung who has not come.
+costs only accesses to its page. So the breakpoints at pads exist only between a ring and the stop at the pad.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Pad:
 
     @property
     def via(self) -> int:
-        """The branch to the probed address."""
+        """Return the address of the branch to the probed address."""
         return self.slot.address + HALF
 
     def code(self, behind: int, probed: int, isa: Isa) -> bytes:
-        """What it is to hold. behind: the program. Raises OutOfReach."""
-        ways = (isa.branch(self.address, behind), isa.branch(self.via, probed))
-        return b"".join(way + isa.breakpoint * ((HALF - len(way)) // len(isa.breakpoint)) for way in ways)
+        """Encode its two branches. behind: the address behind the program. Raises OutOfReach."""
+        branches = (isa.branch(self.address, behind), isa.branch(self.via, probed))
+        return b"".join(one + isa.breakpoint * ((HALF - len(one)) // len(isa.breakpoint)) for one in branches)
