@@ -1,10 +1,10 @@
-"""All that talks to GDB. `load` installs it, once a GDB."""
+"""All that talks to GDB. `load` installs it once."""
 
 from __future__ import annotations
 
 
 def load() -> None:
-    """Hook into GDB: the life cycle of guests, steps, backtraces, disassembly. A second call does nothing."""
+    """Install listeners for guests and steps, the unwinder and the disassembler. A second call does nothing."""
     from gdb_optprobe.debugger import disassembler, unwinder
     from gdb_optprobe.debugger.attach import attachments, session_or_none, unwind_kernel
     from gdb_optprobe.debugger.lifecycle import Lifecycle

@@ -1,4 +1,4 @@
-"""What actions gathered, as text in bpftrace's manner and as values for JSON.
+"""The results of actions, as text in bpftrace's form and as values for JSON.
 
     hist(count)
     [1]                  12 |@@@@                                    |
@@ -20,7 +20,7 @@ _UNITS = "KMGTPE"
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Values from `low` up to, but without, `high`; None where there is no bound."""
+    """How many values are in [low, high). None is no bound."""
 
     low: int | None
     high: int | None
@@ -28,7 +28,7 @@ class Bucket:
 
 
 def buckets(histogram: Powers | Linear, words: Sequence[int]) -> tuple[Bucket, ...]:
-    """All of them, ascending."""
+    """Return all buckets, ascending."""
     if isinstance(histogram, Powers):
         lows = [0, 1, *(1 << power for power in range(1, 64))]
         bounds: list[tuple[int | None, int | None]] = [(None, 0)]
@@ -40,7 +40,7 @@ def buckets(histogram: Powers | Linear, words: Sequence[int]) -> tuple[Bucket, .
 
 
 def value(aggregate: Aggregate, words: Sequence[int]) -> object:
-    """For JSON: a number, null where nothing was seen, or the buckets that are not empty."""
+    """Return the JSON: a number, null where there was no value, or the buckets that are not empty."""
     match aggregate:
         case Count():
             return words[0]
@@ -56,7 +56,7 @@ def value(aggregate: Aggregate, words: Sequence[int]) -> object:
 
 
 def _average(words: Sequence[int], signed: bool) -> int | None:
-    """Rounded towards zero, as C divides."""
+    """Return the average, rounded towards zero as C divides."""
     count, total = words[0], number(words[1], signed)
     if not count:
         return None
@@ -64,7 +64,7 @@ def _average(words: Sequence[int], signed: bool) -> int | None:
 
 
 def lines(view: ObjectView) -> list[str]:
-    """The action, and what it gathered; by key the smallest values first, as bpftrace prints maps."""
+    """Return the text of an action's result. Rows of keys begin with the smallest value, as bpftrace prints maps."""
     lost = [f"    ({view.lost} values found no room)"] if view.lost else []
     if not view.rows:
         return [f"{view.action}: nothing yet", *lost]
@@ -83,13 +83,13 @@ def _one(name: str, aggregate: Aggregate, words: Sequence[int]) -> list[str]:
 
 
 def _weight(aggregate: Aggregate, words: Sequence[int]) -> int:
-    """What rows are sorted by: the number shown, of histograms how many values."""
+    """Return the number by which rows are sorted: the value, or how many values a histogram has."""
     found = value(aggregate, words)
     return sum(words) if isinstance(aggregate, Powers | Linear) else found if isinstance(found, int) else 0
 
 
 def _histogram(histogram: Powers | Linear, words: Sequence[int]) -> list[str]:
-    """From the first bucket that is not empty to the last."""
+    """Return a line for each bucket, from the first to the last that is not empty."""
     found = buckets(histogram, words)
     filled = [index for index, one in enumerate(found) if one.count]
     if not filled:
@@ -108,7 +108,7 @@ def _range(bucket: Bucket) -> str:
 
 
 def _short(value: int) -> str:
-    """4K for 4096, where nothing is lost by it."""
+    """Return 4K for 4096, where that is exact."""
     unit = 0
     while value and not value % 1024 and unit < len(_UNITS):
         value //= 1024

@@ -1,4 +1,4 @@
-"""The same from Python, inside GDB: `kprobe("vfs_read", pre_handler=…)`."""
+"""The Python API, inside GDB: `kprobe("vfs_read", pre_handler=…)`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gdb_optprobe.probes.views import ProbeView
 
 
 class Handle:
-    """One probe, as `optprobe list` has it."""
+    """One probe, as a line of `optprobe list` shows it."""
 
     def __init__(self, session: Session, number: int) -> None:
         self._session = session
@@ -22,7 +22,7 @@ class Handle:
 
     @property
     def view(self) -> ProbeView:
-        """All that is known of it now."""
+        """Return everything that is known of the probe now."""
         return self._session.views([self.number])[0]
 
     @property
@@ -66,12 +66,14 @@ def kprobe(
     name: str = "",
     pending: bool = False,
 ) -> Handle:
-    """Add a probe; its handle. Several addresses, or locations with commas between, make several; this is the first's.
+    """Add a probe and return its handle. Several addresses or locations make several probes; return the first's handle.
 
-    when, do: a condition in C and actions, as typed after `if` and `do`; without Python handlers they run in the guest.
-    pre_handler, post_handler: called with the `Hit` while the guest stands before, or behind, the instruction, where
-             the condition holds.
-    pending: wait for a module's function that is not there yet.
+    location: as typed after `optprobe add`; commas separate several.
+    when, do: a condition in C and actions, as typed after `if` and `do`. Without Python handlers they run in the guest.
+    pre_handler, post_handler: called with the `Hit` where the condition is true, while the guest is stopped before, or
+             after, the instruction.
+    pending: wait for a function of a module that is not loaded yet.
+    Raises OptprobeError.
     """
     session = current_session()
     actions = tuple(part.text for part in split(Fragment.whole(do))) if isinstance(do, str) else tuple(do)
@@ -102,15 +104,16 @@ def kretprobe(
     tier: str = "",
     name: str = "",
 ) -> Handle:
-    """Probe a function's return; the probe's handle.
+    """Probe the returns of a function and return the probe's handle.
 
-    when, do:   as of kprobe, where the function has returned: `$retval`, `$elapsed`, `$saved.n`.
-    entry_when: a condition at the function's entry: other calls are not looked at.
-    save:       what `$saved.n` is, by n: expressions at the entry.
-    handler:    called with the `ReturnHit` while the guest stands where the function has returned, where `when` holds.
-    entry_handler: called with the `EntryHit` while it stands at the entry; a true result leaves the call out. What it
-                puts into `hit.data` the same call's ReturnHit has.
-    maxactive:  how many calls at once are seen; 0 for as many as there are.
+    when, do:   as for kprobe, evaluated after the return: `$retval`, `$elapsed`, `$saved.n`.
+    entry_when: a condition at the function's entry; calls for which it is false are not probed.
+    save:       expressions evaluated at the entry, by the name n of `$saved.n`.
+    handler:    called with the `ReturnHit` where `when` is true, while the guest is stopped after the return.
+    entry_handler: called with the `EntryHit` while the guest is stopped at the entry. A true result skips the call.
+                `hit.data` is passed on to the ReturnHit of the same call.
+    maxactive:  how many active calls are probed at once; 0 for no limit.
+    Raises OptprobeError.
     """
     session = current_session()
     spec = Spec(

@@ -48,11 +48,11 @@ from gdb_optprobe.probes.target import Target
 class Attachment:
     """One guest that GDB is connected to. `connection` changes when GDB reconnects to the same guest.
 
-    symbols: where the code begins that GDB was given symbols for; None where it had its own.
-    leaving: a breakpoint of the user's that is being deleted, and that GDB still lists.
-    unguarded: the user was told that nobody frees the guest should GDB die.
-    gone: the user was told that the guest is another one now.
-    breaks: where breakpoints of the user's stood when probes last made way for them; at first, those that were there.
+    symbols: the start of the code for which GDB got our symbols; None where it had symbols.
+    leaving: a breakpoint of the user that is being deleted, and that GDB still lists.
+    unguarded: GDB has printed that the guest has no guardian.
+    gone: GDB has printed that the guest is another one now.
+    breaks: addresses of the user's breakpoints when probes last moved down for them; at first, those that there were.
     """
 
     connection: gdb.RemoteTargetConnection
@@ -128,7 +128,7 @@ class Attachments:
                 gdb_symbols.withdraw(attachment.symbols)
 
     def _reconnect(self, connection: gdb.RemoteTargetConnection) -> None:
-        """GDB has connected anew: the same guest keeps its probes, another one has none of ours."""
+        """Take over a new connection of GDB. The same guest keeps its probes; any other guest is forgotten."""
         assert self.current is not None
         self.current.connection = connection
         self.current.machine.connection = connection
@@ -150,7 +150,7 @@ class Attachments:
         why = self.guard.start(self.current.connection.details or "")
         if why and not self.current.unguarded:
             self.current.unguarded = True
-            note(f"nobody frees the guest should GDB die (set optprobe guardian): {why}.")
+            note(f"no guardian will free the guest if GDB dies (set optprobe guardian): {why}.")
 
     def parted(self, connection: gdb.TargetConnection) -> None:
         """GDB has let go of `connection`."""
@@ -206,7 +206,7 @@ def session_or_none() -> Session | None:
 
 
 def is_connected() -> bool:
-    """Whether there is a session, or a guest to attach one to: what an earlier GDB left in it is told then."""
+    """Return whether there is a session, or a guest to attach to (which may have probes of an earlier GDB)."""
     connection = gdb.selected_inferior().connection
     return attachments.current is not None or isinstance(connection, gdb.RemoteTargetConnection)
 
@@ -331,7 +331,7 @@ def _unwind(linux: Linux, recovered: DiscoveredKernel, machine: GdbMachine) -> U
 def _backtrace(
     unwinder: Unwinder | None, isa: Isa, holder: Sequence[Session], registers: Mapping[str, int], stack: bytes
 ) -> Iterator[tuple[int, bool]]:
-    """See Target. (0, True) also where a return probe waited for a call: who called is not on the stack."""
+    """See Target. (0, True) also where a return probe waited for a call: the caller is not on the stack."""
     arena = holder[0].optimizer.arena
     detours = arena.ranges.code if arena is not None else ()
     frames = backtrace(unwinder, registers, isa.pc, Copy(registers[isa.sp], stack)) if unwinder is not None else ()
@@ -356,7 +356,7 @@ def _bare(connection: gdb.RemoteTargetConnection, isa: Isa, machine: GdbMachine,
         take_arena=lambda: None,
         give_back_arena=lambda: None,
         saved=lambda: (),
-        stacks_missing="this guest is no Linux whose threads are known",
+        stacks_missing="the threads of this guest are not known: it is no Linux",
         symbol=text.symbol,
         completions=lambda prefix: (),
         resolve=locations.resolve,

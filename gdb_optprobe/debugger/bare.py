@@ -16,13 +16,13 @@ from gdb_optprobe.isa.base import Flow, Isa
 from gdb_optprobe.probes.original import overlaid
 from gdb_optprobe.probes.registry import Registry
 
-# Longer functions are not looked for: a symbol without a size would take all memory behind it.
+# The longest function that is looked for. A symbol without a size would include all memory after it.
 LARGEST = 1 << 16
 _ANYWHERE = (Flow.INDIRECT_JUMP, Flow.BRANCH)
 
 
 class _NoSymbols:
-    """GDB's symbols are not asked for values."""
+    """A kernel's symbol table without any symbol."""
 
     def lookup(self, name: str) -> Sequence[int]:
         return ()
@@ -32,7 +32,7 @@ class _NoSymbols:
 
 
 class BareText:
-    """Fills guest.text.Text and probes.target.Tracer. Nothing but symbols says where functions are."""
+    """Implements guest.text.Text and probes.target.Tracer from GDB's symbols alone."""
 
     def __init__(self, machine: Machine, isa: Isa) -> None:
         self._machine = machine
@@ -48,12 +48,12 @@ class BareText:
         return Area.TEXT if hazard is None else FORBIDDEN[hazard]
 
     def scope(self, address: int, convenience: Callable[[str], int | None]) -> KernelScope:
-        """Registers, arguments where a function begins, and what GDB's debug information has in registers."""
+        """Return the names at an address: registers, arguments at a function's start, variables that GDB knows."""
         debug = dwarf(address, abi.of(self._isa.name), frame=lambda: None)
         return self._names(Site(address, "", self._begins(address)), convenience, debug)
 
     def at_return(self, address: int, convenience: Callable[[str], int | None]) -> KernelScope | None:
-        """Where the function has returned that begins at `address`; None where none does."""
+        """Return the names after the return of the function at `address`; None where no function begins there."""
         return self._names(Site(address, "", returns=True), convenience) if self._begins(address) else None
 
     def _begins(self, address: int) -> bool:
@@ -88,7 +88,7 @@ class BareText:
             code=code,
             complete=bool(insns) and insns[-1].end == end,
             jumps=tuple(Jump(i.address, i.target) for i in insns if i.target is not None and i.flow in flows),
-            # On a condition too, where it cannot be told from a return.
+            # Conditional ones too, which may be returns.
             blind_jumps=tuple(i.address for i in insns if i.flow in _ANYWHERE and i.target is None),
         )
         return Function(name, start, end, own=code, look=lambda: whole, compiled=False)
@@ -104,7 +104,7 @@ class BareText:
         return f"{address:#x} <{name}>" if name else f"{address:#x}"
 
     def symbol(self, address: int) -> str:
-        """ "name+0x10", or nothing."""
+        """Return "name+0x10", or "" where there is no symbol."""
         found = self._symbol(address)
         if found is None:
             return ""
@@ -123,7 +123,7 @@ class BareText:
         """There is no tracer."""
 
     def _symbol(self, address: int) -> tuple[str, int, int] | None:
-        """The function symbol around `address`: name, start, end (the next symbol's start)."""
+        """Return name, start and end (the next symbol's start) of the function symbol around `address`."""
         text = gdb.execute(f"info symbol {address:#x}", to_string=True).split(" in section ")
         if len(text) < 2 or not text[1].startswith(".text"):
             return None

@@ -1,4 +1,4 @@
-"""What is printed of the slot collector."""
+"""The text and the JSON of the slot collector."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gdb_optprobe.probes.views import CollectorView
 
 
 def lines(found: CollectorView) -> list[str]:
-    """For people."""
+    """Return the text, for a report."""
     told = list(quarantine(found))
     left = f"{_size(found.garbage_slots, found.garbage_bytes)} still to be collected"
     if not found.runs and not found.failed and not found.quarantined:
@@ -22,22 +22,22 @@ def lines(found: CollectorView) -> list[str]:
         last = f"the last run looked through {_counted(found.stacks, 'stack')}"
         told += indented(f"the guest was held for {held}; {last}")
     if found.failed:
-        told += indented(f"{found.failed} of the runs freed nothing: not all stacks could be told just then")
+        told += indented(f"{found.failed} of the runs freed nothing: not all stacks were known then")
     if found.garbage_slots and not found.quarantined:
         told += indented(left)
     return told
 
 
 def quarantine(found: CollectorView) -> Sequence[str]:
-    """What is never used again, and why; nothing where there is no such memory."""
+    """Return a line for memory that is never used again, and why; none where there is no such memory."""
     if not found.quarantined:
         return ()
     size = _size(found.garbage_slots, found.garbage_bytes)
-    return (f"Quarantined: {size}, which nobody can be proven to have left: {found.quarantined}",)
+    return (f"Quarantined: {size}, in which a thread may still be: {found.quarantined}",)
 
 
 def value(found: CollectorView) -> dict[str, object]:
-    """For programs. It belongs to no probe."""
+    """Return the JSON of a report line. It belongs to no probe."""
     return {
         "type": "collector",
         "number": None,

@@ -1,4 +1,4 @@
-"""`x/i` and `disassemble` show the code that the guest's authors wrote, with a mark where a branch of ours stands."""
+"""`x/i` and `disassemble` show the original code, with a mark where a branch of a probe is in memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MASK = (1 << 64) - 1
 
 
 class OriginalDisassembler(gdb.disassembler.Disassembler):
-    """Installed for every architecture; does nothing where no probe of `session()` stands."""
+    """Disassembles original code, on every architecture. It does nothing where `session()` has no probe."""
 
     def __init__(self, session: Callable[[], Session | None]) -> None:
         super().__init__("optprobe")
@@ -28,7 +28,7 @@ class OriginalDisassembler(gdb.disassembler.Disassembler):
         if session is None:
             return None
         near = session.users.traps_near(address, address + LONGEST)
-        traps = {trap: serves for trap, serves in near.items() if _stands(info, trap)}
+        traps = {trap: serves for trap, serves in near.items() if _is_in_memory(info, trap)}
         patches = [*session.registry.patches(address, address + LONGEST), *traps]
         if not patches:
             return None
@@ -47,8 +47,8 @@ class OriginalDisassembler(gdb.disassembler.Disassembler):
         return gdb.disassembler.DisassemblerResult(result.length, f"{result.string}\t# optprobe {', '.join(numbers)}")
 
 
-def _stands(info: gdb.disassembler.DisassembleInfo, trap: Patch) -> bool:
-    """Whether it is in memory: the process may have something else there."""
+def _is_in_memory(info: gdb.disassembler.DisassembleInfo, trap: Patch) -> bool:
+    """Return whether a trap is in memory. Another process may have something else there."""
     try:
         return bytes(info.read_memory(len(trap.new), trap.address - (info.address & MASK))) == trap.new
     except gdb.MemoryError:
@@ -56,7 +56,7 @@ def _stands(info: gdb.disassembler.DisassembleInfo, trap: Patch) -> bool:
 
 
 class _Original(gdb.disassembler.DisassembleInfo):
-    """The same request, with the original bytes to read."""
+    """The same request, which reads original bytes."""
 
     def __init__(self, info: gdb.disassembler.DisassembleInfo, patches: Sequence[Patch]) -> None:
         super().__init__(info)

@@ -1,4 +1,4 @@
-"""What works here: the guest's facilities, the guardian, this GDB and this QEMU. Nothing is changed by asking."""
+"""What works here: the guest's facilities, the guardian, this GDB and this QEMU. The guest is not changed."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from gdb_optprobe.probes.views import DoctorView, GuestView
 
 BANNER = "linux_banner"
 BEGINS = b"Linux version "
-UNKNOWN_BANNER = "a Linux kernel whose banner is not found"
+UNKNOWN_BANNER = "a Linux kernel without a banner"
 LARGEST_BANNER = 512
 CONSTANTS = 1 << 16
 OLDEST_QEMU = (7, 2)
 
 
 def version() -> DoctorView:
-    """Return what is known without a guest."""
+    """Return the versions, which are known without a guest."""
     return DoctorView(__version__, gdb.VERSION, platform.python_version(), "", GuestView(), ())
 
 
 def examine() -> DoctorView:
-    """Return all of it. What fails is part of the answer."""
+    """Return all facilities. A failure is part of the answer."""
     attachment: Attachment | None = None
     qemu = _qemu_version()
     try:
@@ -66,7 +66,7 @@ def _guest(attachment: Attachment | None) -> GuestView:
 
 
 def _banner(linux: Linux) -> str:
-    """Return what the kernel calls itself, which is among its first constants where its symbols are of functions."""
+    """Return the kernel's banner. Where only functions have symbols, look for it among the first constants."""
     found = linux.kernel.symbols.address(BANNER)
     start = found or linux.recovered.image.rodata.start
     try:
@@ -74,12 +74,12 @@ def _banner(linux: Linux) -> str:
     except OptprobeError:
         return UNKNOWN_BANNER
     at = data.find(BEGINS)
-    # Its line end is no part of it.
+    # Without its line end.
     return until_zero(data[at : at + LARGEST_BANNER].partition(b"\n")[0]).strip() if at >= 0 else UNKNOWN_BANNER
 
 
 def _monitored(command: str) -> str:
-    """Return what QEMU's monitor answers, a constant `command`; "" where the target has none."""
+    """Return the answer of QEMU's monitor to a constant `command`; "" where the target has no monitor."""
     try:
         return one_line(" ".join((gdb.execute(f"monitor {command}", to_string=True) or "").split()))
     except gdb.error:
@@ -89,7 +89,7 @@ def _monitored(command: str) -> str:
 def _qemu_version() -> str:
     if gdb.selected_inferior().connection is None:
         return ""
-    # What a packager adds follows the number without a space.
+    # A packager's addition follows the number without a space.
     told = re.fullmatch(r"(\d+(?:\.\d+)+)(.*)", _monitored("info version"))
     if told is None:
         return ""
@@ -97,7 +97,7 @@ def _qemu_version() -> str:
 
 
 def _connection() -> gdb.RemoteTargetConnection:
-    """Raises Refused where no stopped guest is connected."""
+    """Return the connection. Raises Refused where no stopped guest is connected."""
     try:
         return stopped_guest()
     except OptprobeError as error:
@@ -113,18 +113,18 @@ def _guardian() -> str:
 
 
 def _gdb() -> str:
-    """Return the versions of what works within GDB's Python."""
+    """Return the versions of the libraries in GDB's Python."""
     keystone = assemble.loaded()
     numbers = (capstone.cs_version()[:2], keystone.ks_version()[:2])
     return "capstone {}.{}, keystone {}.{}".format(*(part for pair in numbers for part in pair))
 
 
 def _qemu(version: str) -> str:
-    """Return by what it runs the guest. Physical memory is what all else rests on."""
+    """Return how QEMU runs the guest. Raises OptprobeError where physical memory cannot be read: all else needs it."""
     if _connection().send_packet("qqemu.PhyMemMode") not in (b"0", b"1"):
         raise OptprobeError("the target has no access to physical memory", "connect to QEMU's own gdbstub")
     found = tuple(map(int, version.split(".")[:2])) if re.match(r"\d+\.\d+\.", version) else OLDEST_QEMU
     if found < OLDEST_QEMU:
         raise OptprobeError(f"it is of version {version}")
     kvm = "KVM, which is not tested" if "kvm support: enabled" in _monitored("info kvm") else "TCG"
-    return f"physical memory can be read; the guest runs by {kvm if version else 'what is not told'}"
+    return f"physical memory can be read; the guest runs by {kvm if version else 'an unknown accelerator'}"

@@ -1,6 +1,6 @@
 """Types and variables from the debug information that GDB has: of a vmlinux, or of a module's file.
 
-Types are those of GDB's Python. Where a variable is, its Python does not tell; `info scope` does (guest/variables.py).
+GDB's Python has the types. It has no locations of variables; `info scope` prints them (guest/variables.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DEEPEST = 64
 
 @dataclass(frozen=True)
 class Dwarf:
-    """Fills guest.scope.Debug for one address. frame: the CFA there; None where that is not known."""
+    """Implements guest.scope.Debug for one address. frame: the CFA there; None where it is not known."""
 
     address: int
     abi: Abi
@@ -43,7 +43,7 @@ class Dwarf:
 
     @cached_property
     def _symbols(self) -> Mapping[str, gdb.Symbol]:
-        """Parameters and variables of the function, innermost block first."""
+        """Return parameters and variables of the function, innermost block first."""
         found: dict[str, gdb.Symbol] = {}
         for block in _blocks(self.address):
             for symbol in block:
@@ -59,7 +59,7 @@ class Dwarf:
         return tuple(self._symbols)
 
     def variable(self, name: str) -> Meaning | Missing | None:
-        """A local or a parameter; None where the function has none of that name."""
+        """Return a local or a parameter; None where the function has none of that name."""
         symbol = self._symbols.get(name)
         if symbol is None or symbol.type is None:
             return None
@@ -67,7 +67,7 @@ class Dwarf:
 
     @property
     def _outermost(self) -> gdb.Block | None:
-        """Of the function itself: what is inlined at the address has parameters of its own."""
+        """Return the block of the function itself. A function inlined at the address has other parameters."""
         found, block = None, gdb.block_for_pc(self.address)
         while block is not None and not block.is_global and not block.is_static:
             found = block if block.function is not None else found
@@ -80,37 +80,37 @@ class Dwarf:
         return converted(returned) if returned is not None else None
 
     def parameters(self) -> Mapping[str, CType]:
-        """The function's own, in order."""
+        """Return the types of the function's parameters, in order."""
         outermost = self._outermost
         if outermost is None:
             return {}
         return {each.name: converted(each.type) for each in outermost if each.is_argument and each.type is not None}
 
     def type(self, keyword: str, name: str) -> CType | None:
-        """keyword: "struct", "union", "enum", or "" for a typedef."""
+        """Return a type by name. keyword: "struct", "union", "enum", or "" for a typedef."""
         try:
             return converted(gdb.lookup_type(f"{keyword} {name}".strip()))
         except gdb.error:
             return None
 
     def symbol(self, name: str) -> CType | None:
-        """The type of a variable or a function that lives at one address."""
+        """Return the type of a global variable or function."""
         found = _global(name)
         return None if found is None or found.type is None or _is_constant(found) else converted(found.type)
 
     def constant(self, name: str) -> int | None:
-        """An enumerator's value."""
+        """Return the value of an enumerator."""
         found = _global(name)
         return int(found.value()) if found is not None and _is_constant(found) else None
 
 
 def dwarf(address: int, abi: Abi, frame: Callable[[], Expr | None]) -> Dwarf | None:
-    """What GDB knows of the code at an address; None where it has no debug information of it."""
+    """Return GDB's debug information at an address; None where it has none."""
     return Dwarf(address, abi, frame) if gdb.block_for_pc(address) is not None else None
 
 
 def _blocks(address: int) -> Iterator[gdb.Block]:
-    """From the innermost one to the function's, inlined or not."""
+    """Yield blocks, from the innermost one to the function's, inlined or not."""
     block = gdb.block_for_pc(address)
     while block is not None and not block.is_global and not block.is_static:
         yield block
@@ -126,7 +126,7 @@ def _is_constant(symbol: gdb.Symbol) -> bool:
 
 
 def converted(type_: gdb.Type, depth: int = 0) -> CType:
-    """As handlers/ computes with it: without typedefs and qualifiers. Of one nested beyond reason, void."""
+    """Convert a type to that of handlers/, without typedefs and qualifiers. Nested deeper than DEEPEST it is void."""
     if depth > DEEPEST:
         return Void()
     type_ = type_.strip_typedefs().unqualified()
@@ -169,7 +169,7 @@ def _struct(type_: gdb.Type) -> Struct | Incomplete:
 
 
 def _member(type_: gdb.Type, name: str, base: int = 0) -> Member | None:
-    """Members of anonymous structs and unions are found too. base: bytes from the start of the outermost one."""
+    """Find a member, in anonymous structs and unions too. base: bytes from the start of the outermost one."""
     for field in type_.fields():
         if field.type is None or not hasattr(field, "bitpos"):
             continue

@@ -1,8 +1,8 @@
-"""Work for GDB's event loop, and an end without it.
+"""Post work to GDB's event loop, and end the process safely where work is left.
 
-GDB 13 crashes as it exits with an event that was never run: Python has gone by the time the event's destructor wants it
-(gdbpy_event in python/python.c, in what run-on-main-thread.c leaves to the end of the process). Where one is
-left, the process ends where Python does, with GDB's exit code: by then GDB has let go of its targets.
+GDB 13 crashes when it exits with an event that was never run: Python has ended before the event's destructor needs it
+(gdbpy_event in python/python.c, destroyed by run-on-main-thread.c at the end of the process). Where an event is left,
+the process ends together with Python, with GDB's exit code: GDB has disconnected from its targets by then.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Callable
 import gdb
 
 _left: list[object] = []
-"""One for each that was posted and has not begun."""
+"""A mark for each event that was posted and has not begun."""
 _codes: list[int] = []
 
 
 def post(action: Callable[[], object]) -> None:
-    """As gdb.post_event, which any thread may call."""
+    """Post `action` as gdb.post_event does, which any thread may call."""
     mark = object()
 
     def act() -> None:
@@ -32,7 +32,7 @@ def post(action: Callable[[], object]) -> None:
 
 
 def exit_safely() -> None:
-    """Be told when GDB exits."""
+    """Have the process end safely when GDB exits. Call it once."""
     gdb.events.gdb_exiting.connect(lambda event: _codes.append(event.exit_code))
     atexit.register(_end)
 

@@ -1,4 +1,4 @@
-"""What is printed of `optprobe explain`."""
+"""The text and the JSON of `optprobe explain`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ STOPS = {"breakpoint": "twice", "boosted": "once", "emulated": "once"}
 
 
 def lines(view: ExplainView) -> list[str]:
-    """For people."""
+    """Return the text for one address."""
     where = words.place(view.address, view.symbol)
     cost = f"; a hit costs {words.counted(view.instructions, 'instruction')}" if view.instructions else ""
     if view.tier == BEST:
-        waits = "; waits until nobody is inside them" if view.waits else ""
+        waits = "; waits until no thread is inside them" if view.waits else ""
         head = view.displaced[0].address if view.displaced else view.address
         place = f" at {head:#x}" if head != view.address else ""
         verdict = f"{where}: would be optimized, {view.patch_size} bytes patched{place}{waits}{cost}"
@@ -41,7 +41,7 @@ def lines(view: ExplainView) -> list[str]:
 
 
 def _refusals(view: ExplainView) -> list[tuple[str, ReasonView]]:
-    """Each reason once, with the tiers it forbids; without them where it forbids all."""
+    """Return each reason once, with the tiers that it forbids; without tiers where it forbids all."""
     if not view.tier or not view.refused:
         return [("", view.reason)] if view.reason else []
     tiers: dict[ReasonView, list[str]] = {}
@@ -51,7 +51,7 @@ def _refusals(view: ExplainView) -> list[tuple[str, ReasonView]]:
 
 
 def value(view: ExplainView) -> dict[str, object]:
-    """For programs."""
+    """Return the JSON for one address."""
     noted = {"note": view.note} if view.note else {}
     return {
         "address": hex(view.address),

@@ -1,4 +1,4 @@
-"""What is printed of `optprobe doctor`."""
+"""The text and the JSON of `optprobe doctor`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAME_WIDTH = 16
 
 
 def lines(found: DoctorView) -> list[str]:
-    """For people: the guest and what looks at it in one line, then each facility; a reason is told once."""
+    """Return the text: versions and the guest in one line, then each facility. A reason is spelled out once."""
     told, first = [_headline(found)], dict[ReasonView, str]()
     for facility in found.facilities:
         name = _NAMES.get(facility.name, facility.name)
@@ -37,12 +37,12 @@ def lines(found: DoctorView) -> list[str]:
 
 
 def _headline(found: DoctorView) -> str:
-    qemu = f"QEMU {found.qemu}" if found.qemu else "a target that tells no QEMU version"
+    qemu = f"QEMU {found.qemu}" if found.qemu else "a target without a QEMU version"
     return f"{versions(found)}, {qemu}; {_guest(found.guest)}"
 
 
 def versions(found: DoctorView) -> str:
-    """Of what is on this side of the connection."""
+    """Return the versions on this side of the connection."""
     return f"optprobe {found.version}, GDB {found.gdb} with Python {found.python}"
 
 
@@ -70,7 +70,7 @@ def _wrapped(name: str, text: str) -> list[str]:
 
 
 def value(found: DoctorView) -> dict[str, object]:
-    """For programs."""
+    """Return the JSON."""
     guest = found.guest
     return {
         "version": found.version,

@@ -1,4 +1,4 @@
-"""The guardian of this GDB, which frees the guest should GDB die: started, informed and let go of (guardian.py)."""
+"""Start, inform and dismiss the guardian of this GDB, which frees the guest if GDB dies (guardian.py)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PYTHONS = (f"{sys.prefix}/bin/python3", sys.executable)
 
 
 class GuardianProcess:
-    """At most one process. It lives until it is told to leave, or the guest has ended."""
+    """At most one process. It lives until it is dismissed or the guest has ended."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
@@ -29,11 +29,11 @@ class GuardianProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether it is there."""
+        """Return whether the process lives."""
         return self.process is not None and self.process.poll() is None
 
     def start(self, details: str) -> str:
-        """Have the guest at `details`, GDB's words for where it is, guarded; why that cannot be, "" when it is."""
+        """Start a guardian for the guest at `details`, GDB's text for its address. Return why that failed, or ""."""
         if self.is_running:
             return ""
         self.dismiss()
@@ -44,7 +44,7 @@ class GuardianProcess:
         reads, writes = os.pipe()
         os.set_blocking(writes, False)
         try:
-            # A session of its own: a Ctrl-C or a hang-up at GDB's terminal is none of its business.
+            # A session of its own: it gets no Ctrl-C and no hang-up of GDB's terminal.
             self.process = subprocess.Popen(
                 [python, "-I", "-S", str(Path(guardian.__file__)), address],
                 stdin=reads,
@@ -62,7 +62,7 @@ class GuardianProcess:
         return ""
 
     def dismiss(self) -> None:
-        """GDB lets go of the guest in order."""
+        """End the process: GDB disconnects from the guest in order."""
         self._send(LEAVE)
         if self.pipe is not None:
             os.close(self.pipe)
@@ -70,7 +70,7 @@ class GuardianProcess:
 
     @contextmanager
     def completing(self, change: Change) -> Iterator[None]:
-        """Should GDB die within the block, the guardian makes `change`, all of it."""
+        """Have the guardian make all of `change` if GDB dies within the block."""
         if change.is_one:
             yield
             return
@@ -82,9 +82,9 @@ class GuardianProcess:
             self._send(told())
 
     def set_fallback(self, *changes: Change) -> None:
-        """Should GDB die from now on, the guardian makes these changes, each where its `where` is so.
+        """Have the guardian make these changes, each where its `where` holds, if GDB dies from now on.
 
-        That is so until the next call, or the next change that is made whole.
+        The next call of this, or of `completing`, replaces them.
         """
         if changes != self._fallback:
             self._fallback = changes
@@ -92,13 +92,13 @@ class GuardianProcess:
 
     def _send(self, line: bytes) -> None:
         if self.pipe is not None:
-            # It may have ended, or be stuck: then nobody is told.
+            # The guardian may have ended, or be stuck.
             with contextlib.suppress(OSError):
                 os.write(self.pipe, line)
 
 
 def why_not(details: str) -> str:
-    """Return why the guest at `details`, GDB's words for where it is, cannot be guarded; "" where it can."""
+    """Return why the guest at `details`, GDB's text for its address, cannot be guarded; "" where it can."""
     if address_of(details) is None:
         return f"{details} cannot be opened a second time"
     return "" if _python() is not None else "there is no python3 to run it"
@@ -109,9 +109,9 @@ def _python() -> str | None:
 
 
 def address_of(details: str) -> str | None:
-    """What guardian.py connects to for what `target remote` was given; None where that can be opened but once.
+    """Convert an argument of `target remote` to one of guardian.py; None where it can be opened only once.
 
-    As GDB tells them apart (serial.c, serial_open; ser-tcp.c, net_parse_spec).
+    The rules are GDB's (serial.c, serial_open; ser-tcp.c, net_parse_spec).
     """
     if details.startswith("|"):
         return None

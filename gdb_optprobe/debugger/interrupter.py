@@ -1,13 +1,13 @@
-"""Stops the guest at a Ctrl-C, or when the time of a run is up, whatever GDB is at just then.
+"""Stop the guest at a Ctrl-C, or when the time of a run is up, whatever GDB does at that moment.
 
-GDB passes a Ctrl-C on as a byte, which QEMU heeds only while the guest runs: one that comes while GDB handles a hit is
-lost. One that comes while our Python runs would end that in the middle, and after a second one GDB may give up the
-connection. So, while the guest is run, SIGINT is blocked in GDB's thread, and a thread of ours takes it:
+GDB passes a Ctrl-C on as a byte, which QEMU obeys only while the guest runs: a byte sent while GDB handles a hit is
+lost. A Ctrl-C while our Python runs would interrupt it, and after a second Ctrl-C GDB may give up the connection.
+So, while the guest runs, SIGINT is blocked in GDB's thread, and another thread takes it:
 
-    SIGINT, or the time is up ──► a command `interrupt` for GDB's event loop, where GDB is at nothing else
-                                  again, where a hit of ours may have made QEMU miss it, until the run has ended
-No command shall be left in that loop at the end of a run (event_loop.py): while GDB tells of a stop, however long that
-takes, and while one is on its way to QEMU, there is no other.
+    SIGINT, or the time is up ──► post a command `interrupt` to GDB's event loop
+                                  repeat it until the run has ended, because a hit may have made QEMU miss it
+No command may be left in the loop at the end of a run (event_loop.py). So none is posted while GDB reports a stop,
+however long that takes, nor while one is on its way to QEMU.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from gdb_optprobe.debugger.event_loop import post
 from gdb_optprobe.interrupts import CTRL_C, send_again
 
 AGAIN = 0.05
-"""Seconds after which GDB is asked once more, where a hit has come between."""
+"""Seconds after which the command is repeated where a hit has come between."""
 ANYWAY = 1.0
-"""The same where none has."""
+"""Seconds after which it is repeated where no hit has come between."""
 PATIENCE = 5.0
-"""Seconds after which a further Ctrl-C is left to GDB, which then offers to give up a guest that does not respond."""
+"""Seconds after which another Ctrl-C goes to GDB, which offers to give up a guest that does not respond."""
 
 
 def is_stopped() -> bool:
-    """Whether there is a guest and it stands still, so that its memory and registers can be used."""
+    """Return whether there is a guest and it is stopped, so that its memory and registers can be used."""
     thread = gdb.selected_thread()
     return thread is not None and thread.is_valid() and not thread.is_running()
 
 
 def is_running() -> bool:
-    """Whether there is a guest and it runs."""
+    """Return whether there is a guest and it runs."""
     thread = gdb.selected_thread()
     return thread is not None and thread.is_valid() and thread.is_running()
 
@@ -47,30 +47,30 @@ _active: list[Interrupter] = []
 
 
 def mark_stopped(_: object = None) -> None:
-    """GDB is about to tell of a stop. To be connected before all else that listens to stops."""
+    """Mark the guest stopped: GDB is about to report a stop. Connect this before any other listener."""
     for interrupter in _active:
-        interrupter.stands = True
+        interrupter.is_stopped = True
 
 
 def mark_running(_: object = None) -> None:
-    """The guest runs on, after a stop or a hit: what was on its way to QEMU may be lost."""
+    """Mark the guest running, after a stop or a hit. A command on its way to QEMU may be lost."""
     for interrupter in _active:
-        interrupter.stands, interrupter.missed = False, True
+        interrupter.is_stopped, interrupter.missed = False, True
 
 
 class Interrupter:
-    """From its making until `end`, in GDB's thread, the guest is stopped at a Ctrl-C or after `seconds` (None: never).
+    """Stops the guest at a Ctrl-C or after `seconds` (None: no limit), from its creation until `end`, in GDB's thread.
 
-    heeds:   whether at a Ctrl-C; else that waits for the end.
-    is_late: whether the time was up before anything else.
-    stands:  GDB tells of a stop. missed: QEMU may have missed the last command.
+    heeds:   whether a Ctrl-C stops the guest; else it waits for the end.
+    is_late: whether the time was up first.
+    is_stopped: GDB reports a stop. missed: QEMU may have missed the last command.
     """
 
     def __init__(self, seconds: float | None = None, heeds: bool = True) -> None:
         self._seconds = seconds
         self._heeds = heeds
         self._asked = False
-        self.is_late = self.stands = False
+        self.is_late = self.is_stopped = False
         self.missed = True
         self._ending = False
         self._over = threading.Event()
@@ -80,11 +80,11 @@ class Interrupter:
         self._thread.start()
 
     def asked(self) -> bool:
-        """Whether the guest is to stop."""
+        """Return whether the guest must stop."""
         return self._asked
 
     def end(self) -> None:
-        """The run has ended. A Ctrl-C that has not been heeded goes to GDB."""
+        """End the run. A Ctrl-C that has not stopped the guest goes to GDB."""
         self._ending = True
         _active.remove(self)
         if self._heeds:
@@ -102,7 +102,7 @@ class Interrupter:
         self._asked = not self._ending
         while not self._ending:
             now = time.monotonic()
-            if not self.stands and (self.missed or now - last >= ANYWAY):
+            if not self.is_stopped and (self.missed or now - last >= ANYWAY):
                 self.missed, last = False, now
                 post(self._interrupt)
             if self._comes(AGAIN) and not self._ending and time.monotonic() - since > PATIENCE:
@@ -111,7 +111,7 @@ class Interrupter:
         self._over.wait()
 
     def _comes(self, seconds: float | None) -> bool:
-        """Whether a Ctrl-C, or the end, comes within some seconds."""
+        """Wait for a Ctrl-C or the end. Return whether one came within `seconds`."""
         if not self._heeds:
             return self._over.wait(seconds)
         if seconds is None:
@@ -126,14 +126,14 @@ class Interrupter:
 
     def _give_up(self) -> None:
         if not self._ending:
-            # Behind this event, where GDB's own handler passes it to what the remote target does about it.
+            # After this event GDB's own handler gets the signal, and passes it to the remote target.
             send_again()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, CTRL_C)
 
 
 @contextmanager
 def interrupting(seconds: float | None, heeds: bool = True) -> Iterator[Interrupter]:
-    """A run: the guest is stopped at a Ctrl-C, if that is heeded, or after `seconds`."""
+    """Stop the guest at a Ctrl-C, if `heeds`, or after `seconds`, while it runs within the block."""
     interrupter = Interrupter(seconds, heeds)
     try:
         yield interrupter

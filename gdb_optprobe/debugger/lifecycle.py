@@ -1,11 +1,11 @@
 """What happens to probes when the guest stops, when the user's breakpoints change, and when GDB leaves.
 
-    stop               what waits is tried again; what was read of the guest is forgotten
-    breakpoint …       probes make way for it, and come back
+    stop               waiting probes are tried again; cached reads of the guest are dropped
+    breakpoint …       probes below it move down a tier, and up again afterwards
     detach, quit       `set optprobe on-exit`: keep, remove or ask, while memory can still be written
     kill               the guest is gone: forget it
-    a lost connection  nothing: whether the next one leads to the same guest is seen then (attach.py)
-    however it ends    the guardian may go: GDB has not died
+    a lost connection  nothing; the next connection shows whether the guest is the same (attach.py)
+    any of the last three   the guardian is dismissed: GDB has not died
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LEAVING = ("detach", "disconnect")
 
 
 class Lifecycle:
-    """Listens to GDB's events on behalf of the attachment there is, if any."""
+    """Listens to GDB's events for the current attachment, if there is one."""
 
     def __init__(self, attachments: Attachments) -> None:
         self._attachments = attachments
@@ -58,17 +58,17 @@ class Lifecycle:
         define_hook("monitor", "optprobe-after-monitor", post=True)
 
     def _monitored(self) -> None:
-        """QEMU's monitor may have loaded a snapshot or reset the guest: GDB and we have read another one's memory."""
+        """Drop all cached reads: QEMU's monitor may have loaded a snapshot or reset the guest."""
         if self._attachments.current is not None and is_stopped():
             flush("register-cache")
             flush("dcache")
         self._resumed(None)
-        # Else it is a command of ours that asks the monitor.
+        # With SIGINT held we have given the `monitor` command.
         if not is_held() and is_stopped() and (attachment := self._attachments.here()) is not None:
             self._is_gone(attachment)
 
     def _exit(self) -> None:
-        """GDB ends, and a Ctrl-C at our question does not keep it: then the probes stay."""
+        """Leave the guest at GDB's exit. A Ctrl-C at the question keeps the probes; it does not keep GDB."""
         try:
             self.leave()
         except KeyboardInterrupt:
@@ -76,12 +76,12 @@ class Lifecycle:
                 self._keep(self._attachments.current)
 
     def leave(self) -> None:
-        """GDB is about to let go of the guest. Raises KeyboardInterrupt where the user does not want that after all."""
+        """Keep or remove the probes: GDB is about to disconnect. Raises KeyboardInterrupt where the user cancels it."""
         attachment = self._attachments.current
         if attachment is None:
             return
         count = len(attachment.session.registry)
-        if gdb.selected_thread() is None:  # it let go before
+        if gdb.selected_thread() is None:  # it has disconnected before
             return
         if not count:
             self._quietly(lambda: self._clean(attachment))
@@ -99,7 +99,7 @@ class Lifecycle:
         warn(f"{_probes(len(attachment.session.registry))} in the guest; what is optimized counts on")
 
     def _clean(self, attachment: Attachment) -> None:
-        """A tracer's site that is not given back by then stays with us: another GDB's probe there takes it over."""
+        """Remove everything from the guest, but ftrace sites that cannot be given back: another GDB may reuse them."""
         attachment.machine.stopped_programs.clear()
         try:
             leave(attachment.session)
@@ -125,9 +125,9 @@ class Lifecycle:
         self._quietly(partial(self._look, attachment))
 
     def _look(self, attachment: Attachment) -> None:
-        """What waits is tried again. Raises OptprobeError."""
+        """Try waiting probes again. Raises OptprobeError."""
         try:
-            # No unwinder may read what GDB's own view of memory lacks: a user's program may not see the kernel's.
+            # An unwinder may read only through GDB: a user program may not map the kernel's memory.
             attachment.session.users.calls.look(attachment.machine.read_selected)
             attachment.session.optimizer.stopped()
         except Unreadable:
@@ -135,7 +135,7 @@ class Lifecycle:
                 raise
 
     def _is_gone(self, attachment: Attachment) -> bool:
-        """Whether the probes are in the guest no more, which is told once: the next command forgets them."""
+        """Return whether the probes are gone from the guest, and warn once. The next command forgets them."""
         count = len(attachment.session.registry)
         before, attachment.gone = attachment.gone, bool(count) and not attachment.is_here()
         if attachment.gone and not before:
@@ -144,7 +144,7 @@ class Lifecycle:
         return attachment.gone
 
     def _resumed(self, _: object) -> None:
-        """Not every run ends in a stop that GDB tells of: hits of ours do not, nor do calls. Or the user set a PC."""
+        """Drop cached reads. Not every run ends in a stop event: our hits and inferior calls have none."""
         attachment = self._attachments.current
         if attachment is not None and attachment.linux is not None:
             attachment.linux.forget()
@@ -153,17 +153,17 @@ class Lifecycle:
         if self._attachments.current is None or breakpoint.number <= 0 or not is_stopped():
             return
         if self._mi:
-            # Else the answer to -break-insert would tell of a breakpoint of ours.
+            # Later, because the answer to -break-insert would otherwise report one of our breakpoints.
             post(unbroken(self._make_way))
         else:
-            # At this event a deleted breakpoint is still among GDB's.
+            # At this event GDB still lists a deleted breakpoint.
             self._make_way(breakpoint if gone else None)
 
     @held()
     def _make_way(self, leaving: gdb.Breakpoint | None = None) -> None:
         attachment = self._attachments.current
         if attachment is None or not is_stopped() or not attachment.is_here():
-            # What is to be told of another guest is told at the next stop or command: GDB is in the middle of this.
+            # GDB is in the middle of a command: the next stop or command warns of another guest.
             return
         attachment.leaving = leaving
         now = attachment.session.target.breakpoints()
@@ -175,7 +175,7 @@ class Lifecycle:
             attachment.leaving = None
 
     def _quietly(self, action: Callable[[], object]) -> None:
-        """In an event nobody waits for an answer: what goes wrong is told and the guest is as it was."""
+        """Run `action` in an event, where no caller takes an error: warn instead."""
         try:
             with held():
                 action()
@@ -184,7 +184,7 @@ class Lifecycle:
 
 
 def _asked(question: str) -> bool:
-    """As GDB asks: again where the answer is neither; the end of the input is a yes."""
+    """Ask as GDB does: again until the answer is y or n. The end of the input is a yes."""
     while True:
         try:
             answer = input(f"{question} (y or n) ").strip().lower()

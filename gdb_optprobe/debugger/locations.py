@@ -1,7 +1,7 @@
-"""From a location as a user types it to addresses.
+"""Resolve a location that a user typed to addresses.
 
-`*EXPR`, `symbol+offset` and `module:symbol+offset` are ours to read; every other linespec is GDB's. (An address
-expression must not come near `gdb.decode_line`: GDB 13 crashes on one that names no symbol.)
+`*EXPR`, `symbol+offset` and `module:symbol+offset` are parsed here; GDB parses every other linespec. (An address
+expression must not reach `gdb.decode_line`: GDB 13 crashes on one that names no symbol.)
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _OF_MODULE = re.compile(r"([A-Za-z_][\w-]*):([^:]+)")
 _GLOB = re.compile(r"[*?\[]")
 MASK = (1 << 64) - 1
 MOST_SUGGESTED = 1 << 15
-"""Names in which one that was mistyped is looked for: the guest chooses how many begin alike."""
+"""How many names are compared with a mistyped one. The guest decides how many begin alike."""
 
 
 class Modules(Protocol):
-    """The names of what is loaded: guest/linux/loaded_text.py."""
+    """The names of loaded modules: guest/linux/loaded_text.py."""
 
     def has(self, module: str) -> bool: ...
 
@@ -38,7 +38,7 @@ class Modules(Protocol):
 
 
 class Locations:
-    """Resolves locations. `entry_of` moves a function's address behind its landing pad."""
+    """Resolves locations. entry_of: from a function's address to the one after its landing pad (endbr64)."""
 
     def __init__(
         self, symbols: SymbolTable | None, entry_of: Callable[[int], int], modules: Modules | None = None
@@ -48,7 +48,7 @@ class Locations:
         self._modules = modules
 
     def resolve(self, location: str, glob: bool = False) -> tuple[int, ...]:
-        """Addresses, ascending. Raises OptprobeError, naming what was wrong."""
+        """Return addresses, ascending. Raises OptprobeError, which names the part that is wrong."""
         text = location.strip()
         if not text:
             raise OptprobeError("a location is missing", "optprobe add LOCATION")
@@ -63,7 +63,7 @@ class Locations:
         return self._linespec(text)
 
     def loaded(self, location: str) -> tuple[int, ...]:
-        """Addresses of FUNCTION or MODULE:FUNCTION, with an offset or without, in modules alone; none where none is."""
+        """Return addresses of FUNCTION or MODULE:FUNCTION, with or without an offset, in loaded modules alone."""
         module, rest = self._of_module(location.strip())
         named = _NAME.fullmatch(rest)
         if named is None or self._modules is None:
@@ -76,7 +76,7 @@ class Locations:
         return tuple(start + distance for start, end in filter(None, bounds) if start + distance < end)
 
     def _of_module(self, text: str) -> tuple[str, str]:
-        """The module that is named, and what is named in it; "" where it is no loaded module's."""
+        """Split MODULE:NAME. The module is "" where none of that name is loaded."""
         found = _OF_MODULE.fullmatch(text)
         if found is None or self._modules is None or not self._modules.has(found[1]):
             return "", text
@@ -94,7 +94,7 @@ class Locations:
         return tuple(sorted({self._entry_of(start) for start in starts}))
 
     def _addresses(self, name: str, module: str) -> list[int]:
-        """Where `name` is: of the kernel's own, of a module that is named, else of any module."""
+        """Return the addresses of `name`: in `module`, if one is given; else in the kernel, else in any module."""
         assert self._symbols is not None
         found = [] if module else self._symbols.lookup(name)
         if not found and self._modules is not None:
@@ -139,7 +139,7 @@ class Locations:
                 raise OptprobeError(f"no module called {module[1]} is loaded", hint) from None
             raise OptprobeError(_clean(str(error)) or f"no location '{text}'", self._similar(text)) from None
         if rest and rest.strip():
-            # GDB reads one location, and leaves the rest to the command.
+            # GDB parses one location and returns the rest.
             raise OptprobeError(f"'{rest.strip()}' is no part of a location", "quote a name that has a comma")
         addresses = tuple(sorted({int(line.pc) & MASK for line in found or () if line.pc is not None}))
         if not addresses:
@@ -157,14 +157,14 @@ class Locations:
 
 
 def _distance(text: str) -> int:
-    """Return a number as C writes it. Raises OptprobeError, pointing."""
+    """Return a number in C's notation. Raises OptprobeError, which points at it."""
     return tokens(Fragment.whole(text))[0].value
 
 
 def _expression(expression: str, location: str) -> int:
     try:
         found = gdb.parse_and_eval(expression)
-        # As for GDB's own commands, a function is where it begins.
+        # A function means its first address, as for GDB's own commands.
         value = int(found.address if found.type.code == gdb.TYPE_CODE_FUNC and found.address is not None else found)
         if not -(MASK >> 1) - 1 <= value <= MASK:
             raise OverflowError("it has more than 64 bits")
@@ -174,5 +174,5 @@ def _expression(expression: str, location: str) -> int:
 
 
 def _clean(message: str) -> str:
-    """GDB's message as a part of ours: without its full stop and its advice about files."""
+    """Return a message of GDB without its full stop and its advice about files."""
     return message.strip().split("  ")[0].rstrip(".")

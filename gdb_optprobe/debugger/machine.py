@@ -1,18 +1,18 @@
 """The guest through GDB: memory, registers and a bounded run of a QEMU stub.
 
-Virtual memory goes through GDB, so that its caches stay right; physical memory goes past it, in packets of the
-stub's own (`Qqemu.PhyMemMode`), because GDB would take a physical address for a virtual one.
+Virtual memory is accessed through GDB, so that its caches stay right. Physical memory is accessed with packets to the
+stub (`Qqemu.PhyMemMode`), because GDB would treat a physical address as a virtual one.
 
-The stub keeps the vCPU that memory and register packets are about (`Hg`), and GDB keeps what it set there last, to
-spare the packet. Neither may be wrong about the other:
+The stub keeps the vCPU that memory and register packets mean (`Hg`). GDB remembers which one it has set, to save the
+packet. The two must agree:
 
-    packet              about which vCPU                            what it changes of that
+    packet              which vCPU it means                         effect on `Hg`
     m, M physical       none                                        -
-    z0, Z0              every one                                   -
+    z0, Z0              all                                         -
     P, M virtual        the one of Hg: see `_agree`                 -
-    vCont;s:THREAD      THREAD                                      the stub means THREAD then: `_agree` again
-GDB 13 reads memory for Python (`Inferior.read_memory`) as the selected thread, later ones as the process, which QEMU
-takes for its first vCPU. A `gdb.Value` is read as the selected thread by all of them.
+    vCont;s:THREAD      THREAD                                      the stub sets THREAD: `_agree` again
+GDB 13 reads memory for Python (`Inferior.read_memory`) as the selected thread, later versions as the process, which
+QEMU maps to its first vCPU. All versions read a `gdb.Value` as the selected thread.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from gdb_optprobe.interrupts import held
 # A packet of QEMU 7.2 holds 4096 bytes: two hex digits a byte, less its header.
 CHUNK = 1984
 PAGE = 4096
-# An encoding of which every byte is one character.
+# An encoding in which every byte is one character.
 BYTES = "latin-1"
 ADDRESS_MASK = (1 << 64) - 1
-# More than any hit's way through detours, which has no loops but a search in a table.
+# More steps than any hit takes in detours, with no loop but a search in a table.
 MOST_STEPS = 2000
-# QEMU 7.2's stub tells special registers of the first vCPU alone; its monitor tells these of each.
-UNTOLD = ("srr0", "srr1")
+# QEMU 7.2's stub has special registers of the first vCPU alone; its monitor prints these for each.
+MONITOR_ONLY = ("srr0", "srr1")
 # Registers' numbers in the stub's packets (QEMU, gdb-xml/i386-64bit.xml, gdb-xml/power64-core.xml).
 _X86_64 = ("rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rbp", "rsp", *(f"r{n}" for n in range(8, 16)), "rip", "eflags")
 _POWER = {**{f"r{n}": n for n in range(32)}, "pc": 64, "cr": 66, "lr": 67, "ctr": 68, "xer": 69}
@@ -51,7 +51,7 @@ HANDED_OVER = "optprobe: interrupted at a hit"
 
 
 class GdbMachine:
-    """A stopped guest. `memory` is what reads and writes kernel addresses; raw virtual access until it is replaced.
+    """A stopped guest. `memory` reads and writes kernel addresses; raw virtual access until it is replaced.
 
     stopped_programs: the vCPUs that are stopped in a program, which GDB shows to the user in place of our code.
     """
@@ -60,7 +60,7 @@ class GdbMachine:
         self.connection = connection
         self._guard = guard
         self.memory: Memory = _RawVirtual(self)
-        # Under page-table isolation one of the two may be in user mode, and not see the kernel.
+        # Under page-table isolation a vCPU in user mode does not map the kernel.
         self._views = (self._read_chosen, self.read_selected)
         self.stopped_programs = StoppedPrograms()
 
@@ -76,9 +76,9 @@ class GdbMachine:
         """Read as the selected vCPU does. Raises Unreadable."""
         address = _wrapped(address, size)
         end = address + size
-        # By pages: GDB looks for the first byte that it cannot read, one by one.
+        # By pages: on an error GDB tries byte by byte to find the first that it cannot read.
         cuts = [address, *range(address - address % PAGE + PAGE, end, PAGE), end]
-        # A character of a string's: one byte in every language, also where none has a `char`.
+        # The element type of a string literal is one byte in every language; some have no `char`.
         start = gdb.Value(0).cast(gdb.Value("c").type.target().pointer())
         try:
             parts = [(start + at).string(BYTES, length=to - at) for at, to in pairwise(cuts) if to > at]
@@ -93,7 +93,7 @@ class GdbMachine:
         self._write_in_packets(address, data)
 
     def read_virtual(self, address: int, size: int) -> bytes:
-        """Read as the selected vCPU does, or, of a kernel, as one that sees it. Raises Unreadable."""
+        """Read as the selected vCPU does; a kernel address as a vCPU that maps it. Raises Unreadable."""
         if not _is_kernel(address):
             return self.read_selected(address, size)
         first, second = self._views
@@ -105,7 +105,7 @@ class GdbMachine:
             return data
 
     def _read_chosen(self, address: int, size: int) -> bytes:
-        """Read as the vCPU that GDB chooses, which takes the least time. Raises Unreadable."""
+        """Read as the vCPU that GDB chooses, which is fastest. Raises Unreadable."""
         address = _wrapped(address, size)
         try:
             return bytes(gdb.selected_inferior().read_memory(address, size))
@@ -113,8 +113,8 @@ class GdbMachine:
             raise Unreadable(address, size) from None
 
     def write_virtual(self, address: int, data: bytes) -> None:
-        """Write as the selected vCPU does, or, to a kernel, as one that sees it. Raises Unreadable."""
-        # A vCPU that was to go on in a detour may have none to go on in when this is done.
+        """Write as the selected vCPU does; a kernel address as a vCPU that maps it. Raises Unreadable."""
+        # This write may remove the detour in which the guardian would continue a vCPU.
         self._guard.set_fallback()
         if _is_kernel(address):
             with suppress(gdb.MemoryError):
@@ -142,7 +142,7 @@ class GdbMachine:
 
     @contextmanager
     def _physical_mode(self) -> Iterator[None]:
-        """The stub's mode is global: whatever happens, it goes back to virtual addresses."""
+        """Switch the stub to physical addresses within the block. The mode is global, so it is always switched back."""
         with held():
             if self._packet("Qqemu.PhyMemMode:1") != b"OK":
                 raise OptprobeError(
@@ -154,7 +154,7 @@ class GdbMachine:
                 self._packet("Qqemu.PhyMemMode:0")
 
     def leave_physical_mode(self) -> None:
-        """The stub keeps its mode over connections: a GDB that was killed may have left it in the other one."""
+        """Switch the stub to virtual addresses: a GDB that was killed may have left it in physical mode."""
         self._packet("Qqemu.PhyMemMode:0")
 
     def _write_in_packets(self, address: int, data: bytes) -> None:
@@ -164,7 +164,7 @@ class GdbMachine:
                 if self._packet(f"M{address + start:x},{len(chunk):x}:{chunk.hex()}") != b"OK":
                     raise Unreadable(address + start, len(chunk))
         finally:
-            # GDB knows nothing of this write: make it forget what it has read.
+            # GDB does not see this write: drop its cache.
             flush("dcache")
 
     # packets -----------------------------------------------------------------------------------------------------
@@ -174,11 +174,9 @@ class GdbMachine:
         return answer if isinstance(answer, bytes) else b""
 
     def _agree(self, address: int) -> None:
-        """Have both GDB and the stub mean the selected vCPU, whatever either meant before.
-
-        GDB has the stub mean a vCPU before it reads memory as that one, whether there is any or not; so it means it
-        itself then. The stub is told once more, because packets of ours may have had it mean another one meanwhile.
-        """
+        """Have both GDB and the stub mean the selected vCPU."""
+        # Before GDB reads memory as a vCPU it sends Hg, unless it believes that it is set. Then Hg is sent once more,
+        # because our packets may have set another one meanwhile.
         with suppress(Unreadable):
             self.read_selected(address, 1)
         if self._packet(f"Hg{_thread_id(self.selected())}") != b"OK":
@@ -190,36 +188,36 @@ class GdbMachine:
         return tuple(_vcpu(thread) for thread in _threads())
 
     def selected(self) -> Vcpu:
-        """The vCPU that the user has selected (or, at a stop, the one that stopped)."""
+        """Return the vCPU that the user has selected (or, at a stop, the one that stopped)."""
         thread = gdb.selected_thread()
         if thread is None:
             raise OptprobeError("the guest is gone")
         return _vcpu(thread)
 
     def registers(self, vcpu: Vcpu, names: Sequence[str]) -> dict[str, int]:
-        special = [name for name in names if name in UNTOLD]
+        special = [name for name in names if name in MONITOR_ONLY]
         with _selected(vcpu, self.stopped_programs):
             values = {name: read_register(name) for name in names if name not in special}
         return {**values, **(_of_monitor(vcpu, special) if special else {})}
 
     def stops_at(self, address: int) -> bool:
-        """Whether the stub has a breakpoint at `address` now, past GDB: it says so when asked to take it away."""
+        """Return whether the stub has a breakpoint at `address` now. Its answer to a removal says so."""
         if self._packet(f"z0,{address:x},1") != b"OK":
             return False
         self._packet(f"Z0,{address:x},1")
         return True
 
     def write_registers(self, vcpu: Vcpu, values: Mapping[str, int]) -> None:
-        """Write registers of a vCPU, all of them or none, also where GDB dies meanwhile. Raises OptprobeError."""
+        """Write registers of a vCPU, all of them or none, even if GDB dies meanwhile. Raises OptprobeError."""
         with _selected(vcpu, self.stopped_programs), held(), self._guard.completing(self.change(values, ())):
             write_selected_registers(values)
-            # A write may leave an outer frame selected, and GDB 13 dies (get_selected_frame) where that is gone later.
+            # A write may leave an outer frame selected, and GDB 13 aborts (get_selected_frame) when that is gone later.
             gdb.newest_frame().select()
 
     def redirect(self, vcpu: Vcpu, pc: str, address: int) -> None:
-        """Set the PC past GDB, which does not bear changed registers when it is about to resume (infrun.c, proceed).
+        """Set the PC of a vCPU by a packet. GDB must not see it: it is about to resume (infrun.c, proceed).
 
-        pc: its name. GDB reads registers anew at the next stop.
+        pc: the register's name. GDB reads registers again at the next stop.
         """
         with _selected(vcpu, self.stopped_programs):
             self._agree(address)
@@ -228,9 +226,9 @@ class GdbMachine:
                 raise OptprobeError(f"the target does not let the PC of vCPU {vcpu.number} be set")
 
     def step_out(self, pc: str, ranges: Sequence[tuple[int, int]]) -> None:
-        """Step each vCPU out of `ranges` by itself, no interrupt taken meanwhile; one that does not come out is left.
+        """Step each vCPU out of `ranges`, one by one and without interrupts. One that does not come out is left there.
 
-        pc: its name. Past GDB, for which these are no steps of the user's: for who is about to let the guest go.
+        pc: the register's name. The steps are packets, which GDB does not see. Use it only before GDB disconnects.
         """
         for vcpu in self.vcpus():
             with _selected(vcpu, self.stopped_programs):
@@ -241,35 +239,35 @@ class GdbMachine:
                     try:
                         self._packet(f"vCont;s:{_thread_id(vcpu)}")
                     finally:
-                        # The stub means the one that was stepped now.
+                        # The stub means the stepped vCPU now.
                         self._agree(at)
                         flush("register-cache")
         flush("dcache")
 
     def change(self, registers: Mapping[str, int], memory: Iterable[tuple[int, bytes]]) -> Change:
-        """What the selected vCPU is about to get, as the stub has it."""
+        """Return writes to the selected vCPU as a guardian's change."""
         values = tuple((NUMBERS[name], value.to_bytes(8, "little")) for name, value in registers.items())
         return Change(_thread_id(self.selected()), values, tuple(memory))
 
     def way_on(self, vcpu: Vcpu, pc: str, at: int, to: int) -> Change:
-        """The PC of a vCPU that is at one address is another one, where our code begins. pc: its name."""
+        """Return the change that moves a vCPU from `at` to our code at `to`. pc: the register's name."""
         number, size = NUMBERS[pc], 8
         where = (number, at.to_bytes(size, "little")), (to, self.read(to, size))
         return Change(_thread_id(vcpu), ((number, to.to_bytes(size, "little")),), where=where)
 
     def translates_pages(self) -> bool:
         try:
-            told = gdb.execute("monitor info kvm", to_string=True) or ""
+            answer = gdb.execute("monitor info kvm", to_string=True) or ""
         except gdb.error:
             return False
-        return bool(re.search(r"kvm support: (disabled|not compiled)", told))
+        return bool(re.search(r"kvm support: (disabled|not compiled)", answer))
 
     def run_until(self, addresses: Sequence[int], timeout: float) -> Vcpu | None:
         stops = [gdb.Breakpoint(f"*{address:#x}", internal=True) for address in addresses]
         try:
             for stop in stops:
                 stop.silent = True
-            # Half a call cannot be left: a Ctrl-C waits.
+            # A call cannot be left half done: a Ctrl-C waits.
             reached = run_for(timeout, heeds=False)
             hit = isinstance(reached, gdb.BreakpointEvent) and any(stop in reached.breakpoints for stop in stops)
             return self.selected() if hit else None
@@ -292,9 +290,9 @@ class _RawVirtual:
 
 
 def _wrapped(address: int, size: int) -> int:
-    """Return an address as a CPU computes it: what a guest's own numbers add up to may have more than 64 bits.
+    """Return an address modulo 2**64, as a CPU computes it.
 
-    Raises Unreadable where memory would go on at 0.
+    Raises Unreadable where the range would continue at 0.
     """
     address &= ADDRESS_MASK
     if address + size > ADDRESS_MASK + 1:
@@ -303,23 +301,23 @@ def _wrapped(address: int, size: int) -> int:
 
 
 def _is_kernel(address: int) -> bool:
-    """Return whether an address is in the upper half, whose pages every vCPU that maps them maps alike."""
+    """Return whether an address is in the upper half. All vCPUs that map a page there map it alike."""
     return bool(address >> 63 & 1)
 
 
 def _of_monitor(vcpu: Vcpu, names: Sequence[str]) -> dict[str, int]:
-    """Registers as QEMU's monitor prints them. Raises OptprobeError."""
-    told = gdb.execute("monitor info registers -a", to_string=True) or ""
-    of_vcpu = dict(zip(*[iter(re.split(r"^CPU#(\d+)\s*$", told, flags=re.M)[1:])] * 2, strict=False))
+    """Return registers as QEMU's monitor prints them. Raises OptprobeError."""
+    printed = gdb.execute("monitor info registers -a", to_string=True) or ""
+    of_vcpu = dict(zip(*[iter(re.split(r"^CPU#(\d+)\s*$", printed, flags=re.M)[1:])] * 2, strict=False))
     values = dict(re.findall(r"\b([A-Z]+\d?) ([0-9a-f]{16})\b", of_vcpu.get(str(vcpu.number), "")))
     try:
         return {name: int(values[name.upper()], 16) for name in names}
     except KeyError as missing:
-        raise OptprobeError(f"QEMU does not tell register {missing} of vCPU {vcpu.number}") from None
+        raise OptprobeError(f"QEMU does not print register {missing} of vCPU {vcpu.number}") from None
 
 
 def read_register(name: str) -> int:
-    """A register of the innermost frame of the selected vCPU; "cpl" is x86's current privilege level."""
+    """Return a register of the innermost frame of the selected vCPU; "cpl" is x86's current privilege level."""
     if name == "cpl":
         return read_register("cs") & 3
     if name == "pid":
@@ -328,7 +326,7 @@ def read_register(name: str) -> int:
 
 
 def _pid() -> int:
-    """ppc64le's process identifier. QEMU 7.2's stub tells it of the first vCPU alone, its monitor of each."""
+    """Return ppc64le's process identifier. QEMU 7.2's stub has it of the first vCPU alone, its monitor of each."""
     try:
         return int(gdb.newest_frame().read_register("pid"))
     except gdb.error:
@@ -340,9 +338,9 @@ def _pid() -> int:
     try:
         return int(gdb.execute("monitor p $pid", to_string=True) or "", 0)
     except ValueError:
-        raise OptprobeError(f"QEMU does not tell the process of vCPU {number}") from None
+        raise OptprobeError(f"QEMU does not print the process of vCPU {number}") from None
     finally:
-        # The user may have chosen one for commands to the monitor.
+        # The user may have chosen a CPU for monitor commands.
         gdb.execute(f"monitor cpu {chosen[1] if chosen else 0}", to_string=True)
 
 
@@ -352,7 +350,7 @@ def write_selected_registers(values: Mapping[str, int]) -> None:
     try:
         for name, value in values.items():
             _write_register(name, value)
-        # One alone is never half written. To look costs packets: GDB looks for a caller whenever it names a frame.
+        # A single register is never half written. Reading back costs packets: GDB unwinds when it identifies a frame.
         for name, value in values.items() if len(values) > 1 else ():
             if (found := read_register(name)) != value:
                 raise OptprobeError(f"${name} is {found:#x} after {value:#x} was written")
@@ -362,14 +360,14 @@ def write_selected_registers(values: Mapping[str, int]) -> None:
                 if read_register(name) != value:
                     _write_register(name, value)
         except (gdb.error, OptprobeError) as again:
-            raise OptprobeError(f"registers are half written, and cannot be put back: {again}") from error
+            raise OptprobeError(f"registers are half written and cannot be restored: {again}") from error
         raise OptprobeError(f"registers cannot be written: {error}") from error
 
 
 def _write_register(name: str, value: int) -> None:
     """Write a register of the selected vCPU. Raises gdb.error."""
-    # Each write has GDB look for its selected frame anew, by its id, and the caller's may have that id by then
-    # (value_assign in valops.c): its registers are others, or none that can be written.
+    # After each write GDB finds its selected frame again by id, and the caller may have that id by then (value_assign
+    # in valops.c). Its registers are different, or cannot be written.
     gdb.newest_frame().select()
     gdb.parse_and_eval(f"${name} = {value:#x}")
 
@@ -384,15 +382,15 @@ def _vcpu(thread: gdb.InferiorThread) -> Vcpu:
 
 
 def _thread_id(vcpu: Vcpu) -> str:
-    """Return what packets call a vCPU, whether or not GDB and the stub have agreed on naming processes too."""
+    """Return the name of a vCPU in packets. It is valid with and without the multiprocess extension."""
     return f"{vcpu.number + 1:x}"
 
 
 @contextmanager
 def _selected(vcpu: Vcpu, programs: StoppedPrograms) -> Iterator[None]:
-    """Select a vCPU and come back to the user's own thread, whose innermost frame is selected then, or a program's.
+    """Select a vCPU within the block, then the user's thread again with its innermost frame, or a program's frame.
 
-    Its frame is not looked for: GDB 13.1 can crash in `selected_frame` when the guest was reset meanwhile.
+    The user's frame is not restored: GDB 13.1 can crash in `selected_frame` when the guest was reset meanwhile.
     """
     before = gdb.selected_thread()
     wanted = next((thread for thread in _threads() if _vcpu(thread) == vcpu), None)
@@ -411,7 +409,8 @@ def _selected(vcpu: Vcpu, programs: StoppedPrograms) -> Iterator[None]:
 
 
 def flush(cache: str) -> None:
-    """Behind any command GDB runs those of the breakpoint it is at: where a hit hands the guest over, with an error."""
+    """Flush a cache of GDB: "dcache" or "register-cache"."""
+    # After any command GDB runs the commands of the current breakpoint, which end with this error at a handed-over hit.
     try:
         gdb.execute(f"maint flush {cache}", to_string=True)
     except gdb.error as error:

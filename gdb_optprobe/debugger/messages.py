@@ -1,9 +1,9 @@
-"""What is told beside a command's answer. A program that reads JSON finds nothing else in it.
+"""Messages besides a command's answer. With -json the answer is JSON and nothing else.
 
-                       beside text                beside JSON
-    progress           GDB's log                  nowhere
-    notes              GDB's log                  standard error of the process, not GDB's: that stands in the answer
-    warnings           GDB's standard error         where a program has `gdb.execute(…, to_string=True)`
+                       with text                  with JSON
+    progress           GDB's log                  -
+    notes              GDB's log                  standard error of the process, not GDB's, because
+    warnings           GDB's standard error         `gdb.execute(…, to_string=True)` includes that
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BESIDE_JSON: ContextVar[bool] = ContextVar("BESIDE_JSON", default=False)
 
 @contextmanager
 def beside(json: bool) -> Iterator[None]:
-    """The answer within the block is JSON, or text."""
+    """Say whether the answer that is printed within the block is JSON."""
     token = BESIDE_JSON.set(json)
     try:
         yield
@@ -31,18 +31,18 @@ def beside(json: bool) -> Iterator[None]:
 
 
 def progress(text: str) -> None:
-    """What the user waits for."""
+    """Print a step that takes time."""
     if not BESIDE_JSON.get():
         note(f"{text}…")
 
 
 def note(text: str) -> None:
-    """A sentence that is no error: only those begin with `optprobe:`."""
+    """Print a sentence that is no error: it has no prefix `optprobe:`."""
     _tell(f"{text[0].upper()}{text[1:]}", gdb.STDLOG)
 
 
 def warn(what: object) -> None:
-    """An error that nobody waits for, or what leaving leaves in the guest."""
+    """Print an error outside a command, or what remains in the guest after GDB has left."""
     _tell(f"optprobe: {what}", gdb.STDERR)
 
 

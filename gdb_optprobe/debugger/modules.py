@@ -1,4 +1,4 @@
-"""The guest's modules as probes see them: `probes.target.Modules`, filled for a Linux guest."""
+"""The modules of a Linux guest: implements `probes.target.Modules`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gdb_optprobe.probes.linux import Linux
 from gdb_optprobe.probes.stops import Hit, StopPoint, Stops
 
 LOADED = "do_init_module"
-"""Called with a module that is complete, before anything of it runs (kernel/module/main.c)."""
+"""The kernel calls it with a loaded module before any code of the module runs (kernel/module/main.c)."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class LinuxModules:
         found = self.locations.loaded(location)
         strange = self.linux.text.strange
         if not found and strange:
-            # It may be in one of those.
+            # It may be in a module that cannot be read.
             name, why = next(iter(strange.items()))
-            raise OptprobeError(f"{f'the module {name}' if name else 'the loaded modules'} cannot be told: {why}")
+            raise OptprobeError(f"{f'the module {name}' if name else 'the loaded modules'} cannot be read: {why}")
         return found
 
     def arrived(self, module: int) -> tuple[int, int]:

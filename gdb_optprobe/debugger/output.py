@@ -1,7 +1,7 @@
-r"""What the commands print, as text for people or as JSON for programs, behind one interface.
+r"""The output of commands, as text or as JSON, behind one interface.
 
-Nothing here asks GDB: `write` and `colour` are given. JSON has exactly the contract's keys (DESIGN.md, "The command
-line"), one value on one line; addresses are "0x…", bytes are hex digits in pairs. Text of the guest's has the
+Nothing here uses GDB: `write` and `colour` are passed in. JSON has exactly the contract's keys (DESIGN.md, "The command
+line"), one value on one line; addresses are "0x…", bytes are hex digits in pairs. Text from the guest has the
 same form in both, that of a C string without its quotes (guest_text.py): the comm of a line end is the two characters
 `\n`, in JSON `"\\n"`.
 """
@@ -44,7 +44,7 @@ _NEWLINE = "\n"
 
 class Output(Protocol):
     def added(self, probes: Sequence[ProbeView], glob: bool = False) -> None:
-        """glob: whether the number of addresses is news to the user."""
+        """Print new probes. glob: whether to print how many addresses the location matched."""
 
     def probes(self, probes: Sequence[ProbeView]) -> None: ...
 
@@ -57,12 +57,12 @@ class Output(Protocol):
     def collector(self, found: CollectorView) -> None: ...
 
     def quarantine(self, found: CollectorView) -> None:
-        """What is never used again, where there is such memory."""
+        """Print a line for memory that is never used again, if there is any."""
 
     def doctor(self, found: DoctorView) -> None: ...
 
     def lines(self, lines: Sequence[str]) -> None:
-        """What has no JSON form in the contract."""
+        """Print text that has no JSON form."""
 
 
 class Json:
@@ -96,7 +96,7 @@ class Json:
         self._value(collected.value(found))
 
     def quarantine(self, found: CollectorView) -> None:
-        """A listing is a list of probes: the report tells."""
+        """Print nothing: a list is a list of probes. The report has it."""
 
     def doctor(self, found: DoctorView) -> None:
         self._value(facilities.value(found))
@@ -113,7 +113,7 @@ class Json:
 
 
 class Text:
-    """In GDB's manner."""
+    """Text as GDB prints it."""
 
     def __init__(self, write: Write, colour: Colour = str) -> None:
         self._write = write
@@ -186,7 +186,7 @@ class Text:
 
 
 def _shown(text: str) -> str:
-    """Without what a terminal obeys, whatever was typed. The guest's text is one printable line long before."""
+    """Return text without control characters, which a user may have typed. Text from the guest has none."""
     return lines(text.expandtabs())
 
 
@@ -233,7 +233,7 @@ def _cost(probe: ProbeView) -> str:
 
 
 def _until_stopped(probe: ProbeView) -> str:
-    """What a hit adds that may stop."""
+    """Return the cost of a hit that may stop the guest."""
     if not probe.condition:
         return "a stop of the guest"
     assert probe.detour is not None
@@ -252,7 +252,7 @@ def _traps(probe: ProbeView) -> int:
 
 
 def _instructions(probe: ProbeView) -> str:
-    """What a hit adds; where its program has jumps, the shortest way and the sum of all."""
+    """Return how many instructions a hit adds; where the handler branches, the shortest path and the sum of all."""
     assert probe.detour is not None
     least, most = probe.detour.least, probe.detour.added
     if least == most:
@@ -263,7 +263,7 @@ def _instructions(probe: ProbeView) -> str:
 
 
 def _instructions_briefly(probe: ProbeView) -> str:
-    """The same for a column."""
+    """Return the same for a column of a table."""
     assert probe.detour is not None
     least, most = probe.detour.least, probe.detour.added
     if _STOP in probe.actions:
@@ -322,7 +322,7 @@ def _remarks(probe: ProbeView) -> tuple[str, ...]:
     if probe.needs_gdb:
         remarks.append(_NEEDS_GDB)
     if probe.calls is not None and probe.calls.out:
-        remarks.append(f"{words.counted(probe.active, 'call')} under way: {calls.whose(probe.calls.out)}")
+        remarks.append(f"{words.counted(probe.active, 'call')} under way: {calls.threads_of(probe.calls.out)}")
     lost = {"missed": probe.missed, "dropped": probe.dropped, "faults": probe.faults}
     counts = [f"{count} {what}" for what, count in lost.items() if count]
     if counts:
@@ -347,11 +347,11 @@ def _gathered(probe: ProbeView) -> list[str]:
 
 
 def _calls(found: CallsView) -> list[str]:
-    return [calls.accounted(found), *([f"    under way: {calls.whose(found.out)}"] if found.out else [])]
+    return [calls.accounted(found), *([f"    under way: {calls.threads_of(found.out)}"] if found.out else [])]
 
 
 def _record(record: RecordView) -> list[str]:
-    """CPU, time where there is one, and what was kept. A format's further lines look like no row of a report."""
+    """Return CPU, time if there is one, and the values. Further lines are marked, so that they look like no row."""
     time = "" if record.time is None else f" {record.time}"
     first, *more = record.text.rstrip(_NEWLINE).split(_NEWLINE)
     return [f"[{record.cpu}]{time}: {first}", *(f"    | {line}" for line in more)]
@@ -415,14 +415,14 @@ def _report(probe: ProbeView) -> dict[str, object]:
 
 
 def _hit_cost(probe: ProbeView) -> dict[str, object]:
-    """instructions: null where a hit stops the guest, or nothing of the probe's is in it; least: see DetourView."""
+    """Return the line of a hit's cost. instructions: null where a hit stops the guest; least: see DetourView."""
     stops, code = {"twice": 2, "once": 1}.get(_STOPS.get(probe.tier, ""), 0), probe.detour
     runs = {"instructions": code.added, "least": code.least} if code and not stops else {"instructions": None}
     return {"type": "cost", "number": probe.number, **runs, "traps": _traps(probe), "stops": stops}
 
 
 def _map(number: int, found: ObjectView) -> dict[str, object]:
-    """An action without a key has one entry, whose key is empty."""
+    """Return the line of an action's result. Without a key there is one entry, with an empty key."""
     entries = [{"key": _plain(row.key), "value": aggregates.value(found.aggregate, row.words)} for row in found.rows]
     return {"type": "map", "number": number, "action": found.action, "entries": entries, "lost": found.lost}
 
@@ -442,7 +442,7 @@ def _stack(record: RecordView) -> dict[str, object]:
 
 
 def _frame(frame: FrameView) -> dict[str, object]:
-    """sure: false where it may be left from an earlier call; else not there."""
+    """Return a frame. Key sure: false where the frame may be left from an earlier call; else missing."""
     return {"address": f"{frame.address:#x}", "symbol": frame.symbol, **({} if frame.sure else {"sure": False})}
 
 

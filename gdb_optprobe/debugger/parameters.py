@@ -1,7 +1,7 @@
 """`set optprobe …` and `show optprobe …`. GDB holds the values; `current_settings` reads them.
 
-In batch mode, where GDB itself reports only the last command's failure, the first failure ends GDB, and nobody is
-there to be asked what becomes of the probes.
+In batch mode GDB reports only the last command's failure, so there the first failure ends GDB; and there is no user to
+ask what happens to the probes, so they are removed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gdb_optprobe.probes.settings import DEFAULT_MAX_PROBES, ON_EXIT, SIZES, Set
 
 Observer = Callable[[str], object]
 
-# Options of GDB's command line that take the next word, so that a word of theirs is not taken for `-batch`.
+# Options of GDB's command line that take the next word. That word may look like `-batch`.
 _SHORT = "s e c p x ix eix ex iex eiex se cd d D b l i ui tty"
 _LONG = (
     "symbols exec core pid command init-command early-init-command eval-command init-eval-command "
@@ -40,7 +40,7 @@ def forget_change(observer: Observer) -> None:
 
 
 def current_settings() -> Settings:
-    """The settings as they stand now; the defaults before `register`."""
+    """Return the current settings; the defaults before `register`."""
     if not registered():
         return Settings()
 
@@ -62,7 +62,7 @@ def current_settings() -> Settings:
 
 
 def batch_mode(command_line: list[str] | None = None) -> bool:
-    """Whether GDB was started with -batch. GDB keeps that to itself, so its command line is read."""
+    """Return whether GDB was started with -batch. GDB has no way to ask, so its command line is read."""
     for word in _options(_command_line() if command_line is None else command_line):
         if word == "batch" or (word.startswith("batch-") and "batch-silent".startswith(word)):
             return True
@@ -70,14 +70,14 @@ def batch_mode(command_line: list[str] | None = None) -> bool:
 
 
 def machine_interface(command_line: list[str] | None = None) -> bool:
-    """Whether GDB was started to be driven by a program, with -i=mi or --interpreter=mi3."""
+    """Return whether a program drives GDB: it was started with -i=mi or --interpreter=mi3."""
     words = _command_line() if command_line is None else command_line
     pairs = [*(word.partition("=")[::2] for word in words), *pairwise(words)]
     return any(name.lstrip("-") in ("i", "interpreter") and value.startswith("mi") for name, value in pairs)
 
 
 def _options(command_line: list[str]) -> list[str]:
-    """The names of the options on GDB's command line, without dashes and arguments."""
+    """Return the names of the options on GDB's command line, without dashes and arguments."""
     names = []
     words = iter(command_line[1:])
     for word in words:
@@ -108,7 +108,7 @@ def registered() -> bool:
 
 
 def register(fail: Callable[[OptprobeError], None]) -> None:
-    """Make the settings known to GDB, once. `fail` reports a value that is refused; it raises gdb.GdbError."""
+    """Register the settings with GDB, once. `fail` reports a refused value; it raises gdb.GdbError."""
     if registered():
         return
     batch = batch_mode()
@@ -166,7 +166,7 @@ class _Prefix(gdb.Command):
 
 
 class _Setting(gdb.Parameter):
-    """A setting whose change is told to the session."""
+    """A setting. A change is reported to the observers."""
 
     name: str
 

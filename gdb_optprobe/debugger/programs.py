@@ -1,4 +1,4 @@
-"""The guest's programs as probes see them: `probes.user.target.UserTarget`, filled for a Linux guest."""
+"""The user programs of a Linux guest: makes its `probes.user.target.UserTarget`."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from gdb_optprobe.probes.user.target import UserTarget
 
 @dataclass(frozen=True)
 class LinuxPrograms:
-    """convenience: the values of GDB's variables. run: lets the guest run for so many seconds.
+    """What the target is made of.
 
-    stands: see UserTexts.
+    convenience: the value of a convenience variable of GDB, by name. run: runs the guest for some seconds.
+    is_stopped: see UserTexts.
     """
 
     linux: Linux
     convenience: Callable[[str], int | None]
     run: Callable[[float], object]
-    stands: Callable[[], bool]
+    is_stopped: Callable[[], bool]
 
     def target(self) -> UserTarget:
-        """Raises OptprobeError where programs cannot be probed."""
+        """Return the target. Raises OptprobeError where programs cannot be probed."""
         return self._target
 
     @cached_property
@@ -35,7 +36,7 @@ class LinuxPrograms:
         programs = Programs.of(
             linux.machine, kernel.kernel, kernel.mmu, kernel.vcpus, linux.constant, linux.forget
         )
-        texts = UserTexts(programs, self._run, self.stands)
+        texts = UserTexts(programs, self._run, self.is_stopped)
         return UserTarget(kernel, self._names, programs, texts, self._names_at_return)
 
     def _names(self, address: int, entry: bool, bits: int) -> NamesAt:

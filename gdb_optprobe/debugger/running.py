@@ -17,29 +17,29 @@ Interrupted: TypeAlias = Literal["interrupted"]
 
 
 class HandsOver(Protocol):
-    """Who may end a run at a hit.
+    """What can end a run at a hit.
 
-    asked:       asked at the end of each hit, whether the guest is to stop.
-    handed_over: whether that ended the run before.
+    asked:       called at the end of each hit; returns whether the guest must stop.
     """
 
     asked: Callable[[], bool]
 
-    def handed_over(self) -> bool: ...
+    def handed_over(self) -> bool:
+        """Return whether a hit has ended the run, since the last call of this."""
 
 
 def never() -> bool:
-    """A run without a bound."""
+    """Return False: a run without a limit is never asked to stop."""
     return False
 
 
 def run_for(
     seconds: float | None, stops: HandsOver | None = None, heeds: bool = True
 ) -> gdb.StopEvent | Interrupted | None:
-    """Continue until something stops the guest or `seconds` pass (None: no bound); the stop, or None at the time's end.
+    """Continue until something stops the guest or `seconds` pass (None: no limit). Return the stop, or None when late.
 
-    What Python handlers print is shown at its end. A Ctrl-C of the user's ends it too, if that is heeded. Where hits of
-    ours follow so fast that the stub never sees GDB's interrupt, the next hit hands the guest over.
+    The output of Python handlers is printed at the end. Where hits follow each other so fast that the stub never sees
+    GDB's interrupt, the next hit stops the guest. heeds: whether a Ctrl-C of the user ends the run too.
     """
     seen: list[gdb.StopEvent] = []
     said = StringIO()
@@ -53,12 +53,12 @@ def run_for(
             with redirect_stdout(said):
                 gdb.execute("continue", to_string=True)
     except gdb.error:
-        # A hit that hands the guest over ends the commands of its breakpoint with an error.
+        # A hit that stops the guest for us ends the commands of its breakpoint with an error.
         handed_over = stops is not None and stops.handed_over()
         if not handed_over:
             raise
     else:
-        # But for one whose probe moved up at this stop: the breakpoint has gone, with its commands.
+        # There is no error where the probe moved up at this stop: its breakpoint is deleted, with the commands.
         handed_over = stops is not None and stops.handed_over()
     finally:
         print(said.getvalue(), end="")
@@ -72,7 +72,7 @@ def run_for(
 
 
 def describe(stop: gdb.StopEvent | Interrupted) -> str:
-    """Why the guest stopped, in words."""
+    """Return why the guest stopped, as text."""
     if stop == "interrupted":
         return stop
     if isinstance(stop, gdb.BreakpointEvent):

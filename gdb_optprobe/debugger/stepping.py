@@ -1,7 +1,7 @@
 """Stepping through probed code shows the guest's own instructions, each once.
 
-A step would enter a detour. So before a command that steps, the optimized sites it can come to go down to a stop
-point: the original instructions stand in the text again and GDB steps over them. Afterwards they go up again.
+A step would enter a detour. So before a command that steps, the optimized sites that it may reach move down to a stop
+point: the text has the original instructions again and GDB steps over them. Afterwards the sites move up again.
 
     hook-stepi ──► lower ──► stepi, in the original code ──► hookpost-stepi ──► raise
 
@@ -28,7 +28,7 @@ MOST_STEPS = 1024
 
 
 class Stepping:
-    """What is lowered now, and the hooks that lower and raise."""
+    """The sites that are lowered now, and the hooks that lower and raise them."""
 
     def __init__(self, session: Callable[[], Session | None]) -> None:
         self._session = session
@@ -43,7 +43,7 @@ class Stepping:
 
     @held()
     def raise_again(self) -> None:
-        """The step is over: optimize what was lowered for it."""
+        """Optimize the lowered sites again: the step is over."""
         session = self._session()
         if self._busy or not self._lowered or session is None or not is_stopped():
             return
@@ -74,7 +74,7 @@ class Stepping:
         return before
 
     def _in_the_way(self, session: Session, command: str) -> list[Site]:
-        """Optimized sites that a step may come to: at the PC, in its function; whose bytes a stop may be wanted in."""
+        """Return the optimized sites that a step may reach: at the PC, in its function, or that cover its target."""
         pc = read_register(session.target.isa.pc)
         function = session.target.text.function(pc)
         start, end = (function.start, function.end) if function is not None else (pc, pc + 1)
@@ -85,12 +85,12 @@ class Stepping:
         return list({site.address: site for site in (*within, *wide, *here)}.values())
 
     def _is_passed(self, session: Session, site: Site) -> bool:
-        """Whether who comes to the site may be elsewhere than where a stop there would be."""
+        """Return whether a thread may pass the site's address without reaching a breakpoint there."""
         assert site.branch is not None
         return site.branch.plan.needs_quiescence or session.optimizer.links.leads_to(site.branch)
 
     def _leave_detour(self, session: Session) -> None:
-        """A Ctrl-C may have stopped the vCPU inside a detour: finish that hit first, without a word."""
+        """Finish a hit that a Ctrl-C has stopped inside a detour, silently."""
         for _ in range(MOST_STEPS):
             pc = read_register(session.target.isa.pc)
             if not session.is_inside(pc):

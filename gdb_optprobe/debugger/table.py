@@ -1,4 +1,4 @@
-"""Tables in GDB's manner: a line of titles, a line a row, indented remarks below it, 100 columns."""
+"""Tables as GDB prints them: a line of titles, one line a row, indented remarks below a row, 100 columns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Row = tuple[Sequence[str], Sequence[str]]
 
 
 def table(titles: Sequence[str], rows: Sequence[Row], right: Collection[str] = ()) -> list[str]:
-    """rows: the cells, and the lines that follow them. right: titles of the columns that are numbers."""
+    """Return the lines of a table. rows: cells, and the remarks below them. right: titles of columns of numbers."""
     widths = [max(map(len, column)) for column in zip(titles, *(cells for cells, _ in rows), strict=True)]
     lines = _row(titles, widths, titles, right)
     for cells, remarks in rows:
@@ -22,7 +22,7 @@ def table(titles: Sequence[str], rows: Sequence[Row], right: Collection[str] = (
 
 
 def indented(text: str) -> list[str]:
-    """A remark below a row, over as many lines as it takes."""
+    """Return a remark below a row, wrapped."""
     return textwrap.wrap(
         text,
         WIDTH,
@@ -34,7 +34,7 @@ def indented(text: str) -> list[str]:
 
 
 def _row(cells: Sequence[str], widths: Sequence[int], titles: Sequence[str], right: Collection[str]) -> list[str]:
-    """One line; what does not fit into the last column goes on below it."""
+    """Return one row. The last column is wrapped."""
     fixed = [
         f"{cell:>{width}}" if title in right else f"{cell:<{width}}"
         for cell, width, title in zip(cells[:-1], widths, titles, strict=False)

@@ -1,4 +1,4 @@
-"""Whether the user sees colours, and assembler text in them."""
+"""Colours on the terminal, for assembler text."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import gdb
 
 
 def wants_colour() -> bool:
-    """On a terminal, unless GDB's `set style enabled off` (as in batch mode) or NO_COLOR says otherwise."""
+    """Return whether to print colours: on a terminal, without `set style enabled off` (batch mode) and NO_COLOR."""
     if os.environ.get("NO_COLOR") or not gdb.parameter("style enabled"):
         return False
     return os.isatty(1)
 
 
 def colour() -> Callable[[str], str]:
-    """What colours one instruction; leaves it as it is where colours are not wanted or Pygments is missing."""
+    """Return a function that colours an instruction; one that does nothing without colours or Pygments."""
     if not wants_colour():
         return str
     try:

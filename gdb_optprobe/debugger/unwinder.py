@@ -1,6 +1,6 @@
 """Backtraces on a kernel without debug information, and through our detours.
 
-    frame 0   in a routine           what reads memory for programs (probes/probe_read.py)
+    frame 0   in probe_read          reads memory for handlers (probes/probe_read.py)
     frame 1   in a detour            its caller is the probed instruction, with the same stack
     frame 2   the probed function    by the kernel's own rules: x86's ORC tables, ppc64le's back chain
     frame 3…  its callers
@@ -30,7 +30,7 @@ HALVES = ("eflags", "cs", "ss", "cr", "xer")
 
 @dataclass(frozen=True, slots=True)
 class FrameId:
-    """What frames are told apart by."""
+    """The identity of a frame."""
 
     sp: int
     pc: int
@@ -38,7 +38,7 @@ class FrameId:
 
 @dataclass(frozen=True, slots=True)
 class _GdbFrameId:
-    """The same as GDB wants it: values of a pointer's size."""
+    """The same for GDB: values of a pointer's size."""
 
     sp: gdb.Value
     pc: gdb.Value
@@ -46,9 +46,10 @@ class _GdbFrameId:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """What unwinding a kernel's stack needs. function_start: of the function around an address; None outside of any.
+    """What unwinding a kernel's stack needs.
 
-    read: memory; raises Unreadable.
+    function_start: from an address to the start of its function; None outside of any.
+    read: reads memory; raises Unreadable.
     """
 
     unwinder: Unwinder
@@ -62,17 +63,17 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The registers known in a frame. exact: its PC is the instruction that comes next, no return address."""
+    """The known registers of a frame. exact: its PC is the next instruction, not a return address."""
 
     registers: Mapping[str, int]
     exact: bool
 
 
 class KernelUnwinder(gdb.unwinder.Unwinder):
-    """From a frame to its caller, for detours and for what the kernel's tables describe.
+    """Unwinds from a frame to its caller, in detours and in code that the kernel's tables describe.
 
-    The states of outer frames are those that unwinding the inner ones gave: GDB 13 can abort when an unwinder asks it
-    for a register of an outer frame.
+    The state of an outer frame is kept from unwinding the inner one: GDB 13 can abort when an unwinder asks it for a
+    register of an outer frame.
     """
 
     def __init__(self, session: Callable[[], Session | None], kernel: Callable[[], Kernel | None]) -> None:
@@ -117,14 +118,14 @@ class KernelUnwinder(gdb.unwinder.Unwinder):
         except OptprobeError:
             return None
         if found is None:
-            # The kernel's stack ends here. No unwinder in Python can say so to GDB; our symbol file does.
+            # The kernel's stack ends here. A Python unwinder cannot tell GDB so; our symbol file does.
             return None
         caller = _through(State(*found), session, kernel)
         return FrameId(caller.registers[isa.sp], kernel.function_start(pc) or pc), caller
 
 
 def _through(state: State, session: Session, kernel: Kernel) -> State:
-    """Where a call returns to a trampoline of ours: to where it returns from there."""
+    """Return the state with the real return address where a call returns to a trampoline of a return probe."""
     isa = kernel.isa
     pc, sp = state.registers[isa.pc], state.registers[isa.sp]
     if state.exact or session.optimizer.returns.at(pc) is None:
@@ -134,7 +135,7 @@ def _through(state: State, session: Session, kernel: Kernel) -> State:
 
 
 def _returning(trampoline: Detour, state: State, session: Session, kernel: Kernel) -> tuple[FrameId, State]:
-    """From within a trampoline to where the call returns that has returned there."""
+    """Unwind from a trampoline to where its call really returns."""
     isa = kernel.isa
     pc = state.registers[isa.pc]
     sp = state.registers[isa.sp] + session.pushed_at(trampoline, pc) & MASK
@@ -143,13 +144,13 @@ def _returning(trampoline: Detour, state: State, session: Session, kernel: Kerne
 
 
 def _before_call(registers: Mapping[str, int], detour: Detour, isa: Isa) -> Mapping[str, int]:
-    """Without what a call of a program's own has changed."""
+    """Return registers without the changes that a handler program makes before it calls probe_read."""
     in_program = any(start <= registers[isa.pc] < end for start, end, _ in detour.programs)
     return machines.of(isa.name).resumed(registers) if in_program else registers
 
 
 def _called(resident: Detour, pc: int, state: State, kernel: Kernel) -> tuple[FrameId, State] | None:
-    """From within what programs call to its caller."""
+    """Unwind from probe_read to the detour that called it."""
     machine = machines.of(kernel.isa.name)
     try:
         registers = machine.caller(resident.data, pc - resident.address, state.registers, kernel.read)
@@ -159,7 +160,7 @@ def _called(resident: Detour, pc: int, state: State, kernel: Kernel) -> tuple[Fr
 
 
 def _innermost(pending: gdb.PendingFrame, kernel: Kernel, session: Session) -> dict[int, State]:
-    """The state of frame 0; nothing where it is neither in the kernel nor in a detour."""
+    """Return the state of frame 0; none where it is neither in the kernel nor in a detour."""
     pc = int(pending.read_register(kernel.isa.pc)) & MASK
     if not kernel.unwinder.knows(pc) and not session.is_inside(pc):
         return {}
@@ -168,7 +169,7 @@ def _innermost(pending: gdb.PendingFrame, kernel: Kernel, session: Session) -> d
 
 
 def _through_programs(pending: gdb.PendingFrame, kernel: Kernel, session: Session) -> gdb.UnwindInfo | None:
-    """From where a program's call has returned to us, as its stack says, to where it returns from there."""
+    """Unwind from the trampoline of a uretprobe to where the program's call really returns."""
     if not session.users.calls.functions and not session.users.calls.left:
         return None
     pc, sp = (int(pending.read_register(name)) & MASK for name in (kernel.isa.pc, kernel.isa.sp))
@@ -180,7 +181,7 @@ def _through_programs(pending: gdb.PendingFrame, kernel: Kernel, session: Sessio
 
 
 def _at_program_stop(pending: gdb.PendingFrame, kernel: Kernel, session: Session) -> gdb.UnwindInfo | None:
-    """From where code at a program's trap stops to the gate, beyond which is the program: guest/trap_frames.py."""
+    """Unwind from the stop pad in trap code to the gate; the next frame is the program (guest/trap_frames.py)."""
     pc = int(pending.read_register(kernel.isa.pc)) & MASK
     gate = session.users.stops.gate_at(pc)
     if gate is None:
@@ -198,7 +199,7 @@ def _at_program_stop(pending: gdb.PendingFrame, kernel: Kernel, session: Session
 
 
 def _read(pending: gdb.PendingFrame, name: str) -> gdb.Value | None:
-    """None where the stub does not tell it of this vCPU."""
+    """Return a register; None where the stub does not have it of this vCPU."""
     try:
         return pending.read_register(name)
     except gdb.error:
@@ -209,16 +210,16 @@ def _info(pending: gdb.PendingFrame, frame: FrameId, registers: Mapping[str, int
     word, half = _unsigned(64), _unsigned(32)
     info = pending.create_unwind_info(_GdbFrameId(gdb.Value(frame.sp).cast(word), gdb.Value(frame.pc).cast(word)))
     for name, value in registers.items():
-        if not name.startswith("orig_"):  # a word of pt_regs, no register of the machine
+        if not name.startswith("orig_"):  # a word of pt_regs, not a register of the CPU
             info.add_saved_register(name, gdb.Value(value & MASK).cast(half if name in HALVES else word))
     return info
 
 
 def _unsigned(bits: int) -> gdb.Type:
-    """Return the type of so many bits. C's names for it are none in other languages, such as Rust."""
+    """Return the unsigned integer type of some bits. C's names are unknown in other languages, such as Rust."""
     return gdb.selected_inferior().architecture().integer_type(bits, False)
 
 
 def install(session: Callable[[], Session | None], kernel: Callable[[], Kernel | None]) -> None:
-    """Register it with GDB."""
+    """Register the unwinder with GDB."""
     gdb.unwinder.register_unwinder(None, KernelUnwinder(session, kernel), replace=True)

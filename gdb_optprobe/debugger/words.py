@@ -1,4 +1,4 @@
-"""How places, numbers, code and reasons are spelled, for people and for programs."""
+"""Places, counts, code and reasons, as text and as JSON values."""
 
 from __future__ import annotations
 

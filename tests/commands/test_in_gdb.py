@@ -262,7 +262,7 @@ def test_without_a_guest_the_doctor_tells_what_it_can_and_fails_not() -> None:
     ended = gdb("optprobe doctor", "optprobe doctor -json", "optprobe version")
     assert (ended.status, ended.err) == (0, "")
     *told, json_line, version = ended.out.splitlines()
-    assert told[0].startswith(f"{version}, a target that tells no QEMU version; ")
+    assert told[0].startswith(f"{version}, a target without a QEMU version; ")
     assert "symbols         refused: the guest cannot be asked: no guest is connected (GUEST_MISSING)" in told
     assert "                HINT: target remote PATH-OF-THE-GDB-SOCKET (or :PORT)" in told
     assert "modules         refused: as symbols (GUEST_MISSING)" in told

@@ -225,12 +225,12 @@ def test_what_the_collector_did_and_what_it_may_never_free() -> None:
         "Collector: 3 runs (2 for garbage, 1 for commit); 40 slots of 1,024 bytes freed",
         "        the guest was held for 23.4 ms at most, 51.2 ms in all; the last run looked through 61",
         "          stacks",
-        "        1 of the runs freed nothing: not all stacks could be told just then",
+        "        1 of the runs freed nothing: not all stacks were known then",
         "        2 slots of 48 bytes still to be collected",
     ]
     assert text("quarantine", COLLECTOR) == []
     kept = replace(COLLECTOR, runs={}, failed=0, quarantined="no threads are known")
-    told = ["Quarantined: 2 slots of 48 bytes, which nobody can be proven to have left: no threads are known"]
+    told = ["Quarantined: 2 slots of 48 bytes, in which a thread may still be: no threads are known"]
     assert text("quarantine", kept) == told
     assert text("collector", kept) == ["", *told]
     (line,) = values("collector", COLLECTOR)
@@ -266,7 +266,7 @@ def test_threads_with_calls_under_way_are_told_by_name() -> None:
     told = " ".join("".join(lines).split())
     assert (
         "17 calls under way: cat (7), sleep (100, 101, 102, 103, 104, 105, 106, 107 and 4 more), "
-        "an interrupt on CPU 1, 2 of a thread that cannot be told now" in told
+        "an interrupt on CPU 1, 2 of a thread that cannot be identified now" in told
     )
 
 
@@ -353,5 +353,5 @@ def test_what_the_doctor_says_for_programs() -> None:
 def test_the_doctor_of_what_has_no_monitor_and_no_kernel() -> None:
     alone = replace(EXAMINED, qemu="", guest=GuestView(), facilities=())
     assert text("doctor", alone) == [
-        "optprobe 0.1, GDB 13.1 with Python 3.11.2, a target that tells no QEMU version; no guest"
+        "optprobe 0.1, GDB 13.1 with Python 3.11.2, a target without a QEMU version; no guest"
     ]
