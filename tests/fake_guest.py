@@ -538,12 +538,15 @@ LOOP, PLAIN, TRACED, SHORT, MEETING, TRAP, HANDLER = (START + 0x1000 * number fo
 def program() -> FakeGuest:
     """Return a guest of which the threads call functions of all sorts again and again.
 
-    PLAIN has instructions of 1 to 7 bytes, each of which changes what the next ones make of it; TRACED has a tracer's
-    site; SHORT has no room for a branch. At MEETING is an instruction that no test probes.
+    PLAIN has instructions of 1 to 7 bytes, each of which changes what the next ones make of it. TRACED has a tracer's
+    site, so its callers rely on what the ABI gives them alone. SHORT has no room for a branch. At MEETING is an
+    instruction that no test probes.
     """
-    calls = b"".join(_call(LOOP + 5 * number, to) for number, to in enumerate((PLAIN, TRACED, SHORT, MEETING)))
+    loop = b""
+    for part in (PLAIN, PUSH_RCX, TRACED, POP_RCX, SHORT, MEETING):
+        loop += part if isinstance(part, bytes) else _call(LOOP + len(loop), part)
     bodies = (
-        Body("loop", LOOP, calls + bytes((0xEB, 256 - len(calls) - 2))),
+        Body("loop", LOOP, loop + bytes((0xEB, 256 - len(loop) - 2))),
         Body("plain", PLAIN, code(PLAIN_LISTING)),
         Body("traced", TRACED, code(TRACED_LISTING), tracer=0),
         Body("short", SHORT, code(SHORT_LISTING)),
@@ -561,6 +564,7 @@ def _call(at: int, to: int) -> bytes:
     return b"\xe8" + (to - at - 5).to_bytes(4, "little", signed=True)
 
 
+PUSH_RCX, POP_RCX = b"\x51", b"\x59"
 PLAIN_LISTING = """
     50                      push %rax
     48 01 c8                add %rcx,%rax
@@ -580,7 +584,7 @@ PLAIN_LISTING = """
 """
 TRACED_LISTING = """
     0f 1f 44 00 00          nopl (the site)
-    48 01 c1                add %rax,%rcx
+    48 01 c8                add %rcx,%rax
     48 8d 44 40 07          lea 7(%rax,%rax,2),%rax
     c3                      ret
 """
