@@ -33,7 +33,7 @@ from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.guest.saved_pcs import SavedWords, Stack
 from gdb_optprobe.guest.text import Area, FtraceSite, Function, Jump, Mark, Whole
 from gdb_optprobe.handlers.ctype import UNSIGNED_LONG, CType
-from gdb_optprobe.handlers.program import Expr, Frame, Register
+from gdb_optprobe.handlers.ir import Expr, Frame, Register
 from gdb_optprobe.handlers.scope import Meaning, Missing, Value
 from gdb_optprobe.isa.base import Flow, Isa
 from gdb_optprobe.isa.trapping import Entry

@@ -16,7 +16,7 @@ from types import CodeType, FrameType
 
 import gdb_optprobe
 from gdb_optprobe.detours.planner import plan
-from gdb_optprobe.handlers.lowering import lower
+from gdb_optprobe.handlers.lower_program import lower
 from gdb_optprobe.probes.spec import Spec
 from tests.fake_guest import PLAIN, program
 

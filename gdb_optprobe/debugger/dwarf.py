@@ -26,7 +26,7 @@ from gdb_optprobe.handlers.ctype import (
     Struct,
     Void,
 )
-from gdb_optprobe.handlers.program import Expr
+from gdb_optprobe.handlers.ir import Expr
 from gdb_optprobe.handlers.scope import Meaning, Missing
 from gdb_optprobe.handlers.typenames import one_spelling
 

@@ -35,7 +35,7 @@ from gdb_optprobe.handlers.ctype import (
     number_type,
     size_of,
 )
-from gdb_optprobe.handlers.program import Clock, Expr, Frame, Load, Op, Register
+from gdb_optprobe.handlers.ir import Clock, Expr, Frame, Load, Op, Register
 from gdb_optprobe.handlers.scope import Meaning, Missing, Place, Value
 
 OURS = ("arg1", "retval", "pid", "tgid", "comm", "task", "cpu", "time", "pc", "sp")

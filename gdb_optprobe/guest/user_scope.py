@@ -12,9 +12,9 @@ from gdb_optprobe.guest.linux.user.executable import Offset
 from gdb_optprobe.guest.scope import KernelScope
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.ctype import INT, UNSIGNED_LONG
-from gdb_optprobe.handlers.framed import renamed
-from gdb_optprobe.handlers.program import Expr, Frame, Load, Op, Register
+from gdb_optprobe.handlers.ir import Expr, Frame, Load, Op, Register
 from gdb_optprobe.handlers.scope import Meaning, Missing, Value
+from gdb_optprobe.handlers.trap_frame import renamed
 from gdb_optprobe.isa.user import UserTrapping
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from gdb_optprobe.guest.abi import Abi
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.ctype import CType, Enum, Integer, Pointer, describe, size_of
-from gdb_optprobe.handlers.program import Expr, Load, Op, Register
+from gdb_optprobe.handlers.ir import Expr, Load, Op, Register
 from gdb_optprobe.handlers.scope import Meaning, Missing, Place, Value
 
 __all__ = ["located", "meaning"]

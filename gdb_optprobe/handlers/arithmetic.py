@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gdb_optprobe.handlers.program import MASK, Op, UnaryOp
+from gdb_optprobe.handlers.ir import MASK, Op, UnaryOp
 
 
 class Fault(Exception):

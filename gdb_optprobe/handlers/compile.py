@@ -11,8 +11,7 @@ from gdb_optprobe.handlers.arithmetic import number
 from gdb_optprobe.handlers.clauses import ACTIONS, parse_action
 from gdb_optprobe.handlers.ctype import Pointer, describe
 from gdb_optprobe.handlers.format import check_fit, conversions
-from gdb_optprobe.handlers.parser import parse_expression
-from gdb_optprobe.handlers.program import (
+from gdb_optprobe.handlers.ir import (
     WORD,
     Action,
     Cell,
@@ -31,12 +30,13 @@ from gdb_optprobe.handlers.program import (
     nodes,
     operands,
 )
+from gdb_optprobe.handlers.parser import parse_expression
 from gdb_optprobe.handlers.scope import Missing, Scope, Value
 from gdb_optprobe.handlers.source import Fragment, fault
+from gdb_optprobe.handlers.strings import characters
 from gdb_optprobe.handlers.syntax import Action as Typed
 from gdb_optprobe.handlers.syntax import Dollar, Expression, String
-from gdb_optprobe.handlers.texts import characters
-from gdb_optprobe.handlers.typing import Typer
+from gdb_optprobe.handlers.types import Typer
 from gdb_optprobe.maps.aggregate import Aggregate, Average, Count, Greatest, Least, Linear, Powers, Sum
 
 

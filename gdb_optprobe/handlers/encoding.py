@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
-from gdb_optprobe.handlers import program as p
-from gdb_optprobe.handlers.saved import Entry
+from gdb_optprobe.handlers import ir as p
+from gdb_optprobe.handlers.return_scope import Entry
 from gdb_optprobe.maps import aggregate as a
 
 # By class: what is written for it, and its fields in order. One that is renamed will need both of its names here.

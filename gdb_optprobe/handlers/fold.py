@@ -6,7 +6,7 @@ No fault is lost: what may be one stays, even where its value is not needed.
 from __future__ import annotations
 
 from gdb_optprobe.handlers import arithmetic
-from gdb_optprobe.handlers.program import (
+from gdb_optprobe.handlers.ir import (
     MASK,
     And,
     Binary,

@@ -17,7 +17,7 @@ from gdb_optprobe.handlers.ctype import (
     promoted,
     size_of,
 )
-from gdb_optprobe.handlers.program import Constant, Expr, Op, UnaryOp
+from gdb_optprobe.handlers.ir import Constant, Expr, Op, UnaryOp
 from gdb_optprobe.handlers.scope import Value
 from gdb_optprobe.handlers.source import Fragment, fault
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gdb_optprobe.handlers.ctype import CType, Scalar
-from gdb_optprobe.handlers.program import Expr, Frame
+from gdb_optprobe.handlers.ir import Expr, Frame
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,9 @@ from typing import Protocol
 
 from gdb_optprobe.detours.stop_pad import Pad
 from gdb_optprobe.guest.linux.arch.base import Reads
-from gdb_optprobe.handlers import interpret
-from gdb_optprobe.handlers.interpret import Outcome
-from gdb_optprobe.handlers.lowering import Surroundings, lower
-from gdb_optprobe.handlers.program import (
+from gdb_optprobe.handlers import interpreter
+from gdb_optprobe.handlers.interpreter import Outcome
+from gdb_optprobe.handlers.ir import (
     WORD,
     And,
     Cell,
@@ -37,7 +36,8 @@ from gdb_optprobe.handlers.program import (
     nodes,
     operands,
 )
-from gdb_optprobe.handlers.saved import Entry
+from gdb_optprobe.handlers.lower_program import Surroundings, lower
+from gdb_optprobe.handlers.return_scope import Entry
 from gdb_optprobe.handlers.scope import UNREAD, Missing
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.isa import machines
@@ -201,13 +201,13 @@ class Handler:
         """What a hit that stopped the guest does. The clock runs on while GDB looks, so to ask for it is a fault."""
         if self.is_plain:
             return Outcome(held=True)
-        return interpret.run(self.program, self.seen(hit))
+        return interpreter.run(self.program, self.seen(hit))
 
-    def seen(self, hit: Hit) -> interpret.Hit:
+    def seen(self, hit: Hit) -> interpreter.Hit:
         """A hit that stopped the guest, as the interpreter has it."""
         per_cpu = hit.regs[PER_CPU] if PerCpuBase() in self._nodes() else 0
         peek = None if isinstance(self.unmapped, Missing) else partial(self.unmapped.read, hit.regs)
-        return interpret.Hit(hit.regs, hit.read, per_cpu, peek=peek)
+        return interpreter.Hit(hit.regs, hit.read, per_cpu, peek=peek)
 
     @property
     def dereferences(self) -> bool:
@@ -279,7 +279,7 @@ class Handler:
 
     def act_at_entry(self, hit: Hit) -> Outcome:
         """What it does at a hit that stopped the guest there."""
-        return interpret.run(Program(None, self.entry.actions), self.seen(hit))
+        return interpreter.run(Program(None, self.entry.actions), self.seen(hit))
 
     def part_of(self, node: object, condition: Fragment | None, actions: Sequence[Fragment]) -> Fragment:
         """Where that was typed which `node` is in: the condition or an action."""

@@ -21,7 +21,7 @@ from gdb_optprobe.detours.quiescence import Range
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
-from gdb_optprobe.handlers import lowering_traps
+from gdb_optprobe.handlers import lower_traps
 from gdb_optprobe.isa.trapping import Trapping
 from gdb_optprobe.maps import trap_table as traps_layout
 from gdb_optprobe.maps.trap_table import DETOUR, KEY, SLOT, TrapTableLayout, slot
@@ -182,7 +182,7 @@ class Traps:
         old = self._handler
         layout, memory, data = self._table(arena)
         self.target.machine.write(memory.address, bytes(data))
-        code = lowering_traps.handler(lowering_traps.Traps(layout, memory.address), calls.entry, self._isa)
+        code = lower_traps.handler(lower_traps.Traps(layout, memory.address), calls.entry, self._isa)
         placed = None
         try:
             placed = Placed.again(calls.handler, lambda at: Detour(at, code(at), calls.handler, ()), self.target, arena)

@@ -17,11 +17,10 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.slots import Slot
-from gdb_optprobe.handlers import fold, interpret, lowering_returns
+from gdb_optprobe.handlers import fold, interpreter, lower_returns
 from gdb_optprobe.handlers.arithmetic import Fault
-from gdb_optprobe.handlers.interpret import Outcome
-from gdb_optprobe.handlers.lowering_returns import Part, Table, Trampoline, Way
-from gdb_optprobe.handlers.program import (
+from gdb_optprobe.handlers.interpreter import Outcome
+from gdb_optprobe.handlers.ir import (
     MASK,
     Binary,
     Choose,
@@ -34,6 +33,7 @@ from gdb_optprobe.handlers.program import (
     Register,
     nodes,
 )
+from gdb_optprobe.handlers.lower_returns import Part, Table, Trampoline, Way
 from gdb_optprobe.isa import returns
 from gdb_optprobe.isa.base import Dead, Insn
 from gdb_optprobe.isa.code import Code, joined
@@ -261,7 +261,7 @@ class ReturnPoint:
         readers = next((each for each in self._readers if each is not None), None)
         before = Before(dead, per_cpu=handler.per_cpu, base=self._base, readers=readers)
         way = Way(at, self._ours, self.address, target.hidden_returns)
-        return lowering_returns.entry(self.table, way, before, _of(target), self.parts)
+        return lower_returns.entry(self.table, way, before, _of(target), self.parts)
 
     def _costs(self, made: Trampoline, trampoline: Detour, plan: Plan, target: Target) -> Costs:
         def insns(code: bytes, at: int) -> list[Insn]:
@@ -283,7 +283,7 @@ class ReturnPoint:
         read = frozenset(name for handler in handlers for name in handler.program.registers)
         before = Before(kretprobe_check.dead_at_return(self.address, target), read, base=plan.base)
         leaving = self.stopping.leaving(tuple(part.flag for part in parts if part.flag), target, arena)
-        made = lowering_returns.trampoline(self.table, before, isa, leaving)
+        made = lower_returns.trampoline(self.table, before, isa, leaving)
         self.stopping.tells = not made.kept.names
         plan = replace(plan, dead=made.dead)
         before = replace(before, dead=made.dead, kept=made.kept)
@@ -292,7 +292,7 @@ class ReturnPoint:
             assert probe.counter is not None, "it was reserved with the point"
             code = handler.code(target.isa, plan, made.dead, probe.counter.address, probe.readers, kept=made.kept)
             looks = probe.spec.return_handler is not None
-            look = (lowering_returns.look(before, isa, part.flag - part.area + SAVED),) if looks else ()
+            look = (lower_returns.look(before, isa, part.flag - part.area + SAVED),) if looks else ()
             programs.append(joined((code, *look)))
         return made, programs
 
@@ -394,7 +394,7 @@ class ReturnPoint:
     def _evaluated(self, node: Expr, part: Part, probe: Probe, hit: Hit, target: Target) -> int:
         """0 for a fault, which is counted."""
         try:
-            return interpret.evaluate(node, probe.handler.seen(hit))
+            return interpreter.evaluate(node, probe.handler.seen(hit))
         except Fault:
             count = int.from_bytes(target.machine.read(part.faults, WORD), "little") + 1
             target.machine.write(part.faults, count.to_bytes(WORD, "little"))

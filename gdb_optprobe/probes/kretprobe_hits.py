@@ -14,11 +14,11 @@ from types import SimpleNamespace
 
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.stop_pad import Pad
-from gdb_optprobe.handlers import interpret
+from gdb_optprobe.handlers import interpreter
 from gdb_optprobe.handlers.arithmetic import number
 from gdb_optprobe.handlers.ctype import Pointer
-from gdb_optprobe.handlers.lowering import RUNG
-from gdb_optprobe.handlers.lowering_returns import Leaving, Part
+from gdb_optprobe.handlers.lower_program import RUNG
+from gdb_optprobe.handlers.lower_returns import Leaving, Part
 from gdb_optprobe.handlers.scope import Value
 from gdb_optprobe.isa import returns
 from gdb_optprobe.maps.call_table import SAVED, WORD, CallTable, CallTableLayout
@@ -238,7 +238,7 @@ def retval(
     found = names.names.dollar("retval") if names is not None else None
     if not isinstance(found, Value):
         return None
-    word = interpret.evaluate(found.expr, interpret.Hit(regs, read))
+    word = interpreter.evaluate(found.expr, interpreter.Hit(regs, read))
     return number(word, not isinstance(found.type, Pointer) and found.type.signed)
 
 

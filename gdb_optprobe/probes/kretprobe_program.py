@@ -7,9 +7,9 @@ from dataclasses import replace
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.compile import Limits, compile_handler
-from gdb_optprobe.handlers.lowering_returns import Part, Table, Way, entry
-from gdb_optprobe.handlers.program import Constant, Program, Put, Register, nodes, operands
-from gdb_optprobe.handlers.saved import SAVE, Entry, ReturnScope, compile_entry
+from gdb_optprobe.handlers.ir import Constant, Program, Put, Register, nodes, operands
+from gdb_optprobe.handlers.lower_returns import Part, Table, Way, entry
+from gdb_optprobe.handlers.return_scope import SAVE, Entry, ReturnScope, compile_entry
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.isa import returns
 from gdb_optprobe.isa.emitter import Before, Readers

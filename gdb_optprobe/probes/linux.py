@@ -32,7 +32,7 @@ from gdb_optprobe.guest.scope import Site as Probed
 from gdb_optprobe.guest.text import Function, Overlay
 from gdb_optprobe.guest.types import BtfTypes
 from gdb_optprobe.guest.user_scope import user_scope
-from gdb_optprobe.handlers.program import Expr
+from gdb_optprobe.handlers.ir import Expr
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Isa
 from gdb_optprobe.probes.arena_record import Earlier, facts, look

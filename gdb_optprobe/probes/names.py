@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gdb_optprobe.guest.linux.arch.base import Reads
-from gdb_optprobe.handlers.program import Expr
+from gdb_optprobe.handlers.ir import Expr
 from gdb_optprobe.handlers.scope import UNREAD, Missing, Scope
 
 UNTIMED = Missing("how fast this guest's clock runs is not known")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gdb_optprobe.detours.refusal import Reason
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.stop_pad import Pad
-from gdb_optprobe.handlers.interpret import Outcome
+from gdb_optprobe.handlers.interpreter import Outcome
 from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.maps.ring import START, RingPosition
 from gdb_optprobe.probes.handler import Handler

@@ -12,7 +12,7 @@ from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.guest_text import printable
 from gdb_optprobe.handlers.format import render
-from gdb_optprobe.handlers.program import WORD, Column, Form, Records
+from gdb_optprobe.handlers.ir import WORD, Column, Form, Records
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.maps.call_table import CallTable

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from gdb_optprobe.handlers.interpret import Done, Outcome
-from gdb_optprobe.handlers.program import Cell, Put, Records, Stop
+from gdb_optprobe.handlers.interpreter import Done, Outcome
+from gdb_optprobe.handlers.ir import Cell, Put, Records, Stop
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.maps.aggregate import Aggregate
 from gdb_optprobe.maps.ring import RingPosition

@@ -19,9 +19,9 @@ from gdb_optprobe.detours.stop_pad import Pad
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.compile import Limits, compile_handler
-from gdb_optprobe.handlers.lowering_words import UNMAPPED, NotLowered
-from gdb_optprobe.handlers.program import WORD
-from gdb_optprobe.handlers.saved import Entry
+from gdb_optprobe.handlers.ir import WORD
+from gdb_optprobe.handlers.lower_expressions import UNMAPPED, NotLowered
+from gdb_optprobe.handlers.return_scope import Entry
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.source import fault
 from gdb_optprobe.handlers.supported import check_action

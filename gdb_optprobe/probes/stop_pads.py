@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.stop_pad import Pad
 from gdb_optprobe.errors import Unreadable
-from gdb_optprobe.handlers.lowering import RUNG
+from gdb_optprobe.handlers.lower_program import RUNG
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.links import Links
 from gdb_optprobe.probes.probe import Probe

@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 from gdb_optprobe.debugger.output import Json, Text
 from gdb_optprobe.guest_text import one_line, printable
 from gdb_optprobe.handlers.format import render
-from gdb_optprobe.handlers.program import Column, Form
+from gdb_optprobe.handlers.ir import Column, Form
 from gdb_optprobe.maps.aggregate import Count
 from gdb_optprobe.probes.probe_views import _key, _parts
 from gdb_optprobe.probes.views import CallsView, ObjectView, OutView, RecordView, RowView

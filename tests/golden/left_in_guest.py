@@ -22,8 +22,8 @@ from gdb_optprobe.guest.linux.arch.base import Loan, Room
 from gdb_optprobe.guest.linux.physical_patch import PhysicalPatch
 from gdb_optprobe.guest.linux.user.files import File
 from gdb_optprobe.handlers.compile import Limits, compile_handler
-from gdb_optprobe.handlers.program import Constant
-from gdb_optprobe.handlers.saved import ReturnScope, compile_entry
+from gdb_optprobe.handlers.ir import Constant
+from gdb_optprobe.handlers.return_scope import ReturnScope, compile_entry
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.isa import returns
 from gdb_optprobe.isa.x86_64 import X86_64

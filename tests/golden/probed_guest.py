@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gdb_optprobe.handlers.program import Constant
+from gdb_optprobe.handlers.ir import Constant
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.settings import Settings

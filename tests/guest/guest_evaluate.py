@@ -17,7 +17,7 @@ from gdb_optprobe.guest.linux.percpu import PerCpu
 from gdb_optprobe.guest.scope import Site, kernel_scope
 from gdb_optprobe.guest.types import BtfTypes
 from gdb_optprobe.handlers.compile import compile_handler
-from gdb_optprobe.handlers.interpret import Hit, run
+from gdb_optprobe.handlers.interpreter import Hit, run
 from gdb_optprobe.handlers.source import Fragment
 
 

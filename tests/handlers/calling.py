@@ -11,9 +11,9 @@ from typing import Any
 import unicorn
 from unicorn import ppc_const, x86_const
 
-from gdb_optprobe.handlers.lowering import Surroundings, lower
-from gdb_optprobe.handlers.lowering_returns import Leaving, Part, Table, Trampoline, Way, entry, look, trampoline
-from gdb_optprobe.handlers.program import Program
+from gdb_optprobe.handlers.ir import Program
+from gdb_optprobe.handlers.lower_program import Surroundings, lower
+from gdb_optprobe.handlers.lower_returns import Leaving, Part, Table, Trampoline, Way, entry, look, trampoline
 from gdb_optprobe.isa import machines
 from gdb_optprobe.isa.base import Dead, Isa
 from gdb_optprobe.isa.code import Code, joined

@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from gdb_optprobe.errors import Unreadable
-from gdb_optprobe.handlers import interpret
-from gdb_optprobe.handlers.lowering import Surroundings, lower
-from gdb_optprobe.handlers.program import Constant, Program, Register
+from gdb_optprobe.handlers import interpreter
+from gdb_optprobe.handlers.ir import Constant, Program, Register
+from gdb_optprobe.handlers.lower_program import Surroundings, lower
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.emitter import Label, Readers
 from gdb_optprobe.isa.ppc64le import abi, forms
@@ -148,7 +148,7 @@ class Trial:
                 raise Unreadable(address, size)
             return read(address, size)
 
-        outcome = interpret.run(self.program, interpret.Hit(self.registers, read, self.base, peek=peeked))
+        outcome = interpreter.run(self.program, interpreter.Hit(self.registers, read, self.base, peek=peeked))
         found = running.Left(left.registers, {DATA: bytes(memory)}, 0, {}, left.pc == PAD)
         yield from running.wrong_objects(self.program, found, outcome, FAULTS)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hypothesis import strategies as st
 
 from gdb_optprobe.handlers import arithmetic
-from gdb_optprobe.handlers.program import (
+from gdb_optprobe.handlers.ir import (
     MASK,
     Action,
     And,

@@ -21,10 +21,10 @@ from unicorn import x86_const
 
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.guest.linux.arch.x86_64.probe_read import Direct, routine
-from gdb_optprobe.handlers import interpret
-from gdb_optprobe.handlers.lowering import RUNG, Surroundings, lower
-from gdb_optprobe.handlers.lowering_objects import layout
-from gdb_optprobe.handlers.program import MASK, Cell, Constant, Program, Records, Stop, Table
+from gdb_optprobe.handlers import interpreter
+from gdb_optprobe.handlers.ir import MASK, Cell, Constant, Program, Records, Stop, Table
+from gdb_optprobe.handlers.lower_maps import layout
+from gdb_optprobe.handlers.lower_program import RUNG, Surroundings, lower
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.x86_64 import abi
 from gdb_optprobe.isa.x86_64.emitter import MACHINE
@@ -244,15 +244,15 @@ def differences(program: Program, state: State, dead: Dead = NOTHING_DEAD, fault
     memory = memory_of(state, objects(program, faults), faults)
     left = execute(lower(program, surroundings(program, dead, faults), MACHINE)(START), state, memory)
     seen = NOTHING_DEAD if left.stops else dead
-    outcome = interpret.run(program, hit(state, memory))
+    outcome = interpreter.run(program, hit(state, memory))
     return (*wrong_objects(program, left, outcome, faults), *_kept(state, memory, left, seen, faults))
 
 
-def hit(state: State, memory: Mapping[int, bytes]) -> interpret.Hit:
-    return interpret.Hit(state.registers, partial(read, memory), GS, peek=partial(peeked, memory))
+def hit(state: State, memory: Mapping[int, bytes]) -> interpreter.Hit:
+    return interpreter.Hit(state.registers, partial(read, memory), GS, peek=partial(peeked, memory))
 
 
-def wrong_objects(program: Program, left: Left, outcome: interpret.Outcome, faults: int) -> Iterator[str]:
+def wrong_objects(program: Program, left: Left, outcome: interpreter.Outcome, faults: int) -> Iterator[str]:
     """What is not as the interpreter says."""
     counted = int.from_bytes(left.read(faults, 8), "little")
     if counted != outcome.faults:

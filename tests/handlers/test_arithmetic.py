@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gdb_optprobe.handlers import arithmetic
 from gdb_optprobe.handlers.arithmetic import Fault, extend, number
-from gdb_optprobe.handlers.program import MASK, Op, UnaryOp
+from gdb_optprobe.handlers.ir import MASK, Op, UnaryOp
 
 KINDS = {
     (32, True): ctypes.c_int32,

@@ -6,8 +6,8 @@ import pytest
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.compile import Limits, compile_handler
-from gdb_optprobe.handlers.interpret import Outcome, run
-from gdb_optprobe.handlers.program import (
+from gdb_optprobe.handlers.interpreter import Outcome, run
+from gdb_optprobe.handlers.ir import (
     Cell,
     Column,
     Constant,

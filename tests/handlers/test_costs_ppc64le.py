@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gdb_optprobe.handlers.lowering import Surroundings, lower
-from gdb_optprobe.handlers.program import (
+from gdb_optprobe.handlers.ir import (
     Binary,
     Cell,
     Column,
@@ -21,6 +20,7 @@ from gdb_optprobe.handlers.program import (
     Table,
     Update,
 )
+from gdb_optprobe.handlers.lower_program import Surroundings, lower
 from gdb_optprobe.isa.base import Dead, Flow
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.ppc64le.emitter import MACHINE

@@ -9,7 +9,7 @@ from hypothesis import given
 
 from gdb_optprobe.handlers import encoding
 from gdb_optprobe.handlers.encoding import encode
-from gdb_optprobe.handlers.program import (
+from gdb_optprobe.handlers.ir import (
     And,
     Binary,
     Cell,
@@ -37,7 +37,7 @@ from gdb_optprobe.handlers.program import (
     UnaryOp,
     Update,
 )
-from gdb_optprobe.handlers.saved import Entry
+from gdb_optprobe.handlers.return_scope import Entry
 from gdb_optprobe.maps.aggregate import Average, Count, Greatest, Least, Linear, Powers, Sum
 from tests.handlers.programs import programs
 

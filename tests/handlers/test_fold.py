@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.arithmetic import Fault, extend
-from gdb_optprobe.handlers.interpret import Hit, evaluate
-from gdb_optprobe.handlers.program import (
+from gdb_optprobe.handlers.interpreter import Hit, evaluate
+from gdb_optprobe.handlers.ir import (
     MASK,
     And,
     Binary,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gdb_optprobe.guest_text import printable
 from gdb_optprobe.handlers.format import conversions, render
-from gdb_optprobe.handlers.program import MASK
+from gdb_optprobe.handlers.ir import MASK
 from gdb_optprobe.handlers.source import Fragment
 
 LIBC = ctypes.CDLL(None)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.compile import compile_handler
-from gdb_optprobe.handlers.interpret import run
-from gdb_optprobe.handlers.program import Program
+from gdb_optprobe.handlers.interpreter import run
+from gdb_optprobe.handlers.ir import Program
 from gdb_optprobe.handlers.source import Fragment
 
 from .world import World, hit

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.arithmetic import Fault
 from gdb_optprobe.handlers.ctype import Pointer, promoted
-from gdb_optprobe.handlers.interpret import Hit, evaluate
+from gdb_optprobe.handlers.interpreter import Hit, evaluate
 from gdb_optprobe.handlers.parser import parse_expression
 from gdb_optprobe.handlers.source import Fragment
-from gdb_optprobe.handlers.typing import Typer
+from gdb_optprobe.handlers.types import Typer
 
 from .expressions import Pair, expressions, states
 from .oracle import Answer, State, answers, needs_gcc, scope

@@ -24,8 +24,8 @@ from gdb_optprobe.handlers.ctype import (
     Void,
 )
 from gdb_optprobe.handlers.fold import constant
-from gdb_optprobe.handlers.interpret import Hit
-from gdb_optprobe.handlers.program import MASK, Clock, Expr, Frame, Load, Op, PerCpuBase, Register
+from gdb_optprobe.handlers.interpreter import Hit
+from gdb_optprobe.handlers.ir import MASK, Clock, Expr, Frame, Load, Op, PerCpuBase, Register
 from gdb_optprobe.handlers.scope import Meaning, Missing, Place, Value
 
 CHAR = OWN["char"]

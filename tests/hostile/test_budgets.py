@@ -31,7 +31,7 @@ from gdb_optprobe.guest.symbols import Symbols, SymbolTable
 from gdb_optprobe.guest.types import BtfTypes
 from gdb_optprobe.handlers.ctype import Array, Struct, size_of
 from gdb_optprobe.handlers.source import Fragment
-from gdb_optprobe.handlers.typing import _no_member
+from gdb_optprobe.handlers.types import _no_member
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.maps import journal_format
 from gdb_optprobe.maps.ring import RingLayout, RingPosition

@@ -9,8 +9,8 @@ import pytest
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.current import Paca, on_ppc64le, on_x86_64
 from gdb_optprobe.guest.linux.kernel import Kernel, Located
-from gdb_optprobe.handlers.interpret import Hit, evaluate
-from gdb_optprobe.handlers.program import Expr, Load
+from gdb_optprobe.handlers.interpreter import Hit, evaluate
+from gdb_optprobe.handlers.ir import Expr, Load
 from gdb_optprobe.handlers.scope import Missing
 from tests.symbols.blobs import FakeMemory
 

@@ -6,7 +6,7 @@ import pytest
 
 from gdb_optprobe.commands.parse import parse_add
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.handlers.program import Constant
+from gdb_optprobe.handlers.ir import Constant
 from gdb_optprobe.handlers.source import MOST_SHOWN
 from gdb_optprobe.probes.names import NamesAt
 from tests.handlers.world import World as Names

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from gdb_optprobe.detours.arena import Arena, Ranges
-from gdb_optprobe.handlers.program import Binary, Constant, Op, Program, Register, Stop, Update
+from gdb_optprobe.handlers.ir import Binary, Constant, Op, Program, Register, Stop, Update
 from gdb_optprobe.isa.base import Dead, Isa
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.x86_64 import X86_64

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gdb_optprobe.handlers.program import Cell, Column, Constant, Form, Program, Table, Update
+from gdb_optprobe.handlers.ir import Cell, Column, Constant, Form, Program, Table, Update
 from gdb_optprobe.maps.aggregate import Count, Sum
 from gdb_optprobe.probes.handler import Handler
 

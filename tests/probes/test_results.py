@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gdb_optprobe.handlers.interpret import Done, Outcome
-from gdb_optprobe.handlers.program import (
+from gdb_optprobe.handlers.interpreter import Done, Outcome
+from gdb_optprobe.handlers.ir import (
     Action,
     Cell,
     Clock,

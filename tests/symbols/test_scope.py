@@ -27,7 +27,7 @@ from gdb_optprobe.handlers.ctype import (
     Void,
     describe,
 )
-from gdb_optprobe.handlers.program import (
+from gdb_optprobe.handlers.ir import (
     MASK,
     Binary,
     Clock,

@@ -7,8 +7,8 @@ import pytest
 from gdb_optprobe.guest.abi import PPC64LE, X86_64, Abi
 from gdb_optprobe.guest.variables import located, meaning
 from gdb_optprobe.handlers.ctype import INT, LONG, UNSIGNED_LONG, Struct
-from gdb_optprobe.handlers.interpret import Hit, evaluate
-from gdb_optprobe.handlers.program import Expr, Register
+from gdb_optprobe.handlers.interpreter import Hit, evaluate
+from gdb_optprobe.handlers.ir import Expr, Register
 from gdb_optprobe.handlers.scope import Missing, Place, Value
 
 SCOPE = """\

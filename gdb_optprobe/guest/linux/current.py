@@ -14,7 +14,7 @@ from typing import TypeVar
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.handlers import fold
-from gdb_optprobe.handlers.program import Choose, Expr, Frame, Load, Op, PerCpuBase, Register
+from gdb_optprobe.handlers.ir import Choose, Expr, Frame, Load, Op, PerCpuBase, Register
 from gdb_optprobe.handlers.scope import Missing
 
 MEMBERS = ("pid", "tgid", "comm")

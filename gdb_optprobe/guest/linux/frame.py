@@ -8,7 +8,7 @@ from __future__ import annotations
 from gdb_optprobe.guest.abi import Abi
 from gdb_optprobe.guest.linux.arch.base import Unwinder
 from gdb_optprobe.handlers import fold
-from gdb_optprobe.handlers.program import Expr, Op, Register
+from gdb_optprobe.handlers.ir import Expr, Op, Register
 
 LARGEST = 1 << 20  # no kernel stack is larger
 _APART = 1 << 32

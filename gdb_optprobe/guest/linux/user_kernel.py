@@ -13,8 +13,8 @@ from gdb_optprobe.guest.linux.user.mmap_hook import MmapHook
 from gdb_optprobe.guest.linux.user.mmu import Mmu
 from gdb_optprobe.guest.linux.user.pagecache import INDEX
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
-from gdb_optprobe.handlers.lowering_mapped import Mapped
-from gdb_optprobe.handlers.program import Expr
+from gdb_optprobe.handlers.ir import Expr
+from gdb_optprobe.handlers.lower_mapped_file import Mapped
 from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.isa.user_returns import UserReturning
 

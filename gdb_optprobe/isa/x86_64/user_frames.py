@@ -9,7 +9,7 @@ from ..user_frames import UserFrames
 from .abi import CALLEE_SAVED, PC, SP
 
 COST = 137
-"""Two walks through page tables; counted in tests/handlers/test_lowering_objects.py."""
+"""Two walks through page tables; counted in tests/handlers/test_lower_maps.py."""
 _LONG = {3: "rbx", 6: "rbp", 7: SP, 10: "r10", 12: "r12", 13: "r13", 14: "r14", 15: "r15", 16: PC}
 _SHORT = {1: "rcx", 3: "rbx", 4: SP, 5: "rbp", 6: "rsi", 7: "rdi", 8: PC}
 FRAMES = {

@@ -8,11 +8,11 @@ from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.stop_pad import Pad
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.compile import Limits, compile_handler
-from gdb_optprobe.handlers.framed import framed
-from gdb_optprobe.handlers.lowering_words import UNMAPPED, NotLowered
-from gdb_optprobe.handlers.program import WORD, And, Program
+from gdb_optprobe.handlers.ir import WORD, And, Program
+from gdb_optprobe.handlers.lower_expressions import UNMAPPED, NotLowered
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.source import fault
+from gdb_optprobe.handlers.trap_frame import framed
 from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.probes.handler import Handler

@@ -22,10 +22,10 @@ from gdb_optprobe.detours.stop_pad import Pad
 from gdb_optprobe.guest.linux.user import mm
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.guest.trap_frames import Gate, SavedRegisters
-from gdb_optprobe.handlers import interpret
+from gdb_optprobe.handlers import interpreter
 from gdb_optprobe.handlers.arithmetic import number
 from gdb_optprobe.handlers.ctype import Pointer
-from gdb_optprobe.handlers.lowering import RUNG
+from gdb_optprobe.handlers.lower_program import RUNG
 from gdb_optprobe.handlers.scope import Value
 from gdb_optprobe.isa.base import Dead, Isa
 from gdb_optprobe.isa.code import Code, joined
@@ -209,7 +209,7 @@ def _returned(
     found = user.names_at_return(point.program.bits).names.dollar("retval")
     if not isinstance(found, Value):
         return None
-    word = interpret.evaluate(found.expr, interpret.Hit(registers, read))
+    word = interpreter.evaluate(found.expr, interpreter.Hit(registers, read))
     # Where a function has a local entry, that is behind its symbol.
     name = point.program.spell(point.insn.address).rpartition(":")[2].partition("+")[0]
     return name, number(word, not isinstance(found.type, Pointer) and found.type.signed)

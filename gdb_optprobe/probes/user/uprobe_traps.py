@@ -18,7 +18,7 @@ from gdb_optprobe.detours.journal import TableKind
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.handlers import lowering_user_traps
+from gdb_optprobe.handlers import lower_user_traps
 from gdb_optprobe.isa.base import Insn, Isa
 from gdb_optprobe.isa.code import Code
 from gdb_optprobe.isa.emitter import Readers
@@ -89,7 +89,7 @@ class UserTraps:
 
         try:
             writable, leaf = put(lambda at: kernel.writable), put(lambda at: kernel.leaf)
-            nothing = put(lowering_user_traps.gone(near, readers, kernel.isa))
+            nothing = put(lower_user_traps.gone(near, readers, kernel.isa))
             arena.reserve(near, self.target.isa.data_reach)
             known = {**codes, **dict.fromkeys(gone, nothing.detour.address)}
 
@@ -119,8 +119,8 @@ class UserTraps:
         kernel, near = user.kernel, user.kernel.calls.handler
         layout, memory, data, known = self._table(codes, nothing, near, arena)
         self.target.machine.write(memory.address, bytes(data))
-        table = lowering_user_traps.UserTraps(layout, memory.address)
-        code = lowering_user_traps.handler(table, kernel.mapped, leaf.detour.address, near, kernel.isa)
+        table = lower_user_traps.UserTraps(layout, memory.address)
+        code = lower_user_traps.handler(table, kernel.mapped, leaf.detour.address, near, kernel.isa)
         placed = None
         try:
             placed = self.again(code, near, arena)

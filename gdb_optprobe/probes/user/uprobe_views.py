@@ -9,8 +9,8 @@ from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.guest.linux.backtrace import Copy
 from gdb_optprobe.guest.linux.user import executable
 from gdb_optprobe.guest.linux.user.unwinder import Loaded, Process, Source
-from gdb_optprobe.handlers.program import Records
-from gdb_optprobe.handlers.saved import PROBED
+from gdb_optprobe.handlers.ir import Records
+from gdb_optprobe.handlers.return_scope import PROBED
 from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.isa.user import UserTrapping

@@ -21,8 +21,8 @@ from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.linux.user.mm_hooks import MmHooks
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user_kernel import ReturnKernel
-from gdb_optprobe.handlers import lowering_user_calls
-from gdb_optprobe.handlers.lowering_user_calls import Table, Way
+from gdb_optprobe.handlers import lower_user_returns
+from gdb_optprobe.handlers.lower_user_returns import Table, Way
 from gdb_optprobe.isa import machines
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.isa.code import Code
@@ -209,7 +209,7 @@ class UserCalls:
             )
             function = self._function(program, trap.address, near, arena)
             self.left.append(function)
-            code = lowering_user_calls.returning(function.counts.address, (), traps, kernel.isa)
+            code = lower_user_returns.returning(function.counts.address, (), traps, kernel.isa)
             function.left.append(self.traps.again(code, near, arena))
             spaces = {space.mm for space in user.texts.spaces(program.file)}
             self._move(there, function, spaces if trap is not kept[-1][0] else None)
@@ -293,8 +293,8 @@ class UserCalls:
             placed.append(self._before(kernel.copied, lambda at: kernel.shared, arena))
             shared = placed[0].detour.address
             routines = (
-                (kernel.copied, lowering_user_calls.copied(table, shared, kernel.copied.to, kernel.isa, machine)),
-                (kernel.ended, lowering_user_calls.ended(table, kernel.ended.to, traps, kernel.isa)),
+                (kernel.copied, lower_user_returns.copied(table, shared, kernel.copied.to, kernel.isa, machine)),
+                (kernel.ended, lower_user_returns.ended(table, kernel.ended.to, traps, kernel.isa)),
             )
             for calls, code in routines:
                 placed.append(self._before(calls, code, arena))
@@ -367,7 +367,7 @@ class UserCalls:
         """With code that nothing leads to yet. Raises Refused."""
         traps, handler = user.kernel.isa, user.kernel.calls.handler
         self.copies.stands(program, address)
-        code = lowering_user_calls.returned(table, program.bits // 8, handler, traps, kernel.isa)
+        code = lower_user_returns.returned(table, program.bits // 8, handler, traps, kernel.isa)
         placed = self.traps.again(code, handler, arena)
         return _Trampoline(program, address, original, self.number(), placed)
 
@@ -394,12 +394,12 @@ class UserCalls:
             self.functions[program.inode, address] = function
         wanted = tuple(probe.number for probe in probes)
         if function.serves != wanted:
-            dead = lowering_user_calls.dead_at_return(traps, kernel.isa)
+            dead = lower_user_returns.dead_at_return(traps, kernel.isa)
             programs = []
             # Who stops does it when the others have counted.
             for probe, part in sorted(zip(probes, parts_of(probes), strict=True), key=lambda one: one[0].handler.stops):
                 programs.append(self.stops.code(probe, at_return(probe.handler, part, kernel.isa), dead, user, arena))
-            code = lowering_user_calls.returning(function.counts.address, programs, traps, kernel.isa)
+            code = lower_user_returns.returning(function.counts.address, programs, traps, kernel.isa)
             placed = self.traps.place(code, near, arena)
             function.retire()
             function.placed, function.serves = placed, wanted

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.program import Program
-from gdb_optprobe.handlers import lowering_user_calls
+from gdb_optprobe.handlers import lower_user_returns
 from gdb_optprobe.handlers.compile import Limits
-from gdb_optprobe.handlers.lowering_user_calls import Table, Way
-from gdb_optprobe.handlers.lowering_words import UNMAPPED, NotLowered
-from gdb_optprobe.handlers.program import WORD
+from gdb_optprobe.handlers.ir import WORD
+from gdb_optprobe.handlers.lower_expressions import UNMAPPED, NotLowered
+from gdb_optprobe.handlers.lower_user_returns import Table, Way
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.source import fault
 from gdb_optprobe.isa.base import Flow, Insn
@@ -61,7 +61,7 @@ def return_handler(
     try:
         table = Table(UserCallTableLayout(2), near, user.kernel.returning().mm)
         entry_code(table, Way(near, near, 0, program.bits // 8, 1), [probe], user, near, target)
-        dead = lowering_user_calls.dead_at_return(user.kernel.isa, isa)
+        dead = lower_user_returns.dead_at_return(user.kernel.isa, isa)
         at_return(handler, part, isa).code(target.isa, At(near), dead, near, probe.readers, somewhere_to_stop(near))
     except NotLowered as stuck:
         raise _pointing(stuck, spec, handler, at_entry) from None

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.handlers import fold, lowering_user_calls
+from gdb_optprobe.handlers import fold, lower_user_returns
 from gdb_optprobe.handlers.compile import Limits, compile_handler
-from gdb_optprobe.handlers.framed import Saved, framed, placed
-from gdb_optprobe.handlers.lowering_returns import Part
-from gdb_optprobe.handlers.lowering_user_calls import Table, Way
-from gdb_optprobe.handlers.program import And, Expr, Load, Op, Program, Register
-from gdb_optprobe.handlers.saved import Entry, ReturnScope, compile_entry
+from gdb_optprobe.handlers.ir import And, Expr, Load, Op, Program, Register
+from gdb_optprobe.handlers.lower_returns import Part
+from gdb_optprobe.handlers.lower_user_returns import Table, Way
+from gdb_optprobe.handlers.return_scope import Entry, ReturnScope, compile_entry
+from gdb_optprobe.handlers.trap_frame import Saved, framed, placed
 from gdb_optprobe.isa import machines
 from gdb_optprobe.isa.code import Code
 from gdb_optprobe.isa.emitter import Before
@@ -89,4 +89,4 @@ def entry_code(
     readers = next((probe.readers for probe in probes if probe.readers is not None), None)
     before = Before(traps.scratch, per_cpu=handler.per_cpu, readers=readers)
     machine, isa = machines.of(target.isa.name), user.kernel.returning().isa
-    return lowering_user_calls.entered(table, way, parts_of(probes), before, traps, isa, machine, writable)
+    return lower_user_returns.entered(table, way, parts_of(probes), before, traps, isa, machine, writable)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from gdb_optprobe.handlers import arithmetic
-from gdb_optprobe.handlers.program import Op, UnaryOp
+from gdb_optprobe.handlers.ir import Op, UnaryOp
 from gdb_optprobe.isa.base import Dead, OutOfReach
 from gdb_optprobe.isa.emitter import Arithmetic, Before, Label, Memory, Pool, Value
 from gdb_optprobe.isa.emitter import Test as Comparison

@@ -18,7 +18,7 @@ from gdb_optprobe.guest.linux.user import files
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.handlers import fold
-from gdb_optprobe.handlers.program import Choose, Expr, Load, Op
+from gdb_optprobe.handlers.ir import Choose, Expr, Load, Op
 from gdb_optprobe.handlers.scope import Missing
 
 DENTRY, INODE, NUMBER, WRITTEN, START = "dentry", "inode", "number", "written", "start"

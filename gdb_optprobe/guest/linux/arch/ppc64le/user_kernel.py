@@ -39,7 +39,7 @@ from gdb_optprobe.guest.linux.user.program_writer import Writing
 from gdb_optprobe.guest.linux.user_kernel import ReturnKernel, UserKernel, mapped
 from gdb_optprobe.guest.machine import Machine, Vcpu
 from gdb_optprobe.handlers import fold
-from gdb_optprobe.handlers.program import Load, Op, Register
+from gdb_optprobe.handlers.ir import Load, Op, Register
 from gdb_optprobe.isa.base import Flow
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.ppc64le.relocator import is_nop

@@ -32,7 +32,7 @@ from gdb_optprobe.guest.linux.user.vcpus import Vcpus
 from gdb_optprobe.guest.linux.user_kernel import ReturnKernel, UserKernel, mapped
 from gdb_optprobe.guest.machine import Machine, Vcpu
 from gdb_optprobe.handlers import fold
-from gdb_optprobe.handlers.program import Expr, Load, Op
+from gdb_optprobe.handlers.ir import Expr, Load, Op
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.x86_64 import X86_64
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.handlers import arithmetic
 from gdb_optprobe.handlers.arithmetic import Fault
-from gdb_optprobe.handlers.program import (
+from gdb_optprobe.handlers.ir import (
     MASK,
     WORD,
     Action,

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gdb_optprobe.handlers.ctype import INT, OWN, Array, Pointer, Void
-from gdb_optprobe.handlers.interpret import Hit, evaluate
-from gdb_optprobe.handlers.program import Constant, Load, Register, Text, nodes
+from gdb_optprobe.handlers.interpreter import Hit, evaluate
+from gdb_optprobe.handlers.ir import Constant, Load, Register, Text, nodes
 from gdb_optprobe.handlers.scope import Meaning, Place, Value
 from gdb_optprobe.handlers.source import Fragment
-from gdb_optprobe.handlers.texts import Characters, characters, equals
+from gdb_optprobe.handlers.strings import Characters, characters, equals
 
 X = Register("x")
 CHAR, BYTE = OWN["char"], OWN["unsigned char"]

@@ -25,10 +25,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from gdb_optprobe.handlers.lowering_objects import count_by, layout, record
-from gdb_optprobe.handlers.lowering_updates import update
-from gdb_optprobe.handlers.lowering_words import NotLowered, Words
-from gdb_optprobe.handlers.program import (
+from gdb_optprobe.handlers.ir import (
     Action,
     Cell,
     Constant,
@@ -42,6 +39,9 @@ from gdb_optprobe.handlers.program import (
     Update,
     nodes,
 )
+from gdb_optprobe.handlers.lower_aggregates import update
+from gdb_optprobe.handlers.lower_expressions import NotLowered, Words
+from gdb_optprobe.handlers.lower_maps import count_by, layout, record
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.code import Code
 from gdb_optprobe.isa.emitter import Before, Emitter, Kept, Label, Machine, Memory, Pool, Readers, TooManyRegisters

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gdb_optprobe.handlers import lowering_mapped
-from gdb_optprobe.handlers.lowering_mapped import UNKNOWN, Mapped, Ways
-from gdb_optprobe.handlers.lowering_search import Slots, following, home
+from gdb_optprobe.handlers import lower_mapped_file
+from gdb_optprobe.handlers.lower_mapped_file import UNKNOWN, Mapped, Ways
+from gdb_optprobe.handlers.lower_slot_search import Slots, following, home
 from gdb_optprobe.isa.code import Code, joined
 from gdb_optprobe.isa.emitter import Arithmetic, Before, Label, Memory, Pool, Readers, Test, Value
 from gdb_optprobe.isa.user import UserEmitter, UserTrapping
@@ -40,7 +40,7 @@ def handler(traps: UserTraps, mapped: Mapped, leaf: int, kernels: int, isa: User
     emit.branch_bits(isa.mode, isa.user, False, foreign)
     if isa.far:
         emit.branch_bits(isa.mode, isa.far, True, foreign)
-    key, inode = lowering_mapped.tell(emit, isa, mapped, leaf, Ways(absent, foreign))
+    key, inode = lower_mapped_file.tell(emit, isa, mapped, leaf, Ways(absent, foreign))
     slot, word = emit.pool.take(), emit.pool.take()
     home(emit, traps.slots, key, slot, word)
     emit.mark(search)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gdb_optprobe.handlers.lowering_search import Slots, following, home
+from gdb_optprobe.handlers.lower_slot_search import Slots, following, home
 from gdb_optprobe.isa.code import Code
 from gdb_optprobe.isa.emitter import Arithmetic, Label, Memory, Test, Value
 from gdb_optprobe.isa.trapping import Entry, Trapping

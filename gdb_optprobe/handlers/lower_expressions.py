@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 
-from gdb_optprobe.handlers import lowering_text
+from gdb_optprobe.handlers import lower_strings
 from gdb_optprobe.handlers.arithmetic import number
-from gdb_optprobe.handlers.program import (
+from gdb_optprobe.handlers.ir import (
     MASK,
     WORD,
     Action,
@@ -127,16 +127,16 @@ class Words:
         made = [stack.enter_context(self._emitter.pool.borrowed(others)) for _ in range(-(-node.size // WORD))]
         if node.mapped:
             with self.memory(node.address) as memory:
-                (lowering_text.whole if node.whole else lowering_text.up_to_end)(self._emitter, made, memory, node.size)
+                (lower_strings.whole if node.whole else lower_strings.up_to_end)(self._emitter, made, memory, node.size)
         else:
             with self.peeking(node), self.word(node.address) as at:
-                lowering_text.peeked(self._emitter, made, at, node.size, node.whole, self.fault)
+                lower_strings.peeked(self._emitter, made, at, node.size, node.whole, self.fault)
         return [*made]
 
     def store_text(self, node: Text, into: Memory) -> None:
         """The same words of text that may not be there, into memory."""
         with self.peeking(node), self.word(node.address) as at:
-            lowering_text.store_peeked(self._emitter, into, at, node.size, node.whole, self.fault)
+            lower_strings.store_peeked(self._emitter, into, at, node.size, node.whole, self.fault)
 
     def into(self, to: str, node: Expr) -> None:
         """Evaluate into a register of the pool's."""
@@ -208,7 +208,7 @@ class Words:
                 self._text(address, literal, when, label)
             case TextEquals(address, literal):
                 with self.peeking(node), self.word(address) as at:
-                    lowering_text.peeked_equals(emit, at, literal, when, label, self.fault)
+                    lower_strings.peeked_equals(emit, at, literal, when, label, self.fault)
             case _:
                 with self.compared(node) as word:
                     emit.branch(Test.NE if when else Test.EQ, word, 0, False, label)

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gdb_optprobe.handlers.lowering import Surroundings, act, refused, ring
-from gdb_optprobe.handlers.lowering_search import Slots, following, home
-from gdb_optprobe.handlers.lowering_words import Words
-from gdb_optprobe.handlers.program import MASK, Clock, Constant, Expr, Register, Stop, nodes
-from gdb_optprobe.handlers.saved import Entry
+from gdb_optprobe.handlers.ir import MASK, Clock, Constant, Expr, Register, Stop, nodes
+from gdb_optprobe.handlers.lower_expressions import Words
+from gdb_optprobe.handlers.lower_program import Surroundings, act, refused, ring
+from gdb_optprobe.handlers.lower_slot_search import Slots, following, home
+from gdb_optprobe.handlers.return_scope import Entry
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.code import Code, joined
 from gdb_optprobe.isa.emitter import Arithmetic, Before, Emitter, Kept, Label, Memory, Pool, Test, Value

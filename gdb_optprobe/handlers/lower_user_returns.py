@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gdb_optprobe.handlers.lowering_returns import Part, act_at_entry, keep, unless_wanted
-from gdb_optprobe.handlers.lowering_search import Slots, home
-from gdb_optprobe.handlers.lowering_words import Words
-from gdb_optprobe.handlers.program import MASK, Expr
+from gdb_optprobe.handlers.ir import MASK, Expr
+from gdb_optprobe.handlers.lower_expressions import Words
+from gdb_optprobe.handlers.lower_returns import Part, act_at_entry, keep, unless_wanted
+from gdb_optprobe.handlers.lower_slot_search import Slots, home
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.code import Code, joined
 from gdb_optprobe.isa.emitter import Arithmetic, Before, Emitter, Label, Machine, Memory, Pool, Test, Value

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.arithmetic import Fault
-from gdb_optprobe.handlers.interpret import Hit, evaluate
-from gdb_optprobe.handlers.lowering import lower
+from gdb_optprobe.handlers.interpreter import Hit, evaluate
+from gdb_optprobe.handlers.ir import Cell, Choose, Constant, Expr, Load, Program, TextEquals, Update
+from gdb_optprobe.handlers.lower_program import lower
 from gdb_optprobe.handlers.parser import parse_expression
-from gdb_optprobe.handlers.program import Cell, Choose, Constant, Expr, Load, Program, TextEquals, Update
 from gdb_optprobe.handlers.source import Fragment
-from gdb_optprobe.handlers.typing import Typer
+from gdb_optprobe.handlers.types import Typer
 from gdb_optprobe.isa.x86_64.emitter import MACHINE
 from gdb_optprobe.maps.aggregate import Sum
 from tests.examples import examples

@@ -12,8 +12,8 @@ import unicorn
 from unicorn import x86_const
 
 from gdb_optprobe.guest.linux.arch.x86_64.user_traps import REGISTERS, USER
-from gdb_optprobe.handlers.lowering_mapped import Mapped
-from gdb_optprobe.handlers.lowering_user_traps import UserTraps, gone, handler
+from gdb_optprobe.handlers.lower_mapped_file import Mapped
+from gdb_optprobe.handlers.lower_user_traps import UserTraps, gone, handler
 from gdb_optprobe.isa.emitter import Readers
 from gdb_optprobe.isa.user import ABSENT, OTHER
 from gdb_optprobe.isa.x86_64 import abi

@@ -12,9 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gdb_optprobe.handlers import arithmetic
-from gdb_optprobe.handlers.lowering import lower
-from gdb_optprobe.handlers.lowering_words import NotLowered
-from gdb_optprobe.handlers.program import (
+from gdb_optprobe.handlers.ir import (
     MASK,
     Binary,
     Cell,
@@ -34,6 +32,8 @@ from gdb_optprobe.handlers.program import (
     TextEquals,
     Update,
 )
+from gdb_optprobe.handlers.lower_expressions import NotLowered
+from gdb_optprobe.handlers.lower_program import lower
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.isa.x86_64 import X86_64, abi

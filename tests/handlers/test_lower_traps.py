@@ -12,7 +12,7 @@ import unicorn
 from unicorn import x86_const
 
 from gdb_optprobe.guest.linux.arch.x86_64.trap_entry import TRAPPING
-from gdb_optprobe.handlers.lowering_traps import Traps, handler
+from gdb_optprobe.handlers.lower_traps import Traps, handler
 from gdb_optprobe.isa.trapping import Entry
 from gdb_optprobe.isa.x86_64 import X86_64, abi
 from gdb_optprobe.maps.trap_table import TrapTableLayout

@@ -5,9 +5,8 @@ import pytest
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.arithmetic import Fault
 from gdb_optprobe.handlers.ctype import describe
-from gdb_optprobe.handlers.interpret import evaluate
-from gdb_optprobe.handlers.parser import parse_expression
-from gdb_optprobe.handlers.program import (
+from gdb_optprobe.handlers.interpreter import evaluate
+from gdb_optprobe.handlers.ir import (
     MASK,
     Binary,
     Constant,
@@ -20,9 +19,10 @@ from gdb_optprobe.handlers.program import (
     TextEquals,
     nodes,
 )
+from gdb_optprobe.handlers.parser import parse_expression
 from gdb_optprobe.handlers.scope import Value
 from gdb_optprobe.handlers.source import Fragment
-from gdb_optprobe.handlers.typing import Typer
+from gdb_optprobe.handlers.types import Typer
 from tests.handlers.world import FILE, JIFFIES, NAME, PER_CPU, TASK, World, hit
 
 RDI, RDX = Register("rdi"), Register("rdx")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 
 from gdb_optprobe.guest.linux.arch.ppc64le.trap_entry import SAVED, TRAPPING
-from gdb_optprobe.handlers.lowering_traps import Traps, handler
+from gdb_optprobe.handlers.lower_traps import Traps, handler
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.ppc64le import PPC64LE, abi
 from gdb_optprobe.isa.ppc64le.forms import number, plain

@@ -12,9 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from gdb_optprobe.handlers.lowering import lower
-from gdb_optprobe.handlers.lowering_objects import layout
-from gdb_optprobe.handlers.program import (
+from gdb_optprobe.handlers.ir import (
     Binary,
     Cell,
     Column,
@@ -28,6 +26,8 @@ from gdb_optprobe.handlers.program import (
     Table,
     Update,
 )
+from gdb_optprobe.handlers.lower_maps import layout
+from gdb_optprobe.handlers.lower_program import lower
 from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.isa.ppc64le import PPC64LE, abi

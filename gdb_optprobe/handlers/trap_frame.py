@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TypeVar
 
 from gdb_optprobe.handlers import fold
-from gdb_optprobe.handlers.program import Binary, Expr, Load, Op, Register
+from gdb_optprobe.handlers.ir import Binary, Expr, Load, Op, Register
 
 Node = TypeVar("Node")
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.ctype import Array, Pointer
+from gdb_optprobe.handlers.ir import Constant, Expr, Load, Op, Text, TextEquals
 from gdb_optprobe.handlers.operators import is_text
-from gdb_optprobe.handlers.program import Constant, Expr, Load, Op, Text, TextEquals
 from gdb_optprobe.handlers.scope import Meaning, Place, Value
 from gdb_optprobe.handlers.source import Fragment, fault
 

@@ -7,9 +7,7 @@ from collections import Counter
 
 import pytest
 
-from gdb_optprobe.handlers.lowering import lower
-from gdb_optprobe.handlers.lowering_objects import layout
-from gdb_optprobe.handlers.program import (
+from gdb_optprobe.handlers.ir import (
     MASK,
     Binary,
     Cell,
@@ -24,6 +22,8 @@ from gdb_optprobe.handlers.program import (
     Table,
     Update,
 )
+from gdb_optprobe.handlers.lower_maps import layout
+from gdb_optprobe.handlers.lower_program import lower
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.isa.x86_64.emitter import MACHINE

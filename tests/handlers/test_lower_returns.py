@@ -11,10 +11,10 @@ import random
 import pytest
 
 from gdb_optprobe.handlers import fold
-from gdb_optprobe.handlers.lowering import RUNG, Surroundings
-from gdb_optprobe.handlers.lowering_returns import Part
-from gdb_optprobe.handlers.program import Cell, Constant, Expr, Load, Op, Program, Put, Register, Update
-from gdb_optprobe.handlers.saved import Entry
+from gdb_optprobe.handlers.ir import Cell, Constant, Expr, Load, Op, Program, Put, Register, Update
+from gdb_optprobe.handlers.lower_program import RUNG, Surroundings
+from gdb_optprobe.handlers.lower_returns import Part
+from gdb_optprobe.handlers.return_scope import Entry
 from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.maps.aggregate import Sum
 from gdb_optprobe.maps.call_table import KEY, RETURN, SAVED, WORD, ActiveCall, CallTable, CallTableLayout

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.compile import Limits, compile_action
 from gdb_optprobe.handlers.ctype import UNSIGNED_LONG, CType, Enum, Integer, Member, Struct
-from gdb_optprobe.handlers.parser import parse_expression
-from gdb_optprobe.handlers.program import (
+from gdb_optprobe.handlers.ir import (
     Action,
     Cell,
     Clock,
@@ -36,9 +35,10 @@ from gdb_optprobe.handlers.program import (
     nodes,
     operands,
 )
+from gdb_optprobe.handlers.parser import parse_expression
 from gdb_optprobe.handlers.scope import Meaning, Missing, Place, Scope, Value
 from gdb_optprobe.handlers.source import Fragment, fault
-from gdb_optprobe.handlers.typing import Typer
+from gdb_optprobe.handlers.types import Typer
 from gdb_optprobe.maps.call_table import SAVED, WORD
 
 NANOSECOND_SHIFT = 20

@@ -12,11 +12,11 @@ from unicorn import x86_const
 
 from gdb_optprobe.guest.linux.arch.x86_64.user_returns import RETURNING
 from gdb_optprobe.guest.linux.arch.x86_64.user_traps import REGISTERS, USER
-from gdb_optprobe.handlers import fold, lowering_user_calls
-from gdb_optprobe.handlers.lowering_returns import Part
-from gdb_optprobe.handlers.lowering_user_calls import Table, Way
-from gdb_optprobe.handlers.program import Load
-from gdb_optprobe.handlers.saved import Entry
+from gdb_optprobe.handlers import fold, lower_user_returns
+from gdb_optprobe.handlers.ir import Load
+from gdb_optprobe.handlers.lower_returns import Part
+from gdb_optprobe.handlers.lower_user_returns import Table, Way
+from gdb_optprobe.handlers.return_scope import Entry
 from gdb_optprobe.isa.code import Code
 from gdb_optprobe.isa.emitter import Before
 from gdb_optprobe.isa.x86_64 import abi
@@ -64,18 +64,18 @@ class World:
         self._at = CODE
         self.routine = self._put(lambda at: ROUTINE)
         self.ends: dict[int, int] = {}
-        backs = [self._put(lowering_user_calls.returning(point, (), USER, RETURNING)) for point in self.points]
+        backs = [self._put(lower_user_returns.returning(point, (), USER, RETURNING)) for point in self.points]
         self.entries = []
         for entry, point, back in zip(ENTRIES, self.points, backs, strict=True):
             way = Way(point, back, TRAMPOLINE - entry - 1, size, most)
             parts = (Part(Entry(words=tuple(fold.constant(point + word) for word in range(MOST_SAVED))), SAVED),)
-            code = lowering_user_calls.entered(
+            code = lower_user_returns.entered(
                 table, way, parts, Before(USER.scratch), USER, RETURNING, MACHINE, self.routine
             )
             self.entries.append(self._put(code))
-        self.returned = self._put(lowering_user_calls.returned(table, size, KERNELS, USER, RETURNING))
-        self.copied = self._put(lowering_user_calls.copied(table, self.routine, KERNELS, RETURNING, MACHINE))
-        self.ended = self._put(lowering_user_calls.ended(table, KERNELS, USER, RETURNING))
+        self.returned = self._put(lower_user_returns.returned(table, size, KERNELS, USER, RETURNING))
+        self.copied = self._put(lower_user_returns.copied(table, self.routine, KERNELS, RETURNING, MACHINE))
+        self.ended = self._put(lower_user_returns.ended(table, KERNELS, USER, RETURNING))
         self.write(TABLE, self.layout.initial())
         for point in self.points:
             self.write(point, initial_counters(size))

@@ -30,9 +30,10 @@ from gdb_optprobe.handlers.ctype import (
     size_of,
 )
 from gdb_optprobe.handlers.ctype import Member as StructMember
-from gdb_optprobe.handlers.program import Constant, Expr, Load, Op
+from gdb_optprobe.handlers.ir import Constant, Expr, Load, Op
 from gdb_optprobe.handlers.scope import Meaning, Missing, Place, Scope, Value
 from gdb_optprobe.handlers.source import Fragment, fault
+from gdb_optprobe.handlers.strings import Characters, characters, equals
 from gdb_optprobe.handlers.syntax import (
     Binary,
     Cast,
@@ -51,7 +52,6 @@ from gdb_optprobe.handlers.syntax import (
     TypeName,
     Unary,
 )
-from gdb_optprobe.handlers.texts import Characters, characters, equals
 
 _SIZES = (1, 2, 4, 8)
 MOST_SUGGESTED = 1 << 10

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from gdb_optprobe.handlers.arithmetic import number as as_number
-from gdb_optprobe.handlers.lowering_updates import update
-from gdb_optprobe.handlers.lowering_words import Words
-from gdb_optprobe.handlers.program import Constant, Emit, Expr, Operand, Table, Text, Update
+from gdb_optprobe.handlers.ir import Constant, Emit, Expr, Operand, Table, Text, Update
+from gdb_optprobe.handlers.lower_aggregates import update
+from gdb_optprobe.handlers.lower_expressions import Words
 from gdb_optprobe.isa.emitter import Arithmetic, Emitter, Label, Memory, Test, Value
 from gdb_optprobe.maps import ring
 from gdb_optprobe.maps.hash_map import CLAIMED, FACTOR, OVERFLOW, PROBES, READY, HashMapLayout
