@@ -28,7 +28,7 @@ from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import default_cache
 from gdb_optprobe.guest.linux.arch import registry
-from gdb_optprobe.guest.linux.arch.base import LinuxText, Port, Unwinder
+from gdb_optprobe.guest.linux.arch.base import LinuxArch, LinuxText, Unwinder
 from gdb_optprobe.guest.linux.arch.ppc64le.text import PowerText
 from gdb_optprobe.guest.linux.arch.x86_64.text import KernelText
 from gdb_optprobe.guest.linux.kernel import Kernel
@@ -37,8 +37,9 @@ from gdb_optprobe.guest.linux.structures import KernelStructures
 from gdb_optprobe.guest.memory import KernelMemory
 from gdb_optprobe.guest.symbols import FUNCTION_TYPES, SymbolTable
 from gdb_optprobe.guest.text import Function
-from gdb_optprobe.isa.base import Insn, Isa
+from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.ppc64le import PPC64LE
+from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.probes import kretprobe_check
 from gdb_optprobe.probes.kretprobe_check import NEAR
@@ -133,12 +134,12 @@ class Subject:
     symbols: SymbolTable
     text: LinuxText
     rule: Rule
-    port: Port
+    arch: LinuxArch
     unwinder: Unwinder | None
 
     def entry(self, function: int) -> int:
         """Where a probe on the function stands."""
-        return self.port.entry(function, self.text)
+        return self.arch.entry(function, self.text)
 
     def is_traced(self, function: int) -> bool:
         """Whether it has a tracer's site."""
@@ -146,7 +147,7 @@ class Subject:
 
     def entered(self, function: Function) -> bool:
         """See Target."""
-        return self.port.entered(function, self.unwinder)
+        return self.arch.entered(function, self.unwinder)
 
     def at_return(self, address: int) -> int | None:
         """`address`, where some function is entered."""
@@ -158,17 +159,19 @@ def subject_of(guest: Guest) -> Subject:
     """The kernel of a running guest, copied: the guest is no longer needed. Raises GuestError, OptprobeError."""
     isa = ISAS[guest.options.arch]
     blacklist = ranges(guest.check(f"cat {BLACKLIST}"))
-    frozen, cache, port = take_snapshot(guest), default_cache(), registry.of(isa.name)
-    recovered = discover(frozen, port, cache, say, KnownFailures())
+    frozen, cache, arch = take_snapshot(guest), default_cache(), registry.of(isa)
+    if arch is None:
+        raise GuestError(f"Linux on {isa.name} is not known")
+    recovered = discover(frozen, arch, cache, say, KnownFailures())
     if recovered is None:
         raise GuestError("the guest runs no Linux")
     memory, symbols = KernelMemory(frozen, frozen, recovered.view.walk), recovered.symbols
     bare = Kernel(memory, symbols)
     structures = KernelStructures(lambda: bare.read(*bare.range("__start_BTF", "__stop_BTF")))
-    kernel = port.kernel(memory, symbols, structures)
-    text = port.text(kernel, lambda _, data: data, recovered.shelf, say)
-    unwinder = port.unwinder(kernel, text, structures, memory.read)
-    return Subject(isa, kernel, symbols, text, _rule(kernel, text, blacklist), port, unwinder)
+    kernel = arch.kernel(memory, symbols, structures)
+    text = arch.text(kernel, lambda _, data: data, recovered.shelf, say)
+    unwinder = arch.unwinder(kernel, text, structures, memory.read)
+    return Subject(isa, kernel, symbols, text, _rule(kernel, text, blacklist), arch, unwinder)
 
 
 def _rule(kernel: Kernel, text: LinuxText, blacklist: Sequence[tuple[int, int]]) -> Rule:

@@ -25,7 +25,7 @@ from unicorn import x86_const
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.linux import physical_patch
-from gdb_optprobe.guest.linux.arch.base import Port, Room
+from gdb_optprobe.guest.linux.arch.base import LinuxArch, Room
 from gdb_optprobe.guest.linux.arch.x86_64.trap_entry import TRAPPING
 from gdb_optprobe.guest.linux.physical_patch import PhysicalPatch
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
@@ -35,7 +35,8 @@ from gdb_optprobe.guest.text import Area, FtraceSite, Function, Jump, Mark, Whol
 from gdb_optprobe.handlers.ctype import UNSIGNED_LONG, CType
 from gdb_optprobe.handlers.ir import Expr, Frame, Register
 from gdb_optprobe.handlers.scope import Meaning, Missing, Value
-from gdb_optprobe.isa.base import Flow, Isa
+from gdb_optprobe.isa.base import Flow
+from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.trapping import Entry
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.probes.linux import Linux
@@ -372,7 +373,7 @@ class FakeGuest:
         take = partial(physical_patch.apply, (MAPPED,), self.machine)
         give_back = partial(physical_patch.undo, (MAPPED,), self.machine)
         room = Room(place.code, place.data, FILL, take, give_back, mapping=(MAPPED,), journal=place.journal)
-        port = SimpleNamespace(
+        arch = SimpleNamespace(
             loaded=(0, 0), room=lambda machine, kernel: room, places=lambda machine, kernel: (place,),
             trap_calls=lambda kernel, originals: self.trap_calls(), user_kernel=_probe_no_programs,
         )
@@ -381,7 +382,7 @@ class FakeGuest:
         ours: Any = self
         return Linux(
             cast(Any, recovered), ours.machine, ours.machine, self.isa, kernel, ours, ours.text, ours.text,
-            cast(Port, port),
+            cast(LinuxArch, arch),
         )  # fmt: skip
 
     def trap_calls(self) -> TrapCalls:

@@ -11,7 +11,6 @@ from functools import partial
 
 import gdb
 
-from gdb_optprobe import isa as instruction_sets
 from gdb_optprobe.debugger import kernel_symbols as gdb_symbols
 from gdb_optprobe.debugger import objfiles
 from gdb_optprobe.debugger.bare import BareText
@@ -28,14 +27,16 @@ from gdb_optprobe.debugger.stops import GdbStops, addresses_of_users
 from gdb_optprobe.debugger.unwinder import Kernel as UnwindKernel
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.cache import default_cache
-from gdb_optprobe.guest.linux.arch import registry
-from gdb_optprobe.guest.linux.arch.base import Unwinder
+from gdb_optprobe.guest.linux.arch import registry as linux_arches
+from gdb_optprobe.guest.linux.arch.base import LinuxArch, Unwinder
+from gdb_optprobe.guest.linux.arch.registry import ARCHES
 from gdb_optprobe.guest.linux.backtrace import Copy, backtrace
 from gdb_optprobe.guest.linux.kernel_discovery import DiscoveredKernel, KnownFailures, discover
 from gdb_optprobe.guest.memory import KernelMemory
 from gdb_optprobe.handlers.scope import Scope
 from gdb_optprobe.interrupts import held, interruptible
-from gdb_optprobe.isa.base import Isa
+from gdb_optprobe.isa.record import Isa
+from gdb_optprobe.isa.registry import ISAS, by_name
 from gdb_optprobe.probes.linux import Linux, given_arena
 from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.original import overlaid
@@ -75,7 +76,8 @@ class Attachment:
 class Attachments:
     """The attachment of the selected inferior, made when it is first needed."""
 
-    def __init__(self) -> None:
+    def __init__(self, isas: Sequence[Isa] = ISAS, arches: Sequence[LinuxArch] = ARCHES) -> None:
+        self._isas, self._arches = isas, arches
         self.current: Attachment | None = None
         self._unsettled = self._moved = False
         self.installed: list[object] = []
@@ -105,7 +107,7 @@ class Attachments:
         return found
 
     def _made(self, connection: gdb.RemoteTargetConnection) -> Attachment:
-        self.current = attach(connection, self._vain)
+        self.current = attach(connection, self._vain, self._isas, self._arches)
         on_change(self._setting_changed)
         return self.current
 
@@ -229,28 +231,30 @@ def stopped_guest() -> gdb.RemoteTargetConnection:
     return connection
 
 
-def attach(connection: gdb.RemoteTargetConnection, vain: KnownFailures) -> Attachment:
+def attach(
+    connection: gdb.RemoteTargetConnection, vain: KnownFailures, isas: Sequence[Isa], arches: Sequence[LinuxArch]
+) -> Attachment:
     """Look at the guest and build its session. Raises OptprobeError; nothing has been written then.
 
-    vain: kernels that have no symbols, as found out so far.
+    vain: kernels that have no symbols, as found out so far. isas, arches: what is supported.
     """
-    isa = instruction_sets.by_name(gdb.selected_inferior().architecture().name())
+    isa = by_name(gdb.selected_inferior().architecture().name(), isas)
+    arch = linux_arches.of(isa, arches)
     machine = GdbMachine(connection, attachments.guard)
     machine.leave_physical_mode()
     cache = default_cache()
     if (why := cache.refused) is not None:
         warn(f"nothing is kept for the next session: {why}")
     other = gdb_symbols.of_another_program()
-    port = registry.of(isa.name)
     with interruptible():
-        recovered = None if other else discover(machine, port, cache, progress, vain, objfiles.files())
+        recovered = None if other or arch is None else discover(machine, arch, cache, progress, vain, objfiles.files())
     if recovered is None and not other:
         raise OptprobeError(
             "no Linux kernel is mapped in the guest, and GDB has no symbols of another program",
             "continue until the kernel has booted, or load symbols with symbol-file",
         )
     stops = GdbStops(machine, isa, attachments.guard)
-    if recovered is None:
+    if recovered is None or arch is None:
         return _bare(connection, isa, machine, stops)
     memory = KernelMemory(machine, machine, recovered.view.walk)
     machine.memory = memory
@@ -262,10 +266,10 @@ def attach(connection: gdb.RemoteTargetConnection, vain: KnownFailures) -> Attac
         return overlaid(data, address, holder[0].registry) if holder else data
 
     layouts = partial(objfiles.layouts, recovered.build)
-    linux = Linux.of(recovered, machine, memory, isa, port, overlay, progress, layouts, note)
+    linux = Linux.of(recovered, machine, memory, isa, arch, overlay, progress, layouts, note)
     known.append(linux)
     unwind = _unwind(linux, recovered, machine)
-    loaded = gdb_symbols.provide(recovered, cache, port.elf, unwound=unwind is not None)
+    loaded = gdb_symbols.provide(recovered, cache, arch.elf, unwound=unwind is not None)
     locations = Locations(recovered.symbols, linux.entry, linux.text)
     target = Target(
         machine=machine,

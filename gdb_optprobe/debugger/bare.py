@@ -12,7 +12,8 @@ from gdb_optprobe.guest.linux import current
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.scope import Debug, KernelScope, Site
 from gdb_optprobe.guest.text import FORBIDDEN, Area, FtraceSite, Function, Jump, Mark, Whole
-from gdb_optprobe.isa.base import Flow, Isa
+from gdb_optprobe.isa.base import Flow
+from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.probes.original import overlaid
 from gdb_optprobe.probes.registry import Registry
 

@@ -21,7 +21,7 @@ from gdb_optprobe.debugger.machine import GdbMachine, read_register, write_selec
 from gdb_optprobe.debugger.parameters import machine_interface
 from gdb_optprobe.guest_text import one_line
 from gdb_optprobe.interrupts import held, unbroken
-from gdb_optprobe.isa.base import Isa
+from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.probes.stops import Arrival, Landing, ProgramArrival, ProgramLanding, ReturnLanding
 
 # Names of ISAs. Where GDB reports a watchpoint before the access (ppc64le), it makes a step then, and stops of two

@@ -34,7 +34,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.guest_text import lines
 from gdb_optprobe.interrupts import held, is_held, unbroken
-from gdb_optprobe.isa.base import Isa
+from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.probes.stops import (
     Arrival,
     Hit,

@@ -17,8 +17,8 @@ import gdb.unwinder
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.base import Unwinder
-from gdb_optprobe.isa import machines
-from gdb_optprobe.isa.base import Isa, ReadMemory
+from gdb_optprobe.isa.base import ReadMemory
+from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.probes.kretprobe_hits import key_after
 from gdb_optprobe.probes.session import Session
 
@@ -146,12 +146,12 @@ def _returning(trampoline: Detour, state: State, session: Session, kernel: Kerne
 def _before_call(registers: Mapping[str, int], detour: Detour, isa: Isa) -> Mapping[str, int]:
     """Return registers without the changes that a handler program makes before it calls probe_read."""
     in_program = any(start <= registers[isa.pc] < end for start, end, _ in detour.programs)
-    return machines.of(isa.name).resumed(registers) if in_program else registers
+    return isa.codegen.resumed(registers) if in_program else registers
 
 
 def _called(resident: Detour, pc: int, state: State, kernel: Kernel) -> tuple[FrameId, State] | None:
     """Unwind from probe_read to the detour that called it."""
-    machine = machines.of(kernel.isa.name)
+    machine = kernel.isa.codegen
     try:
         registers = machine.caller(resident.data, pc - resident.address, state.registers, kernel.read)
     except OptprobeError:

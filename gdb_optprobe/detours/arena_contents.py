@@ -20,7 +20,8 @@ from gdb_optprobe.detours.patch import Patch, TextChanged
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.machine import Memory
-from gdb_optprobe.isa.base import Insn, Isa, OutOfReach
+from gdb_optprobe.isa.base import Insn, OutOfReach
+from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.maps import validate
 from gdb_optprobe.maps.journal_format import Damaged, State
 

@@ -20,7 +20,8 @@ from functools import cached_property
 from gdb_optprobe.detours import obstacles
 from gdb_optprobe.detours.refusal import Reason, Refusal, Spelled
 from gdb_optprobe.guest.text import Fact, FtraceSite, Function, Jump, Mark, Text
-from gdb_optprobe.isa.base import LONGEST, Flow, Insn, Isa
+from gdb_optprobe.isa.base import LONGEST, Flow, Insn
+from gdb_optprobe.isa.record import Isa
 
 FIRST_BYTES = 5
 """A function's ftrace site begins within these: only a landing pad may be before it."""

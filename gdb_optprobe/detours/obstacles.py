@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from gdb_optprobe.detours.refusal import Reason, Refusal, Spelled
 from gdb_optprobe.guest.text import Area, Fact, FtraceSite, Mark, Text
-from gdb_optprobe.isa.base import Flow, Hazard, Insn, Isa, OutOfReach, Unrelocatable
+from gdb_optprobe.isa.base import Flow, Hazard, Insn, OutOfReach, Unrelocatable
+from gdb_optprobe.isa.record import Isa
 
 # The guest's own code jumps to none of these, and to a module's only from another's: a jump that does is a patch.
 _NEVER_CODE = (Area.NOT_TEXT, Area.MODULE)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gdb_optprobe.detours.slots import Slot
-from gdb_optprobe.isa.base import Isa
+from gdb_optprobe.isa.record import Isa
 
 PAGE = 4096
 SIZE = 16

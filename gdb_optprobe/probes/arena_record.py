@@ -1,6 +1,6 @@
 """The arena that an earlier GDB left in the guest, by its journal.
 
-    Port.places ──► a journal there? ──► Earlier ──► empty: what was begun to be given back is given back
+    LinuxArch.places ──► a journal there? ──► Earlier ──► empty: what was begun to be given back is given back
                                             └──────► a Room, as it was
 """
 
@@ -15,12 +15,12 @@ from gdb_optprobe.detours.arena_contents import ArenaContents, Bounds, decode, r
 from gdb_optprobe.detours.journal import Item, Journal
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import physical_patch
-from gdb_optprobe.guest.linux.arch.base import Loan, Port, Room
+from gdb_optprobe.guest.linux.arch.base import LinuxArch, Loan, Room
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.kernel_discovery import DiscoveredKernel
 from gdb_optprobe.guest.linux.physical_patch import PhysicalPatch
 from gdb_optprobe.guest.machine import Machine, Memory
-from gdb_optprobe.isa.base import Isa
+from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.maps import journal_format as form
 from gdb_optprobe.maps import validate
 from gdb_optprobe.maps.journal_format import MAGIC, Damaged, Found, State
@@ -80,11 +80,11 @@ class Earlier:
 
 
 def look(
-    machine: Machine, memory: Memory, kernel: Kernel, port: Port, recovered: DiscoveredKernel, isa: Isa
+    machine: Machine, memory: Memory, kernel: Kernel, arch: LinuxArch, recovered: DiscoveredKernel, isa: Isa
 ) -> Earlier | None:
     """None where no journal is. Raises OptprobeError where it cannot be believed."""
     try:
-        places = list(port.places(machine, kernel))
+        places = list(arch.places(machine, kernel))
     except OptprobeError:
         return None
     for place in places:
@@ -98,7 +98,7 @@ def look(
             return Earlier(replace(place, code=code), found, NOTHING, ())
         if found is not None:
             place, mapping, loan = _room(found.state, place, recovered)
-            bounds = Bounds(recovered.text, place.code, place.data, place.fill, port.loaded)
+            bounds = Bounds(recovered.text, place.code, place.data, place.fill, arch.loaded)
             left = decode(found.state, bounds, memory, isa)
             restoring_patches(left, memory, isa)
             return Earlier(place, found, left, mapping, loan)

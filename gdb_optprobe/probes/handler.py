@@ -40,10 +40,10 @@ from gdb_optprobe.handlers.lower_program import Surroundings, lower
 from gdb_optprobe.handlers.return_scope import Entry
 from gdb_optprobe.handlers.scope import UNREAD, Missing
 from gdb_optprobe.handlers.source import Fragment
-from gdb_optprobe.isa import machines
-from gdb_optprobe.isa.base import Dead, Isa
+from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.code import Code
 from gdb_optprobe.isa.emitter import Kept, Readers
+from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.maps.aggregate import Count
 from gdb_optprobe.maps.hash_map import HashMapLayout
@@ -243,7 +243,7 @@ class Handler:
         """
         if self.is_plain:
             return lambda at: isa.count(memory, at, dead, plan.base)
-        machine = machines.of(isa.name)
+        machine = isa.codegen
         around = Surroundings(
             address=plan.address,
             objects=tuple(self._addresses(memory))[: len(self.program.objects)],

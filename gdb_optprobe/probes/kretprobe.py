@@ -34,7 +34,6 @@ from gdb_optprobe.handlers.ir import (
     nodes,
 )
 from gdb_optprobe.handlers.lower_returns import Part, Table, Trampoline, Way
-from gdb_optprobe.isa import returns
 from gdb_optprobe.isa.base import Dead, Insn
 from gdb_optprobe.isa.code import Code, joined
 from gdb_optprobe.isa.emitter import Before, Readers
@@ -492,6 +491,6 @@ def _within(at: int, arena: Arena) -> tuple[int, int]:
 
 
 def _of(target: Target) -> Returning:
-    found = returns.of(target.isa.name)
+    found = target.isa.returning
     assert found is not None, "no return probe was added"
     return found

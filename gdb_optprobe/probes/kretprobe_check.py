@@ -8,8 +8,8 @@ from typing import Protocol
 
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.guest.text import Function, Text
-from gdb_optprobe.isa import returns
-from gdb_optprobe.isa.base import Dead, Flow, Isa
+from gdb_optprobe.isa.base import Dead, Flow
+from gdb_optprobe.isa.record import Isa
 
 ELSEWHERE = frozenset(
     (
@@ -47,7 +47,7 @@ def check(address: int, target: Entered) -> None:
     function = target.text.function(address)
     if target.at_return(address) is None or function is None or _PART.search(function.name):
         raise Refused(Refusal.RETURN_NOT_ENTRY.because(address=target.text.spell(address)))
-    isa = returns.of(target.isa.name)
+    isa = target.isa.returning
     if isa is None:
         raise Refused(Refusal.RETURN_NOT_BUILT.because(missing=target.isa.name))
     is_traced = _is_traced(function, address, target)

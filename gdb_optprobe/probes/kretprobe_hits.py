@@ -20,7 +20,6 @@ from gdb_optprobe.handlers.ctype import Pointer
 from gdb_optprobe.handlers.lower_program import RUNG
 from gdb_optprobe.handlers.lower_returns import Leaving, Part
 from gdb_optprobe.handlers.scope import Value
-from gdb_optprobe.isa import returns
 from gdb_optprobe.maps.call_table import SAVED, WORD, CallTable, CallTableLayout
 from gdb_optprobe.probes.installed_detour import new_pad
 from gdb_optprobe.probes.probe import Probe
@@ -113,7 +112,7 @@ class ReturnStops:
         if not flags:
             return None
         if self.pad is None:
-            isa = returns.of(target.isa.name)
+            isa = target.isa.returning
             assert isa is not None, "it has return probes"
             self.pad = new_pad(self.address, isa.end, target, arena)
             bell = self.pad.bell
@@ -141,7 +140,7 @@ class ReturnStops:
         probe.looks[looks[-1].address] = target.stops.set(looks[-1].address, on_hit)
 
     def _at_return(self, probe: Probe, part: Part, end: int, target: Target, hit: Hit) -> Move | None:
-        isa = returns.of(target.isa.name)
+        isa = target.isa.returning
         assert isa is not None, "it has return probes"
         slot = hit.regs[isa.slot] - (part.area - SAVED)
         wanted = probe.handler.stops and probe.enabled
@@ -205,7 +204,7 @@ class ReturnStops:
 
     def _comes(self, target: Target) -> Arrival | None:
         """Where the selected vCPU, which is at the pad, is to stop; None where nobody wants that any more."""
-        isa, machine = returns.of(target.isa.name), target.machine
+        isa, machine = target.isa.returning, target.machine
         assert isa is not None, "it has return probes"
         regs = machine.registers(machine.selected(), target.isa.registers)
         numbers = tuple(
@@ -225,7 +224,7 @@ class ReturnStops:
 
 def key_after(sp: int, target: Target) -> int:
     """The key of a call that has returned, by what the stack pointer is then."""
-    isa = returns.of(target.isa.name)
+    isa = target.isa.returning
     assert isa is not None, "it has return probes"
     return isa.key_after(sp)
 

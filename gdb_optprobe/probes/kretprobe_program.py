@@ -11,7 +11,6 @@ from gdb_optprobe.handlers.ir import Constant, Program, Put, Register, nodes, op
 from gdb_optprobe.handlers.lower_returns import Part, Table, Way, entry
 from gdb_optprobe.handlers.return_scope import SAVE, Entry, ReturnScope, compile_entry
 from gdb_optprobe.handlers.source import Fragment
-from gdb_optprobe.isa import returns
 from gdb_optprobe.isa.emitter import Before, Readers
 from gdb_optprobe.maps.call_table import CallTableLayout
 from gdb_optprobe.probes.handler import Handler
@@ -22,7 +21,7 @@ from gdb_optprobe.probes.target import Target
 
 def compile_return(spec: Spec, address: int, target: Target, limits: Limits) -> tuple[Program, NamesAt, Entry]:
     """For a function that is entered at `address`. Raises OptprobeError, pointing."""
-    names, isa = target.at_return(address), returns.of(target.isa.name)
+    names, isa = target.at_return(address), target.isa.returning
     if names is None or isa is None:
         raise OptprobeError(f"{target.text.spell(address)} is not where a function is entered")
     scope = ReturnScope(names.names, target.scope(address).names, isa.slot, names.hertz)
@@ -33,7 +32,7 @@ def compile_return(spec: Spec, address: int, target: Target, limits: Limits) -> 
 
 def try_entry(handler: Handler, plan: Plan, target: Target, readers: Readers | None) -> None:
     """Raises NotLowered where native code cannot keep what the handler wants kept."""
-    isa = returns.of(target.isa.name)
+    isa = target.isa.returning
     assert isa is not None, "it was compiled"
     before = Before(plan.dead, per_cpu=handler.per_cpu, base=plan.base, readers=readers)
     part = Part(handler.entry, around=handler.at_entry(plan.address))
@@ -43,7 +42,7 @@ def try_entry(handler: Handler, plan: Plan, target: Target, readers: Readers | N
 
 def without_stop(handler: Handler, target: Target) -> Handler:
     """The program that is in the trampoline, which leaves a word instead."""
-    isa = returns.of(target.isa.name)
+    isa = target.isa.returning
     assert isa is not None, "it was compiled"
     return handler.putting([Put(Register(isa.slot), Constant(1))] if handler.stops else [])
 

@@ -14,7 +14,7 @@ from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import abi, scope
 from gdb_optprobe.guest.linux import bypasses, frame
-from gdb_optprobe.guest.linux.arch.base import LinuxText, Port, Reads, Room, Say, Stacks, StaysLent, Unwinder
+from gdb_optprobe.guest.linux.arch.base import LinuxArch, LinuxText, Reads, Room, Say, Stacks, StaysLent, Unwinder
 from gdb_optprobe.guest.linux.clock import hertz
 from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.kernel import Kernel
@@ -34,7 +34,7 @@ from gdb_optprobe.guest.types import BtfTypes
 from gdb_optprobe.guest.user_scope import user_scope
 from gdb_optprobe.handlers.ir import Expr
 from gdb_optprobe.handlers.scope import Missing
-from gdb_optprobe.isa.base import Isa
+from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.probes.arena_record import Earlier, facts, look
 from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.original import unpatched
@@ -60,7 +60,7 @@ class Linux:
     structures: KernelStructures
     core: LinuxText
     text: LoadedText
-    port: Port
+    arch: LinuxArch
     room: Room | None = None
     tracer: SiteTracer = field(init=False)
     _journal: Journal = field(default_factory=Journal)
@@ -84,7 +84,7 @@ class Linux:
         machine: Machine,
         memory: KernelMemory,
         isa: Isa,
-        port: Port,
+        arch: LinuxArch,
         overlay: Overlay,
         say: Say,
         layouts: Callable[[], Layouts | None] = no_layouts,
@@ -103,10 +103,10 @@ class Linux:
             return kernel.read(start, end)
 
         structures = KernelStructures(blob, layouts)
-        kernel = port.kernel(memory, recovered.symbols, structures)
-        core = port.text(kernel, overlay, recovered.shelf, say)
-        text = port.modular(kernel, core)
-        return cls(recovered, machine, memory, isa, kernel, structures, core, text, port, tell=tell)
+        kernel = arch.kernel(memory, recovered.symbols, structures)
+        core = arch.text(kernel, overlay, recovered.shelf, say)
+        text = arch.modular(kernel, core)
+        return cls(recovered, machine, memory, isa, kernel, structures, core, text, arch, tell=tell)
 
     def forget(self) -> None:
         """The guest has run: page tables, the vCPUs' view, stacks and the text may have changed."""
@@ -134,7 +134,7 @@ class Linux:
 
     @cached_property
     def _stacks(self) -> Stacks:
-        return self.port.stacks(self.kernel, self.machine, self.isa.registers)
+        return self.arch.stacks(self.kernel, self.machine, self.isa.registers)
 
     def saved(self) -> Iterable[SavedWords]:
         """Everywhere a PC may be saved now. Raises OptprobeError.
@@ -154,7 +154,7 @@ class Linux:
 
     def stacks_missing(self) -> str:
         """Why not all stacks can be told, in words; "" when they can."""
-        return self.port.stacks_missing(self.kernel)
+        return self.arch.stacks_missing(self.kernel)
 
     @cached_property
     def hidden_returns(self) -> tuple[int, ...]:
@@ -184,7 +184,7 @@ class Linux:
         names = scope.kernel_scope(self.kernel, self.current, self._types, of, site, convenience, debug)
         cpu = self.current.cpu
         number = None if isinstance(cpu, Missing) else cpu
-        return NamesAt(names, self.port.per_cpu(self.kernel), number, self.reads, hertz(self.kernel))
+        return NamesAt(names, self.arch.per_cpu(self.kernel), number, self.reads, hertz(self.kernel))
 
     def at_return(
         self, address: int, convenience: Callable[[str], int | None], debug: DebugAt = lambda address, abi, frame: None
@@ -210,7 +210,7 @@ class Linux:
 
     def entered(self, function: Function) -> bool:
         """See Target."""
-        return self.port.entered(function, self.own_unwinder)
+        return self.arch.entered(function, self.own_unwinder)
 
     @cached_property
     def own_unwinder(self) -> Unwinder | None:
@@ -229,7 +229,7 @@ class Linux:
     def reads(self) -> Reads | Missing:
         """How memory that may not be there is read."""
         try:
-            return self.port.reads(self.kernel, self.machine, self.memory.physical)
+            return self.arch.reads(self.kernel, self.machine, self.memory.physical)
         except OptprobeError as error:
             return Missing(error.message, error.hint)
 
@@ -241,14 +241,14 @@ class Linux:
     def _trap_calls(self) -> TrapCalls:
         left = self.left()
         originals = {text.address: text.original for text in left.texts} if left is not None else {}
-        return self.port.trap_calls(self.kernel, originals)
+        return self.arch.trap_calls(self.kernel, originals)
 
     @cached_property
     def user_kernel(self) -> UserKernel:
         """What probes on programs need of it. Raises OptprobeError."""
         left = self.left()
         originals = {text.address: text.original for text in left.texts} if left is not None else {}
-        return self.port.user_kernel(self.kernel, self.machine, self.memory.physical, originals)
+        return self.arch.user_kernel(self.kernel, self.machine, self.memory.physical, originals)
 
     def constant(self, name: str) -> int | None:
         """The value of an enumerator of the kernel's; None where none is known of that name."""
@@ -279,7 +279,7 @@ class Linux:
     @cached_property
     def current(self) -> Current:
         """What runs."""
-        return self.port.current(self.kernel)
+        return self.arch.current(self.kernel)
 
     # the unwinder ----------------------------------------------------------------------------------------------------
 
@@ -295,14 +295,14 @@ class Linux:
             return found.module if found is not None else None
 
         try:
-            return self.port.unwinder(self.kernel, self.core, self.structures, read, module)
+            return self.arch.unwinder(self.kernel, self.core, self.structures, read, module)
         except OptprobeError as error:
             self.unwind_missing = error
             return None
 
     def entry(self, function: int) -> int:
         """Where a probe on the function whose symbol is at `function` stands."""
-        return self.port.entry(function, self.text)
+        return self.arch.entry(function, self.text)
 
     # detours ---------------------------------------------------------------------------------------------------------
 
@@ -315,7 +315,7 @@ class Linux:
         if earlier is not None and (not earlier.is_empty or earlier.loan is not None):
             return self._adopted(earlier)
         # What an earlier GDB has begun to give back is given back when it is taken: nothing is changed here.
-        self.room = room = self.port.room(self.machine, self.kernel) if earlier is None else earlier.place
+        self.room = room = self.arch.room(self.machine, self.kernel) if earlier is None else earlier.place
         start, end = room.journal
         self._journal = Journal()
         if start < end:
@@ -372,7 +372,7 @@ class Linux:
 
     def _look_back(self) -> Earlier | None:
         if not self._asked:
-            self._earlier = look(self.machine, self.memory, self.kernel, self.port, self.recovered, self.isa)
+            self._earlier = look(self.machine, self.memory, self.kernel, self.arch, self.recovered, self.isa)
             self._asked = True
         return self._earlier
 
@@ -407,7 +407,7 @@ class Linux:
         earlier.finish(self.machine, self.memory)
         self.memory.forget()
         self._earlier = None
-        room = self.port.room(self.machine, self.kernel)
+        room = self.arch.room(self.machine, self.kernel)
         if (room.code, room.data, room.journal) != (earlier.place.code, earlier.place.data, earlier.place.journal):
             raise OptprobeError("the memory for detours of an earlier GDB is not free", "connect anew, then try again")
         self.room = room

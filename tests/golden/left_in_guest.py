@@ -25,7 +25,6 @@ from gdb_optprobe.handlers.compile import Limits, compile_handler
 from gdb_optprobe.handlers.ir import Constant
 from gdb_optprobe.handlers.return_scope import ReturnScope, compile_entry
 from gdb_optprobe.handlers.source import Fragment
-from gdb_optprobe.isa import returns
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.maps.call_table import CallTableLayout
 from gdb_optprobe.maps.ring import RingPosition
@@ -110,7 +109,7 @@ def handler(spec: Spec) -> Handler:
     condition, actions = spec.condition_part, spec.action_parts
     if not spec.returns:
         return Handler.of(compile_handler(condition, actions, world, limits), 0x2_0F00, cpu, table_bits=2, ring_bits=2)
-    isa = returns.of(X86_64.name)
+    isa = X86_64.returning
     assert isa is not None
     scope = ReturnScope(world, world, isa.slot, 1_000_000_000)
     compile_entry(scope, spec.entry_actions, limits)

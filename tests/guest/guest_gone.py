@@ -23,7 +23,7 @@ class GuestGone(gdb.Command):
         session = current_session()
         assert attachments.current is not None and attachments.current.linux is not None
         linux, end = attachments.current.linux, time.monotonic() + LONGEST
-        room = linux.room or linux.port.room(linux.machine, linux.kernel)
+        room = linux.room or linux.arch.room(linux.machine, linux.kernel)
         session.delete()
         session.commit(10)
         while not session.optimizer.give_back_arena():

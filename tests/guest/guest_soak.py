@@ -32,7 +32,7 @@ def linux() -> Linux:
 def map_of(names: list[str]) -> dict[str, Any]:
     session = current_session()
     kernel = linux().kernel
-    room = linux().room or linux().port.room(linux().machine, kernel)
+    room = linux().room or linux().arch.room(linux().machine, kernel)
     areas = {"text": [kernel.range("_stext", "_etext")], "room": [*room.code, room.journal]}
     if linux().room is not None:
         # They are mapped when the first probe is there.

@@ -34,7 +34,8 @@ from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.guest.linux.arch.ppc64le import room
 from gdb_optprobe.guest.linux.arch.ppc64le.text import PowerText
 from gdb_optprobe.guest.symbols import Symbol
-from gdb_optprobe.isa.base import Insn, Isa
+from gdb_optprobe.isa.base import Insn
+from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.probes.probe import Probe
 from qemu.linux_rule_ppc64le import PowerRule
 

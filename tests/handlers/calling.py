@@ -14,13 +14,13 @@ from unicorn import ppc_const, x86_const
 from gdb_optprobe.handlers.ir import Program
 from gdb_optprobe.handlers.lower_program import Surroundings, lower
 from gdb_optprobe.handlers.lower_returns import Leaving, Part, Table, Trampoline, Way, entry, look, trampoline
-from gdb_optprobe.isa import machines
-from gdb_optprobe.isa.base import Dead, Isa
+from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.code import Code, joined
 from gdb_optprobe.isa.emitter import Before
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.ppc64le import abi as power
 from gdb_optprobe.isa.ppc64le.returning import RETURNING as POWER
+from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.returning import Returning
 from gdb_optprobe.isa.x86_64 import X86_64, abi
 from gdb_optprobe.isa.x86_64.returning import RETURNING as X86
@@ -214,7 +214,7 @@ class World:
         for program in self.programs:
             objects = tuple(range(at, at + 8 * len(program.objects), 8))
             at += 8 * len(objects)
-            codes.append(lower(program, replace(around, objects=objects), machines.of(side.isa.name)))
+            codes.append(lower(program, replace(around, objects=objects), side.isa.codegen))
         before = Before(made.dead, base=side.base, kept=made.kept)
         for number, flag in enumerate(self.flags, 1):
             codes[number] = joined((codes[number], look(before, side.returning, flag)))

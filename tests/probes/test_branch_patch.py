@@ -9,8 +9,9 @@ import pytest
 
 from gdb_optprobe.detours.arena import Arena, Ranges
 from gdb_optprobe.handlers.ir import Binary, Constant, Op, Program, Register, Stop, Update
-from gdb_optprobe.isa.base import Dead, Isa
+from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.ppc64le import PPC64LE
+from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.probes import branch_patch
 from gdb_optprobe.probes.branch import Keeps

@@ -12,8 +12,8 @@ from gdb_optprobe.detours.arena_contents import ArenaContents
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.detours.slots import Slot
-from gdb_optprobe.isa.base import Isa
 from gdb_optprobe.isa.ppc64le import PPC64LE
+from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.probes.installed_detour import Placed
 from gdb_optprobe.probes.target import Target

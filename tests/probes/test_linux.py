@@ -11,7 +11,7 @@ import pytest
 
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.arch.base import Loan, Port, Room, StaysLent
+from gdb_optprobe.guest.linux.arch.base import LinuxArch, Loan, Room, StaysLent
 from gdb_optprobe.maps.journal_format import MAGIC, Damaged, decode
 from gdb_optprobe.probes import arena_record
 from gdb_optprobe.probes.linux import Linux
@@ -26,7 +26,7 @@ def test_a_kernel_whose_memory_for_detours_was_undone_is_not_the_one_that_was_pr
     mapped = True
     room = Room(((0, 8),), (8, 16), 0, stands=lambda: mapped)
     anything: Any = SimpleNamespace(still_there=lambda _: True, forget=lambda: None, alignment=4)
-    port = cast(Port, SimpleNamespace(room=lambda machine, kernel: room, places=lambda machine, kernel: ()))
+    port = cast(LinuxArch, SimpleNamespace(room=lambda machine, kernel: room, places=lambda machine, kernel: ()))
     linux = Linux(*[anything] * 8, port)
     assert linux.still_there()
     linux.new_arena(Settings())
@@ -82,7 +82,7 @@ def lending(fails: bool = False, stays: bool = False) -> tuple[Linux, Pages, lis
     anything: Any = SimpleNamespace(
         still_there=lambda _: True, forget=lambda: None, alignment=4, build="b", text=(0x100, 0x200)
     )
-    port = cast(Port, SimpleNamespace(room=lambda machine, kernel: planned, places=lambda machine, kernel: ()))
+    port = cast(LinuxArch, SimpleNamespace(room=lambda machine, kernel: planned, places=lambda machine, kernel: ()))
     known = cast(Any, SimpleNamespace(read=memory.read, write=memory.write, forget=lambda: None))
     linux = Linux(anything, anything, known, *[anything] * 5, port, tell=lambda text: events.append(text))
     return linux, memory, events

@@ -1,6 +1,6 @@
 """Recover a running kernel from its memory: where it lies, which build it is, its symbols.
 
-    a port's `find` ─► image, how it is mapped ─► build-id ─► cache: tables of this hash ─┬─► symbols
+    an arch's `find` ─► image, how it is mapped ─► build-id ─► cache: tables of this hash ─┬─► symbols
                              └─► kallsyms (first time) ───────────────────────────────────┤
                                    and the vmlinux that GDB has ──────────────────────────┘
 Nothing is needed but a stopped vCPU; address randomization and page-table isolation do not matter. Where the kernel
@@ -52,7 +52,7 @@ class View(Protocol):
 
 
 class Finder(Protocol):
-    """Where a kernel lies: the part that an architecture fills (port.py)."""
+    """Where a kernel lies: the part that an arch fills (arch/base.py)."""
 
     def find(self, machine: Machine) -> tuple[Image, View] | None:
         """The image, as far as it is known without symbols; None where no kernel is mapped. Raises OptprobeError."""

@@ -20,7 +20,8 @@ from struct import iter_unpack
 from gdb_optprobe.budget import Budget
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel, NoSuchKernel
-from gdb_optprobe.isa.base import Isa, OutOfReach
+from gdb_optprobe.isa.base import OutOfReach
+from gdb_optprobe.isa.record import Isa
 
 BITS = 6  # KPROBE_HASH_BITS
 GOLDEN = 0x61C8864680B583EB  # GOLDEN_RATIO_64 (include/linux/hash.h)

@@ -14,7 +14,7 @@ from gdb_optprobe.guest.linux import kprobes
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.kprobes import Kprobe
 from gdb_optprobe.guest.text import Overlay
-from gdb_optprobe.isa.base import Isa
+from gdb_optprobe.isa.record import Isa
 
 
 class OriginalText:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.original_text import OriginalText
-from gdb_optprobe.isa.base import Flow, Insn, Isa
+from gdb_optprobe.isa.base import Flow, Insn
+from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.trapping import Entry, Trapping
 
 DEPTH = 3

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from gdb_optprobe.isa.base import Isa
-from gdb_optprobe.isa.ppc64le import abi, decoder, emulator, liveness, relocator, reservations, tables, writer
+from gdb_optprobe.isa.emitter import Machine
+from gdb_optprobe.isa.ppc64le import (
+    abi,
+    decoder,
+    emitter,
+    emulator,
+    liveness,
+    relocator,
+    reservations,
+    returning,
+    tables,
+    writer,
+)
 from gdb_optprobe.isa.ppc64le.words import to_bytes
+from gdb_optprobe.isa.record import Isa
+from gdb_optprobe.isa.returning import Returning
 
 
 class _PPC64LE:
@@ -14,6 +27,7 @@ class _PPC64LE:
     """
 
     name = "powerpc:common64"
+    other_modes: tuple[str, ...] = ()
     alignment = 4
     branch_size = writer.BRANCH_SIZE
     branch_reach = writer.BRANCH_REACH
@@ -24,6 +38,8 @@ class _PPC64LE:
     traps: tuple[bytes, ...] = (trap,)
     landing = b""  # a trap is in registers
     breakpoint = to_bytes(relocator.TRAP)  # trap: BREAKPOINT_INSTRUCTION of asm/probes.h
+    codegen: Machine = emitter.MACHINE
+    returning: Returning | None = returning.RETURNING
 
     decode = staticmethod(decoder.decode)
     branch = staticmethod(writer.branch)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from gdb_optprobe.isa.base import Isa
-from gdb_optprobe.isa.x86_64 import abi, decoder, emulator, liveness, relocator, writer
+from gdb_optprobe.isa.emitter import Machine
+from gdb_optprobe.isa.record import Isa
+from gdb_optprobe.isa.returning import Returning
+from gdb_optprobe.isa.x86_64 import abi, decoder, emitter, emulator, liveness, relocator, returning, writer
 from gdb_optprobe.isa.x86_64.trap import LANDING, TRAPS
 
 
@@ -11,6 +13,7 @@ class _X86_64:
     """The verbs of `Isa`."""
 
     name = "i386:x86-64"
+    other_modes: tuple[str, ...] = ("i386", "i8086", "i386:x64-32")
     alignment = 1
     branch_size = writer.BRANCH_SIZE
     branch_reach = data_reach = (1 << 31) - 1
@@ -20,6 +23,8 @@ class _X86_64:
     traps: tuple[bytes, ...] = TRAPS
     trap = traps[0]
     landing = LANDING
+    codegen: Machine = emitter.MACHINE
+    returning: Returning | None = returning.RETURNING
 
     decode = staticmethod(decoder.decode)
     branch = staticmethod(writer.branch)

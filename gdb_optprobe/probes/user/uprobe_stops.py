@@ -27,9 +27,10 @@ from gdb_optprobe.handlers.arithmetic import number
 from gdb_optprobe.handlers.ctype import Pointer
 from gdb_optprobe.handlers.lower_program import RUNG
 from gdb_optprobe.handlers.scope import Value
-from gdb_optprobe.isa.base import Dead, Isa
+from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.code import Code, joined
 from gdb_optprobe.isa.emitter import Before, Memory, Pool
+from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.installed_detour import new_pad

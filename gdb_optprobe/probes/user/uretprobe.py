@@ -23,7 +23,6 @@ from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user_kernel import ReturnKernel
 from gdb_optprobe.handlers import lower_user_returns
 from gdb_optprobe.handlers.lower_user_returns import Table, Way
-from gdb_optprobe.isa import machines
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.isa.code import Code
 from gdb_optprobe.maps.aggregate import encode
@@ -288,7 +287,7 @@ class UserCalls:
         table = Table(LAYOUT, memory.address, kernel.mm)
         placed: list[Placed] = []
         patches: list[Patch] = []
-        machine = machines.of(self.target.isa.name)
+        machine = self.target.isa.codegen
         try:
             placed.append(self._before(kernel.copied, lambda at: kernel.shared, arena))
             shared = placed[0].detour.address

@@ -17,7 +17,6 @@ from gdb_optprobe.handlers.lower_returns import Part
 from gdb_optprobe.handlers.lower_user_returns import Table, Way
 from gdb_optprobe.handlers.return_scope import Entry, ReturnScope, compile_entry
 from gdb_optprobe.handlers.trap_frame import Saved, framed, placed
-from gdb_optprobe.isa import machines
 from gdb_optprobe.isa.code import Code
 from gdb_optprobe.isa.emitter import Before
 from gdb_optprobe.isa.user_returns import UserReturning
@@ -88,5 +87,5 @@ def entry_code(
     traps, handler = user.kernel.isa, probes[0].handler
     readers = next((probe.readers for probe in probes if probe.readers is not None), None)
     before = Before(traps.scratch, per_cpu=handler.per_cpu, readers=readers)
-    machine, isa = machines.of(target.isa.name), user.kernel.returning().isa
+    machine, isa = target.isa.codegen, user.kernel.returning().isa
     return lower_user_returns.entered(table, way, parts_of(probes), before, traps, isa, machine, writable)

@@ -37,6 +37,7 @@ from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Function, Overlay, Text
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.isa.emitter import Routine
+from gdb_optprobe.isa.record import Isa
 
 Say = Callable[[str], None]
 """Tells the user of work that takes seconds."""
@@ -106,8 +107,8 @@ class Room:
     mapping:   what `take` changes, and `give_back` undoes.
     journal:   memory like the code's, see detours/journal.py; empty where there is too little.
     borrow:    where the kernel has to lend it first: runs the guest; the same room, lent. told: that, for the user.
-    loan, repay: what was lent, and for a place of `Port.places` what gives it back, see `give_back`.
-    as_found:  for a place, the code as `Port.room` finds it where no detours are in it; without, as it is.
+    loan, repay: what was lent, and for a place of `LinuxArch.places` what gives it back, see `give_back`.
+    as_found:  for a place, the code as `LinuxArch.room` finds it where no detours are in it; without, as it is.
     """
 
     code: tuple[tuple[int, int], ...]
@@ -154,9 +155,10 @@ class Unwinder(Protocol):
         """The same, of a stack that `read` reads."""
 
 
-class Port(Finder, Protocol):
+class LinuxArch(Finder, Protocol):
     """elf: the machine's name for guest/symbolfile.py. loaded: from where to where modules can be."""
 
+    isa: Isa
     elf: str
     loaded: tuple[int, int]
 

@@ -1,19 +1,17 @@
-"""Which port serves which instruction set."""
+"""What Linux does on each ISA that it is known on: a new one is a line here."""
 
 from __future__ import annotations
 
-from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.arch.base import Port
+from collections.abc import Sequence
+
+from gdb_optprobe.guest.linux.arch.base import LinuxArch
+from gdb_optprobe.guest.linux.arch.ppc64le.arch import LINUX_PPC64LE
+from gdb_optprobe.guest.linux.arch.x86_64.arch import LINUX_X86_64
+from gdb_optprobe.isa.record import Isa
+
+ARCHES: tuple[LinuxArch, ...] = (LINUX_X86_64, LINUX_PPC64LE)
 
 
-def of(isa: str) -> Port:
-    """The port for the instruction set `isa`, as isa/ names it. Raises OptprobeError."""
-    if isa == "i386:x86-64":
-        from gdb_optprobe.guest.linux.arch.x86_64.arch import X86
-
-        return X86
-    if isa == "powerpc:common64":
-        from gdb_optprobe.guest.linux.arch.ppc64le.arch import PPC
-
-        return PPC
-    raise OptprobeError(f"Linux on {isa} is not known")
+def of(isa: Isa, arches: Sequence[LinuxArch] = ARCHES) -> LinuxArch | None:
+    """Return what Linux does on an ISA; None where that is not known."""
+    return next((arch for arch in arches if arch.isa is isa), None)

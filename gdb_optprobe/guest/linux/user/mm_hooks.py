@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.trap_calls import Originals, code_at
-from gdb_optprobe.isa.base import Flow, Insn, Isa
+from gdb_optprobe.isa.base import Flow, Insn
+from gdb_optprobe.isa.record import Isa
 
 COPIED, COPIERS = "uprobe_dup_mmap", ("dup_mmap", "dup_mm", "copy_mm", "copy_process")
 ENDED, ENDERS = "uprobe_clear_state", ("__mmput", "mmput", "mmput_async_fn", "mmput_async")

@@ -9,7 +9,7 @@ import pytest
 
 from gdb_optprobe.guest.linux import physical_patch
 from gdb_optprobe.guest.linux.arch.ppc64le import areas, data_page, radix, room
-from gdb_optprobe.guest.linux.arch.ppc64le.arch import PPC
+from gdb_optprobe.guest.linux.arch.ppc64le.arch import LINUX_PPC64LE
 from gdb_optprobe.guest.linux.arch.ppc64le.constants import DerivedSymbols, constants
 from gdb_optprobe.guest.linux.arch.ppc64le.find import LINEAR_MAP, LinearMap
 from gdb_optprobe.guest.linux.arch.ppc64le.kernel_tree import VMALLOC, KernelMap
@@ -178,16 +178,16 @@ def kprobed(memory: Pages, at: int) -> Kernel:
     memory.put(at, words(0x48000000 | SLOT - at))
     names = {name: where for name, where in (NAMES | KPROBE_NAMES).items() if name != "find_bug"}
     found = symbols(**names, vfs_read=USER)
-    return PPC.kernel(memory, found, Structures({}))
+    return LINUX_PPC64LE.kernel(memory, found, Structures({}))
 
 
 def test_the_local_entry_is_told_where_the_guest_has_a_kprobe_on_the_second_word_of_the_global_one() -> None:
     memory = Pages()
     text = PowerText(kprobed(memory, USER + 4))
-    assert PPC.entry(USER, text) == USER + 8
+    assert LINUX_PPC64LE.entry(USER, text) == USER + 8
     memory.put_words(HEADS + 8 * hashed(USER + 4), 0)
     text.forget()
-    assert PPC.entry(USER, text) == USER, "a jump that nothing explains"
+    assert LINUX_PPC64LE.entry(USER, text) == USER, "a jump that nothing explains"
 
 
 def test_what_a_function_tells_is_told_where_the_guest_has_a_kprobe_in_it() -> None:

@@ -1,4 +1,4 @@
-"""The port of Linux on ppc64le."""
+"""The record of Linux on ppc64le."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.kernel_image import Image
 from gdb_optprobe.guest.linux.arch.base import (
     Facts,
+    LinuxArch,
     LinuxText,
     ModuleAt,
-    Port,
     Reads,
     Room,
     Say,
@@ -43,6 +43,7 @@ from gdb_optprobe.guest.text import Function, Overlay, Text
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.ppc64le.returning import is_leaf
+from gdb_optprobe.isa.record import Isa
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,8 @@ class BackChain:
         return (found.start, found.own) if found is not None else None
 
 
-class _PPC:
+class _Linux:
+    isa: Isa = PPC64LE
     elf = "ppc64le"
     loaded = VMALLOC
     find = staticmethod(finding.find)
@@ -148,5 +150,5 @@ class _PPC:
         return BackChain(kernel.range("_stext", "_etext"), text.through(read), read)
 
 
-PPC = _PPC()
-_: Port = PPC
+LINUX_PPC64LE = _Linux()
+_: LinuxArch = LINUX_PPC64LE

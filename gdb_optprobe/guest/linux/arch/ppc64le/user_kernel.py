@@ -103,7 +103,7 @@ class _Vcpus:
         return tuple({value for to, value in found if to == register} for register in (7, 8))
 
     def entry(self, kernel: Kernel, function: int) -> int:
-        """The local one: see Port.entry."""
+        """The local one: see LinuxArch.entry."""
         code = PPC64LE.decode(kernel.memory.read(function, 8), function)
         return PPC64LE.entry(function, {insn.address: insn for insn in code})
 
@@ -113,7 +113,7 @@ def user_kernel(kernel: Kernel, reads: Reads, originals: Originals) -> UserKerne
     if _is_tracked(kernel):
         raise OptprobeError("this guest's kernel tracks who runs user code (nohz_full): its programs are not probed")
     symbols = kernel.symbols
-    assert isinstance(symbols, DerivedSymbols), "of this port"
+    assert isinstance(symbols, DerivedSymbols), "of this arch"
     paca = derive.derive(kernel)
     known = {
         "task_struct.tasks": paca.tasks,

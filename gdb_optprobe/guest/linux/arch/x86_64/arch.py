@@ -1,4 +1,4 @@
-"""The port of Linux on x86-64."""
+"""The record of Linux on x86-64."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from functools import partial
 
 from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux import physical_patch, trap_calls
-from gdb_optprobe.guest.linux.arch.base import Facts, LinuxText, ModuleAt, Port, Reads, Room, Say, Unwinder, nowhere
+from gdb_optprobe.guest.linux.arch.base import (
+    Facts,
+    LinuxArch,
+    LinuxText,
+    ModuleAt,
+    Reads,
+    Room,
+    Say,
+    Unwinder,
+    nowhere,
+)
 from gdb_optprobe.guest.linux.arch.x86_64 import find as finding
 from gdb_optprobe.guest.linux.arch.x86_64 import (
     frame_pointers,
@@ -36,13 +46,15 @@ from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Function, Overlay, Text
 from gdb_optprobe.isa.base import ReadMemory
+from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.x86_64 import X86_64
 
 PAD = 4
 """Bytes of a landing pad."""
 
 
-class _X86:
+class _Linux:
+    isa: Isa = X86_64
     elf = "x86_64"
     loaded = MODULES
     find = staticmethod(finding.find)
@@ -184,5 +196,5 @@ class OrcUnwinder:
         return orc_unwind.Tables(found.text, span, entries.start, encoding=self.tables.encoding)
 
 
-X86 = _X86()
-_: Port = X86
+LINUX_X86_64 = _Linux()
+_: LinuxArch = LINUX_X86_64

@@ -23,7 +23,7 @@ from gdb_optprobe.guest.linux.module_symbols import ModuleSymbols
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.text import Area, Fact, Mark
-from gdb_optprobe.isa.base import Isa
+from gdb_optprobe.isa.record import Isa
 
 TRAMPOLINE = "__SCT__"
 LOCK = 0x3E  # the prefix that stands for a lock on one CPU

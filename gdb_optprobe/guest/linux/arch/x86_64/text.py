@@ -34,7 +34,8 @@ from gdb_optprobe.guest.linux.kprobes import Kprobe
 from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.text import Area, Fact, Foreign, Function, Jump, Mark, Overlay, Whole
 from gdb_optprobe.interrupts import interruptible
-from gdb_optprobe.isa.base import Flow, Insn, Isa
+from gdb_optprobe.isa.base import Flow, Insn
+from gdb_optprobe.isa.record import Isa
 
 _THUNKS = ("__x86_indirect_",)
 # arch/x86/include/asm/pgtable_64_types.h: behind KERNEL_IMAGE_SIZE, which is 512 MiB, or 1 GiB where KASLR moves it.

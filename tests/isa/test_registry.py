@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.isa import by_name
 from gdb_optprobe.isa.ppc64le import PPC64LE
+from gdb_optprobe.isa.registry import by_name
 from gdb_optprobe.isa.x86_64 import X86_64
 
 
