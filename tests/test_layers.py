@@ -214,7 +214,7 @@ def test_bytes_of_the_guests_become_characters_in_one_place() -> None:
 def test_mypy_keeps_raw_text_of_the_guests_from_the_output(tmp_path: Path) -> None:
     raw = tmp_path / "raw.py"
     raw.write_text(
-        "from gdb_optprobe.debugger.output import Text\n"
+        "from gdb_optprobe.commands.render_text import Text\n"
         "from gdb_optprobe.errors import OptprobeError\n"
         "from gdb_optprobe.guest_text import printable\n"
         "def shown(out: Text, comm: bytes) -> OptprobeError:\n"

@@ -5,6 +5,6 @@ from __future__ import annotations
 
 def register() -> None:
     """Commands, settings and functions, once: sourcing the file again changes nothing."""
-    from gdb_optprobe.commands.everything import register_all
+    from gdb_optprobe.commands.command_table import register_all
 
     register_all()

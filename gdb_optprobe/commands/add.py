@@ -3,10 +3,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gdb_optprobe.commands.base import Subcommand
-from gdb_optprobe.commands.functions import remember
+from gdb_optprobe.commands.convenience import remember
 from gdb_optprobe.commands.locations import location_candidates
+from gdb_optprobe.commands.output import Output
 from gdb_optprobe.commands.parse import ADD_OPTIONS, Add, parse_add
-from gdb_optprobe.debugger.output import Output
 
 
 class AddCommand(Subcommand[Add]):

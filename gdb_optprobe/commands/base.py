@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import traceback
 from collections.abc import Callable, Sequence
@@ -10,11 +11,12 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 import gdb
 
 from gdb_optprobe.commands.options import Selection
+from gdb_optprobe.commands.output import Output
+from gdb_optprobe.commands.render_json import Json
+from gdb_optprobe.commands.render_text import Text
 from gdb_optprobe.debugger import attach
 from gdb_optprobe.debugger.messages import beside
-from gdb_optprobe.debugger.output import Json, Output, Text
 from gdb_optprobe.debugger.parameters import current_settings
-from gdb_optprobe.debugger.terminal import colour
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest_text import lines
 from gdb_optprobe.handlers.source import legible
@@ -202,3 +204,28 @@ def probe_words() -> list[str]:
 def symbol_words(prefix: str) -> Sequence[str]:
     session = attach.session_or_none()
     return session.matches(prefix) if session and prefix else ()
+
+
+def _wants_colour() -> bool:
+    """Return whether to print colours: on a terminal, without `set style enabled off` (batch mode) and NO_COLOR."""
+    if os.environ.get("NO_COLOR") or not gdb.parameter("style enabled"):
+        return False
+    return os.isatty(1)
+
+
+def colour() -> Callable[[str], str]:
+    """Return a function that colours an instruction; one that does nothing without colours or Pygments."""
+    if not _wants_colour():
+        return str
+    try:
+        from pygments import highlight
+        from pygments.formatters import Terminal256Formatter
+        from pygments.lexers import GasLexer
+    except ImportError:
+        return str
+    lexer, formatter = GasLexer(), Terminal256Formatter()
+
+    def coloured(text: str) -> str:
+        return str(highlight(text, lexer, formatter)).rstrip("\n")
+
+    return coloured

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from gdb_optprobe.commands.base import Subcommand
 from gdb_optprobe.commands.options import Nothing, parse_nothing
-from gdb_optprobe.debugger.output import Output
+from gdb_optprobe.commands.output import Output
 from gdb_optprobe.errors import OptprobeError
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from gdb_optprobe.commands.base import Subcommand
 from gdb_optprobe.commands.options import COMMIT_OPTIONS, Commit, parse_commit
-from gdb_optprobe.debugger.output import Output
+from gdb_optprobe.commands.output import Output
 
 
 class CommitCommand(Subcommand[Commit]):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from gdb_optprobe.commands.base import Subcommand, probe_words, resolve
 from gdb_optprobe.commands.options import Selection, parse_selection
-from gdb_optprobe.debugger.output import Output
+from gdb_optprobe.commands.output import Output
 
 
 class DisableCommand(Subcommand[Selection]):

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from gdb_optprobe.commands.base import Subcommand
 from gdb_optprobe.commands.options import DOCTOR_OPTIONS, Nothing, parse_doctor
+from gdb_optprobe.commands.output import Output
 from gdb_optprobe.debugger.doctor import examine
-from gdb_optprobe.debugger.output import Output
 
 
 class DoctorCommand(Subcommand[Nothing]):

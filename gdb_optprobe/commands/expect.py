@@ -6,7 +6,7 @@ import gdb
 
 from gdb_optprobe.commands.base import Subcommand
 from gdb_optprobe.commands.options import sides
-from gdb_optprobe.debugger.output import Output
+from gdb_optprobe.commands.output import Output
 from gdb_optprobe.errors import OptprobeError
 
 

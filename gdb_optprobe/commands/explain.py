@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from gdb_optprobe.commands.base import Subcommand
 from gdb_optprobe.commands.locations import location_candidates
+from gdb_optprobe.commands.output import Output
 from gdb_optprobe.commands.parse import ADD_OPTIONS, Add, parse_add
-from gdb_optprobe.debugger.output import Output
 
 
 class ExplainCommand(Subcommand[Add]):

@@ -6,8 +6,8 @@ import gdb
 
 from gdb_optprobe.commands.base import Subcommand, probe_words, resolve
 from gdb_optprobe.commands.options import LIST_OPTIONS, Selection, parse_selection
+from gdb_optprobe.commands.output import Output
 from gdb_optprobe.debugger import attach
-from gdb_optprobe.debugger.output import Output
 
 
 class ListCommand(Subcommand[Selection]):

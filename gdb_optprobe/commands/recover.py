@@ -3,10 +3,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gdb_optprobe.commands.base import Subcommand
-from gdb_optprobe.commands.functions import remember
+from gdb_optprobe.commands.convenience import remember
 from gdb_optprobe.commands.options import RECOVER_OPTIONS, Recover, parse_recover
+from gdb_optprobe.commands.output import Output
 from gdb_optprobe.debugger.attach import current_session
-from gdb_optprobe.debugger.output import Output
 from gdb_optprobe.probes.recovery import recover, remove
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from gdb_optprobe.commands.base import Subcommand, probe_words, resolve
 from gdb_optprobe.commands.options import REPORT_OPTIONS, Selection, parse_selection
+from gdb_optprobe.commands.output import Output
 from gdb_optprobe.debugger import attach
-from gdb_optprobe.debugger.output import Output
 
 
 class ReportCommand(Subcommand[Selection]):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from gdb_optprobe.commands.base import Subcommand, only
 from gdb_optprobe.commands.options import RUN_OPTIONS, Run, parse_run
-from gdb_optprobe.debugger.output import Output
+from gdb_optprobe.commands.output import Output
 
 
 class RunCommand(Subcommand[Run]):

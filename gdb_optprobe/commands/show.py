@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from gdb_optprobe.commands.base import Subcommand, probe_words, resolve
 from gdb_optprobe.commands.options import LIST_OPTIONS, Selection, parse_selection
-from gdb_optprobe.debugger.output import Output
+from gdb_optprobe.commands.output import Output
 from gdb_optprobe.errors import OptprobeError
 
 

@@ -1,4 +1,4 @@
-"""The text and the JSON of the slot collector."""
+"""The text of the slot collector."""
 
 from __future__ import annotations
 
@@ -35,22 +35,6 @@ def quarantine(found: CollectorView) -> Sequence[str]:
     size = _size(found.garbage_slots, found.garbage_bytes)
     return (f"Quarantined: {size}, in which a thread may still be: {found.quarantined}",)
 
-
-def value(found: CollectorView) -> dict[str, object]:
-    """Return the JSON of a report line. It belongs to no probe."""
-    return {
-        "type": "collector",
-        "number": None,
-        "runs": dict(found.runs),
-        "failed": found.failed,
-        "slots": found.slots,
-        "bytes": found.bytes,
-        "stacks": found.stacks,
-        "garbage_slots": found.garbage_slots,
-        "garbage_bytes": found.garbage_bytes,
-        "quarantined": found.quarantined,
-        "held_seconds": {"longest": found.longest, "total": found.total},
-    }
 
 
 def _size(slots: int, size: int) -> str:

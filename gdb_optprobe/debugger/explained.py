@@ -1,4 +1,4 @@
-"""The text and the JSON of `optprobe explain`."""
+"""The text of `optprobe explain`."""
 
 from __future__ import annotations
 
@@ -48,17 +48,3 @@ def _refusals(view: ExplainView) -> list[tuple[str, ReasonView]]:
     for refused in view.refused:
         tiers.setdefault(ReasonView(refused.code, refused.text, refused.hint), []).append(refused.tier)
     return [(f"not {' or '.join(names)}: ", reason) for reason, names in tiers.items()]
-
-
-def value(view: ExplainView) -> dict[str, object]:
-    """Return the JSON for one address."""
-    noted = {"note": view.note} if view.note else {}
-    return {
-        "address": hex(view.address),
-        "symbol": view.symbol,
-        "tier": view.tier,
-        "reason": words.reason(view.reason),
-        "displaced": [words.code(line) for line in view.displaced],
-        "refused": [{"tier": refused.tier, "code": refused.code, "text": refused.text} for refused in view.refused],
-        **noted,
-    }

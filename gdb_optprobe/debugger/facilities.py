@@ -1,11 +1,11 @@
-"""The text and the JSON of `optprobe doctor`."""
+"""The text of `optprobe doctor`."""
 
 from __future__ import annotations
 
 import textwrap
 
 from gdb_optprobe.debugger.table import WIDTH
-from gdb_optprobe.probes.views import DoctorView, FacilityView, GuestView, ReasonView
+from gdb_optprobe.probes.views import DoctorView, GuestView, ReasonView
 
 _NAMES = {
     "current_thread": "current thread",
@@ -67,28 +67,3 @@ def _wrapped(name: str, text: str) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
-
-
-def value(found: DoctorView) -> dict[str, object]:
-    """Return the JSON."""
-    guest = found.guest
-    return {
-        "version": found.version,
-        "gdb": found.gdb,
-        "python": found.python,
-        "qemu": found.qemu,
-        "guest": {"architecture": guest.architecture, "vcpus": guest.vcpus, "banner": guest.banner},
-        "facilities": [_value(facility) for facility in found.facilities],
-    }
-
-
-def _value(facility: FacilityView) -> dict[str, object]:
-    reason = facility.reason
-    return {
-        "name": facility.name,
-        "state": "works" if reason is None else "refused",
-        "detail": facility.detail,
-        "code": reason.code if reason is not None else "",
-        "reason": reason.text if reason is not None else "",
-        "hint": reason.hint if reason is not None else "",
-    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gdb_optprobe.debugger.aggregates import buckets, lines, value
+from gdb_optprobe.commands.aggregates import buckets, lines, value
 from gdb_optprobe.maps.aggregate import Average, Count, Greatest, Least, Linear, Powers, Sum, initial, update
 from gdb_optprobe.probes.views import ObjectView, RowView
 

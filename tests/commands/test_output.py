@@ -4,7 +4,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from gdb_optprobe.debugger.output import Json, Text
+from gdb_optprobe.commands.render_json import Json
+from gdb_optprobe.commands.render_text import Text
 from gdb_optprobe.maps.aggregate import Count
 from gdb_optprobe.probes.views import (
     Address,

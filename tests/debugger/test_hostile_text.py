@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from gdb_optprobe.debugger.output import Json, Text
+from gdb_optprobe.commands.render_json import Json
+from gdb_optprobe.commands.render_text import Text
 from gdb_optprobe.guest_text import one_line, printable
 from gdb_optprobe.handlers.format import render
 from gdb_optprobe.handlers.ir import Column, Form

@@ -6,7 +6,7 @@ under way; a trapped one; one that stops the guest; a disabled one.
 
 from __future__ import annotations
 
-from gdb_optprobe.debugger.output import Json
+from gdb_optprobe.commands.render_json import Json
 from gdb_optprobe.probes import recovery
 from gdb_optprobe.probes.session import Session
 from tests.fake_guest import CODE, DATA, FILL, THREADS, FakeGuest

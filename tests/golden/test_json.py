@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from gdb_optprobe.debugger.output import Json
+from gdb_optprobe.commands.render_json import Json
 from gdb_optprobe.maps.aggregate import Aggregate, Average, Count, Greatest, Least, Linear, Powers, Sum
 from gdb_optprobe.probes.views import (
     Address,

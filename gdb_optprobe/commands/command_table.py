@@ -10,6 +10,7 @@ from gdb_optprobe.commands.base import Subcommand, fail
 from gdb_optprobe.commands.break_ import BreakCommand
 from gdb_optprobe.commands.check import CheckCommand
 from gdb_optprobe.commands.commit import CommitCommand
+from gdb_optprobe.commands.convenience import Hits, Missed
 from gdb_optprobe.commands.delete import DeleteCommand
 from gdb_optprobe.commands.disable import DisableCommand
 from gdb_optprobe.commands.doctor import DoctorCommand
@@ -17,7 +18,6 @@ from gdb_optprobe.commands.dprintf import DprintfCommand
 from gdb_optprobe.commands.enable import EnableCommand
 from gdb_optprobe.commands.expect import ExpectCommand
 from gdb_optprobe.commands.explain import ExplainCommand
-from gdb_optprobe.commands.functions import Hits, Missed
 from gdb_optprobe.commands.list import InfoCommand, ListCommand
 from gdb_optprobe.commands.prefix import OptprobeCommand
 from gdb_optprobe.commands.recover import RecoverCommand

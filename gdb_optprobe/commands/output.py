@@ -1,0 +1,55 @@
+"""What commands print to: `Output`, which render_text.py and render_json.py implement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from gdb_optprobe.guest_text import lines
+from gdb_optprobe.probes.views import CollectorView, DoctorView, ExplainView, ProbeView, ShowView
+
+Write = Callable[[str], object]
+
+BEST = "optimized"
+STOPS = {"breakpoint": "twice", "boosted": "once", "emulated": "once"}
+"""How often a hit of a tier stops the guest."""
+
+
+class Output(Protocol):
+    def added(self, probes: Sequence[ProbeView], glob: bool = False) -> None:
+        """Print new probes. glob: whether to print how many addresses the location matched."""
+
+    def probes(self, probes: Sequence[ProbeView]) -> None: ...
+
+    def show(self, views: Sequence[ShowView]) -> None: ...
+
+    def explanation(self, views: Sequence[ExplainView]) -> None: ...
+
+    def report(self, probes: Sequence[ProbeView]) -> None: ...
+
+    def collector(self, found: CollectorView) -> None: ...
+
+    def quarantine(self, found: CollectorView) -> None:
+        """Print a line for memory that is never used again, if there is any."""
+
+    def doctor(self, found: DoctorView) -> None: ...
+
+    def lines(self, lines: Sequence[str]) -> None:
+        """Print text that has no JSON form."""
+
+
+def printable_lines(text: str) -> str:
+    """Return text without control characters, which a user may have typed. Text from the guest has none."""
+    return lines(text.expandtabs())
+
+
+def traps(probe: ProbeView) -> int:
+    """Return how many traps a hit takes."""
+    if probe.tier != "trapped":
+        return 0
+    return 2 if probe.kind == "uretprobe" else 1
+
+
+def pairs(data: bytes) -> str:
+    """Return bytes as hex digits in pairs."""
+    return data.hex(" ")

@@ -1,0 +1,240 @@
+"""The output of commands as JSON: exactly the keys that are documented, one value on one line.
+
+Addresses are "0x…", bytes are hex digits in pairs. Text from the guest has been made printable before, as a C string
+without its quotes (guest_text.py): the comm of a line end is the two characters `\\n`, here `"\\\\n"`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+
+from gdb_optprobe.commands import aggregates
+from gdb_optprobe.commands.output import STOPS, Write, pairs, printable_lines, traps
+from gdb_optprobe.probes.views import (
+    Address,
+    CallsView,
+    CodeLine,
+    CollectorView,
+    DetourView,
+    DoctorView,
+    ExplainView,
+    FacilityView,
+    FrameView,
+    ObjectView,
+    ProbeView,
+    ReasonView,
+    RecordView,
+    ShowView,
+)
+
+_COUNTS = ("hits", "missed", "active", "dropped", "faults", "stops", "calls")
+_REPORTED = ("number", "location", "address", "symbol", "tier", *_COUNTS)
+
+
+class Json:
+    """One JSON value on one line; a line for each probe of a report."""
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+
+    def added(self, probes: Sequence[ProbeView], glob: bool = False) -> None:
+        self.probes(probes)
+
+    def probes(self, probes: Sequence[ProbeView]) -> None:
+        self._value([_probe(probe) for probe in probes])
+
+    def show(self, views: Sequence[ShowView]) -> None:
+        self._one_or_list([_show(view) for view in views])
+
+    def explanation(self, views: Sequence[ExplainView]) -> None:
+        self._one_or_list([_explanation(view) for view in views])
+
+    def report(self, probes: Sequence[ProbeView]) -> None:
+        for probe in probes:
+            self._value(_report(probe))
+            for found in probe.objects:
+                self._value(_map(probe.number, found))
+            for record in probe.records:
+                self._value(_record_value(probe.number, record))
+            self._value(_hit_cost(probe))
+
+    def collector(self, found: CollectorView) -> None:
+        self._value(_collector(found))
+
+    def quarantine(self, found: CollectorView) -> None:
+        """Print nothing: a list is a list of probes. The report has it."""
+
+    def doctor(self, found: DoctorView) -> None:
+        self._value(_doctor(found))
+
+    def lines(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self._write(f"{printable_lines(line)}\n")
+
+    def _one_or_list(self, values: list[dict[str, object]]) -> None:
+        self._value(values[0] if len(values) == 1 else values)
+
+    def _value(self, value: object) -> None:
+        self._write(json.dumps(value) + "\n")
+
+
+def _probe(probe: ProbeView) -> dict[str, object]:
+    return {
+        "number": probe.number,
+        "kind": probe.kind,
+        "location": probe.location,
+        "address": hex(probe.address),
+        "symbol": probe.symbol,
+        "tier": probe.tier,
+        "state": probe.state,
+        "tags": list(probe.tags),
+        "enabled": probe.enabled,
+        "needs_gdb": probe.needs_gdb,
+        "reason": _reason(probe.reason),
+        "patch_size": probe.patch_size,
+        "original_bytes": pairs(probe.original_bytes),
+        "patched_bytes": pairs(probe.patched_bytes),
+        "detour": _detour(probe.detour),
+        "condition": probe.condition,
+        "actions": list(probe.actions),
+        "hits": probe.hits,
+        "missed": probe.missed,
+        "active": probe.active,
+        "dropped": probe.dropped,
+        "faults": probe.faults,
+        "stops": probe.stops,
+        **({"calls": _calls_value(probe.calls)} if probe.calls is not None else {}),
+        **({"entry": probe.entry} if probe.kind in ("kretprobe", "uretprobe") else {}),
+        **({"note": probe.note} if probe.note else {}),
+    }
+
+
+def _calls_value(found: CallsView) -> dict[str, object]:
+    return {
+        "entries": found.entries,
+        "returns": found.returns,
+        "active": found.active,
+        "missed": found.missed,
+        "dropped": found.dropped,
+        "out": [{"who": one.who, "pid": one.pid, "comm": one.comm} for one in found.out],
+    }
+
+
+def _report(probe: ProbeView) -> dict[str, object]:
+    return {"type": "probe", **{key: value for key, value in _probe(probe).items() if key in _REPORTED}}
+
+
+def _hit_cost(probe: ProbeView) -> dict[str, object]:
+    """Return the line of a hit's cost. instructions: null where a hit stops the guest; least: see DetourView."""
+    stops, code = {"twice": 2, "once": 1}.get(STOPS.get(probe.tier, ""), 0), probe.detour
+    runs = {"instructions": code.added, "least": code.least} if code and not stops else {"instructions": None}
+    return {"type": "cost", "number": probe.number, **runs, "traps": traps(probe), "stops": stops}
+
+
+def _map(number: int, found: ObjectView) -> dict[str, object]:
+    """Return the line of an action's result. Without a key there is one entry, with an empty key."""
+    entries = [{"key": _plain(row.key), "value": aggregates.value(found.aggregate, row.words)} for row in found.rows]
+    return {"type": "map", "number": number, "action": found.action, "entries": entries, "lost": found.lost}
+
+
+def _plain(values: Iterable[int | str]) -> list[int | str]:
+    return [f"{value:#x}" if isinstance(value, Address) else value for value in values]
+
+
+def _record_value(number: int, record: RecordView) -> dict[str, object]:
+    kept = {"cpu": record.cpu, "time": record.time, "values": _plain(record.values), "text": record.text}
+    return {"type": "record", "number": number, **kept, **(_stack(record) if record.stack else {})}
+
+
+def _stack(record: RecordView) -> dict[str, object]:
+    frames = [_frame(frame) for frame in record.stack if frame.address]
+    return {"stack": frames, "cut": len(frames) < len(record.stack)}
+
+
+def _frame(frame: FrameView) -> dict[str, object]:
+    """Return a frame. Key sure: false where the frame may be left from an earlier call; else missing."""
+    return {"address": f"{frame.address:#x}", "symbol": frame.symbol, **({} if frame.sure else {"sure": False})}
+
+
+def _show(view: ShowView) -> dict[str, object]:
+    return {
+        "probe": _probe(view.probe),
+        "original": [_noted(line) for line in view.original],
+        "patched": [_noted(line) for line in view.patched],
+        "detour": [_noted(line) for line in view.detour],
+    }
+
+
+def _detour(detour: DetourView | None) -> dict[str, object] | None:
+    if detour is None:
+        return None
+    return {"address": hex(detour.address), "size": detour.size, "instructions": detour.instructions}
+
+
+def _noted(line: CodeLine) -> dict[str, object]:
+    return {**_code(line), "note": line.note}
+
+
+def _explanation(view: ExplainView) -> dict[str, object]:
+    """Return the JSON for one address."""
+    noted = {"note": view.note} if view.note else {}
+    return {
+        "address": hex(view.address),
+        "symbol": view.symbol,
+        "tier": view.tier,
+        "reason": _reason(view.reason),
+        "displaced": [_code(line) for line in view.displaced],
+        "refused": [{"tier": refused.tier, "code": refused.code, "text": refused.text} for refused in view.refused],
+        **noted,
+    }
+
+
+def _collector(found: CollectorView) -> dict[str, object]:
+    """Return the JSON of a report line. It belongs to no probe."""
+    return {
+        "type": "collector",
+        "number": None,
+        "runs": dict(found.runs),
+        "failed": found.failed,
+        "slots": found.slots,
+        "bytes": found.bytes,
+        "stacks": found.stacks,
+        "garbage_slots": found.garbage_slots,
+        "garbage_bytes": found.garbage_bytes,
+        "quarantined": found.quarantined,
+        "held_seconds": {"longest": found.longest, "total": found.total},
+    }
+
+
+def _doctor(found: DoctorView) -> dict[str, object]:
+    """Return the JSON."""
+    guest = found.guest
+    return {
+        "version": found.version,
+        "gdb": found.gdb,
+        "python": found.python,
+        "qemu": found.qemu,
+        "guest": {"architecture": guest.architecture, "vcpus": guest.vcpus, "banner": guest.banner},
+        "facilities": [_facility(facility) for facility in found.facilities],
+    }
+
+
+def _facility(facility: FacilityView) -> dict[str, object]:
+    reason = facility.reason
+    return {
+        "name": facility.name,
+        "state": "works" if reason is None else "refused",
+        "detail": facility.detail,
+        "code": reason.code if reason is not None else "",
+        "reason": reason.text if reason is not None else "",
+        "hint": reason.hint if reason is not None else "",
+    }
+
+
+def _reason(reason: ReasonView | None) -> dict[str, object] | None:
+    return {"code": reason.code, "text": reason.text} if reason else None
+
+
+def _code(line: CodeLine) -> dict[str, object]:
+    return {"address": hex(line.address), "bytes": pairs(line.data), "text": line.text}
