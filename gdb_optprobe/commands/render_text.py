@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 from gdb_optprobe.commands import aggregates
 from gdb_optprobe.commands.output import BEST, STOPS, Write, pairs, printable_lines, traps
-from gdb_optprobe.debugger import calls, collected, explained, facilities, words
-from gdb_optprobe.debugger.table import indented, table
+from gdb_optprobe.debugger.table import WIDTH, indented, table
+from gdb_optprobe.debugger.words import counted, place
 from gdb_optprobe.probes.views import (
     CallsView,
     CodeLine,
     CollectorView,
     DoctorView,
     ExplainView,
+    GuestView,
+    OutView,
     ProbeView,
+    ReasonView,
     RecordView,
     ShowView,
 )
@@ -23,9 +27,24 @@ from gdb_optprobe.probes.views import (
 Colour = Callable[[str], str]
 # `add` of a glob prints a line for each probe up to this many, then counts them.
 _MANY = 10
+# How many threads of one name are listed by number.
+_MOST = 8
 _STOP = "stop"
 _NEWLINE = "\n"
 _NEEDS_GDB = "needs GDB: without one, the guest waits at the next hit"
+WAITS = "PENDING"
+_NAMES = {
+    "current_thread": "current thread",
+    "task_list": "task list",
+    "code_memory": "code memory",
+    "data_memory": "data memory",
+    "ftrace_records": "ftrace records",
+    "trap_tier": "trap tier",
+    "user_programs": "user programs",
+    "gdb": "this GDB",
+    "qemu": "this QEMU",
+}
+_NAME_WIDTH = 16
 
 
 class Text:
@@ -68,13 +87,13 @@ class Text:
                 self.lines(["", f"Probe {probe.number}, {_asked(probe)}", *_gathered(probe)])
 
     def collector(self, found: CollectorView) -> None:
-        self.lines(["", *collected.lines(found)])
+        self.lines(["", *_collector(found)])
 
     def quarantine(self, found: CollectorView) -> None:
-        self.lines(collected.quarantine(found))
+        self.lines(_quarantine(found))
 
     def doctor(self, found: DoctorView) -> None:
-        self.lines(facilities.lines(found))
+        self.lines(_doctor(found))
 
     def show(self, views: Sequence[ShowView]) -> None:
         for view in views:
@@ -85,7 +104,7 @@ class Text:
 
     def explanation(self, views: Sequence[ExplainView]) -> None:
         for view in views:
-            self.lines(explained.lines(view))
+            self.lines(_explanation(view))
             if view.displaced:
                 self._section("the branch displaces" if view.tier == BEST else "the instruction", view.displaced)
 
@@ -112,11 +131,11 @@ def _summary(probes: Sequence[ProbeView]) -> str:
     counts = ", ".join(f"{count} {tier}" for tier, count in tiers.most_common())
     waiting = sum(probe.state == "optimizing" for probe in probes)
     until = f"; {waiting} of them wait to be optimized: optprobe commit" if waiting else ""
-    return f"{_numbers(probes)}: {words.counted(len(probes), 'address', 'addresses')}, {counts}{until}"
+    return f"{_numbers(probes)}: {counted(len(probes), 'address', 'addresses')}, {counts}{until}"
 
 
 def _headline(probe: ProbeView) -> str:
-    where = f"Probe {probe.number} at {words.place(probe.address, probe.symbol)}"
+    where = f"Probe {probe.number} at {place(probe.address, probe.symbol)}"
     if probe.tier == BEST:
         return f"{where}: optimized, {_patched(probe)}{_cost(probe)}"
     if probe.tier not in STOPS:
@@ -145,7 +164,7 @@ def _until_stopped(probe: ProbeView) -> str:
     if not probe.condition:
         return "a stop of the guest"
     assert probe.detour is not None
-    least = f"{words.counted(probe.detour.least, 'instruction')}{_and_a_trap(probe)}"
+    least = f"{counted(probe.detour.least, 'instruction')}{_and_a_trap(probe)}"
     return f"{least} where the condition is false, and stops the guest otherwise"
 
 
@@ -158,10 +177,10 @@ def _instructions(probe: ProbeView) -> str:
     assert probe.detour is not None
     least, most = probe.detour.least, probe.detour.added
     if least == most:
-        return words.counted(most, "instruction")
+        return counted(most, "instruction")
     if not probe.condition:
-        return f"about {words.counted(most, 'instruction')}"
-    return f"{words.counted(least, 'instruction')} where the condition is false, about {most} otherwise"
+        return f"about {counted(most, 'instruction')}"
+    return f"{counted(least, 'instruction')} where the condition is false, about {most} otherwise"
 
 
 def _instructions_briefly(probe: ProbeView) -> str:
@@ -169,9 +188,9 @@ def _instructions_briefly(probe: ProbeView) -> str:
     assert probe.detour is not None
     least, most = probe.detour.least, probe.detour.added
     if _STOP in probe.actions:
-        return f"{words.counted(least, 'instruction')} or a stop" if probe.condition else "a stop"
+        return f"{counted(least, 'instruction')} or a stop" if probe.condition else "a stop"
     if least == most:
-        return words.counted(most, "instruction")
+        return counted(most, "instruction")
     return f"{least} or ~{most} instructions" if probe.condition else f"~{most} instructions"
 
 
@@ -221,7 +240,7 @@ def _remarks(probe: ProbeView) -> tuple[str, ...]:
     if probe.needs_gdb:
         remarks.append(_NEEDS_GDB)
     if probe.calls is not None and probe.calls.out:
-        remarks.append(f"{words.counted(probe.active, 'call')} under way: {calls.threads_of(probe.calls.out)}")
+        remarks.append(f"{counted(probe.active, 'call')} under way: {_threads(probe.calls.out)}")
     lost = {"missed": probe.missed, "dropped": probe.dropped, "faults": probe.faults}
     counts = [f"{count} {what}" for what, count in lost.items() if count]
     if counts:
@@ -246,7 +265,7 @@ def _gathered(probe: ProbeView) -> list[str]:
 
 
 def _calls(found: CallsView) -> list[str]:
-    return [calls.accounted(found), *([f"    under way: {calls.threads_of(found.out)}"] if found.out else [])]
+    return [_accounted(found), *([f"    under way: {_threads(found.out)}"] if found.out else [])]
 
 
 def _record(record: RecordView) -> list[str]:
@@ -259,3 +278,164 @@ def _record(record: RecordView) -> list[str]:
 def _numbers(probes: Sequence[ProbeView]) -> str:
     first, last = probes[0].number, probes[-1].number
     return f"Probe {first}" if first == last else f"Probes {first}-{last}"
+
+
+# calls of return probes -----------------------------------------------------------------------------------------------
+
+
+def _accounted(calls: CallsView) -> str:
+    """Return how many calls there were, and how many of them ended in which way."""
+    return (
+        f"calls: {calls.entries} = {calls.returns} returned + {calls.active} under way"
+        f" + {calls.missed} missed + {calls.dropped} never returned"
+    )
+
+
+def _threads(out: Sequence[OutView]) -> str:
+    """Return the threads that make these calls, by name."""
+    threads: dict[str, list[int]] = {}
+    others: dict[str, int] = {}
+    for one in out:
+        if one.pid is not None:
+            threads.setdefault(one.comm, []).append(one.pid)
+        else:
+            other = one.who or "a thread that cannot be identified now"
+            others[other] = others.get(other, 0) + 1
+    listed = [f"{name} ({_thread_numbers(pids)})" for name, pids in sorted(threads.items())]
+    listed += [other if count == 1 else f"{count} of {other}" for other, count in others.items()]
+    return ", ".join(listed)
+
+
+def _thread_numbers(pids: Sequence[int]) -> str:
+    """Return numbers of threads as text. A thread that is in several calls is listed once."""
+    once = sorted(set(pids))
+    listed = ", ".join(map(str, once[:_MOST]))
+    return listed if len(once) <= _MOST else f"{listed} and {len(once) - _MOST} more"
+
+
+# the slot collector ---------------------------------------------------------------------------------------------------
+
+
+def _collector(found: CollectorView) -> list[str]:
+    """Return the text, for a report."""
+    told = list(_quarantine(found))
+    left = f"{_size(found.garbage_slots, found.garbage_bytes)} still to be collected"
+    if not found.runs and not found.failed and not found.quarantined:
+        return [f"Collector: {left}"]
+    if found.runs:
+        each = ", ".join(f"{count} for {why}" for why, count in found.runs.items())
+        runs = counted(sum(found.runs.values()), "run")
+        told.append(f"Collector: {runs} ({each}); {_size(found.slots, found.bytes)} freed")
+        held = f"{1000 * found.longest:.1f} ms at most, {1000 * found.total:.1f} ms in all"
+        last = f"the last run looked through {counted(found.stacks, 'stack')}"
+        told += indented(f"the guest was held for {held}; {last}")
+    if found.failed:
+        told += indented(f"{found.failed} of the runs freed nothing: not all stacks were known then")
+    if found.garbage_slots and not found.quarantined:
+        told += indented(left)
+    return told
+
+
+def _quarantine(found: CollectorView) -> Sequence[str]:
+    """Return a line for memory that is never used again, and why; none where there is no such memory."""
+    if not found.quarantined:
+        return ()
+    size = _size(found.garbage_slots, found.garbage_bytes)
+    return (f"Quarantined: {size}, in which a thread may still be: {found.quarantined}",)
+
+
+def _size(slots: int, size: int) -> str:
+    return f"{counted(slots, 'slot')} of {size:,} bytes"
+
+
+# explain --------------------------------------------------------------------------------------------------------------
+
+
+def _explanation(view: ExplainView) -> list[str]:
+    """Return the text for one address."""
+    where = place(view.address, view.symbol)
+    cost = f"; a hit costs {counted(view.instructions, 'instruction')}" if view.instructions else ""
+    if view.tier == BEST:
+        waits = "; waits until no thread is inside them" if view.waits else ""
+        head = view.displaced[0].address if view.displaced else view.address
+        at = f" at {head:#x}" if head != view.address else ""
+        verdict = f"{where}: would be optimized, {view.patch_size} bytes patched{at}{waits}{cost}"
+    elif view.tier:
+        stops = f"; a hit stops the guest {STOPS[view.tier]}" if view.tier in STOPS else f"{cost} and a trap"
+        verdict = f"{where}: would be {view.tier}{stops}"
+    elif view.reason is not None and view.reason.code == WAITS:
+        verdict = "would wait for its module"
+    else:
+        verdict = f"{where}: cannot be probed"
+    lines = [verdict]
+    for tiers, reason in _refusals(view):
+        lines += indented(f"{tiers}{reason.text} ({reason.code})")
+        if reason.hint:
+            lines += indented(f"HINT: {reason.hint}")
+    if view.nearest is not None:
+        near = place(view.nearest, view.nearest_symbol)
+        lines += indented(f"the nearest address that would be optimized: {near}")
+    if view.note:
+        lines += indented(f"NOTE: {view.note}")
+    return lines
+
+
+def _refusals(view: ExplainView) -> list[tuple[str, ReasonView]]:
+    """Return each reason once, with the tiers that it forbids; without tiers where it forbids all."""
+    if not view.tier or not view.refused:
+        return [("", view.reason)] if view.reason else []
+    tiers: dict[ReasonView, list[str]] = {}
+    for refused in view.refused:
+        tiers.setdefault(ReasonView(refused.code, refused.text, refused.hint), []).append(refused.tier)
+    return [(f"not {' or '.join(names)}: ", reason) for reason, names in tiers.items()]
+
+
+# doctor ---------------------------------------------------------------------------------------------------------------
+
+
+def _doctor(found: DoctorView) -> list[str]:
+    """Return the text: versions and the guest in one line, then each facility. A reason is spelled out once."""
+    told, first = [_versions_and_guest(found)], dict[ReasonView, str]()
+    for facility in found.facilities:
+        name = _NAMES.get(facility.name, facility.name)
+        if facility.reason is None:
+            told += _wrapped(name, f"works: {facility.detail}")
+        elif facility.reason in first:
+            told += _wrapped(name, f"refused: as {first[facility.reason]} ({facility.reason.code})")
+        else:
+            first[facility.reason] = name
+            told += _refused(name, facility.reason)
+    return told
+
+
+def _versions_and_guest(found: DoctorView) -> str:
+    qemu = f"QEMU {found.qemu}" if found.qemu else "a target without a QEMU version"
+    return f"{versions(found)}, {qemu}; {_guest(found.guest)}"
+
+
+def versions(found: DoctorView) -> str:
+    """Return the versions on this side of the connection."""
+    return f"optprobe {found.version}, GDB {found.gdb} with Python {found.python}"
+
+
+def _guest(guest: GuestView) -> str:
+    if not guest.architecture:
+        return "no guest"
+    vcpus = "" if guest.vcpus is None else f", {guest.vcpus} vCPU{'s'[: guest.vcpus != 1]}"
+    return f"{guest.architecture}{vcpus}, {guest.banner or 'no Linux kernel that is known'}"
+
+
+def _refused(name: str, reason: ReasonView) -> list[str]:
+    told = _wrapped(name, f"refused: {reason.text} ({reason.code})")
+    return told + (_wrapped("", f"HINT: {reason.hint}") if reason.hint else [])
+
+
+def _wrapped(name: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=f"{name:<{_NAME_WIDTH}}",
+        subsequent_indent=" " * (_NAME_WIDTH + 2),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

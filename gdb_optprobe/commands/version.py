@@ -3,8 +3,8 @@ from __future__ import annotations
 from gdb_optprobe.commands.base import Subcommand
 from gdb_optprobe.commands.options import Nothing, parse_nothing
 from gdb_optprobe.commands.output import Output
+from gdb_optprobe.commands.render_text import versions
 from gdb_optprobe.debugger.doctor import version
-from gdb_optprobe.debugger.facilities import versions
 
 
 class VersionCommand(Subcommand[Nothing]):
