@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from gdb_optprobe.commands import aggregates
 from gdb_optprobe.commands.output import BEST, STOPS, Write, pairs, printable_lines, traps
-from gdb_optprobe.debugger.table import WIDTH, indented, table
-from gdb_optprobe.debugger.words import counted, place
 from gdb_optprobe.probes.views import (
     CallsView,
     CodeLine,
@@ -25,6 +23,9 @@ from gdb_optprobe.probes.views import (
 )
 
 Colour = Callable[[str], str]
+_Row = tuple[Sequence[str], Sequence[str]]
+WIDTH = 100
+_INDENT = "        "
 # `add` of a glob prints a line for each probe up to this many, then counts them.
 _MANY = 10
 # How many threads of one name are listed by number.
@@ -439,3 +440,48 @@ def _wrapped(name: str, text: str) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+# tables and words -----------------------------------------------------------------------------------------------------
+
+
+def table(titles: Sequence[str], rows: Sequence[_Row], right: Collection[str] = ()) -> list[str]:
+    """Return the lines of a table. rows: cells, and the remarks below them. right: titles of columns of numbers."""
+    widths = [max(map(len, column)) for column in zip(titles, *(cells for cells, _ in rows), strict=True)]
+    lines = _table_row(titles, widths, titles, right)
+    for cells, remarks in rows:
+        lines += _table_row(cells, widths, titles, right)
+        lines += remarks
+    return lines
+
+
+def indented(text: str) -> list[str]:
+    """Return a remark below a row, wrapped."""
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=_INDENT,
+        subsequent_indent=f"{_INDENT}  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _table_row(cells: Sequence[str], widths: Sequence[int], titles: Sequence[str], right: Collection[str]) -> list[str]:
+    """Return one row. The last column is wrapped."""
+    fixed = [
+        f"{cell:>{width}}" if title in right else f"{cell:<{width}}"
+        for cell, width, title in zip(cells[:-1], widths, titles, strict=False)
+    ]
+    before = " ".join(fixed) + " "
+    room = max(WIDTH - len(before), 20)
+    last = textwrap.wrap(cells[-1], room, break_long_words=False, break_on_hyphens=False) or [""]
+    return [(before + last[0]).rstrip(), *(" " * len(before) + line for line in last[1:])]
+
+
+def place(address: int, symbol: str) -> str:
+    return f"{address:#x} <{symbol}>" if symbol else f"{address:#x}"
+
+
+def counted(count: int, noun: str, nouns: str = "") -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {nouns or noun + 's'}"
