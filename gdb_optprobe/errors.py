@@ -24,3 +24,7 @@ class Unreadable(OptprobeError):
         super().__init__(f"cannot access {size} bytes of guest memory at {address:#x}")
         self.address = address
         self.size = size
+
+
+class Unreachable(OptprobeError):
+    """The debugger cannot ask the guest anything now."""

@@ -23,6 +23,7 @@ import unicorn
 from unicorn import x86_const
 
 from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.arena_contents import ArenaContents
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.linux import physical_patch
 from gdb_optprobe.guest.linux.arch.base import LinuxArch, Room
@@ -39,7 +40,9 @@ from gdb_optprobe.isa.base import Flow
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.trapping import Entry
 from gdb_optprobe.isa.x86_64 import X86_64
+from gdb_optprobe.probes.arena_source import ArenaSource
 from gdb_optprobe.probes.linux import Linux
+from gdb_optprobe.probes.linux_arena import LinuxArena
 from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.settings import Settings
@@ -331,6 +334,35 @@ class FakeListener(FakeStop):
 
 
 @dataclass
+class OneArena:
+    """See ArenaSource: an arena that is always there."""
+
+    arena: Arena
+
+    def find(self) -> Arena:
+        return self.arena
+
+    def take(self) -> None:
+        """It is ready for use."""
+
+    def lends(self) -> bool:
+        return False
+
+    def give_back(self) -> None:
+        """It stays."""
+
+    def left(self) -> ArenaContents | None:
+        return None
+
+    def stands(self) -> bool:
+        return True
+
+    @property
+    def keeps_journal(self) -> bool:
+        return False
+
+
+@dataclass
 class FakeGuest:
     """arena: where no journal is kept; else it is found as in a Linux guest. traps: where a trap is handled, see Body.
 
@@ -357,7 +389,9 @@ class FakeGuest:
         self.machine = FakeMachine(self.memory or self._memory(), self.threads)
         self.text = FakeText(self.isa, self.bodies)
         self.tracer = FakeTracer(self.machine, self.text)
-        self.linux = self._linux()
+        self.arena_source: ArenaSource = LinuxArena(self._linux(), lambda: self.settings)
+        if self.arena is not None:
+            self.arena_source = OneArena(self.arena)
 
     def _memory(self) -> bytes:
         memory = bytearray(SIZE)
@@ -392,23 +426,15 @@ class FakeGuest:
 
     @property
     def target(self) -> Target:
-        linux, arena = self.linux, self.arena
         known = self.names or NamesAt(Registers(self.isa))
         entries = {body.address for body in self.bodies}
-
-        def new_arena() -> Arena:
-            return arena if arena is not None else linux.new_arena(self.settings)
-
         return Target(
             machine=self.machine,
             isa=self.isa,
             text=self.text,
             stops=cast(Any, self.stops),
             tracer=self.tracer,
-            new_arena=new_arena,
-            take_arena=linux.take_arena,
-            give_back_arena=linux.give_back_arena,
-            left=linux.left,
+            arena_source=self.arena_source,
             saved=self.machine.saved,
             hides=lambda: False,
             stacks_missing="",
@@ -417,7 +443,7 @@ class FakeGuest:
             resolve=self._resolve,
             breakpoints=lambda: self.breakpoints,
             modules=self.module or NoModules(),
-            alive=self._check_alive,
+            still_there=lambda: not self.forgotten,
             scope=lambda _: known,
             at_return=lambda address: known if address in entries else None,
             trap_calls=self.trap_calls,
@@ -437,10 +463,6 @@ class FakeGuest:
     @property
     def _loaded_body(self) -> Body | None:
         return self.module.body if self.module is not None else None
-
-    def _check_alive(self) -> None:
-        if self.forgotten:
-            raise OptprobeError("the guest is not the one that was probed")
 
     def _forget(self) -> None:
         self.forgotten = True

@@ -25,7 +25,7 @@ from gdb_optprobe.debugger.programs import LinuxPrograms
 from gdb_optprobe.debugger.running import describe, is_stopped, run_for
 from gdb_optprobe.debugger.stops import GdbStops, addresses_of_users
 from gdb_optprobe.debugger.unwinder import Kernel as UnwindKernel
-from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.errors import OptprobeError, Unreachable
 from gdb_optprobe.guest.cache import default_cache
 from gdb_optprobe.guest.linux.arch import registry as linux_arches
 from gdb_optprobe.guest.linux.arch.base import LinuxArch, Unwinder
@@ -37,9 +37,11 @@ from gdb_optprobe.handlers.scope import Scope
 from gdb_optprobe.interrupts import held, interruptible
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.registry import ISAS, by_name
-from gdb_optprobe.probes.linux import Linux, given_arena
+from gdb_optprobe.probes.arena_source import GivenArena
+from gdb_optprobe.probes.linux import Linux
+from gdb_optprobe.probes.linux_arena import LinuxArena
 from gdb_optprobe.probes.names import NamesAt
-from gdb_optprobe.probes.original import overlaid
+from gdb_optprobe.probes.original_text import OriginalText
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.taking import CALLS, LEFT, RECOVER
 from gdb_optprobe.probes.target import Target
@@ -70,7 +72,7 @@ class Attachment:
 
     def is_here(self) -> bool:
         """Whether GDB is connected to that guest now, and finds in it what was put there; nothing is changed."""
-        return gdb.selected_inferior().connection is self.connection and self.session.target.is_here()
+        return gdb.selected_inferior().connection is self.connection and self.session.is_here()
 
 
 class Attachments:
@@ -138,7 +140,7 @@ class Attachments:
         if self.current.linux is not None:
             self.current.linux.forget()
         try:
-            self.current.session.target.alive()
+            self.current.session.check_alive()
         except OptprobeError as error:
             self.forget()
             warn(error.message)
@@ -186,7 +188,7 @@ class Attachments:
         if not self._unsettled:
             return
         moved, self._unsettled, self._moved = self._moved, False, False
-        session.target.alive()
+        session.check_alive()
         try:
             if moved:
                 session.move_arena()
@@ -258,16 +260,10 @@ def attach(
         return _bare(connection, isa, machine, stops)
     memory = KernelMemory(machine, machine, recovered.view.walk)
     machine.memory = memory
-    holder: list[Session] = []
-    known: list[Linux] = []
-
-    def overlay(address: int, data: bytes) -> bytes:
-        data = known[0].uncovered(address, data) if known else data
-        return overlaid(data, address, holder[0].registry) if holder else data
-
+    original = OriginalText()
     layouts = partial(objfiles.layouts, recovered.build)
-    linux = Linux.of(recovered, machine, memory, isa, arch, overlay, progress, layouts, note)
-    known.append(linux)
+    linux = Linux.of(recovered, machine, memory, isa, arch, original, progress, layouts)
+    arena = original.arena = LinuxArena(linux, current_settings, note)
     unwind = _unwind(linux, recovered, machine)
     loaded = gdb_symbols.provide(recovered, cache, arch.elf, unwound=unwind is not None)
     locations = Locations(recovered.symbols, linux.entry, linux.text)
@@ -277,10 +273,7 @@ def attach(
         text=linux.text,
         stops=stops,
         tracer=linux.tracer,
-        new_arena=lambda: linux.new_arena(current_settings()),
-        take_arena=linux.take_arena,
-        lends=linux.lends,
-        give_back_arena=linux.give_back_arena,
+        arena_source=arena,
         saved=linux.saved,
         hides=linux.hides,
         stacks_missing=linux.stacks_missing(),
@@ -288,10 +281,9 @@ def attach(
         completions=recovered.symbols.completions,
         resolve=locations.resolve,
         breakpoints=_breakpoints,
-        alive=lambda: _alive(linux, holder),
-        is_here=lambda: _is_here(linux, holder[0]),
+        still_there=partial(_still_there, linux),
         scope=lambda address: linux.scope(address, convenience, dwarf),
-        backtrace=partial(_backtrace, linux.unwinder(memory.read), isa, holder),
+        backtrace=partial(_backtrace, linux.unwinder(memory.read), isa, arena),
         hidden_returns=linux.hidden_returns,
         moment=linux.moment,
         forget=attachments.forget,
@@ -300,14 +292,12 @@ def attach(
         at_return=lambda address: linux.at_return(address, convenience, dwarf),
         entered=linux.entered,
         bypassed=linux.bypassed,
-        left=linux.left,
         modules=LinuxModules(linux, locations, stops),
         trap_calls=linux.trap_calls,
         user=LinuxPrograms(linux, convenience, _run, stops.shows_program).target,
     )
-    session = Session(target, current_settings, _run)
-    holder.append(session)
-    _tell_of_earlier(linux)
+    session = Session(target, current_settings, _run, original.registry)
+    _tell_of_earlier(arena)
     return Attachment(connection, session, machine, stops, linux, unwind, loaded)
 
 
@@ -333,14 +323,12 @@ def _unwind(linux: Linux, recovered: DiscoveredKernel, machine: GdbMachine) -> U
 
 
 def _backtrace(
-    unwinder: Unwinder | None, isa: Isa, holder: Sequence[Session], registers: Mapping[str, int], stack: bytes
+    unwinder: Unwinder | None, isa: Isa, arena: LinuxArena, registers: Mapping[str, int], stack: bytes
 ) -> Iterator[tuple[int, bool]]:
-    """See Target. (0, True) also where a return probe waited for a call: the caller is not on the stack."""
-    arena = holder[0].optimizer.arena
-    detours = arena.ranges.code if arena is not None else ()
+    """See Target. (0, True) also where a return probe waited for a call: who called is not on the stack."""
     frames = backtrace(unwinder, registers, isa.pc, Copy(registers[isa.sp], stack)) if unwinder is not None else ()
     for pc, exact in frames:
-        if any(start <= pc < end for start, end in detours):
+        if any(start <= pc < end for start, end in arena.code):
             yield 0, True
             return
         yield pc, exact
@@ -356,16 +344,13 @@ def _bare(connection: gdb.RemoteTargetConnection, isa: Isa, machine: GdbMachine,
         text=text,
         stops=stops,
         tracer=text,
-        new_arena=lambda: given_arena(current_settings(), isa),
-        take_arena=lambda: None,
-        give_back_arena=lambda: None,
+        arena_source=GivenArena(current_settings, isa),
         saved=lambda: (),
         stacks_missing="the threads of this guest are not known: it is no Linux",
         symbol=text.symbol,
         completions=lambda prefix: (),
         resolve=locations.resolve,
         breakpoints=_breakpoints,
-        alive=lambda: None,
         guard=attachments.guarded,
         scope=lambda address: NamesAt(text.scope(address, convenience)),
         at_return=lambda address: _named(text.at_return(address, convenience)),
@@ -379,9 +364,9 @@ def _named(names: Scope | None) -> NamesAt | None:
     return NamesAt(names) if names is not None else None
 
 
-def _tell_of_earlier(linux: Linux) -> None:
+def _tell_of_earlier(arena: LinuxArena) -> None:
     try:
-        left = linux.left()
+        left = arena.left()
         if left is not None and (left.probes or left.users):
             note(f"{LEFT if left.probes else CALLS}: {RECOVER}")
     except OptprobeError as error:
@@ -410,31 +395,9 @@ def _run(seconds: float | None) -> str | None:
     return stops.told.rstrip() if stops is not None and stops.told else describe(stop)
 
 
-def _is_here(linux: Linux, session: Session) -> bool:
-    """See Target. Modules that were unloaded are not looked for: what was in them may be all that is missing."""
+def _still_there(linux: Linux) -> bool:
+    """See Target."""
     try:
-        return linux.still_there() and (linux.keeps_journal or session.something_left())
-    except (Unreadable, gdb.error):
-        return False
-
-
-def _alive(linux: Linux, holder: list[Session]) -> None:
-    """Raises OptprobeError when the guest was rebooted, or is another one: its kernel or our branches are gone."""
-    session = holder[0]
-    registry = session.registry
-    gone = {0: "what was known of it is forgotten", 1: "its 1 probe is gone"}
-    lost = OptprobeError(
-        "the guest is not the one that was probed (rebooted, or a snapshot?): "
-        + gone.get(len(registry), f"its {len(registry)} probes are gone"),
-        "add what you want of them again" if len(registry) else "give the command again",
-    )
-    try:
-        same = linux.still_there()
-        if same:
-            session.comings.notice()
-            same = session.something_left()
-    except Unreadable:
-        same = False
-    if not same:
-        attachments.forget()
-        raise lost
+        return linux.still_there()
+    except gdb.error as error:
+        raise Unreachable(str(error)) from error

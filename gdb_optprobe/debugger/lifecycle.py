@@ -121,7 +121,7 @@ class Lifecycle:
             attachment.linux.forget()
             self._quietly(attachment.linux.tracer.give_back)
         if attachment.session.comings.watches:
-            self._quietly(attachment.session.target.alive)
+            self._quietly(attachment.session.check_alive)
         self._quietly(partial(self._look, attachment))
 
     def _look(self, attachment: Attachment) -> None:

@@ -31,7 +31,7 @@ class ArenaMemory:
         found = self.arena or self._found
         if found is None and self._missing is None:
             try:
-                found = self._found = self.target.new_arena()
+                found = self._found = self.target.arena_source.find()
             except OptprobeError as error:
                 self._missing = reason_of(error, Refusal.ARENA_MISSING)
         if found is None:
@@ -47,7 +47,7 @@ class ArenaMemory:
             self.find()
         except Refused:
             return False
-        return self.target.lends()
+        return self.target.arena_source.lends()
 
     def take(self, entered: Callable[[Arena], None], borrow: bool) -> Arena:
         """entered: called with what was taken. Raises Refused, also where the guest must run for it, unless `borrow`.
@@ -57,10 +57,10 @@ class ArenaMemory:
         found = self.find()
         if self.arena is not None:
             return found
-        if not borrow and self.target.lends():
+        if not borrow and self.target.arena_source.lends():
             raise Refused(self._missing or Refusal.ARENA_MISSING.because(why=MUST_RUN))
         try:
-            self.target.take_arena()
+            self.target.arena_source.take()
             self.arena, self._missing = found, None
             entered(found)
         except OptprobeError as error:
@@ -72,5 +72,5 @@ class ArenaMemory:
     def give_back(self) -> None:
         """Raises OptprobeError where it stays as it is."""
         if self.arena is not None:
-            self.target.give_back_arena()
+            self.target.arena_source.give_back()
         self.arena = self._found = self._missing = None

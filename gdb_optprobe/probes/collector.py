@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -38,11 +39,13 @@ class Why(Enum):
 class Collector:
     """Frees the slots of one session's arena, and keeps account of it. Times are in seconds.
 
+    check_alive: see Optimizer.
     hindered: why the stacks could not be told the last time, in words; "" where they could.
     """
 
     target: Target
     returns: Returns
+    check_alive: Callable[[], None]
     hindered: str = ""
     _runs: Counter[Why] = field(default_factory=Counter)
     _failed: int = 0
@@ -70,7 +73,7 @@ class Collector:
             self.returns.forget(self.target, arena)
             arena.journal.flush()
             return 0
-        self.target.alive()
+        self.check_alive()
         begun = time.monotonic()
         try:
             freed = arena.reclaim(lambda slots: self.returns.inside(slots, self.target))

@@ -113,7 +113,7 @@ class _Guest:
 
     @property
     def lent(self) -> str:
-        return LENT if self.target.lends() else ""
+        return LENT if self.target.arena_source.lends() else ""
 
     @property
     def left(self) -> str:

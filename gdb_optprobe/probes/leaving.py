@@ -16,7 +16,7 @@ STAYS = "the probes are removed, their memory in the guest is still in use"
 def leave(session: Session) -> None:
     """The probes, and the arena. Raises OptprobeError where that is still in use: another GDB's probes use it again."""
     target, optimizer = session.target, session.optimizer
-    target.alive()
+    session.check_alive()
     session.delete()
     session.users.tidy()
     arena = optimizer.arena

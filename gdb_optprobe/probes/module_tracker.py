@@ -54,6 +54,7 @@ class Comings:
     settings: Callable[[], Settings]
     plan: Find
     compile: Compile
+    is_here: Callable[[], bool]
     _modules: dict[int, object] = field(default_factory=dict)
     _calls: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     _tried: object = None
@@ -107,7 +108,7 @@ class Comings:
 
     def _arrives(self, module: int) -> None:
         """A module is complete, and nothing of it has run: nobody can be in the way. Raises OptprobeError."""
-        if not self.target.is_here():
+        if not self.is_here():
             return
         self.optimizer.untouched = self.target.modules.arrived(module)
         try:

@@ -60,12 +60,14 @@ FAR = 1 << 16
 class Optimizer:
     """Decides and carries out the tiers of a session's sites.
 
+    check_alive: raises OptprobeError where the guest is another one than was probed, after it was forgotten.
     untouched: from where to where nothing of the guest's text has run yet.
     """
 
     target: Target
     registry: Registry
     settings: Callable[[], Settings]
+    check_alive: Callable[[], None]
     links: Links = field(init=False)
     reading: Reading = field(init=False)
     stopping: Stopping = field(init=False)
@@ -82,7 +84,7 @@ class Optimizer:
     def __post_init__(self) -> None:
         self.links = Links(self.target, self.registry)
         self.stopping = Stopping(self.target, self.registry, self.links)
-        self.collector = Collector(self.target, self.returns)
+        self.collector = Collector(self.target, self.returns, self.check_alive)
         self.traps = Traps(self.target)
         self.memory = ArenaMemory(self.target)
         self._cfgs = CfgCache(self.target.isa, self.target.text)
@@ -246,7 +248,7 @@ class Optimizer:
         enabled = [site for site in self.registry.sites() if site.enabled]
         some = [site for site in enabled if self._waits(site) or (grow and self._grows(site))]
         if some:
-            self.target.alive()
+            self.check_alive()
             self.settle(some)
         self._take_back_lost()
         self.tidy()

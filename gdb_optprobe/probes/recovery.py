@@ -39,6 +39,7 @@ def recover(session: Session) -> Recovered:
 
     Raises OptprobeError: then all that is left is there for another try, and nothing of it is known here.
     """
+    session.check_alive()
     left, found, undone = look(session.target, session.users)
     arena = take(left, undone, session.target, session.optimizer, session.users)
     try:
@@ -105,6 +106,7 @@ def remove(session: Session, timeout: float) -> int:
     The guest runs in slices until nobody is inside. Raises OptprobeError, with nothing changed, or when somebody still
     is inside after `timeout` seconds.
     """
+    session.check_alive()
     left, found, undone = look(session.target, session.users)
     arena = take(left, undone, session.target, session.optimizer, session.users)
     arena.release_data((*session.optimizer.traps.memory, *session.users.calls.memory))

@@ -17,7 +17,7 @@ from gdb_optprobe.detours.refusal import NO_MEMORY, Reason, Refusal, Refused
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.stop_pad import Pad
 from gdb_optprobe.detours.tier import Tier
-from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
 from gdb_optprobe.handlers.compile import Limits, compile_handler
 from gdb_optprobe.handlers.ir import WORD
 from gdb_optprobe.handlers.lower_expressions import UNMAPPED, NotLowered
@@ -62,12 +62,16 @@ LONGEST_SLICE = 1.0
 class Session:
     """The probes of one guest. Every verb needs the guest stopped; errors are OptprobeError, the guest unchanged."""
 
-    def __init__(self, target: Target, settings: Callable[[], Settings], run: Run) -> None:
+    def __init__(
+        self, target: Target, settings: Callable[[], Settings], run: Run, registry: Registry | None = None
+    ) -> None:
         self.target = target
         self.settings = settings
-        self.registry = Registry()
-        self.optimizer = Optimizer(target, self.registry, settings)
-        self.comings = Comings(target, self.registry, self.optimizer, settings, self._standing, self.handler)
+        self.registry = registry if registry is not None else Registry()
+        self.optimizer = Optimizer(target, self.registry, settings, self.check_alive)
+        self.comings = Comings(
+            target, self.registry, self.optimizer, settings, self._standing, self.handler, self.is_here
+        )
         self.users = Users(target, self.registry, self.optimizer, settings)
         self._explaining = Explaining(
             target, self.registry, self.optimizer, self.users, settings, self._standing, self.handler, self._as_wanted
@@ -79,7 +83,7 @@ class Session:
 
     def add(self, *specs: Spec) -> tuple[ProbeView, ...]:
         """Put a probe at every address of each spec's location; none at all where one of them is refused."""
-        self.target.alive()
+        self.check_alive()
         make_way(self.target, self.optimizer, self.users)
         for spec in specs:
             for action in spec.action_parts:
@@ -235,7 +239,7 @@ class Session:
 
     def delete(self, numbers: Sequence[int] | None = None) -> tuple[int, ...]:
         """Take probes out of the guest and forget them."""
-        self.target.alive()
+        self.check_alive()
         probes = self.registry.probes(numbers)
         self.users.check(probes, on=False)
         self._remove(probes)
@@ -267,7 +271,7 @@ class Session:
         return self._switch(numbers, False)
 
     def _switch(self, numbers: Sequence[int] | None, on: bool) -> tuple[int, ...]:
-        self.target.alive()
+        self.check_alive()
         probes = self.registry.probes(numbers)
         self.users.check(probes, on)
         self.target.guard()
@@ -311,13 +315,13 @@ class Session:
     def views(self, numbers: Sequence[int] | None = None) -> tuple[ProbeView, ...]:
         """Where no numbers are given: of all, and of deleted return probes that saw calls entered which are under way.
         """
-        self.target.alive()
+        self.check_alive()
         views = self._views(self.registry.probes(numbers))
         return (*views, *user_present.deleted(self.optimizer, self.users)) if numbers is None else views
 
     def reports(self, numbers: Sequence[int] | None = None) -> tuple[ProbeView, ...]:
         """As `views`, with all that was gathered by key."""
-        self.target.alive()
+        self.check_alive()
         return self._views(self.registry.probes(numbers), whole=True)
 
     def _views(self, probes: Sequence[Probe], whole: bool = False) -> tuple[ProbeView, ...]:
@@ -342,11 +346,11 @@ class Session:
 
     def explain(self, *specs: Spec) -> tuple[ExplainView, ...]:
         """Return what an `add` would do at every address of each spec's location; the guest is not touched."""
-        self.target.alive()
+        self.check_alive()
         return tuple(self._explaining.explained(specs))
 
     def hits(self, number: int) -> int:
-        self.target.alive()
+        self.check_alive()
         (probe,) = self.registry.probes([number])
         return probe_views.gathered([probe], self.target)[number].head[0]
 
@@ -373,7 +377,7 @@ class Session:
 
     def saved(self) -> Saved:
         """The probes as commands that make them again in another boot."""
-        self.target.alive()
+        self.check_alive()
 
         def takes(spec: Spec, address: int) -> bool:
             return self._standing(address, spec) is not None
@@ -382,7 +386,7 @@ class Session:
 
     def check(self) -> tuple[str, ...]:
         """Where the guest's memory does not hold what we wrote, in words."""
-        self.target.alive()
+        self.check_alive()
         return (*memory_check.problems(self.optimizer, self.resident), *self.users.problems())
 
     def passed_over(self) -> tuple[str, ...]:
@@ -409,6 +413,43 @@ class Session:
         begun = max((at for at, _ in detour.origins if at <= pc), default=detour.address)
         before = self.target.isa.decode(detour.data[begun - detour.address : pc - detour.address], begun)
         return depth(before, pc, self.target.isa.pushed)
+
+    # the same guest? -----------------------------------------------------------------------------------------------
+
+    def is_here(self) -> bool:
+        """Return whether this is still the guest that was attached to, with what was put there; nothing is changed.
+
+        Modules that were unloaded are not looked for: what was in them may be all that is missing.
+        """
+        if self.target.still_there is None:
+            return True
+        source = self.target.arena_source
+        try:
+            return self.target.still_there() and source.stands() and (source.keeps_journal or self.something_left())
+        except (Unreadable, Unreachable):
+            return False
+
+    def check_alive(self) -> None:
+        """Raises OptprobeError where the guest was rebooted, or is another one; it is forgotten then."""
+        if self.target.still_there is None:
+            return
+        number = len(self.registry)
+        gone = {0: "what was known of it is forgotten", 1: "its 1 probe is gone"}
+        lost = OptprobeError(
+            "the guest is not the one that was probed (rebooted, or a snapshot?): "
+            + gone.get(number, f"its {number} probes are gone"),
+            "add what you want of them again" if number else "give the command again",
+        )
+        try:
+            same = self.target.still_there() and self.target.arena_source.stands()
+            if same:
+                self.comings.notice()
+                same = self.something_left()
+        except Unreadable:
+            same = False
+        if not same:
+            self.target.forget()
+            raise lost
 
     def something_left(self) -> bool:
         """Whether the guest still holds what we put there, if we put anything there. Raises Unreadable.
@@ -452,7 +493,7 @@ class Session:
 
     def commit(self, timeout: float = 10.0, tell: Callable[[str], object] = str) -> tuple[str, ...]:
         """Run the guest in slices until all that waits is optimized or reclaimed; `tell` is told what still does."""
-        self.target.alive()
+        self.check_alive()
         deadline, before = time.monotonic() + timeout, (0, 0)
         while True:
             self.users.tidy()

@@ -40,7 +40,7 @@ def make_way(target: Target, optimizer: Optimizer, users: Users) -> None:
 
     Raises OptprobeError where there are probes, or it cannot be.
     """
-    left = target.left()
+    left = target.arena_source.left()
     if left is None:
         return
     if left.probes:
@@ -54,8 +54,7 @@ def make_way(target: Target, optimizer: Optimizer, users: Users) -> None:
 
 def look(target: Target, users: Users) -> tuple[ArenaContents, Sequence[Noted], Sequence[Patch]]:
     """What is left, its probes, and how the branches go; checked as far as it can be before anything is changed."""
-    target.alive()
-    left = target.left()
+    left = target.arena_source.left()
     if left is None:
         raise OptprobeError("no probes of an earlier GDB are in this guest")
     found, traps = believed(left)

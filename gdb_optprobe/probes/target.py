@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gdb_optprobe.detours.arena import Arena
-from gdb_optprobe.detours.arena_contents import ArenaContents
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.guest.text import FtraceSite, Function, Text
 from gdb_optprobe.isa.record import Isa
+from gdb_optprobe.probes.arena_source import ArenaSource
 from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.stops import StopPoint, Stops
 from gdb_optprobe.probes.user.target import UserTarget
@@ -94,10 +93,7 @@ def _no_traps() -> TrapCalls:
 class Target:
     """One stopped guest.
 
-    new_arena:      find memory for detours, the guest unchanged; raises Refused (ARENA_MISSING) or OptprobeError.
-    take_arena:     make what new_arena found ready for use.
-    lends:          whether that runs the guest, so that its kernel lends memory.
-    give_back_arena: undo that, once nothing is left in it.
+    arena_source:   where memory for detours is found.
     saved:          everywhere a PC may be saved now. hides: whether a return address may be elsewhere all the same.
     stacks_missing: why that cannot be told of every stack, in words; "" when it can.
     symbol:         "vfs_read+0x13" for an address; "" where none is known.
@@ -112,12 +108,10 @@ class Target:
     bypassed:       why calls of the function that is entered at an address may not come by it, in words; "" where
                     nothing is known of that, or it is no entry.
     modules:        text that comes and goes.
-    left:           probes of an earlier GDB that are in the guest; None where none are. Raises OptprobeError.
     hidden_returns: where tracers of the guest's own have calls return to.
     trap_calls:     where the guest calls its handler of traps. Raises OptprobeError where that is not known.
     user:           what probes on programs need. Raises OptprobeError where there can be none.
-    is_here:        whether this is still the guest that was attached to, with what was put there; nothing is changed.
-    alive:          raises OptprobeError when it is not, after it was forgotten.
+    still_there:    whether the same kernel runs; None where that cannot be told. Raises Unreadable, Unreachable.
     moment:         as long as no vCPU can have run, the same; where that is not known, never the same.
     forget:         know nothing more of the guest, nor of what was put there; nothing is changed.
     guard:          called before the first probe is written: see that the guest is freed should the debugger die.
@@ -129,16 +123,13 @@ class Target:
     text: Text
     stops: Stops
     tracer: Tracer
-    new_arena: Callable[[], Arena]
-    take_arena: Callable[[], None]
-    give_back_arena: Callable[[], None]
+    arena_source: ArenaSource
     saved: Callable[[], Iterable[SavedWords]]
     stacks_missing: str
     symbol: Callable[[int], str]
     completions: Callable[[str], Sequence[str]]
     resolve: Callable[[str, bool], tuple[int, ...]]
     breakpoints: Callable[[], frozenset[int]]
-    alive: Callable[[], None]
     scope: Callable[[int], NamesAt]
     backtrace: Callable[[Mapping[str, int], bytes], Iterable[tuple[int, bool]]] = lambda registers, stack: ()
     at_return: Callable[[int], NamesAt | None] = lambda address: None
@@ -149,10 +140,8 @@ class Target:
     forget: Callable[[], None] = lambda: None
     guard: Callable[[], None] = lambda: None
     step_out: Callable[[Sequence[tuple[int, int]]], None] = lambda ranges: None
-    left: Callable[[], ArenaContents | None] = lambda: None
     modules: Modules = field(default_factory=NoModules)
     hides: Callable[[], bool] = lambda: True
     trap_calls: Callable[[], TrapCalls] = _no_traps
-    is_here: Callable[[], bool] = lambda: True
+    still_there: Callable[[], bool] | None = None
     user: Callable[[], UserTarget] = _no_user
-    lends: Callable[[], bool] = lambda: False

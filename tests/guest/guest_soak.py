@@ -104,7 +104,7 @@ def _patches(session: Session) -> Iterator[Patch]:
 
 def _left(session: Session) -> list[list[int]]:
     """What an earlier session had to leave in the text: calls under way, or traps, may still come to its code."""
-    left = session.target.left()
+    left = session.target.arena_source.left()
     return [[text.address, len(text.original)] for text in left.texts] if left is not None and not left.probes else []
 
 

@@ -11,6 +11,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.spec import Spec
+from tests.fake_guest import OneArena
 from tests.probes.threads import START, World
 
 
@@ -20,12 +21,17 @@ def test_a_setting_never_runs_the_guest(verb: str) -> None:
     runs: list[bool] = []
     comes = False
 
-    def take_arena() -> None:
-        runs.append(comes)
-        if not comes:
-            raise OptprobeError("no thread came", "try again")
+    class Lending(OneArena):
+        def take(self) -> None:
+            runs.append(comes)
+            if not comes:
+                raise OptprobeError("no thread came", "try again")
 
-    target = replace(World().session.target, take_arena=take_arena, lends=lambda: True not in runs, guard=lambda: None)
+        def lends(self) -> bool:
+            return True not in runs
+
+    world = World()
+    target = replace(world.session.target, arena_source=Lending(world.arena))
     session = Session(target, lambda: Settings(emulation=False), lambda _: None)
     session.add(Spec(f"*{START:#x}"))
     (site,) = session.registry.sites()

@@ -34,7 +34,7 @@ class Target:
     another: bool = False
     machine: FakeMemory = field(default_factory=lambda: FakeMemory(START, bytes([FILL]) * SIZE))
 
-    def alive(self) -> None:
+    def check_alive(self) -> None:
         if self.another:
             raise OptprobeError("the guest is not the one that was probed")
 
@@ -75,7 +75,7 @@ class World:
     def __init__(self, stacks_missing: str = "") -> None:
         self.arena = Arena(Ranges(((START, START + SIZE),), (), FILL))
         self.target = Target(stacks_missing)
-        self.collector = Collector(self.target, Returns())  # type: ignore[arg-type]
+        self.collector = Collector(self.target, Returns(), self.target.check_alive)  # type: ignore[arg-type]
 
     def released(self, count: int) -> list[Slot]:
         """Detours that stood, and that nothing leads to any more."""
@@ -197,7 +197,7 @@ def test_the_table_of_a_function_goes_with_its_memory_where_no_code_waits() -> N
     returns.points = [point]  # type: ignore[list-item]
     arena.journal.put(Item.POINT, slot.address, [START, 1, 0])
     arena.data.release(slot)
-    found = Collector(target, returns)  # type: ignore[arg-type]
+    found = Collector(target, returns, lambda: None)  # type: ignore[arg-type]
     assert found.collect(arena, Why.MEMORY) == 0
     assert arena.data.is_empty and returns.points == []
     assert not any(key.startswith("point") for key in arena.journal.state)

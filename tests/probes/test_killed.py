@@ -211,7 +211,7 @@ def test_a_gdb_may_be_killed_behind_any_write_on_ppc64le() -> None:
 def _check_taken_over(guest: FakeGuest, original: FakeGuest) -> None:
     heads = dict(_changed(guest, original))
     session = guest.session()
-    left = guest.linux.left()
+    left = guest.arena_source.left()
     if left is None:
         assert not heads
         session.add(Spec(f"*{PLAIN:#x}"))

@@ -23,7 +23,7 @@ from gdb_optprobe.probes.user.text_writer import UserWriter
 session = current_session()
 attachment = attachments.current
 assert attachment is not None and attachment.linux is not None
-assert session.target.left() is None, "what a GDB has left is not written over"
+assert session.target.arena_source.left() is None, "what a GDB has left is not written over"
 linux = attachment.linux
 kernel = linux.user_kernel
 programs = Programs.of(

@@ -1,4 +1,4 @@
-"""What is known of a kernel while its guest may be reset."""
+"""The arena of a Linux guest, which may be reset, and whose kernel may lend memory."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from gdb_optprobe.guest.linux.arch.base import LinuxArch, Loan, Room, StaysLent
 from gdb_optprobe.maps.journal_format import MAGIC, Damaged, decode
 from gdb_optprobe.probes import arena_record
 from gdb_optprobe.probes.linux import Linux
+from gdb_optprobe.probes.linux_arena import LinuxArena
 from gdb_optprobe.probes.settings import Settings
 from tests.linux.fakes import Pages
 
@@ -27,36 +28,36 @@ def test_a_kernel_whose_memory_for_detours_was_undone_is_not_the_one_that_was_pr
     room = Room(((0, 8),), (8, 16), 0, stands=lambda: mapped)
     anything: Any = SimpleNamespace(still_there=lambda _: True, forget=lambda: None, alignment=4)
     port = cast(LinuxArch, SimpleNamespace(room=lambda machine, kernel: room, places=lambda machine, kernel: ()))
-    linux = Linux(*[anything] * 8, port)
-    assert linux.still_there()
-    linux.new_arena(Settings())
+    arena = LinuxArena(Linux(*[anything] * 8, port), Settings)
+    assert arena.stands()
+    arena.find()
     mapped = False
-    assert linux.still_there(), "nothing was changed yet"
-    linux.take_arena()
-    assert not linux.still_there()
+    assert arena.stands(), "nothing was changed yet"
+    arena.take()
+    assert not arena.stands()
     mapped = True
-    assert linux.still_there()
-    linux.give_back_arena()
+    assert arena.stands()
+    arena.give_back()
     mapped = False
-    assert linux.still_there(), "there is nothing left to be undone"
+    assert arena.stands(), "there is nothing left to be undone"
 
 
 def test_code_under_an_earlier_gdb_s_branch_is_shown_while_the_branch_stands() -> None:
     """A reading that was taken before the branch went must agree with one from after that."""
     anything: Any = SimpleNamespace()
-    linux = Linux(*[anything] * 9)
-    linux._covered = [Patch(0x1004, b"AAAAA", b"\xe9\1\2\3\4")]
+    arena = LinuxArena(Linux(*[anything] * 9), Settings)
+    arena._covered = [Patch(0x1004, b"AAAAA", b"\xe9\1\2\3\4")]
     before, after = b"0000\xe9\1\2\3\0045555", b"0000AAAAA5555"
     for start in range(13):
         for end in range(start + 1, 14):
-            assert linux.uncovered(0x1000 + start, before[start:end]) == after[start:end]
-            assert linux.uncovered(0x1000 + start, after[start:end]) == after[start:end]
+            assert arena.uncovered(0x1000 + start, before[start:end]) == after[start:end]
+            assert arena.uncovered(0x1000 + start, after[start:end]) == after[start:end]
 
 
 JOURNAL, LENT = (0x3000, 0x4000), (0x8000, 0x9000)
 
 
-def lending(fails: bool = False, stays: bool = False) -> tuple[Linux, Pages, list[str]]:
+def lending(fails: bool = False, stays: bool = False) -> tuple[LinuxArena, Pages, list[str]]:
     """A kernel without memory for detours but what it lends; and what is done, in order."""
     memory, events = Pages(), []
     memory.put(LENT[0], bytes([FILL]) * 0x1000)
@@ -84,38 +85,38 @@ def lending(fails: bool = False, stays: bool = False) -> tuple[Linux, Pages, lis
     )
     port = cast(LinuxArch, SimpleNamespace(room=lambda machine, kernel: planned, places=lambda machine, kernel: ()))
     known = cast(Any, SimpleNamespace(read=memory.read, write=memory.write, forget=lambda: None))
-    linux = Linux(anything, anything, known, *[anything] * 5, port, tell=lambda text: events.append(text))
-    return linux, memory, events
+    linux = Linux(anything, anything, known, *[anything] * 5, port)
+    return LinuxArena(linux, Settings, lambda text: events.append(text)), memory, events
 
 
 def test_memory_is_lent_when_it_is_taken_and_noted_before_it_appears() -> None:
-    linux, memory, events = lending()
-    linux.new_arena(Settings())
-    assert (linux.lends(), events, memory.writes) == (True, ["as it is said"], [])
-    linux.take_arena()
-    assert not linux.lends() and linux.room is not None and linux.room.loan == Loan(0x5000, 0x4000)
+    arena, memory, events = lending()
+    arena.find()
+    assert (arena.lends(), events, memory.writes) == (True, ["as it is said"], [])
+    arena.take()
+    assert not arena.lends() and arena.room is not None and arena.room.loan == Loan(0x5000, 0x4000)
     assert events[1].startswith("the guest runs") and events[2:] == ["borrow", "take"]
     found = decode(memory.read(LENT[0], 0x1000), FILL)
     assert found is not None and found.state["room 0"][-1] == [0x5000, 0x4000]
-    linux.give_back_arena()
-    assert events[-1] == "give back" and linux.room is None
+    arena.give_back()
+    assert events[-1] == "give back" and arena.room is None
 
 
 def test_what_is_lent_and_cannot_be_used_is_given_back_and_may_be_lent_again() -> None:
-    linux, memory, events = lending(fails=True)
-    linux.new_arena(Settings())
+    arena, memory, events = lending(fails=True)
+    arena.find()
     for _ in range(2):
         memory.writes.clear()
         with pytest.raises(OptprobeError):
-            linux.take_arena()
-        assert linux.lends() and events[-3:] == ["borrow", "take", "give back"]
+            arena.take()
+        assert arena.lends() and events[-3:] == ["borrow", "take", "give back"]
 
 
 def test_what_failed_first_is_told_first_where_the_loan_cannot_be_given_back() -> None:
-    linux, _, events = lending(fails=True, stays=True)
-    linux.new_arena(Settings())
+    arena, _, events = lending(fails=True, stays=True)
+    arena.find()
     with pytest.raises(OptprobeError) as failed:
-        linux.take_arena()
+        arena.take()
     assert str(failed.value) == "no; it stays; try again" and events[-2:] == ["take", "give back"]
 
 
@@ -126,18 +127,18 @@ def test_a_loan_that_is_not_taken_back(fails: OptprobeError) -> None:
     def give_back() -> None:
         raise fails
 
-    linux, _, events = lending()
-    linux.new_arena(Settings())
-    linux.take_arena()
-    assert linux.room is not None
-    linux.room = replace(linux.room, give_back=give_back)
+    arena, _, events = lending()
+    arena.find()
+    arena.take()
+    assert arena.room is not None
+    arena.room = replace(arena.room, give_back=give_back)
     if isinstance(fails, StaysLent):
-        linux.give_back_arena()
-        assert linux.room is None and events[-1] == "it stays"
+        arena.give_back()
+        assert arena.room is None and events[-1] == "it stays"
     else:
         with pytest.raises(OptprobeError):
-            linux.give_back_arena()
-        assert linux.room is not None and linux.keeps_journal
+            arena.give_back()
+        assert arena.room is not None and arena.keeps_journal
 
 
 def test_the_journal_tells_of_every_range_and_of_the_loan() -> None:

@@ -1,0 +1,220 @@
+"""The arena of a Linux guest: found in its memory, taken, given back; adopted from an earlier GDB by its journal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gdb_optprobe.detours.arena import Arena, Ranges
+from gdb_optprobe.detours.arena_contents import ArenaContents, restoring_patches
+from gdb_optprobe.detours.journal import Item, Journal
+from gdb_optprobe.detours.patch import Patch
+from gdb_optprobe.detours.refusal import Refusal, Refused
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.arch.base import Room, Say, StaysLent
+from gdb_optprobe.probes.arena_record import Earlier, facts, look
+from gdb_optprobe.probes.arena_source import given_arena
+from gdb_optprobe.probes.linux import Linux
+from gdb_optprobe.probes.original import unpatched
+from gdb_optprobe.probes.settings import ArenaRanges, Settings
+
+
+@dataclass
+class LinuxArena:
+    """See ArenaSource. tell: tells the user a sentence. code: where detours are, in what was found last."""
+
+    linux: Linux
+    settings: Callable[[], Settings]
+    tell: Say = lambda _: None
+    room: Room | None = None
+    code: Sequence[tuple[int, int]] = ()
+    _journal: Journal = field(default_factory=Journal)
+    _took: bool = False
+    _earlier: Earlier | None = None
+    _covered: Sequence[Patch] | None = None
+    _asked: bool = False
+
+    def __post_init__(self) -> None:
+        self.linux.originals = self.originals
+
+    def originals(self) -> Mapping[int, bytes]:
+        """Return what text held before an earlier GDB changed it, by address. Raises OptprobeError."""
+        left = self.left()
+        return {text.address: text.original for text in left.texts} if left is not None else {}
+
+    def stands(self) -> bool:
+        """Return whether the guest has it as it was taken and last changed. Raises Unreadable."""
+        return not self._took or self.room is None or (self.room.stands() and self._journal.stands())
+
+    @property
+    def keeps_journal(self) -> bool:
+        """Whether `stands` tells a snapshot that was loaded meanwhile."""
+        return self._took and self.room is not None and self._journal.is_open
+
+    def find(self) -> Arena:
+        """Find the user's ranges, else memory that the kernel does not use itself. Raises OptprobeError."""
+        arena = self._found()
+        self.code = arena.ranges.code
+        return arena
+
+    def _found(self) -> Arena:
+        settings = self.settings()
+        if settings.arena is not None:
+            self._check_given(settings.arena)
+            return given_arena(settings, self.linux.isa)
+        earlier = self._look_back()
+        if earlier is not None and (not earlier.is_empty or earlier.loan is not None):
+            return self._adopted(earlier)
+        # What an earlier GDB has begun to give back is given back when it is taken: nothing is changed here.
+        self.room = room = self._room() if earlier is None else earlier.place
+        start, end = room.journal
+        self._journal = Journal()
+        if start < end:
+            self._journal = Journal(self.linux.memory, start, end - start, room.fill)
+            self._journal.put(Item.ROOM, 0, facts(room, self.linux.recovered))
+        if room.told:
+            self.tell(room.told)
+        return self._arena(room)
+
+    def _adopted(self, earlier: Earlier) -> Arena:
+        self.room = earlier.room(self.linux.machine, self.linux.memory)
+        self._journal = earlier.journal(self.linux.memory)
+        arena = self._arena(self.room)
+        arena.adopt(earlier.left, self.linux.memory, set(self._handlers()))
+        if self.left() is None:
+            arena.release_data()
+            if not arena.dirty():
+                arena.reclaim(lambda slots: ())  # no code may write there
+        return arena
+
+    def _room(self) -> Room:
+        """Return memory for detours as the kernel has it now. Raises OptprobeError."""
+        return self.linux.arch.room(self.linux.machine, self.linux.kernel)
+
+    def _handlers(self) -> Iterator[int]:
+        """Yield the kernel's handlers of traps: there may be a branch to our code at their start."""
+        for calls in (self.linux.trap_calls, lambda: self.linux.user_kernel.calls):
+            try:
+                yield calls().handler
+            except OptprobeError:
+                continue
+
+    def _arena(self, room: Room) -> Arena:
+        return Arena(Ranges(code=room.code, data=(room.data,), fill=room.fill), self.linux.isa.alignment, self._journal)
+
+    def left(self) -> ArenaContents | None:
+        """Probes of an earlier GDB, or of a snapshot; None where there are none, or not any more. Raises OptprobeError.
+        """
+        if self._took:
+            return None
+        self._asked, self._covered = False, ()
+        earlier = self._look_back()
+        if earlier is None:
+            return None
+        left = earlier.left
+        texts, _ = restoring_patches(left, self.linux.memory, self.linux.isa)
+        self._covered = [text.reverse for text in texts]
+        return left if left.probes or left.users or texts else None
+
+    def uncovered(self, address: int, data: bytes) -> bytes:
+        """Return `data`, read at `address`, with what the branches of an earlier GDB cover where these still stand."""
+        if self._covered is None:
+            try:
+                self.left()
+            except OptprobeError:
+                self._covered = ()
+        return unpatched(data, address, [patch for patch in self._covered or () if _stands(patch, address, data)])
+
+    def _look_back(self) -> Earlier | None:
+        if not self._asked:
+            of = self.linux
+            self._earlier = look(of.machine, of.memory, of.kernel, of.arch, of.recovered, of.isa)
+            self._asked = True
+        return self._earlier
+
+    def _check_given(self, arena: ArenaRanges) -> None:
+        """Raises Refused where the user's ranges hold functions of the kernel's."""
+        for start, end in (arena.code, arena.data):
+            owned = next((at for at in (start, end - 1) if self.linux.text.function(at) is not None), None)
+            if owned is not None:
+                why = f"{self.linux.text.spell(owned)} is code of the kernel's own"
+                raise Refused(Refusal.ARENA_MISSING.because(why=why))
+
+    def take(self) -> None:
+        """Make what `find` found ready for use: page tables, say. Another GDB knows of it before."""
+        if self.room is None:
+            return
+        if self.room.borrow is not None:
+            self._borrow(self.room.borrow)
+            return
+        if self._earlier is not None and self._earlier.is_empty and self._earlier.loan is None:
+            self._finish(self._earlier)
+        self._journal.begin()
+        try:
+            self.room.take()
+        except OptprobeError:
+            self._journal.clear()
+            raise
+        self._took = True
+        self.linux.memory.forget()
+
+    def _finish(self, earlier: Earlier) -> None:
+        """Give back what an earlier GDB had begun to, and take the same memory anew. Raises OptprobeError."""
+        earlier.finish(self.linux.machine, self.linux.memory)
+        self.linux.memory.forget()
+        self._earlier = None
+        room = self._room()
+        if (room.code, room.data, room.journal) != (earlier.place.code, earlier.place.data, earlier.place.journal):
+            raise OptprobeError("the memory for detours of an earlier GDB is not free", "connect anew, then try again")
+        self.room = room
+        self._journal.put(Item.ROOM, 0, facts(room, self.linux.recovered))
+
+    def lends(self) -> bool:
+        """Whether `take` would run the guest, so that its kernel lends memory."""
+        return self.room is not None and self.room.borrow is not None
+
+    def _borrow(self, borrow: Callable[[], Room]) -> None:
+        """As `take`. Once the kernel has lent it, the journal tells of that before its window appears."""
+        self.tell("the guest runs until its kernel has lent memory for detours")
+        room = borrow()
+        self.linux.forget()
+        self._journal.start = room.journal[0]
+        self._journal.put(Item.ROOM, 0, facts(room, self.linux.recovered))
+        try:
+            self._journal.begin()
+            room.take()
+        except OptprobeError as error:
+            self._journal.lose()
+            try:
+                room.give_back()
+            except OptprobeError as stays:
+                raise OptprobeError(f"{error.message}; {stays.message}", error.hint or stays.hint) from error
+            raise
+        self.room, self._took = room, True
+        self.linux.memory.forget()
+
+    def give_back(self) -> None:
+        """Nothing of ours is left: page tables become what they were. Raises OptprobeError where a loan stays."""
+        if self._took and self.room is not None and self.room.loan is not None:
+            self._repay(self.room)
+            return
+        room, self.room, self._took, self._earlier = self.room, None, False, None
+        if room is not None:
+            room.give_back()
+            self._journal.clear()
+            self.linux.memory.forget()
+
+    def _repay(self, room: Room) -> None:
+        """The guest runs; the journal goes with the memory."""
+        try:
+            room.give_back()
+        except StaysLent as stays:
+            self.tell(stays.message)
+        self.room, self._took, self._earlier, self._journal = None, False, None, Journal()
+        self.linux.forget()
+
+
+def _stands(patch: Patch, address: int, data: bytes) -> bool:
+    """Whether `data`, read at `address`, has all of a patch's bytes that are among it."""
+    start, end = max(patch.address, address), min(patch.end, address + len(data))
+    return start < end and data[start - address : end - address] == patch.new[start - patch.address :][: end - start]
