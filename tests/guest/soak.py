@@ -663,6 +663,9 @@ class Soak:
         for number in touched:
             if killed == ["delete"] and number not in rows:
                 del self.probes[number]
+            elif killed == ["delete"]:
+                # Its branch may have been out of the text until now.
+                self.probes[number].behind = None
             elif killed in (["enable"], ["disable"]):
                 probe, on = self.probes[number], rows[number]["enabled"]
                 if probe.enabled != on:
