@@ -14,7 +14,7 @@ __version__ = "0.1"
 
 
 def __getattr__(name: str) -> Any:
-    """Only what is used inside GDB needs the module `gdb`: the layers below are imported without it."""
+    """Import the API when it is first used. It needs the module `gdb`; the layers below do not."""
     if name not in ("kprobe", "kretprobe"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from gdb_optprobe.debugger import api

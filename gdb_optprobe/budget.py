@@ -1,7 +1,7 @@
-"""Limits on what is read of a guest: it chooses how long its tables, chains and names are, and may lie.
+"""Limits on reading a guest, which decides how long its tables, chains and names are, and may lie.
 
-A reader's limits stand beside it, each with what the largest kernel or program that was measured takes. What is beyond
-a limit is refused in one line that says so; what else the guest has is read as before.
+Each reader defines its limits, and names what the largest kernel or program that was measured needs. Data beyond a
+limit is refused with one line that says so; all other data is still read.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ HINT = "more than is read of any guest"
 
 
 class OverBudget(OptprobeError):
-    """A guest has more of something than is read of it."""
+    """The guest has more of something than its limit."""
 
     def __init__(self, what: str, limit: int, of: str) -> None:
         super().__init__(f"{what} has over {limit:,} {of}", HINT)
 
 
 class Budget:
-    """Counts what one reading takes. what: the thing that is read. of: what is counted, in the plural."""
+    """Counts the steps of one reading. what: the object that is read. of: the unit that is counted, in the plural."""
 
     __slots__ = ("left", "limit", "of", "what")
 
@@ -31,7 +31,7 @@ class Budget:
         self.of = of
 
     def spend(self, amount: int = 1) -> None:
-        """Raises OverBudget."""
+        """Count `amount`. Raises OverBudget."""
         self.left -= amount
         if self.left < 0:
             raise OverBudget(self.what, self.limit, self.of)

@@ -1,4 +1,4 @@
-"""What every layer raises when a user must be told something: one line, one next step."""
+"""The error that every layer raises for the user: one line, one next step."""
 
 
 class OptprobeError(Exception):

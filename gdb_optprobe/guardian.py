@@ -1,11 +1,11 @@
-"""Frees a guest whose GDB has died: a process of its own, which that GDB started and keeps informed.
+"""Free a guest after its GDB has died: a process of its own, which GDB starts and keeps informed.
 
-    GDB ──── a pipe ────► guardian         GDB lets go in order: it says so in a last line, and this ends
-     └──► QEMU's stub ◄─ ─ ─ ┘             the pipe ends without: GDB was killed, or crashed
+    GDB ──── a pipe ────► guardian         GDB disconnects in order: it sends a last line, and this process ends
+     └──► QEMU's stub ◄─ ─ ─ ┘             the pipe ends without that line: GDB was killed, or crashed
 
-QEMU keeps a dead GDB's breakpoints, and the guest parks at the next one; nor does a guest run on that stood still. So
-the guardian connects to the stub, makes whole what GDB was in the middle of, has the breakpoints dropped and lets go.
-It keeps its hands off where somebody else is connected, or where another QEMU listens by now.
+QEMU keeps the breakpoints of a dead GDB, and the guest stops at the next one; and a stopped guest stays stopped. So the
+guardian connects to the stub, completes the change that GDB was making, has the breakpoints dropped and disconnects.
+It does nothing where another debugger is connected, or where another QEMU listens on the address by now.
 
 This file runs without GDB and without the rest of the package: `guardian.py unix:PATH`, `guardian.py tcp:HOST:PORT`.
 """
@@ -26,15 +26,15 @@ from pathlib import Path
 from types import TracebackType
 
 LEAVE = b"null\n"
-"""The line that says that GDB lets go in order."""
+"""The line that GDB sends before it disconnects in order."""
 LOOK = 5.0
-"""Seconds between two looks at whether QEMU is still there."""
+"""Seconds between two checks that QEMU is still there."""
 SETTLE = 0.1
 """Seconds within which a single step that GDB left behind stops the guest again."""
 AGAIN = 16
-"""How many of those are waited for."""
+"""How many of those steps to wait for."""
 AT_ONCE = 0.3
-"""Seconds within which what comes at once has come."""
+"""Seconds within which an immediate answer has come."""
 TIMEOUT = 5.0
 """Seconds for a connection."""
 PROC = Path("/proc/net")
@@ -44,12 +44,12 @@ TCP_ESTABLISHED, TCP_LISTEN = 1, 10  # include/net/tcp_states.h
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of several writes that is under way, all of which must be made before the guest runs.
+    """A change of several writes, all of which must be made before the guest runs.
 
-    thread:    the stub's name of a vCPU, whose registers and page tables are meant.
-    registers: values by the stub's numbers, as it has their bytes.
+    thread:    the stub's name of the vCPU that has the registers and the page tables.
+    registers: values by the stub's register numbers, in the stub's byte order.
     memory:    bytes by virtual address.
-    where:     what registers and memory must hold for it to be made; else it is left out.
+    where:     a register and memory with the values that they must have; else the change is not made.
     """
 
     thread: str
@@ -59,12 +59,12 @@ class Change:
 
     @property
     def is_one(self) -> bool:
-        """Whether it is a single write, which is never half done."""
+        """Return whether it is a single write, which is never half done."""
         return len(self.registers) + len(self.memory) == 1
 
     def packets(self) -> Iterator[str | tuple[str, str]]:
-        """What the stub is told; any number of times comes to the same. With an answer: what it must be to go on."""
-        # It knows registers by number only once it was asked for their description.
+        """Yield the packets, which may be sent several times. A pair is a packet and its required answer."""
+        # The stub knows registers by number only after a request for their description.
         yield "qXfer:features:read:target.xml:0,ffb"
         yield f"Hg{self.thread}"
         if self.where is not None:
@@ -77,8 +77,8 @@ class Change:
             yield f"P{number:x}={data.hex()}"
 
 
-def told(*changes: Change) -> bytes:
-    """The line that tells of changes under way, in place of those that were told before."""
+def encode(*changes: Change) -> bytes:
+    """Return the line that announces changes. It replaces those that were announced before."""
     return json.dumps([[*change.packets()] for change in changes]).encode() + b"\n"
 
 
@@ -87,7 +87,7 @@ def told(*changes: Change) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Sockets:
-    """Inodes of a listener's side, as this machine knows them. Both are empty where it listens elsewhere."""
+    """Inodes of QEMU's sockets on this machine. Both are empty where it listens on another machine."""
 
     listening: frozenset[str] = frozenset()
     connected: frozenset[str] = frozenset()
@@ -102,7 +102,7 @@ class Unix:
 
     def connect(self) -> socket.socket:
         if self._identity() != self._file:
-            # Where others may write too, another user may have made it.
+            # Where other users may write, one of them may have made it.
             raise FileNotFoundError(f"{self._path} is another socket than GDB's was")
         connection = socket.socket(socket.AF_UNIX)
         try:
@@ -115,7 +115,7 @@ class Unix:
         return connection
 
     def sockets(self) -> Sockets:
-        # Num RefCount Protocol Flags Type St Inode Path; a path is as it was when QEMU bound it, maybe a relative one.
+        # Num RefCount Protocol Flags Type St Inode Path; QEMU may have bound a relative path.
         rows = [line.split(maxsplit=7) for line in _lines("unix")]
         mine = [row for row in rows if len(row) == 8 and self._is(row[7])]
         return Sockets(
@@ -169,7 +169,7 @@ Address = Unix | Tcp
 
 
 def address_of(text: str) -> Address:
-    """From `unix:PATH`, `tcp:HOST:PORT`."""
+    """Parse `unix:PATH` or `tcp:HOST:PORT`."""
     kind, _, rest = text.partition(":")
     if kind == "unix":
         return Unix(rest)
@@ -192,7 +192,7 @@ class Gone(Exception):
 
 
 class Stub:
-    """QEMU's end of GDB's remote protocol, which stops the guest when it takes the connection."""
+    """A connection to QEMU's stub. The stub stops the guest when it accepts the connection."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -200,7 +200,7 @@ class Stub:
         self._sent = b""
 
     def ask(self, packet: str) -> str:
-        """Its answer; a stop that it tells of meanwhile is none. Raises Gone, OSError."""
+        """Send a packet and return its answer, without stop replies in between. Raises Gone, OSError."""
         self.send(packet)
         while (answer := self.receive()) is None or answer.startswith(("T", "S")):
             pass
@@ -212,21 +212,21 @@ class Stub:
         self._connection.sendall(self._sent)
 
     def interrupt(self) -> None:
-        """Stop the guest, which runs."""
+        """Stop the running guest."""
         self._connection.sendall(b"\x03")
         self.receive(AT_ONCE)
 
     def part(self) -> None:
-        """Let the guest run, and do not so much as acknowledge the answer: any byte would stop the guest again."""
+        """Detach, and do not acknowledge the answer: any byte would stop the guest again."""
         for _ in range(AGAIN):
-            # Where the guest runs, this only stops it.
+            # If the guest runs, this only stops it.
             self.send("D;1")
             while (answer := self._await(AT_ONCE)) is not None:
                 if answer == "OK":
                     return
 
     def receive(self, seconds: float | None = None) -> str | None:
-        """The next packet; None where none comes within so long. Raises Gone, OSError."""
+        """Return the next packet; None where none comes within `seconds`. Raises Gone, OSError."""
         packet = self._await(seconds)
         if packet is not None:
             self._connection.sendall(b"+")
@@ -245,10 +245,10 @@ class Stub:
         return packet
 
     def _packet(self) -> str | None:
-        """The first one that has come whole; what stands before it are acknowledgements."""
+        """Return the first complete packet, without the acknowledgements before it."""
         before, begin, rest = self._received.partition(b"$")
         if b"-" in before:
-            # What the stub had of a packet when that GDB died stood in front of ours.
+            # The stub has read a part of a packet that the dead GDB sent: send again.
             self._connection.sendall(self._sent)
         data, _, sums = rest.partition(b"#")
         if len(sums) < 2:
@@ -266,12 +266,12 @@ class Stub:
         self._connection.close()
 
 
-Told = Sequence[str | Sequence[str]]
-"""The packets of a change, as they come out of JSON."""
+Packets = Sequence[str | Sequence[str]]
+"""The packets of a change, decoded from JSON."""
 
 
-def make(stub: Stub, change: Told) -> None:
-    """Make whole what GDB was in the middle of, unless the guest is not where that is meant. Raises Gone, OSError."""
+def apply(stub: Stub, change: Packets) -> None:
+    """Make a change that GDB was making, if its condition holds. Raises Gone, OSError."""
     for packet in change:
         if isinstance(packet, str):
             stub.ask(packet)
@@ -281,14 +281,14 @@ def make(stub: Stub, change: Told) -> None:
             return
 
 
-def free(stub: Stub, changes: Sequence[Told]) -> None:
-    """Let the guest run, rid of what its GDB left in the stub. Raises Gone, OSError."""
+def free(stub: Stub, changes: Sequence[Packets]) -> None:
+    """Drop the dead GDB's breakpoints, make `changes` and let the guest run. Raises Gone, OSError."""
     stub.ask("Qqemu.PhyMemMode:0")
-    # QEMU drops every breakpoint when it is asked why the guest stands (gdbstub.c, handle_target_halt).
+    # QEMU drops every breakpoint at a request for the reason of the stop (gdbstub.c, handle_target_halt).
     stub.send("?")
     stub.receive()
     for change in changes:
-        make(stub, change)
+        apply(stub, change)
     for _ in range(AGAIN):
         stub.send("vCont;c")
         if stub.receive(SETTLE) is None:
@@ -301,10 +301,10 @@ def free(stub: Stub, changes: Sequence[Told]) -> None:
 
 
 def guard(address: Address, pipe: int) -> None:
-    """Wait until GDB lets go in order, or QEMU ends; should GDB die, free the guest."""
+    """Wait until GDB disconnects in order, or QEMU ends. If GDB dies, free the guest."""
     before = address.sockets()
-    changes: list[Told] = []
-    for line in _told_through(pipe):
+    changes: list[Packets] = []
+    for line in _lines_of(pipe):
         if line == LEAVE:
             return
         if line:
@@ -316,12 +316,12 @@ def guard(address: Address, pipe: int) -> None:
     if taken or (before.listening and not before.listening & now.listening):
         return
     with contextlib.suppress(Gone, OSError), Stub(address.connect()) as stub:
-        # Who has come in between is served first. To hang up would leave the guest standing behind him.
+        # A debugger that has connected in between is served first. To hang up would leave the guest stopped after it.
         free(stub, changes)
 
 
-def _told_through(pipe: int) -> Iterator[bytes]:
-    """Whole lines until the other end is closed; an empty one where nothing came for a while."""
+def _lines_of(pipe: int) -> Iterator[bytes]:
+    """Yield whole lines until the other end is closed; an empty one whenever none came for a while."""
     received = b""
     while True:
         if not select.select([pipe], [], [], LOOK)[0]:

@@ -1,12 +1,12 @@
-r"""Text of the guest's, made printable: the one place where bytes of the guest become characters.
+r"""Make text from the guest printable: the one place where bytes of the guest become characters.
 
     guest memory, ELF files, QEMU's answers ──bytes──► printable ──str──► views ──► terminal, JSON, files
                                                        dd\n\033[2J
 
-Text of the guest's is `bytes` until then, and mypy keeps bytes from every f-string and from all that wants a str. No
-other file has a way from bytes to characters: tests/test_layers.py looks for `decode`, `chr` and the like.
+Text from the guest is `bytes` until then, and mypy keeps bytes out of every f-string and every parameter of type str.
+No other file converts bytes to characters: tests/test_layers.py looks for `decode`, `chr` and the like.
 
-The form is that of a C string without its quotes, so the bytes can be told from it (`raw`): `\\` for a backslash, `\n`,
+The form is that of a C string without its quotes, so it can be converted back (`raw`): `\\` for a backslash, `\n`,
 `\t` and `\r`, three octal digits for each byte of all else that is not printable: controls, C1 controls, marks that
 change the direction of writing, spaces but the usual one, surrogates, and what is no UTF-8. JSON has the same form.
 """
@@ -32,18 +32,18 @@ def printable(data: bytes) -> str:
 
 
 def until_zero(data: bytes) -> str:
-    """Return what stands before the first 0 byte, printable: a string of C's in an array."""
+    """Return the text before the first 0 byte, printable: a C string in an array."""
     return printable(data.partition(b"\0")[0])
 
 
 def of_literal(data: bytes) -> str:
-    """Return a string of a program's, a format: as typed, but for what a terminal obeys. Lines and tabs stay."""
+    """Return a string literal of a program, such as a format: control characters escaped, but for lines and tabs."""
     text = data.decode("utf-8", "surrogateescape")
     return "".join(character if character in "\n\t" else _shown(character) for character in text)
 
 
 def name(data: bytes) -> str:
-    """Return a symbol's name, of visible ASCII characters; "" where it is another one, which no compiler makes."""
+    """Return a symbol's name if it is of visible ASCII characters, as compilers make them; else ""."""
     return data.decode("ascii") if _NAME.fullmatch(data) else ""
 
 

@@ -1,9 +1,9 @@
-"""Files and folders of ours on the machine that GDB runs on, which other users share.
+"""Our files and folders on the machine that runs GDB, which other users share.
 
     expanded       a path with the home folder in the place of `~`
     folder         made for this user alone; one that another user owns or may write to is refused
-    replace        a new file takes the place of the old one whole; nobody else may read it; no link is followed
-    read_regular   what a name leads to that someone else may have chosen: no device, no pipe, no more than a bound
+    replace        a new file replaces the old one as a whole; no other user may read it; no link is followed
+    read_regular   read a file by a name that another user may have chosen: no device, no pipe, limited in size
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def folder(path: Path, alone: bool = False) -> Path:
 
 
 def refusal(path: Path, alone: bool = False) -> OptprobeError | None:
-    """Return why a folder, if there is one, is not for this user's files, with what to do; None where it is."""
+    """Return why a folder, if it exists, is not safe for this user's files, with the next step; None where it is."""
     for above in dict.fromkeys((*reversed(path.absolute().parents), *reversed(path.resolve().parents))):
         if (why := _may_be_exchanged(above)) is not None:
             return why
@@ -64,7 +64,7 @@ def refusal(path: Path, alone: bool = False) -> OptprobeError | None:
 
 
 def _may_be_exchanged(above: Path) -> OptprobeError | None:
-    """Why other users may put something else in the place of what is in this folder, whoever has that."""
+    """Return why other users can exchange the files in this folder; None where they cannot."""
     try:
         known = above.lstat()
     except OSError:
@@ -86,7 +86,7 @@ def replace(path: Path, data: bytes) -> None:
         known = path.stat()
         if not stat.S_ISREG(known.st_mode):
             raise OptprobeError(f"'{path}' is no file that can be replaced", "name a file")
-        # Whom its owner lets read it may read on. Another user's would stay another's to change.
+        # Users that could read the old file may read the new one. A file of another user gets the default mode.
         mode = stat.S_IMODE(known.st_mode) & ~OTHERS_WRITE if known.st_uid == os.geteuid() else mode
     handle, aside = tempfile.mkstemp(prefix=".optprobe-", dir=path.parent)
     try:
@@ -110,7 +110,7 @@ def until_exit(data: bytes, suffix: str) -> Path:
 
 def read_regular(path: Path, most: int) -> bytes:
     """Return what is in a file. Raises OptprobeError where it is no file, or larger than `most` or memory; OSError."""
-    # A pipe would be waited for.
+    # Without O_NONBLOCK, opening a pipe would wait.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb") as file:
         known = os.fstat(file.fileno())
         if not stat.S_ISREG(known.st_mode):
@@ -118,7 +118,7 @@ def read_regular(path: Path, most: int) -> bytes:
         if known.st_size > most:
             raise OptprobeError(f"{path} has over {most >> 20} MiB", "name a smaller file")
         try:
-            # Memory is taken for as much as is asked for.
+            # `read` allocates as much as it is asked for.
             data = file.read(known.st_size + 1)
         except MemoryError:
             raise OptprobeError(f"there is no memory for the {known.st_size >> 20} MiB of {path}") from None

@@ -1,7 +1,7 @@
-"""Ctrl-C, kept off work that must not end in the middle.
+"""Delay a Ctrl-C during work that must not be interrupted.
 
-SIGINT is blocked for as long as the work goes on. GDB's own handler gets it behind that, and Python raises what that
-asks for at once. Only GDB's thread may use these: other threads must have SIGINT blocked, as GDB's own have.
+SIGINT is blocked during the work. Afterwards GDB's own handler gets it, and Python raises KeyboardInterrupt at once.
+Only GDB's thread may use these: other threads must have SIGINT blocked, as GDB's own threads have.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ _R = TypeVar("_R")
 
 CTRL_C = frozenset({signal.SIGINT})
 MOMENT = 0.01
-"""Seconds in which Python is back in GDB."""
+"""Seconds in which Python has returned to GDB."""
 
 
 def is_held() -> bool:
-    """Whether a Ctrl-C would wait."""
+    """Return whether a Ctrl-C would wait."""
     return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 @contextmanager
 def held() -> Iterator[None]:
-    """A Ctrl-C within the block is raised at its end, as KeyboardInterrupt; one that came before, at its beginning."""
+    """Raise a Ctrl-C within the block at its end, as KeyboardInterrupt; one that came before it, at its beginning."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, CTRL_C)
         yield
     except Exception:
         if signal.SIGINT not in before:
-            # What was to be ended has ended, and why is worth more.
+            # The work has ended already, and its error is worth more.
             signal.sigtimedwait(CTRL_C, 0)
         raise
     finally:
@@ -46,7 +46,7 @@ def held() -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Long work within `held` that leaves nothing half done: KeyboardInterrupt ends it at once."""
+    """Let a Ctrl-C interrupt the block at once, within `held`: for long work that leaves nothing half done."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, CTRL_C)
@@ -56,13 +56,13 @@ def interruptible() -> Iterator[None]:
 
 
 def checkpoint() -> None:
-    """Raises KeyboardInterrupt where a Ctrl-C waits."""
+    """Raise KeyboardInterrupt where a Ctrl-C waits."""
     with interruptible():
         pass
 
 
 def unbroken(handler: Callable[_P, _R]) -> Callable[_P, _R]:
-    """`handler` of an event, where GDB has no use for exceptions: a Ctrl-C that Python sees in it comes again later."""
+    """Wrap the handler of an event, where GDB drops exceptions: a Ctrl-C within it is sent again later."""
 
     def handle(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         return handler(*args, **kwargs)
@@ -71,9 +71,9 @@ def unbroken(handler: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def spare_events() -> None:
-    """From now on, what GDB's handler asks Python to raise is not raised in what is `unbroken`.
+    """Have Python raise no KeyboardInterrupt in `unbroken` handlers from now on.
 
-    GDB's handler stays the process's: Python's `signal` would put its own in that place.
+    GDB's handler stays the handler of the process: Python's `signal` would replace it.
     """
     c = ctypes.CDLL(None)
     c.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
@@ -100,7 +100,7 @@ def _callers(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def send_again() -> None:
-    """A Ctrl-C comes a moment later."""
+    """Send a Ctrl-C a moment later."""
     timer = threading.Timer(MOMENT, os.kill, (os.getpid(), signal.SIGINT))
     timer.daemon = True
     with held():

@@ -139,7 +139,7 @@ def first(error: Exception) -> str:
 
 
 def questions(rng: random.Random, count: int, kept: Sequence[int]) -> Iterator[str]:
-    """Locations with options, half of them in the middle of functions; kept: where probes stand."""
+    """Locations with options, half of them in the middle of functions. kept: addresses of probes."""
     linux = attachments.seen().linux
     assert linux is not None, "a Linux guest"
     functions = [symbol for symbol in linux.recovered.symbols.functions() if symbol.name.isidentifier()]

@@ -6,7 +6,7 @@
     untried   this guest has not what it takes
 
 Counts need no oracle of the guest's: `dd` of so many bytes from /dev/zero calls `read_zero` just as often, and nothing
-else does. Where the guest has kprobe and uprobe events, one stands beside each probe and must have counted the same.
+else does. Where the guest has kprobe and uprobe events, one is at each probe and must have counted the same.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ def doctor(battery: Battery) -> str:
 
 def entry(battery: Battery) -> str:
     number = battery.probe(ENTRY)
-    # Behind the probe, which stands on the tracer's site: the guest's own event would want that too.
+    # Behind the probe, which is on the tracer's site: the guest's own event would need that site too.
     address = int(battery.view(number)["address"], 0)
     behind = next(place for place in battery.boundaries(ENTRY, 8) if place > address)
     with battery.event("kprobe", f"{behind:#x}") as hits:
@@ -296,7 +296,7 @@ def glob(battery: Battery) -> str:
     battery.ask("optprobe add vfs_*")
     battery.reads()
     views = battery.views()
-    # A probe at an entry stands behind the function's landing pad.
+    # A probe at an entry is behind the function's landing pad.
     hits = next(view["hits"] for view in views if view["symbol"].partition("+")[0] == "vfs_read")
     if hits < READS:
         raise Broken(f"hits of vfs_read: {hits}, not at least {READS}")
@@ -345,7 +345,7 @@ def returns(battery: Battery) -> str:
 
 
 def stops(battery: Battery) -> str:
-    """A conditional breakpoint on each vCPU in turn; what `bt` shows; `finish`; nobody else stops."""
+    """Try a conditional breakpoint on each vCPU in turn, `bt` and `finish`; no other thread stops."""
     gdb, size = battery.gdb, battery.parameter("count", 3)
     for cpu in range(battery.guest.options.processors):
         battery.ask(f"optprobe break {CALLER} if {size} == {ODD}")
@@ -417,7 +417,7 @@ def module(battery: Battery) -> str:
 
 def agreement(battery: Battery) -> str:
     """What `explain` says of random places is what `add` does."""
-    # Of programs it asks about busybox, whose pages the guest must have.
+    # The questions about programs are about busybox: its pages must be in the guest's memory.
     battery.run_in_guest("busybox true")
     battery.gdb(f"python agree_seed, agree_count = {battery.guest.options.processors}, {QUESTIONS}")
     told = json.loads(battery.gdb(f"source {ROOT}/agree.py", 600).splitlines()[-1])
@@ -432,7 +432,7 @@ def recovery(battery: Battery) -> str:
     battery.probe(f"{CALLER} if $arg3 == {SIZE} do count by $pid")
     battery.reads()
     battery.kill()
-    # Nobody is connected: the guest itself must run.
+    # No GDB is connected: the guest itself must run.
     battery.guest.run(f"dd if=/dev/zero of=/dev/null bs={SIZE} count={READS} 2>/dev/null", 120)
     battery.ask("optprobe recover")
     hits = [view["hits"] for view in battery.views()]

@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def bench(arguments: argparse.Namespace) -> int:
-    say("booting a guest whose clock counts instructions, about ten seconds")
+    say("booting a guest with a clock that counts instructions, about ten seconds")
     options = Options(arch=arguments.arch, icount="shift=0,sleep=off", append=arguments.append)
     with (
         Guest.start(options) as guest,
@@ -131,7 +131,7 @@ def verdict(target: BenchTarget, costs: list[Cost], read: float) -> list[str]:
             f"{'met' if found <= most else 'MISSED'}, {found:.1f}. {other}: {took[other]:.0f}."
             for what, found, most, other in targets
         ),
-        f"Target, at most 5 % more time for reads with a break whose condition is false: "
+        f"Target, at most 5 % more time for reads with a break with a false condition: "
         f"{'met' if share <= 0.05 else 'MISSED'}, {100 * share:.1f} %.",
     ]
 
@@ -188,7 +188,7 @@ class Bench:
         ]
 
     def _returns(self) -> Iterator[Cost]:
-        """Whose entry stops the guest; the trampoline is the guest's in every tier."""
+        """A probe that stops the guest at the entry; the trampoline is in the guest in every tier."""
         for tier in ("breakpoint", "boosted"):
             yield self._row(f"a return, {tier}", self._ours(FUNCTION, tier, "-return"), self._stopping)
 
@@ -215,7 +215,7 @@ class Bench:
         @contextmanager
         def probed() -> Iterator[None]:
             self._debugger(f"optprobe add {location} -tier {tier} {clause}")
-            # A branch over several instructions waits until nobody is inside.
+            # A branch over several instructions waits until no thread is inside.
             self._debugger("optprobe commit")
             where = json.loads(self._debugger("optprobe list -json"))
             if where[0]["tier"] != tier or where[0]["state"] != "armed":

@@ -1,4 +1,4 @@
-"""Kernels built here, from Debian's linux-source, as those who work on a kernel build theirs.
+"""Kernels built here, from Debian's linux-source, as kernel developers build theirs.
 
     qemu/configs/common.config + NAME.config ─► allnoconfig ─► make ─► the cache: kernels/built/NAME
                                                                        vmlinuz-, vmlinux-, System.map-, config-RELEASE
@@ -142,7 +142,7 @@ def _expect(of: Recipe) -> Built:
 
 @dataclass(frozen=True, slots=True)
 class _Tool:
-    """A Debian package, and whether what is needed of it is there."""
+    """A Debian package, and whether the needed part of it is installed."""
 
     package: str
     is_there: Callable[[], bool]
@@ -216,7 +216,7 @@ def _unpacked_source(work: Path) -> Path:
 
 
 def _build(of: Recipe, source: Path, out: Path) -> None:
-    """From source to the cache; what is there already is replaced when all has come out well."""
+    """Build from source into the cache. An older build is replaced when the new one is complete."""
     started = time.monotonic()
     out.mkdir()
     (out / "fragment").write_text(of.options)

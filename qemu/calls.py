@@ -112,14 +112,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What is probed, and by whom."""
+    """A kind of probe."""
 
     name: str
     probe: Callable[[str], AbstractContextManager[None]]
 
 
 class Calls:
-    """The experiment in a guest whose clock counts instructions. calls: of each run."""
+    """The experiment in a guest with a clock that counts instructions. calls: in each run."""
 
     def __init__(self, guest: Guest, debugger: Debugger, proxy: RspProxy, calls: int, times: int = 2) -> None:
         self._guest, self._debugger, self._proxy = guest, debugger, proxy

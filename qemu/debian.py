@@ -146,7 +146,7 @@ def _apt(
         options |= {
             "Dir::Etc::SourceList": state / "sources",
             "Dir::Etc::SourceParts": state / "parts",
-            # A suite that is no longer served anew has a list whose date has passed.
+            # The list of a suite without updates has a date that has passed.
             "Acquire::Check-Valid-Until": "false",
         }
     with tempfile.TemporaryDirectory() as elsewhere:

@@ -71,7 +71,7 @@ def knows(architecture: str) -> bool:
 
 
 def lines_to_start(socket: Path | str) -> tuple[str, ...]:
-    """What a GDB is told first."""
+    """The first commands of a GDB."""
     return f"target remote {socket}", f"source {ROOT}/scripts/optprobe.py"
 
 
@@ -112,7 +112,7 @@ class Debugger:
         return printed
 
     def begin(self, line: str) -> None:
-        """Give GDB a line whose end is not waited for: it is to be killed meanwhile."""
+        """Send GDB a line without waiting for its end, to kill it meanwhile."""
         self._send(f"python optprobe_try({line!r})")
 
     def running(self, work: Callable[[], T], timeout: float = TIMEOUT) -> T:

@@ -36,7 +36,7 @@ SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Probing:
-    """A guest with GDB attached: `reads` is None where nobody can run a command in it."""
+    """A guest with GDB attached: `reads` is None where no command can be run in it."""
 
     socket: str
     debugger: Debugger
@@ -83,7 +83,7 @@ def demo(arguments: argparse.Namespace, stack: ExitStack) -> int:
 
 
 def boot(arguments: argparse.Namespace) -> Guest:
-    """A guest; with an initramfs of the user's it may lack our init, and then there is no workload of ours."""
+    """A guest; with an initramfs of the user's it may lack our init, and then there is no workload."""
     say("booting a guest, a few seconds")
     options = Options(arch=arguments.arch, kernel=arguments.kernel, initrd=arguments.initrd)
     if not arguments.initrd:
@@ -159,7 +159,7 @@ def show(probing: Probing) -> None:
 
 
 def middle(gdb: Debugger) -> str:
-    """A place within a function that can be optimized without waiting for anybody to leave it."""
+    """Return a place within a function that can be optimized without waiting for a thread to leave it."""
     offset = 0
     for _ in range(TRIES):
         place = f"{MIDDLE}+{offset:#x}" if offset else MIDDLE

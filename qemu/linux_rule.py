@@ -2,8 +2,8 @@
 
 As of arch/x86/kernel/kprobes/opt.c (can_optimize, copy_optimized_instructions) and core.c (can_boost), and of
 kernel/kprobes.c (check_kprobe_address_safe): no function with a recovered fault in it, nothing of what is on the
-blacklist; whatever is within the jump's five bytes must be boostable and nobody's, and nothing jumps behind its first
-byte. At an ftrace site Linux calls its handler by ftrace, which is not counted as optimized.
+blacklist; all within the jump's five bytes must be boostable and free of other kprobes, and nothing jumps behind
+its first byte. At an ftrace site Linux calls its handler by ftrace, which is not counted as optimized.
 """
 
 from __future__ import annotations

@@ -70,11 +70,11 @@ class MemorySnapshot:
 
 
 def _gone() -> OptprobeError:
-    return OptprobeError("this is a copy of a guest's memory: nothing runs in it, and nobody would see what is written")
+    return OptprobeError("this is a copy of a guest's memory: nothing runs in it, and a write would have no effect")
 
 
 def take_snapshot(guest: Guest) -> MemorySnapshot:
-    """The guest as it is now; it stands for about a second, and then runs on if it ran. Raises GuestError."""
+    """Copy the guest's memory. The guest is stopped for about a second. Raises GuestError."""
     size = guest.options.mem << 20
     if size > BELOW_HOLE:
         raise GuestError(f"a guest of at most {BELOW_HOLE >> 20} MiB can be copied, this one has {guest.options.mem}")

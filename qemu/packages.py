@@ -48,7 +48,7 @@ NEEDS = (
 
 
 def missing(needs: Iterable[Need] = NEEDS) -> list[str]:
-    """The packages whose programs or modules are not there."""
+    """Return the packages that are missing, by their programs or modules."""
     return [need.package for need in needs if not need.met]
 
 

@@ -1,4 +1,4 @@
-"""Processes of ours: none outlives the one that started it, and what they cost."""
+"""Child processes: none outlives the one that started it; and what they cost."""
 
 from __future__ import annotations
 

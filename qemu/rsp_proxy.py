@@ -1,4 +1,4 @@
-"""A proxy between GDB and QEMU's stub that counts what goes through it.
+"""A proxy between GDB and QEMU's stub that counts packets and stops.
 
     GDB ──── proxy.path ──── proxy ──── gdb.sock ──── QEMU
                packets sent ───►  ◄─── packets received, stops among them
@@ -108,7 +108,7 @@ class RspProxy:
 def _pump(source: socket.socket, sink: socket.socket, tally: Tally) -> None:
     with contextlib.suppress(OSError):
         while data := source.recv(65536):
-            # First: who has received it may ask for the count at once.
+            # Before it is sent: the receiver may ask for the count at once.
             tally.add(data)
             sink.sendall(data)
     with contextlib.suppress(OSError):

@@ -127,7 +127,7 @@ class Rule(Protocol):
 
 @dataclass(frozen=True)
 class Subject:
-    """A kernel whose memory stands still."""
+    """A kernel in a memory snapshot."""
 
     isa: Isa
     kernel: Kernel
@@ -138,7 +138,7 @@ class Subject:
     unwinder: Unwinder | None
 
     def entry(self, function: int) -> int:
-        """Where a probe on the function stands."""
+        """Return the address of a probe on the function."""
         return self.arch.entry(function, self.text)
 
     def is_traced(self, function: int) -> bool:

@@ -6,7 +6,7 @@
 
 That series had two mftb compiled into its kernel. Here they are written into a stock one, for the length of a run: a
 stop of GDB's on the way from one to the other would move the guest's clock, and one behind both does not. The moved
-code stands in a function that no guest of ours calls; r0 and r12 are dead in kernel_clone there.
+code is in a function that none of our guests calls; r0 and r12 are dead in kernel_clone there.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ A tick is {tick:.2f} ns, and as many instructions: the guest's clock counts them
 Both mftb are the guest's own, next to the probe; GDB looks at what they read when both are done.
 Linux's is a kprobe event, which writes a record too. It optimizes no load and no store, as +0x50 is; the nearest
 instruction before it that it does is +{easy:#x}.
-*  GDB stops the guest, and the timebase stands: so it is the host's clock, in such ticks, between stops of GDB's
+*  GDB stops the guest, and the timebase with it: so the times are the host's, in such ticks, between stops of GDB's
    before and behind. Without a probe that is {host:,.0f}. The ratios are of medians."""
 HERE = Path(__file__).parent
 
@@ -84,7 +84,7 @@ class Report:
 
 
 class TimeDifference:
-    """The experiment in a ppc64le guest whose clock counts instructions."""
+    """The experiment in a ppc64le guest with a clock that counts instructions."""
 
     def __init__(self, reads: Reads, debugger: Debugger, forks: int = FORKS) -> None:
         self._reads = reads
@@ -174,7 +174,7 @@ class TimeDifference:
             new = {first: branch(first, moved), last: branch(last, moved + 3 * WORD)}
             new |= {moved + WORD * index: word for index, word in enumerate(code)}
             old = {address: self._read(address) for address in new}
-            # The guest stands: what goes first does not matter.
+            # The guest is stopped: the order does not matter.
             for address, word in new.items():
                 self._write(address, word)
         yield

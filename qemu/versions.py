@@ -85,7 +85,7 @@ def qemu(name: str, arch: str) -> Path:
 
 
 def _program(name: str, row: dict[str, Any], program: str, data: tuple[str, ...]) -> Path:
-    """Return a script that runs a program of a suite; data: what it is told to look for its files in (`-L`)."""
+    """Return a script that runs a program of a suite; data: the folder for its files (`-L`)."""
     # A colon parts folders in a loader's list of them.
     root = cache_directory() / "roots" / f"{name}-{row['version']}".replace(":", "-")
     with locked(root.with_name(f".{root.name}.lock")):

@@ -41,7 +41,7 @@ def source() -> None:
     try:
         load()
     except gdb.GdbError as error:
-        # In batch mode GDB forgets every failure but the last command's, so this one ends it, as any of ours does.
+        # In batch mode GDB forgets every failure but the last command's, so this one ends it, as all our failures do.
         if not batch_mode():
             raise
         gdb.write(f"{error}\n", gdb.STDERR)

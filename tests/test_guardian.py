@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gdb_optprobe import guardian
-from gdb_optprobe.guardian import LEAVE, Change, address_of, guard, told
+from gdb_optprobe.guardian import LEAVE, Change, address_of, encode, guard
 from tests.fake_stub import FakeQemu
 
 CHANGE = Change("p1.2", ((16, b"\x01\0\0\0\0\0\0\x80"), (4, bytes(8))), ((0xFFFF_8000_0000_1000, b"\x12\x34"),))
@@ -84,8 +84,8 @@ def test_waits_for_steps_that_gdb_left(path: Path) -> None:
 def test_makes_whole_what_is_under_way(path: Path) -> None:
     qemu = FakeQemu(listening(path))
     with guarded(f"unix:{path}") as (tell, end):
-        tell(told(Change("p1.1", ((0, bytes(8)),))))
-        tell(told(CHANGE))
+        tell(encode(Change("p1.1", ((0, bytes(8)),))))
+        tell(encode(CHANGE))
         tell(b'["half of a li')
         end()
     assert qemu.packets[2:-2] == [
@@ -100,8 +100,8 @@ def test_makes_whole_what_is_under_way(path: Path) -> None:
 def test_what_is_whole_is_left_alone(path: Path) -> None:
     qemu = FakeQemu(listening(path))
     with guarded(f"unix:{path}") as (tell, end):
-        tell(told(CHANGE))
-        tell(told())
+        tell(encode(CHANGE))
+        tell(encode())
         end()
     assert not [packet for packet in qemu.packets if packet[0] in "MP"]
 
@@ -109,7 +109,7 @@ def test_what_is_whole_is_left_alone(path: Path) -> None:
 def test_leaves(path: Path) -> None:
     qemu = FakeQemu(listening(path))
     with guarded(f"unix:{path}") as (tell, end):
-        tell(told(CHANGE) + LEAVE)
+        tell(encode(CHANGE) + LEAVE)
         end()
     assert qemu.clients == 0
 
@@ -178,7 +178,7 @@ def test_keeps_off_a_socket_that_another_user_put_in_the_place_of_qemus(
     monkeypatch.setattr(guardian, "PROC", tmp_path / "nowhere")
     first = listening(path)
     with guarded(f"unix:{path}") as (tell, end):
-        tell(told(CHANGE))
+        tell(encode(CHANGE))
         time.sleep(0.05)
         path.rename(tmp_path / "away")
         trap = FakeQemu(listening(path))

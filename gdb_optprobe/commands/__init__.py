@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def register() -> None:
-    """Commands, settings and functions, once: sourcing the file again changes nothing."""
+    """Register commands, settings and functions with GDB, once: sourcing the file again changes nothing."""
     from gdb_optprobe.commands.command_table import register_all
 
     register_all()

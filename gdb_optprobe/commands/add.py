@@ -31,7 +31,7 @@ class AddCommand(Subcommand[Add]):
     The last action may be stop: the guest stops there, as at a breakpoint.
 
     OPTIONS, before or after LOCATION (-- ends them):
-      -name NAME      a name that may stand for the number
+      -name NAME      a name to use in place of the number
       -tier TIER      this tier only: breakpoint, boosted, emulated, trapped, optimized
       -return         the function's return: $retval, $elapsed, latency
       -maxactive N    of a return probe: at most N calls at once

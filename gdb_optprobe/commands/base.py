@@ -1,4 +1,4 @@
-"""What every subcommand is made of: arguments, a session, an output, and errors that end in one clear line."""
+"""The base of every subcommand: arguments, a session, an output, and errors that end in one clear line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gdb_optprobe.probes.views import CollectorView, ExplainView, ProbeView, Sav
 
 
 class Session(Protocol):
-    """What the commands ask of a session. `numbers` of None means all; an unknown number raises OptprobeError."""
+    """The part of a session that commands use. `numbers` of None means all; an unknown number raises OptprobeError."""
 
     @property
     def last_number(self) -> int | None: ...
@@ -77,7 +77,7 @@ _Args = TypeVar("_Args", bound=Arguments)
 
 
 class Subcommand(gdb.Command, Generic[_Args]):
-    """One `optprobe WORD`: parse, call, print. The docstring of each is its help."""
+    """One `optprobe WORD`: parse, call, print. The docstring of each subclass is its help."""
 
     word: ClassVar[str]
 
@@ -91,7 +91,7 @@ class Subcommand(gdb.Command, Generic[_Args]):
         raise NotImplementedError
 
     def candidates(self, text: str) -> int | Sequence[str]:
-        """What may stand where `text` ends: whole words, or one of GDB's own completers."""
+        """Return completions for the end of `text`: whole words, or one of GDB's own completers."""
         return ()
 
     @property
@@ -115,14 +115,14 @@ class Subcommand(gdb.Command, Generic[_Args]):
             return ()
         if isinstance(candidates, int) or word is None:
             return candidates if isinstance(candidates, int) else ()
-        # GDB breaks words at dashes too, and wants what follows the break.
+        # GDB splits words at dashes too, and takes the part after the dash.
         typed = last_word(text)
         cut = len(typed) - len(word)
         return [candidate[cut:] for candidate in candidates if candidate.startswith(typed)]
 
 
 def guarded(act: Callable[[], None]) -> None:
-    """Every failure of `act` ends as a gdb.GdbError of one clear line, never as a traceback."""
+    """Run `act`. Any failure ends as a gdb.GdbError of one clear line, never as a traceback."""
     try:
         act()
     except (OptprobeError, gdb.error) as error:
@@ -148,7 +148,7 @@ def fail(error: Exception) -> None:
 
 
 def spoken(error: Exception) -> str:
-    """The text of an error, the next step on a line of its own. GDB's words may hold anything."""
+    """Return the text of an error, with the next step on its own line. Messages of GDB are made printable."""
     if isinstance(error, OptprobeError):
         hint = f"\nHINT: {error.hint}" if error.hint else ""
         return lines(f"optprobe: {error.message}{hint}")
@@ -159,7 +159,7 @@ def spoken(error: Exception) -> str:
 
 
 def resolve(session: Session, selection: Selection) -> tuple[int, ...] | None:
-    """The numbers that were asked for, names looked up; None for all."""
+    """Return the selected numbers, with names looked up; None for all."""
     if not selection.wanted:
         return None
     numbers: dict[int, None] = {}
@@ -169,7 +169,7 @@ def resolve(session: Session, selection: Selection) -> tuple[int, ...] | None:
 
 
 def resolve_one(session: Session, wanted: int | str) -> tuple[int, ...]:
-    """A number, `$variable`, or a name, which may stand for several probes."""
+    """Return the numbers for a number, a `$variable`, or a name, which several probes may have."""
     if isinstance(wanted, int):
         return (wanted,)
     if wanted.startswith("$"):
@@ -195,7 +195,7 @@ def last_word(text: str) -> str:
 
 
 def probe_words() -> list[str]:
-    """Numbers and names of the probes there are."""
+    """Return numbers and names of all probes."""
     session = attach.session_or_none()
     views = session.views(None) if session else ()
     return [str(view.number) for view in views] + sorted({view.name for view in views if view.name})

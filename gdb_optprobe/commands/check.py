@@ -7,7 +7,7 @@ from gdb_optprobe.errors import OptprobeError
 
 
 class CheckCommand(Subcommand[Nothing]):
-    """Say whether the guest's memory still holds what we wrote; an error where it does not.
+    """Compare the guest's memory with what was written; an error where it differs.
 
     optprobe check
 

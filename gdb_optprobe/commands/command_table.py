@@ -1,4 +1,4 @@
-"""All that GDB learns from us, in one place."""
+"""The table of all commands."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ class CommitCommand(Subcommand[Commit]):
 
     optprobe commit [-timeout SECONDS]
 
-    While it waits, it tells how many there are and who is in the way.
+    Meanwhile it prints how many there are and which threads are still inside.
 
     Examples:
       optprobe commit

@@ -13,7 +13,7 @@ from gdb_optprobe.probes.views import ProbeView
 
 
 def remember(probes: Sequence[ProbeView]) -> None:
-    """$optprobe is the number of the last probe."""
+    """Set $optprobe to the number of the last probe."""
     if probes:
         gdb.set_convenience_variable("optprobe", probes[-1].number)
 

@@ -17,7 +17,7 @@ class Expectation:
 
 
 class ExpectCommand(Subcommand[Expectation]):
-    """Fail unless EXPR is true: for scripts, whose exit status it decides.
+    """Fail unless EXPR is true. It decides the exit status of a script.
 
     optprobe expect EXPR
 

@@ -1,4 +1,4 @@
-"""Completion where a location is typed."""
+"""Completion of locations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gdb_optprobe.commands.parse import TIERS
 
 
 def location_candidates(text: str, options: Mapping[str, str]) -> int | Sequence[str]:
-    """GDB's own completer for a location that stands alone; options, tiers and symbols elsewhere."""
+    """Return GDB's own completer for a single location; options, tiers and symbols elsewhere."""
     *before, typed = text.split(" ")
     if typed.startswith("-"):
         return list(options)

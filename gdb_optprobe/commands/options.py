@@ -30,7 +30,7 @@ _UNTIL = re.compile(r"(\$?[\w.-]+):(\d+)", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option as typed. argument: where its value stands (the option itself when it takes none)."""
+    """One option as typed. argument: the place of its value (the option itself when it takes none)."""
 
     where: Fragment
     argument: Fragment
@@ -38,7 +38,7 @@ class Option:
 
     @property
     def typed(self) -> Fragment:
-        """Where the value itself stands, without quotes."""
+        """Return the place of the value, without quotes."""
         start = self.argument.start + (len(self.value) < len(self.argument.text))
         return Fragment(self.argument.line, start, start + len(self.value))
 
@@ -83,7 +83,7 @@ class Nothing:
 
 
 class Line:
-    """A typed line and the places in it that stand outside quotes and brackets."""
+    """A typed line. bare: the positions outside quotes and brackets."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -95,7 +95,7 @@ class Line:
         return at
 
     def word(self, at: int) -> Fragment:
-        """The word at `at`, up to white space; a quoted one with its quotes."""
+        """Return the word at `at`, up to white space; a quoted one with its quotes."""
         end = at
         while end < len(self.text) and not (end in self.bare and self.text[end].isspace()):
             end += 1
@@ -103,7 +103,7 @@ class Line:
 
 
 def option_at(line: Line, at: int) -> Fragment | None:
-    """The option that starts at `at`: a bare word, a dash and a letter, or two dashes."""
+    """Return the option that starts at `at` (a bare word with a dash and a letter, or two dashes), if there is one."""
     text = line.text
     if at not in line.bare or text[at] != "-" or (at and not text[at - 1].isspace()):
         return None
@@ -112,7 +112,7 @@ def option_at(line: Line, at: int) -> Fragment | None:
 
 
 def take_option(line: Line, word: Fragment, known: Mapping[str, str], options: dict[str, Option]) -> int:
-    """Put the option into `options`; where it ends, its argument included."""
+    """Add the option to `options`. Return the end of the option and its argument."""
     name = word.text
     if name not in known:
         raise _unknown(word, known)
@@ -242,5 +242,5 @@ def _until_hits(option: Option) -> tuple[int | str, int]:
 
 
 def within(where: Fragment, span: tuple[int, int]) -> Fragment:
-    """Return a part of `where`, whose places are counted from its start."""
+    """Return a part of `where`. start, end: counted from its start."""
     return Fragment(where.line, where.start + span[0], where.start + span[1])

@@ -1,4 +1,4 @@
-"""Text to arguments, for the commands about one location. No GDB here.
+"""Parse the arguments of commands that take a location. No GDB here.
 
     LOCATION[,LOCATION…] [OPTIONS] [entry [if EXPR] [do ACTION, …]] [if EXPR] [do ACTION, …]
 
@@ -20,7 +20,7 @@ from gdb_optprobe.handlers.supported import check_action
 from gdb_optprobe.probes.spec import Kind, Spec
 
 TIERS = tuple(tier.value for tier in Tier)
-# What each option of `add` takes; "" for nothing.
+# The argument of each option of `add`; "" for none.
 ADD_OPTIONS: Mapping[str, str] = {
     "-name": "NAME",
     "-tier": "TIER",
@@ -42,7 +42,7 @@ _KINDS = {
     (True, False): Kind.UPROBE,
     (True, True): Kind.URETPROBE,
 }
-"""By whether a program is probed, and where it returns."""
+"""By (-user, -return)."""
 
 _KEYWORD = re.compile(r"(?<!\S)(if|do|entry)(?=[\s(]|$)")
 _CLAUSE = re.compile(r"(?<![\w$])(if|do)(?!\w)")
@@ -60,7 +60,7 @@ class Clause:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Locations with the options around them."""
+    """Locations with the options before and after them."""
 
     locations: tuple[Fragment, ...]
     options: Mapping[str, Option] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class Place:
         return self.value("-tier")
 
     def specs(self) -> tuple[Spec, ...]:
-        """Return one for each location. Raises OptprobeError, pointing, where options do not go together."""
+        """Return a spec for each location. Raises OptprobeError, which points at options that exclude each other."""
         user = "-user" in self.options
         for name in ("-file", "-pid"):
             if name in self.options and not user:
@@ -99,7 +99,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """`optprobe add`, parsed. entry: what a return probe does when the function is entered."""
+    """`optprobe add`, parsed. entry: the clause that a return probe runs at the function's entry."""
 
     place: Place
     clause: Clause
@@ -107,7 +107,7 @@ class Add:
     json: bool = False
 
     def specs(self) -> tuple[Spec, ...]:
-        """What the session understands. Raises OptprobeError, pointing, for what is not built yet."""
+        """Return the specs for the session. Raises OptprobeError, which points at the fault."""
         places = self.place.specs()
         returns = "-return" in self.place.options
         if not returns and "-maxactive" in self.place.options:
@@ -156,13 +156,13 @@ _ORDER = "the order is LOCATION OPTIONS if EXPR do ACTION, …"
 
 
 def parse_break(text: str) -> Add:
-    """`break` is `add … do stop`; what is to be done before stands behind `do` there too."""
+    """Parse `break`, which is `add … do stop`. Actions after `do` run before the stop."""
     add = parse_add(text)
     return replace(add, clause=replace(add.clause, actions=(*add.clause.actions, Fragment.whole("stop"))))
 
 
 def parse_dprintf(text: str) -> Add:
-    """`dprintf LOCATION,"format",EXPR…` is `add LOCATION do print("format",EXPR…)`."""
+    """Parse `dprintf LOCATION,"format",EXPR…`, which is `add LOCATION do print("format",EXPR…)`."""
     location, *arguments = split(Fragment.whole(text))
     if not arguments or not arguments[0].text.startswith('"'):
         where = arguments[0] if arguments else Fragment(text, len(text.rstrip()), len(text.rstrip()) + 1)
@@ -174,7 +174,7 @@ def parse_dprintf(text: str) -> Add:
 
 
 def is_glob(location: str) -> bool:
-    """`*…` is an address expression; `*`, `?` or `[` later, outside quotes, makes a glob."""
+    """Return whether a location is a glob: with `*`, `?` or `[` outside quotes, but not an address expression `*…`."""
     if location.startswith("*"):
         return False
     return any(character in "*?[" for character in re.sub(r"'[^']*'|\"[^\"]*\"", "", location)[1:])
@@ -186,7 +186,7 @@ def _clause_words(text: str) -> list[Fragment]:
 
 
 def _place(line: Line, known: Mapping[str, str]) -> tuple[Place, int]:
-    """LOCATION and the options around it, and where the rest starts."""
+    """Return LOCATION with its options, and the start of the rest."""
     options: dict[str, Option] = {}
     at, more = _options(line, 0, known, options)
     start, at = at, _end_of_location(line, at, more)
@@ -203,7 +203,7 @@ def _place(line: Line, known: Mapping[str, str]) -> tuple[Place, int]:
 
 
 def _locations(typed: Fragment, user: bool) -> tuple[Fragment, ...]:
-    """Return what commas outside quotes and brackets separate; those in a program's path do not."""
+    """Split at commas outside quotes and brackets; a comma in a program's path does not count."""
     locations: list[Fragment] = []
     for part in split(typed):
         if not part.text:
@@ -226,7 +226,7 @@ def _no_location(line: Line, start: int) -> OptprobeError:
 
 
 def _options(line: Line, at: int, known: Mapping[str, str], options: dict[str, Option]) -> tuple[int, bool]:
-    """Take options from `at` on; where they end, and whether more may follow (no `--` was there)."""
+    """Take options from `at`. Return their end, and whether more may follow (there was no `--`)."""
     at = line.skip(at)
     while (word := option_at(line, at)) is not None:
         if word.text == DASHES:
@@ -276,7 +276,7 @@ def _clause(line: Line, at: int) -> tuple[Clause, int]:
 
 
 def _until_clause(line: Line, keyword: re.Match[str]) -> tuple[Fragment, int]:
-    """What follows the keyword, and where the next bare `if` or `do` stands."""
+    """Return the text after the keyword, and the start of the next bare `if` or `do`."""
     for found in _CLAUSE.finditer(line.text, keyword.end()):
         if found.start() in line.bare:
             return Fragment(line.text, keyword.end(), found.start()).stripped(), found.start()
@@ -284,7 +284,7 @@ def _until_clause(line: Line, keyword: re.Match[str]) -> tuple[Fragment, int]:
 
 
 def _json_after_actions(clause: Clause) -> tuple[Clause, bool]:
-    """`do count -json`: the option, for nothing is there that it could be subtracted from."""
+    """Take `-json` after the actions (`do count -json`) as the option: there is no operand to subtract it from."""
     if not clause.actions:
         return clause, False
     last = clause.actions[-1]

@@ -10,7 +10,7 @@ from gdb_optprobe.handlers.source import short
 
 
 class OptprobeCommand(gdb.Command):
-    """Probes in a live guest whose hits cost a few instructions instead of a stop of the machine.
+    """Probes in a live guest. A hit costs a few instructions instead of a stop of the machine.
 
     optprobe SUBCOMMAND [ARGUMENTS]
 

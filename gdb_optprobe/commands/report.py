@@ -13,7 +13,7 @@ class ReportCommand(Subcommand[Selection]):
 
     optprobe report [N...] [-clear] [-json]
 
-    Behind them stands when the slot collector ran, what it freed and how long it held the guest.
+    The last lines say when the slot collector ran, what it freed and how long it stopped the guest.
 
     -clear sets what was counted and gathered to zero afterwards, but for stops and a function's calls.
     -json prints a line of JSON for each probe.

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gdb_optprobe import guardian
-from gdb_optprobe.guardian import LEAVE, Change, told
+from gdb_optprobe.guardian import LEAVE, Change, encode
 
 PYTHONS = (f"{sys.prefix}/bin/python3", sys.executable)
 """This GDB's own, before the PATH's."""
@@ -75,11 +75,11 @@ class GuardianProcess:
             yield
             return
         self._fallback = ()
-        self._send(told(change))
+        self._send(encode(change))
         try:
             yield
         finally:
-            self._send(told())
+            self._send(encode())
 
     def set_fallback(self, *changes: Change) -> None:
         """Have the guardian make these changes, each where its `where` holds, if GDB dies from now on.
@@ -88,7 +88,7 @@ class GuardianProcess:
         """
         if changes != self._fallback:
             self._fallback = changes
-            self._send(told(*changes))
+            self._send(encode(*changes))
 
     def _send(self, line: bytes) -> None:
         if self.pipe is not None:

@@ -252,7 +252,7 @@ runner_rsp: .skip 8
 
     .balign 4096
     .skip 65536
-hazard_stack:                           # a function's stack grows down from here; what is above is seen as `stack`
+hazard_stack:                           # a function's stack grows down from here; `stack` has the bytes above
     .skip STACK_SEEN
 
     .balign 4096

@@ -1,4 +1,4 @@
-# Functions on whose every instruction, from the site on, there may be a probe: what they share a detour with matters.
+# Functions with a probe on any instruction from the site on: what they share a detour with matters.
 
 .include "layout.inc"
 
@@ -56,7 +56,7 @@ SITE
     blr
 END
 
-# A frame and what is stored below r1 before there is one, a call that makes LR, and a way round it.
+# A frame and stores below r1 before there is one, a call that makes LR, and a way round it.
 HAZARD neighbours_frame
     cmpd r3, r4
 SITE

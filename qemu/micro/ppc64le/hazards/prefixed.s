@@ -52,7 +52,7 @@ MEMORY xxspltidp, NEEDS_ISA31, xxspltidp 33, 0x3f800000
 MEMORY xxblendvb, NEEDS_ISA31, xxblendvb 1, 0, 1, 33
 MEMORY xxpermx,  NEEDS_ISA31, xxpermx 1, 0, 1, 33, 3
 
-# Where it may stand: at the end of a block of 64 bytes, and at its beginning.
+# Where it may be: at the end of a block of 64 bytes, and at its beginning.
 .macro PREFIXED_AT name, words, instruction:vararg
 HAZARD \name, NEEDS_ISA31, 64
     .rept \words

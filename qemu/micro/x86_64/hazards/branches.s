@@ -122,7 +122,7 @@ SITE
     ret
 END
 
-# Both branches stand in the bytes of a 5-byte patch, and both must be widened.
+# Both branches are in the bytes of a 5-byte patch, and both must be widened.
 HAZARD jcc_pair
     lea rax, [rax + 1]
 SITE

@@ -2,7 +2,7 @@
 
 .include "layout.inc"
 
-# Every turn of the instruction may be the last before an interrupt, after which it goes on where it was.
+# Every turn of the instruction may be the last before an interrupt, after which it continues where it was.
 HAZARD interrupted_rep
     cld
     mov qword ptr [rip + interrupted_rep_at], 0

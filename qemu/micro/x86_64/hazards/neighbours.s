@@ -1,4 +1,4 @@
-# Functions on whose every instruction, from the site on, there may be a probe: what they share a detour with matters.
+# Functions with a probe on any instruction from the site on: what they share a detour with matters.
 
 .include "layout.inc"
 

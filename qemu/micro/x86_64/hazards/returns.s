@@ -1,4 +1,4 @@
-# Calls whose returns are probed: within each other, by jumps, and of functions that leave more alone than an ABI asks.
+# Calls with probed returns: within each other, by jumps, and of functions that leave more alone than an ABI asks.
 
 .include "layout.inc"
 
