@@ -15,7 +15,7 @@ from functools import lru_cache
 from gdb_optprobe.guest.linux.arch.ppc64le.text import PowerText
 from gdb_optprobe.guest.text import Fact, Function
 from gdb_optprobe.isa.base import Insn
-from gdb_optprobe.isa.ppc64le.words import opcode, word_of, xo
+from gdb_optprobe.isa.ppc64le.fields import opcode, word_of, xo
 
 __all__ = ["PowerRule", "computed"]
 

@@ -35,7 +35,7 @@ from gdb_optprobe.handlers.ir import (
     UnaryOp,
     children,
 )
-from gdb_optprobe.isa.emitter import Arithmetic, Emitter, Label, Memory, Test, Value
+from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, Emitter, Label, MemoryValue
 
 UNMAPPED = "memory that may not be mapped is not read here"
 
@@ -78,7 +78,7 @@ class Words:
         if at is not None:
             yield at
             return
-        with self._emitter.pool.borrowed() as to:
+        with self._emitter.pool.scratch() as to:
             self.into(to, node)
             yield to
 
@@ -92,17 +92,17 @@ class Words:
             yield register
 
     @contextmanager
-    def compared(self, node: Expr) -> Iterator[str | Value]:
+    def compared(self, node: Expr) -> Iterator[str | MemoryValue]:
         """In a register, or in memory."""
         if isinstance(node, Load) and node.mapped:
             with self.memory(node.address) as memory:
-                yield Value(memory, node.size, node.signed)
+                yield MemoryValue(memory, node.size, node.signed)
             return
         with self.word(node) as register:
             yield register
 
     @contextmanager
-    def memory(self, address: Expr) -> Iterator[Memory]:
+    def memory(self, address: Expr) -> Iterator[Address]:
         """What an address names."""
         terms = list(_terms(address))
         offset = sum(term.value for term in terms if isinstance(term, Constant)) & MASK
@@ -111,20 +111,20 @@ class Words:
         if per_cpu:
             others.remove(PerCpuBase())
         if not others:
-            yield Memory(None, number(offset, True), per_cpu=per_cpu)
+            yield Address(None, number(offset, True), per_cpu=per_cpu)
             return
         base = others[0]
         for other in others[1:]:
             base = Binary(Op.ADD, base, other, 64, False)
         with self.word(base) as register:
-            yield Memory(register, number(offset, True), per_cpu=per_cpu)
+            yield Address(register, number(offset, True), per_cpu=per_cpu)
 
     def words(self, stack: ExitStack, node: Operand) -> list[str | int]:
         """The words that a part of a key or of a record takes, for as long as `stack` lasts."""
         if not isinstance(node, Text):
             return [stack.enter_context(self.operand(node))]
-        others = () if node.mapped else self._emitter.peeks
-        made = [stack.enter_context(self._emitter.pool.borrowed(others)) for _ in range(-(-node.size // WORD))]
+        others = () if node.mapped else self._emitter.probe_read_clobbers
+        made = [stack.enter_context(self._emitter.pool.scratch(others)) for _ in range(-(-node.size // WORD))]
         if node.mapped:
             with self.memory(node.address) as memory:
                 (lower_strings.whole if node.whole else lower_strings.up_to_end)(self._emitter, made, memory, node.size)
@@ -133,7 +133,7 @@ class Words:
                 lower_strings.peeked(self._emitter, made, at, node.size, node.whole, self.fault)
         return [*made]
 
-    def store_text(self, node: Text, into: Memory) -> None:
+    def store_text(self, node: Text, into: Address) -> None:
         """The same words of text that may not be there, into memory."""
         with self.peeking(node), self.word(node.address) as at:
             lower_strings.store_peeked(self._emitter, into, at, node.size, node.whole, self.fault)
@@ -150,10 +150,10 @@ class Words:
                 self._leaf(to, node)
             case Load(address, size, signed, True):
                 with self.memory(address) as memory:
-                    emit.load(to, Value(memory, size, signed))
+                    emit.load(to, MemoryValue(memory, size, signed))
             case Load(address, size, signed):
                 with self.peeking(node):
-                    emit.peek(to, self._first(to, address), size, self.fault)
+                    emit.probe_read(to, self._first(to, address), size, self.fault)
                 if size < WORD:
                     emit.extend(to, to, 8 * size, signed)
             case Unary(op, value, bits, signed):
@@ -165,9 +165,9 @@ class Words:
                 self._binary(to, op, left, right, bits, signed)
             case Binary(op, left, right, _, signed):
                 if isinstance(left, Constant):
-                    left, right, op = right, left, Op[Test[op.name].turned.name]
+                    left, right, op = right, left, Op[Comparison[op.name].turned.name]
                 with self._both(left, right) as (one, other):
-                    emit.compare(Test[op.name], to, one, other, signed)
+                    emit.compare(Comparison[op.name], to, one, other, signed)
             case And() | Or() | TextEquals():
                 self._choose(to, node, Constant(1), Constant(0))
             case Choose(condition, yes, no):
@@ -185,19 +185,19 @@ class Words:
                 on = Label()
                 self.jump(left, decides, label if when is decides else on)
                 self.jump(right, when, label)
-                emit.mark(on)
+                emit.bind(on)
             case Choose(condition, yes, no):
                 otherwise, on = Label(), Label()
                 self.jump(condition, False, otherwise)
                 self.jump(yes, when, label)
                 emit.jump(on)
-                emit.mark(otherwise)
+                emit.bind(otherwise)
                 self.jump(no, when, label)
-                emit.mark(on)
+                emit.bind(on)
             case Binary(Op.EQ | Op.NE as op, left, Constant(0)):
                 self.jump(left, when is (op is Op.NE), label)
             case Binary(op, left, right, _, signed) if op.compares:
-                self._compare(Test[op.name], left, right, signed, when, label)
+                self._compare(Comparison[op.name], left, right, signed, when, label)
             case Binary(Op.AND, left, Constant(mask)):
                 with self.compared(left) as word:
                     emit.branch_bits(word, mask, when, label)
@@ -211,7 +211,7 @@ class Words:
                     lower_strings.peeked_equals(emit, at, literal, when, label, self.fault)
             case _:
                 with self.compared(node) as word:
-                    emit.branch(Test.NE if when else Test.EQ, word, 0, False, label)
+                    emit.branch(Comparison.NE if when else Comparison.EQ, word, 0, False, label)
 
     @contextmanager
     def peeking(self, node: Operand) -> Iterator[None]:
@@ -265,17 +265,17 @@ class Words:
     def _divide(self, to: str, op: Op, left: str, right: str, bits: int, signed: bool) -> None:
         """A divisor of -1 is one of its own: processors trap, or leave anything, where the quotient is too great."""
         emit = self._emitter
-        emit.branch(Test.EQ, right, 0, False, self.fault)
+        emit.branch(Comparison.EQ, right, 0, False, self.fault)
         if not signed:
             emit.binary(Arithmetic[op.name], to, left, right, bits, signed)
             return
         minus, done = Label(), Label()
-        emit.branch(Test.EQ, right, MASK, False, minus)
+        emit.branch(Comparison.EQ, right, MASK, False, minus)
         emit.binary(Arithmetic[op.name], to, left, right, bits, signed)
         emit.jump(done)
-        emit.mark(minus)
+        emit.bind(minus)
         self._divide_by_constant(to, op, left, MASK, bits, signed)
-        emit.mark(done)
+        emit.bind(done)
 
     def _divide_by_constant(self, to: str, op: Op, left: str, right: int, bits: int, signed: bool) -> None:
         emit = self._emitter
@@ -298,11 +298,11 @@ class Words:
         self.jump(condition, False, otherwise)
         self.into(to, yes)
         self._emitter.jump(done)
-        self._emitter.mark(otherwise)
+        self._emitter.bind(otherwise)
         self.into(to, no)
-        self._emitter.mark(done)
+        self._emitter.bind(done)
 
-    def _compare(self, test: Test, left: Expr, right: Expr, signed: bool, when: bool, label: Label) -> None:
+    def _compare(self, test: Comparison, left: Expr, right: Expr, signed: bool, when: bool, label: Label) -> None:
         if isinstance(left, Constant):
             left, right, test = right, left, test.turned
         with ExitStack() as stack:
@@ -328,11 +328,11 @@ class Words:
         differs = Label()
         with self.memory(address) as memory:
             for at, byte in enumerate(literal):
-                place = Memory(memory.base, memory.offset + at, per_cpu=memory.per_cpu)
-                self._emitter.branch(Test.NE, Value(place, 1), byte, False, differs if when else label)
+                place = Address(memory.base, memory.offset + at, per_cpu=memory.per_cpu)
+                self._emitter.branch(Comparison.NE, MemoryValue(place, 1), byte, False, differs if when else label)
         if when:
             self._emitter.jump(label)
-        self._emitter.mark(differs)
+        self._emitter.bind(differs)
 
 
 def _terms(node: Expr) -> Iterator[Expr]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gdb_optprobe.isa.emitter import Arithmetic, Label, Memory, Test, Value
+from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, Label, MemoryValue
 from gdb_optprobe.isa.user import ABSENT, OTHER, UserEmitter, UserTrapping
 
 ANONYMOUS, MOVED = 1, 2
@@ -54,41 +54,41 @@ def tell(emit: UserEmitter, isa: UserTrapping, mapped: Mapped, routine: int, way
     leaf, pool = isa.leaf, emit.pool
     again, told, none, on = (Label() for _ in range(4))
     for name in (leaf.address, leaf.record, leaf.entry, leaf.value, *leaf.lost):
-        pool.take_this(name)
-    emit.mark(again)
-    emit.load(leaf.address, Value(Memory(isa.frame, isa.pc)))
+        pool.reserve(name)
+    emit.bind(again)
+    emit.load(leaf.address, MemoryValue(Address(isa.frame, isa.pc)))
     emit.binary(Arithmetic.SUB, leaf.address, leaf.address, isa.behind, 64, False)
     emit.call(routine)
-    emit.branch(Test.EQ, leaf.record, ABSENT, False, ways.absent)
-    emit.branch(Test.EQ, leaf.record, OTHER, False, ways.foreign)
+    emit.branch(Comparison.EQ, leaf.record, ABSENT, False, ways.absent)
+    emit.branch(Comparison.EQ, leaf.record, OTHER, False, ways.foreign)
     for name in leaf.lost:
-        pool.give(name)
-    offset, owner, inode = leaf.address, pool.take(), pool.take()
-    emit.load(owner, Value(Memory(leaf.record, mapped.mapping)))
-    emit.load(inode, Value(Memory(leaf.record, mapped.index)))
+        pool.free(name)
+    offset, owner, inode = leaf.address, pool.allocate(), pool.allocate()
+    emit.load(owner, MemoryValue(Address(leaf.record, mapped.mapping)))
+    emit.load(inode, MemoryValue(Address(leaf.record, mapped.index)))
     emit.binary(Arithmetic.SHL, inode, inode, mapped.bits, 64, False)
     emit.binary(Arithmetic.AND, offset, offset, (1 << mapped.bits) - 1, 64, False)
     emit.binary(Arithmetic.OR, offset, offset, inode, 64, False)
     emit.constant(inode, UNKNOWN)
     emit.branch_bits(owner, ANONYMOUS, False, none)
     emit.branch_bits(owner, MOVED, True, told)
-    node, root = leaf.record, Value(Memory(owner, mapped.root - ANONYMOUS))
+    node, root = leaf.record, MemoryValue(Address(owner, mapped.root - ANONYMOUS))
     emit.load(node, root)
-    emit.branch(Test.EQ, node, 0, False, none)
-    emit.load(inode, Value(Memory(node, mapped.area)))
-    emit.branch(Test.NE, root, node, False, again)
-    emit.load(inode, Value(Memory(inode, mapped.file)))
-    emit.branch(Test.NE, root, node, False, again)
-    emit.branch(Test.EQ, inode, 0, False, none)
-    emit.load(inode, Value(Memory(inode, mapped.inode)))
-    emit.branch(Test.NE, root, node, False, again)
-    emit.mark(told)
-    emit.branch(Test.EQ, Value(Memory(leaf.entry)), leaf.value, False, on)
+    emit.branch(Comparison.EQ, node, 0, False, none)
+    emit.load(inode, MemoryValue(Address(node, mapped.area)))
+    emit.branch(Comparison.NE, root, node, False, again)
+    emit.load(inode, MemoryValue(Address(inode, mapped.file)))
+    emit.branch(Comparison.NE, root, node, False, again)
+    emit.branch(Comparison.EQ, inode, 0, False, none)
+    emit.load(inode, MemoryValue(Address(inode, mapped.inode)))
+    emit.branch(Comparison.NE, root, node, False, again)
+    emit.bind(told)
+    emit.branch(Comparison.EQ, MemoryValue(Address(leaf.entry)), leaf.value, False, on)
     emit.jump(again)
-    emit.mark(none)
-    emit.branch(Test.NE, Value(Memory(leaf.entry)), leaf.value, False, again)
+    emit.bind(none)
+    emit.branch(Comparison.NE, MemoryValue(Address(leaf.entry)), leaf.value, False, again)
     emit.jump(ways.foreign)
-    emit.mark(on)
+    emit.bind(on)
     for name in (leaf.record, leaf.entry, leaf.value, owner):
-        pool.give(name)
+        pool.free(name)
     return offset, inode

@@ -9,7 +9,7 @@ from gdb_optprobe.handlers.arithmetic import number as as_number
 from gdb_optprobe.handlers.ir import Constant, Emit, Expr, Operand, Table, Text, Update
 from gdb_optprobe.handlers.lower_aggregates import update
 from gdb_optprobe.handlers.lower_expressions import Words
-from gdb_optprobe.isa.emitter import Arithmetic, Emitter, Label, Memory, Test, Value
+from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, Emitter, Label, MemoryValue
 from gdb_optprobe.maps import ring
 from gdb_optprobe.maps.hash_map import CLAIMED, FACTOR, OVERFLOW, PROBES, READY, HashMapLayout
 from gdb_optprobe.maps.ring import RingLayout
@@ -25,21 +25,21 @@ def count_by(emit: Emitter, words: Words, action: Update, table: HashMapLayout, 
     with ExitStack() as stack:
         value = stack.enter_context(words.operand(action.value or Constant(0)))
         key = [word for part in action.by for word in words.words(stack, part)]
-        slot = stack.enter_context(emit.pool.borrowed())
+        slot = stack.enter_context(emit.pool.scratch())
         done, found = Label(), Label()
         _first_slot(emit, slot, key, table, at)
-        with emit.pool.borrowed() as left:
+        with emit.pool.scratch() as left:
             _search(emit, slot, left, key, table, found)
-        emit.add(Memory(offset=at + OVERFLOW, near=True), 1)
+        emit.atomic_add(Address(offset=at + OVERFLOW, near=True), 1)
         emit.jump(done)
-        emit.mark(found)
-        update(emit, table.aggregate, Memory(slot, table.value_offset), value)
-        emit.mark(done)
+        emit.bind(found)
+        update(emit, table.aggregate, Address(slot, table.value_offset), value)
+        emit.bind(done)
 
 
 def _first_slot(emit: Emitter, slot: str, key: Sequence[str | int], table: HashMapLayout, at: int) -> None:
     """HashMapLayout.place, and the address of the slot there."""
-    with emit.pool.borrowed() as factor:
+    with emit.pool.scratch() as factor:
         emit.constant(factor, FACTOR)
         if isinstance(key[0], int):
             emit.constant(slot, key[0])
@@ -51,110 +51,110 @@ def _first_slot(emit: Emitter, slot: str, key: Sequence[str | int], table: HashM
         emit.binary(Arithmetic.MUL, slot, slot, factor, 64, False)
     emit.binary(Arithmetic.SHR, slot, slot, 64 - table.bits, 64, False)
     emit.binary(Arithmetic.MUL, slot, slot, table.slot_size, 64, False)
-    emit.address(slot, Memory(slot, as_number(at + 8, True)))
+    emit.address(slot, Address(slot, as_number(at + 8, True)))
 
 
 def _search(emit: Emitter, slot: str, left: str, key: Sequence[str | int], table: HashMapLayout, found: Label) -> None:
     """To `found` with the key's slot, or on."""
     look, other, not_ready = Label(), Label(), Label()
-    state = Memory(slot)
+    state = Address(slot)
     emit.constant(left, PROBES)
-    emit.mark(look)
-    emit.branch(Test.NE, Value(state), READY, False, not_ready)
+    emit.bind(look)
+    emit.branch(Comparison.NE, MemoryValue(state), READY, False, not_ready)
     emit.acquire()
-    *before, last = [(Value(Memory(slot, 8 + 8 * index)), word) for index, word in enumerate(key)]
+    *before, last = [(MemoryValue(Address(slot, 8 + 8 * index)), word) for index, word in enumerate(key)]
     for there, word in before:
-        emit.branch(Test.NE, there, word, False, other)
-    emit.branch(Test.EQ, *last, False, found)
-    emit.mark(other)
+        emit.branch(Comparison.NE, there, word, False, other)
+    emit.branch(Comparison.EQ, *last, False, found)
+    emit.bind(other)
     emit.binary(Arithmetic.ADD, slot, slot, table.slot_size, 64, False)
     emit.binary(Arithmetic.SUB, left, left, 1, 64, False)
-    emit.branch(Test.NE, left, 0, False, look)
+    emit.branch(Comparison.NE, left, 0, False, look)
     full = Label()
     emit.jump(full)
-    emit.mark(not_ready)
-    emit.branch(Test.EQ, Value(state), CLAIMED, False, other)
+    emit.bind(not_ready)
+    emit.branch(Comparison.EQ, MemoryValue(state), CLAIMED, False, other)
     emit.claim(state, look)
     for there, word in (*before, last):
         emit.store(there.memory, word)
     emit.publish(state, READY)
     emit.jump(found)
-    emit.mark(full)
+    emit.bind(full)
 
 
 def record(emit: Emitter, words: Words, action: Emit, layout: RingLayout, at: int, kind: int, cpu: Expr) -> None:
     """Write a record into the ring at an address; a void one where a field is a fault."""
     with ExitStack() as stack:
         fields = words.another()
-        number, place = (stack.enter_context(emit.pool.borrowed()) for _ in range(2))
+        number, place = (stack.enter_context(emit.pool.scratch()) for _ in range(2))
         full = Label()
-        emit.fetch_add(number, Memory(offset=at + ring.NEXT, near=True), 1)
-        emit.load(place, Value(Memory(offset=at + ring.FIRST, near=True)))
+        emit.atomic_fetch_add(number, Address(offset=at + ring.NEXT, near=True), 1)
+        emit.load(place, MemoryValue(Address(offset=at + ring.FIRST, near=True)))
         emit.binary(Arithmetic.SUB, place, number, place, 64, False)
-        emit.branch(Test.GE, place, layout.places, False, full)
+        emit.branch(Comparison.GE, place, layout.places, False, full)
         emit.binary(Arithmetic.AND, place, number, layout.places - 1, 64, False)
         emit.binary(Arithmetic.MUL, place, place, layout.record_size, 64, False)
-        emit.address(place, Memory(place, as_number(at + ring.HEADER, True)))
-        with emit.pool.borrowed() as now:
+        emit.address(place, Address(place, as_number(at + ring.HEADER, True)))
+        with emit.pool.scratch() as now:
             emit.clock(now)
-            emit.store(Memory(place, ring.TIME), now)
-        emit.store(Memory(place, ring.KIND), kind, 4)
+            emit.store(Address(place, ring.TIME), now)
+        emit.store(Address(place, ring.KIND), kind, 4)
         with words.operand(cpu) as word:
-            emit.store(Memory(place, ring.CPU), word, 4)
+            emit.store(Address(place, ring.CPU), word, 4)
         _store_fields(emit, fields, place, action.fields)
         if action.target.stack:
             (_try_stack if action.target.tried else _copy_stack)(emit, fields, action, place)
         _finish(emit, number, place)
         if fields.faulted:
             emit.jump(full)
-            emit.mark(fields.fault)
-            emit.store(Memory(place, ring.KIND), ring.VOID, 4)
+            emit.bind(fields.fault)
+            emit.store(Address(place, ring.KIND), ring.VOID, 4)
             _finish(emit, number, place)
             emit.jump(words.fault)
-        emit.mark(full)
+        emit.bind(full)
 
 
 def _finish(emit: Emitter, number: str, place: str) -> None:
     emit.binary(Arithmetic.ADD, number, number, 1, 64, False)
-    emit.publish(Memory(place, ring.NUMBER), number)
+    emit.publish(Address(place, ring.NUMBER), number)
 
 
 def _copy_stack(emit: Emitter, words: Words, action: Emit, place: str) -> None:
     """From its end down, so that one register counts and indexes."""
     most, fields = action.target.stack, ring.FIELDS + action.target.fields
     copy, enough, done = Label(), Label(), Label()
-    with words.word(_stack_pointer(action)) as sp, emit.pool.borrowed() as index, emit.pool.borrowed() as word:
-        emit.load(index, Value(Memory(place, fields - 8)))
+    with words.word(_stack_pointer(action)) as sp, emit.pool.scratch() as index, emit.pool.scratch() as word:
+        emit.load(index, MemoryValue(Address(place, fields - 8)))
         emit.binary(Arithmetic.SHR, index, index, 3, 64, False)
-        emit.branch(Test.EQ, index, 0, False, done)
-        emit.branch(Test.LE, index, most, False, enough)
+        emit.branch(Comparison.EQ, index, 0, False, done)
+        emit.branch(Comparison.LE, index, most, False, enough)
         emit.constant(index, most)
-        emit.mark(enough)
-        emit.mark(copy)
-        emit.load(word, Value(Memory(sp, -8, index)))
-        emit.store(Memory(place, fields - 8, index), word)
+        emit.bind(enough)
+        emit.bind(copy)
+        emit.load(word, MemoryValue(Address(sp, -8, index)))
+        emit.store(Address(place, fields - 8, index), word)
         emit.binary(Arithmetic.SUB, index, index, 1, 64, False)
-        emit.branch(Test.NE, index, 0, False, copy)
-        emit.mark(done)
+        emit.branch(Comparison.NE, index, 0, False, copy)
+        emit.bind(done)
 
 
 def _try_stack(emit: Emitter, words: Words, action: Emit, place: str) -> None:
     """Word by word up to the first that is not there."""
     most, fields, sp = action.target.stack, ring.FIELDS + action.target.fields, _stack_pointer(action)
     copy, done = Label(), Label()
-    with emit.pool.borrowed() as at, emit.pool.borrowed() as taken:
+    with emit.pool.scratch() as at, emit.pool.scratch() as taken:
         words.into(at, sp)
         emit.constant(taken, 0)
-        emit.mark(copy)
-        with emit.pool.borrowed() as word, words.peeking(sp):
-            emit.peek(word, at, 8, done)
-            emit.store(Memory(place, fields, taken), word)
+        emit.bind(copy)
+        with emit.pool.scratch() as word, words.peeking(sp):
+            emit.probe_read(word, at, 8, done)
+            emit.store(Address(place, fields, taken), word)
         emit.binary(Arithmetic.ADD, at, at, 8, 64, False)
         emit.binary(Arithmetic.ADD, taken, taken, 1, 64, False)
-        emit.branch(Test.LT, taken, most, False, copy)
-        emit.mark(done)
+        emit.branch(Comparison.LT, taken, most, False, copy)
+        emit.bind(done)
         emit.binary(Arithmetic.SHL, taken, taken, 3, 64, False)
-        emit.store(Memory(place, fields - 8), taken)
+        emit.store(Address(place, fields - 8), taken)
 
 
 def _stack_pointer(action: Emit) -> Expr:
@@ -169,10 +169,10 @@ def _store_fields(emit: Emitter, words: Words, place: str, fields: Sequence[Oper
     at = ring.FIELDS
     for field in fields:
         if isinstance(field, Text) and not field.mapped:
-            words.store_text(field, Memory(place, at))
+            words.store_text(field, Address(place, at))
             at += -(-field.size // 8) * 8
             continue
         with ExitStack() as stack:
             for word in words.words(stack, field):
-                emit.store(Memory(place, at), word)
+                emit.store(Address(place, at), word)
                 at += 8

@@ -44,7 +44,17 @@ from gdb_optprobe.handlers.lower_expressions import NotLowered, Words
 from gdb_optprobe.handlers.lower_maps import count_by, layout, record
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.code import Code
-from gdb_optprobe.isa.emitter import Before, Emitter, Kept, Label, Machine, Memory, Pool, Readers, TooManyRegisters
+from gdb_optprobe.isa.codegen import (
+    Address,
+    Backend,
+    Emitter,
+    EntryState,
+    Label,
+    OuterSaves,
+    ProbeReadRoutines,
+    RegisterPool,
+    TooManyRegisters,
+)
 from gdb_optprobe.maps.ring import RingLayout
 
 RUNG = 64
@@ -79,11 +89,11 @@ class Surroundings:
     ring: RingLayout | None = None
     first_kind: int = 0
     cpu: Expr | None = None
-    readers: Readers | None = None
+    readers: ProbeReadRoutines | None = None
     pad: int | None = None
     bell: int = 0
     passed: Dead = field(default_factory=Dead)
-    kept: Kept = field(default_factory=Kept)
+    kept: OuterSaves = field(default_factory=OuterSaves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +107,13 @@ class Used:
         return Used(self.condition | other.condition, self.actions | other.actions)
 
 
-def lower(program: Program, around: Surroundings, machine: Machine) -> Code:
+def lower(program: Program, around: Surroundings, machine: Backend) -> Code:
     """The code of a program. Raises NotLowered."""
     of_cpu = {node.name for node in nodes(around.cpu) if isinstance(node, Register)} if around.cpu else set()
     # Who is shown the registers sees the dead ones too.
     dead = around.dead if program.stop is None else Dead()
     reads = around.kept.in_place(program.registers | of_cpu)
-    before = Before(dead, reads, around.per_cpu, around.base, around.readers, around.kept)
+    before = EntryState(dead, reads, around.per_cpu, around.base, around.readers, around.kept)
     used = Used()
     while True:
         emitter = machine.emitter(before)
@@ -113,18 +123,20 @@ def lower(program: Program, around: Surroundings, machine: Machine) -> Code:
         used = more
 
 
-def _emit(program: Program, around: Surroundings, machine: Machine, before: Before, emit: Emitter, used: Used) -> Used:
+def _emit(
+    program: Program, around: Surroundings, machine: Backend, before: EntryState, emit: Emitter, used: Used
+) -> Used:
     """Make the code with what was used saved; what is used by it."""
     pc = (machine.pc, around.address)
     end = Label()
     words = Words(emit, pc)
     saved = machine.kept(used.condition, before)
-    emit.pool = condition = Pool(machine.order(before))
+    emit.pool = condition = RegisterPool(machine.order(before))
     emit.save(saved)
     if program.condition is not None:
         with refused(program.condition):
             words.jump(program.condition, False, end)
-    emit.pool = actions = Pool(machine.order(_with(before, saved)))
+    emit.pool = actions = RegisterPool(machine.order(_with(before, saved)))
     more = tuple(name for name in machine.kept(used.actions, before) if name not in saved)
     emit.save(more)
     objects = iter(enumerate(around.objects))
@@ -141,21 +153,21 @@ def _emit(program: Program, around: Surroundings, machine: Machine, before: Befo
     if program.stop is not None:
         if around.pad is None:
             raise NotLowered(program.stop, "native code cannot stop here")
-        emit.leave(saved, around.pad)
+        emit.restore_and_jump(saved, around.pad)
     elif words.faulted:
         emit.jump(end)
     if words.faulted:
-        emit.mark(words.fault)
-        emit.add(Memory(offset=around.faults, near=True), 1)
-    emit.mark(end)
+        emit.bind(words.fault)
+        emit.atomic_add(Address(offset=around.faults, near=True), 1)
+    emit.bind(end)
     emit.restore(saved, around.passed if program.stop is not None else Dead())
     return Used(frozenset(condition.used), frozenset(actions.used))
 
 
 def ring(emit: Emitter, bell: int) -> None:
     """Have a debugger come to the pads."""
-    emit.add(Memory(offset=bell + RUNG, near=True), 1)
-    emit.store(Memory(offset=bell, near=True), 1)
+    emit.atomic_add(Address(offset=bell + RUNG, near=True), 1)
+    emit.store(Address(offset=bell, near=True), 1)
 
 
 @contextmanager
@@ -167,7 +179,7 @@ def refused(node: Expr | Action) -> Iterator[None]:
         raise NotLowered(node, "more registers are needed at once than there are") from error
 
 
-def _with(before: Before, saved: Sequence[str]) -> Before:
+def _with(before: EntryState, saved: Sequence[str]) -> EntryState:
     """What is saved may be overwritten."""
     return replace(before, dead=replace(before.dead, registers=before.dead.registers | {*saved}))
 
@@ -182,7 +194,7 @@ def act(
             count_by(emit, words, action, layout(table, around.table_bits), address)
         case Update(Cell(_, aggregate), value):
             with words.operand(value or Constant(0)) as operand:
-                update(emit, aggregate, Memory(offset=address, near=True), operand)
+                update(emit, aggregate, Address(offset=address, near=True), operand)
         case Put(place, value):
             with words.operand(value) as operand, words.memory(place) as memory:
                 emit.store(memory, operand)
@@ -195,6 +207,6 @@ def act(
     if words.faulted:
         done = Label()
         emit.jump(done)
-        emit.mark(words.fault)
-        emit.add(Memory(offset=around.faults, near=True), 1)
-        emit.mark(done)
+        emit.bind(words.fault)
+        emit.atomic_add(Address(offset=around.faults, near=True), 1)
+        emit.bind(done)

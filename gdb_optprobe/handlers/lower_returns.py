@@ -18,8 +18,18 @@ from gdb_optprobe.handlers.lower_slot_search import Slots, following, home
 from gdb_optprobe.handlers.return_scope import Entry
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.code import Code, joined
-from gdb_optprobe.isa.emitter import Arithmetic, Before, Emitter, Kept, Label, Memory, Pool, Test, Value
-from gdb_optprobe.isa.returning import ReturnEmitter, Returning
+from gdb_optprobe.isa.codegen import (
+    Address,
+    Arithmetic,
+    Comparison,
+    Emitter,
+    EntryState,
+    Label,
+    MemoryValue,
+    OuterSaves,
+    RegisterPool,
+)
+from gdb_optprobe.isa.return_codegen import ReturnBackend, ReturnEmitter
 from gdb_optprobe.maps.call_table import (
     DROPPED,
     FACTOR,
@@ -55,8 +65,8 @@ class Table:
     def slots(self) -> Slots:
         return Slots(self.first, self.end, self.layout.slot_size, self.layout.homes, FACTOR, SHIFT)
 
-    def counter(self, offset: int) -> Memory:
-        return Memory(offset=self.address + offset, near=True)
+    def counter(self, offset: int) -> Address:
+        return Address(offset=self.address + offset, near=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +137,7 @@ class Way:
     hidden: tuple[int, ...] = ()
 
 
-def entry(table: Table, way: Way, before: Before, isa: Returning, parts: Sequence[Part] = ()) -> Code:
+def entry(table: Table, way: Way, before: EntryState, isa: ReturnBackend, parts: Sequence[Part] = ()) -> Code:
     """What runs at the entry of a function; falls through at its end. All or nothing: without room the call is missed.
 
     Raises NotLowered.
@@ -145,8 +155,8 @@ def entry(table: Table, way: Way, before: Before, isa: Returning, parts: Sequenc
 def _entry(
     table: Table,
     way: Way,
-    before: Before,
-    isa: Returning,
+    before: EntryState,
+    isa: ReturnBackend,
     emit: ReturnEmitter,
     used: Used,
     parts: Sequence[Part],
@@ -154,43 +164,43 @@ def _entry(
     taken, claimed, end = Label(), Label(), Label()
     pc = (isa.pc, way.pc)
     saved = isa.kept(used.usual, before)
-    emit.pool = usual = Pool(isa.order(before))
+    emit.pool = usual = RegisterPool(isa.order(before))
     emit.save(saved)
     unless_wanted(emit, pc, parts, end)
-    slot, word = usual.take(), usual.take()
+    slot, word = usual.allocate(), usual.allocate()
     _home(emit, table, slot, word)
-    emit.claim(Memory(slot), taken)
-    emit.mark(claimed)
+    emit.claim(Address(slot), taken)
+    emit.bind(claimed)
     emit.key(word)
-    emit.store(Memory(slot, KEY), word)
+    emit.store(Address(slot, KEY), word)
     emit.return_address(word)
-    emit.store(Memory(slot, RETURN), word)
-    usual.give(word)
+    emit.store(Address(slot, RETURN), word)
+    usual.free(word)
     for part in parts:
         keep(emit, pc, part, slot)
     freed = replace(before, dead=replace(before.dead, registers=before.dead.registers | {*saved}))
-    emit.pool = acting = Pool(isa.order(freed))
+    emit.pool = acting = RegisterPool(isa.order(freed))
     if any(part.around is not None for part in parts):
-        acting.take_this(slot)
+        acting.reserve(slot)
         more = tuple(name for name in isa.kept(used.acting, before) if name not in saved)
         emit.save(more)
         for part in parts:
             act_at_entry(emit, pc, part, slot)
         emit.restore(more)
     emit.pool = usual
-    usual.take_this(word)
+    usual.reserve(word)
     emit.return_to(way.trampoline)
     emit.jump(end)
-    emit.mark(taken)
-    emit.pool = other = Pool(isa.order(freed))
-    other.take_this(slot), other.take_this(word)
+    emit.bind(taken)
+    emit.pool = other = RegisterPool(isa.order(freed))
+    other.reserve(slot), other.reserve(word)
     more = tuple(name for name in isa.kept(used.other, before) if name not in saved)
     emit.save(more)
     _search(emit, table, way, slot, word)
     emit.restore(more)
     emit.pool = usual
-    emit.branch(Test.NE, slot, 0, False, claimed)
-    emit.mark(end)
+    emit.branch(Comparison.NE, slot, 0, False, claimed)
+    emit.bind(end)
     emit.restore(saved)
     return Used(frozenset(usual.used), frozenset(other.used), frozenset(acting.used))
 
@@ -208,27 +218,27 @@ def unless_wanted(emit: Emitter, pc: tuple[str, int], parts: Sequence[Part], end
             words.jump(test, not is_last, end if is_last else wanted)
         if words.faulted:
             emit.jump(wanted if is_last else no)
-            emit.mark(words.fault)
-            emit.add(Memory(offset=faults, near=True), 1)
+            emit.bind(words.fault)
+            emit.atomic_add(Address(offset=faults, near=True), 1)
             if is_last:
                 emit.jump(end)
-        emit.mark(no)
-    emit.mark(wanted)
+        emit.bind(no)
+    emit.bind(wanted)
 
 
 def keep(emit: Emitter, pc: tuple[str, int], part: Part, slot: str) -> None:
     """The words of one probe into the call's slot; 0 for what cannot be evaluated."""
     for offset, node in part.kept:
-        at = Memory(slot, offset)
+        at = Address(slot, offset)
         words, done = Words(emit, pc), Label()
         with refused(node), words.operand(node) as word:
             emit.store(at, word)
         if words.faulted:
             emit.jump(done)
-            emit.mark(words.fault)
-            emit.add(Memory(offset=part.faults, near=True), 1)
+            emit.bind(words.fault)
+            emit.atomic_add(Address(offset=part.faults, near=True), 1)
             emit.store(at, 0)
-            emit.mark(done)
+            emit.bind(done)
 
 
 def act_at_entry(emit: Emitter, pc: tuple[str, int], part: Part, slot: str) -> None:
@@ -237,50 +247,50 @@ def act_at_entry(emit: Emitter, pc: tuple[str, int], part: Part, slot: str) -> N
         return
     skip = Label()
     if part.armed:
-        emit.branch(Test.EQ, Value(Memory(slot, part.armed)), 0, False, skip)
+        emit.branch(Comparison.EQ, MemoryValue(Address(slot, part.armed)), 0, False, skip)
     for index, (action, address) in enumerate(zip(part.entry.actions, part.around.objects, strict=True)):
         assert not isinstance(action, Stop), "it was refused"
         with refused(action):
             act(emit, pc, part.around, action, index, address)
-    emit.mark(skip)
+    emit.bind(skip)
 
 
 def _search(emit: ReturnEmitter, table: Table, way: Way, slot: str, word: str) -> None:
     """The slot behind `slot`, the first of the search, that is now the call's; 0 where there is none."""
-    at, count, other = (emit.pool.take() for _ in range(3))
+    at, count, other = (emit.pool.allocate() for _ in range(3))
     dead_next, dead, search, again, busy, found, done = (Label() for _ in range(7))
     emit.key(word)
     emit.return_address(other)
     for address in way.hidden:
-        emit.branch(Test.EQ, other, address, False, search)
+        emit.branch(Comparison.EQ, other, address, False, search)
     start, end = way.ours
     emit.binary(Arithmetic.SUB, other, other, start, 64, False)
-    emit.branch(Test.LT, other, end - start, False, search)
+    emit.branch(Comparison.LT, other, end - start, False, search)
     _begin(emit, table, at, count, slot)
-    emit.mark(dead)
-    emit.branch(Test.EQ, Value(Memory(at, KEY)), 0, False, search)
-    emit.branch(Test.NE, Value(Memory(at, KEY)), word, False, dead_next)
-    emit.store(Memory(at, KEY), 0)
-    emit.add(table.counter(DROPPED), 1)
-    emit.mark(dead_next)
+    emit.bind(dead)
+    emit.branch(Comparison.EQ, MemoryValue(Address(at, KEY)), 0, False, search)
+    emit.branch(Comparison.NE, MemoryValue(Address(at, KEY)), word, False, dead_next)
+    emit.store(Address(at, KEY), 0)
+    emit.atomic_add(table.counter(DROPPED), 1)
+    emit.bind(dead_next)
     following(emit, table.slots, at)
     _count_down(emit, count, dead)
-    emit.mark(search)
+    emit.bind(search)
     _begin(emit, table, at, count, slot)
-    emit.mark(again)
-    emit.claim(Memory(at, KEY), busy)
+    emit.bind(again)
+    emit.claim(Address(at, KEY), busy)
     emit.jump(found)
-    emit.mark(busy)
+    emit.bind(busy)
     following(emit, table.slots, at)
     _count_down(emit, count, again)
-    emit.add(table.counter(MISSED), 1)
+    emit.atomic_add(table.counter(MISSED), 1)
     emit.constant(slot, 0)
     emit.jump(done)
-    emit.mark(found)
+    emit.bind(found)
     _make_first(emit, table, at, count, other, slot, word)
-    emit.mark(done)
+    emit.bind(done)
     for register in (at, count, other):
-        emit.pool.give(register)
+        emit.pool.free(register)
 
 
 def _make_first(
@@ -292,21 +302,21 @@ def _make_first(
     """
     back, no_turn, moved = Label(), Label(), Label()
     emit.copy(hole, at)
-    emit.mark(back)
-    emit.branch(Test.EQ, at, slot, False, moved)
+    emit.bind(back)
+    emit.branch(Comparison.EQ, at, slot, False, moved)
     emit.constant(other, table.first)
-    emit.branch(Test.NE, at, other, False, no_turn)
+    emit.branch(Comparison.NE, at, other, False, no_turn)
     emit.constant(at, table.end)
-    emit.mark(no_turn)
+    emit.bind(no_turn)
     emit.binary(Arithmetic.SUB, at, at, table.layout.slot_size, 64, False)
-    emit.branch(Test.NE, Value(Memory(at, KEY)), word, False, back)
+    emit.branch(Comparison.NE, MemoryValue(Address(at, KEY)), word, False, back)
     for offset in range(RETURN, RETURN + WORD * (1 + table.layout.saved), WORD):
-        emit.load(other, Value(Memory(at, offset)))
-        emit.store(Memory(hole, offset), other)
-    emit.store(Memory(hole, KEY), word)
+        emit.load(other, MemoryValue(Address(at, offset)))
+        emit.store(Address(hole, offset), other)
+    emit.store(Address(hole, KEY), word)
     emit.copy(hole, at)
     emit.jump(back)
-    emit.mark(moved)
+    emit.bind(moved)
     emit.copy(slot, hole)
 
 
@@ -335,7 +345,7 @@ class Trampoline:
     end: Code
     dead: Dead
     moved: Callable[[int], Code]
-    kept: Kept
+    kept: OuterSaves
 
     def code(self, programs: Sequence[Code], areas: Sequence[int] = ()) -> Code:
         """All of it. areas: where in a slot the words of each program begin."""
@@ -363,7 +373,7 @@ class Trampoline:
         yield self.end, False
 
 
-def trampoline(table: Table, before: Before, isa: Returning, leaving: Leaving | None = None) -> Trampoline:
+def trampoline(table: Table, before: EntryState, isa: ReturnBackend, leaving: Leaving | None = None) -> Trampoline:
     """before: what is dead where the function has returned. Where that is not enough for what is done here, all that is
     used is saved, around the programs.
 
@@ -375,42 +385,42 @@ def trampoline(table: Table, before: Before, isa: Returning, leaving: Leaving | 
         return made
     before = replace(before, dead=Dead())
     while (names := isa.kept(used, before)) != before.kept.names:
-        before = replace(before, kept=Kept(names))
+        before = replace(before, kept=OuterSaves(names))
         made, more = _trampoline(table, before, isa, leaving)
         used |= more
     return made
 
 
 def _trampoline(
-    table: Table, before: Before, isa: Returning, leaving: Leaving | None
+    table: Table, before: EntryState, isa: ReturnBackend, leaving: Leaving | None
 ) -> tuple[Trampoline, frozenset[str]]:
     """With what was used saved, and what it uses."""
     slot, kept = isa.slot, before.kept.names
     taken = before.reads | {slot}
     order = [name for name in isa.order(before) if name not in taken]
-    begin, end = isa.emitter(replace(before, kept=Kept())), isa.emitter(before)
-    begin.pool, end.pool = Pool(order), Pool(order)
+    begin, end = isa.emitter(replace(before, kept=OuterSaves())), isa.emitter(before)
+    begin.pool, end.pool = RegisterPool(order), RegisterPool(order)
     begin.save(kept)
     _find(begin, table, slot)
     if leaving is not None:
-        _flags_into(end, wishes := end.pool.take(), slot, leaving.flags)
-    end.publish(Memory(slot, KEY), 0)
-    end.add(table.counter(RETURNS), 1)
+        _flags_into(end, wishes := end.pool.allocate(), slot, leaving.flags)
+    end.publish(Address(slot, KEY), 0)
+    end.atomic_add(table.counter(RETURNS), 1)
     if leaving is not None:
         on = Label()
-        end.branch(Test.EQ, wishes, 0, False, on)
+        end.branch(Comparison.EQ, wishes, 0, False, on)
         ring(end, leaving.bell)
         if not kept:
             end.copy(slot, wishes)
             end.save(())
-        end.leave(kept, leaving.pad)
-        end.mark(on)
+        end.restore_and_jump(kept, leaving.pad)
+        end.bind(on)
     end.restore(kept)
     free = isa.saved(kept)
 
     def moved(by: int) -> Code:
         emit = isa.emitter(before)
-        emit.pool = Pool(order)
+        emit.pool = RegisterPool(order)
         emit.binary(Arithmetic.ADD, slot, slot, by & MASK, 64, False)
         return emit.finish
 
@@ -419,46 +429,46 @@ def _trampoline(
         lambda at: end.finish(at) + isa.end,
         Dead(before.dead.flags or free.flags, (before.dead.registers | free.registers) - taken),
         moved,
-        Kept(kept, slot) if kept else Kept(),
+        OuterSaves(kept, slot) if kept else OuterSaves(),
     )
     return made, frozenset((slot, *begin.pool.used, *end.pool.used))
 
 
-def look(before: Before, isa: Returning, flag: int) -> Code:
+def look(before: EntryState, isa: ReturnBackend, flag: int) -> Code:
     """Comes to its last instruction, which does nothing, where a program has set a flag, for a debugger to stop there.
 
     before: as of a program. flag: offset from what a program finds in the slot's register.
     """
     emit, over = isa.emitter(before), Label()
-    emit.pool = Pool([name for name in isa.order(before) if name in before.dead.registers - {isa.slot}])
-    emit.branch(Test.EQ, Value(Memory(isa.slot, flag)), 0, False, over)
-    with emit.pool.borrowed() as nothing:
+    emit.pool = RegisterPool([name for name in isa.order(before) if name in before.dead.registers - {isa.slot}])
+    emit.branch(Comparison.EQ, MemoryValue(Address(isa.slot, flag)), 0, False, over)
+    with emit.pool.scratch() as nothing:
         emit.constant(nothing, 0)
-    emit.mark(over)
+    emit.bind(over)
     return emit.finish
 
 
 def _flags_into(emit: ReturnEmitter, to: str, slot: str, flags: Sequence[int]) -> None:
     first, *others = flags
-    emit.load(to, Value(Memory(slot, first)))
-    with emit.pool.borrowed() as more:
+    emit.load(to, MemoryValue(Address(slot, first)))
+    with emit.pool.scratch() as more:
         for flag in others:
-            emit.load(more, Value(Memory(slot, flag)))
+            emit.load(more, MemoryValue(Address(slot, flag)))
             emit.binary(Arithmetic.OR, to, to, more, 64, False)
 
 
 def _find(emit: ReturnEmitter, table: Table, slot: str) -> None:
     """A call whose return address is the trampoline's has a slot."""
     again, found = Label(), Label()
-    with emit.pool.borrowed() as word:
+    with emit.pool.scratch() as word:
         _home(emit, table, slot, word)
         emit.key(word)
-        emit.mark(again)
-        emit.branch(Test.EQ, Value(Memory(slot, KEY)), word, False, found)
+        emit.bind(again)
+        emit.branch(Comparison.EQ, MemoryValue(Address(slot, KEY)), word, False, found)
         following(emit, table.slots, slot)
         emit.jump(again)
-        emit.mark(found)
-        emit.load(word, Value(Memory(slot, RETURN)))
+        emit.bind(found)
+        emit.load(word, MemoryValue(Address(slot, RETURN)))
         emit.return_to(word)
 
 
@@ -478,4 +488,4 @@ def _begin(emit: ReturnEmitter, table: Table, at: str, count: str, slot: str) ->
 
 def _count_down(emit: ReturnEmitter, count: str, label: Label) -> None:
     emit.binary(Arithmetic.SUB, count, count, 1, 64, False)
-    emit.branch(Test.NE, count, 0, False, label)
+    emit.branch(Comparison.NE, count, 0, False, label)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gdb_optprobe.isa.emitter import Arithmetic, Emitter, Label, Memory, Test
+from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, Emitter, Label
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ def home(emit: Emitter, slots: Slots, key: str, slot: str, word: str) -> None:
     emit.binary(Arithmetic.MUL, slot, key, slots.factor, 64, False)
     emit.binary(Arithmetic.SHR, slot, slot, slots.shift - slots.size.bit_length() + 1, 64, False)
     emit.binary(Arithmetic.AND, slot, slot, (slots.homes - 1) * slots.size, 64, False)
-    emit.address(word, Memory(offset=slots.first, near=True))
+    emit.address(word, Address(offset=slots.first, near=True))
     emit.binary(Arithmetic.ADD, slot, slot, word, 64, False)
 
 
@@ -38,8 +38,8 @@ def following(emit: Emitter, slots: Slots, slot: str) -> None:
     """`slot` is the address of the one behind it."""
     on = Label()
     emit.binary(Arithmetic.ADD, slot, slot, slots.size, 64, False)
-    with emit.pool.borrowed() as end:
+    with emit.pool.scratch() as end:
         emit.constant(end, slots.end)
-        emit.branch(Test.NE, slot, end, False, on)
+        emit.branch(Comparison.NE, slot, end, False, on)
     emit.constant(slot, slots.first)
-    emit.mark(on)
+    emit.bind(on)

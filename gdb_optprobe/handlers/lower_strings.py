@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gdb_optprobe.isa.emitter import Arithmetic, Emitter, Label, Memory, Test, Value
+from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, Emitter, Label, MemoryValue
 
 MASK = (1 << 64) - 1
 _LOW = 0x0101_0101_0101_0101
 _HIGH = 0x8080_8080_8080_8080
 
 
-def whole(emit: Emitter, to: Sequence[str], at: Memory, size: int) -> None:
+def whole(emit: Emitter, to: Sequence[str], at: Address, size: int) -> None:
     """All of `size` bytes may be read: word by word.
 
     Of a word w, the lowest bit of (w - 0x01…) & ~w & 0x80… is in its first 0 byte, if it has one.
     """
     done = Label()
     ends = [Label() for _ in to]
-    with emit.pool.borrowed() as zeros, emit.pool.borrowed() as other:
+    with emit.pool.scratch() as zeros, emit.pool.scratch() as other:
         for index, word in enumerate(to):
             _load(emit, word, replace(at, offset=at.offset + 8 * index), min(8, size - 8 * index))
             emit.constant(other, -_LOW & MASK)
@@ -27,15 +27,15 @@ def whole(emit: Emitter, to: Sequence[str], at: Memory, size: int) -> None:
             emit.invert(other, word, 64, False)
             emit.binary(Arithmetic.AND, zeros, zeros, other, 64, False)
             emit.binary(Arithmetic.AND, zeros, zeros, _HIGH, 64, False)
-            emit.branch(Test.NE, zeros, 0, False, ends[index])
+            emit.branch(Comparison.NE, zeros, 0, False, ends[index])
         emit.jump(done)
         for index, word in enumerate(to):
-            emit.mark(ends[index])
+            emit.bind(ends[index])
             _cut(emit, word, zeros, other)
             for behind in to[index + 1 :]:
                 emit.constant(behind, 0)
             emit.jump(done)
-        emit.mark(done)
+        emit.bind(done)
 
 
 def _cut(emit: Emitter, word: str, zeros: str, other: str) -> None:
@@ -47,48 +47,48 @@ def _cut(emit: Emitter, word: str, zeros: str, other: str) -> None:
     emit.binary(Arithmetic.AND, word, word, zeros, 64, False)
 
 
-def _load(emit: Emitter, to: str, at: Memory, size: int) -> None:
+def _load(emit: Emitter, to: str, at: Address, size: int) -> None:
     """1 to 8 bytes."""
     pieces = [8] if size == 8 else [piece for piece in (4, 2, 1) if size & piece]
     done = 0
     for piece in pieces:
-        value = Value(replace(at, offset=at.offset + done), piece)
+        value = MemoryValue(replace(at, offset=at.offset + done), piece)
         if not done:
             emit.load(to, value)
         else:
-            with emit.pool.borrowed() as more:
+            with emit.pool.scratch() as more:
                 emit.load(more, value)
                 emit.binary(Arithmetic.SHL, more, more, 8 * done, 64, False)
                 emit.binary(Arithmetic.OR, to, to, more, 64, False)
         done += piece
 
 
-def up_to_end(emit: Emitter, to: Sequence[str], at: Memory, size: int) -> None:
+def up_to_end(emit: Emitter, to: Sequence[str], at: Address, size: int) -> None:
     """What is behind the first 0 byte is not read: byte by byte."""
     for word in to:
         emit.constant(word, 0)
     done = Label()
-    with emit.pool.borrowed() as byte:
+    with emit.pool.scratch() as byte:
         for index in range(size):
-            emit.load(byte, Value(replace(at, offset=at.offset + index), 1))
-            emit.branch(Test.EQ, byte, 0, False, done)
+            emit.load(byte, MemoryValue(replace(at, offset=at.offset + index), 1))
+            emit.branch(Comparison.EQ, byte, 0, False, done)
             if index % 8:
                 emit.binary(Arithmetic.SHL, byte, byte, 8 * (index % 8), 64, False)
             emit.binary(Arithmetic.OR, to[index // 8], to[index // 8], byte, 64, False)
-    emit.mark(done)
+    emit.bind(done)
 
 
 def peeked(emit: Emitter, to: Sequence[str], at: str, size: int, every: bool, fault: Label) -> None:
     """What may not be there: a word at a time, up to the first 0. every: all of `size` bytes must be there."""
     ended = [Label() for _ in to]
     if every:
-        emit.address(to[0], Memory(at, size - 1))
-        emit.peek(to[0], to[0], 1, fault)
+        emit.address(to[0], Address(at, size - 1))
+        emit.probe_read(to[0], to[0], 1, fault)
     for index, word in enumerate(to):
         some = min(8, size - 8 * index)
         if index:
-            emit.address(word, Memory(at, 8 * index))
-        emit.peek(word, word if index else at, some, fault, text=True)
+            emit.address(word, Address(at, 8 * index))
+        emit.probe_read(word, word if index else at, some, fault, text=True)
         if some < 8:
             emit.extend(word, word, 8 * some, False)
         elif word != to[-1]:
@@ -96,23 +96,23 @@ def peeked(emit: Emitter, to: Sequence[str], at: str, size: int, every: bool, fa
     done = Label()
     emit.jump(done)
     for index, word in enumerate(to[1:]):
-        emit.mark(ended[index])
+        emit.bind(ended[index])
         emit.constant(word, 0)
-    emit.mark(done)
+    emit.bind(done)
 
 
-def store_peeked(emit: Emitter, into: Memory, at: str, size: int, every: bool, fault: Label) -> None:
+def store_peeked(emit: Emitter, into: Address, at: str, size: int, every: bool, fault: Label) -> None:
     """As `peeked`, but each word goes into memory as soon as it is there."""
     count = -(-size // 8)
     ended, done = [Label() for _ in range(count)], Label()
-    with emit.pool.borrowed(emit.peeks) as word:
+    with emit.pool.scratch(emit.probe_read_clobbers) as word:
         if every:
-            emit.address(word, Memory(at, size - 1))
-            emit.peek(word, word, 1, fault)
+            emit.address(word, Address(at, size - 1))
+            emit.probe_read(word, word, 1, fault)
         for index in range(count):
             some = min(8, size - 8 * index)
-            emit.address(word, Memory(at, 8 * index))
-            emit.peek(word, word, some, fault, text=True)
+            emit.address(word, Address(at, 8 * index))
+            emit.probe_read(word, word, some, fault, text=True)
             if some < 8:
                 emit.extend(word, word, 8 * some, False)
             emit.store(replace(into, offset=into.offset + 8 * index), word)
@@ -120,43 +120,43 @@ def store_peeked(emit: Emitter, into: Memory, at: str, size: int, every: bool, f
                 emit.branch_bits(word, 0xFF << 56, False, ended[index])
         emit.jump(done)
         for index in range(1, count):
-            emit.mark(ended[index - 1])
+            emit.bind(ended[index - 1])
             emit.store(replace(into, offset=into.offset + 8 * index), 0)
-        emit.mark(done)
+        emit.bind(done)
 
 
 def peeked_equals(emit: Emitter, at: str, literal: bytes, when: bool, label: Label, fault: Label) -> None:
     """To the label where text that may not be there is `literal` (when), or is not; no byte behind a difference counts.
     """
     differs, equal = Label(), Label()
-    with emit.pool.borrowed() as word, emit.pool.borrowed(emit.peeks) as got:
+    with emit.pool.scratch() as word, emit.pool.scratch(emit.probe_read_clobbers) as got:
         for index in range(0, len(literal), 8):
             wanted = literal[index : index + 8]
             short, on = Label(), Label()
             if index:
-                emit.address(word, Memory(at, index))
-            emit.peek(word, word if index else at, len(wanted), short, text=True, got=got)
+                emit.address(word, Address(at, index))
+            emit.probe_read(word, word if index else at, len(wanted), short, text=True, got=got)
             if len(wanted) < 8:
                 emit.extend(word, word, 8 * len(wanted), False)
-            emit.branch(Test.NE, word, int.from_bytes(wanted, "little"), False, differs)
+            emit.branch(Comparison.NE, word, int.from_bytes(wanted, "little"), False, differs)
             emit.jump(on)
-            emit.mark(short)
+            emit.bind(short)
             _compare_some(emit, word, got, wanted, fault)
             emit.jump(differs)
-            emit.mark(on)
+            emit.bind(on)
     emit.jump(label if when else equal)
-    emit.mark(differs)
+    emit.bind(differs)
     if not when:
         emit.jump(label)
-    emit.mark(equal)
+    emit.bind(equal)
 
 
 def _compare_some(emit: Emitter, word: str, got: str, wanted: bytes, fault: Label) -> None:
     """Where `got` bytes are as they should be, the next one decides, and cannot be read."""
     emit.binary(Arithmetic.SHL, got, got, 3, 64, False)
-    with emit.pool.borrowed() as count:
+    with emit.pool.scratch() as count:
         emit.constant(count, 64)
         emit.binary(Arithmetic.SUB, got, count, got, 64, False)
     emit.binary(Arithmetic.XOR, word, word, int.from_bytes(wanted, "little"), 64, False)
     emit.binary(Arithmetic.SHL, word, word, got, 64, False)
-    emit.branch(Test.EQ, word, 0, False, fault)
+    emit.branch(Comparison.EQ, word, 0, False, fault)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gdb_optprobe.handlers.lower_slot_search import Slots, following, home
 from gdb_optprobe.isa.code import Code
-from gdb_optprobe.isa.emitter import Arithmetic, Label, Memory, Test, Value
+from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, Label, MemoryValue
 from gdb_optprobe.isa.trapping import Entry, Trapping
 from gdb_optprobe.maps.trap_table import DETOUR, FACTOR, KEY, SHIFT, SLOT, TrapTableLayout
 
@@ -34,28 +34,28 @@ def handler(traps: Traps, entry: Entry, isa: Trapping) -> Code:
     emit = isa.emitter(entry)
     again, found, foreign, go_on, back = (Label() for _ in range(5))
     emit.begin(foreign)
-    pc, slot, word = emit.trapped_at(), emit.pool.take(), emit.pool.take()
+    pc, slot, word = emit.trapped_at(), emit.pool.allocate(), emit.pool.allocate()
     home(emit, traps.slots, pc, slot, word)
-    emit.mark(again)
-    emit.load(word, Value(Memory(slot, KEY)))
-    emit.branch(Test.EQ, word, pc, False, found)
-    emit.branch(Test.EQ, word, 0, False, foreign)
+    emit.bind(again)
+    emit.load(word, MemoryValue(Address(slot, KEY)))
+    emit.branch(Comparison.EQ, word, pc, False, found)
+    emit.branch(Comparison.EQ, word, 0, False, foreign)
     following(emit, traps.slots, slot)
     emit.jump(again)
-    emit.mark(foreign)
+    emit.bind(foreign)
     emit.kernels()
-    emit.mark(found)
-    emit.load(word, Value(Memory(slot, DETOUR)))
-    emit.branch(Test.NE, word, 0, False, go_on)
+    emit.bind(found)
+    emit.load(word, MemoryValue(Address(slot, DETOUR)))
+    emit.branch(Comparison.NE, word, 0, False, go_on)
     # What stands there by now is the instruction itself, or somebody's trap.
-    emit.load(word, Value(Memory(pc), isa.size))
-    with emit.pool.borrowed() as bits:
+    emit.load(word, MemoryValue(Address(pc), isa.size))
+    with emit.pool.scratch() as bits:
         for mask, value in isa.traps:
             emit.binary(Arithmetic.AND, bits, word, mask, 64, False)
-            emit.branch(Test.EQ, bits, value, False, foreign)
+            emit.branch(Comparison.EQ, bits, value, False, foreign)
     emit.jump(back)
-    emit.mark(go_on)
+    emit.bind(go_on)
     emit.go_on_at(word)
-    emit.mark(back)
+    emit.bind(back)
     emit.end()
     return emit.finish

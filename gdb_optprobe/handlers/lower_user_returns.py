@@ -19,7 +19,17 @@ from gdb_optprobe.handlers.lower_returns import Part, act_at_entry, keep, unless
 from gdb_optprobe.handlers.lower_slot_search import Slots, home
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.code import Code, joined
-from gdb_optprobe.isa.emitter import Arithmetic, Before, Emitter, Label, Machine, Memory, Pool, Test, Value
+from gdb_optprobe.isa.codegen import (
+    Address,
+    Arithmetic,
+    Backend,
+    Comparison,
+    Emitter,
+    EntryState,
+    Label,
+    MemoryValue,
+    RegisterPool,
+)
 from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.isa.user_returns import UserReturnEmitter, UserReturning
 from gdb_optprobe.maps.call_table import FACTOR, SHIFT
@@ -76,8 +86,8 @@ class Way:
     size: int
     most: int
 
-    def count(self, offset: int) -> Memory:
-        return Memory(offset=self.point + offset, near=True)
+    def count(self, offset: int) -> Address:
+        return Address(offset=self.point + offset, near=True)
 
 
 # a call is entered -----------------------------------------------------------------------------------------------
@@ -87,10 +97,10 @@ def entered(
     table: Table,
     way: Way,
     parts: Sequence[Part],
-    before: Before,
+    before: EntryState,
     traps: UserTrapping,
     isa: UserReturning,
-    machine: Machine,
+    machine: Backend,
     writable: int,
 ) -> Code:
     """What runs at a trap on a function's entry; falls through at its end. Without room the call is missed.
@@ -103,11 +113,11 @@ def entered(
     while True:
         emit = isa.emitter(before, writable)
         saved = machine.kept(used, before)
-        emit.pool = Pool([name for name in machine.order(before) if name not in reads])
+        emit.pool = RegisterPool([name for name in machine.order(before) if name not in reads])
         end = Label()
         emit.save(saved)
         _entered(emit, table, way, parts, traps, isa, end)
-        emit.mark(end)
+        emit.bind(end)
         emit.restore(saved)
         more = used | emit.pool.used
         if more == used:
@@ -127,61 +137,61 @@ def _entered(
     pc = ("", 0)
     missed, crowded, taken, claimed = (Label() for _ in range(4))
     unless_wanted(emit, pc, parts, end)
-    place = emit.pool.take()
+    place = emit.pool.allocate()
     emit.return_place(place, way.size, missed)
-    mm, key, slot, word = (emit.pool.take() for _ in range(4))
-    emit.fetch_add(word, way.count(ACTIVE), 1)
-    emit.branch(Test.GE, word, way.most, True, crowded)
+    mm, key, slot, word = (emit.pool.allocate() for _ in range(4))
+    emit.atomic_fetch_add(word, way.count(ACTIVE), 1)
+    emit.branch(Comparison.GE, word, way.most, True, crowded)
     Words(emit, pc).into(mm, table.mm)
     _key_of_trap(emit, key, way.size, traps, isa)
     _home(emit, table, key, mm, slot, word)
-    emit.claim(Memory(slot, KEY), taken)
-    emit.mark(claimed)
-    emit.store(Memory(slot, SPACE), mm)
-    emit.load(word, Value(Memory(place), way.size))
-    emit.store(Memory(slot, RETURN), word)
-    emit.store(Memory(slot, CODE), way.code)
-    emit.store(Memory(slot, POINT), way.point)
+    emit.claim(Address(slot, KEY), taken)
+    emit.bind(claimed)
+    emit.store(Address(slot, SPACE), mm)
+    emit.load(word, MemoryValue(Address(place), way.size))
+    emit.store(Address(slot, RETURN), word)
+    emit.store(Address(slot, CODE), way.code)
+    emit.store(Address(slot, POINT), way.point)
     for register in (mm, key, word):
-        emit.pool.give(register)
+        emit.pool.free(register)
     for part in parts:
         keep(emit, pc, part, slot)
     for part in parts:
         act_at_entry(emit, pc, part, slot)
-    emit.pool.take_this(word), emit.pool.take_this(key)
+    emit.pool.reserve(word), emit.pool.reserve(key)
     _trampoline(emit, word, way, traps)
-    emit.store(Memory(slot, TRAMPOLINE), word)
-    emit.store(Memory(place), word, way.size)
+    emit.store(Address(slot, TRAMPOLINE), word)
+    emit.store(Address(place), word, way.size)
     _key_of_trap(emit, key, way.size, traps, isa)
-    emit.publish(Memory(slot, KEY), key)
+    emit.publish(Address(slot, KEY), key)
     emit.jump(end)
-    emit.mark(taken)
-    emit.pool.take_this(mm)
-    other = emit.pool.take()
+    emit.bind(taken)
+    emit.pool.reserve(mm)
+    other = emit.pool.allocate()
     search = Label()
-    emit.load(other, Value(Memory(place), way.size))
+    emit.load(other, MemoryValue(Address(place), way.size))
     _trampoline(emit, word, way, traps)
-    emit.branch(Test.EQ, other, word, False, search)
+    emit.branch(Comparison.EQ, other, word, False, search)
     _drop_dead(emit, table, key, mm, slot, word, other)
-    emit.mark(search)
+    emit.bind(search)
     _claim(emit, table, key, mm, slot, word, other, crowded)
     emit.jump(claimed)
-    emit.mark(crowded)
-    emit.add(way.count(ACTIVE), MASK)
-    emit.mark(missed)
-    emit.add(way.count(MISSED), 1)
+    emit.bind(crowded)
+    emit.atomic_add(way.count(ACTIVE), MASK)
+    emit.bind(missed)
+    emit.atomic_add(way.count(MISSED), 1)
 
 
 def _trampoline(emit: Emitter, to: str, way: Way, traps: UserTrapping) -> None:
     """Its address in the program that runs."""
-    emit.load(to, Value(Memory(_frame(emit, to, traps), traps.pc), way.size))
+    emit.load(to, MemoryValue(Address(_frame(emit, to, traps), traps.pc), way.size))
     emit.binary(Arithmetic.ADD, to, to, way.on & MASK, 64, False)
     if way.size < WORD:
         emit.extend(to, to, 8 * way.size, False)
 
 
 def _key_of_trap(emit: Emitter, to: str, size: int, traps: UserTrapping, isa: UserReturning) -> None:
-    _key(emit, to, Value(Memory(_frame(emit, to, traps), isa.sp), size))
+    _key(emit, to, MemoryValue(Address(_frame(emit, to, traps), isa.sp), size))
 
 
 def _frame(emit: Emitter, to: str, traps: UserTrapping) -> str:
@@ -196,56 +206,56 @@ def _drop_dead(emit: Emitter, table: Table, key: str, mm: str, slot: str, at: st
     """Calls of the same key up to the first free slot: another one has their stack address now."""
     again, on, end = Label(), Label(), Label()
     emit.copy(at, slot)
-    emit.mark(again)
-    emit.branch(Test.EQ, Value(Memory(at, KEY)), 0, False, end)
-    emit.branch(Test.NE, Value(Memory(at, KEY)), key, False, on)
-    emit.branch(Test.NE, Value(Memory(at, SPACE)), mm, False, on)
+    emit.bind(again)
+    emit.branch(Comparison.EQ, MemoryValue(Address(at, KEY)), 0, False, end)
+    emit.branch(Comparison.NE, MemoryValue(Address(at, KEY)), key, False, on)
+    emit.branch(Comparison.NE, MemoryValue(Address(at, SPACE)), mm, False, on)
     _drop(emit, at, word)
-    emit.mark(on)
+    emit.bind(on)
     _next(emit, table, at, word, again)
-    emit.mark(end)
+    emit.bind(end)
 
 
 def _drop(emit: Emitter, at: str, word: str) -> None:
     """The call whose slot `at` is never returns."""
-    emit.load(word, Value(Memory(at, POINT)))
-    emit.add(Memory(word, DROPPED), 1)
-    emit.add(Memory(word, ACTIVE), MASK)
-    emit.publish(Memory(at, KEY), 0)
+    emit.load(word, MemoryValue(Address(at, POINT)))
+    emit.atomic_add(Address(word, DROPPED), 1)
+    emit.atomic_add(Address(word, ACTIVE), MASK)
+    emit.publish(Address(at, KEY), 0)
 
 
 def _claim(emit: Emitter, table: Table, key: str, mm: str, slot: str, at: str, word: str, full: Label) -> None:
     """`slot`, of the home, is the first of its key that is now the call's; to the label where none is free."""
     again, busy, found = Label(), Label(), Label()
     emit.copy(at, slot)
-    emit.mark(again)
-    emit.claim(Memory(at, KEY), busy)
+    emit.bind(again)
+    emit.claim(Address(at, KEY), busy)
     emit.jump(found)
-    emit.mark(busy)
+    emit.bind(busy)
     _next(emit, table, at, word, again)
     emit.jump(full)
-    emit.mark(found)
+    emit.bind(found)
     back, done = Label(), Label()
-    with emit.pool.borrowed() as hole:
+    with emit.pool.scratch() as hole:
         emit.copy(hole, at)
-        emit.mark(back)
-        emit.branch(Test.EQ, at, slot, False, done)
+        emit.bind(back)
+        emit.branch(Comparison.EQ, at, slot, False, done)
         emit.binary(Arithmetic.SUB, at, at, SLOT, 64, False)
-        emit.branch(Test.NE, Value(Memory(at, KEY)), key, False, back)
-        emit.branch(Test.NE, Value(Memory(at, SPACE)), mm, False, back)
+        emit.branch(Comparison.NE, MemoryValue(Address(at, KEY)), key, False, back)
+        emit.branch(Comparison.NE, MemoryValue(Address(at, SPACE)), mm, False, back)
         _copy(emit, hole, at, word, SPACE)
-        emit.publish(Memory(hole, KEY), key)
+        emit.publish(Address(hole, KEY), key)
         emit.copy(hole, at)
         emit.jump(back)
-        emit.mark(done)
+        emit.bind(done)
         emit.copy(slot, hole)
 
 
 def _copy(emit: Emitter, to: str, source: str, word: str, first: int) -> None:
     """A slot's words from that offset on."""
     for offset in range(first, SLOT, WORD):
-        emit.load(word, Value(Memory(source, offset)))
-        emit.store(Memory(to, offset), word)
+        emit.load(word, MemoryValue(Address(source, offset)))
+        emit.store(Address(to, offset), word)
 
 
 # a call returns --------------------------------------------------------------------------------------------------
@@ -253,44 +263,44 @@ def _copy(emit: Emitter, to: str, source: str, word: str, first: int) -> None:
 
 def returned(table: Table, size: int, kernels: int, traps: UserTrapping, isa: UserReturning) -> Code:
     """What runs at a trap in a trampoline of programs with words of that size. kernels: its own handler."""
-    before = Before(traps.scratch, frozenset((traps.frame,)))
+    before = EntryState(traps.scratch, frozenset((traps.frame,)))
     emit = traps.emitter(before)
     emit.pool = _scratch(traps, before)
-    emit.pool.take_this(isa.slot)
+    emit.pool.reserve(isa.slot)
     slot = isa.slot
-    key, mm, word, popped = (emit.pool.take() for _ in range(4))
+    key, mm, word, popped = (emit.pool.allocate() for _ in range(4))
     look, again, on, found = (Label() for _ in range(4))
     Words(emit, ("", 0)).into(mm, table.mm)
-    _key(emit, key, Value(Memory(traps.frame, isa.sp), size), isa.popped(size))
+    _key(emit, key, MemoryValue(Address(traps.frame, isa.sp), size), isa.popped(size))
     emit.constant(popped, MOST_POPPED if isa.popped(size) else 1)
-    emit.mark(look)
+    emit.bind(look)
     _home(emit, table, key, mm, slot, word)
-    emit.mark(again)
-    emit.branch(Test.NE, Value(Memory(slot, KEY)), key, False, on)
-    emit.branch(Test.EQ, Value(Memory(slot, SPACE)), mm, False, found)
-    emit.mark(on)
+    emit.bind(again)
+    emit.branch(Comparison.NE, MemoryValue(Address(slot, KEY)), key, False, on)
+    emit.branch(Comparison.EQ, MemoryValue(Address(slot, SPACE)), mm, False, found)
+    emit.bind(on)
     _next(emit, table, slot, word, again)
     emit.binary(Arithmetic.SUB, key, key, 2 * size, 64, False)
     emit.binary(Arithmetic.SUB, popped, popped, 1, 64, False)
-    emit.branch(Test.NE, popped, 0, False, look)
+    emit.branch(Comparison.NE, popped, 0, False, look)
     emit.kernels(kernels)
-    emit.mark(found)
-    emit.load(word, Value(Memory(slot, CODE)))
+    emit.bind(found)
+    emit.load(word, MemoryValue(Address(slot, CODE)))
     return joined((emit.finish, lambda at: traps.go_to(word)))
 
 
 def returning(point: int, programs: Sequence[Code], traps: UserTrapping, isa: UserReturning) -> Code:
     """What the return of a function's calls comes to. The programs find the call's slot in `isa.slot`."""
-    before = Before(traps.scratch, frozenset((traps.frame, isa.slot)))
+    before = EntryState(traps.scratch, frozenset((traps.frame, isa.slot)))
     begin, end = traps.emitter(before), traps.emitter(before)
     begin.pool, end.pool = _scratch(traps, before), _scratch(traps, before)
-    with begin.pool.borrowed() as word:
-        begin.load(word, Value(Memory(isa.slot, RETURN)))
+    with begin.pool.scratch() as word:
+        begin.load(word, MemoryValue(Address(isa.slot, RETURN)))
         for place in (traps.pc, *isa.also):
-            begin.store(Memory(traps.frame, place), word)
-    end.publish(Memory(isa.slot, KEY), 0)
-    end.add(Memory(offset=point + RETURNS, near=True), 1)
-    end.add(Memory(offset=point + ACTIVE, near=True), MASK)
+            begin.store(Address(traps.frame, place), word)
+    end.publish(Address(isa.slot, KEY), 0)
+    end.atomic_add(Address(offset=point + RETURNS, near=True), 1)
+    end.atomic_add(Address(offset=point + ACTIVE, near=True), MASK)
     end.back()
     return joined((begin.finish, *programs, end.finish))
 
@@ -303,21 +313,21 @@ def dead_at_return(traps: UserTrapping, isa: UserReturning) -> Dead:
 # spaces come and go ----------------------------------------------------------------------------------------------
 
 
-def copied(table: Table, shared: int, kernels: int, isa: UserReturning, machine: Machine) -> Code:
+def copied(table: Table, shared: int, kernels: int, isa: UserReturning, machine: Backend) -> Code:
     """Before the kernel's function(old space, new space): calls of the old one are the new one's too.
 
     Where there is no room for that any more they return, in both, to where they would have: that is not seen.
     shared: the routine that finds the stack.
     """
-    before = Before(isa.scratch, frozenset(isa.arguments))
+    before = EntryState(isa.scratch, frozenset(isa.arguments))
     used: frozenset[str] = frozenset()
     while True:
         emit = isa.emitter(before, shared)
         saved = machine.kept(used, before)
-        emit.pool = Pool([name for name in machine.order(before) if name not in isa.arguments])
+        emit.pool = RegisterPool([name for name in machine.order(before) if name not in isa.arguments])
         emit.save(saved)
         _copied(emit, table, isa)
-        emit.leave(saved, kernels)
+        emit.restore_and_jump(saved, kernels)
         more = used | emit.pool.used
         if more == used:
             return emit.finish
@@ -326,33 +336,33 @@ def copied(table: Table, shared: int, kernels: int, isa: UserReturning, machine:
 
 def _copied(emit: UserReturnEmitter, table: Table, isa: UserReturning) -> None:
     old, new = isa.arguments
-    source, key, slot, at, word = (emit.pool.take() for _ in range(5))
+    source, key, slot, at, word = (emit.pool.allocate() for _ in range(5))
     again, on, full = (Label() for _ in range(3))
     emit.constant(source, table.end)
-    emit.mark(again)
+    emit.bind(again)
     emit.binary(Arithmetic.SUB, source, source, SLOT, 64, False)
-    emit.branch(Test.NE, Value(Memory(source, SPACE)), old, False, on)
-    emit.load(key, Value(Memory(source, KEY)))
-    emit.branch(Test.LE, key, BEING_FILLED, False, on)
+    emit.branch(Comparison.NE, MemoryValue(Address(source, SPACE)), old, False, on)
+    emit.load(key, MemoryValue(Address(source, KEY)))
+    emit.branch(Comparison.LE, key, BEING_FILLED, False, on)
     _home(emit, table, key, new, slot, word)
     _claim(emit, table, key, new, slot, at, word, full)
     _copy(emit, slot, source, word, RETURN)
-    emit.store(Memory(slot, SPACE), new)
-    emit.load(word, Value(Memory(slot, POINT)))
-    emit.add(Memory(word, ACTIVE), 1)
-    emit.publish(Memory(slot, KEY), key)
+    emit.store(Address(slot, SPACE), new)
+    emit.load(word, MemoryValue(Address(slot, POINT)))
+    emit.atomic_add(Address(word, ACTIVE), 1)
+    emit.publish(Address(slot, KEY), key)
     emit.jump(on)
-    emit.mark(full)
+    emit.bind(full)
     short = Label()
-    emit.load(word, Value(Memory(source, POINT)))
-    emit.branch(Test.NE, Value(Memory(word, SIZE)), WORD, False, short)
+    emit.load(word, MemoryValue(Address(source, POINT)))
+    emit.branch(Comparison.NE, MemoryValue(Address(word, SIZE)), WORD, False, short)
     _give_up(emit, table, key, old, slot, at, word, WORD)
     emit.jump(on)
-    emit.mark(short)
+    emit.bind(short)
     _give_up(emit, table, key, old, slot, at, word, WORD // 2)
-    emit.mark(on)
+    emit.bind(on)
     emit.constant(word, table.address)
-    emit.branch(Test.NE, source, word, False, again)
+    emit.branch(Comparison.NE, source, word, False, again)
 
 
 def _give_up(
@@ -364,64 +374,64 @@ def _give_up(
     """
     find, on, found, follow, older, last, end = (Label() for _ in range(7))
     emit.constant(first, table.address)
-    emit.mark(find)
-    emit.branch(Test.NE, Value(Memory(first, KEY)), key, False, on)
-    emit.branch(Test.EQ, Value(Memory(first, SPACE)), mm, False, found)
-    emit.mark(on)
+    emit.bind(find)
+    emit.branch(Comparison.NE, MemoryValue(Address(first, KEY)), key, False, on)
+    emit.branch(Comparison.EQ, MemoryValue(Address(first, SPACE)), mm, False, found)
+    emit.bind(on)
     _next(emit, table, first, word, find)
-    emit.mark(found)
-    place = emit.pool.take()
+    emit.bind(found)
+    place = emit.pool.allocate()
     emit.hold_interrupts()
     emit.binary(Arithmetic.SHR, word, key, 1, 64, False)
     emit.stack_place(place, word, size, end)
-    emit.load(word, Value(Memory(place), size))
-    emit.branch(Test.NE, Value(Memory(first, TRAMPOLINE)), word, False, end)
+    emit.load(word, MemoryValue(Address(place), size))
+    emit.branch(Comparison.NE, MemoryValue(Address(first, TRAMPOLINE)), word, False, end)
     emit.copy(at, first)
-    emit.mark(follow)
-    emit.load(word, Value(Memory(at, RETURN)))
-    emit.branch(Test.NE, Value(Memory(at, TRAMPOLINE)), word, False, last)
-    emit.mark(older)
+    emit.bind(follow)
+    emit.load(word, MemoryValue(Address(at, RETURN)))
+    emit.branch(Comparison.NE, MemoryValue(Address(at, TRAMPOLINE)), word, False, last)
+    emit.bind(older)
     emit.binary(Arithmetic.ADD, at, at, SLOT, 64, False)
     emit.constant(word, table.end)
-    emit.branch(Test.EQ, at, word, False, end)
-    emit.branch(Test.NE, Value(Memory(at, KEY)), key, False, older)
-    emit.branch(Test.NE, Value(Memory(at, SPACE)), mm, False, older)
+    emit.branch(Comparison.EQ, at, word, False, end)
+    emit.branch(Comparison.NE, MemoryValue(Address(at, KEY)), key, False, older)
+    emit.branch(Comparison.NE, MemoryValue(Address(at, SPACE)), mm, False, older)
     emit.jump(follow)
-    emit.mark(last)
-    emit.load(first, Value(Memory(first, TRAMPOLINE)))
-    emit.exchange(Memory(place), first, word, size)
-    emit.mark(end)
+    emit.bind(last)
+    emit.load(first, MemoryValue(Address(first, TRAMPOLINE)))
+    emit.exchange(Address(place), first, word, size)
+    emit.bind(end)
     emit.allow_interrupts()
-    emit.pool.give(place)
+    emit.pool.free(place)
 
 
 def ended(table: Table, kernels: int, traps: UserTrapping, isa: UserReturning) -> Code:
     """Before the kernel's function(space), which nobody runs in any more."""
     space, _ = isa.arguments
-    before = Before(isa.scratch, frozenset(isa.arguments))
+    before = EntryState(isa.scratch, frozenset(isa.arguments))
     emit = traps.emitter(before)
-    emit.pool = Pool([n for n in traps.order(before) if n in isa.scratch.registers and n not in isa.arguments])
-    at, word = emit.pool.take(), emit.pool.take()
+    emit.pool = RegisterPool([n for n in traps.order(before) if n in isa.scratch.registers and n not in isa.arguments])
+    at, word = emit.pool.allocate(), emit.pool.allocate()
     again, on = Label(), Label()
     emit.constant(at, table.address)
-    emit.mark(again)
-    emit.branch(Test.LE, Value(Memory(at, KEY)), BEING_FILLED, False, on)
-    emit.branch(Test.NE, Value(Memory(at, SPACE)), space, False, on)
+    emit.bind(again)
+    emit.branch(Comparison.LE, MemoryValue(Address(at, KEY)), BEING_FILLED, False, on)
+    emit.branch(Comparison.NE, MemoryValue(Address(at, SPACE)), space, False, on)
     _drop(emit, at, word)
-    emit.mark(on)
+    emit.bind(on)
     _next(emit, table, at, word, again)
-    emit.leave((), kernels)
+    emit.restore_and_jump((), kernels)
     return emit.finish
 
 
 # the search ------------------------------------------------------------------------------------------------------
 
 
-def _scratch(traps: UserTrapping, before: Before) -> Pool:
-    return Pool([n for n in traps.order(before) if n in traps.scratch.registers and n not in before.reads])
+def _scratch(traps: UserTrapping, before: EntryState) -> RegisterPool:
+    return RegisterPool([n for n in traps.order(before) if n in traps.scratch.registers and n not in before.reads])
 
 
-def _key(emit: Emitter, to: str, stack_pointer: Value, popped: int = 0) -> None:
+def _key(emit: Emitter, to: str, stack_pointer: MemoryValue, popped: int = 0) -> None:
     emit.load(to, stack_pointer)
     if popped:
         emit.binary(Arithmetic.SUB, to, to, popped, 64, False)
@@ -439,4 +449,4 @@ def _next(emit: Emitter, table: Table, at: str, word: str, label: Label) -> None
     """On to the next slot; to the label unless that was the last; changes `word`."""
     emit.binary(Arithmetic.ADD, at, at, SLOT, 64, False)
     emit.constant(word, table.end)
-    emit.branch(Test.NE, at, word, False, label)
+    emit.branch(Comparison.NE, at, word, False, label)

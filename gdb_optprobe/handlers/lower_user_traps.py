@@ -13,7 +13,16 @@ from gdb_optprobe.handlers import lower_mapped_file
 from gdb_optprobe.handlers.lower_mapped_file import UNKNOWN, Mapped, Ways
 from gdb_optprobe.handlers.lower_slot_search import Slots, following, home
 from gdb_optprobe.isa.code import Code, joined
-from gdb_optprobe.isa.emitter import Arithmetic, Before, Label, Memory, Pool, Readers, Test, Value
+from gdb_optprobe.isa.codegen import (
+    Address,
+    Arithmetic,
+    Comparison,
+    EntryState,
+    Label,
+    MemoryValue,
+    ProbeReadRoutines,
+    RegisterPool,
+)
 from gdb_optprobe.isa.user import UserEmitter, UserTrapping
 from gdb_optprobe.maps.trap_table import FACTOR, SHIFT
 from gdb_optprobe.maps.user_trap_table import CODE, INODE, OFFSET, SLOT, UserTrapTableLayout
@@ -41,49 +50,50 @@ def handler(traps: UserTraps, mapped: Mapped, leaf: int, kernels: int, isa: User
     if isa.far:
         emit.branch_bits(isa.mode, isa.far, True, foreign)
     key, inode = lower_mapped_file.tell(emit, isa, mapped, leaf, Ways(absent, foreign))
-    slot, word = emit.pool.take(), emit.pool.take()
+    slot, word = emit.pool.allocate(), emit.pool.allocate()
     home(emit, traps.slots, key, slot, word)
-    emit.mark(search)
-    emit.load(word, Value(Memory(slot, INODE)))
-    emit.branch(Test.EQ, word, 0, False, foreign)
-    emit.branch(Test.NE, Value(Memory(slot, OFFSET)), key, False, other)
-    emit.branch(Test.EQ, word, inode, False, found)
-    emit.branch(Test.EQ, inode, UNKNOWN, False, found)
-    emit.mark(other)
+    emit.bind(search)
+    emit.load(word, MemoryValue(Address(slot, INODE)))
+    emit.branch(Comparison.EQ, word, 0, False, foreign)
+    emit.branch(Comparison.NE, MemoryValue(Address(slot, OFFSET)), key, False, other)
+    emit.branch(Comparison.EQ, word, inode, False, found)
+    emit.branch(Comparison.EQ, inode, UNKNOWN, False, found)
+    emit.bind(other)
     following(emit, traps.slots, slot)
     emit.jump(search)
-    emit.mark(foreign)
+    emit.bind(foreign)
     emit.kernels(kernels)
-    emit.mark(absent)
-    emit.load(word, Value(Memory(isa.frame, isa.pc)))
+    emit.bind(absent)
+    emit.load(word, MemoryValue(Address(isa.frame, isa.pc)))
     emit.binary(Arithmetic.SUB, word, word, isa.behind, 64, False)
-    emit.store(Memory(isa.frame, isa.pc), word)
+    emit.store(Address(isa.frame, isa.pc), word)
     emit.back()
-    emit.mark(found)
-    emit.load(word, Value(Memory(slot, CODE)))
+    emit.bind(found)
+    emit.load(word, MemoryValue(Address(slot, CODE)))
     return joined((emit.finish, lambda at: isa.go_to(word)))
 
 
-def gone(kernels: int, readers: Readers, isa: UserTrapping) -> Code:
+def gone(kernels: int, readers: ProbeReadRoutines, isa: UserTrapping) -> Code:
     """The code of a trap that is taken away: what stands there now is run, or is a trap of somebody else's."""
     emit = _emitter(isa, readers)
     foreign, back = Label(), Label()
-    pc, word = emit.pool.take(), emit.pool.take()
-    emit.load(pc, Value(Memory(isa.frame, isa.pc)))
+    pc, word = emit.pool.allocate(), emit.pool.allocate()
+    emit.load(pc, MemoryValue(Address(isa.frame, isa.pc)))
     emit.binary(Arithmetic.SUB, pc, pc, isa.behind, 64, False)
-    emit.peek(word, pc, len(isa.trap), foreign)
+    emit.probe_read(word, pc, len(isa.trap), foreign)
     emit.extend(word, word, 8 * len(isa.trap), False)
-    emit.branch(Test.NE, word, int.from_bytes(isa.trap, "little"), False, back)
-    emit.mark(foreign)
+    emit.branch(Comparison.NE, word, int.from_bytes(isa.trap, "little"), False, back)
+    emit.bind(foreign)
     emit.kernels(kernels)
-    emit.mark(back)
-    emit.store(Memory(isa.frame, isa.pc), pc)
+    emit.bind(back)
+    emit.store(Address(isa.frame, isa.pc), pc)
     emit.back()
     return emit.finish
 
 
-def _emitter(isa: UserTrapping, readers: Readers | None) -> UserEmitter:
-    before = Before(isa.scratch, frozenset((isa.frame,)), readers=readers)
+def _emitter(isa: UserTrapping, readers: ProbeReadRoutines | None) -> UserEmitter:
+    before = EntryState(isa.scratch, frozenset((isa.frame,)), readers=readers)
     emit = isa.emitter(before)
-    emit.pool = Pool([name for name in isa.order(before) if name in isa.scratch.registers and name != isa.frame])
+    usable = isa.scratch.registers - {isa.frame}
+    emit.pool = RegisterPool([name for name in isa.order(before) if name in usable])
     return emit

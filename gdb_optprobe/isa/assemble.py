@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ..errors import OptprobeError
+from gdb_optprobe.errors import OptprobeError
 
 WORD = (1 << 64) - 1
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from .base import Dead, Flow, Insn
+from gdb_optprobe.isa.base import Dead, Flow, Insn
 
 BUDGET = 400
 _GOES_ON = frozenset((Flow.NEXT, Flow.JUMP, Flow.BRANCH))
@@ -23,7 +23,7 @@ _LEAVES = frozenset((Flow.CALL, Flow.RETURN, Flow.JUMP))
 
 
 @dataclass(frozen=True, slots=True)
-class Uses:
+class RegisterEffects:
     """reads: bits that may be read; kills: bits certainly overwritten, whatever they were. A bit may be in both."""
 
     reads: int
@@ -41,7 +41,7 @@ class Liveness:
 
     registers: Mapping[str, int]
     flags: int
-    uses: Callable[[Insn], Uses | None]
+    uses: Callable[[Insn], RegisterEffects | None]
 
     @cached_property
     def everything(self) -> int:
@@ -77,7 +77,7 @@ class Liveness:
                     live |= open_
                     break
                 budget -= 1
-                uses = self.uses(insn) or Uses(self.everything, 0)
+                uses = self.uses(insn) or RegisterEffects(self.everything, 0)
                 live |= uses.reads & open_
                 if also and at in also:  # there before the instruction has written anything
                     pending += [(other, open_ & ~uses.reads) for other in also[at]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
-from .base import Flow, Insn
+from gdb_optprobe.isa.base import Flow, Insn
 
 
 def shortest(code: Sequence[Insn], cost: Callable[[Insn], int] = lambda _: 1) -> int:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from gdb_optprobe.isa.base import Before, Dead, Effects, Hazard, Insn, ReadMemory, Relocated
-from gdb_optprobe.isa.emitter import Machine
-from gdb_optprobe.isa.returning import Returning
+from gdb_optprobe.isa.codegen import Backend
+from gdb_optprobe.isa.return_codegen import ReturnBackend
 
 
 class Isa(Protocol):
@@ -46,10 +46,10 @@ class Isa(Protocol):
     trap: bytes
     traps: tuple[bytes, ...]
     landing: bytes
-    codegen: Machine
+    codegen: Backend
 
     @property
-    def returning(self) -> Returning | None: ...
+    def returning(self) -> ReturnBackend | None: ...
 
     def decode(self, code: bytes, address: int) -> list[Insn]:
         """Sweep `code` from its first byte; ends before the first byte that is no instruction, or an incomplete one."""

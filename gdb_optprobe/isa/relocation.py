@@ -20,13 +20,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from .base import Before, Dead, Flow, Hazard, Insn, OutOfReach, Relocated, Unrelocatable
+from gdb_optprobe.isa.base import Before, Dead, Flow, Hazard, Insn, OutOfReach, Relocated, Unrelocatable
 
 MASK = 0xFFFF_FFFF_FFFF_FFFF
 
 
 @dataclass(slots=True)
-class Region:
+class DisplacedRegion:
     """The displaced instructions, where their copies stand as far as that is known, and what is dead in all of them."""
 
     start: int
@@ -71,7 +71,7 @@ class Relocation:
     goes_on: whether execution may leave the copy of one at its end.
     """
 
-    copy: Callable[[Insn, int, Region], bytes]
+    copy: Callable[[Insn, int, DisplacedRegion], bytes]
     branch: Callable[[int, int], bytes]
     is_nop: Callable[[bytes], bool]
     shadows: Callable[[Insn], bool]
@@ -93,7 +93,7 @@ class Relocation:
         before = before or {}
         self._check_shadows(insns, before)
         alone = dead if dead is not None and len(insns) == 1 else Dead()
-        region = Region(insns[0].address, insns[-1].end, to, {insn.address: to for insn in insns[1:]}, alone)
+        region = DisplacedRegion(insns[0].address, insns[-1].end, to, {insn.address: to for insn in insns[1:]}, alone)
         copy = self._lay_out(insns, region, before)
         inside = any(insn.target in region.copies for insn in insns)
         return self._lay_out(insns, region, before) if inside else copy
@@ -103,7 +103,7 @@ class Relocation:
             if insn is not None and self.shadows(insn) and (follower is None or follower.address in before):
                 raise Unrelocatable(Hazard.MASKS_INTERRUPTS, insn)
 
-    def _lay_out(self, insns: Sequence[Insn], region: Region, before: Before) -> Relocated:
+    def _lay_out(self, insns: Sequence[Insn], region: DisplacedRegion, before: Before) -> Relocated:
         """One pass. No size depends on where a copy stands, so the second pass knows where the first has put them."""
         out = bytearray()
         origins: list[tuple[int, int]] = []

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from .base import Insn
-from .emitter import Emitter, Label
+from gdb_optprobe.isa.base import Insn
+from gdb_optprobe.isa.codegen import Emitter, Label
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from .base import Dead, Insn
-from .code import Code
-from .emitter import Before, Emitter, Value
-from .user_frames import UserFrames
-from .user_stops import UserStopping
+from gdb_optprobe.isa.base import Dead, Insn
+from gdb_optprobe.isa.code import Code
+from gdb_optprobe.isa.codegen import Emitter, EntryState, MemoryValue
+from gdb_optprobe.isa.user_frames import UserFrames
+from gdb_optprobe.isa.user_stops import UserStopping
 
 ABSENT, OTHER = 0, 1
 """What a routine that looks a page up leaves in place of its record: there is none, or none that we have written to."""
@@ -112,11 +112,11 @@ class UserTrapping(Protocol):
     def pc(self) -> int: ...
 
     @property
-    def mode(self) -> Value: ...
+    def mode(self) -> MemoryValue: ...
 
-    def emitter(self, before: Before) -> UserEmitter: ...
+    def emitter(self, before: EntryState) -> UserEmitter: ...
 
-    def order(self, before: Before) -> tuple[str, ...]:
+    def order(self, before: EntryState) -> tuple[str, ...]:
         """See Machine."""
 
     @property

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from .base import Dead, Insn
-from .emitter import Before, Emitter, Label, Memory
+from gdb_optprobe.isa.base import Dead, Insn
+from gdb_optprobe.isa.codegen import Address, Emitter, EntryState, Label
 
 
 class UserReturnEmitter(Emitter, Protocol):
@@ -21,7 +21,7 @@ class UserReturnEmitter(Emitter, Protocol):
     def stack_place(self, to: str, at: str, size: int, label: Label) -> None:
         """The same of the word by which a call with the stack address `at` returns later; interrupts are held."""
 
-    def exchange(self, memory: Memory, old: str, new: str, size: int) -> None:
+    def exchange(self, memory: Address, old: str, new: str, size: int) -> None:
         """Store `new` where `old` is, atomically; 4 or 8 bytes."""
 
     def hold_interrupts(self) -> None: ...
@@ -55,7 +55,7 @@ class UserReturning(Protocol):
     @property
     def scratch(self) -> Dead: ...
 
-    def emitter(self, before: Before, place: int) -> UserReturnEmitter:
+    def emitter(self, before: EntryState, place: int) -> UserReturnEmitter:
         """place: the address of a routine: where the kernel may write what is at a user's address."""
 
     def reads(self, code: Sequence[Insn]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from .code import Code
+from gdb_optprobe.isa.code import Code
 
 
 class UserStopping(Protocol):

@@ -42,7 +42,7 @@ from gdb_optprobe.handlers.scope import UNREAD, Missing
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.code import Code
-from gdb_optprobe.isa.emitter import Kept, Readers
+from gdb_optprobe.isa.codegen import OuterSaves, ProbeReadRoutines
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.maps.aggregate import Count
@@ -54,7 +54,7 @@ PER_CPU = "gs_base"
 """What PerCpuBase is where it is a register: x86-64, in the kernel."""
 HITS = Cell("hits", Count())
 _NOTHING_DEAD = Dead()
-_NOTHING_KEPT = Kept()
+_NOTHING_KEPT = OuterSaves()
 END = (1).to_bytes(WORD, "little")
 _BEFORE_CELLS = 2
 
@@ -231,10 +231,10 @@ class Handler:
         plan: Where,
         dead: Dead,
         memory: int,
-        readers: Readers | None,
+        readers: ProbeReadRoutines | None,
         pad: Pad | None = None,
         passed: Dead = _NOTHING_DEAD,
-        kept: Kept = _NOTHING_KEPT,
+        kept: OuterSaves = _NOTHING_KEPT,
     ) -> Code:
         """What runs in a detour, with its memory at `memory`. dead: before the probed instruction.
 

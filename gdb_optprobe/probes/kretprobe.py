@@ -36,9 +36,9 @@ from gdb_optprobe.handlers.ir import (
 from gdb_optprobe.handlers.lower_returns import Part, Table, Trampoline, Way
 from gdb_optprobe.isa.base import Dead, Insn
 from gdb_optprobe.isa.code import Code, joined
-from gdb_optprobe.isa.emitter import Before, Readers
+from gdb_optprobe.isa.codegen import EntryState, ProbeReadRoutines
 from gdb_optprobe.isa.paths import shortest
-from gdb_optprobe.isa.returning import Returning
+from gdb_optprobe.isa.return_codegen import ReturnBackend
 from gdb_optprobe.maps.call_table import SAVED, WORD, ActiveCall, CallTable, CallTableLayout, changes
 from gdb_optprobe.probes import kretprobe_check
 from gdb_optprobe.probes.handler import Handler
@@ -93,7 +93,7 @@ class ReturnPoint:
     costs: Costs = field(default_factory=lambda: Costs(0, 0, 0))
     parts: tuple[Part, ...] = ()
     _probes: tuple[Probe, ...] = ()
-    _readers: tuple[Readers | None, ...] = ()
+    _readers: tuple[ProbeReadRoutines | None, ...] = ()
     _base: int | None = None
     _ours: tuple[int, int] = (0, 0)
     _entered: ActiveCall | None = None
@@ -258,7 +258,7 @@ class ReturnPoint:
         at = self.trampoline.detour.address
         handler = self._probes[0].handler
         readers = next((each for each in self._readers if each is not None), None)
-        before = Before(dead, per_cpu=handler.per_cpu, base=self._base, readers=readers)
+        before = EntryState(dead, per_cpu=handler.per_cpu, base=self._base, readers=readers)
         way = Way(at, self._ours, self.address, target.hidden_returns)
         return lower_returns.entry(self.table, way, before, _of(target), self.parts)
 
@@ -280,7 +280,7 @@ class ReturnPoint:
         isa = _of(target)
         handlers = [self._at_return(probe, part, isa.slot) for probe, part in zip(probes, parts, strict=True)]
         read = frozenset(name for handler in handlers for name in handler.program.registers)
-        before = Before(kretprobe_check.dead_at_return(self.address, target), read, base=plan.base)
+        before = EntryState(kretprobe_check.dead_at_return(self.address, target), read, base=plan.base)
         leaving = self.stopping.leaving(tuple(part.flag for part in parts if part.flag), target, arena)
         made = lower_returns.trampoline(self.table, before, isa, leaving)
         self.stopping.tells = not made.kept.names
@@ -490,7 +490,7 @@ def _within(at: int, arena: Arena) -> tuple[int, int]:
     return next((start, end) for start, end in arena.ranges.code if start <= at < end)
 
 
-def _of(target: Target) -> Returning:
+def _of(target: Target) -> ReturnBackend:
     found = target.isa.returning
     assert found is not None, "no return probe was added"
     return found

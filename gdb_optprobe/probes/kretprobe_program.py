@@ -11,7 +11,7 @@ from gdb_optprobe.handlers.ir import Constant, Program, Put, Register, nodes, op
 from gdb_optprobe.handlers.lower_returns import Part, Table, Way, entry
 from gdb_optprobe.handlers.return_scope import SAVE, Entry, ReturnScope, compile_entry
 from gdb_optprobe.handlers.source import Fragment
-from gdb_optprobe.isa.emitter import Before, Readers
+from gdb_optprobe.isa.codegen import EntryState, ProbeReadRoutines
 from gdb_optprobe.maps.call_table import CallTableLayout
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.names import NamesAt
@@ -30,11 +30,11 @@ def compile_return(spec: Spec, address: int, target: Target, limits: Limits) -> 
     return program, replace(names, names=scope), scope.entry(spec.entry_condition)
 
 
-def try_entry(handler: Handler, plan: Plan, target: Target, readers: Readers | None) -> None:
+def try_entry(handler: Handler, plan: Plan, target: Target, readers: ProbeReadRoutines | None) -> None:
     """Raises NotLowered where native code cannot keep what the handler wants kept."""
     isa = target.isa.returning
     assert isa is not None, "it was compiled"
-    before = Before(plan.dead, per_cpu=handler.per_cpu, base=plan.base, readers=readers)
+    before = EntryState(plan.dead, per_cpu=handler.per_cpu, base=plan.base, readers=readers)
     part = Part(handler.entry, around=handler.at_entry(plan.address))
     table = Table(CallTableLayout(1, len(handler.entry.words)), plan.address)
     entry(table, Way(plan.address, (plan.address, plan.end), plan.address), before, isa, [part])

@@ -9,7 +9,7 @@ from gdb_optprobe.detours.refusal import Reason
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.stop_pad import Pad
 from gdb_optprobe.handlers.interpreter import Outcome
-from gdb_optprobe.isa.emitter import Readers
+from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.maps.ring import START, RingPosition
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.results import Gathered
@@ -38,7 +38,7 @@ class Probe:
     sizes: Mapping[str, int] = field(default_factory=dict)
     enabled: bool = True
     counter: Slot | None = None
-    readers: Readers | None = None
+    readers: ProbeReadRoutines | None = None
     since: RingPosition = START
     home: str = ""
     waits: Reason | None = None

@@ -9,12 +9,12 @@ from __future__ import annotations
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.guest.linux.arch.base import Reads
-from gdb_optprobe.isa.emitter import Readers
+from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.probes.installed_detour import Placed
 from gdb_optprobe.probes.target import Target
 
 
-def readers(reads: Reads, near: int, target: Target, arena: Arena) -> Readers:
+def readers(reads: Reads, near: int, target: Target, arena: Arena) -> ProbeReadRoutines:
     """Where they are, for code that a branch at `near` leads to. Raises Refused, or OptprobeError without keystone."""
     routine = reads.routine
     if arena.probe_read is None:

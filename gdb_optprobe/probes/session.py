@@ -26,7 +26,7 @@ from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.source import fault
 from gdb_optprobe.handlers.supported import check_action
 from gdb_optprobe.interrupts import checkpoint
-from gdb_optprobe.isa.emitter import Readers
+from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.probes import call_views, kretprobe_check, memory_check, probe_views, save
 from gdb_optprobe.probes.borrowing import prepare
@@ -217,7 +217,7 @@ class Session:
         bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
         handler = replace(Handler.of(program, scope.per_cpu, scope.cpu, scope.reads, *bits), entry=entry)
         pad = Pad(Slot(plan.address, 0), b"", plan.address)
-        somewhere = None if isinstance(scope.reads, Missing) else Readers(plan.address, plan.address)
+        somewhere = None if isinstance(scope.reads, Missing) else ProbeReadRoutines(plan.address, plan.address)
         dead = kretprobe_check.dead_at_return(plan.address, self.target) if returns else plan.dead
         try:
             if returns:

@@ -16,14 +16,14 @@ from gdb_optprobe.handlers.lower_program import Surroundings, lower
 from gdb_optprobe.handlers.lower_returns import Leaving, Part, Table, Trampoline, Way, entry, look, trampoline
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.code import Code, joined
-from gdb_optprobe.isa.emitter import Before
+from gdb_optprobe.isa.codegen import EntryState
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.ppc64le import abi as power
-from gdb_optprobe.isa.ppc64le.returning import RETURNING as POWER
+from gdb_optprobe.isa.ppc64le.return_codegen import RETURN_BACKEND as POWER
 from gdb_optprobe.isa.record import Isa
-from gdb_optprobe.isa.returning import Returning
+from gdb_optprobe.isa.return_codegen import ReturnBackend
 from gdb_optprobe.isa.x86_64 import X86_64, abi
-from gdb_optprobe.isa.x86_64.returning import RETURNING as X86
+from gdb_optprobe.isa.x86_64.return_codegen import RETURN_BACKEND as X86
 from gdb_optprobe.maps.call_table import SAVED, CallTable, CallTableLayout
 
 PAGE = 4096
@@ -43,7 +43,7 @@ class Side:
 
     name: str
     isa: Isa
-    returning: Returning
+    returning: ReturnBackend
     engine: tuple[int, int]
     numbers: Mapping[str, int] = field(repr=False)
     code: int
@@ -186,7 +186,7 @@ class World:
         if side is not INTEL:
             self.machine.reg_write(ppc_const.UC_PPC_REG_MSR, _LITTLE_ENDIAN)
         way = Way(side.trampoline, (side.code, side.code + PAGE), hidden=side.hooks)
-        code = entry(self._table, way, Before(self.dead, base=side.base), side.returning, self.parts)(side.entry)
+        code = entry(self._table, way, EntryState(self.dead, base=side.base), side.returning, self.parts)(side.entry)
         self.end = side.entry + len(code)
         assert self.end < side.pad
         self.write(side.pad, side.returning.end)
@@ -202,7 +202,7 @@ class World:
     @cached_property
     def made(self) -> Trampoline:
         reads = {name for program in self.programs for name in program.registers}
-        before = Before(self.dead_after, frozenset((*reads, "rax", "r3")), base=self.side.base)
+        before = EntryState(self.dead_after, frozenset((*reads, "rax", "r3")), base=self.side.base)
         leaving = Leaving(self.flags, self.side.pad, self.side.bell) if self.flags else None
         return trampoline(self._table, before, self.side.returning, leaving)
 
@@ -215,7 +215,7 @@ class World:
             objects = tuple(range(at, at + 8 * len(program.objects), 8))
             at += 8 * len(objects)
             codes.append(lower(program, replace(around, objects=objects), side.isa.codegen))
-        before = Before(made.dead, base=side.base, kept=made.kept)
+        before = EntryState(made.dead, base=side.base, kept=made.kept)
         for number, flag in enumerate(self.flags, 1):
             codes[number] = joined((codes[number], look(before, side.returning, flag)))
         whole = made.code(codes)(side.trampoline)

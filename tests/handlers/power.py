@@ -25,12 +25,12 @@ from gdb_optprobe.handlers import interpreter
 from gdb_optprobe.handlers.ir import Constant, Program, Register
 from gdb_optprobe.handlers.lower_program import Surroundings, lower
 from gdb_optprobe.isa.base import Dead
-from gdb_optprobe.isa.emitter import Label, Readers
-from gdb_optprobe.isa.ppc64le import abi, forms
-from gdb_optprobe.isa.ppc64le.emitter import MACHINE
-from gdb_optprobe.isa.ppc64le.forms import Item, Jump, compare, logical, number, plain, rotate
+from gdb_optprobe.isa.codegen import Label, ProbeReadRoutines
+from gdb_optprobe.isa.ppc64le import abi, encodings
+from gdb_optprobe.isa.ppc64le.codegen import BACKEND
+from gdb_optprobe.isa.ppc64le.encodings import Item, LabelBranch, compare, logical, number, plain, rotate
+from gdb_optprobe.isa.ppc64le.fields import rotated, to_bytes
 from gdb_optprobe.isa.ppc64le.templates import load
-from gdb_optprobe.isa.ppc64le.words import rotated, to_bytes
 
 from ..isa.ppc64le.oracle import ABOVE as PAD
 from ..isa.ppc64le.oracle import DATA, DATA_SIZE, HERE, INTERESTING, MASK, SIGTRAP, STACK, TRAP, Outcome, execute
@@ -83,12 +83,12 @@ class Trial:
         dead = rng.choice((Dead(rng.random() < 0.5, registers), Dead(True, abi.CLOBBERED_BY_TRACER)))
         base = rng.choice((None, FAULTS - 0x9000, FAULTS, DATA - 0x1234_5678))
         around = running.surroundings(self.program, dead, FAULTS)
-        readers = Readers(ROUTINE, ROUTINE)
+        readers = ProbeReadRoutines(ROUTINE, ROUTINE)
         return replace(around, address=HERE, per_cpu=DATA_OFFSET, base=base, pad=PAD, readers=readers)
 
     @cached_property
     def code(self) -> bytes:
-        return lower(self.program, self.around, MACHINE)(HERE)
+        return lower(self.program, self.around, BACKEND)(HERE)
 
     @cached_property
     def registers(self) -> Mapping[str, int]:
@@ -117,7 +117,7 @@ class Trial:
         code = self.code + to_bytes(TRAP)
         patches = [(HERE + i, code[i : i + 4]) for i in range(0, len(code), 4)]
         if self.program.dereferences:
-            routine = forms.placed([*_routine()])
+            routine = encodings.placed([*_routine()])
             patches += [(ROUTINE + i, routine[i : i + 4]) for i in range(0, len(routine), 4)]
         words = zip(memoryview(self.memory).cast("I"), memoryview(_PRISTINE).cast("I"), strict=True)
         data = [(DATA + 4 * i, word.to_bytes(4, "little")) for i, (word, there) in enumerate(words) if word != there]
@@ -172,15 +172,15 @@ def _routine() -> Iterator[Item]:
     """As guest/linux/arch/ppc64le/probe_read.py has it, of the page at POINTED; what is lost is lost."""
     some, fault, out = Label(), Label(), Label()
     yield from load(9, POINTED)
-    yield from (plain("subf", "r9", "r9", "r11"), compare("cmpldi", 0, "r9", running.PAGE), Jump(fault, 4, 0))
+    yield from (plain("subf", "r9", "r9", "r11"), compare("cmpldi", 0, "r9", running.PAGE), LabelBranch(fault, 4, 0))
     yield from (plain("neg", "r10", "r9"), number("addi", "r10", "r10", running.PAGE))
-    yield from (compare("cmpldi", 0, "r10", 8), Jump(some, 12, 0), number("ld", "r11", "r11", 0))
-    yield from (number("addi", "r12", "r0", 8), Jump(out), some)
+    yield from (compare("cmpldi", 0, "r10", 8), LabelBranch(some, 12, 0), number("ld", "r11", "r11", 0))
+    yield from (number("addi", "r12", "r0", 8), LabelBranch(out), some)
     yield from load(9, POINTED + running.PAGE - 8)
     yield from (number("ld", "r11", "r9", 0), rotate("rldicr", "r9", "r10", 3, 60), plain("neg", "r8", "r9"))
     yield from (number("addi", "r8", "r8", 64), logical("srd", "r11", "r11", "r8"), number("addi", "r8", "r0", -1))
     yield from (logical("sld", "r8", "r8", "r9"), logical("or", "r11", "r11", "r8"), logical("or", "r12", "r10", "r10"))
-    yield from (Jump(out), fault, number("addi", "r11", "r0", -1), number("addi", "r12", "r0", 0), out)
+    yield from (LabelBranch(out), fault, number("addi", "r11", "r0", -1), number("addi", "r12", "r0", 0), out)
     yield from (number("addi", name, "r0", 0x123) for name in ("r8", "r9", "r10"))
     yield from (compare("cmpldi", 0, "r8", 0x123), plain("blr"))
 

@@ -27,7 +27,7 @@ from gdb_optprobe.handlers.lower_maps import layout
 from gdb_optprobe.handlers.lower_program import RUNG, Surroundings, lower
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.x86_64 import abi
-from gdb_optprobe.isa.x86_64.emitter import MACHINE
+from gdb_optprobe.isa.x86_64.codegen import BACKEND
 from gdb_optprobe.isa.x86_64.writer import branch
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.maps.ring import RingLayout
@@ -242,7 +242,7 @@ def surroundings(program: Program, dead: Dead = NOTHING_DEAD, faults: int = FAUL
 def differences(program: Program, state: State, dead: Dead = NOTHING_DEAD, faults: int = FAULTS) -> Sequence[str]:
     """What is not as the interpreter says, or not as it was."""
     memory = memory_of(state, objects(program, faults), faults)
-    left = execute(lower(program, surroundings(program, dead, faults), MACHINE)(START), state, memory)
+    left = execute(lower(program, surroundings(program, dead, faults), BACKEND)(START), state, memory)
     seen = NOTHING_DEAD if left.stops else dead
     outcome = interpreter.run(program, hit(state, memory))
     return (*wrong_objects(program, left, outcome, faults), *_kept(state, memory, left, seen, faults))

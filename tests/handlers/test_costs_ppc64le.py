@@ -23,7 +23,7 @@ from gdb_optprobe.handlers.ir import (
 from gdb_optprobe.handlers.lower_program import Surroundings, lower
 from gdb_optprobe.isa.base import Dead, Flow
 from gdb_optprobe.isa.ppc64le import PPC64LE
-from gdb_optprobe.isa.ppc64le.emitter import MACHINE
+from gdb_optprobe.isa.ppc64le.codegen import BACKEND
 from gdb_optprobe.maps.aggregate import Count, Powers
 from gdb_optprobe.maps.ring import RingLayout
 
@@ -59,7 +59,7 @@ def code_of(program: Program, dead: Dead, base: int | None) -> bytes:
         ring=RingLayout(8),
         cpu=_paca(NUMBER, 2),
     )
-    return lower(program, around, MACHINE)(VFS_READ)
+    return lower(program, around, BACKEND)(VFS_READ)
 
 
 def executed(code: bytes, taken: str) -> int:

@@ -26,7 +26,7 @@ from gdb_optprobe.handlers.lower_maps import layout
 from gdb_optprobe.handlers.lower_program import lower
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.x86_64 import X86_64
-from gdb_optprobe.isa.x86_64.emitter import MACHINE
+from gdb_optprobe.isa.x86_64.codegen import BACKEND
 from gdb_optprobe.isa.x86_64.user_frames import COST
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.maps.aggregate import Average, Count, Greatest, Least, Linear, Powers, Sum
@@ -61,7 +61,7 @@ SUM = Update(Cell("s", Sum(True)), Register("rsi"))
 
 
 def code_of(program: Program) -> bytes:
-    return lower(program, surroundings(program), MACHINE)(START)
+    return lower(program, surroundings(program), BACKEND)(START)
 
 
 def key(*words: int) -> bytes:
@@ -179,7 +179,7 @@ def test_a_hit_inside_a_hit(kind: aggregate.Aggregate) -> None:
 def executed(program: Program, **registers: int) -> int:
     """Instructions of a hit at an entry, beside the jump there, the displaced ones and the jump back."""
     before = state(ZEROS | registers)
-    code = lower(program, surroundings(program, X86_64.dead_at_entry()), MACHINE)(START)
+    code = lower(program, surroundings(program, X86_64.dead_at_entry()), BACKEND)(START)
     return execute(code, before, memory_of(before, objects(program))).executed
 
 

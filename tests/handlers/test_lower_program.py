@@ -37,7 +37,7 @@ from gdb_optprobe.handlers.lower_program import lower
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.isa.x86_64 import X86_64, abi
-from gdb_optprobe.isa.x86_64.emitter import MACHINE
+from gdb_optprobe.isa.x86_64.codegen import BACKEND
 from gdb_optprobe.maps.aggregate import Count, Sum
 from tests.examples import examples
 from tests.handlers.programs import programs, wild_programs, words
@@ -76,7 +76,7 @@ def test_same_as_the_interpreter(program: Program, before: State, dead: Dead, fa
 @settings(max_examples=EXAMPLES // 3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(programs(), _states, _dead, st.sampled_from((FAULTS, BELOW)))
 def test_all_of_it_is_instructions_and_of_one_size(program: Program, before: State, dead: Dead, faults: int) -> None:
-    make = lower(program, surroundings(program, dead, faults), MACHINE)
+    make = lower(program, surroundings(program, dead, faults), BACKEND)
     code = make(CODE)
     engine = capstone.Cs(capstone.CS_ARCH_X86, capstone.CS_MODE_64)
     assert sum(size for _, size, _, _ in engine.disasm_lite(code, CODE)) == len(code)
@@ -113,7 +113,7 @@ NOT_MAPPED = Load(TEXT, 8, False)
 )
 def test_what_native_code_does_not_do_is_named(program: Program, node: object) -> None:
     with pytest.raises(NotLowered) as refused:
-        lower(program, replace(surroundings(program), readers=None), MACHINE)
+        lower(program, replace(surroundings(program), readers=None), BACKEND)
     assert refused.value.node == node
 
 
@@ -121,7 +121,7 @@ def test_a_record_where_the_cpu_is_not_known_is_refused_for_that() -> None:
     action = Emit(Records("r", (Column("", Form.UNSIGNED),)), (Register("rsi"),))
     program = Program(None, (action,))
     with pytest.raises(NotLowered, match="the CPU's number") as refused:
-        lower(program, replace(surroundings(program), cpu=None), MACHINE)
+        lower(program, replace(surroundings(program), cpu=None), BACKEND)
     assert refused.value.node == action
 
 
@@ -130,7 +130,7 @@ def test_too_large_a_key_is_refused() -> None:
     action = Update(Table("t", tuple(Column("", Form.UNSIGNED) for _ in by), Count()), None, by)
     program = Program(None, (action,))
     with pytest.raises(NotLowered, match="registers") as refused:
-        lower(program, surroundings(program), MACHINE)
+        lower(program, surroundings(program), BACKEND)
     assert refused.value.node == action
 
 
@@ -139,7 +139,7 @@ def test_the_clock_is_the_time_stamp_counter() -> None:
     later = Binary(Op.SUB, Binary(Op.SUB, Clock(), Constant(0), 64, False), Clock(), 64, False)
     program = Program(None, (Update(Cell("a", Sum(False)), Clock()), Update(Cell("b", Sum(True)), later)))
     before = state(dict.fromkeys((name for name in NUMBERS if name != abi.FLAGS), 0))
-    code = lower(program, surroundings(program), MACHINE)(START)
+    code = lower(program, surroundings(program), BACKEND)(START)
     left = execute(code, before, memory_of(before, objects(program)))
     first, passed = (int.from_bytes(left.read(at, 8), "little", signed=True) for at in places(program))
     assert first > 1 << 32 and abs(passed) < 1 << 40
@@ -149,7 +149,7 @@ def test_the_clock_is_the_time_stamp_counter() -> None:
 def test_the_pc_is_the_probed_address() -> None:
     program = Program(None, (Update(Cell("a", Sum(False)), Register("rip")),))
     before = state(dict.fromkeys((name for name in NUMBERS if name != abi.FLAGS), 0))
-    left = execute(lower(program, surroundings(program), MACHINE)(START), before, memory_of(before, objects(program)))
+    left = execute(lower(program, surroundings(program), BACKEND)(START), before, memory_of(before, objects(program)))
     assert int.from_bytes(left.read(places(program)[0], 8), "little") == CODE
 
 

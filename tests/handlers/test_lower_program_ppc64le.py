@@ -31,8 +31,8 @@ from gdb_optprobe.handlers.lower_program import lower
 from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.isa.ppc64le import PPC64LE, abi
-from gdb_optprobe.isa.ppc64le.emitter import MACHINE
-from gdb_optprobe.isa.ppc64le.words import to_bytes
+from gdb_optprobe.isa.ppc64le.codegen import BACKEND
+from gdb_optprobe.isa.ppc64le.fields import to_bytes
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.maps.aggregate import Average, Count, Greatest, Least, Linear, Powers, Sum
 from tests.examples import examples
@@ -139,7 +139,7 @@ def test_a_hit_inside_a_hit(kind: aggregate.Aggregate) -> None:
         (Update(target, value, BY), Emit(Records("r", COLUMNS), BY), Update(Cell("c", kind), value)),
     )
     around = replace(running.surroundings(program, faults=FAULTS), address=HERE)
-    code = lower(program, around, MACHINE)(HERE)
+    code = lower(program, around, BACKEND)(HERE)
     end = HERE + len(code)
     memory = {
         at + offset: int.from_bytes(data[offset : offset + 8], "little")

@@ -16,8 +16,8 @@ from gdb_optprobe.guest.linux.arch.ppc64le.trap_entry import SAVED, TRAPPING
 from gdb_optprobe.handlers.lower_traps import Traps, handler
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.ppc64le import PPC64LE, abi
-from gdb_optprobe.isa.ppc64le.forms import number, plain
-from gdb_optprobe.isa.ppc64le.words import rotated, to_bytes, word_of
+from gdb_optprobe.isa.ppc64le.encodings import number, plain
+from gdb_optprobe.isa.ppc64le.fields import rotated, to_bytes, word_of
 from gdb_optprobe.isa.trapping import Entry
 from gdb_optprobe.maps.trap_table import SLOT, TrapTableLayout
 

@@ -20,7 +20,7 @@ from gdb_optprobe.handlers.lower_program import lower
 from gdb_optprobe.handlers.parser import parse_expression
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.handlers.types import Typer
-from gdb_optprobe.isa.x86_64.emitter import MACHINE
+from gdb_optprobe.isa.x86_64.codegen import BACKEND
 from gdb_optprobe.maps.aggregate import Sum
 from tests.examples import examples
 from tests.handlers import running
@@ -67,7 +67,7 @@ def test_expressions_are_what_the_interpreter_makes_of_them(pairs: list[Pair], s
     # Each as a word, and as what is jumped on.
     both = [value for expr, _ in known.values() for value in (expr, Choose(expr, Constant(1), Constant(0)))]
     program = Program(None, tuple(Update(Cell(str(n), Sum(False)), value) for n, value in enumerate(both)))
-    code = lower(program, running.surroundings(program), MACHINE)(running.START)
+    code = lower(program, running.surroundings(program), BACKEND)(running.START)
     memory = running.memory_of(before, running.objects(program)) | {BASE: state.memory}
     left = running.execute(code, before, memory)
     words = [int.from_bytes(left.read(at, 8), "little") for at in running.places(program)]

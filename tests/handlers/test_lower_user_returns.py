@@ -18,9 +18,9 @@ from gdb_optprobe.handlers.lower_returns import Part
 from gdb_optprobe.handlers.lower_user_returns import Table, Way
 from gdb_optprobe.handlers.return_scope import Entry
 from gdb_optprobe.isa.code import Code
-from gdb_optprobe.isa.emitter import Before
+from gdb_optprobe.isa.codegen import EntryState
 from gdb_optprobe.isa.x86_64 import abi
-from gdb_optprobe.isa.x86_64.emitter import MACHINE
+from gdb_optprobe.isa.x86_64.codegen import BACKEND
 from gdb_optprobe.maps.aggregate import encode
 from gdb_optprobe.maps.user_call_table import (
     COUNTERS_SIZE,
@@ -70,11 +70,11 @@ class World:
             way = Way(point, back, TRAMPOLINE - entry - 1, size, most)
             parts = (Part(Entry(words=tuple(fold.constant(point + word) for word in range(MOST_SAVED))), SAVED),)
             code = lower_user_returns.entered(
-                table, way, parts, Before(USER.scratch), USER, RETURNING, MACHINE, self.routine
+                table, way, parts, EntryState(USER.scratch), USER, RETURNING, BACKEND, self.routine
             )
             self.entries.append(self._put(code))
         self.returned = self._put(lower_user_returns.returned(table, size, KERNELS, USER, RETURNING))
-        self.copied = self._put(lower_user_returns.copied(table, self.routine, KERNELS, RETURNING, MACHINE))
+        self.copied = self._put(lower_user_returns.copied(table, self.routine, KERNELS, RETURNING, BACKEND))
         self.ended = self._put(lower_user_returns.ended(table, KERNELS, USER, RETURNING))
         self.write(TABLE, self.layout.initial())
         for point in self.points:

@@ -14,7 +14,7 @@ from unicorn import x86_const
 from gdb_optprobe.guest.linux.arch.x86_64.user_traps import REGISTERS, USER
 from gdb_optprobe.handlers.lower_mapped_file import Mapped
 from gdb_optprobe.handlers.lower_user_traps import UserTraps, gone, handler
-from gdb_optprobe.isa.emitter import Readers
+from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.isa.user import ABSENT, OTHER
 from gdb_optprobe.isa.x86_64 import abi
 from gdb_optprobe.maps.user_trap_table import Key, UserTrapTableLayout
@@ -192,5 +192,5 @@ GONE = [(b"\x55\x48", CALLER, 1), (b"\xcc\x48", KERNELS, 0), (b"", KERNELS, 0)]
 @pytest.mark.parametrize(("there", "to", "back"), GONE)
 def test_a_trap_that_has_gone(there: bytes, to: int, back: int) -> None:
     """The instruction that is there again is run; a trap that is there by now is another's."""
-    code = gone(KERNELS, Readers(OURS, OURS), USER)(CODE)
+    code = gone(KERNELS, ProbeReadRoutines(OURS, OURS), USER)(CODE)
     assert ran(code, saved(PC + 1), there=there) == After(to, PC + 1 - back)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from gdb_optprobe.isa.emitter import Machine
+from gdb_optprobe.isa.codegen import Backend
 from gdb_optprobe.isa.ppc64le import (
     abi,
+    codegen,
     decoder,
-    emitter,
     emulator,
+    jump_tables,
     liveness,
     relocator,
     reservations,
-    returning,
-    tables,
+    return_codegen,
     writer,
 )
-from gdb_optprobe.isa.ppc64le.words import to_bytes
+from gdb_optprobe.isa.ppc64le.fields import to_bytes
 from gdb_optprobe.isa.record import Isa
-from gdb_optprobe.isa.returning import Returning
+from gdb_optprobe.isa.return_codegen import ReturnBackend
 
 
 class _PPC64LE:
@@ -38,8 +38,8 @@ class _PPC64LE:
     traps: tuple[bytes, ...] = (trap,)
     landing = b""  # a trap is in registers
     breakpoint = to_bytes(relocator.TRAP)  # trap: BREAKPOINT_INSTRUCTION of asm/probes.h
-    codegen: Machine = emitter.MACHINE
-    returning: Returning | None = returning.RETURNING
+    codegen: Backend = codegen.BACKEND
+    returning: ReturnBackend | None = return_codegen.RETURN_BACKEND
 
     decode = staticmethod(decoder.decode)
     branch = staticmethod(writer.branch)
@@ -51,7 +51,7 @@ class _PPC64LE:
     fills = staticmethod(relocator.fills)
     shadows = staticmethod(relocator.shadows)
     restarts = staticmethod(relocator.restarts)
-    jump_tables = staticmethod(tables.jump_tables)
+    jump_tables = staticmethod(jump_tables.jump_tables)
     entry = staticmethod(abi.entry)
     toc = staticmethod(abi.toc)
     dead_at = staticmethod(liveness.dead_at)

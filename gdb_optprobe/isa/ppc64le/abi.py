@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..base import Flow, Insn
-from .words import MASK, simm, word_of
+from gdb_optprobe.isa.base import Flow, Insn
+from gdb_optprobe.isa.ppc64le.fields import MASK, simm, word_of
 
 GENERAL = tuple(f"r{number}" for number in range(32))
 PC, SP, FLAGS = "pc", "r1", "cr"

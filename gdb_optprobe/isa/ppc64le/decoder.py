@@ -19,9 +19,9 @@ from typing import Any
 
 import capstone
 
-from ..base import Flow, Insn
-from .texts import CACHED, cr_bit, prefixed_text, text_of
-from .words import (
+from gdb_optprobe.isa.base import Flow, Insn
+from gdb_optprobe.isa.ppc64le.disassembly import CACHED, cr_bit, disassemble, prefixed_text
+from gdb_optprobe.isa.ppc64le.fields import (
     BC,
     BCCTR,
     BCLR,
@@ -144,7 +144,7 @@ def _unknown_to_capstone(data: bytes, address: int) -> Insn | None:
     if is_prefixed(data):
         return Insn(address, data, prefixed_text(data), Flow.NEXT)
     word = int.from_bytes(data[:WORD], "little")
-    text = text_of(word)
+    text = disassemble(word)
     return Insn(address, data[:WORD], text, *flow(word, address)) if text else None
 
 

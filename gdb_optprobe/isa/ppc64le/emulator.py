@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
-from ..base import Effects, Insn, ReadMemory
-from .abi import CTR, EQ, FLAGS, GENERAL, GT, LR, LT, PC, SO, SP, XER, XER_SO
-from .decoder import BCL_NEXT
-from .texts import CACHED
-from .uses import SPR_CTR, SPR_LR
-from .words import (
+from gdb_optprobe.isa.base import Effects, Insn, ReadMemory
+from gdb_optprobe.isa.ppc64le.abi import CTR, EQ, FLAGS, GENERAL, GT, LR, LT, PC, SO, SP, XER, XER_SO
+from gdb_optprobe.isa.ppc64le.decoder import BCL_NEXT
+from gdb_optprobe.isa.ppc64le.disassembly import CACHED
+from gdb_optprobe.isa.ppc64le.fields import (
     ADDPCIS,
     BCCTR,
     BCLR,
@@ -38,6 +37,7 @@ from .words import (
     word_of,
     xo,
 )
+from gdb_optprobe.isa.ppc64le.register_effects import SPR_CTR, SPR_LR
 
 Registers = Mapping[str, int]
 

@@ -7,14 +7,14 @@ the ABI calls volatile.
 
 from __future__ import annotations
 
-from ..base import Dead, Flow, Insn
-from ..liveness import Liveness, Uses
-from .abi import CLOBBERED_AT_RETURN, CLOBBERED_BY_TRACER, RESERVED
-from .uses import ALL_NAMES, CR0, uses_of
+from gdb_optprobe.isa.base import Dead, Flow, Insn
+from gdb_optprobe.isa.liveness import Liveness, RegisterEffects
+from gdb_optprobe.isa.ppc64le.abi import CLOBBERED_AT_RETURN, CLOBBERED_BY_TRACER, RESERVED
+from gdb_optprobe.isa.ppc64le.register_effects import ALL_NAMES, CR0, effects_of
 
 
-def _uses(insn: Insn) -> Uses | None:
-    return None if insn.flow in (Flow.TRAP, Flow.SYSTEM) else uses_of(insn.data)
+def _uses(insn: Insn) -> RegisterEffects | None:
+    return None if insn.flow in (Flow.TRAP, Flow.SYSTEM) else effects_of(insn.data)
 
 
 dead_at = Liveness(

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..base import ReadMemory
-from .abi import LR, PC, RED_ZONE, SP
-from .forms import logical, number
+from gdb_optprobe.isa.base import ReadMemory
+from gdb_optprobe.isa.ppc64le.abi import LR, PC, RED_ZONE, SP
+from gdb_optprobe.isa.ppc64le.encodings import logical, number
 
 WORD, SIZE, TEMPORARY = "r11", "r12", ("r10", "r9", "r8")
 LINK = 32

@@ -19,13 +19,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ..base import Dead, Flow, Hazard, Insn, OutOfReach, Unrelocatable
-from ..relocation import Region, Relocation
-from .abi import LR
-from .decoder import BCL_NEXT, flow
-from .templates import load, templates, word
-from .texts import CACHED
-from .words import (
+from gdb_optprobe.isa.base import Dead, Flow, Hazard, Insn, OutOfReach, Unrelocatable
+from gdb_optprobe.isa.ppc64le.abi import LR
+from gdb_optprobe.isa.ppc64le.decoder import BCL_NEXT, flow
+from gdb_optprobe.isa.ppc64le.disassembly import CACHED
+from gdb_optprobe.isa.ppc64le.fields import (
     ADDPCIS,
     BC,
     BCLR,
@@ -57,7 +55,9 @@ from .words import (
     word_of,
     xo,
 )
-from .writer import Kept, branch, keep
+from gdb_optprobe.isa.ppc64le.templates import load, templates, word
+from gdb_optprobe.isa.ppc64le.writer import FrameSaves, branch, keep
+from gdb_optprobe.isa.relocation import DisplacedRegion, Relocation
 
 NOP, TRAP = 0x6000_0000, 0x7FE0_0008
 PROBE = 0x0BE0_0000  # tdi 31,r0,0: traps always
@@ -125,7 +125,7 @@ def _is_addpcis(first: int) -> bool:
     return opcode(first) == CR_OPS and first >> 1 & 31 == ADDPCIS
 
 
-def _copy(insn: Insn, at: int, region: Region) -> bytes:
+def _copy(insn: Insn, at: int, region: DisplacedRegion) -> bytes:
     why = _hazard(insn.data)
     if why is not None:
         raise Unrelocatable(why, insn)
@@ -146,11 +146,11 @@ def _linked(address: int, dead: Dead) -> bytes:
     """LR ← `address`. A dead CTR is as good as a dead register, a dead LR is not: it is what changes."""
     free = next((number for number in SCRATCH if f"r{number}" in dead.registers), None)
     scratch = SCRATCH[0] if free is None else free
-    kept = Kept() if free is not None else keep([scratch], Dead(False, dead.registers - {LR}))
+    kept = FrameSaves() if free is not None else keep([scratch], Dead(False, dead.registers - {LR}))
     return to_bytes(*kept.before, *load(scratch, address), word("mtlr", scratch), *kept.after)
 
 
-def _unlinked(insn: Insn, first: int, at: int, region: Region) -> bytes:
+def _unlinked(insn: Insn, first: int, at: int, region: DisplacedRegion) -> bytes:
     """The instruction `first`, made of `insn`: if a branch, then one that leaves no return address."""
     if insn.target is None:
         return insn.data if first == word_of(insn.data) else to_bytes(first)
@@ -178,7 +178,7 @@ def _bc(first: int, bo: int, displacement: int) -> int:
     return BC << 26 | bo << 21 | first & 31 << 16 | displacement
 
 
-def _prefixed(insn: Insn, at: int, region: Region) -> bytes:
+def _prefixed(insn: Insn, at: int, region: DisplacedRegion) -> bytes:
     data, relative = insn.data, is_pc_relative(insn.data)
     size = operand_size(data)
     if relative or (size and not ra(suffix_of(data))):

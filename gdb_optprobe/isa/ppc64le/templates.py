@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from ..assemble import assemble, check
-from .decoder import decode, engine
-from .words import MASK, fits, rotated, signed, to_bytes
+from gdb_optprobe.isa.assemble import assemble, check
+from gdb_optprobe.isa.ppc64le.decoder import decode, engine
+from gdb_optprobe.isa.ppc64le.fields import MASK, fits, rotated, signed, to_bytes
 
 # Name: for keystone, and as capstone writes it.
 SOURCES = {

@@ -5,8 +5,8 @@ DWARF's number of LR is 65. A function that has just begun may have it in r0 alo
 
 from __future__ import annotations
 
-from ..user_frames import UserFrames
-from .abi import CALLEE_SAVED, LR, LR_SAVE, PC, SP
+from gdb_optprobe.isa.ppc64le.abi import CALLEE_SAVED, LR, LR_SAVE, PC, SP
+from gdb_optprobe.isa.user_frames import UserFrames
 
 COST = 170
 """Measured in a guest that counts instructions, with radix page tables."""

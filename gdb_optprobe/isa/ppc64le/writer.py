@@ -21,10 +21,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..base import Dead, Insn, OutOfReach
-from .abi import CR_FIELDS, CTR, HEADER, LR, RED_ZONE
-from .templates import load, templates, word
-from .words import B, fits, links, opcode, signed, simm, to_bytes, word_of
+from gdb_optprobe.isa.base import Dead, Insn, OutOfReach
+from gdb_optprobe.isa.ppc64le.abi import CR_FIELDS, CTR, HEADER, LR, RED_ZONE
+from gdb_optprobe.isa.ppc64le.fields import B, fits, links, opcode, signed, simm, to_bytes, word_of
+from gdb_optprobe.isa.ppc64le.templates import load, templates, word
 
 BRANCH_SIZE = 4
 BRANCH_REACH = (1 << 25) - 4
@@ -57,26 +57,26 @@ def redirect(insn: Insn, target: int) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class FrameSaves:
     """Code before and after a program, so that registers it uses are afterwards what they were."""
 
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
 
 
-def keep(registers: Sequence[int], dead: Dead) -> Kept:
+def keep(registers: Sequence[int], dead: Dead) -> FrameSaves:
     """Keep general registers by number; uses only what is dead, or the stack."""
     moves = [(f"mt{spr}", f"mf{spr}") for spr in (CTR, LR) if spr in dead.registers]
     if len(registers) <= len(moves):
         pairs = list(zip(registers, moves, strict=False))
-        return Kept(
+        return FrameSaves(
             tuple(word(to, register) for register, (to, _) in pairs),
             tuple(word(back, register) for register, (_, back) in reversed(pairs)),
         )
     return in_frame(registers)
 
 
-def in_frame(registers: Sequence[int]) -> Kept:
+def in_frame(registers: Sequence[int]) -> FrameSaves:
     """Keep general registers by number, at most four beside r0, in a frame below the red zone."""
     others = [register for register in registers if register]
     before, after = [word("open_frame", number=-FRAME)], [_close_frame(0 in registers)]
@@ -85,11 +85,11 @@ def in_frame(registers: Sequence[int]) -> Kept:
     if tuple(others) in _PAIRS:
         before.append(word("save_pair", others[0], number=SAVED))
         after.insert(0, word("restore_pair", others[0], number=SAVED))
-        return Kept(tuple(before), tuple(after))
+        return FrameSaves(tuple(before), tuple(after))
     for index, register in enumerate(others):
         before.append(word("save", register, number=SAVED + 8 * index))
         after.insert(0, word("restore", register, number=SAVED + 8 * index))
-    return Kept(tuple(before), tuple(after))
+    return FrameSaves(tuple(before), tuple(after))
 
 
 def _close_frame(with_r0: bool) -> int:

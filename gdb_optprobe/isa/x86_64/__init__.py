@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gdb_optprobe.isa.emitter import Machine
+from gdb_optprobe.isa.codegen import Backend
 from gdb_optprobe.isa.record import Isa
-from gdb_optprobe.isa.returning import Returning
-from gdb_optprobe.isa.x86_64 import abi, decoder, emitter, emulator, liveness, relocator, returning, writer
+from gdb_optprobe.isa.return_codegen import ReturnBackend
+from gdb_optprobe.isa.x86_64 import abi, codegen, decoder, emulator, liveness, relocator, return_codegen, writer
 from gdb_optprobe.isa.x86_64.trap import LANDING, TRAPS
 
 
@@ -23,8 +23,8 @@ class _X86_64:
     traps: tuple[bytes, ...] = TRAPS
     trap = traps[0]
     landing = LANDING
-    codegen: Machine = emitter.MACHINE
-    returning: Returning | None = returning.RETURNING
+    codegen: Backend = codegen.BACKEND
+    returning: ReturnBackend | None = return_codegen.RETURN_BACKEND
 
     decode = staticmethod(decoder.decode)
     branch = staticmethod(writer.branch)

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..base import OutOfReach
-from ..calling import Calling, Thunk
+from gdb_optprobe.isa.base import OutOfReach
+from gdb_optprobe.isa.calling import Calling, Thunk
 
 _SAVE = bytes.fromhex("9c 50 51 52 56 57 4150 4151 4152 4153 55 4889e5 4883e4f0 fc")
 _RESTORE = bytes.fromhex("4889ec 5d 415b 415a 4159 4158 5f 5e 5a 59 58 9d")

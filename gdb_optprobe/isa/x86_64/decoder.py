@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import capstone
 
-from ..base import Flow, Insn
+from gdb_optprobe.isa.base import Flow, Insn
 
 CACHED = 1 << 16
 LONGEST = 15

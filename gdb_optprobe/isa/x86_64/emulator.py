@@ -10,10 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
-from ..base import Effects, Insn, ReadMemory
-from .abi import AF, ARITHMETIC_FLAGS, CF, FLAGS, GENERAL, OF, PC, PF, RF, SEGMENT_BASES, SF, SP, VM, ZF
-from .decoder import CACHED, Shape, shape
-from .relocator import is_nop
+from gdb_optprobe.isa.base import Effects, Insn, ReadMemory
+from gdb_optprobe.isa.x86_64.abi import (
+    AF,
+    ARITHMETIC_FLAGS,
+    CF,
+    FLAGS,
+    GENERAL,
+    OF,
+    PC,
+    PF,
+    RF,
+    SEGMENT_BASES,
+    SF,
+    SP,
+    VM,
+    ZF,
+)
+from gdb_optprobe.isa.x86_64.decoder import CACHED, Shape, shape
+from gdb_optprobe.isa.x86_64.relocator import is_nop
 
 MASK = 0xFFFF_FFFF_FFFF_FFFF
 Registers = Mapping[str, int]

@@ -10,9 +10,9 @@ from functools import cache, lru_cache
 
 import capstone
 
-from ..base import Dead, Flow, Insn
-from ..liveness import Liveness, Uses
-from .abi import (
+from gdb_optprobe.isa.base import Dead, Flow, Insn
+from gdb_optprobe.isa.liveness import Liveness, RegisterEffects
+from gdb_optprobe.isa.x86_64.abi import (
     AF,
     ARITHMETIC_FLAGS,
     CARRY,
@@ -27,7 +27,7 @@ from .abi import (
     SP,
     ZF,
 )
-from .decoder import CACHED, Shape, engine, shape
+from gdb_optprobe.isa.x86_64.decoder import CACHED, Shape, engine, shape
 
 # One bit each: general registers by number, then the flags register.
 FLAGS_AT = 16
@@ -103,7 +103,7 @@ _CLEARS = frozenset(("xor", "sub"))
 
 
 @lru_cache(CACHED)
-def uses_of(data: bytes) -> Uses | None:
+def uses_of(data: bytes) -> RegisterEffects | None:
     """What one instruction reads and overwrites; None where the tables do not know it."""
     insn = next(engine(detail=True).disasm(data, 0, 1), None)
     if insn is None:
@@ -157,7 +157,7 @@ def uses_of(data: bytes) -> Uses | None:
         this, other = (names[operand.reg] for operand in insn.operands)
         if this == other and this[1]:
             reads &= ~(1 << this[0])
-    return Uses(reads | flags_read << FLAGS_AT, kills | flags_killed << FLAGS_AT)
+    return RegisterEffects(reads | flags_read << FLAGS_AT, kills | flags_killed << FLAGS_AT)
 
 
 _CONDITIONS = (OF, CF, ZF, CF | ZF, SF, PF, SF | OF, ZF | SF | OF)  # SDM volume 1, appendix B
@@ -212,9 +212,9 @@ _GOES_ON = frozenset((Flow.NEXT, Flow.JUMP, Flow.BRANCH))
 _LEFT_TO_OTHERS = frozenset((Flow.CALL, Flow.RETURN))
 
 
-def _uses(insn: Insn) -> Uses | None:
+def _uses(insn: Insn) -> RegisterEffects | None:
     if insn.flow in _LEFT_TO_OTHERS:
-        return Uses(0, 0)
+        return RegisterEffects(0, 0)
     return uses_of(insn.data) if insn.flow in _GOES_ON else None
 
 

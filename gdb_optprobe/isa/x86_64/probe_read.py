@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..base import ReadMemory
-from .abi import PC, SP
-from .decoder import decode
-from .writer import pushed
+from gdb_optprobe.isa.base import ReadMemory
+from gdb_optprobe.isa.x86_64.abi import PC, SP
+from gdb_optprobe.isa.x86_64.decoder import decode
+from gdb_optprobe.isa.x86_64.writer import pushed
 
 WORD, SIZE, LOST = "rax", "r10", "r11"
 

@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-from ..base import Flow, Hazard, Insn, OutOfReach, Unrelocatable
-from ..relocation import MASK, Region, Relocation
-from .decoder import CACHED, LARGEST_OPERAND, LONGEST, VEX2, Shape, flow, memory_operand, shape
-from .writer import BRANCH_SIZE, branch, fits, push, rel32, signed, store
+from gdb_optprobe.isa.base import Flow, Hazard, Insn, OutOfReach, Unrelocatable
+from gdb_optprobe.isa.relocation import MASK, DisplacedRegion, Relocation
+from gdb_optprobe.isa.x86_64.decoder import CACHED, LARGEST_OPERAND, LONGEST, VEX2, Shape, flow, memory_operand, shape
+from gdb_optprobe.isa.x86_64.writer import BRANCH_SIZE, branch, fits, push, rel32, signed, store
 
 SLACK = 4096  # more than any copy is long
 MOFFS = range(0xA0, 0xA4)  # mov between an address in the instruction and al, eax, rax
@@ -106,7 +106,7 @@ def is_nop(data: bytes) -> bool:
     return parts.map == 1 and parts.escape < 0 and parts.opcode == 0x1F and parts.reg == 0
 
 
-def _copy(insn: Insn, at: int, region: Region) -> bytes:
+def _copy(insn: Insn, at: int, region: DisplacedRegion) -> bytes:
     why = _hazard(insn.data)
     if why is not None:
         raise Unrelocatable(why, insn)
@@ -145,7 +145,7 @@ def _with_reg(data: bytes, parts: Shape, reg: int) -> bytes:
 CALL, JUMP, PUSH = 2, 4, 6  # opcode FF, by ModRM.reg
 
 
-def _indirect_call(insn: Insn, parts: Shape, at: int, region: Region) -> bytes:
+def _indirect_call(insn: Insn, parts: Shape, at: int, region: DisplacedRegion) -> bytes:
     back = region.return_address(insn)
     wide_b = parts.rex >= 0 and insn.data[parts.rex] & 1
     is_rsp = parts.is_register and parts.modrm_byte & 7 == 4 and not wide_b
@@ -169,7 +169,7 @@ def _indirect_call(insn: Insn, parts: Shape, at: int, region: Region) -> bytes:
     return pushed + jump
 
 
-def _with_operand(insn: Insn, data: bytes, parts: Shape, at: int, region: Region) -> bytes:
+def _with_operand(insn: Insn, data: bytes, parts: Shape, at: int, region: DisplacedRegion) -> bytes:
     """`data`, made of `insn`, whose operand is relative to RIP, at another place with the same operand."""
     narrow, operand = 0x67 in parts.prefixes, _named(insn, parts)
     # Decided for the whole copy, so that its size does not depend on where in it the instruction is.
@@ -190,7 +190,7 @@ def _with_operand(insn: Insn, data: bytes, parts: Shape, at: int, region: Region
     return bytes(out) + b"\x25" + (absolute & 0xFFFF_FFFF).to_bytes(4, "little") + data[parts.imm :]
 
 
-def _check_operand(insn: Insn, parts: Shape, region: Region) -> None:
+def _check_operand(insn: Insn, parts: Shape, region: DisplacedRegion) -> None:
     """Refuse an operand in the bytes that the branch covers: there the patch is read, or written to."""
     if not _may_name_memory(insn.data, parts):
         return

@@ -15,7 +15,7 @@ from functools import cache
 
 import capstone
 
-from ..assemble import assemble, check
+from gdb_optprobe.isa.assemble import assemble, check
 
 MARKER = 0x11223344
 _MARKER = MARKER.to_bytes(4, "little")

@@ -12,11 +12,11 @@ from functools import lru_cache
 
 import capstone
 
-from ..base import Dead, Flow, Hazard, Insn, Unrelocatable
-from ..relocation import Region
-from .decoder import decode, memory_operand
-from .relocator import relocate
-from .writer import branch
+from gdb_optprobe.isa.base import Dead, Flow, Hazard, Insn, Unrelocatable
+from gdb_optprobe.isa.relocation import DisplacedRegion
+from gdb_optprobe.isa.x86_64.decoder import decode, memory_operand
+from gdb_optprobe.isa.x86_64.relocator import relocate
+from gdb_optprobe.isa.x86_64.writer import branch
 
 SYSTEM_CALLS = (b"\x0f\x05", b"\xcd\x80")
 FAR = 1 << 28
@@ -95,5 +95,5 @@ def _check_operand(insn: Insn) -> None:
     """Refuse an operand in the instruction itself, where the trap is now."""
     operand = memory_operand(insn.data, 32)
     if operand is not None and operand.size:
-        own = Region(insn.address, insn.end, insn.address, {}, Dead())
+        own = DisplacedRegion(insn.address, insn.end, insn.address, {}, Dead())
         own.check_operand(insn, operand.displacement & 0xFFFF_FFFF, operand.size)

@@ -5,8 +5,8 @@ A register is called as in struct pt_regs, esp too. r10, or ecx, has the frame w
 
 from __future__ import annotations
 
-from ..user_frames import UserFrames
-from .abi import CALLEE_SAVED, PC, SP
+from gdb_optprobe.isa.user_frames import UserFrames
+from gdb_optprobe.isa.x86_64.abi import CALLEE_SAVED, PC, SP
 
 COST = 137
 """Two walks through page tables; counted in tests/handlers/test_lower_maps.py."""

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..base import Dead, Insn, OutOfReach
-from .templates import templates
+from gdb_optprobe.isa.base import Dead, Insn, OutOfReach
+from gdb_optprobe.isa.x86_64.templates import templates
 
 BRANCH_SIZE = 5
 MASK = 0xFFFF_FFFF_FFFF_FFFF

@@ -13,7 +13,7 @@ from gdb_optprobe.handlers.lower_expressions import UNMAPPED, NotLowered
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.source import fault
 from gdb_optprobe.handlers.trap_frame import framed
-from gdb_optprobe.isa.emitter import Readers
+from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.settings import Settings
@@ -42,7 +42,7 @@ def handler(spec: Spec, point: Point, user: UserTarget, target: Target, settings
     bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
     found = Handler.of(compiled, names.per_cpu, names.cpu, names.reads, *bits)
     near = user.kernel.calls.handler
-    somewhere = None if isinstance(names.reads, Missing) else Readers(near, near)
+    somewhere = None if isinstance(names.reads, Missing) else ProbeReadRoutines(near, near)
     try:
         found.code(target.isa, At(near), dead_at_trap(user.kernel.isa), near, somewhere, somewhere_to_stop(near))
     except NotLowered as stuck:

@@ -29,7 +29,7 @@ from gdb_optprobe.handlers.lower_program import RUNG
 from gdb_optprobe.handlers.scope import Value
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.code import Code, joined
-from gdb_optprobe.isa.emitter import Before, Memory, Pool
+from gdb_optprobe.isa.codegen import Address, EntryState, RegisterPool
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.probes.handler import Handler
@@ -165,10 +165,11 @@ class UserStops:
 def _ticket(isa: UserTrapping, dead: Dead, at: int) -> Code:
     """The count of such hits, one more, in the register for it."""
     assert isa.stopping is not None, "else it was refused"
-    before = Before(isa.scratch, frozenset((isa.frame,)))
+    before = EntryState(isa.scratch, frozenset((isa.frame,)))
     emit = isa.emitter(before)
-    emit.pool = Pool([name for name in isa.order(before) if name in dead.registers and name != isa.stopping.ticket])
-    emit.fetch_add(isa.stopping.ticket, Memory(offset=at, near=True), 1)
+    usable = dead.registers - {isa.stopping.ticket}
+    emit.pool = RegisterPool([name for name in isa.order(before) if name in usable])
+    emit.atomic_fetch_add(isa.stopping.ticket, Address(offset=at, near=True), 1)
     return emit.finish
 
 

@@ -21,7 +21,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers import lower_user_traps
 from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.code import Code
-from gdb_optprobe.isa.emitter import Readers
+from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.maps import user_trap_table
 from gdb_optprobe.maps.user_trap_table import CODE, SLOT, Key, UserTrapTableLayout, slot
@@ -70,7 +70,7 @@ class UserTraps:
     def begin(
         self,
         user: UserTarget,
-        readers: Readers,
+        readers: ProbeReadRoutines,
         arena: Arena,
         standing: Standing = NOTHING,
         codes: Mapping[Key, int] = MappingProxyType({}),

@@ -25,7 +25,7 @@ from gdb_optprobe.guest.linux.user.writer import flags
 from gdb_optprobe.handlers.supported import check_action
 from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.code import joined
-from gdb_optprobe.isa.emitter import Readers
+from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.maps.user_call_table import COUNTERS_SIZE
 from gdb_optprobe.maps.user_trap_table import Key
 from gdb_optprobe.probes.handler import Handler
@@ -390,7 +390,7 @@ class Users:
 
             reserve(probe, self.optimizer, allocate)
 
-    def _begin(self, user: UserTarget, arena: Arena) -> Readers:
+    def _begin(self, user: UserTarget, arena: Arena) -> ProbeReadRoutines:
         """All that traps come to, and what writes them. Raises Refused."""
         found = self._readers(user, arena)
         self.traps.begin(user, found, arena)
@@ -400,7 +400,7 @@ class Users:
         self._note_hooks()
         return found
 
-    def _readers(self, user: UserTarget, arena: Arena) -> Readers:
+    def _readers(self, user: UserTarget, arena: Arena) -> ProbeReadRoutines:
         """Raises Refused, OptprobeError."""
         return readers(requirements.reads(user), user.kernel.calls.handler, self.target, arena)
 

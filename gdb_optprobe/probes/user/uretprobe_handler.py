@@ -15,7 +15,7 @@ from gdb_optprobe.handlers.lower_user_returns import Table, Way
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.source import fault
 from gdb_optprobe.isa.base import Flow, Insn
-from gdb_optprobe.isa.emitter import Readers
+from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.isa.user_returns import UserReturning
 from gdb_optprobe.maps.user_call_table import UserCallTableLayout
@@ -56,7 +56,7 @@ def return_handler(
     handler = replace(handler, entry=entry)
     near = user.kernel.calls.handler
     probe = Probe(0, spec, address, handler)
-    probe.readers = None if isinstance(at_entry.reads, Missing) else Readers(near, near)
+    probe.readers = None if isinstance(at_entry.reads, Missing) else ProbeReadRoutines(near, near)
     (part,) = parts_of([probe])
     try:
         table = Table(UserCallTableLayout(2), near, user.kernel.returning().mm)

@@ -18,7 +18,7 @@ from gdb_optprobe.handlers.lower_user_returns import Table, Way
 from gdb_optprobe.handlers.return_scope import Entry, ReturnScope, compile_entry
 from gdb_optprobe.handlers.trap_frame import Saved, framed, placed
 from gdb_optprobe.isa.code import Code
-from gdb_optprobe.isa.emitter import Before
+from gdb_optprobe.isa.codegen import EntryState
 from gdb_optprobe.isa.user_returns import UserReturning
 from gdb_optprobe.maps import call_table
 from gdb_optprobe.maps.user_call_table import MOST_SAVED, SAVED, WORD
@@ -86,6 +86,6 @@ def entry_code(
     """What runs at a trap on the function's entry. Raises OptprobeError; NotLowered where native code cannot do it."""
     traps, handler = user.kernel.isa, probes[0].handler
     readers = next((probe.readers for probe in probes if probe.readers is not None), None)
-    before = Before(traps.scratch, per_cpu=handler.per_cpu, readers=readers)
+    before = EntryState(traps.scratch, per_cpu=handler.per_cpu, readers=readers)
     machine, isa = target.isa.codegen, user.kernel.returning().isa
     return lower_user_returns.entered(table, way, parts_of(probes), before, traps, isa, machine, writable)

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gdb_optprobe.isa.base import Dead, Insn, OutOfReach, Relocated, Unrelocatable
-from gdb_optprobe.isa.ppc64le import abi, decoder, relocator, uses, writer
-from gdb_optprobe.isa.ppc64le.words import opcode, ra, rb, word_of, xo
+from gdb_optprobe.isa.ppc64le import abi, decoder, register_effects, relocator, writer
+from gdb_optprobe.isa.ppc64le.fields import opcode, ra, rb, word_of, xo
 from tests.isa.ppc64le.oracle import ABOVE, BELOW, COUNTER, DATA, HERE, NEAR, Case, Outcome, random_state, run
 
 PLACES = (NEAR, ABOVE, BELOW)
@@ -174,8 +174,8 @@ def _honest(trial: Trial) -> Trial:
     """The same with nothing dead that the window reads: the liveness of one instruction, everything alive behind it."""
     assert trial.dead is not None
     insn = trial.window[0]
-    used = uses.uses_of(insn.data)
-    names = uses.ALL_NAMES
+    used = register_effects.effects_of(insn.data)
+    names = register_effects.ALL_NAMES
     reads = {name for bit, name in enumerate(names) if used is None or used.reads >> bit & 1}
     return Trial(
         trial.window,

@@ -11,7 +11,7 @@ import pytest
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.ppc64le.decoder import PIECE
-from gdb_optprobe.isa.ppc64le.texts import prefixed_text, text_of
+from gdb_optprobe.isa.ppc64le.disassembly import disassemble, prefixed_text
 
 from .binutils import decode_each, disassembled, needs_binutils, words
 from .kernel import kernel
@@ -194,17 +194,17 @@ def normal(text: str) -> str:
 @needs_binutils
 def test_texts_of_ours_against_binutils() -> None:
     rng = random.Random(2)
-    numbers = [word for word in random_words(rng, 200_000) if text_of(word)]
+    numbers = [word for word in random_words(rng, 200_000) if disassemble(word)]
     # A word that capstone knows too is not spelled by us; binutils may leave out what is 0 or call it something else.
     theirs = disassembled(words(numbers))
     compared = [(word, theirs[4 * i][1]) for i, word in enumerate(numbers)]
     different = [
-        f"{word:08x}: {text_of(word)}, {text}"
+        f"{word:08x}: {disassemble(word)}, {text}"
         for word, text in compared
-        if text.split()[0] == text_of(word).split()[0] and normal(text_of(word)) != normal(text)
+        if text.split()[0] == disassemble(word).split()[0] and normal(disassemble(word)) != normal(text)
         if not text.startswith(("bctar", "mtvsrbmi"))
     ]
-    renamed = {(text_of(word).split()[0], text.split()[0]) for word, text in compared}
+    renamed = {(disassemble(word).split()[0], text.split()[0]) for word, text in compared}
     assert not different
     assert {ours for ours, theirs in renamed if ours != theirs and theirs != ".long"} <= {"sync", "tlbiel", "tlbie"}
     assert len(numbers) > 2_000

@@ -13,11 +13,10 @@ import pytest
 from gdb_optprobe.handlers import arithmetic
 from gdb_optprobe.handlers.ir import Op, UnaryOp
 from gdb_optprobe.isa.base import Dead, OutOfReach
-from gdb_optprobe.isa.emitter import Arithmetic, Before, Label, Memory, Pool, Value
-from gdb_optprobe.isa.emitter import Test as Comparison
+from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, EntryState, Label, MemoryValue, RegisterPool
 from gdb_optprobe.isa.ppc64le import PPC64LE, abi
-from gdb_optprobe.isa.ppc64le.emitter import MACHINE, Emitter
-from gdb_optprobe.isa.ppc64le.words import rotated, to_bytes
+from gdb_optprobe.isa.ppc64le.codegen import BACKEND, PowerEmitter
+from gdb_optprobe.isa.ppc64le.fields import rotated, to_bytes
 
 from .oracle import DATA, HERE, MASK, STACK, TRAP, Outcome, execute, needs_oracle
 
@@ -34,7 +33,7 @@ MASKS += tuple(MASK << low & MASK for low in range(64))
 class Attempt:
     """One verb, or a few. results: what registers must hold; all others what they held, but for what it used."""
 
-    emitter: Emitter
+    emitter: PowerEmitter
     registers: dict[str, int]
     results: dict[str, int] = field(default_factory=dict)
     memory: Mapping[int, int] = field(default_factory=dict)
@@ -68,8 +67,8 @@ def attempt(rng: random.Random) -> Attempt:
     """Before a verb: anything in the registers, and anything dead."""
     fields = frozenset(name for name in abi.CR_FIELDS[1:] if rng.random() < 0.3)
     base = rng.choice((None, DATA, DATA + 0x5_0000, FAR - 0x1234_5678, 0xC000_0000_0212_C100))
-    emitter = MACHINE.emitter(Before(Dead(rng.random() < 0.5, fields), frozenset(), DATA_OFFSET, base))
-    assert isinstance(emitter, Emitter)
+    emitter = BACKEND.emitter(EntryState(Dead(rng.random() < 0.5, fields), frozenset(), DATA_OFFSET, base))
+    assert isinstance(emitter, PowerEmitter)
     registers = {name: word(rng) for name in (*abi.GENERAL, abi.CTR, abi.LR)}
     registers |= {abi.FLAGS: rng.getrandbits(32), abi.XER: rng.getrandbits(32) & 0xE000_007F, abi.PC: HERE}
     registers |= {abi.SP: STACK, "r13": PACA} | ({} if base is None else {"r2": base})
@@ -79,7 +78,7 @@ def attempt(rng: random.Random) -> Attempt:
 def registers(rng: random.Random, made: Attempt, number: int) -> list[str]:
     """The first one is taken, for a result; others may be the same."""
     names = rng.choices(rng.sample(USABLE, rng.randrange(1, number + 1)), k=number)
-    made.emitter.pool.take_this(names[0])
+    made.emitter.pool.reserve(names[0])
     return names
 
 
@@ -163,13 +162,13 @@ def tell(made: Attempt, to: str, result: int, branch: Callable[[Label], None]) -
     made.results[to] = result
     branch(label)
     made.emitter.constant(to, 0)
-    made.emitter.mark(label)
+    made.emitter.bind(label)
 
 
 def bits(rng: random.Random, made: Attempt) -> None:
     mask, any_set = rng.choice((rng.choice(MASKS), word(rng))), rng.random() < 0.5
     to, source = rng.sample(USABLE, 2)
-    made.emitter.pool.take_this(to)
+    made.emitter.pool.reserve(to)
     if rng.random() < 0.4:
         made.registers[source] &= ~mask
     made.said = f"{made.registers[source]:#x} & {mask:#x} {any_set}"
@@ -181,11 +180,11 @@ def in_memory(rng: random.Random, made: Attempt) -> None:
     """Comparisons and tests of what is there."""
     to, *names = rng.sample(USABLE, 3)
     for name in (to, *names):
-        made.emitter.pool.take_this(name)
+        made.emitter.pool.reserve(name)
     at, size, signed_there = DATA + 8 * rng.randrange(0x200), rng.choice((1, 2, 4, 8)), rng.random() < 0.5
     loaded = int.from_bytes(_pristine(at)[:size], "little")
     loaded = loaded if size == 8 else arithmetic.extend(loaded, 8 * size, signed_there)
-    there = Value(_memory(rng, made, names, at), size, signed_there)
+    there = MemoryValue(_memory(rng, made, names, at), size, signed_there)
     if rng.random() < 0.5:
         mask, any_set = rng.choice((rng.choice(MASKS), word(rng), 1 << 40 | 1)), rng.random() < 0.5
         made.said = f"{there} {loaded:#x} & {mask:#x} {any_set}"
@@ -216,7 +215,7 @@ def _pristine(at: int) -> bytes:
     return struct.pack("<Q", rotated(at * -0x61C8_864F, 29))
 
 
-def _memory(rng: random.Random, made: Attempt, names: Sequence[str], at: int) -> Memory:
+def _memory(rng: random.Random, made: Attempt, names: Sequence[str], at: int) -> Address:
     """Some way to write the address."""
     base, index = (rng.choice((name, None)) for name in names)
     if base is not None and base == index:
@@ -233,8 +232,8 @@ def _memory(rng: random.Random, made: Attempt, names: Sequence[str], at: int) ->
     else:
         made.registers[base] = at - offset & MASK
     if base is None and index is None and rng.random() < 0.5:
-        return Memory(None, offset & MASK, None, per_cpu)
-    return Memory(base, (offset & MASK) - (1 << 64 if offset >> 63 & 1 else 0), index, per_cpu)
+        return Address(None, offset & MASK, None, per_cpu)
+    return Address(base, (offset & MASK) - (1 << 64 if offset >> 63 & 1 else 0), index, per_cpu)
 
 
 def address(rng: random.Random, made: Attempt) -> None:
@@ -256,7 +255,7 @@ def load(rng: random.Random, made: Attempt) -> None:
     there = int.from_bytes(around[at & 7 : (at & 7) + size], "little")
     made.results[to] = there if size == 8 else arithmetic.extend(there, 8 * size, signed)
     made.said = f"{to} = {memory} {size} {signed}"
-    made.emitter.load(to, Value(memory, size, signed))
+    made.emitter.load(to, MemoryValue(memory, size, signed))
 
 
 def store(rng: random.Random, made: Attempt) -> None:
@@ -264,7 +263,7 @@ def store(rng: random.Random, made: Attempt) -> None:
     at, size = DATA + rng.randrange(0x800) * 2, rng.choice((1, 2, 4, 8))
     memory = _memory(rng, made, names, at)
     for name in (source, *names):
-        made.emitter.pool.take_this(name)
+        made.emitter.pool.reserve(name)
         made.results[name] = made.registers[name]
     value = word(rng) & (1 << 8 * size) - 1
     is_constant = rng.random() < 0.5
@@ -290,7 +289,7 @@ def atomic(rng: random.Random, made: Attempt) -> None:
     if memory.per_cpu:
         return
     for name in (to, source, *names):
-        made.emitter.pool.take_this(name)
+        made.emitter.pool.reserve(name)
         made.results[name] = made.registers[name]
     there = int.from_bytes(_pristine(at), "little")
     operand = rng.choice((source, rng.choice((1, MASK, 0x7FFF, 0x8000, word(rng)))))
@@ -299,20 +298,20 @@ def atomic(rng: random.Random, made: Attempt) -> None:
     made.said = f"{memory} {operand} {kind}"
     after = there + value & MASK
     if kind == 0:
-        made.emitter.add(memory, operand)
+        made.emitter.atomic_add(memory, operand)
     elif kind == 1:
         if rng.random() < 0.3 and memory.base is not None:
             to = memory.base
         made.results[to] = there
         after = there + 5 & MASK
-        made.emitter.fetch_add(to, memory, 5)
+        made.emitter.atomic_fetch_add(to, memory, 5)
     elif kind == 2:
         test, signed = rng.choice((Comparison.LT, Comparison.GT)), rng.random() < 0.5
         made.registers[source] = made.results[source] = value = (
             rng.choice((there, there + 1, there - 1, word(rng))) & MASK
         )
         after = value if arithmetic.binary(Op[test.name], value, there, 64, signed) else there
-        made.emitter.keep_extreme(test, memory, source, signed)
+        made.emitter.atomic_extreme(test, memory, source, signed)
     else:
         after = there | 1
         tell(made, to, there & 1, lambda label: made.emitter.claim(memory, label))
@@ -358,24 +357,24 @@ def test_what_is_saved_is_read_and_restored() -> None:
         number = rng.choice((2, 3, 4, 8, 26))
         dead = {name for name in (*abi.CR_FIELDS[1:], abi.CTR, abi.LR) if rng.random() < 0.4}
         reads = frozenset(name for name in (*abi.GENERAL, abi.FLAGS, abi.CTR, abi.LR, abi.XER) if rng.random() < 0.2)
-        before = Before(Dead(False, frozenset(dead)), reads, DATA_OFFSET)
-        emitter = MACHINE.emitter(before)
-        assert isinstance(emitter, Emitter)
+        before = EntryState(Dead(False, frozenset(dead)), reads, DATA_OFFSET)
+        emitter = BACKEND.emitter(before)
+        assert isinstance(emitter, PowerEmitter)
         some = [name for name in abi.CR_FIELDS if rng.random() < 0.2]
         used = {*rng.sample(USABLE, number), *some, "cr0", "r0"}
-        layers = [MACHINE.kept(used, before)]
+        layers = [BACKEND.kept(used, before)]
         changed = [name for name in USABLE if name in layers[0]]
         if len(changed) < 2:
             continue
         to, *others = changed
-        emitter.pool = Pool(others)
+        emitter.pool = RegisterPool(others)
         layers.append(tuple(name for name in USABLE if name not in layers[0])[: rng.randrange(6)])
         for names in layers:
             emitter.save(names)
         name = rng.choice([name for name in reads if name != to] or [abi.SP])
-        emitter.add(Memory(offset=DATA + 8), 0)  # changes CR0
+        emitter.atomic_add(Address(offset=DATA + 8), 0)  # changes CR0
         emitter.read(to, name)
-        emitter.store(Memory(offset=DATA), to)
+        emitter.store(Address(offset=DATA), to)
         for each in changed:
             emitter.constant(each, 0x1234)
         for names in reversed(layers):
@@ -405,7 +404,7 @@ def test_the_clock_is_the_time_base() -> None:
 
 
 def test_what_cannot_be_read() -> None:
-    emitter = MACHINE.emitter(Before())
+    emitter = BACKEND.emitter(EntryState())
     with pytest.raises(KeyError):
         emitter.per_cpu_base("r3")
     with pytest.raises(KeyError):
@@ -413,25 +412,25 @@ def test_what_cannot_be_read() -> None:
 
 
 def test_too_far_to_branch() -> None:
-    emitter, label = MACHINE.emitter(Before()), Label()
+    emitter, label = BACKEND.emitter(EntryState()), Label()
     emitter.branch(Comparison.EQ, "r3", 0, False, label)
     for _ in range(1 << 13):
         emitter.constant("r3", 0)
-    emitter.mark(label)
+    emitter.bind(label)
     with pytest.raises(OutOfReach):
         emitter.finish(HERE)
 
 
 def test_order_of_stores_and_loads() -> None:
     """It cannot be seen on one CPU."""
-    where, label = Memory("r4"), Label()
-    published, acquired, claimed = (MACHINE.emitter(Before()) for _ in range(3))
+    where, label = Address("r4"), Label()
+    published, acquired, claimed = (BACKEND.emitter(EntryState()) for _ in range(3))
     published.publish(where, "r3")
     acquired.acquire()
     claimed.claim(where, label)
-    claimed.mark(label)
+    claimed.bind(label)
 
-    def names(emitter: Emitter) -> list[str]:
+    def names(emitter: PowerEmitter) -> list[str]:
         return [insn.text.split()[0] for insn in PPC64LE.decode(emitter.finish(0), 0)]
 
     assert names(published) == ["lwsync", "std"] and names(acquired) == ["lwsync"]
@@ -440,10 +439,10 @@ def test_order_of_stores_and_loads() -> None:
 
 def test_registers() -> None:
     """The dead ones first, what is read last; r0 is never an operand."""
-    before = Before(Dead(True, frozenset(("r5", "r9"))), frozenset(("r9", "r3")))
-    order = MACHINE.order(before)
+    before = EntryState(Dead(True, frozenset(("r5", "r9"))), frozenset(("r9", "r3")))
+    order = BACKEND.order(before)
     assert order[0] == "r5" and order[-2:] == ("r9", "r3") and not {"r0", *abi.RESERVED} & {*order}
-    emitter = MACHINE.emitter(before)
+    emitter = BACKEND.emitter(before)
     assert emitter.register("r0") is None and emitter.register("r13") == "r13" and emitter.register("lr") is None
     assert emitter.register("r1") == "r1"
     emitter.save(("r14",))
@@ -453,11 +452,11 @@ def test_registers() -> None:
 def test_what_is_kept_without_a_frame() -> None:
     """Two layers, each in a register of its own; none where the program reads it."""
     dead = Dead(False, frozenset((abi.CTR, abi.LR, "cr5", "cr6", "cr7")))
-    emitter = MACHINE.emitter(Before(dead))
+    emitter = BACKEND.emitter(EntryState(dead))
     emitter.save(("r14",))
     emitter.save(("r15", "cr0"))
     texts = [insn.text for insn in PPC64LE.decode(emitter.finish(0), 0)]
     assert texts == ["mtctr r14", "mcrf cr6, cr0", "mtlr r15"]
-    reader = MACHINE.emitter(Before(dead, frozenset((abi.CTR, abi.LR))))
+    reader = BACKEND.emitter(EntryState(dead, frozenset((abi.CTR, abi.LR))))
     reader.save(("r14",))
     assert reader.finish(0)[3] == 0xF8  # stdu

@@ -10,7 +10,7 @@ import pytest
 
 from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.ppc64le import PPC64LE, abi
-from gdb_optprobe.isa.ppc64le.words import rt, to_bytes, word_of
+from gdb_optprobe.isa.ppc64le.fields import rt, to_bytes, word_of
 
 from .differential import fitting_state
 from .kernel import kernel

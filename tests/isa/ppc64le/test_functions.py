@@ -9,8 +9,8 @@ import pytest
 
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.ppc64le import PPC64LE
-from gdb_optprobe.isa.ppc64le.uses import ALL_NAMES, CR0, uses_of
-from gdb_optprobe.isa.ppc64le.words import to_bytes
+from gdb_optprobe.isa.ppc64le.fields import to_bytes
+from gdb_optprobe.isa.ppc64le.register_effects import ALL_NAMES, CR0, effects_of
 from tests.isa.ppc64le.kernel import Kernel, kernel
 
 START = 0xC000_0000_0010_0000
@@ -96,7 +96,7 @@ def first_read(name: str, start: int, insns: Mapping[int, Insn]) -> Insn | None:
         if at in seen or insn is None or insn.flow is Flow.TRAP:
             continue
         seen.add(at)
-        uses = uses_of(insn.data)
+        uses = effects_of(insn.data)
         if uses is not None and uses.reads & bit:
             return insn
         if (uses is None or not uses.kills & bit) and insn.flow not in (Flow.CALL, Flow.INDIRECT_CALL):

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from gdb_optprobe.isa.base import Dead, Flow, Insn
-from gdb_optprobe.isa.liveness import Uses
+from gdb_optprobe.isa.liveness import RegisterEffects
 from gdb_optprobe.isa.ppc64le import PPC64LE, abi
-from gdb_optprobe.isa.ppc64le.uses import ALL_NAMES, uses_of
-from gdb_optprobe.isa.ppc64le.words import to_bytes, word_of
+from gdb_optprobe.isa.ppc64le.fields import to_bytes, word_of
+from gdb_optprobe.isa.ppc64le.register_effects import ALL_NAMES, effects_of
 from tests.isa.ppc64le.differential import fitting_state, is_fit
 from tests.isa.ppc64le.kernel import kernel
 from tests.isa.ppc64le.oracle import HERE, Case, Outcome, needs_oracle, run
@@ -110,7 +110,7 @@ def test_entry_is_what_ftrace_does_not_save() -> None:
 # Against qemu-ppc64le
 
 
-def unread(uses: Uses) -> set[str]:
+def unread(uses: RegisterEffects) -> set[str]:
     """What the tables say that the instruction does not read; the stack pointer is no part of the game."""
     return {name for bit, name in enumerate(ALL_NAMES) if not uses.reads >> bit & 1} - {abi.SP}
 
@@ -134,7 +134,7 @@ def before(state: dict[str, int], name: str) -> int:
     return state[abi.FLAGS] >> 28 - 4 * int(name[2]) & 0xF if name in abi.CR_FIELDS else state[name]
 
 
-def lies(insn: Insn, uses: Uses, states: list[dict[str, int]], one: Outcome, two: Outcome) -> Iterator[str]:
+def lies(insn: Insn, uses: RegisterEffects, states: list[dict[str, int]], one: Outcome, two: Outcome) -> Iterator[str]:
     """Two runs that differ in what is not read must do the same: also to what is said to be overwritten."""
     if (one.signal, one.pc, one.memory) != (two.signal, two.pc, two.memory):
         yield f"{insn.text} goes to {one.pc:#x} and {two.pc:#x}, or stores other things"
@@ -160,7 +160,7 @@ def instructions(rng: random.Random, wanted: int) -> list[Insn]:
             kind = insn.text.split()[0]
             if word_of(insn.data) >> 26 == 60:
                 continue  # of vectors whose second halves the oracle cannot set
-            known = uses_of(insn.data) is not None and insn.flow not in (Flow.SYSTEM, Flow.TRAP)
+            known = effects_of(insn.data) is not None and insn.flow not in (Flow.SYSTEM, Flow.TRAP)
             if known and is_fit(insn) and kinds[kind] < max(4, wanted // 300):
                 kinds[kind] += 1
                 found.append(insn)
@@ -174,7 +174,7 @@ def test_the_tables_against_the_cpu() -> None:
     insns = instructions(rng, 20_000 if os.environ.get("OPTPROBE_FULL") else 2_000)
     pairs, cases = [], []
     for insn in insns:
-        uses = uses_of(insn.data)
+        uses = effects_of(insn.data)
         assert uses is not None
         state = fitting_state([insn], rng) | {abi.PC: START}
         states = [state, shaken(state, unread(uses), rng)]

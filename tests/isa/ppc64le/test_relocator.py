@@ -9,8 +9,8 @@ import pytest
 
 from gdb_optprobe.isa.base import Dead, Hazard, Insn, Relocated, Unrelocatable
 from gdb_optprobe.isa.ppc64le import PPC64LE
+from gdb_optprobe.isa.ppc64le.fields import to_bytes
 from gdb_optprobe.isa.ppc64le.templates import load
-from gdb_optprobe.isa.ppc64le.words import to_bytes
 from tests.isa.ppc64le.differential import Trial, differences, survey
 from tests.isa.ppc64le.kernel import kernel
 from tests.isa.ppc64le.oracle import ABOVE, BELOW, DATA, HERE, NEAR, STACK, Case, needs_oracle, random_state, run

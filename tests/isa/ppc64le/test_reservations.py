@@ -6,7 +6,7 @@ import random
 
 from gdb_optprobe.isa.base import Hazard
 from gdb_optprobe.isa.ppc64le import PPC64LE, reservations
-from gdb_optprobe.isa.ppc64le.words import to_bytes
+from gdb_optprobe.isa.ppc64le.fields import to_bytes
 
 from .kernel import kernel
 

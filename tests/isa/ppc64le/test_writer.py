@@ -8,8 +8,8 @@ import pytest
 
 from gdb_optprobe.isa.base import Dead, OutOfReach
 from gdb_optprobe.isa.ppc64le import PPC64LE, abi
+from gdb_optprobe.isa.ppc64le.fields import to_bytes
 from gdb_optprobe.isa.ppc64le.templates import SOURCES, WORDS, templates, word
-from gdb_optprobe.isa.ppc64le.words import to_bytes
 
 from .binutils import disassembled, needs_binutils, words
 from .differential import Trial, differences, random_dead

@@ -8,10 +8,10 @@ import capstone
 import pytest
 from capstone import x86
 
-from gdb_optprobe.isa.emitter import Label, Memory
+from gdb_optprobe.isa.codegen import Address, Label
 from gdb_optprobe.isa.x86_64.abi import GENERAL
-from gdb_optprobe.isa.x86_64.encode import LOCK, instruction
-from gdb_optprobe.isa.x86_64.jumps import Item, Jump, placed
+from gdb_optprobe.isa.x86_64.branch_relaxation import Item, LabelBranch, placed
+from gdb_optprobe.isa.x86_64.encoder import LOCK, instruction
 
 ENGINE = capstone.Cs(capstone.CS_ARCH_X86, capstone.CS_MODE_64)
 ENGINE.detail = True
@@ -46,7 +46,7 @@ def test_addresses(size: int, per_cpu: bool) -> None:
     for base, index, offset in product(
         (None, *GENERAL), indices, (0, 1, -128, 127, 128, -129, 0x7FFF_FFFF, -(1 << 31))
     ):
-        insn = decoded(instruction(MOV[size], "r9", Memory(base, offset, index, per_cpu), size))
+        insn = decoded(instruction(MOV[size], "r9", Address(base, offset, index, per_cpu), size))
         to, memory = insn.operands
         assert insn.reg_name(to.reg) == part("r9", size) and memory.size == size
         names = [insn.reg_name(register) for register in (memory.mem.base, memory.mem.index)]
@@ -56,10 +56,10 @@ def test_addresses(size: int, per_cpu: bool) -> None:
 
 
 def test_high_addresses_are_named_as_they_are() -> None:
-    insn = decoded(instruction(b"\xff", 0, Memory(None, 0xFFFF_FFFF_9200_0008), prefix=LOCK))
+    insn = decoded(instruction(b"\xff", 0, Address(None, 0xFFFF_FFFF_9200_0008), prefix=LOCK))
     assert (insn.mnemonic, insn.op_str) == ("lock inc", "qword ptr [0xffffffff92000008]")
     with pytest.raises(ValueError, match="no such address"):
-        instruction(b"\xff", 0, Memory(None, 0xFFFF_8880_0000_0000))
+        instruction(b"\xff", 0, Address(None, 0xFFFF_8880_0000_0000))
 
 
 @pytest.mark.parametrize("condition", [None, 4])
@@ -67,8 +67,8 @@ def test_high_addresses_are_named_as_they_are() -> None:
 def test_a_jump_is_as_short_as_it_can_be_and_arrives(condition: int | None, between: int) -> None:
     start, end = Label(), Label()
     filler: list[Item] = [b"\x90"] * between
-    forward = placed([Jump(condition, end), *filler, end])
-    backward = placed([start, *filler, Jump(condition, start)])
+    forward = placed([LabelBranch(condition, end), *filler, end])
+    backward = placed([start, *filler, LabelBranch(condition, start)])
     (jump,) = ENGINE.disasm(forward, 0x1000, 1)
     assert jump.operands[0].imm == 0x1000 + len(forward)
     assert (jump.size == 2) is (between <= 127)

@@ -36,7 +36,7 @@ from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Function, Overlay, Text
 from gdb_optprobe.isa.base import ReadMemory
-from gdb_optprobe.isa.emitter import Routine
+from gdb_optprobe.isa.codegen import ProbeReadCode
 from gdb_optprobe.isa.record import Isa
 
 Say = Callable[[str], None]
@@ -130,7 +130,7 @@ class Reads(Protocol):
     """How memory that may not be there is read."""
 
     @property
-    def routine(self) -> Routine: ...
+    def routine(self) -> ProbeReadCode: ...
 
     def read(self, registers: Mapping[str, int], address: int, size: int) -> bytes:
         """What the routine would read on a vCPU with these registers. Raises Unreadable."""

@@ -20,8 +20,8 @@ from gdb_optprobe.guest.linux.kprobes import hashed
 from gdb_optprobe.guest.text import Area, Fact
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.ppc64le import PPC64LE
+from gdb_optprobe.isa.ppc64le.fields import to_bytes
 from gdb_optprobe.isa.ppc64le.templates import load
-from gdb_optprobe.isa.ppc64le.words import to_bytes
 from tests.linux.fakes import Machine, Pages, Structures, symbols
 
 BASE = LINEAR_MAP[0]

@@ -10,7 +10,7 @@ import pytest
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.guest.linux.arch.ppc64le.back_chain import MARKER, MARKERS, Frame, State, frame_at, unwind
 from gdb_optprobe.isa.ppc64le import PPC64LE
-from gdb_optprobe.isa.ppc64le.words import to_bytes
+from gdb_optprobe.isa.ppc64le.fields import to_bytes
 from tests.isa.ppc64le.kernel import kernel
 
 START, SP, CALLER, RETURN = 0xC000_0000_0010_0000, 0xC000_0000_0F00_3000, 0xC000_0000_0F00_3080, 0xC000_0000_0020_0004

@@ -12,9 +12,9 @@ import pytest
 
 from gdb_optprobe.guest.linux.arch.ppc64le.mmap_hook import EXECUTABLE, PATIENCE, SHARED, WRITABLE, WRITE, Mapping
 from gdb_optprobe.isa.ppc64le import abi
-from gdb_optprobe.isa.ppc64le.forms import logical, number, plain
+from gdb_optprobe.isa.ppc64le.encodings import logical, number, plain
+from gdb_optprobe.isa.ppc64le.fields import to_bytes
 from gdb_optprobe.isa.ppc64le.templates import load
-from gdb_optprobe.isa.ppc64le.words import to_bytes
 from gdb_optprobe.maps import mmap_patches
 from gdb_optprobe.maps.mmap_patches import FAILED, INSIDE, ROWS, MmapPatch
 from tests.isa.ppc64le.oracle import DATA, HERE, MASK, NEAR, SIGTRAP, STACK, execute, needs_oracle

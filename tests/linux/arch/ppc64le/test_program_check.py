@@ -9,8 +9,8 @@ import pytest
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.ppc64le.program_check import find
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
-from gdb_optprobe.isa.ppc64le.forms import number, plain
-from gdb_optprobe.isa.ppc64le.words import to_bytes
+from gdb_optprobe.isa.ppc64le.encodings import number, plain
+from gdb_optprobe.isa.ppc64le.fields import to_bytes
 from tests.linux.arch.ppc64le.test_arch import BASE, power_kernel
 from tests.linux.fakes import Pages
 

@@ -8,8 +8,8 @@ import struct
 from gdb_optprobe.guest.linux.arch.ppc64le.program_writer import WRITING
 from gdb_optprobe.guest.linux.user.program_writer import DONE, HEAD, ROW
 from gdb_optprobe.isa.ppc64le import abi
-from gdb_optprobe.isa.ppc64le.forms import logical, number, plain
-from gdb_optprobe.isa.ppc64le.words import to_bytes
+from gdb_optprobe.isa.ppc64le.encodings import logical, number, plain
+from gdb_optprobe.isa.ppc64le.fields import to_bytes
 from tests.isa.ppc64le.oracle import DATA, HERE, NEAR, SIGTRAP, STACK, execute, needs_oracle
 
 pytestmark = needs_oracle

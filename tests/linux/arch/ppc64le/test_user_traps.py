@@ -16,8 +16,8 @@ import pytest
 from gdb_optprobe.guest.linux.arch.ppc64le.user_traps import MSR, OFFSETS, Place, PowerUser
 from gdb_optprobe.isa.base import Flow, Insn, Unrelocatable
 from gdb_optprobe.isa.ppc64le import PPC64LE, abi, emulator
-from gdb_optprobe.isa.ppc64le.forms import number, placed, plain
-from gdb_optprobe.isa.ppc64le.words import rotated, to_bytes, word_of
+from gdb_optprobe.isa.ppc64le.encodings import number, placed, plain
+from gdb_optprobe.isa.ppc64le.fields import rotated, to_bytes, word_of
 from tests.isa.ppc64le.oracle import DATA, DATA_SIZE, HERE, MASK, SIGTRAP, TRAP, execute, needs_oracle
 
 pytestmark = needs_oracle

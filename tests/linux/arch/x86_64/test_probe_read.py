@@ -13,7 +13,7 @@ from unicorn import x86_const
 from gdb_optprobe.guest.linux.arch.x86_64 import probe_read
 from gdb_optprobe.guest.linux.arch.x86_64.probe_read import Direct
 from gdb_optprobe.isa.x86_64 import abi
-from gdb_optprobe.isa.x86_64.emitter import MACHINE
+from gdb_optprobe.isa.x86_64.codegen import BACKEND
 from tests.linux.arch.mapped import MASK, PAGE, Pages, contents, expected
 from tests.linux.arch.x86_64.tables import Tables
 
@@ -94,7 +94,7 @@ class Engine:
         """PC and stack pointer of who called the routine, as an unwinder finds them from within."""
         registers = {"rip": address, "rsp": self.uc.reg_read(x86_const.UC_X86_REG_RSP)}
         while (at := registers["rip"] - CODE) < len(self.routine.code):
-            registers = dict(MACHINE.caller(self.routine.code, at, registers, self._on_stack))
+            registers = dict(BACKEND.caller(self.routine.code, at, registers, self._on_stack))
         return registers["rip"], registers["rsp"]
 
     def _on_stack(self, address: int, size: int) -> bytes:

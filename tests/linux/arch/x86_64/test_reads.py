@@ -8,8 +8,8 @@ from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.linux.arch.ppc64le import reads as power
 from gdb_optprobe.guest.linux.arch.x86_64.probe_read import Direct
 from gdb_optprobe.guest.linux.arch.x86_64.reads import Reads, reads
-from gdb_optprobe.isa.ppc64le.forms import number
-from gdb_optprobe.isa.ppc64le.words import to_bytes
+from gdb_optprobe.isa.ppc64le.encodings import number
+from gdb_optprobe.isa.ppc64le.fields import to_bytes
 from tests.linux.arch.x86_64.tables import PAGE, Tables
 from tests.linux.fakes import Machine, Pages, kernel
 

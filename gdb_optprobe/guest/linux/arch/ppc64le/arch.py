@@ -42,7 +42,7 @@ from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Function, Overlay, Text
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.isa.ppc64le import PPC64LE
-from gdb_optprobe.isa.ppc64le.returning import is_leaf
+from gdb_optprobe.isa.ppc64le.return_codegen import is_leaf
 from gdb_optprobe.isa.record import Isa
 
 

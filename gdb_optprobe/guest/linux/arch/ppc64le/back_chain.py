@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.isa.base import Flow, Insn, ReadMemory
 from gdb_optprobe.isa.ppc64le.abi import GENERAL, LR, LR_SAVE, PC, SP
-from gdb_optprobe.isa.ppc64le.uses import SPR_LR
-from gdb_optprobe.isa.ppc64le.words import MASK, opcode, ra, rb, rt, simm, word_of, xo
+from gdb_optprobe.isa.ppc64le.fields import MASK, opcode, ra, rb, rt, simm, word_of, xo
+from gdb_optprobe.isa.ppc64le.register_effects import SPR_LR
 
 __all__ = ["Frame", "Function", "State", "frame_at", "unwind"]
 

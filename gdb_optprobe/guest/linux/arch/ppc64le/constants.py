@@ -29,8 +29,8 @@ from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Overlay
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.ppc64le import PPC64LE
-from gdb_optprobe.isa.ppc64le.uses import uses_of
-from gdb_optprobe.isa.ppc64le.words import BCCTR, BO_NO_CTR, CR_OPS, opcode, ra, rt, simm, word_of, xo
+from gdb_optprobe.isa.ppc64le.fields import BCCTR, BO_NO_CTR, CR_OPS, opcode, ra, rt, simm, word_of, xo
+from gdb_optprobe.isa.ppc64le.register_effects import effects_of
 
 EXCEPTION_ROW = Struct("<ii")
 """arch/powerpc/include/asm/extable.h: insn and fixup, each relative to itself."""
@@ -85,7 +85,7 @@ def constants(code: Sequence[Insn], toc: int, clobbered: Callable[[Insn], Collec
         if insn.flow in (Flow.CALL, Flow.INDIRECT_CALL):
             for register in clobbered(insn):
                 known.pop(register, None)
-        elif (uses := uses_of(insn.data)) is not None:
+        elif (uses := effects_of(insn.data)) is not None:
             for register in [number for number in known if number != 2 and uses.kills >> number & 1]:
                 del known[register]
         if value is not None:
@@ -146,7 +146,7 @@ class DerivedSymbols:
         if insn.flow in (Flow.CALL, Flow.INDIRECT_CALL):
             clobbered = self.clobbered(insn)
             return [register for register in held if register in clobbered]
-        uses = uses_of(insn.data)
+        uses = effects_of(insn.data)
         return [register for register in held if (unknown if uses is None else uses.kills >> register & 1)]
 
     def clobbered(self, call: Insn) -> Collection[int]:
@@ -176,7 +176,7 @@ class DerivedSymbols:
                 continue
             reached.add(at)
             insn = by_address.get(at)
-            uses = uses_of(insn.data) if insn is not None else None
+            uses = effects_of(insn.data) if insn is not None else None
             if insn is None or uses is None or _leaves(insn):
                 return CLOBBERED_BY_CALLS
             kills |= uses.kills

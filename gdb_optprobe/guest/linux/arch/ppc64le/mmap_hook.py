@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gdb_optprobe.isa.code import Code
-from gdb_optprobe.isa.emitter import Label, Test
-from gdb_optprobe.isa.ppc64le import forms
+from gdb_optprobe.isa.codegen import Comparison, Label
+from gdb_optprobe.isa.ppc64le import encodings
 from gdb_optprobe.isa.ppc64le.abi import HEADER, LR_SAVE
-from gdb_optprobe.isa.ppc64le.forms import Item, Jump, Way, compare, logical, number, plain, rotate
+from gdb_optprobe.isa.ppc64le.encodings import FarBranch, Item, LabelBranch, compare, logical, number, plain, rotate
+from gdb_optprobe.isa.ppc64le.fields import BO_CR_TRUE, BO_NO_CTR
 from gdb_optprobe.isa.ppc64le.templates import load
-from gdb_optprobe.isa.ppc64le.values import BITS
-from gdb_optprobe.isa.ppc64le.words import BO_CR_TRUE, BO_NO_CTR
+from gdb_optprobe.isa.ppc64le.value_codegen import BITS
 from gdb_optprobe.maps.mmap_patches import DATA, FAILED, INODE, INSIDE, LENGTH, OFFSET, OLD, ROWS, SIZE
 
 EXECUTABLE, WRITABLE, SHARED = 4, 2, 1  # PROT_EXEC, PROT_WRITE; MAP_SHARED and MAP_SHARED_VALIDATE, not MAP_PRIVATE
@@ -56,14 +56,14 @@ class Mapping:
         Raises OptprobeError where keystone cannot be loaded or is wrong.
         """
         items = [*self._parts(table, force)]
-        return lambda at: forms.placed(items, at)
+        return lambda at: encodings.placed(items, at)
 
     def _parts(self, table: int, force: int) -> Iterator[Item]:
         maps, row, following, done, failed, other = (Label() for _ in range(6))
-        yield from (compare("cmpldi", 0, "r3", 0), _where(Test.EQ, maps))
-        yield from (logical("andi.", "r12", "r6", EXECUTABLE), _where(Test.EQ, maps))
-        yield from (logical("andi.", "r12", "r6", WRITABLE), _where(Test.NE, maps))
-        yield from (logical("andi.", "r12", "r7", SHARED), _where(Test.NE, maps))
+        yield from (compare("cmpldi", 0, "r3", 0), _where(Comparison.EQ, maps))
+        yield from (logical("andi.", "r12", "r6", EXECUTABLE), _where(Comparison.EQ, maps))
+        yield from (logical("andi.", "r12", "r6", WRITABLE), _where(Comparison.NE, maps))
+        yield from (logical("andi.", "r12", "r7", SHARED), _where(Comparison.NE, maps))
         yield from (plain("mflr", "r0"), number("std", "r0", _SP, LR_SAVE))
         yield from (number("std", name, _SP, -8 * (32 - int(name[1:]))) for name in _SAVED)
         yield number("stdu", _SP, _SP, -_FRAME)
@@ -72,40 +72,42 @@ class Mapping:
         yield rotate("rldicr", _SIZE, _SIZE, 0, 63 - self.bits)
         yield rotate("rldicr", _FIRST, "r8", self.bits, 63 - self.bits)
         yield from _counted(INSIDE, 1)
-        yield from (Way(self.maps, link=True), logical("or", _RESULT, "r3", "r3"))
+        yield from (FarBranch(self.maps, link=True), logical("or", _RESULT, "r3", "r3"))
         yield from (number("addi", "r12", "r0", -MOST_ERRORS), compare("cmpld", 0, _RESULT, "r12"))
-        yield from (_where(Test.GT, done), number("addi", _ROW, _TABLE, ROWS))
-        yield from (row, number("ld", "r12", _ROW, INODE), compare("cmpldi", 0, "r12", 0), _where(Test.EQ, done))
-        yield from (compare("cmpld", 0, "r12", _INODE), _where(Test.NE, following))
-        yield from (number("ld", "r4", _ROW, OFFSET), compare("cmpld", 0, "r4", _FIRST), _where(Test.LT, following))
-        yield from (plain("subf", "r4", _FIRST, "r4"), compare("cmpld", 0, "r4", _SIZE), _where(Test.GE, following))
+        yield from (_where(Comparison.GT, done), number("addi", _ROW, _TABLE, ROWS))
+        yield from (row, number("ld", "r12", _ROW, INODE), compare("cmpldi", 0, "r12", 0), _where(Comparison.EQ, done))
+        yield from (compare("cmpld", 0, "r12", _INODE), _where(Comparison.NE, following))
+        yield from (number("ld", "r4", _ROW, OFFSET), compare("cmpld", 0, "r4", _FIRST))
+        yield _where(Comparison.LT, following)
+        yield from (plain("subf", "r4", _FIRST, "r4"), compare("cmpld", 0, "r4", _SIZE))
+        yield _where(Comparison.GE, following)
         yield from (plain("add", _AT, "r4", _RESULT), number("addi", "r12", "r0", 0))
         yield from (number("std", "r12", _SP, at) for at in (_HELD, _HELD + 8))
         yield number("addi", "r5", _SP, _HELD)
-        yield from (*self._accesses(force & ~WRITE), _where(Test.NE, failed))
+        yield from (*self._accesses(force & ~WRITE), _where(Comparison.NE, failed))
         for at in (0, 8):
             yield from (number("ld", "r11", _SP, _HELD + at), number("ld", "r12", _ROW, OLD + at))
-            yield from (compare("cmpld", 0, "r11", "r12"), _where(Test.NE, other))
+            yield from (compare("cmpld", 0, "r11", "r12"), _where(Comparison.NE, other))
         yield number("addi", "r5", _ROW, DATA)
-        yield from (*self._accesses(force), _where(Test.EQ, following))
-        yield from (failed, number("addi", "r3", "r0", PATIENCE), Way(self.waits, link=True))
-        yield from (compare("cmpdi", 0, "r3", 0), _where(Test.GT, done))
+        yield from (*self._accesses(force), _where(Comparison.EQ, following))
+        yield from (failed, number("addi", "r3", "r0", PATIENCE), FarBranch(self.waits, link=True))
+        yield from (compare("cmpdi", 0, "r3", 0), _where(Comparison.GT, done))
         yield other
-        yield from (*_counted(FAILED, 1), Jump(done))
-        yield from (following, number("addi", _ROW, _ROW, SIZE), Jump(row))
+        yield from (*_counted(FAILED, 1), LabelBranch(done))
+        yield from (following, number("addi", _ROW, _ROW, SIZE), LabelBranch(row))
         yield from (done, plain("lwsync"), *_counted(INSIDE, -1), logical("or", "r3", _RESULT, _RESULT))
         # What functions that were called have left there would be taken for somebody who is here.
         yield from (number("addi", "r12", "r0", 0), number("std", "r12", _SP, LR_SAVE))
         yield number("addi", _SP, _SP, _FRAME)
         yield from (number("ld", name, _SP, -8 * (32 - int(name[1:]))) for name in _SAVED)
         yield from (number("ld", "r0", _SP, LR_SAVE), plain("mtlr", "r0"), plain("blr"))
-        yield from (maps, Way(self.maps))
+        yield from (maps, FarBranch(self.maps))
 
     def _accesses(self, flags: int) -> Iterator[Item]:
         """What the row is of, from or to where r5 leads; whether all of it was, in cr0."""
         yield from (number("ld", "r3", "r13", self.current), number("ld", "r3", "r3", self.mm))
         yield from (logical("or", "r4", _AT, _AT), number("lwz", "r6", _ROW, LENGTH))
-        yield from (number("addi", "r7", "r0", flags), Way(self.writes, link=True))
+        yield from (number("addi", "r7", "r0", flags), FarBranch(self.writes, link=True))
         yield from (number("lwz", "r12", _ROW, LENGTH), compare("cmpld", 0, "r3", "r12"))
 
 
@@ -113,10 +115,10 @@ def _counted(offset: int, by: int) -> Iterator[Item]:
     """A word of the table, by one more or less, by atomic operations."""
     again = Label()
     yield from (number("addi", "r12", _TABLE, offset), again, plain("ldarx", "r11", "r0", "r12"))
-    yield from (number("addi", "r11", "r11", by), plain("stdcx.", "r11", "r0", "r12"), _where(Test.NE, again))
+    yield from (number("addi", "r11", "r11", by), plain("stdcx.", "r11", "r0", "r12"), _where(Comparison.NE, again))
 
 
-def _where(test: Test, label: Label) -> Jump:
+def _where(test: Comparison, label: Label) -> LabelBranch:
     """By cr0."""
     bit, where_set = BITS[test]
-    return Jump(label, BO_NO_CTR | (BO_CR_TRUE if where_set else 0), bit)
+    return LabelBranch(label, BO_NO_CTR | (BO_CR_TRUE if where_set else 0), bit)

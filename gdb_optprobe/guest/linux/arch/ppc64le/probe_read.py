@@ -19,14 +19,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gdb_optprobe.isa.emitter import Label, Routine, Test
-from gdb_optprobe.isa.ppc64le import forms
+from gdb_optprobe.isa.codegen import Comparison, Label, ProbeReadCode
+from gdb_optprobe.isa.ppc64le import encodings
 from gdb_optprobe.isa.ppc64le.abi import SP
-from gdb_optprobe.isa.ppc64le.forms import Item, Jump, compare, logical, number, plain, rotate
+from gdb_optprobe.isa.ppc64le.encodings import Item, LabelBranch, compare, logical, number, plain, rotate
+from gdb_optprobe.isa.ppc64le.fields import BO_CR_TRUE, BO_NO_CTR
 from gdb_optprobe.isa.ppc64le.probe_read import LINK, SIZE, WORD, frame
 from gdb_optprobe.isa.ppc64le.templates import load
-from gdb_optprobe.isa.ppc64le.values import BITS
-from gdb_optprobe.isa.ppc64le.words import BO_CR_TRUE, BO_NO_CTR
+from gdb_optprobe.isa.ppc64le.value_codegen import BITS
 
 LINEAR_MAP, LINEAR_BITS = 0xC000_0000_0000_0000, 50
 ADDRESS_BITS = 52
@@ -56,14 +56,15 @@ class Linear:
         return 1 << ADDRESS_BITS - sum(self.indexes)
 
 
-def routine(linear: Linear) -> Routine:
+def routine(linear: Linear) -> ProbeReadCode:
     """The code, wherever it stands; text is made by who calls. Raises OptprobeError where keystone cannot be loaded."""
-    return Routine(forms.placed([*_parts(linear)]), 0)
+    return ProbeReadCode(encodings.placed([*_parts(linear)]), 0)
 
 
 def _parts(linear: Linear) -> Iterator[Item]:
     slow, one, fault = Label(), Label(), Label()
-    yield from (rotate("rldicl", "r10", WORD, 0, 52), compare("cmpldi", 0, "r10", _PAGE - 8), _where(Test.GT, slow))
+    yield from (rotate("rldicl", "r10", WORD, 0, 52), compare("cmpldi", 0, "r10", _PAGE - 8))
+    yield _where(Comparison.GT, slow)
     yield one
     yield from _without_interrupts(linear)
     yield from _walk(linear, fault)
@@ -76,8 +77,8 @@ def _without_interrupts(linear: Linear) -> Iterator[Item]:
     """r12: MSR as it is to be again; 0 where it stays as it is."""
     on, off = Label(), Label()
     yield from (plain("mfmsr", "r12"), number("lbz", "r10", "r13", linear.soft_mask))
-    yield from (compare("cmpldi", 0, "r10", 0), _where(Test.EQ, on))
-    yield from (number("addi", "r12", "r0", 0), Jump(off), on)
+    yield from (compare("cmpldi", 0, "r10", 0), _where(Comparison.EQ, on))
+    yield from (number("addi", "r12", "r0", 0), LabelBranch(off), on)
     yield from (rotate("rldicl", "r10", "r12", _EE, 1), rotate("rldicl", "r10", "r10", 64 - _EE, 0))
     yield from (plain("mtmsrd", "r10"), off)
 
@@ -86,20 +87,20 @@ def _walk(linear: Linear, fault: Label) -> Iterator[Item]:
     """r11: an address ─► of the linear map, at the end; r9: where that begins."""
     again, kernel, levels, leaf, mine, found = (Label() for _ in range(6))
     yield from (*_linear_map(), again)
-    yield from (rotate("rldicl", "r10", WORD, 2, 62), compare("cmpldi", 0, "r10", 3), _where(Test.EQ, kernel))
-    yield from (compare("cmpldi", 0, "r10", 0), _where(Test.NE, fault))
-    yield from (plain("mfpid", "r10"), compare("cmpldi", 0, "r10", 0), _where(Test.EQ, fault))
+    yield from (rotate("rldicl", "r10", WORD, 2, 62), compare("cmpldi", 0, "r10", 3), _where(Comparison.EQ, kernel))
+    yield from (compare("cmpldi", 0, "r10", 0), _where(Comparison.NE, fault))
+    yield from (plain("mfpid", "r10"), compare("cmpldi", 0, "r10", 0), _where(Comparison.EQ, fault))
     yield from (rotate("rldicr", "r10", "r10", 4, 59), *load(8, LINEAR_MAP | linear.processes))
     yield plain("ldbrx", "r10", "r10", "r8")
     # What is no longer a process's entry is 0.
     yield from (rotate("rldicl", "r8", "r10", 0, 59), compare("cmpldi", 0, "r8", linear.indexes[0]))
-    yield from (_where(Test.NE, fault), Jump(levels))
+    yield from (_where(Comparison.NE, fault), LabelBranch(levels))
     yield kernel
     yield from load(10, linear.root)
     yield levels
     unused = 62 - ADDRESS_BITS
     yield from (rotate("rldicl", "r8", WORD, 64 - ADDRESS_BITS, 64 - unused), compare("cmpldi", 0, "r8", 0))
-    yield _where(Test.NE, fault)
+    yield _where(Comparison.NE, fault)
     shift = ADDRESS_BITS
     for index in linear.indexes:
         shift -= index
@@ -109,26 +110,27 @@ def _walk(linear: Linear, fault: Label) -> Iterator[Item]:
         yield from (rotate("rldicl", "r10", "r10", 0, 4), rotate("rldicr", "r10", "r10", 0, 55))
         yield from (logical("or", "r8", "r8", "r9"), plain("ldbrx", "r10", "r10", "r8"))
         yield from (rotate("rldicl", "r8", "r10", 2, 62), compare("cmpldi", 0, "r8", 2))
-        yield from (_where(Test.LT, fault), _where(Test.EQ, more), number("addi", "r8", "r0", shift))
+        yield from (_where(Comparison.LT, fault), _where(Comparison.EQ, more), number("addi", "r8", "r0", shift))
         if not is_last:
-            yield from (Jump(leaf), more)
+            yield from (LabelBranch(leaf), more)
     yield leaf
-    yield from (logical("andi.", "r9", "r10", 4), _where(Test.EQ, fault))
+    yield from (logical("andi.", "r9", "r10", 4), _where(Comparison.EQ, fault))
     yield from (rotate("rldicl", "r9", WORD, 64 - LINEAR_BITS, LINEAR_BITS), compare("cmpldi", 0, "r9", 0x3000))
-    yield from (_where(Test.EQ, found), compare("cmpdi", 0, WORD, 0), _where(Test.LT, mine))
-    yield from (logical("andi.", "r9", "r10", 8), _where(Test.NE, fault), mine)
+    yield from (_where(Comparison.EQ, found), compare("cmpdi", 0, WORD, 0), _where(Comparison.LT, mine))
+    yield from (logical("andi.", "r9", "r10", 8), _where(Comparison.NE, fault), mine)
     yield from (number("addi", "r9", "r0", -1), logical("sld", "r9", "r9", "r8"))
     yield from (logical("and", "r10", "r10", "r9"), logical("andc", WORD, WORD, "r9"))
     yield from (rotate("rldicl", "r10", "r10", 0, 7), logical("or", WORD, WORD, "r10"))
     yield from (rotate("rldicl", "r9", WORD, 64 - LINEAR_BITS, LINEAR_BITS), compare("cmpldi", 0, "r9", 0))
-    yield from (_where(Test.NE, fault), *_linear_map(), logical("or", WORD, WORD, "r9"), Jump(again), found)
+    yield from (_where(Comparison.NE, fault), *_linear_map(), logical("or", WORD, WORD, "r9"))
+    yield from (LabelBranch(again), found)
 
 
 def _loaded(fault: Label) -> Iterator[Item]:
     out, off = Label(), Label()
-    yield from (number("ld", WORD, WORD, 0), number("addi", "r10", "r0", 8), Jump(out))
+    yield from (number("ld", WORD, WORD, 0), number("addi", "r10", "r0", 8), LabelBranch(out))
     yield from (fault, number("addi", WORD, "r0", -1), number("addi", "r10", "r0", 0))
-    yield from (out, compare("cmpldi", 0, "r12", 0), _where(Test.EQ, off), plain("mtmsrd", "r12"))
+    yield from (out, compare("cmpldi", 0, "r12", 0), _where(Comparison.EQ, off), plain("mtmsrd", "r12"))
     yield from (off, logical("or", SIZE, "r10", "r10"), plain("blr"))
 
 
@@ -139,15 +141,15 @@ def _of_two_pages(one: Label) -> Iterator[Item]:
     yield from (opened, plain("mflr", "r9"), saved)
     yield from (plain("subf", "r9", "r10", WORD), number("addi", WORD, "r9", _PAGE - 8))
     yield from (number("std", "r10", SP, _FIRST), number("std", SIZE, SP, _SECOND), number("std", WORD, SP, _THIRD))
-    yield from (Jump(one, link=True), compare("cmpldi", 0, SIZE, 0), _where(Test.EQ, done))
+    yield from (LabelBranch(one, link=True), compare("cmpldi", 0, SIZE, 0), _where(Comparison.EQ, done))
     yield from (number("ld", "r10", SP, _FIRST), number("addi", "r9", "r10", 8 - _PAGE))
     yield from (rotate("rldicr", "r9", "r9", 3, 60), logical("srd", WORD, WORD, "r9"))
     yield from (plain("neg", SIZE, "r10"), number("addi", SIZE, SIZE, _PAGE), number("ld", "r8", SP, _SECOND))
-    yield from (compare("cmpld", 0, SIZE, "r8"), _where(Test.GE, done))
+    yield from (compare("cmpld", 0, SIZE, "r8"), _where(Comparison.GE, done))
     yield from (number("std", WORD, SP, _FIRST), number("std", SIZE, SP, _SECOND), number("ld", WORD, SP, _THIRD))
-    yield from (number("addi", WORD, WORD, 8), compare("cmpldi", 0, WORD, 0), _where(Test.EQ, end))
-    yield from (Jump(one, link=True), compare("cmpldi", 0, SIZE, 0), number("ld", "r10", SP, _SECOND))
-    yield from (_where(Test.NE, joined), logical("or", SIZE, "r10", "r10"), Jump(joined))
+    yield from (number("addi", WORD, WORD, 8), compare("cmpldi", 0, WORD, 0), _where(Comparison.EQ, end))
+    yield from (LabelBranch(one, link=True), compare("cmpldi", 0, SIZE, 0), number("ld", "r10", SP, _SECOND))
+    yield from (_where(Comparison.NE, joined), logical("or", SIZE, "r10", "r10"), LabelBranch(joined))
     yield from (end, number("addi", WORD, "r0", -1), number("ld", "r10", SP, _SECOND))
     yield from (joined, rotate("rldicr", "r9", "r10", 3, 60), logical("sld", WORD, WORD, "r9"))
     yield from (number("ld", "r8", SP, _FIRST), logical("or", WORD, WORD, "r8"))
@@ -158,7 +160,7 @@ def _linear_map() -> Sequence[Item]:
     return number("addi", "r9", "r0", -1), rotate("rldicr", "r9", "r9", 0, 1)
 
 
-def _where(test: Test, label: Label) -> Jump:
+def _where(test: Comparison, label: Label) -> LabelBranch:
     """By cr0."""
     bit, where_set = BITS[test]
-    return Jump(label, BO_NO_CTR | (BO_CR_TRUE if where_set else 0), bit)
+    return LabelBranch(label, BO_NO_CTR | (BO_CR_TRUE if where_set else 0), bit)

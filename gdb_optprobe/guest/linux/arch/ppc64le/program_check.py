@@ -27,8 +27,8 @@ from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls, code_at
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.ppc64le.abi import CTR
-from gdb_optprobe.isa.ppc64le.uses import CTR_BIT, uses_of
-from gdb_optprobe.isa.ppc64le.words import opcode, ra, rt, simm, word_of
+from gdb_optprobe.isa.ppc64le.fields import opcode, ra, rt, simm, word_of
+from gdb_optprobe.isa.ppc64le.register_effects import CTR_BIT, effects_of
 from gdb_optprobe.isa.trapping import Entry
 
 ENTRY, REAL_ENTRY = "program_check_common_virt", "program_check_common"
@@ -133,9 +133,9 @@ def _keeps(entry: Sequence[Insn], registers: Iterable[tuple[int, int]], frame: i
 
 
 def _is_read(entry: Sequence[Insn], number: int) -> bool:
-    """Whether a register (as in isa/ppc64le/uses.py) is read before it is overwritten; also where that is not known."""
+    """Return whether a register (of isa/ppc64le/register_effects.py) is or may be read before it is overwritten."""
     for insn in entry:
-        uses = uses_of(insn.data)
+        uses = effects_of(insn.data)
         if uses is None or uses.reads >> number & 1:
             return True
         if uses.kills >> number & 1:
@@ -147,7 +147,7 @@ def _while_kept(code: Sequence[Insn], register: int) -> Iterator[Insn]:
     """Up to what overwrites a general register, as the code stands."""
     for insn in code:
         yield insn
-        uses = uses_of(insn.data)
+        uses = effects_of(insn.data)
         if uses is None or uses.kills >> register & 1:
             return
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from gdb_optprobe.guest.linux.user.program_writer import DONE, HEAD, ROW, Writing
-from gdb_optprobe.isa.emitter import Label, Test
-from gdb_optprobe.isa.ppc64le import forms
+from gdb_optprobe.isa.codegen import Comparison, Label
+from gdb_optprobe.isa.ppc64le import encodings
 from gdb_optprobe.isa.ppc64le.abi import CTR, HEADER, LR_SAVE, PC, RED_ZONE
-from gdb_optprobe.isa.ppc64le.forms import Item, Jump, compare, number, plain
+from gdb_optprobe.isa.ppc64le.encodings import Item, LabelBranch, compare, number, plain
+from gdb_optprobe.isa.ppc64le.fields import BO_CR_TRUE, BO_NO_CTR
 from gdb_optprobe.isa.ppc64le.templates import load
-from gdb_optprobe.isa.ppc64le.values import BITS
-from gdb_optprobe.isa.ppc64le.words import BO_CR_TRUE, BO_NO_CTR
+from gdb_optprobe.isa.ppc64le.value_codegen import BITS
 
 _SP, _ROW, _TABLE = "r1", "r30", "r31"
 _KEPT = ("r0", *(f"r{number}" for number in range(2, 13)), _ROW, _TABLE)
@@ -35,7 +35,7 @@ class _Writing:
     last = 4
 
     def code(self, address: int, write: int, put: int) -> bytes:
-        return forms.placed([*_parts(write, put)], address)
+        return encodings.placed([*_parts(write, put)], address)
 
     def back(self, registers: Mapping[str, int], word: Callable[[int], int]) -> Mapping[str, int]:
         return {PC: registers[CTR]}
@@ -55,13 +55,13 @@ def _parts(write: int, put: int) -> Iterator[Item]:
     for name, (get, _) in _SPECIAL.items():
         yield from (plain(get, _WORK), number("std", _WORK, _SP, _slot(name)))
     yield number("addi", _ROW, _TABLE, HEAD.size)
-    yield from (again, number("ld", "r3", _ROW, 0), compare("cmpldi", 0, "r3", 0), Jump(end, *_where_equal()))
+    yield from (again, number("ld", "r3", _ROW, 0), compare("cmpldi", 0, "r3", 0), LabelBranch(end, *_where_equal()))
     yield from (number("ld", "r4", _ROW, 8), number("ld", "r5", _ROW, 16))
     yield from (number("lwz", "r6", _ROW, 24), number("lwz", "r7", _ROW, 28))
     yield from _call(write)
     yield from (number("stw", "r3", _ROW, 32), number("ld", "r3", _ROW, 0))
     yield from _call(put)
-    yield from (number("addi", _ROW, _ROW, ROW.size), Jump(again), end)
+    yield from (number("addi", _ROW, _ROW, ROW.size), LabelBranch(again), end)
     # What functions that were called have left there would be taken for somebody who is here.
     yield from (number("addi", _WORK, "r0", 0), number("std", _WORK, _SP, LR_SAVE))
     for name, (_, put_back) in _SPECIAL.items():
@@ -77,7 +77,7 @@ def _call(function: int) -> Iterator[Item]:
 
 
 def _where_equal() -> tuple[int, int]:
-    bit, _ = BITS[Test.EQ]
+    bit, _ = BITS[Comparison.EQ]
     return BO_NO_CTR | BO_CR_TRUE, bit
 
 

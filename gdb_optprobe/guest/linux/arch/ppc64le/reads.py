@@ -18,8 +18,8 @@ from gdb_optprobe.guest.linux.arch.ppc64le.constants import LARGEST_FUNCTION, De
 from gdb_optprobe.guest.linux.arch.ppc64le.probe_read import ADDRESS_BITS, LINEAR_BITS, LINEAR_MAP, Linear
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.machine import Machine
-from gdb_optprobe.isa.emitter import Routine
-from gdb_optprobe.isa.ppc64le.words import opcode, ra, simm
+from gdb_optprobe.isa.codegen import ProbeReadCode
+from gdb_optprobe.isa.ppc64le.fields import opcode, ra, simm
 
 PAGE = 4096
 PRIVILEGED, READ = 8, 4
@@ -40,7 +40,7 @@ class Reads:
     memory: Callable[[int, int], bytes]
 
     @cached_property
-    def routine(self) -> Routine:
+    def routine(self) -> ProbeReadCode:
         return probe_read.routine(self.linear)
 
     def read(self, registers: Mapping[str, int], address: int, size: int) -> bytes:

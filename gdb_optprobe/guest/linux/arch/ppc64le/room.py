@@ -32,7 +32,7 @@ from gdb_optprobe.guest.linux.arch.ppc64le.find import LINEAR_MAP
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.isa.ppc64le import PPC64LE
-from gdb_optprobe.isa.ppc64le.words import opcode, ra, rb, rotated, rt, simm, xo
+from gdb_optprobe.isa.ppc64le.fields import opcode, ra, rb, rotated, rt, simm, xo
 
 FILL = 0
 CODE_SIZE = 1 << 21

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from gdb_optprobe.guest.linux.arch.ppc64le.constants import DerivedSymbols
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
-from gdb_optprobe.isa.ppc64le.words import X31, opcode, ra, rb, rt, simm, word_of, xo
+from gdb_optprobe.isa.ppc64le.fields import X31, opcode, ra, rb, rt, simm, word_of, xo
 
 ADDI, LWZ, LD, STD, OR = 14, 32, 58, 62, 444
 PACA = 13

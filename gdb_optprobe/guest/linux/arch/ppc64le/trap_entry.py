@@ -14,12 +14,12 @@ Meanwhile r0 is in SPRG2, and CR in CTR. An interrupt's way back that was trappe
 from __future__ import annotations
 
 from gdb_optprobe.isa.base import Dead
-from gdb_optprobe.isa.emitter import Before, Label, Pool
-from gdb_optprobe.isa.ppc64le import emitter
+from gdb_optprobe.isa.codegen import EntryState, Label, RegisterPool
+from gdb_optprobe.isa.ppc64le import codegen
 from gdb_optprobe.isa.ppc64le.abi import CTR
-from gdb_optprobe.isa.ppc64le.forms import NONE, Way, number, plain
-from gdb_optprobe.isa.ppc64le.values import SCRATCH
-from gdb_optprobe.isa.ppc64le.words import word_of
+from gdb_optprobe.isa.ppc64le.encodings import NONE, FarBranch, number, plain
+from gdb_optprobe.isa.ppc64le.fields import word_of
+from gdb_optprobe.isa.ppc64le.value_codegen import SCRATCH
 from gdb_optprobe.isa.trapping import Entry, TrapEmitter, Trapping
 
 _PACA, _CR, _FREE, _SRR0, _SRR1 = "r13", "r9", "r10", "r11", "r12"
@@ -29,13 +29,13 @@ SAVED = (CTR, "r9", "r10", "r11", "r12", "r13")
 """What must have been saved in the paca. r13 leads to all of them: it is restored last."""
 
 
-class _Emitter(emitter.Emitter):
+class _TrapEmitter(codegen.PowerEmitter):
     """See isa.trapping.TrapEmitter."""
 
     def __init__(self, entry: Entry) -> None:
-        super().__init__(Before(Dead(True, frozenset(_POOL))))
+        super().__init__(EntryState(Dead(True, frozenset(_POOL))))
         self._entry = entry
-        self.pool = Pool(_POOL)
+        self.pool = RegisterPool(_POOL)
 
     def begin(self, users: Label) -> None:
         self._code(plain("mtsprg2", SCRATCH), plain("mtctr", _CR))
@@ -61,7 +61,7 @@ class _Emitter(emitter.Emitter):
         self._code(plain("mfctr", _CR), plain("mfsrr1", _SRR1), plain("mfsprg2", SCRATCH))
         assert self._entry.displaced is not None
         self._code(word_of(self._entry.displaced.data))
-        self._items.append(Way(self._entry.kernels))
+        self._items.append(FarBranch(self._entry.kernels))
 
 
 class _Trapping:
@@ -74,7 +74,7 @@ class _Trapping:
     size = 4
 
     def emitter(self, entry: Entry) -> TrapEmitter:
-        return _Emitter(entry)
+        return _TrapEmitter(entry)
 
 
 TRAPPING = _Trapping()

@@ -42,8 +42,8 @@ from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.ir import Load, Op, Register
 from gdb_optprobe.isa.base import Flow
 from gdb_optprobe.isa.ppc64le import PPC64LE
+from gdb_optprobe.isa.ppc64le.fields import opcode, ra, rt, simm, to_bytes, word_of
 from gdb_optprobe.isa.ppc64le.relocator import is_nop
-from gdb_optprobe.isa.ppc64le.words import opcode, ra, rt, simm, to_bytes, word_of
 from gdb_optprobe.isa.trapping import Entry
 
 EXTERNAL = 1 << 15

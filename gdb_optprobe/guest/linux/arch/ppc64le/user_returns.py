@@ -16,12 +16,12 @@ from gdb_optprobe.guest.linux.arch.ppc64le import leaf_entry
 from gdb_optprobe.guest.linux.arch.ppc64le.probe_read import LINEAR_BITS, LINEAR_MAP
 from gdb_optprobe.guest.linux.arch.ppc64le.user_traps import PowerUser
 from gdb_optprobe.isa.base import Dead, Flow, Insn
-from gdb_optprobe.isa.emitter import Before, Label, Memory, Test
+from gdb_optprobe.isa.codegen import Address, Comparison, EntryState, Label
 from gdb_optprobe.isa.ppc64le.abi import ARGUMENTS, CR_FIELDS, CTR, LR, LR_SAVE, SP, XER
-from gdb_optprobe.isa.ppc64le.emitter import Emitter
-from gdb_optprobe.isa.ppc64le.forms import Way, compare, logical, number, plain, rotate
+from gdb_optprobe.isa.ppc64le.codegen import PowerEmitter
+from gdb_optprobe.isa.ppc64le.encodings import FarBranch, compare, logical, number, plain, rotate
+from gdb_optprobe.isa.ppc64le.fields import simm, word_of
 from gdb_optprobe.isa.ppc64le.templates import load
-from gdb_optprobe.isa.ppc64le.words import simm, word_of
 from gdb_optprobe.isa.user_returns import UserReturnEmitter, UserReturning
 
 CHANGED = 0x80
@@ -37,10 +37,10 @@ _TAKES = re.compile(r"^mflr\s+(r\d+)")
 _KEEPS = re.compile(r"^stdu?\s+(r\d+), -?(?:0x)?[\da-f]*\((r\d+)\)")
 
 
-class _Emitter(Emitter):
+class _UserReturnEmitter(PowerEmitter):
     """See isa.user_returns.UserReturnEmitter."""
 
-    def __init__(self, before: Before, place: int, returning: PowerReturning) -> None:
+    def __init__(self, before: EntryState, place: int, returning: PowerReturning) -> None:
         super().__init__(before)
         self._place, self._page, self._traps = place, returning.page, returning.traps
         self._msr = ""
@@ -50,18 +50,18 @@ class _Emitter(Emitter):
 
     def stack_place(self, to: str, at: str, size: int, label: Label) -> None:
         others = [name for name in _LOST if name != to]
-        free = [name for name in others if self.pool.take_this(name)]
-        moved = {name: self.pool.take() for name in others if name not in free}
+        free = [name for name in others if self.pool.reserve(name)]
+        moved = {name: self.pool.allocate() for name in others if name not in free}
         for name, place in moved.items():
             self.copy(place, name)
         self._found(moved.get(at, at))
         self.copy(to, _PAGE.record)
         for name, place in moved.items():
             self.copy(name, place)
-            self.pool.give(place)
+            self.pool.free(place)
         for name in free:
-            self.pool.give(name)
-        self.branch(Test.EQ, to, 0, False, label)
+            self.pool.free(name)
+        self.branch(Comparison.EQ, to, 0, False, label)
 
     def _found(self, at: str) -> None:
         """Into the register of the record: where the linear map has the word; 0 for nowhere."""
@@ -72,46 +72,46 @@ class _Emitter(Emitter):
         self.copy(address, at)
         self._code(number("ld", record, PACA, simm(word_of(self._traps.place.stack.data))))
         self._code(number("ld", other, record, self._traps.registers[SP]), compare("cmpld", 0, other, address))
-        self._jump(Test.NE, framed, 0)
+        self._jump(Comparison.NE, framed, 0)
         self._code(number("addi", record, record, self._traps.registers[LR]))
         self.jump(done)
-        self.mark(framed)
+        self.bind(framed)
         self._code(number("addi", address, address, LR_SAVE), plain("mflr", self._scratch()))
-        self._items.append(Way(self._place, link=True))
+        self._items.append(FarBranch(self._place, link=True))
         self._code(plain("mtlr", self._scratch()))
         self._code(compare("cmpldi", 0, record, 1))
-        self._jump(Test.LE, none, 0)
+        self._jump(Comparison.LE, none, 0)
         self._code(plain("ldbrx", record, "r0", entry), logical("andi.", other, record, CHANGED))
-        self._jump(Test.EQ, none, 0)
+        self._jump(Comparison.EQ, none, 0)
         self._code(rotate("rldicl", record, record, 0, 64 - LINEAR_BITS), rotate("rldicr", record, record, 0, 63 - low))
         self._code(rotate("rldicl", other, address, 0, 64 - low), logical("or", record, record, other))
         self._code(*load(int(other[1:]), LINEAR_MAP), logical("or", record, record, other))
         self.jump(done)
-        self.mark(none)
+        self.bind(none)
         self.constant(record, 0)
-        self.mark(done)
+        self.bind(done)
 
-    def exchange(self, memory: Memory, old: str, new: str, size: int) -> None:
+    def exchange(self, memory: Address, old: str, new: str, size: int) -> None:
         again, done = Label(), Label()
-        with self._pointer(memory) as (base, index), self.pool.borrowed() as value:
-            self.mark(again)
+        with self._pointer(memory) as (base, index), self.pool.scratch() as value:
+            self.bind(again)
             self._code(plain("ldarx", value, base, index))
             self._uses(CR_FIELDS[0])
             self._code(compare("cmpld", 0, value, old))
-            self._jump(Test.NE, done, 0)
+            self._jump(Comparison.NE, done, 0)
             self._stored(new, base, index, again)
-            self.mark(done)
+            self.bind(done)
 
     def hold_interrupts(self) -> None:
-        self._msr = self.pool.take()
-        with self.pool.borrowed() as off:
+        self._msr = self.pool.allocate()
+        with self.pool.scratch() as off:
             self._code(plain("mfmsr", self._msr))
             self.constant(off, RECOVERABLE)
             self._code(plain("mtmsrd", off))
 
     def allow_interrupts(self) -> None:
         self._code(plain("mtmsrd", self._msr))
-        self.pool.give(self._msr)
+        self.pool.free(self._msr)
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,8 @@ class PowerReturning:
         """LR: a function returns by it."""
         return (self.traps.registers[LR],)
 
-    def emitter(self, before: Before, place: int) -> UserReturnEmitter:
-        return _Emitter(before, place, self)
+    def emitter(self, before: EntryState, place: int) -> UserReturnEmitter:
+        return _UserReturnEmitter(before, place, self)
 
     def reads(self, code: Sequence[Insn]) -> bool:
         """Keeps it elsewhere than in its caller's frame: setjmp."""

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from gdb_optprobe.isa.code import Code
 from gdb_optprobe.isa.ppc64le.abi import CTR, FLAGS, GENERAL, LR, PC, XER
-from gdb_optprobe.isa.ppc64le.forms import NONE, Way, logical, number, placed
-from gdb_optprobe.isa.ppc64le.words import to_bytes
+from gdb_optprobe.isa.ppc64le.encodings import NONE, FarBranch, logical, number, placed
+from gdb_optprobe.isa.ppc64le.fields import to_bytes
 from gdb_optprobe.isa.user_stops import UserStopping
 
 _BLR = 0x4E80_0020
@@ -30,7 +30,7 @@ class _Stopping:
     def call(self, number_of: int, place: int) -> Code:
         high, low = number_of >> 16, number_of & 0xFFFF
         told = (number("addis", self.number, NONE, high), logical("ori", self.number, self.number, low))
-        return lambda at: placed([*told, Way(place, link=True)], at)
+        return lambda at: placed([*told, FarBranch(place, link=True)], at)
 
 
 STOPPING = _Stopping()

@@ -21,17 +21,24 @@ from gdb_optprobe.guest.linux.arch.ppc64le import leaf_entry
 from gdb_optprobe.guest.linux.arch.ppc64le.user_stops import STOPPING
 from gdb_optprobe.isa.base import Dead, Hazard, Insn, Unrelocatable
 from gdb_optprobe.isa.code import Code
-from gdb_optprobe.isa.emitter import Before, Label, Memory, Test, Value
-from gdb_optprobe.isa.ppc64le import emitter, reservations
+from gdb_optprobe.isa.codegen import Address, Comparison, EntryState, Label, MemoryValue
+from gdb_optprobe.isa.ppc64le import codegen, reservations
 from gdb_optprobe.isa.ppc64le.abi import CR_FIELDS, CTR, FLAGS, GENERAL, LR, PC, XER
+from gdb_optprobe.isa.ppc64le.codegen import BACKEND
 from gdb_optprobe.isa.ppc64le.decoder import decode
-from gdb_optprobe.isa.ppc64le.emitter import MACHINE
-from gdb_optprobe.isa.ppc64le.forms import NONE, Item, Jump, Way, compare, logical, number, placed, plain, rotate
-from gdb_optprobe.isa.ppc64le.relocator import PROBE, is_nop, relocate
-from gdb_optprobe.isa.ppc64le.user_frames import FRAMES
-from gdb_optprobe.isa.ppc64le.uses import SPR_CTR, SPR_LR
-from gdb_optprobe.isa.ppc64le.values import BITS
-from gdb_optprobe.isa.ppc64le.words import (
+from gdb_optprobe.isa.ppc64le.encodings import (
+    NONE,
+    FarBranch,
+    Item,
+    LabelBranch,
+    compare,
+    logical,
+    number,
+    placed,
+    plain,
+    rotate,
+)
+from gdb_optprobe.isa.ppc64le.fields import (
     BC,
     BCCTR,
     BCLR,
@@ -56,6 +63,10 @@ from gdb_optprobe.isa.ppc64le.words import (
     word_of,
     xo,
 )
+from gdb_optprobe.isa.ppc64le.register_effects import SPR_CTR, SPR_LR
+from gdb_optprobe.isa.ppc64le.relocator import PROBE, is_nop, relocate
+from gdb_optprobe.isa.ppc64le.user_frames import FRAMES
+from gdb_optprobe.isa.ppc64le.value_codegen import BITS
 from gdb_optprobe.isa.ppc64le.writer import branch
 from gdb_optprobe.isa.user import Emulation, UserEmitter, UserTrapping
 from gdb_optprobe.isa.user_stops import UserStopping
@@ -92,10 +103,10 @@ class Place:
     priority: int | None = None
 
 
-class _Emitter(emitter.Emitter):
+class _UserTrapEmitter(codegen.PowerEmitter):
     """See isa.user.UserEmitter."""
 
-    def __init__(self, before: Before, user: PowerUser) -> None:
+    def __init__(self, before: EntryState, user: PowerUser) -> None:
         super().__init__(before)
         self._user = user
 
@@ -103,12 +114,12 @@ class _Emitter(emitter.Emitter):
         self._items += self._user.saving()
 
     def call(self, routine: int) -> None:
-        self._items.append(Way(routine, link=True))
+        self._items.append(FarBranch(routine, link=True))
 
     def kernels(self, address: int) -> None:
         """address: of `stack`, which has been run."""
         self._items += self._user.unsaving()
-        self._items.append(Way(address + self._user.place.stack.size))
+        self._items.append(FarBranch(address + self._user.place.stack.size))
 
     def back(self) -> None:
         self._items += self._user.returning()
@@ -130,22 +141,22 @@ class PowerUser:
     resident: ClassVar[Mapping[str, str]] = {PACA: _PACA}
     frames = FRAMES
     stopping: ClassVar[UserStopping | None] = STOPPING
-    order = staticmethod(MACHINE.order)
+    order = staticmethod(BACKEND.order)
 
     @property
     def pc(self) -> int:
         return self.registers[PC]
 
     @property
-    def mode(self) -> Value:
-        return Value(Memory(_SP, self.registers[MSR]))
+    def mode(self) -> MemoryValue:
+        return MemoryValue(Address(_SP, self.registers[MSR]))
 
     @property
     def registers(self) -> Mapping[str, int]:
         return {name: self.place.frame + offset for name, offset in OFFSETS.items()}
 
-    def emitter(self, before: Before) -> UserEmitter:
-        return _Emitter(before, self)
+    def emitter(self, before: EntryState) -> UserEmitter:
+        return _UserTrapEmitter(before, self)
 
     def go_to(self, register: str) -> bytes:
         return to_bytes(plain("mtctr", register), plain("bctr"))
@@ -279,18 +290,18 @@ class PowerUser:
         if not bo & BO_NO_CTR:
             yield from (self._load("r4", CTR), number("addi", "r4", "r4", -1), self._store("r4", CTR))
             yield compare("cmpldi", 0, "r4", 0)
-            yield _where(Test.NE if bo & BO_CTR_ZERO else Test.EQ, past)
+            yield _where(Comparison.NE if bo & BO_CTR_ZERO else Comparison.EQ, past)
         if not bo & BO_NO_CR:
             bit = ra(word)
             yield from (self._load("r4", FLAGS), rotate("rldicl", "r4", "r4", 33 + bit & 63, 63))
             yield compare("cmpldi", 0, "r4", 0)
-            yield _where(Test.EQ if bo & BO_CR_TRUE else Test.NE, past)
+            yield _where(Comparison.EQ if bo & BO_CR_TRUE else Comparison.NE, past)
 
 
-def _where(test: Test, label: Label) -> Jump:
+def _where(test: Comparison, label: Label) -> LabelBranch:
     """By cr0."""
     bit, where_set = BITS[test]
-    return Jump(label, BO_NO_CTR | (BO_CR_TRUE if where_set else 0), bit)
+    return LabelBranch(label, BO_NO_CTR | (BO_CR_TRUE if where_set else 0), bit)
 
 
 def _copied(insn: Insn, at: int) -> bytes:

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from gdb_optprobe.guest.linux.arch.x86_64 import paging
-from gdb_optprobe.isa.emitter import Routine
-from gdb_optprobe.isa.x86_64.routine import Assembled, assembled
+from gdb_optprobe.isa.codegen import ProbeReadCode
+from gdb_optprobe.isa.x86_64.assembly import Assembled, assembled
 
 PAGE = 4096
 LEGACY = range(0xA_0000, 0x10_0000)
@@ -43,11 +43,11 @@ class Direct:
     la57: bool = False
 
 
-def routine(direct: Direct) -> Routine:
+def routine(direct: Direct) -> ProbeReadCode:
     """The code, wherever it stands. Raises OptprobeError where keystone cannot be loaded or is wrong."""
     numbers = (paging.ADDRESS, direct.start, direct.size, _LOW, _HIGH)
     made = _assembled(direct.la57)
-    return Routine(made.with_constants(numbers), made.places["text"])
+    return ProbeReadCode(made.with_constants(numbers), made.places["text"])
 
 
 def place(read_physical: Callable[[int, int], bytes], cr3: int, address: int, direct: Direct) -> int | None:

@@ -17,7 +17,7 @@ from gdb_optprobe.guest.linux.arch.x86_64.find import FIVE_LEVELS
 from gdb_optprobe.guest.linux.arch.x86_64.probe_read import PAGE, Direct
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.machine import Machine
-from gdb_optprobe.isa.emitter import Routine
+from gdb_optprobe.isa.codegen import ProbeReadCode
 
 BASES = ("page_offset_base", "vmalloc_base")
 # Its start and end in such a kernel (Documentation/arch/x86/x86_64/mm.rst).
@@ -36,7 +36,7 @@ class Reads:
     memory: Callable[[int, int], bytes]
 
     @cached_property
-    def routine(self) -> Routine:
+    def routine(self) -> ProbeReadCode:
         return probe_read.routine(self.direct)
 
     def read(self, registers: Mapping[str, int], address: int, size: int) -> bytes:

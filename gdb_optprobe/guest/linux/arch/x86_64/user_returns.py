@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from gdb_optprobe.guest.linux.arch.x86_64.user_traps import REGISTERS, USER
 from gdb_optprobe.isa.base import Flow, Insn
-from gdb_optprobe.isa.emitter import Before, Label, Memory, Test
+from gdb_optprobe.isa.codegen import Address, Comparison, EntryState, Label
 from gdb_optprobe.isa.user_returns import UserReturnEmitter, UserReturning
 from gdb_optprobe.isa.x86_64.abi import ARGUMENTS, CARRY, FLAGS
-from gdb_optprobe.isa.x86_64.emitter import Emitter
-from gdb_optprobe.isa.x86_64.encode import LOCK, Relative
+from gdb_optprobe.isa.x86_64.codegen import X86Emitter
+from gdb_optprobe.isa.x86_64.encoder import LOCK, Relative
 from gdb_optprobe.isa.x86_64.operands import moved
 
 _NOT_BELOW = 3  # jae: CF clear, as `writable` leaves it where it has found the place
@@ -23,24 +23,24 @@ _MOVES_STACK = re.compile(r"^(push|enter|leave)|, *%[re]sp$")
 _LOST = ("rax", "rsi", "rdx", "r8", "r9", "r10", "r11")
 
 
-class _Emitter(Emitter):
+class _UserReturnEmitter(X86Emitter):
     """See isa.user_returns.UserReturnEmitter."""
 
-    def __init__(self, before: Before, place: int) -> None:
+    def __init__(self, before: EntryState, place: int) -> None:
         super().__init__(before)
         self._place = place
 
     def return_place(self, to: str, size: int, label: Label) -> None:
         with self._fixed((to,), *(name for name in _LOST if name != to)):
-            self._extended("rax", Memory(USER.frame, REGISTERS["rsp"]), size, False)
+            self._extended("rax", Address(USER.frame, REGISTERS["rsp"]), size, False)
             self._find(to, size)
-        self.branch(Test.EQ, to, 0, False, label)
+        self.branch(Comparison.EQ, to, 0, False, label)
 
     def stack_place(self, to: str, at: str, size: int, label: Label) -> None:
         with self._fixed((to,), *(name for name in _LOST if name != to)) as places:
             self.copy("rax", places.get(at, at))
             self._find(to, size)
-        self.branch(Test.EQ, to, 0, False, label)
+        self.branch(Comparison.EQ, to, 0, False, label)
 
     def _find(self, to: str, size: int) -> None:
         """Where what is at the address in rax is; 0 for nowhere."""
@@ -51,9 +51,9 @@ class _Emitter(Emitter):
         self.copy(to, "rax")
         self._jump(_NOT_BELOW, found)
         self.constant(to, 0)
-        self.mark(found)
+        self.bind(found)
 
-    def exchange(self, memory: Memory, old: str, new: str, size: int) -> None:
+    def exchange(self, memory: Address, old: str, new: str, size: int) -> None:
         with self._fixed((), "rax") as places:
             at = moved(memory, places)
             value = places.get(new, new)
@@ -75,8 +75,8 @@ class _Returning:
     arguments = (ARGUMENTS[0], ARGUMENTS[1])
     scratch = USER.scratch
 
-    def emitter(self, before: Before, place: int) -> UserReturnEmitter:
-        return _Emitter(before, place)
+    def emitter(self, before: EntryState, place: int) -> UserReturnEmitter:
+        return _UserReturnEmitter(before, place)
 
     def reads(self, code: Sequence[Insn]) -> bool:
         """Before anything else is on the stack: setjmp, vfork, what tells position-independent code where it is."""

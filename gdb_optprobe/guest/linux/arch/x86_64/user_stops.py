@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from gdb_optprobe.isa.code import Code, joined
 from gdb_optprobe.isa.user_stops import UserStopping
-from gdb_optprobe.isa.x86_64.encode import Relative, immediate, instruction
+from gdb_optprobe.isa.x86_64.encoder import Relative, immediate, instruction
 
 _WIPE = bytes.fromhex("48c74424f800000000")  # movq $0, -8(%rsp)
 _NAMES = ("rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", *(f"r{number}" for number in range(8, 16)), "rip")

@@ -15,12 +15,12 @@ from gdb_optprobe.guest.linux.arch.x86_64 import leaf_entry
 from gdb_optprobe.guest.linux.arch.x86_64.user_stops import STOPPING
 from gdb_optprobe.isa.base import Dead, Insn
 from gdb_optprobe.isa.code import Code, joined
-from gdb_optprobe.isa.emitter import Before, Memory, Value
+from gdb_optprobe.isa.codegen import Address, EntryState, MemoryValue
 from gdb_optprobe.isa.user import Emulation, UserEmitter, UserTrapping
 from gdb_optprobe.isa.user_stops import UserStopping
 from gdb_optprobe.isa.x86_64.abi import ARITHMETIC_FLAGS, CALLEE_SAVED, CARRY, GENERAL
-from gdb_optprobe.isa.x86_64.emitter import MACHINE, Emitter
-from gdb_optprobe.isa.x86_64.encode import Relative, immediate, instruction, push
+from gdb_optprobe.isa.x86_64.codegen import BACKEND, X86Emitter
+from gdb_optprobe.isa.x86_64.encoder import Relative, immediate, instruction, push
 from gdb_optprobe.isa.x86_64.user_code import copied, decoded
 from gdb_optprobe.isa.x86_64.user_frames import FRAMES
 from gdb_optprobe.isa.x86_64.writer import fits
@@ -38,12 +38,12 @@ _ON_REGISTERS = {(opcode, 1) for opcode in _OF_TWO} | {(0x83, 2), (0x81, 5)}
 """Opcodes, and bytes from ModRM on."""
 
 
-class _Emitter(Emitter):
+class _UserTrapEmitter(X86Emitter):
     def begin(self) -> None:
         """The kernel's entry code has saved all."""
 
     def kernels(self, address: int) -> None:
-        self.leave((), address)
+        self.restore_and_jump((), address)
 
     def call(self, routine: int) -> None:
         self._items.append(Relative(b"\xe8" + bytes(4), 1, routine))
@@ -59,7 +59,7 @@ class _User:
     around = 0
     registers = REGISTERS
     pc = REGISTERS["rip"]
-    mode = Value(Memory("rdi", REGISTERS["cs"]), 1)
+    mode = MemoryValue(Address("rdi", REGISTERS["cs"]), 1)
     user = 3
     far = 4  # of a selector: in the LDT (SDM volume 3, 3.4.2)
     leaf = leaf_entry.REGISTERS
@@ -67,13 +67,13 @@ class _User:
     resident: Mapping[str, str] = {}
     frames = FRAMES
     stopping: UserStopping | None = STOPPING
-    order = staticmethod(MACHINE.order)
+    order = staticmethod(BACKEND.order)
 
     decode = staticmethod(decoded)
     copy = staticmethod(copied)
 
-    def emitter(self, before: Before) -> UserEmitter:
-        return _Emitter(before)
+    def emitter(self, before: EntryState) -> UserEmitter:
+        return _UserTrapEmitter(before)
 
     def reserved(self, code: Sequence[Insn]) -> Collection[int]:
         return ()
@@ -238,8 +238,8 @@ def _on_stack(data: bytes, bits: int) -> Callable[[int], Code] | None:
 
 def _pushing(value: bytes, word: int, on: int) -> Callable[[int], Code]:
     def code(writable: int) -> Code:
-        stores = value + instruction(b"\x89", "rcx", Memory("rax"), word)
-        stores += instruction(b"\x83", 5, Memory("rdi", REGISTERS["rsp"]), word, immediate(word, 1))
+        stores = value + instruction(b"\x89", "rcx", Address("rax"), word)
+        stores += instruction(b"\x83", 5, Address("rdi", REGISTERS["rsp"]), word, immediate(word, 1))
         stores += _add("rip", on, word) + _RET
         return _at_stack(-word, word, writable, stores)
 
@@ -248,8 +248,8 @@ def _pushing(value: bytes, word: int, on: int) -> Callable[[int], Code]:
 
 def _returning(word: int, popped: int) -> Callable[[int], Code]:
     def code(writable: int) -> Code:
-        loads = instruction(b"\x8b", "rcx", Memory("rax"), word) + _store("rcx", "rip")
-        loads += instruction(b"\x81", 0, Memory("rdi", REGISTERS["rsp"]), word, immediate(popped, 4)) + _RET
+        loads = instruction(b"\x8b", "rcx", Address("rax"), word) + _store("rcx", "rip")
+        loads += instruction(b"\x81", 0, Address("rdi", REGISTERS["rsp"]), word, immediate(popped, 4)) + _RET
         return _at_stack(0, word, writable, loads)
 
     return code
@@ -266,23 +266,23 @@ def _at_stack(offset: int, word: int, writable: int, then: bytes) -> Code:
 
 
 def _load(to: str, name: str, size: int = 8) -> bytes:
-    return instruction(b"\x8b", to, Memory("rdi", REGISTERS[name]), size)
+    return instruction(b"\x8b", to, Address("rdi", REGISTERS[name]), size)
 
 
 def _store(source: str, name: str) -> bytes:
-    return instruction(b"\x89", source, Memory("rdi", REGISTERS[name]))
+    return instruction(b"\x89", source, Address("rdi", REGISTERS[name]))
 
 
 def _frame(extension: int, name: str) -> bytes:
     """ModRM and displacement of a saved register."""
-    return instruction(b"", extension, Memory("rdi", REGISTERS[name]), 4)
+    return instruction(b"", extension, Address("rdi", REGISTERS[name]), 4)
 
 
 def _add(name: str, number: int, word: int = 8) -> bytes:
     if not number:
         return b""
     opcode, size = (b"\x83", 1) if fits(number, 8) else (b"\x81", 4)
-    return instruction(opcode, 0, Memory("rdi", REGISTERS[name]), word, immediate(number, size))
+    return instruction(opcode, 0, Address("rdi", REGISTERS[name]), word, immediate(number, size))
 
 
 def _constant(to: str, number: int) -> bytes:

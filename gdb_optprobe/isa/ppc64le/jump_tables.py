@@ -9,7 +9,7 @@ A word of a table is data, though it may look like an instruction: nobody may pa
 
 from __future__ import annotations
 
-from .words import signed
+from gdb_optprobe.isa.ppc64le.fields import signed
 
 BCTR = (0x4E80_0420).to_bytes(4, "little")
 

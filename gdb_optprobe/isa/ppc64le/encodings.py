@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from ..base import OutOfReach
-from ..emitter import Label
-from .templates import assembled
-from .words import BC, BO_ALWAYS, B, fits, signed, to_bytes
+from gdb_optprobe.isa.base import OutOfReach
+from gdb_optprobe.isa.codegen import Label
+from gdb_optprobe.isa.ppc64le.fields import BC, BO_ALWAYS, B, fits, signed, to_bytes
+from gdb_optprobe.isa.ppc64le.templates import assembled
 
 # Name: for keystone, and as capstone writes it.
 _SOURCES = {
@@ -102,7 +102,7 @@ NONE = "r0"  # as RA of an address or of addi: nothing
 
 
 @dataclass(frozen=True, slots=True)
-class Jump:
+class LabelBranch:
     """bo: of bc, with the bit of CR that it tests; BO_ALWAYS for b. link: bl, where it is always."""
 
     label: Label
@@ -112,14 +112,14 @@ class Jump:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class FarBranch:
     """Out of the program: b to an address. link: bl."""
 
     target: int
     link: bool = False
 
 
-Item = int | Label | Jump | Way
+Item = int | Label | LabelBranch | FarBranch
 
 
 @cache
@@ -184,9 +184,9 @@ def placed(items: Sequence[Item], at: int = 0) -> bytes:
             size += 4
     words: list[int] = []
     for item in items:
-        if isinstance(item, Jump):
+        if isinstance(item, LabelBranch):
             words.append(_encoded(item, 4 * len(words), labels[item.label]))
-        elif isinstance(item, Way):
+        elif isinstance(item, FarBranch):
             words.append(_branch(at + 4 * len(words), item.target, item.link))
         elif isinstance(item, int):
             words.append(item)
@@ -200,7 +200,7 @@ def _branch(source: int, target: int, link: bool) -> int:
     return B << 26 | offset & 0x03FF_FFFC | link
 
 
-def _encoded(jump: Jump, source: int, target: int) -> int:
+def _encoded(jump: LabelBranch, source: int, target: int) -> int:
     if jump.bo == BO_ALWAYS:
         return _branch(source, target, jump.link)
     offset = target - source

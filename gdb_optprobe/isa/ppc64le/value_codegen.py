@@ -11,37 +11,37 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..emitter import Arithmetic, Before, Label, Pool, Test
-from . import forms
-from .abi import CR_FIELDS, FLAGS
-from .forms import NONE, Item, Jump, logical, number, plain, rotate
-from .templates import load
-from .words import BO_CR_TRUE, BO_NO_CTR, MASK, fits
-from .words import signed as as_number
+from gdb_optprobe.isa.codegen import Arithmetic, Comparison, EntryState, Label, RegisterPool
+from gdb_optprobe.isa.ppc64le import encodings
+from gdb_optprobe.isa.ppc64le.abi import CR_FIELDS, FLAGS
+from gdb_optprobe.isa.ppc64le.encodings import NONE, Item, LabelBranch, logical, number, plain, rotate
+from gdb_optprobe.isa.ppc64le.fields import BO_CR_TRUE, BO_NO_CTR, MASK, fits
+from gdb_optprobe.isa.ppc64le.fields import signed as as_number
+from gdb_optprobe.isa.ppc64le.templates import load
 
 SCRATCH = "r0"
 _ORDER = (11, 12, 10, 9, 8, 7, 6, 5, 4, 3, *range(14, 32))
 # The bit of a field of CR, and whether the test holds where it is set.
 BITS = {
-    Test.LT: (0, True),
-    Test.GE: (0, False),
-    Test.GT: (1, True),
-    Test.LE: (1, False),
-    Test.EQ: (2, True),
-    Test.NE: (2, False),
+    Comparison.LT: (0, True),
+    Comparison.GE: (0, False),
+    Comparison.GT: (1, True),
+    Comparison.LE: (1, False),
+    Comparison.EQ: (2, True),
+    Comparison.NE: (2, False),
 }
 _BITWISE = {Arithmetic.AND: "and", Arithmetic.OR: "or", Arithmetic.XOR: "xor"}
 _LEFT_FIRST = {Arithmetic.ADD: "add", Arithmetic.MUL: "mulld"}
 _SIGN_EXTENDS = {8: "extsb", 16: "extsh", 32: "extsw"}
 
 
-def order(before: Before) -> tuple[str, ...]:
+def order(before: EntryState) -> tuple[str, ...]:
     """See ..emitter.Machine."""
     usable = [f"r{number}" for number in _ORDER]
     return tuple(sorted(usable, key=lambda name: (name in before.reads, name not in before.dead.registers)))
 
 
-def fields(before: Before) -> tuple[int, tuple[str, ...]]:
+def fields(before: EntryState) -> tuple[int, tuple[str, ...]]:
     """The field of CR to compare in, and others that are dead."""
     dead = [name for name in reversed(CR_FIELDS) if name in before.dead.registers and FLAGS not in before.reads]
     if before.dead.flags or not dead:
@@ -49,11 +49,11 @@ def fields(before: Before) -> tuple[int, tuple[str, ...]]:
     return CR_FIELDS.index(dead[0]), tuple(dead[1:])
 
 
-class Values:
+class ValueEmitter:
     """See ..emitter.Emitter."""
 
-    def __init__(self, before: Before) -> None:
-        self.pool = Pool(order(before))
+    def __init__(self, before: EntryState) -> None:
+        self.pool = RegisterPool(order(before))
         self._before = before
         self._items: list[Item] = []
         self._field, self._spare_fields = fields(before)
@@ -96,8 +96,8 @@ class Values:
         if op not in (*_BITWISE, Arithmetic.DIV, Arithmetic.MOD, Arithmetic.SHR):
             self._canonical(to, bits, signed)
 
-    def compare(self, test: Test, to: str, left: str, right: str | int, signed: bool) -> None:
-        if test is Test.EQ and right == 0:  # 64 zeros lead, or fewer
+    def compare(self, test: Comparison, to: str, left: str, right: str | int, signed: bool) -> None:
+        if test is Comparison.EQ and right == 0:  # 64 zeros lead, or fewer
             self._code(logical("cntlzd", to, left), rotate("rldicl", to, to, 58, 6))
             return
         self._compare(left, right, signed)
@@ -105,14 +105,14 @@ class Values:
         self.constant(SCRATCH, 0 if where_set else 1)
         if where_set:
             self.constant(to, 1)
-        self._code(forms.select(to, to if where_set else NONE, SCRATCH, 4 * self._field + bit))
+        self._code(encodings.select(to, to if where_set else NONE, SCRATCH, 4 * self._field + bit))
 
     def logarithm(self, to: str, source: str) -> None:
         self._code(logical("cntlzd", to, source))
         self.constant(SCRATCH, 63)
         self._code(plain("subf", to, to, SCRATCH))
 
-    def mark(self, label: Label) -> None:
+    def bind(self, label: Label) -> None:
         self._items.append(label)
 
     # what the verbs are made of
@@ -127,10 +127,10 @@ class Values:
         self._uses(SCRATCH)
         return SCRATCH
 
-    def _jump(self, test: Test, label: Label, field: int | None = None) -> None:
+    def _jump(self, test: Comparison, label: Label, field: int | None = None) -> None:
         bit, where_set = BITS[test]
         bo = BO_NO_CTR | (BO_CR_TRUE if where_set else 0)
-        self._items.append(Jump(label, bo, 4 * (self._field if field is None else field) + bit))
+        self._items.append(LabelBranch(label, bo, 4 * (self._field if field is None else field) + bit))
 
     def _canonical(self, register: str, bits: int, signed: bool) -> None:
         """After an operation of 32 bits in 64."""
@@ -235,9 +235,9 @@ class Values:
                 self._code(logical("xor", work, left, SCRATCH))
                 left = work
             self._code(logical("sld" if op is Arithmetic.SHL else "srd", work, left, right))
-            self._jump(Test.LT, enough)
+            self._jump(Comparison.LT, enough)
             self.constant(work, 0)
-            self.mark(enough)
+            self.bind(enough)
             if inverts:
                 self._code(logical("xor", to, work, SCRATCH))
 
@@ -260,16 +260,16 @@ class Values:
         """Sets the field."""
         self._uses(CR_FIELDS[self._field])
         if isinstance(right, int) and signed and fits(as_number(right), 16):
-            self._code(forms.compare("cmpdi", self._field, left, as_number(right)))
+            self._code(encodings.compare("cmpdi", self._field, left, as_number(right)))
         elif isinstance(right, int) and not signed and right < 1 << 16:
-            self._code(forms.compare("cmpldi", self._field, left, right))
+            self._code(encodings.compare("cmpldi", self._field, left, right))
         elif isinstance(right, int) and left == SCRATCH:
-            with self.pool.borrowed() as other:
+            with self.pool.scratch() as other:
                 self.constant(other, right)
                 self._compare(left, other, signed)
         else:
             with self._in_register(right) as other:
-                self._code(forms.compare("cmpd" if signed else "cmpld", self._field, left, other))
+                self._code(encodings.compare("cmpd" if signed else "cmpld", self._field, left, other))
 
     def _test(self, word: str, mask: int) -> None:
         """EQ in the field where no bit of mask is set."""
@@ -289,7 +289,7 @@ class Values:
                 self.constant(other, mask)
                 self._code(logical("and." if records else "and", SCRATCH, word, other))
         if not records:
-            self._code(forms.compare("cmpdi", self._field, SCRATCH, 0))
+            self._code(encodings.compare("cmpdi", self._field, SCRATCH, 0))
 
     @contextmanager
     def _in_register(self, word: str | int) -> Iterator[str]:
@@ -303,5 +303,5 @@ class Values:
         if to != busy:
             yield to
             return
-        with self.pool.borrowed() as register:
+        with self.pool.scratch() as register:
             yield register

@@ -1,6 +1,6 @@
-"""The register machine of ..emitter on ppc64le: values.py, and what has to do with memory.
+"""The register machine of ..emitter on ppc64le: value_codegen.py, and what has to do with memory.
 
-    CTR, LR       changed only where they are dead, to keep registers in (keeping.py)
+    CTR, LR       changed only where they are dead, to keep registers in (spill.py)
     memory        base + 16 bits; farther: addis, or the rest in r0; constants from the TOC where r2 is known
     atomically    ldarx and stdcx. at RA + RB, which change CR0
 Nothing but a way out is relative to where it stands, and nothing is newer than POWER8.
@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from gdb_optprobe.isa.base import Dead
-from gdb_optprobe.isa.emitter import LIVES, Before, Label, Machine, Memory, Test, Value
-from gdb_optprobe.isa.ppc64le import forms, keeping, probe_read, values
+from gdb_optprobe.isa.codegen import NOTHING_DEAD, Address, Backend, Comparison, EntryState, Label, MemoryValue
+from gdb_optprobe.isa.ppc64le import encodings, probe_read, spill, value_codegen
 from gdb_optprobe.isa.ppc64le.abi import CR_FIELDS, CTR, FLAGS, GENERAL, LR, PC, SP, XER
-from gdb_optprobe.isa.ppc64le.forms import NONE, Jump, Way, logical, number, plain, rotate
-from gdb_optprobe.isa.ppc64le.keeping import Keeping
-from gdb_optprobe.isa.ppc64le.values import SCRATCH, Values
-from gdb_optprobe.isa.ppc64le.words import BO_NO_CTR, MASK, fits
-from gdb_optprobe.isa.ppc64le.words import signed as as_number
+from gdb_optprobe.isa.ppc64le.encodings import NONE, FarBranch, LabelBranch, logical, number, plain, rotate
+from gdb_optprobe.isa.ppc64le.fields import BO_NO_CTR, MASK, fits
+from gdb_optprobe.isa.ppc64le.fields import signed as as_number
+from gdb_optprobe.isa.ppc64le.spill import Spills
+from gdb_optprobe.isa.ppc64le.value_codegen import SCRATCH, ValueEmitter
 
 _PACA, _TOC = "r13", "r2"
 _BO_FALSE_UNLIKELY = BO_NO_CTR | 2  # the hint is `a` and `t` (Book I, 2.4)
@@ -29,14 +29,14 @@ _STORES = {1: "stb", 2: "sth", 4: "stw", 8: "std"}
 _BY_WORDS = ("ld", "lwa", "std")  # their displacements are multiples of 4
 
 
-class Emitter(Values):
+class PowerEmitter(ValueEmitter):
     """See ..emitter.Emitter, whose verbs these are."""
 
-    peeks: tuple[str, ...] = (probe_read.WORD, probe_read.SIZE, *probe_read.TEMPORARY)
+    probe_read_clobbers: tuple[str, ...] = (probe_read.WORD, probe_read.SIZE, *probe_read.TEMPORARY)
 
-    def __init__(self, before: Before) -> None:
+    def __init__(self, before: EntryState) -> None:
         super().__init__(before)
-        self._keeping = Keeping(before, self._spare_fields)
+        self._keeping = Spills(before, self._spare_fields)
 
     # registers
 
@@ -45,7 +45,7 @@ class Emitter(Values):
         if self._keeping.uses_scratch:
             self._uses(SCRATCH)
 
-    def restore(self, names: Sequence[str], dead: Dead = LIVES) -> None:
+    def restore(self, names: Sequence[str], dead: Dead = NOTHING_DEAD) -> None:
         self._code(*self._keeping.restore())
 
     def register(self, name: str) -> str | None:
@@ -65,27 +65,27 @@ class Emitter(Values):
 
     # values
 
-    def load(self, to: str, value: Value) -> None:
+    def load(self, to: str, value: MemoryValue) -> None:
         name = "ld" if value.size == 8 else _LOADS.get((value.size, value.signed), "lbz")
         with self._reached(value.memory, name in _BY_WORDS, None if to == SCRATCH else to) as (base, offset):
             self._code(number(name, to, base, offset))
         if value.size == 1 and value.signed:
             self._code(logical("extsb", to, to))
 
-    def peek(self, to: str, address: str, size: int, short: Label, *, text: bool = False, got: str = "") -> None:
+    def probe_read(self, to: str, address: str, size: int, short: Label, *, text: bool = False, got: str = "") -> None:
         if self._before.readers is None:
             raise KeyError("readers")
-        others = [name for name in self.peeks if name not in (to, got)]
-        free = [name for name in others if self.pool.take_this(name)]
-        moved = {name: self.pool.take() for name in others if name not in free}
+        others = [name for name in self.probe_read_clobbers if name not in (to, got)]
+        free = [name for name in others if self.pool.reserve(name)]
+        moved = {name: self.pool.allocate() for name in others if name not in free}
         for name, place in moved.items():
             self.copy(place, name)
         self.copy(probe_read.WORD, moved.get(address, address))
         self._code(number("addi", probe_read.SIZE, NONE, size), plain("mflr", self._scratch()))
-        self._items.append(Way(self._before.readers.bytes, link=True))
+        self._items.append(FarBranch(self._before.readers.bytes, link=True))
         self._code(plain("mtlr", self._scratch()), *(probe_read.cut() if text else ()))
         self._uses(CR_FIELDS[0])
-        self._code(forms.compare("cmpldi", 0, probe_read.SIZE, size))
+        self._code(encodings.compare("cmpldi", 0, probe_read.SIZE, size))
         if got:
             self.copy(probe_read.TEMPORARY[0], probe_read.SIZE)
         self.copy(to, probe_read.WORD)
@@ -93,10 +93,10 @@ class Emitter(Values):
             self.copy(got, probe_read.TEMPORARY[0])
         for name, place in moved.items():
             self.copy(name, place)
-            self.pool.give(place)
+            self.pool.free(place)
         for name in free:
-            self.pool.give(name)
-        self._jump(Test.LT, short, 0)
+            self.pool.free(name)
+        self._jump(Comparison.LT, short, 0)
 
     def per_cpu_base(self, to: str) -> None:
         if self._before.per_cpu is None:
@@ -106,32 +106,32 @@ class Emitter(Values):
     def clock(self, to: str) -> None:
         self._code(plain("mftb", to))
 
-    def address(self, to: str, memory: Memory) -> None:
+    def address(self, to: str, memory: Address) -> None:
         memory = self._named(memory)
         self._sum(to, memory, as_number(memory.offset))
 
     # flow
 
     def jump(self, label: Label) -> None:
-        self._items.append(Jump(label))
+        self._items.append(LabelBranch(label))
 
-    def branch(self, test: Test, left: str | Value, right: str | int, signed: bool, label: Label) -> None:
+    def branch(self, test: Comparison, left: str | MemoryValue, right: str | int, signed: bool, label: Label) -> None:
         with self._loaded(left) as word:
             self._compare(word, right, signed)
         self._jump(test, label)
 
-    def branch_bits(self, left: str | Value, mask: int, any_set: bool, label: Label) -> None:
+    def branch_bits(self, left: str | MemoryValue, mask: int, any_set: bool, label: Label) -> None:
         with self._loaded(left) as word:
             self._test(word, mask)
-        self._jump(Test.NE if any_set else Test.EQ, label)
+        self._jump(Comparison.NE if any_set else Comparison.EQ, label)
 
-    def leave(self, names: Sequence[str], address: int) -> None:
+    def restore_and_jump(self, names: Sequence[str], address: int) -> None:
         self._code(*self._keeping.restoring())
-        self._items.append(Way(address))
+        self._items.append(FarBranch(address))
 
     # memory
 
-    def store(self, memory: Memory, word: str | int, size: int = 8) -> None:
+    def store(self, memory: Address, word: str | int, size: int = 8) -> None:
         name = _STORES[size]
         with self._reached(memory, name in _BY_WORDS) as (base, offset):
             if isinstance(word, int):
@@ -139,10 +139,10 @@ class Emitter(Values):
                 word = SCRATCH
             self._code(number(name, word, base, offset))
 
-    def add(self, memory: Memory, word: str | int) -> None:
+    def atomic_add(self, memory: Address, word: str | int) -> None:
         again = Label()
-        with self._held(word) as more, self._pointer(memory) as (base, index), self.pool.borrowed() as value:
-            self.mark(again)
+        with self._held(word) as more, self._pointer(memory) as (base, index), self.pool.scratch() as value:
+            self.bind(again)
             self._code(plain("ldarx", value, base, index))
             if isinstance(more, int):
                 self._code(number("addi", value, value, more))
@@ -150,21 +150,21 @@ class Emitter(Values):
                 self._code(plain("add", value, value, more))
             self._stored(value, base, index, again)
 
-    def keep_extreme(self, test: Test, memory: Memory, word: str, signed: bool) -> None:
+    def atomic_extreme(self, test: Comparison, memory: Address, word: str, signed: bool) -> None:
         again, past = Label(), Label()
-        with self._pointer(memory) as (base, index), self.pool.borrowed() as value:
-            self.mark(again)
+        with self._pointer(memory) as (base, index), self.pool.scratch() as value:
+            self.bind(again)
             self._code(plain("ldarx", value, base, index))
-            self._code(forms.compare("cmpd" if signed else "cmpld", 0, word, value))
+            self._code(encodings.compare("cmpd" if signed else "cmpld", 0, word, value))
             self._jump(test.opposite, past, 0)
             self._stored(word, base, index, again)
-            self.mark(past)
+            self.bind(past)
 
-    def fetch_add(self, to: str, memory: Memory, word: int) -> None:
+    def atomic_fetch_add(self, to: str, memory: Address, word: int) -> None:
         again = Label()
-        with self._held(word) as more, self._pointer(memory) as (base, index), self.pool.borrowed() as value:
+        with self._held(word) as more, self._pointer(memory) as (base, index), self.pool.scratch() as value:
             with self._working(to, base if base == to else index) as was:
-                self.mark(again)
+                self.bind(again)
                 self._code(plain("ldarx", was, base, index))
                 if isinstance(more, int):
                     self._code(number("addi", value, was, more))
@@ -173,18 +173,18 @@ class Emitter(Values):
                 self._stored(value, base, index, again)
             self.copy(to, was)
 
-    def claim(self, memory: Memory, label: Label) -> None:
+    def claim(self, memory: Address, label: Label) -> None:
         """The bit is tested where the sign is, which takes no second register."""
         again = Label()
-        with self._pointer(memory) as (base, index), self.pool.borrowed() as value:
-            self.mark(again)
+        with self._pointer(memory) as (base, index), self.pool.scratch() as value:
+            self.bind(again)
             self._code(plain("ldarx", value, base, index), rotate("rldicl.", value, value, 63, 0))
-            self._jump(Test.LT, label, 0)
+            self._jump(Comparison.LT, label, 0)
             self._code(rotate("rldicl", value, value, 1, 0), logical("ori", value, value, 1))
             self._stored(value, base, index, again)
         self._code(plain("lwsync"))
 
-    def publish(self, memory: Memory, word: str | int) -> None:
+    def publish(self, memory: Address, word: str | int) -> None:
         self._code(plain("lwsync"))
         self.store(memory, word)
 
@@ -192,16 +192,16 @@ class Emitter(Values):
         self._code(plain("lwsync"))
 
     def finish(self, at: int) -> bytes:
-        return forms.placed(self._items, at)
+        return encodings.placed(self._items, at)
 
     def _stored(self, value: str, base: str, index: str, again: Label) -> None:
         self._uses(CR_FIELDS[0])
         self._code(plain("stdcx.", value, base, index))
-        self._items.append(Jump(again, _BO_FALSE_UNLIKELY, 2))
+        self._items.append(LabelBranch(again, _BO_FALSE_UNLIKELY, 2))
 
     # addresses
 
-    def _named(self, memory: Memory) -> Memory:
+    def _named(self, memory: Address) -> Address:
         """A constant address from the TOC, where it is within 2 GiB."""
         if memory.base is None and self._before.base is not None:
             offset = as_number(memory.offset - self._before.base)
@@ -210,7 +210,7 @@ class Emitter(Values):
         return memory
 
     @contextmanager
-    def _reached(self, memory: Memory, by_words: bool, via: str | None = None) -> Iterator[tuple[str, int]]:
+    def _reached(self, memory: Address, by_words: bool, via: str | None = None) -> Iterator[tuple[str, int]]:
         """The same address as a base and a displacement; by_words: a multiple of 4. via: what may be overwritten."""
         memory = self._named(memory)
         offset = as_number(memory.offset)
@@ -225,7 +225,7 @@ class Emitter(Values):
             self._sum(far, memory, high)
             yield far, low
 
-    def _sum(self, to: str, memory: Memory, offset: int) -> None:
+    def _sum(self, to: str, memory: Address, offset: int) -> None:
         """base + 8 * index + offset, and what is per CPU; `to` may be base or index."""
         at = memory.base
         if memory.index is not None:
@@ -256,12 +256,12 @@ class Emitter(Values):
         return self._added(to, to, as_number(offset - self._before.base))
 
     @contextmanager
-    def _pointer(self, memory: Memory) -> Iterator[tuple[str, str]]:
+    def _pointer(self, memory: Address) -> Iterator[tuple[str, str]]:
         """The same address as RA and RB; r0, which may be one of them, is not free meanwhile."""
         memory = self._named(memory)
         offset = as_number(memory.offset)
         if memory.index is not None and (offset or memory.base is None):
-            with self.pool.borrowed() as far:
+            with self.pool.scratch() as far:
                 self._sum(far, replace(memory, index=None), offset)
                 yield far, self._eightfold(memory.index)
         elif memory.index is not None and memory.base is not None:
@@ -280,7 +280,7 @@ class Emitter(Values):
         return SCRATCH
 
     @contextmanager
-    def _loaded(self, word: str | Value) -> Iterator[str]:
+    def _loaded(self, word: str | MemoryValue) -> Iterator[str]:
         if isinstance(word, str):
             yield word
             return
@@ -293,22 +293,22 @@ class Emitter(Values):
         if isinstance(word, str) or fits(as_number(word), 16):
             yield word if isinstance(word, str) else as_number(word)
             return
-        with self.pool.borrowed() as register:
+        with self.pool.scratch() as register:
             self.constant(register, word)
             yield register
 
 
-class _Machine:
+class _PowerBackend:
     """See ..emitter.Machine."""
 
     pc = PC
-    emitter = staticmethod(Emitter)
-    order = staticmethod(values.order)
-    kept = staticmethod(keeping.kept)
+    emitter = staticmethod(PowerEmitter)
+    order = staticmethod(value_codegen.order)
+    kept = staticmethod(spill.registers_to_spill)
 
     caller = staticmethod(probe_read.caller)
     resumed = staticmethod(probe_read.resumed)
 
 
-MACHINE = _Machine()
-_: Machine = MACHINE
+BACKEND = _PowerBackend()
+_: Backend = BACKEND

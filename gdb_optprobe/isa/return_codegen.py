@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from .base import Dead, Insn
-from .emitter import Before, Emitter
+from gdb_optprobe.isa.base import Dead, Insn
+from gdb_optprobe.isa.codegen import Emitter, EntryState
 
 
 class ReturnEmitter(Emitter, Protocol):
@@ -22,7 +22,7 @@ class ReturnEmitter(Emitter, Protocol):
         """It returns there instead."""
 
 
-class Returning(Protocol):
+class ReturnBackend(Protocol):
     """How an ISA makes such emitters.
 
     begin:    the first code of a trampoline; end: its last, which goes to the return address.
@@ -37,12 +37,12 @@ class Returning(Protocol):
     slot: str
     pc: str
 
-    def emitter(self, before: Before) -> ReturnEmitter: ...
+    def emitter(self, before: EntryState) -> ReturnEmitter: ...
 
-    def order(self, before: Before) -> tuple[str, ...]:
+    def order(self, before: EntryState) -> tuple[str, ...]:
         """See Machine."""
 
-    def kept(self, used: Collection[str], before: Before) -> tuple[str, ...]:
+    def kept(self, used: Collection[str], before: EntryState) -> tuple[str, ...]:
         """See Machine."""
 
     def saved(self, kept: Collection[str]) -> Dead:

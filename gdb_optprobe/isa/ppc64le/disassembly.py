@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, lru_cache
 
-from .words import (
+from gdb_optprobe.isa.ppc64le.fields import (
     BCTAR,
     BO_ALWAYS,
     CR_OPS,
@@ -123,7 +123,7 @@ def _by_opcode() -> dict[int, tuple[tuple[int, int, str, str], ...]]:
 
 
 @lru_cache(CACHED)
-def text_of(word: int) -> str:
+def disassemble(word: int) -> str:
     """Assembler text of a one-word instruction; empty where the table does not know it."""
     if opcode(word) == CR_OPS and xo(word) == BCTAR:
         return _bctar(word)

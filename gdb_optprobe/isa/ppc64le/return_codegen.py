@@ -8,25 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from ..base import Dead, Flow, Insn
-from ..emitter import Before, Memory
-from ..returning import ReturnEmitter, Returning
-from .abi import CR_FIELDS, FLAGS, LR, LR_SAVE, SP
-from .emitter import MACHINE, Emitter
-from .forms import plain
-from .liveness import dead_at
-from .uses import LR_BIT, uses_of
-from .words import to_bytes
+from gdb_optprobe.isa.base import Dead, Flow, Insn
+from gdb_optprobe.isa.codegen import Address, EntryState
+from gdb_optprobe.isa.ppc64le.abi import CR_FIELDS, FLAGS, LR, LR_SAVE, SP
+from gdb_optprobe.isa.ppc64le.codegen import BACKEND, PowerEmitter
+from gdb_optprobe.isa.ppc64le.encodings import plain
+from gdb_optprobe.isa.ppc64le.fields import to_bytes
+from gdb_optprobe.isa.ppc64le.liveness import dead_at
+from gdb_optprobe.isa.ppc64le.register_effects import LR_BIT, effects_of
+from gdb_optprobe.isa.return_codegen import ReturnBackend, ReturnEmitter
 
 _BLR = 0x4E80_0020
 _BY_LR = (Flow.RETURN, Flow.BRANCH)
 
 
-class _Emitter(Emitter):
+class _ReturnEmitter(PowerEmitter):
     """See ..returning.ReturnEmitter."""
 
     def key(self, to: str) -> None:
-        self.address(to, Memory(SP, self._keeping.depth + 1))
+        self.address(to, Address(SP, self._keeping.depth + 1))
 
     def return_address(self, to: str) -> None:
         self.read(to, LR)
@@ -35,29 +35,29 @@ class _Emitter(Emitter):
         if isinstance(address, str):
             self._code(plain("mtlr", address))
             return
-        with self.pool.borrowed() as register:
-            self.address(register, Memory(offset=address, near=True))
+        with self.pool.scratch() as register:
+            self.address(register, Address(offset=address, near=True))
             self._code(plain("mtlr", register))
 
 
 def is_leaf(code: Mapping[int, Insn]) -> bool:
     """Whether code returns by LR as it finds it, and LR is not looked at by anything else: setjmp keeps it."""
-    others = [uses_of(insn.data) for insn in code.values() if insn.flow not in _BY_LR]
+    others = [effects_of(insn.data) for insn in code.values() if insn.flow not in _BY_LR]
     touched = any(uses is not None and (uses.reads | uses.kills) & LR_BIT for uses in others)
     return not touched and any(insn.flow is Flow.RETURN for insn in code.values())
 
 
-class _Returning:
+class _PowerReturnBackend:
     begin = b""
     end = to_bytes(_BLR)
     link: str | None = LR
     slot = "r8"
-    pc = MACHINE.pc
-    order = staticmethod(MACHINE.order)
-    kept = staticmethod(MACHINE.kept)
+    pc = BACKEND.pc
+    order = staticmethod(BACKEND.order)
+    kept = staticmethod(BACKEND.kept)
 
-    def emitter(self, before: Before) -> ReturnEmitter:
-        return _Emitter(before)
+    def emitter(self, before: EntryState) -> ReturnEmitter:
+        return _ReturnEmitter(before)
 
     def saved(self, kept: Collection[str]) -> Dead:
         fields = CR_FIELDS if FLAGS in kept else [name for name in CR_FIELDS if name in kept]
@@ -77,5 +77,5 @@ class _Returning:
         return key - 1 + LR_SAVE
 
 
-RETURNING = _Returning()
-_: Returning = RETURNING
+RETURN_BACKEND = _PowerReturnBackend()
+_: ReturnBackend = RETURN_BACKEND

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import cache, lru_cache
 
-from ..liveness import Uses
-from .abi import CR_FIELDS, CTR, GENERAL, LR
-from .texts import CACHED
-from .words import (
+from gdb_optprobe.isa.liveness import RegisterEffects
+from gdb_optprobe.isa.ppc64le.abi import CR_FIELDS, CTR, GENERAL, LR
+from gdb_optprobe.isa.ppc64le.disassembly import CACHED
+from gdb_optprobe.isa.ppc64le.fields import (
     ADDPCIS,
     BCCTR,
     BCLR,
@@ -40,10 +40,10 @@ SPR_LR, SPR_CTR = 8, 9
 
 
 @lru_cache(CACHED)
-def uses_of(data: bytes) -> Uses | None:
+def effects_of(data: bytes) -> RegisterEffects | None:
     """What one instruction reads and overwrites; None where the tables do not know it."""
     found = _prefixed(data) if len(data) == 8 else _by_opcode(word_of(data))
-    return None if found is None else Uses(*found)
+    return None if found is None else RegisterEffects(*found)
 
 
 _Found = tuple[int, int] | None

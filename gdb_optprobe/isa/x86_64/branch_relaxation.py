@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..emitter import Label
-from .encode import Relative
-from .writer import fits
+from gdb_optprobe.isa.codegen import Label
+from gdb_optprobe.isa.x86_64.encoder import Relative
+from gdb_optprobe.isa.x86_64.writer import fits
 
 SHORT = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Jump:
+class LabelBranch:
     """condition: the lowest four bits of jcc; None for jmp."""
 
     condition: int | None
@@ -24,7 +24,7 @@ class Jump:
         return 5 if self.condition is None else 6
 
 
-Item = bytes | Relative | Label | Jump
+Item = bytes | Relative | Label | LabelBranch
 
 
 def placed(items: Sequence[Item], at: int = 0) -> bytes:
@@ -35,7 +35,9 @@ def placed(items: Sequence[Item], at: int = 0) -> bytes:
         far = {
             index
             for index, item in enumerate(items)
-            if isinstance(item, Jump) and index not in long and not fits(labels[item.label] - places[index] - SHORT, 8)
+            if isinstance(item, LabelBranch)
+            and index not in long
+            and not fits(labels[item.label] - places[index] - SHORT, 8)
         }
         if not far:
             break
@@ -47,7 +49,7 @@ def placed(items: Sequence[Item], at: int = 0) -> bytes:
                 code += item
             case Relative():
                 code += item.standing(at + len(code))
-            case Jump(_, label):
+            case LabelBranch(_, label):
                 code += _encoded(item, labels[label] - places[index], index in long)
     return bytes(code)
 
@@ -61,14 +63,14 @@ def _layout(items: Sequence[Item], long: frozenset[int]) -> tuple[list[int], Map
         places.append(at)
         if isinstance(item, Label):
             labels[item] = at
-        elif isinstance(item, Jump):
+        elif isinstance(item, LabelBranch):
             at += item.long if index in long else SHORT
         else:
             at += len(item)
     return places, labels
 
 
-def _encoded(jump: Jump, distance: int, is_long: bool) -> bytes:
+def _encoded(jump: LabelBranch, distance: int, is_long: bool) -> bytes:
     """distance: from its first byte."""
     if not is_long:
         opcode = 0xEB if jump.condition is None else 0x70 | jump.condition

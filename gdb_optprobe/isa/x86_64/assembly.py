@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import capstone
 
-from ..assemble import assemble, check
+from gdb_optprobe.isa.assemble import assemble, check
 
 WORD = 8
 

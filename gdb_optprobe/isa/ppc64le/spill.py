@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..emitter import Before
-from .abi import CR_FIELDS, CTR, FLAGS, GENERAL, HEADER, LR, RED_ZONE, SP
-from .forms import copy_field, get_field, number, plain, set_field
-from .templates import templates, word
-from .writer import BESIDE_CHAIN, FRAME
+from gdb_optprobe.isa.codegen import EntryState
+from gdb_optprobe.isa.ppc64le.abi import CR_FIELDS, CTR, FLAGS, GENERAL, HEADER, LR, RED_ZONE, SP
+from gdb_optprobe.isa.ppc64le.encodings import copy_field, get_field, number, plain, set_field
+from gdb_optprobe.isa.ppc64le.templates import templates, word
+from gdb_optprobe.isa.ppc64le.writer import BESIDE_CHAIN, FRAME
 
 R0 = "r0"
 
@@ -32,13 +32,13 @@ class _Frame:
     moved: Mapping[str, str]
 
 
-class Keeping:
+class Spills:
     """Frames, the innermost last.
 
     fields: dead fields of CR to keep others in.
     """
 
-    def __init__(self, before: Before, fields: Sequence[str]) -> None:
+    def __init__(self, before: EntryState, fields: Sequence[str]) -> None:
         self._sprs = [spr for spr in (CTR, LR) if spr in before.dead.registers and spr not in before.reads]
         self._fields = fields
         self._frames: list[_Frame] = []
@@ -169,7 +169,7 @@ def _set(name: str) -> int:
     return plain("mtcr", R0) if name == FLAGS else set_field(CR_FIELDS.index(name), R0)
 
 
-def kept(used: Collection[str], before: Before) -> tuple[str, ...]:
+def registers_to_spill(used: Collection[str], before: EntryState) -> tuple[str, ...]:
     """See ..emitter.Machine."""
     dead = before.dead.registers | ({CR_FIELDS[0]} if before.dead.flags else frozenset())
     general = [name for name in GENERAL if name in used and (name in before.reads or name not in dead)]

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..emitter import Memory
-from .abi import FLAGS, GENERAL
-from .writer import fits, rel32, signed
+from gdb_optprobe.isa.codegen import Address
+from gdb_optprobe.isa.x86_64.abi import FLAGS, GENERAL
+from gdb_optprobe.isa.x86_64.writer import fits, rel32, signed
 
 NUMBERS = {name: number for number, name in enumerate(GENERAL)}
 LOCK, GS = b"\xf0", b"\x65"
@@ -54,13 +54,13 @@ def immediate(value: int, size: int) -> bytes:
     return (value & (1 << 8 * size) - 1).to_bytes(size, "little")
 
 
-def is_relative(memory: Memory) -> bool:
+def is_relative(memory: Address) -> bool:
     alone = memory.base is None and memory.index is None and not memory.per_cpu
     return memory.near and alone and not fits(signed(memory.offset))
 
 
 def relative(
-    opcode: bytes, register: str | int, memory: Memory, size: int = 8, tail: bytes = b"", prefix: bytes = b""
+    opcode: bytes, register: str | int, memory: Address, size: int = 8, tail: bytes = b"", prefix: bytes = b""
 ) -> Relative:
     """As `instruction`, of an address without registers: ModRM 05 is disp32(%rip) (SDM volume 2, table 2-2)."""
     data = instruction(opcode, register, replace(memory, base="rbp", offset=1 << 30), size, b"", prefix)
@@ -69,7 +69,7 @@ def relative(
 
 
 def instruction(
-    opcode: bytes, register: str | int, operand: str | Memory, size: int = 8, tail: bytes = b"", prefix: bytes = b""
+    opcode: bytes, register: str | int, operand: str | Address, size: int = 8, tail: bytes = b"", prefix: bytes = b""
 ) -> bytes:
     """register: of the reg field, or an opcode's extension; operand: of r/m; size: of the operands, 1 to 8 bytes."""
     reg = NUMBERS[register] if isinstance(register, str) else register
@@ -86,7 +86,7 @@ def instruction(
     return prefix + (bytes((0x40 | rex,)) if rex or needed else b"") + opcode + rest + tail
 
 
-def _addressed(memory: Memory, reg: int) -> tuple[int, bytes]:
+def _addressed(memory: Address, reg: int) -> tuple[int, bytes]:
     """REX bits, and ModRM with all that belongs to it; of an offset within 32 bits."""
     base = None if memory.base is None else NUMBERS[memory.base]
     index = None if memory.index is None else NUMBERS[memory.index]

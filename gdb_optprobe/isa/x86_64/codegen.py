@@ -14,10 +14,21 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from gdb_optprobe.isa.base import Dead
-from gdb_optprobe.isa.emitter import LIVES, Arithmetic, Before, Label, Machine, Memory, Pool, Test, Value
+from gdb_optprobe.isa.codegen import (
+    NOTHING_DEAD,
+    Address,
+    Arithmetic,
+    Backend,
+    Comparison,
+    EntryState,
+    Label,
+    MemoryValue,
+    RegisterPool,
+)
 from gdb_optprobe.isa.x86_64 import probe_read
 from gdb_optprobe.isa.x86_64.abi import CARRY, FLAGS, GENERAL, PC, SP
-from gdb_optprobe.isa.x86_64.encode import (
+from gdb_optprobe.isa.x86_64.branch_relaxation import Item, LabelBranch, placed
+from gdb_optprobe.isa.x86_64.encoder import (
     LOCK,
     NUMBERS,
     Relative,
@@ -28,14 +39,13 @@ from gdb_optprobe.isa.x86_64.encode import (
     push,
     relative,
 )
-from gdb_optprobe.isa.x86_64.jumps import Item, Jump, placed
 from gdb_optprobe.isa.x86_64.operands import fits_operand, moved, within
 from gdb_optprobe.isa.x86_64.writer import DROP, MASK, fits
 from gdb_optprobe.isa.x86_64.writer import signed as as_number
 
 # Condition codes (SDM volume 2, appendix B.1.4.7): the lowest four bits of jcc, setcc and cmovcc.
-_UNSIGNED = {Test.EQ: 4, Test.NE: 5, Test.LT: 2, Test.GE: 3, Test.LE: 6, Test.GT: 7}
-_SIGNED = {Test.EQ: 4, Test.NE: 5, Test.LT: 12, Test.GE: 13, Test.LE: 14, Test.GT: 15}
+_UNSIGNED = {Comparison.EQ: 4, Comparison.NE: 5, Comparison.LT: 2, Comparison.GE: 3, Comparison.LE: 6, Comparison.GT: 7}
+_SIGNED = _UNSIGNED | {Comparison.LT: 12, Comparison.GE: 13, Comparison.LE: 14, Comparison.GT: 15}
 # Opcode of `op reg, r/m`, and the extension of `op r/m, immediate`.
 _SIMPLE = {
     Arithmetic.ADD: (b"\x03", 0),
@@ -49,13 +59,13 @@ _CMP = 7
 _SHL, _SHR, _SAR = 4, 5, 7
 
 
-class Emitter:
+class X86Emitter:
     """See ..emitter.Emitter, whose verbs these are."""
 
-    peeks: tuple[str, ...] = (probe_read.WORD, probe_read.SIZE, probe_read.LOST)
+    probe_read_clobbers: tuple[str, ...] = (probe_read.WORD, probe_read.SIZE, probe_read.LOST)
 
-    def __init__(self, before: Before) -> None:
-        self.pool = Pool(MACHINE.order(before))
+    def __init__(self, before: EntryState) -> None:
+        self.pool = RegisterPool(BACKEND.order(before))
         self._before = before
         self._items: list[Item] = []
         self._pushed = ["" if name == before.kept.but else name for name in before.kept.names]
@@ -66,7 +76,7 @@ class Emitter:
         for name in names:
             self._push(name)
 
-    def restore(self, names: Sequence[str], dead: Dead = LIVES) -> None:
+    def restore(self, names: Sequence[str], dead: Dead = NOTHING_DEAD) -> None:
         for name in reversed(names):
             self._pop(name, name == FLAGS and dead.flags and CARRY in dead.registers)
 
@@ -76,10 +86,10 @@ class Emitter:
 
     def read(self, to: str, name: str) -> None:
         if name in self._pushed:
-            slot = Memory(SP, 8 * (len(self._pushed) - 1 - self._pushed.index(name)))
+            slot = Address(SP, 8 * (len(self._pushed) - 1 - self._pushed.index(name)))
             self._extended(to, slot, 4 if name == FLAGS else 8, False)
         elif name == SP:
-            self._move(b"\x8d", to, Memory(SP, 8 * len(self._pushed)))
+            self._move(b"\x8d", to, Address(SP, 8 * len(self._pushed)))
         elif name == FLAGS:
             self._push(FLAGS)
             self._pop(to)
@@ -104,15 +114,15 @@ class Emitter:
         if to != source:
             self._move(b"\x8b", to, source)
 
-    def load(self, to: str, value: Value) -> None:
+    def load(self, to: str, value: MemoryValue) -> None:
         with self._reached(value.memory) as memory:
             self._extended(to, memory, value.size, value.signed)
 
-    def peek(self, to: str, address: str, size: int, short: Label, *, text: bool = False, got: str = "") -> None:
+    def probe_read(self, to: str, address: str, size: int, short: Label, *, text: bool = False, got: str = "") -> None:
         readers = self._before.readers
         if readers is None:
             raise KeyError("readers")
-        with self._fixed((to, got), *(name for name in self.peeks if name not in (to, got))) as places:
+        with self._fixed((to, got), *(name for name in self.probe_read_clobbers if name not in (to, got))) as places:
             self.copy(probe_read.WORD, places.get(address, address))
             self.constant(probe_read.SIZE, size)
             self._items.append(Relative(b"\xe8" + bytes(4), 1, readers.text if text else readers.bytes))
@@ -123,12 +133,12 @@ class Emitter:
             else:
                 self.copy(to, probe_read.WORD)
                 self.copy(got or probe_read.SIZE, probe_read.SIZE)
-        self._jump(_UNSIGNED[Test.LT], short)
+        self._jump(_UNSIGNED[Comparison.LT], short)
 
     def per_cpu_base(self, to: str) -> None:
         if self._before.per_cpu is None:
             raise KeyError("this_cpu_off")
-        self.load(to, Value(Memory(offset=self._before.per_cpu, per_cpu=True)))
+        self.load(to, MemoryValue(Address(offset=self._before.per_cpu, per_cpu=True)))
 
     def clock(self, to: str) -> None:
         with self._fixed((), *(name for name in ("rdx", "rax") if name != to)):
@@ -137,7 +147,7 @@ class Emitter:
             self._alter(b"\x0b", "rax", "rdx")
             self.copy(to, "rax")
 
-    def address(self, to: str, memory: Memory) -> None:
+    def address(self, to: str, memory: Address) -> None:
         if memory.base is None and memory.index is None:
             self.constant(to, memory.offset & MASK)
             return
@@ -183,7 +193,7 @@ class Emitter:
             if op not in _BITWISE:
                 self._canonical(to, bits, signed)
 
-    def compare(self, test: Test, to: str, left: str, right: str | int, signed: bool) -> None:
+    def compare(self, test: Comparison, to: str, left: str, right: str | int, signed: bool) -> None:
         codes = self._compare(left, right, signed)
         self._move(bytes((0x0F, 0x90 | codes[test])), 0, to, 1)
         self._extended(to, to, 1, False)
@@ -191,36 +201,36 @@ class Emitter:
     def logarithm(self, to: str, source: str) -> None:
         done = Label()
         self._alter(b"\x0f\xbd", to, source)  # bsr: leaves `to` undefined where it sets ZF
-        self._jump(_UNSIGNED[Test.NE], done)
+        self._jump(_UNSIGNED[Comparison.NE], done)
         self._alter(b"\x83", 1, to, tail=b"\xff")
-        self.mark(done)
+        self.bind(done)
 
     # flow
 
-    def mark(self, label: Label) -> None:
+    def bind(self, label: Label) -> None:
         self._items.append(label)
 
     def jump(self, label: Label) -> None:
         self._jump(None, label)
 
-    def branch(self, test: Test, left: str | Value, right: str | int, signed: bool, label: Label) -> None:
+    def branch(self, test: Comparison, left: str | MemoryValue, right: str | int, signed: bool, label: Label) -> None:
         self._jump(self._compare(left, right, signed)[test], label)
 
-    def branch_bits(self, left: str | Value, mask: int, any_set: bool, label: Label) -> None:
+    def branch_bits(self, left: str | MemoryValue, mask: int, any_set: bool, label: Label) -> None:
         if isinstance(left, str):
             self._test(left, mask, 8)
         else:
             with self._reached(left.memory) as memory:
                 self._test(memory, within(mask, left), left.size)
-        self._jump(_UNSIGNED[Test.NE if any_set else Test.EQ], label)
+        self._jump(_UNSIGNED[Comparison.NE if any_set else Comparison.EQ], label)
 
-    def leave(self, names: Sequence[str], address: int) -> None:
+    def restore_and_jump(self, names: Sequence[str], address: int) -> None:
         self._code(b"".join(pop(name) for name in reversed(names)))
         self._items.append(Relative(b"\xe9" + bytes(4), 1, address))
 
     # memory
 
-    def store(self, memory: Memory, word: str | int, size: int = 8) -> None:
+    def store(self, memory: Address, word: str | int, size: int = 8) -> None:
         with self._reached(memory) as reached:
             if isinstance(word, int) and (size < 8 or fits(as_number(word))):
                 self._move(b"\xc6" if size == 1 else b"\xc7", 0, reached, size, immediate(word, min(size, 4)))
@@ -228,7 +238,7 @@ class Emitter:
                 with self._in_register(word) as source:
                     self._move(b"\x88" if size == 1 else b"\x89", source, reached, size)
 
-    def add(self, memory: Memory, word: str | int) -> None:
+    def atomic_add(self, memory: Address, word: str | int) -> None:
         with self._reached(memory) as reached:
             if word == 1:  # changes all flags but CF
                 self._move(b"\xff", 0, reached, prefix=LOCK)
@@ -239,29 +249,29 @@ class Emitter:
                 with self._in_register(word) as source:
                     self._alter(b"\x01", source, reached, prefix=LOCK)
 
-    def keep_extreme(self, test: Test, memory: Memory, word: str, signed: bool) -> None:
+    def atomic_extreme(self, test: Comparison, memory: Address, word: str, signed: bool) -> None:
         again, done = Label(), Label()
         with self._fixed((), "rax") as places, self._reached(moved(memory, places)) as reached:
             value = places.get(word, word)
             self._move(b"\x8b", "rax", reached)
-            self.mark(again)
+            self.bind(again)
             codes = self._compare(value, "rax", signed)
             self._jump(codes[test.opposite], done)
             self._alter(b"\x0f\xb1", value, reached, prefix=LOCK)  # cmpxchg; where it fails, rax has what is there
-            self._jump(codes[Test.NE], again)
-            self.mark(done)
+            self._jump(codes[Comparison.NE], again)
+            self.bind(done)
 
-    def fetch_add(self, to: str, memory: Memory, word: int) -> None:
+    def atomic_fetch_add(self, to: str, memory: Address, word: int) -> None:
         with self._reached(memory) as reached:
             self.constant(to, word)
             self._alter(b"\x0f\xc1", to, reached, prefix=LOCK)
 
-    def claim(self, memory: Memory, label: Label) -> None:
+    def claim(self, memory: Address, label: Label) -> None:
         with self._reached(memory) as reached:
             self._alter(b"\x0f\xba", 5, reached, tail=b"\x00", prefix=LOCK)  # bts
-        self._jump(_UNSIGNED[Test.LT], label)
+        self._jump(_UNSIGNED[Comparison.LT], label)
 
-    def publish(self, memory: Memory, word: str | int) -> None:
+    def publish(self, memory: Address, word: str | int) -> None:
         """Stores are seen in their order, as loads are made in theirs (SDM volume 3, 9.2.2)."""
         self.store(memory, word)
 
@@ -280,13 +290,13 @@ class Emitter:
         self,
         opcode: bytes,
         register: str | int,
-        operand: str | Memory,
+        operand: str | Address,
         size: int = 8,
         tail: bytes = b"",
         prefix: bytes = b"",
     ) -> None:
         """An instruction that changes no flags."""
-        if isinstance(operand, Memory) and is_relative(operand):
+        if isinstance(operand, Address) and is_relative(operand):
             self._items.append(relative(opcode, register, operand, size, tail, prefix))
         else:
             self._code(instruction(opcode, register, operand, size, tail, prefix))
@@ -295,7 +305,7 @@ class Emitter:
         self,
         opcode: bytes,
         register: str | int,
-        operand: str | Memory,
+        operand: str | Address,
         size: int = 8,
         tail: bytes = b"",
         prefix: bytes = b"",
@@ -305,7 +315,7 @@ class Emitter:
         self._move(opcode, register, operand, size, tail, prefix)
 
     def _jump(self, condition: int | None, label: Label) -> None:
-        self._items.append(Jump(condition, label))
+        self._items.append(LabelBranch(condition, label))
 
     def _push(self, name: str) -> None:
         self._code(push(name))
@@ -315,7 +325,7 @@ class Emitter:
         self._code(DROP if dropped else pop(name))
         self._pushed.pop()
 
-    def _extended(self, to: str, source: str | Memory, size: int, signed: bool) -> None:
+    def _extended(self, to: str, source: str | Address, size: int, signed: bool) -> None:
         if size == 8 or (size == 4 and not signed):
             self._move(b"\x8b", to, source, size)
         elif size == 4:
@@ -344,12 +354,12 @@ class Emitter:
         elif op is Arithmetic.MUL:
             self._alter(b"\x69", to, left, size, immediate(number, 4))
         elif op in (Arithmetic.ADD, Arithmetic.SUB) and to != left and fits(value, 31):
-            self._move(b"\x8d", to, Memory(left, value if op is Arithmetic.ADD else -value), size)
+            self._move(b"\x8d", to, Address(left, value if op is Arithmetic.ADD else -value), size)
         else:
             self.copy(to, left)
             self._immediate(_SIMPLE[op][1], to, number, size)
 
-    def _immediate(self, extension: int, operand: str | Memory, number: int, size: int) -> None:
+    def _immediate(self, extension: int, operand: str | Address, number: int, size: int) -> None:
         """`op operand, number`, of the group with 81 (SDM volume 2, table A-6)."""
         if size == 1:
             self._alter(b"\x80", extension, operand, size, immediate(number, 1))
@@ -378,12 +388,12 @@ class Emitter:
             self.copy("rcx", places.get(right, right))
             self.copy(work, places.get(left, left))
             if extension == _SAR:
-                self.branch(Test.LE, "rcx", 63, False, enough)
+                self.branch(Comparison.LE, "rcx", 63, False, enough)
                 self.constant("rcx", 63)
             else:
-                self.branch(Test.LT, "rcx", bits, False, enough)
+                self.branch(Comparison.LT, "rcx", bits, False, enough)
                 self.constant(work, 0)
-            self.mark(enough)
+            self.bind(enough)
             self._alter(b"\xd3", extension, work, size)
             self.copy(to, work)
 
@@ -398,7 +408,7 @@ class Emitter:
                 self._alter(b"\xf7", 7 if signed else 6, divisor)
             self.copy(to, "rax" if op is Arithmetic.DIV else "rdx")
 
-    def _compare(self, left: str | Value, right: str | int, signed: bool) -> Mapping[Test, int]:
+    def _compare(self, left: str | MemoryValue, right: str | int, signed: bool) -> Mapping[Comparison, int]:
         """Sets the flags; the condition codes that read them."""
         codes = _SIGNED if signed else _UNSIGNED
         if isinstance(left, str):
@@ -418,11 +428,11 @@ class Emitter:
             with self._reached(left.memory) as memory:
                 self._alter(b"\x39", right, memory)
             return codes
-        with self.pool.borrowed() as loaded:
+        with self.pool.scratch() as loaded:
             self.load(loaded, left)
             return self._compare(loaded, right, signed)
 
-    def _test(self, operand: str | Memory, mask: int, size: int) -> None:
+    def _test(self, operand: str | Address, mask: int, size: int) -> None:
         """ZF is set where no bit of mask is."""
         if mask < 1 << 32:
             size = min(size, 4)
@@ -435,7 +445,7 @@ class Emitter:
                 self._alter(b"\x85", other, operand)
 
     @contextmanager
-    def _reached(self, memory: Memory) -> Iterator[Memory]:
+    def _reached(self, memory: Address) -> Iterator[Address]:
         """The same address with an offset of 32 bits, from nothing, a register or the instruction."""
         if fits(as_number(memory.offset)) or is_relative(memory):
             yield memory
@@ -443,14 +453,14 @@ class Emitter:
         with self._in_register(memory.offset & MASK) as far:
             if memory.base is not None:
                 self._operate(Arithmetic.ADD, far, memory.base, 8)
-            yield Memory(far, 0, memory.index, memory.per_cpu)
+            yield Address(far, 0, memory.index, memory.per_cpu)
 
     @contextmanager
     def _in_register(self, word: str | int) -> Iterator[str]:
         if isinstance(word, str):
             yield word
             return
-        with self.pool.borrowed() as register:
+        with self.pool.scratch() as register:
             self.constant(register, word)
             yield register
 
@@ -460,39 +470,39 @@ class Emitter:
         if to != busy:
             yield to
             return
-        with self.pool.borrowed() as register:
+        with self.pool.scratch() as register:
             yield register
 
     @contextmanager
     def _fixed(self, to: Collection[str], *names: str) -> Iterator[Mapping[str, str]]:
         """These registers for use, and where that is now which some of them held; those of `to` get results meanwhile.
         """
-        free = [name for name in names if self.pool.take_this(name)]
-        places = {name: self.pool.take() for name in names if name not in free}
+        free = [name for name in names if self.pool.reserve(name)]
+        places = {name: self.pool.allocate() for name in names if name not in free}
         for name, place in places.items():
             self.copy(place, name)
         yield places
         for name, place in places.items():
             if name not in to:
                 self.copy(name, place)
-            self.pool.give(place)
+            self.pool.free(place)
         for name in free:
-            self.pool.give(name)
+            self.pool.free(name)
 
 
-class _Machine:
+class _X86Backend:
     """See ..emitter.Machine."""
 
     pc = PC
-    emitter = staticmethod(Emitter)
+    emitter = staticmethod(X86Emitter)
 
     @staticmethod
-    def order(before: Before) -> tuple[str, ...]:
+    def order(before: EntryState) -> tuple[str, ...]:
         usable = [name for name in GENERAL if name != SP]
         return tuple(sorted(usable, key=lambda name: (name in before.reads, name not in before.dead.registers)))
 
     @staticmethod
-    def kept(used: Collection[str], before: Before) -> tuple[str, ...]:
+    def kept(used: Collection[str], before: EntryState) -> tuple[str, ...]:
         wanted = (FLAGS in used and not before.dead.flags) or (CARRY in used and CARRY not in before.dead.registers)
         wanted |= FLAGS in before.reads and not {FLAGS, CARRY}.isdisjoint(used)
         lives = [n for n in GENERAL if n in used and (n in before.reads or n not in before.dead.registers)]
@@ -505,5 +515,5 @@ class _Machine:
         return registers
 
 
-MACHINE = _Machine()
-_: Machine = MACHINE
+BACKEND = _X86Backend()
+_: Backend = BACKEND

@@ -10,41 +10,41 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from ..base import Dead, Flow, Insn
-from ..emitter import Before, Memory, Value
-from ..returning import ReturnEmitter, Returning
-from .abi import CARRY, FLAGS, SP
-from .emitter import MACHINE, Emitter
+from gdb_optprobe.isa.base import Dead, Flow, Insn
+from gdb_optprobe.isa.codegen import Address, EntryState, MemoryValue
+from gdb_optprobe.isa.return_codegen import ReturnBackend, ReturnEmitter
+from gdb_optprobe.isa.x86_64.abi import CARRY, FLAGS, SP
+from gdb_optprobe.isa.x86_64.codegen import BACKEND, X86Emitter
 
 
-class _Emitter(Emitter):
+class _ReturnEmitter(X86Emitter):
     """See ..returning.ReturnEmitter."""
 
     @property
-    def _place(self) -> Memory:
-        return Memory(SP, 8 * len(self._pushed))
+    def _place(self) -> Address:
+        return Address(SP, 8 * len(self._pushed))
 
     def key(self, to: str) -> None:
-        self.address(to, Memory(SP, self._place.offset + 1))
+        self.address(to, Address(SP, self._place.offset + 1))
 
     def return_address(self, to: str) -> None:
-        self.load(to, Value(self._place))
+        self.load(to, MemoryValue(self._place))
 
     def return_to(self, address: str | int) -> None:
         self.store(self._place, address)
 
 
-class _Returning:
+class _X86ReturnBackend:
     begin = b"\x50"  # push rax
     end = b"\xc3"
     link: str | None = None
     slot = "r9"
-    pc = MACHINE.pc
-    order = staticmethod(MACHINE.order)
-    kept = staticmethod(MACHINE.kept)
+    pc = BACKEND.pc
+    order = staticmethod(BACKEND.order)
+    kept = staticmethod(BACKEND.kept)
 
-    def emitter(self, before: Before) -> ReturnEmitter:
-        return _Emitter(before)
+    def emitter(self, before: EntryState) -> ReturnEmitter:
+        return _ReturnEmitter(before)
 
     def saved(self, kept: Collection[str]) -> Dead:
         flags = FLAGS in kept
@@ -64,5 +64,5 @@ class _Returning:
         return key - 1
 
 
-RETURNING = _Returning()
-_: Returning = RETURNING
+RETURN_BACKEND = _X86ReturnBackend()
+_: ReturnBackend = RETURN_BACKEND

@@ -1,0 +1,327 @@
+"""The codegen backend: the verbs that programs are lowered to, on every instruction set.
+
+    lowering ──verbs──► Emitter ──finish(at)──► bytes      the same number of them wherever they stand
+                          │
+                        RegisterPool which registers there are, are in use, were used
+
+Registers are named as GDB names them. A register holds a word of 64 bits; an operation of 32 bits takes words that are
+numbers of 32 bits, sign- or zero-extended, and leaves one. A verb changes no register but its destination, which may
+be one of its operands too. What else it needs it takes from the pool and gives back, and what it changes beside general
+registers (flags) it adds to what the pool has `used`, so that this can be saved as well. No verb can trap.
+
+A program is emitted more than once: a first time to find out what it uses, then with that saved (lowering.py). What the
+first time emits need not work: a register that a verb needs for itself may be one that the program reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from gdb_optprobe.isa.base import Dead, ReadMemory
+
+
+class Arithmetic(Enum):
+    """Two operands. SHL, SHR: the count is an unsigned word, and at the width or above everything is shifted out.
+
+    DIV, MOD: the divisor is not 0, and not -1 where it is signed.
+    """
+
+    ADD = "+"
+    SUB = "-"
+    MUL = "*"
+    DIV = "/"
+    MOD = "%"
+    SHL = "<<"
+    SHR = ">>"
+    AND = "&"
+    OR = "|"
+    XOR = "^"
+
+
+class Comparison(Enum):
+    """Comparisons, of words."""
+
+    EQ = "=="
+    NE = "!="
+    LT = "<"
+    LE = "<="
+    GT = ">"
+    GE = ">="
+
+    @property
+    def opposite(self) -> Comparison:
+        return _OPPOSITES[self]
+
+    @property
+    def turned(self) -> Comparison:
+        """The same with its operands exchanged."""
+        return _TURNED.get(self, self)
+
+
+_OPPOSITES = {Comparison.EQ: Comparison.NE, Comparison.LT: Comparison.GE, Comparison.LE: Comparison.GT}
+_OPPOSITES |= {right: left for left, right in _OPPOSITES.items()}
+_TURNED = {Comparison.LT: Comparison.GT, Comparison.LE: Comparison.GE}
+_TURNED |= {right: left for left, right in _TURNED.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The address base + 8 * index + offset, in this CPU's part where it is `per_cpu`.
+
+    base, index: registers; an address that has neither is `offset`, of 64 bits. Otherwise offset is signed.
+    near: it is ours, within Isa.data_reach of where the code will stand.
+    """
+
+    base: str | None = None
+    offset: int = 0
+    index: str | None = None
+    per_cpu: bool = False
+    near: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryValue:
+    """What is in memory: size bytes (1, 2, 4, 8), extended to a word."""
+
+    memory: Address
+    size: int = 8
+    signed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReadRoutines:
+    """The addresses of the routines that read memory which may be unmapped: bytes, and text up to its first 0."""
+
+    bytes: int
+    text: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReadCode:
+    """Position-independent code of both `ProbeReadRoutines`; that for bytes is first. text: offset of the other."""
+
+    code: bytes
+    text: int
+
+    def at(self, address: int) -> ProbeReadRoutines:
+        return ProbeReadRoutines(address, address + self.text)
+
+
+class Label:
+    """A position in a program, by identity."""
+
+
+class TooManyRegisters(Exception):
+    """An expression needs more registers than there are."""
+
+
+class RegisterPool:
+    """The registers that a program may use, the best first.
+
+    used: all that were ever allocated, and what emitters changed beside them.
+    """
+
+    def __init__(self, order: Sequence[str]) -> None:
+        self.order = tuple(order)
+        self.used: set[str] = set()
+        self._taken: set[str] = set()
+
+    def allocate(self, avoid: Collection[str] = ()) -> str:
+        """Allocate a register. avoid: prefer others to these. Raises TooManyRegisters."""
+        for register in sorted(self.order, key=avoid.__contains__) if avoid else self.order:
+            if register not in self._taken:
+                return self._mark(register)
+        raise TooManyRegisters
+
+    def reserve(self, register: str) -> bool:
+        """Allocate this register; return whether it was free."""
+        if register in self._taken or register not in self.order:
+            return False
+        self._mark(register)
+        return True
+
+    def free(self, register: str) -> None:
+        self._taken.discard(register)
+
+    @contextmanager
+    def scratch(self, avoid: Collection[str] = ()) -> Iterator[str]:
+        register = self.allocate(avoid)
+        try:
+            yield register
+        finally:
+            self.free(register)
+
+    def _mark(self, register: str) -> str:
+        self._taken.add(register)
+        self.used.add(register)
+        return register
+
+
+NOTHING_DEAD = Dead()
+
+
+class Emitter(Protocol):
+    """Emits a program.
+
+    pool: the registers for destinations and for what a verb needs; the lowering replaces it between parts of a program.
+    probe_read_clobbers: registers that `probe_read` saves elsewhere while they are in use.
+    """
+
+    pool: RegisterPool
+    probe_read_clobbers: tuple[str, ...]
+
+    # registers
+
+    def save(self, names: Sequence[str]) -> None:
+        """Save on the stack what `kept` named. Nests."""
+
+    def restore(self, names: Sequence[str], dead: Dead = NOTHING_DEAD) -> None:
+        """Restore what the innermost `save` saved; the same names. What is dead need not be restored."""
+
+    def register(self, name: str) -> str | None:
+        """Return the general register that still holds the probed value of `name`; None if it was saved."""
+
+    def read(self, to: str, name: str) -> None:
+        """Load the value of a register at the probed address. Raises KeyError for one that cannot be read."""
+
+    # values
+
+    def constant(self, to: str, word: int) -> None: ...
+
+    def copy(self, to: str, source: str) -> None: ...
+
+    def load(self, to: str, value: MemoryValue) -> None: ...
+
+    def probe_read(self, to: str, address: str, size: int, short: Label, *, text: bool = False, got: str = "") -> None:
+        """Load 1 to 8 bytes from an address that may be unmapped; the bytes above them are undefined.
+
+        Jump to the label if not all could be read: then `got` is how many come before the first that could not, and
+        others are 0xFF. Text is complete at its first 0 byte; what is behind it is 0. Raises KeyError if there are no
+        routines.
+        """
+
+    def per_cpu_base(self, to: str) -> None: ...
+
+    def clock(self, to: str) -> None: ...
+
+    def address(self, to: str, memory: Address) -> None:
+        """Load the address itself; not a per-CPU one."""
+
+    def negate(self, to: str, source: str, bits: int, signed: bool) -> None: ...
+
+    def invert(self, to: str, source: str, bits: int, signed: bool) -> None: ...
+
+    def extend(self, to: str, source: str, bits: int, signed: bool) -> None:
+        """Sign- or zero-extend the lowest 1 to 63 bits."""
+
+    def binary(self, op: Arithmetic, to: str, left: str, right: str | int, bits: int, signed: bool) -> None: ...
+
+    def compare(self, test: Comparison, to: str, left: str, right: str | int, signed: bool) -> None:
+        """Set `to` to 1 if the comparison holds, else to 0."""
+
+    def logarithm(self, to: str, source: str) -> None:
+        """Find the number of the highest bit that is set; -1 if none is."""
+
+    # flow
+
+    def bind(self, label: Label) -> None: ...
+
+    def jump(self, label: Label) -> None: ...
+
+    def branch(self, test: Comparison, left: str | MemoryValue, right: str | int, signed: bool, label: Label) -> None:
+        """Jump to the label if the comparison holds."""
+
+    def branch_bits(self, left: str | MemoryValue, mask: int, any_set: bool, label: Label) -> None:
+        """Jump to the label if some bit of mask is set in left, or if none is."""
+
+    def restore_and_jump(self, names: Sequence[str], address: int) -> None:
+        """Restore what the innermost `save` saved, and jump to code elsewhere; behind this it is saved as before."""
+
+    # memory; what is changed atomically or published is never per CPU
+
+    def store(self, memory: Address, word: str | int, size: int = 8) -> None: ...
+
+    def atomic_add(self, memory: Address, word: str | int) -> None:
+        """Add to 8 aligned bytes, atomically."""
+
+    def atomic_extreme(self, test: Comparison, memory: Address, word: str, signed: bool) -> None:
+        """Replace 8 aligned bytes by `word` if `word test bytes` (LT, GT) holds, atomically."""
+
+    def atomic_fetch_add(self, to: str, memory: Address, word: int) -> None:
+        """Add to 8 aligned bytes, atomically; `to` is their value before."""
+
+    def claim(self, memory: Address, label: Label) -> None:
+        """Set bit 0 of 8 aligned bytes, atomically, before later stores; jump to the label if it was set."""
+
+    def publish(self, memory: Address, word: str | int) -> None:
+        """Store 8 aligned bytes, ordered after all earlier stores."""
+
+    def acquire(self) -> None:
+        """Order later loads after what an earlier branch has tested."""
+
+    def finish(self, at: int) -> bytes:
+        """Return the code to run at `at`. Raises OutOfReach."""
+
+
+@dataclass(frozen=True, slots=True)
+class OuterSaves:
+    """What code before a program saves and code behind it restores: `names`, in the order of `save`.
+
+    but: of these the register that holds something else for the program, to be read in place.
+    """
+
+    names: tuple[str, ...] = ()
+    but: str = ""
+
+    def in_place(self, reads: Collection[str]) -> frozenset[str]:
+        """Return which of the registers that a program reads are not on the stack."""
+        return frozenset(reads).difference(name for name in self.names if name != self.but)
+
+
+@dataclass(frozen=True, slots=True)
+class EntryState:
+    """What is known of the state before a program.
+
+    dead:    what may be overwritten.
+    reads:   registers whose values the program reads.
+    per_cpu: where the kernel keeps what is added to per-CPU addresses: x86-64: the per-CPU address of `this_cpu_off`;
+             ppc64le: the offset of `data_offset` in the PACA. None where it is not known.
+    base:    of Isa.bases: what r2 is, on ppc64le.
+    readers: None where this guest has none.
+    kept:    what is on the stack already; the stack pointer that a program reads is the one before.
+    """
+
+    dead: Dead = field(default_factory=Dead)
+    reads: frozenset[str] = frozenset()
+    per_cpu: int | None = None
+    base: int | None = None
+    readers: ProbeReadRoutines | None = None
+    kept: OuterSaves = field(default_factory=OuterSaves)
+
+
+class Backend(Protocol):
+    """The codegen backend of an ISA.
+
+    pc: the name of the PC.
+    """
+
+    pc: str
+
+    def emitter(self, before: EntryState) -> Emitter: ...
+
+    def order(self, before: EntryState) -> tuple[str, ...]:
+        """Return the general registers that a program may use: dead ones first, those it reads last."""
+
+    def kept(self, used: Collection[str], before: EntryState) -> tuple[str, ...]:
+        """Return what must be saved of what a pool used, in the order of `save`: what lives, or is read."""
+
+    def caller(self, routine: bytes, at: int, registers: Mapping[str, int], read: ReadMemory) -> Mapping[str, int]:
+        """Return the caller's registers, `at` bytes into a `ProbeReadCode`: at least PC and stack pointer."""
+
+    def resumed(self, registers: Mapping[str, int]) -> Mapping[str, int]:
+        """The registers of the probed code, from those within a program: but for what the program keeps on the stack.
+        """
