@@ -149,7 +149,7 @@ STEPS = st.tuples(
 @example([("add", ADDRESSES.index(PLAIN), 0, 9), ("add", ADDRESSES.index(PLAIN) + 1, 1, 9), ("delete", 0, 0, 3)])
 @example([("add", 0, 3, 30), ("add", 2, 3, 30), ("delete", 1, 0, 20), ("disable", 0, 0, 20), ("enable", 0, 0, 9)])
 @example([("add", ADDRESSES.index(SHORT), 0, 30), ("add", ADDRESSES.index(TRACED), 1, 30), ("delete", 0, 0, 20)])
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(st.lists(STEPS, min_size=1, max_size=6))
 def test_a_gdb_may_be_killed_behind_any_write(orders: list[tuple[str, int, int, int]]) -> None:
     world = Killed()
