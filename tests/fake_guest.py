@@ -31,6 +31,7 @@ from gdb_optprobe.guest.linux.arch.x86_64.trap_entry import TRAPPING
 from gdb_optprobe.guest.linux.physical_patch import PhysicalPatch
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
 from gdb_optprobe.guest.machine import Vcpu
+from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.guest.saved_pcs import SavedWords, Stack
 from gdb_optprobe.guest.text import Area, FtraceSite, Function, Jump, Mark, Whole
 from gdb_optprobe.handlers.ctype import UNSIGNED_LONG, CType
@@ -43,7 +44,6 @@ from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.probes.arena_source import ArenaSource
 from gdb_optprobe.probes.linux import Linux
 from gdb_optprobe.probes.linux_arena import LinuxArena
-from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.stops import Hit, Landing, OnHit

@@ -33,6 +33,7 @@ from gdb_optprobe.guest.linux.arch.registry import ARCHES
 from gdb_optprobe.guest.linux.backtrace import Copy, backtrace
 from gdb_optprobe.guest.linux.kernel_discovery import DiscoveredKernel, KnownFailures, discover
 from gdb_optprobe.guest.memory import KernelMemory
+from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.handlers.scope import Scope
 from gdb_optprobe.interrupts import held, interruptible
 from gdb_optprobe.isa.record import Isa
@@ -40,7 +41,6 @@ from gdb_optprobe.isa.registry import ISAS, by_name
 from gdb_optprobe.probes.arena_source import GivenArena
 from gdb_optprobe.probes.linux import Linux
 from gdb_optprobe.probes.linux_arena import LinuxArena
-from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.original_text import OriginalText
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.taking import CALLS, LEFT, RECOVER

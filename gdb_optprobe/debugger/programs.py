@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gdb_optprobe.guest.linux.user.programs import Programs
+from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.probes.linux import Linux
-from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.user.program_text import UserTexts
 from gdb_optprobe.probes.user.target import UserTarget
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.handlers.compile import Limits, compile_handler
 from gdb_optprobe.handlers.ir import Constant, Program, Put, Register, nodes, operands
 from gdb_optprobe.handlers.lower_returns import Part, Table, Way, entry
@@ -14,7 +15,6 @@ from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.isa.codegen import EntryState, ProbeReadRoutines
 from gdb_optprobe.maps.call_table import CallTableLayout
 from gdb_optprobe.probes.handler import Handler
-from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 

@@ -21,6 +21,7 @@ from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.memory import KernelMemory
+from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.guest.scope import Debug
 from gdb_optprobe.guest.scope import Site as Probed
@@ -30,7 +31,6 @@ from gdb_optprobe.guest.user_scope import user_scope
 from gdb_optprobe.handlers.ir import Expr
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.record import Isa
-from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.site_tracer import SiteTracer
 
 LARGEST_BTF = 1 << 26

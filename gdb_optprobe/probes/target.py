@@ -9,11 +9,11 @@ from typing import Protocol
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
 from gdb_optprobe.guest.machine import Machine
+from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.guest.text import FtraceSite, Function, Text
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.probes.arena_source import ArenaSource
-from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.stops import StopPoint, Stops
 from gdb_optprobe.probes.user.target import UserTarget
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.handlers.ir import Constant
 from gdb_optprobe.handlers.source import Fragment
-from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.spec import Kind, Spec
 from tests.detours.fakes import code

@@ -6,9 +6,9 @@ import pytest
 
 from gdb_optprobe.commands.parse import parse_add
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.handlers.ir import Constant
 from gdb_optprobe.handlers.source import MOST_SHOWN
-from gdb_optprobe.probes.names import NamesAt
 from tests.handlers.world import World as Names
 from tests.probes.threads import CODE, DATA, STACKS, START, World
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from gdb_optprobe.detours.arena import Arena, Ranges
 from gdb_optprobe.detours.detour import Detour
+from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.isa.x86_64 import X86_64
-from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.spec import Spec
 from tests.detours.fakes import code

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
-from gdb_optprobe.probes.names import NamesAt
+from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.probes.user.program_text import UserTexts
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.ir import Expr, Load, Op
 from gdb_optprobe.handlers.scope import Missing, Value
 from gdb_optprobe.handlers.trap_frame import Saved
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.user import UserTrapping
-from gdb_optprobe.probes.names import NamesAt
 
 INT_SIZE = 4
 

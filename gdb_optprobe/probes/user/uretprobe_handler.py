@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.program import Program
+from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.handlers import lower_user_returns
 from gdb_optprobe.handlers.compile import Limits
 from gdb_optprobe.handlers.ir import WORD
@@ -21,7 +22,6 @@ from gdb_optprobe.isa.user_returns import UserReturning
 from gdb_optprobe.maps.user_call_table import UserCallTableLayout
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.kretprobe_program import entry_part
-from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.spec import Spec

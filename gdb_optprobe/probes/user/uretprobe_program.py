@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.handlers import fold, lower_user_returns
 from gdb_optprobe.handlers.compile import Limits, compile_handler
 from gdb_optprobe.handlers.ir import And, Expr, Load, Op, Program, Register
@@ -23,7 +24,6 @@ from gdb_optprobe.isa.user_returns import UserReturning
 from gdb_optprobe.maps import call_table
 from gdb_optprobe.maps.user_call_table import MOST_SAVED, SAVED, WORD
 from gdb_optprobe.probes.handler import Handler
-from gdb_optprobe.probes.names import NamesAt
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
