@@ -151,8 +151,9 @@ class _Compiler:
                 return Average(signed), value.expr
             case "hist":
                 return Powers(signed), value.expr
-            case _:
+            case "lhist":
                 return self._linear(action, signed), value.expr
+        raise AssertionError(f"{action.name.text} has no aggregate")
 
     def _linear(self, action: Typed, signed: bool) -> Linear:
         low, high, step = (self._constant(argument) for argument in action.arguments[1:])

@@ -57,4 +57,4 @@ def names() -> Iterator[str]:
 
 
 def test_names() -> None:
-    assert "".join(f"{name}\n" for name in names()) == golden("names.txt")
+    assert [*names()] == golden("names.txt").splitlines()
