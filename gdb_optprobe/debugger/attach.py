@@ -242,7 +242,7 @@ def attach(
     """
     isa = by_name(gdb.selected_inferior().architecture().name(), isas)
     arch = linux_arches.of(isa, arches)
-    machine = GdbMachine(connection, attachments.guard)
+    machine = GdbMachine(connection, attachments.guard, isa.stub_numbers)
     machine.leave_physical_mode()
     cache = default_cache()
     if (why := cache.refused) is not None:
@@ -265,7 +265,7 @@ def attach(
     linux = Linux.of(recovered, machine, memory, isa, arch, original, progress, layouts)
     arena = original.arena = LinuxArena(linux, current_settings, note)
     unwind = _unwind(linux, recovered, machine)
-    loaded = gdb_symbols.provide(recovered, cache, arch.elf, unwound=unwind is not None)
+    loaded = gdb_symbols.provide(recovered, cache, isa.elf, unwound=unwind is not None)
     locations = Locations(recovered.symbols, linux.entry, linux.text)
     target = Target(
         machine=machine,

@@ -50,7 +50,7 @@ class BareText:
 
     def scope(self, address: int, convenience: Callable[[str], int | None]) -> KernelScope:
         """Return the names at an address: registers, arguments at a function's start, variables that GDB knows."""
-        debug = dwarf(address, abi.of(self._isa.name), frame=lambda: None)
+        debug = dwarf(address, abi.of(self._isa), frame=lambda: None)
         return self._names(Site(address, "", self._begins(address)), convenience, debug)
 
     def at_return(self, address: int, convenience: Callable[[str], int | None]) -> KernelScope | None:
@@ -65,7 +65,7 @@ class BareText:
         self, site: Site, convenience: Callable[[str], int | None], debug: Debug | None = None
     ) -> KernelScope:
         nothing = current.unknown("this guest has no operating system that is known")
-        of = abi.of(self._isa.name)
+        of = abi.of(self._isa)
         return KernelScope(site, _NoSymbols(), None, of, nothing, convenience=convenience, debug=debug)
 
     def function(self, address: int) -> Function | None:

@@ -13,6 +13,7 @@ from gdb_optprobe.guest.cache import Cache
 from gdb_optprobe.guest.linux.kernel_discovery import DiscoveredKernel
 from gdb_optprobe.guest.symbolfile import ASIDE, load_command, outermost_file, quoted, symbol_file
 from gdb_optprobe.host_files import until_exit
+from gdb_optprobe.isa.elf import ElfMachine
 
 # One that every kernel has, at the start of its code; one that no other program has.
 WITNESS = "_text"
@@ -31,7 +32,7 @@ def of_another_program() -> bool:
 MADE = "elf_1"
 
 
-def provide(recovered: DiscoveredKernel, cache: Cache, machine: str, unwound: bool) -> int | None:
+def provide(recovered: DiscoveredKernel, cache: Cache, machine: ElfMachine, unwound: bool) -> int | None:
     """Load a symbol-only file of this kernel: an address in it, for `withdraw`; None where GDB needs none.
 
     unwound: whether we unwind its stack (debugger/unwinder.py). Then GDB is not to guess on where a stack ends: in
@@ -66,7 +67,7 @@ def withdraw(text: int) -> None:
         gdb.execute(f"set confirm {'on' if confirm else 'off'}")
 
 
-def _end_stacks(recovered: DiscoveredKernel, cache: Cache, machine: str) -> int | None:
+def _end_stacks(recovered: DiscoveredKernel, cache: Cache, machine: ElfMachine) -> int | None:
     start, end = (recovered.symbols.address(name) for name in ENTRY)
     if start is None or end is None or not start < end:
         return None
@@ -78,7 +79,7 @@ def _end_stacks(recovered: DiscoveredKernel, cache: Cache, machine: str) -> int 
 
 
 def _known(
-    recovered: DiscoveredKernel, cache: Cache, machine: str, unwound: bool
+    recovered: DiscoveredKernel, cache: Cache, machine: ElfMachine, unwound: bool
 ) -> tuple[Path, tuple[int, int]] | None:
     """The file that an earlier session made of the same symbols, and where the code in it begins and ends."""
     made = recovered.shelf.facts().get(MADE) if recovered.shelf is not None else None
@@ -89,12 +90,14 @@ def _known(
     return None
 
 
-def _purpose(recovered: DiscoveredKernel, machine: str, unwound: bool) -> str:
+def _purpose(recovered: DiscoveredKernel, machine: ElfMachine, unwound: bool) -> str:
     start, end = recovered.text
-    return f"{machine} {end - start:#x} {'frames' if unwound else 'plain'}"
+    return f"{machine.name} {end - start:#x} {'frames' if unwound else 'plain'}"
 
 
-def _write(recovered: DiscoveredKernel, cache: Cache, machine: str, unwound: bool) -> tuple[Path, tuple[int, int]]:
+def _write(
+    recovered: DiscoveredKernel, cache: Cache, machine: ElfMachine, unwound: bool
+) -> tuple[Path, tuple[int, int]]:
     content = symbol_file(recovered.symbols.symbols, recovered.text, machine, outermost=unwound)
     path = cache.store_file(content)
     if path is None:

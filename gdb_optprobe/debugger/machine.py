@@ -42,10 +42,6 @@ ADDRESS_MASK = (1 << 64) - 1
 MOST_STEPS = 2000
 # QEMU 7.2's stub has special registers of the first vCPU alone; its monitor prints these for each.
 MONITOR_ONLY = ("srr0", "srr1")
-# Registers' numbers in the stub's packets (QEMU, gdb-xml/i386-64bit.xml, gdb-xml/power64-core.xml).
-_X86_64 = ("rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rbp", "rsp", *(f"r{n}" for n in range(8, 16)), "rip", "eflags")
-_POWER = {**{f"r{n}": n for n in range(32)}, "pc": 64, "cr": 66, "lr": 67, "ctr": 68, "xer": 69}
-NUMBERS = {**{name: number for number, name in enumerate(_X86_64)}, **_POWER}
 
 HANDED_OVER = "optprobe: interrupted at a hit"
 
@@ -56,9 +52,12 @@ class GdbMachine:
     stopped_programs: the vCPUs that are stopped in a program, which GDB shows to the user in place of our code.
     """
 
-    def __init__(self, connection: gdb.RemoteTargetConnection, guard: GuardianProcess) -> None:
+    def __init__(
+        self, connection: gdb.RemoteTargetConnection, guard: GuardianProcess, stub_numbers: Mapping[str, int]
+    ) -> None:
         self.connection = connection
         self._guard = guard
+        self._stub_numbers = stub_numbers
         self.memory: Memory = _RawVirtual(self)
         # Under page-table isolation a vCPU in user mode does not map the kernel.
         self._views = (self._read_chosen, self.read_selected)
@@ -221,7 +220,7 @@ class GdbMachine:
         """
         with _selected(vcpu, self.stopped_programs):
             self._agree(address)
-            packet = f"P{NUMBERS[pc]:x}={address.to_bytes(8, 'little').hex()}"
+            packet = f"P{self._stub_numbers[pc]:x}={address.to_bytes(8, 'little').hex()}"
             if self._packet(packet) != b"OK":
                 raise OptprobeError(f"the target does not let the PC of vCPU {vcpu.number} be set")
 
@@ -246,12 +245,12 @@ class GdbMachine:
 
     def change(self, registers: Mapping[str, int], memory: Iterable[tuple[int, bytes]]) -> Change:
         """Return writes to the selected vCPU as a guardian's change."""
-        values = tuple((NUMBERS[name], value.to_bytes(8, "little")) for name, value in registers.items())
+        values = tuple((self._stub_numbers[name], value.to_bytes(8, "little")) for name, value in registers.items())
         return Change(_thread_id(self.selected()), values, tuple(memory))
 
     def way_on(self, vcpu: Vcpu, pc: str, at: int, to: int) -> Change:
         """Return the change that moves a vCPU from `at` to our code at `to`. pc: the register's name."""
-        number, size = NUMBERS[pc], 8
+        number, size = self._stub_numbers[pc], 8
         where = (number, at.to_bytes(size, "little")), (to, self.read(to, size))
         return Change(_thread_id(vcpu), ((number, to.to_bytes(size, "little")),), where=where)
 
@@ -317,7 +316,7 @@ def _of_monitor(vcpu: Vcpu, names: Sequence[str]) -> dict[str, int]:
 
 
 def read_register(name: str) -> int:
-    """Return a register of the innermost frame of the selected vCPU; "cpl" is x86's current privilege level."""
+    """Return a register of the innermost frame of the selected vCPU; "cpl" is the privilege level, part of cs."""
     if name == "cpl":
         return read_register("cs") & 3
     if name == "pid":
@@ -326,7 +325,7 @@ def read_register(name: str) -> int:
 
 
 def _pid() -> int:
-    """Return ppc64le's process identifier. QEMU 7.2's stub has it of the first vCPU alone, its monitor of each."""
+    """Return the process identifier. QEMU 7.2's stub has it of the first vCPU alone, its monitor of each."""
     try:
         return int(gdb.newest_frame().read_register("pid"))
     except gdb.error:

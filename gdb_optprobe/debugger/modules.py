@@ -44,7 +44,7 @@ class LinuxModules:
         return self.linux.text.arriving(module).module.text
 
     def listen(self, on_load: Callable[[int], None]) -> StopPoint:
-        (first, *_) = abi.of(self.linux.isa.name).arguments
+        (first, *_) = abi.of(self.linux.isa).arguments
 
         def hit(hit: Hit) -> None:
             self.linux.forget()

@@ -2,13 +2,13 @@
 
     frame 0   in probe_read          reads memory for handlers (probes/probe_read.py)
     frame 1   in a detour            its caller is the probed instruction, with the same stack
-    frame 2   the probed function    by the kernel's own rules: x86's ORC tables, ppc64le's back chain
+    frame 2   the probed function    by the kernel's own rules: its unwind tables or its frames
     frame 3…  its callers
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import gdb
@@ -24,8 +24,6 @@ from gdb_optprobe.probes.session import Session
 
 MASK = (1 << 64) - 1
 WORD = 8
-# Registers of 4 bytes, as GDB has them.
-HALVES = ("eflags", "cs", "ss", "cr", "xer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ class Kernel:
     read: ReadMemory
 
     def registers(self) -> tuple[str, ...]:
-        return tuple(name for name in self.isa.registers if name not in HALVES)
+        return tuple(name for name in self.isa.registers if name not in self.isa.short_registers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +97,7 @@ class KernelUnwinder(gdb.unwinder.Unwinder):
             return None
         frame, caller = found
         self._states[level + 1] = caller
-        return _info(pending, frame, caller.registers)
+        return _info(pending, frame, caller.registers, kernel.isa.short_registers)
 
     def _caller(self, state: State, session: Session, kernel: Kernel) -> tuple[FrameId, State] | None:
         isa = kernel.isa
@@ -177,7 +175,7 @@ def _through_programs(pending: gdb.PendingFrame, kernel: Kernel, session: Sessio
     if back is None:
         return None
     registers = {name: int(pending.read_register(name)) & MASK for name in kernel.registers()}
-    return _info(pending, FrameId(sp, pc), {**registers, kernel.isa.pc: back})
+    return _info(pending, FrameId(sp, pc), {**registers, kernel.isa.pc: back}, kernel.isa.short_registers)
 
 
 def _at_program_stop(pending: gdb.PendingFrame, kernel: Kernel, session: Session) -> gdb.UnwindInfo | None:
@@ -206,12 +204,15 @@ def _read(pending: gdb.PendingFrame, name: str) -> gdb.Value | None:
         return None
 
 
-def _info(pending: gdb.PendingFrame, frame: FrameId, registers: Mapping[str, int]) -> gdb.UnwindInfo:
+def _info(
+    pending: gdb.PendingFrame, frame: FrameId, registers: Mapping[str, int], short: Collection[str]
+) -> gdb.UnwindInfo:
+    """Return the unwind information of a frame. short: registers of 4 bytes."""
     word, half = _unsigned(64), _unsigned(32)
     info = pending.create_unwind_info(_GdbFrameId(gdb.Value(frame.sp).cast(word), gdb.Value(frame.pc).cast(word)))
     for name, value in registers.items():
         if not name.startswith("orig_"):  # a word of pt_regs, not a register of the CPU
-            info.add_saved_register(name, gdb.Value(value & MASK).cast(half if name in HALVES else word))
+            info.add_saved_register(name, gdb.Value(value & MASK).cast(half if name in short else word))
     return info
 
 

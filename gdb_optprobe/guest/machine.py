@@ -40,7 +40,7 @@ class Machine(Memory, PhysicalMemory, Protocol):
         """The one whose registers cost least to read: the user's, or the one that stopped."""
 
     def registers(self, vcpu: Vcpu, names: Sequence[str]) -> dict[str, int]:
-        """General and control registers (x86: also "cr0", "cr3", "cr4", "efer", "cpl") as unsigned integers."""
+        """Return general and control registers, unsigned; "cpl" is the privilege level where there is one."""
 
     def write_registers(self, vcpu: Vcpu, values: Mapping[str, int]) -> None: ...
 

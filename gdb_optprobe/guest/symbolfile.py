@@ -22,8 +22,9 @@ from dataclasses import dataclass
 
 from gdb_optprobe.guest.symbols import FUNCTION_TYPES, KERNEL_HALF, Symbols
 from gdb_optprobe.guest_text import is_plain
+from gdb_optprobe.isa.elf import ElfMachine
 
-__all__ = ["ASIDE", "CIE_ID", "MACHINES", "frames_file", "load_command", "outermost_file", "quoted", "symbol_file"]
+__all__ = ["ASIDE", "CIE_ID", "frames_file", "load_command", "outermost_file", "quoted", "symbol_file"]
 
 EHDR = struct.Struct("<16sHHIQQQIHHHHHH")
 SHDR = struct.Struct("<IIQQQQIIQQ")
@@ -40,15 +41,7 @@ PERCPU_START = 16
 ASIDE = 8
 """Where no section of a kernel's is."""
 
-# DWARF 5, 6.4: version 1, no augmentation, factors of 1, return address in rip or lr: undefined. The CFA is rsp or r1.
-OUTERMOST = {
-    "x86_64": bytes((1, 0, 1, 1, 16, 0x0C, 7, 0, 0x07, 16, 0, 0)),
-    "ppc64le": bytes((1, 0, 1, 1, 65, 0x0C, 1, 0, 0x07, 65, 0, 0)),
-}
 CIE_ID = 0xFFFF_FFFF
-
-# e_machine and e_flags (ppc64le: ELF ABI version 2).
-MACHINES = {"x86_64": (62, 0), "ppc64le": (21, 2)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +58,8 @@ class _Section:
     entry: int = 0
 
 
-def symbol_file(symbols: Symbols, text: tuple[int, int], machine: str, outermost: bool = False) -> bytes:
-    """An ELF file of `symbols` at their addresses; code is at `text` (start, end); `machine` is of MACHINES.
+def symbol_file(symbols: Symbols, text: tuple[int, int], machine: ElfMachine, outermost: bool = False) -> bytes:
+    """An ELF file of `symbols` at their addresses; code is at `text` (start, end).
 
     GDB prints names as they are, so those that no compiler makes are left out.
 
@@ -120,14 +113,14 @@ def quoted(path: str) -> str:
     return f'"{escaped}"'
 
 
-def frames_file(frames: bytes, start: int, size: int, machine: str) -> bytes:
+def frames_file(frames: bytes, start: int, size: int, machine: ElfMachine) -> bytes:
     """An ELF file with this .debug_frame, of code at `start`, and nothing else."""
     code = _Section(b".text", SHT_NOBITS, SHF_ALLOC | SHF_EXECINSTR, start, size, alignment=16)
     sections = [_Section(b"", SHT_NULL, alignment=0), code, _Section(b".debug_frame", SHT_PROGBITS, data=frames)]
     return _elf(machine, sections)
 
 
-def outermost_file(code: tuple[int, int], machine: str) -> bytes:
+def outermost_file(code: tuple[int, int], machine: ElfMachine) -> bytes:
     """An ELF file that says of `code` (start, end) that it is the outermost; its one section is elsewhere.
 
     For beside a vmlinux: a section of the same addresses would hide the vmlinux's symbols.
@@ -135,9 +128,9 @@ def outermost_file(code: tuple[int, int], machine: str) -> bytes:
     return frames_file(_frames(*code, machine), ASIDE, 1, machine)
 
 
-def _frames(start: int, end: int, machine: str) -> bytes:
+def _frames(start: int, end: int, machine: ElfMachine) -> bytes:
     """Call frame information: all code from `start` to `end` is the outermost."""
-    cie = struct.pack("<I", CIE_ID) + OUTERMOST[machine]
+    cie = struct.pack("<I", CIE_ID) + machine.outermost
     fde = struct.pack("<IQQ", 0, start, end - start)
     return struct.pack("<I", len(cie)) + cie + struct.pack("<I", len(fde)) + fde
 
@@ -184,7 +177,7 @@ def _sizes(addresses: Sequence[int]) -> Iterable[int]:
     return sizes
 
 
-def _elf(machine: str, sections: Sequence[_Section]) -> bytes:
+def _elf(machine: ElfMachine, sections: Sequence[_Section]) -> bytes:
     strings = b"\0".join(section.name for section in sections) + b"\0.shstrtab\0"
     sections = [*sections, _Section(b".shstrtab", SHT_STRTAB, data=strings)]
     body = bytearray(EHDR.size)
@@ -209,18 +202,17 @@ def _elf(machine: str, sections: Sequence[_Section]) -> bytes:
         body.extend(section.data)
         name += len(section.name) + 1
     body.extend(bytes(-len(body) % 8))
-    number, flags = MACHINES[machine]
     EHDR.pack_into(
         body,
         0,
         IDENT,
         ET_EXEC,
-        number,
+        machine.number,
         1,
         0,
         0,
         len(body),
-        flags,
+        machine.flags,
         EHDR.size,
         0,
         0,

@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gdb_optprobe.guest.symbolfile import CIE_ID, frames_file
+from gdb_optprobe.isa.elf import ElfMachine
 
 GATES = 0xFFFF_8000_0000_0000
-"""No memory on x86-64 (Documentation/x86/x86_64/mm.rst, the hypervisor's hole), nor on ppc64le (quadrant 3)."""
+"""No memory on any ISA: a hole in the kernel's half of the addresses."""
 ROOM = 16
 MOST_BEHIND = 4
 SIZE = ROOM * (MOST_BEHIND + 1)
@@ -29,10 +30,10 @@ _PLUS, _DEREF, _LITERAL, _MINUS = 0x23, 0x06, 0x30, 0x1C
 class SavedRegisters:
     """frame: DWARF's number of the register that leads to the saved ones. registers: how far in each is, by its number.
 
-    machine: of symbolfile.MACHINES. pc: its number.
+    pc: its number.
     """
 
-    machine: str
+    machine: ElfMachine
     frame: int
     registers: Mapping[int, int]
     pc: int

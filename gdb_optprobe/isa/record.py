@@ -11,6 +11,8 @@ from typing import Protocol
 
 from gdb_optprobe.isa.base import Before, Dead, Effects, Hazard, Insn, ReadMemory, Relocated
 from gdb_optprobe.isa.codegen import Backend
+from gdb_optprobe.isa.convention import Convention
+from gdb_optprobe.isa.elf import ElfMachine
 from gdb_optprobe.isa.return_codegen import ReturnBackend
 
 
@@ -29,6 +31,9 @@ class Isa(Protocol):
     traps:       all codes of which one may be such a trap, by what the guest takes for traps of its own; the first is
                  `trap`.
     landing:     what a detour begins with to which such a trap leads: it wipes out what says that somebody is there.
+    short_registers: those of 4 bytes, as GDB has them.
+    stub_numbers: of registers, in packets of QEMU's stub.
+    convention:  registers and arguments as users name them. elf: what files of its code say.
     codegen:     what programs are lowered to. returning: what return probes need; None where they are not built.
     """
 
@@ -46,6 +51,10 @@ class Isa(Protocol):
     trap: bytes
     traps: tuple[bytes, ...]
     landing: bytes
+    short_registers: tuple[str, ...]
+    stub_numbers: Mapping[str, int]
+    convention: Convention
+    elf: ElfMachine
     codegen: Backend
 
     @property
@@ -87,7 +96,7 @@ class Isa(Protocol):
         """Whether `insn` holds off interrupts until the instruction behind it has run."""
 
     def restarts(self, insn: Insn) -> bool:
-        """Whether a single step may do a part of `insn` and leave the PC on it (x86: string instructions with rep)."""
+        """Whether a single step may do a part of `insn` and leave the PC on it (a string instruction that repeats)."""
 
     def dead_at(
         self,

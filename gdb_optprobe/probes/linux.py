@@ -149,7 +149,7 @@ class Linux:
         function = self.text.function(address)
         name = self._named(function) if function is not None else ""
         site = scope.Site(address, name, function is not None and self._is_entry(address))
-        of = abi.of(self.isa.name)
+        of = abi.of(self.isa)
         return self._names(site, convenience, debug(address, of, lambda: self._frame(address, of)))
 
     def _frame(self, address: int, of: abi.Abi) -> Expr | None:
@@ -158,7 +158,7 @@ class Linux:
     def _names(
         self, site: Probed, convenience: Callable[[str], int | None], debug: Debug | None = None
     ) -> NamesAt:
-        of = abi.of(self.isa.name)
+        of = abi.of(self.isa)
         names = scope.kernel_scope(self.kernel, self.current, self._types, of, site, convenience, debug)
         cpu = self.current.cpu
         number = None if isinstance(cpu, Missing) else cpu
@@ -171,7 +171,7 @@ class Linux:
         if (function := self.text.function(address)) is None or not self._is_entry(address):
             return None
         site = scope.Site(address, self._named(function), returns=True)
-        return self._names(site, convenience, debug(address, abi.of(self.isa.name), lambda: None))
+        return self._names(site, convenience, debug(address, abi.of(self.isa), lambda: None))
 
     def _named(self, function: Function) -> str:
         """A module's function with the module's name: the kernel's own types know nothing of it."""

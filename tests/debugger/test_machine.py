@@ -11,6 +11,7 @@ import pytest
 
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.machine import Vcpu
+from gdb_optprobe.isa.x86_64 import X86_64
 from tests.debugger.fake_gdb import Gdb
 
 VCPUS = 4
@@ -44,7 +45,7 @@ def module(gdb: Gdb) -> Any:
 @pytest.fixture
 def machine(gdb: Gdb, module: Any) -> Any:
     guard = importlib.import_module("gdb_optprobe.debugger.guardian_process")
-    return module.GdbMachine(gdb.connection, guard.GuardianProcess())
+    return module.GdbMachine(gdb.connection, guard.GuardianProcess(), X86_64.stub_numbers)
 
 
 @pytest.mark.parametrize("number", range(VCPUS))

@@ -38,7 +38,7 @@ class GuestEvaluate(gdb.Command):
             types = BtfTypes(linux.structures.btf)
         except OptprobeError:
             types = None
-        scope = kernel_scope(linux.kernel, linux.arch.current(linux.kernel), types, abi.of(isa.name), site)
+        scope = kernel_scope(linux.kernel, linux.arch.current(linux.kernel), types, abi.of(isa), site)
         per_cpu = PerCpu.of(linux.kernel).bases[vcpu.number] if types is not None else 0
         try:
             program = compile_handler(None, [Fragment.whole(action)], scope)

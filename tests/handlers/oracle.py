@@ -20,11 +20,14 @@ from pathlib import Path
 import pytest
 
 from gdb_optprobe.errors import Unreadable
-from gdb_optprobe.guest.abi import X86_64
+from gdb_optprobe.guest import abi
 from gdb_optprobe.guest.btf import Btf
 from gdb_optprobe.guest.linux.current import unknown
 from gdb_optprobe.guest.scope import KernelScope, Site
 from gdb_optprobe.guest.types import BtfTypes
+from gdb_optprobe.isa import x86_64
+
+X86_64 = abi.of(x86_64.X86_64)
 
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc: install gcc")
 

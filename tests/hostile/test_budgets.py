@@ -541,4 +541,4 @@ def test_messages_do_not_list_all_namesakes() -> None:
 
 def test_the_last_address_of_all_has_a_symbol_file() -> None:
     table = Symbols(array("Q", [HEAD, (1 << 64) - 1]), ["a", "b"], "tt")
-    assert symbolfile.symbol_file(table, (HEAD, HEAD + 64), "x86_64")
+    assert symbolfile.symbol_file(table, (HEAD, HEAD + 64), X86_64.elf)

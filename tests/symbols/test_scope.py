@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gdb_optprobe.guest import abi
-from gdb_optprobe.guest.abi import PPC64LE, X86_64, Abi
+from gdb_optprobe.guest.abi import Abi
 from gdb_optprobe.guest.btf import Btf
 from gdb_optprobe.guest.linux.current import Current, Paca, on_ppc64le, unknown
 from gdb_optprobe.guest.scope import KernelScope, Site
@@ -39,7 +39,11 @@ from gdb_optprobe.handlers.ir import (
     Register,
 )
 from gdb_optprobe.handlers.scope import Missing, Place, Value
+from gdb_optprobe.isa import ppc64le, x86_64
 from tests.symbols.blobs import BtfWriter
+
+X86_64 = abi.of(x86_64.X86_64)
+PPC64LE = abi.of(ppc64le.PPC64LE)
 
 PROBED = 0xFFFF_FFFF_8100_0000
 DATA = 0xFFFF_FFFF_8200_0000
@@ -333,4 +337,4 @@ def test_types_that_are_not_there(keyword: str, name: str, types: BtfTypes | Non
 
 
 def test_abis_by_name() -> None:
-    assert abi.of("i386:x86-64") is X86_64 and abi.of("powerpc:common64") is PPC64LE
+    assert X86_64.arguments[0] == "rdi" and PPC64LE.arguments[0] == "r3"

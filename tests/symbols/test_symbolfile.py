@@ -11,6 +11,9 @@ import pytest
 
 from gdb_optprobe.guest.symbolfile import ASIDE, load_command, outermost_file, symbol_file
 from gdb_optprobe.guest.symbols import Symbols
+from gdb_optprobe.isa.elf import ElfMachine
+from gdb_optprobe.isa.ppc64le import PPC64LE
+from gdb_optprobe.isa.x86_64 import X86_64
 from qemu.debugger import DebuggerError, gdb_program
 
 TEXT = 0xFFFF_FFFF_8100_0000
@@ -50,7 +53,7 @@ def entries(data: bytes) -> dict[str, tuple[int, int, int, int, int]]:
 
 
 def test_symbols_are_in_their_sections() -> None:
-    found = entries(symbol_file(symbols(), CODE, "x86_64"))
+    found = entries(symbol_file(symbols(), CODE, X86_64.elf))
     assert found == {
         "fixed_percpu_data": (1, 1, 3, 0, 0),
         "current_task": (1, 1, 3, 0x1FB80, 0),
@@ -66,21 +69,21 @@ def test_symbols_are_in_their_sections() -> None:
 
 
 def test_local_symbols_come_first() -> None:
-    data = symbol_file(symbols(), CODE, "x86_64")
+    data = symbol_file(symbols(), CODE, X86_64.elf)
     (headers,) = struct.unpack_from("<Q", data, 0x28)
     (first_global,) = struct.unpack_from("<I", data, headers + 64 * 4 + 44)
     assert list(entries(data))[: first_global - 1] == ["vfs_read.cold", "start_kernel"]
 
 
-@pytest.mark.parametrize(("machine", "number", "flags"), [("x86_64", 62, 0), ("ppc64le", 21, 2)])
-def test_machines(machine: str, number: int, flags: int) -> None:
+@pytest.mark.parametrize(("machine", "number", "flags"), [(X86_64.elf, 62, 0), (PPC64LE.elf, 21, 2)])
+def test_machines(machine: ElfMachine, number: int, flags: int) -> None:
     data = symbol_file(symbols(), CODE, machine)
     assert struct.unpack_from("<16sHH", data)[2] == number
     assert struct.unpack_from("<I", data, 0x30)[0] == flags
 
 
 def test_no_symbols() -> None:
-    assert entries(symbol_file(Symbols(array("Q"), [], ""), CODE, "x86_64")) == {}
+    assert entries(symbol_file(Symbols(array("Q"), [], ""), CODE, X86_64.elf)) == {}
 
 
 @pytest.mark.parametrize("slide", [0, SLIDE])
@@ -88,7 +91,7 @@ def test_gdb_finds_everything_where_kaslr_put_it(tmp_path: Path, slide: int) -> 
     folder = tmp_path / 'a user"s \\ $cache'
     folder.mkdir()
     path = folder / "symbols.elf"
-    path.write_bytes(symbol_file(symbols(), CODE, "x86_64"))
+    path.write_bytes(symbol_file(symbols(), CODE, X86_64.elf))
     script = [
         "set confirm off",
         "set architecture i386:x86-64",
@@ -121,8 +124,8 @@ def test_gdb_finds_everything_where_kaslr_put_it(tmp_path: Path, slide: int) -> 
 
 def test_where_stacks_end_no_symbol_of_the_vmlinux_s_is_hidden(tmp_path: Path) -> None:
     kernel, ends = tmp_path / "vmlinux", tmp_path / "ends.elf"
-    kernel.write_bytes(symbol_file(symbols(), CODE, "x86_64"))
-    ends.write_bytes(outermost_file((TEXT + 0x180, TEXT + 0x280), "x86_64"))
+    kernel.write_bytes(symbol_file(symbols(), CODE, X86_64.elf))
+    ends.write_bytes(outermost_file((TEXT + 0x180, TEXT + 0x280), X86_64.elf))
     try:
         program = gdb_program()
     except DebuggerError as missing:
@@ -147,4 +150,4 @@ def test_names_with_line_ends_and_terminal_escapes_do_not_reach_gdb() -> None:
     hostile = [r"vfs_read\nshell touch x", "\x1b]0;owned\x07", "a b", "", "caf\xe9"]
     places = array("Q", [*addresses, *[addresses[-1]] * len(hostile)])
     more = Symbols(places, [*names, *hostile], "".join(types) + "T" * len(hostile))
-    assert entries(symbol_file(more, CODE, "x86_64")) == entries(symbol_file(symbols(), CODE, "x86_64"))
+    assert entries(symbol_file(more, CODE, X86_64.elf)) == entries(symbol_file(symbols(), CODE, X86_64.elf))

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from gdb_optprobe.guest.abi import PPC64LE, X86_64, Abi
+from gdb_optprobe.guest import abi
+from gdb_optprobe.guest.abi import Abi
 from gdb_optprobe.guest.variables import located, meaning
 from gdb_optprobe.handlers.ctype import INT, LONG, UNSIGNED_LONG, Struct
 from gdb_optprobe.handlers.interpreter import Hit, evaluate
 from gdb_optprobe.handlers.ir import Expr, Register
 from gdb_optprobe.handlers.scope import Missing, Place, Value
+from gdb_optprobe.isa import ppc64le, x86_64
+
+X86_64 = abi.of(x86_64.X86_64)
+PPC64LE = abi.of(ppc64le.PPC64LE)
 
 SCOPE = """\
 Scope for *helper+40:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gdb_optprobe.isa.codegen import Backend
 from gdb_optprobe.isa.ppc64le import (
     abi,
     codegen,
+    convention,
     decoder,
+    elf,
     emulator,
     jump_tables,
     liveness,
@@ -38,6 +42,10 @@ class _PPC64LE:
     traps: tuple[bytes, ...] = (trap,)
     landing = b""  # a trap is in registers
     breakpoint = to_bytes(relocator.TRAP)  # trap: BREAKPOINT_INSTRUCTION of asm/probes.h
+    short_registers: tuple[str, ...] = abi.SHORT
+    stub_numbers: Mapping[str, int] = abi.STUB_NUMBERS
+    convention = convention.CONVENTION
+    elf = elf.MACHINE
     codegen: Backend = codegen.BACKEND
     returning: ReturnBackend | None = return_codegen.RETURN_BACKEND
 

@@ -11,6 +11,9 @@ GENERAL = tuple(f"r{number}" for number in range(32))
 PC, SP, FLAGS = "pc", "r1", "cr"
 LR, CTR, XER = "lr", "ctr", "xer"
 REGISTERS = (*GENERAL, PC, FLAGS, LR, CTR, XER)
+SHORT = (FLAGS, XER)  # of 4 bytes, as GDB has them
+# In the stub's packets (QEMU, gdb-xml/power64-core.xml).
+STUB_NUMBERS = {name: number for number, name in enumerate(GENERAL)} | {PC: 64, FLAGS: 66, LR: 67, CTR: 68, XER: 69}
 # Fields of CR: names of ours, for what is dead. GDB knows the register as a whole.
 CR_FIELDS = tuple(f"cr{number}" for number in range(8))
 

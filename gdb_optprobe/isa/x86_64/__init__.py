@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gdb_optprobe.isa.codegen import Backend
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.return_codegen import ReturnBackend
-from gdb_optprobe.isa.x86_64 import abi, codegen, decoder, emulator, liveness, relocator, return_codegen, writer
+from gdb_optprobe.isa.x86_64 import (
+    abi,
+    codegen,
+    convention,
+    decoder,
+    elf,
+    emulator,
+    liveness,
+    relocator,
+    return_codegen,
+    writer,
+)
 from gdb_optprobe.isa.x86_64.trap import LANDING, TRAPS
 
 
@@ -23,6 +36,10 @@ class _X86_64:
     traps: tuple[bytes, ...] = TRAPS
     trap = traps[0]
     landing = LANDING
+    short_registers: tuple[str, ...] = abi.SHORT
+    stub_numbers: Mapping[str, int] = abi.STUB_NUMBERS
+    convention = convention.CONVENTION
+    elf = elf.MACHINE
     codegen: Backend = codegen.BACKEND
     returning: ReturnBackend | None = return_codegen.RETURN_BACKEND
 

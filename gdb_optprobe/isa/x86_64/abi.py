@@ -8,6 +8,10 @@ GENERAL = (
 )  # fmt: skip
 PC, SP, FLAGS = "rip", "rsp", "eflags"
 REGISTERS = (*GENERAL, PC, FLAGS)
+SHORT = ("eflags", "cs", "ss")  # of 4 bytes, as GDB has them
+# In the stub's packets (QEMU, gdb-xml/i386-64bit.xml).
+_IN_PACKETS = ("rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rbp", "rsp", *GENERAL[8:], PC, FLAGS)
+STUB_NUMBERS = {name: number for number, name in enumerate(_IN_PACKETS)}
 SEGMENT_BASES = {0x64: "fs_base", 0x65: "gs_base"}  # by prefix
 
 # System V ABI, AMD64 supplement, 3.2.3. A system call has r10 in place of rcx.

@@ -156,10 +156,9 @@ class Unwinder(Protocol):
 
 
 class LinuxArch(Finder, Protocol):
-    """elf: the machine's name for guest/symbolfile.py. loaded: from where to where modules can be."""
+    """loaded: from where to where modules can be."""
 
     isa: Isa
-    elf: str
     loaded: tuple[int, int]
 
     def kernel(self, memory: Memory, symbols: SymbolTable, structures: Structures) -> Kernel: ...

@@ -72,7 +72,6 @@ class BackChain:
 
 class _Linux:
     isa: Isa = PPC64LE
-    elf = "ppc64le"
     loaded = VMALLOC
     find = staticmethod(finding.find)
     notes = staticmethod(finding.notes)

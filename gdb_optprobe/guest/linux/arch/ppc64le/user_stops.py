@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from gdb_optprobe.isa.code import Code
 from gdb_optprobe.isa.ppc64le.abi import CTR, FLAGS, GENERAL, LR, PC, XER
+from gdb_optprobe.isa.ppc64le.elf import MACHINE
 from gdb_optprobe.isa.ppc64le.encodings import NONE, FarBranch, logical, number, placed
 from gdb_optprobe.isa.ppc64le.fields import to_bytes
 from gdb_optprobe.isa.user_stops import UserStopping
@@ -18,7 +19,7 @@ _BLR = 0x4E80_0020
 
 
 class _Stopping:
-    machine = "ppc64le"
+    machine = MACHINE
     number, ticket = "r3", "r4"
     place = to_bytes(_BLR)
     columns: Mapping[str, int] = {

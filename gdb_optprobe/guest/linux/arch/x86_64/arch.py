@@ -55,7 +55,6 @@ PAD = 4
 
 class _Linux:
     isa: Isa = X86_64
-    elf = "x86_64"
     loaded = MODULES
     find = staticmethod(finding.find)
     settle = staticmethod(finding.settle)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from gdb_optprobe.isa.code import Code, joined
 from gdb_optprobe.isa.user_stops import UserStopping
+from gdb_optprobe.isa.x86_64.elf import MACHINE
 from gdb_optprobe.isa.x86_64.encoder import Relative, immediate, instruction
 
 _WIPE = bytes.fromhex("48c74424f800000000")  # movq $0, -8(%rsp)
@@ -16,7 +17,7 @@ _NAMES = ("rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", *(f"r{number}"
 
 
 class _Stopping:
-    machine = "x86_64"
+    machine = MACHINE
     number, ticket = "rax", "rdx"
     place = b"\xc3"
     columns: Mapping[str, int] = {
