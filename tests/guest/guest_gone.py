@@ -8,6 +8,7 @@ import gdb
 
 from gdb_optprobe.debugger.attach import attachments, current_session
 from gdb_optprobe.debugger.running import run_for
+from gdb_optprobe.probes.linux_arena import LinuxArena
 
 SLICE, LONGEST = 0.05, 5.0
 """Seconds: calls of programs may have to return first."""
@@ -23,7 +24,9 @@ class GuestGone(gdb.Command):
         session = current_session()
         assert attachments.current is not None and attachments.current.linux is not None
         linux, end = attachments.current.linux, time.monotonic() + LONGEST
-        room = linux.room or linux.arch.room(linux.machine, linux.kernel)
+        source = session.target.arena_source
+        assert isinstance(source, LinuxArena)
+        room = source.room or linux.arch.room(linux.machine, linux.kernel)
         session.delete()
         session.commit(10)
         while not session.optimizer.give_back_arena():

@@ -13,12 +13,12 @@ import gdb
 
 from gdb_optprobe.debugger.attach import attachments
 from gdb_optprobe.maps import journal_format as form
-from gdb_optprobe.probes.linux import Linux
+from gdb_optprobe.probes.linux_arena import LinuxArena
 
 
-def linux() -> Linux:
-    found = attachments.seen().linux
-    assert found is not None
+def arena() -> LinuxArena:
+    found = attachments.seen().session.target.arena_source
+    assert isinstance(found, LinuxArena)
     return found
 
 
@@ -28,13 +28,13 @@ class GuestJournal(gdb.Command):
         self._before = b""
 
     def invoke(self, argument: str, from_tty: bool) -> None:
-        here = linux()
+        here, memory = arena(), arena().linux.memory
         here._asked = False
         earlier = here._look_back() if not self._before else None
         if earlier is not None:
             self._place, self._found = earlier.place, earlier.found
             start, end = self._place.journal
-            self._before = here.memory.read(start, end - start)
+            self._before = memory.read(start, end - start)
         start, end = self._place.journal
         region = self._before
         if argument:
@@ -46,7 +46,7 @@ class GuestJournal(gdb.Command):
             at = self._found.half * half
             filled = data.ljust(half, bytes([self._place.fill]))
             region = region[:at] + filled + region[at + half :]
-        here.memory.write(start, region)
+        memory.write(start, region)
         here._asked = False
 
 
@@ -55,13 +55,13 @@ class GuestDigest(gdb.Command):
         super().__init__("guest-digest", gdb.COMMAND_USER)
 
     def invoke(self, argument: str, from_tty: bool) -> None:
-        here = linux()
+        here, linux = arena(), arena().linux
         here._asked = False
         earlier = here._look_back()
         assert earlier is not None
-        text = here.kernel.range("_stext", "_etext")
+        text = linux.kernel.range("_stext", "_etext")
         pieces = [text, *earlier.place.code, earlier.place.data]
-        print(hashlib.sha256(b"".join(here.memory.read(start, end - start) for start, end in pieces)).hexdigest())
+        print(hashlib.sha256(b"".join(linux.memory.read(start, end - start) for start, end in pieces)).hexdigest())
 
 
 GuestJournal()

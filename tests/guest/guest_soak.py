@@ -17,6 +17,7 @@ from gdb_optprobe.debugger.attach import attachments, current_session
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes.linux import Linux
+from gdb_optprobe.probes.linux_arena import LinuxArena
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.views import ProbeView
 from tests.guest import guest_events, hot_code
@@ -32,9 +33,11 @@ def linux() -> Linux:
 def map_of(names: list[str]) -> dict[str, Any]:
     session = current_session()
     kernel = linux().kernel
-    room = linux().room or linux().arch.room(linux().machine, kernel)
+    source = session.target.arena_source
+    assert isinstance(source, LinuxArena)
+    room = source.room or linux().arch.room(linux().machine, kernel)
     areas = {"text": [kernel.range("_stext", "_etext")], "room": [*room.code, room.journal]}
-    if linux().room is not None:
+    if source.room is not None:
         # They are mapped when the first probe is there.
         areas["data"] = [room.data]
     found = {name: [[at, *_place(at, end)] for at, end in ranges if at < end] for name, ranges in areas.items()}
