@@ -47,7 +47,7 @@ def busy(ranges: Iterable[Range], saved: Iterable[SavedWords]) -> tuple[Inside, 
     for some in saved:
         for word in some.words:
             if low <= word < high:
-                found += [Inside(some.who, word, r) for r in _around(word, wanted, starts, longest)]
+                found += [Inside(some.owner, word, r) for r in _around(word, wanted, starts, longest)]
     return tuple(found)
 
 

@@ -52,10 +52,10 @@ def of(isa: Isa) -> Abi:
 
 
 def slots(parameters: Sequence[Parameter], btf: Btf, abi: Abi) -> Mapping[str, int]:
-    """By name: which of the words for arguments, from 0, registers first, is a parameter's first at the entry.
+    """Return the first argument word of each parameter at the entry, by name; counted from 0, registers first.
 
-    A small struct takes as many words as it fills (System V ABI AMD64, 3.2.3; ELFv2 ABI, 2.2.3.2). Nothing is told of
-    one that may be in memory, or is neither a struct nor a number nor a pointer; nor of what follows it.
+    A small struct takes as many words as it fills (System V ABI AMD64, 3.2.3; ELFv2 ABI, 2.2.3.2). A parameter that may
+    be in memory, or is neither a struct nor a number nor a pointer, is left out, with all that follow it.
     """
     found: dict[str, int] = {}
     at = 0

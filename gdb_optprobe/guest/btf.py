@@ -449,7 +449,7 @@ class Btf:
             label = self._string(name)
             for limit in (budget, self._members_left):
                 limit.spend(1 + len(label) // LONG)
-            # With kind_flag the size of a bitfield stands above its offset.
+            # With kind_flag the size of a bitfield is in the bits above its offset.
             bit_size, bits = (where >> 24, base + (where & 0xFFFFFF)) if info >> 31 else (0, base + where)
             if not name and type_ < len(self) and self._kind(type_) in (STRUCT, UNION):
                 self._add_members(found, type_, bits, depth + 1, budget)

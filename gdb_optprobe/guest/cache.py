@@ -6,13 +6,13 @@
         │   └── KEY/              hash of the tables that the symbols were read from (guest/kallsyms_tables.py)
         │       ├── facts         where these tables and the note with the build-id lie, and of which file GDB has it
         │       ├── symbols       addresses from _text (KASLR does not matter), types and names of all symbols
-        │       └── landings-KEY  where code leads into functions; KEY is a hash of that code (linux/landings.py)
+        │       └── landings-KEY  where code leads into functions; KEY is a hash of that code (mid_function_entries.py)
         └── files/
             └── HASH.elf          a file for GDB, by the hash of what is in it
 
-A guest is a stranger, and it may say that it is any other. So nothing is believed about one guest because another one
-said it: who takes something from here has read, in the guest before it, all that the thing was derived from, and has
-its hash. A cache is only ever a shortcut: a file that is damaged, of another format, another user's or unreadable is as
+A guest may claim to be any other. So nothing is believed of one guest because another one said it: a
+reader of the cache has first read, in its own guest, all data that the cached fact was derived from, and has the hash
+of that data. A cache is only a shortcut: a file that is damaged, unreadable, of another format or of another user is as
 good as none, and one that cannot be written is done without. Files appear whole: they are written aside and renamed.
 """
 
@@ -60,7 +60,7 @@ MOST_SYMBOLS = 1 << 21
 LONGEST_NAME = 1 << 13
 REACH = 1 << 30
 """How far from a kernel's start anything of its image lies."""
-# What is used the longest ago is removed beyond these.
+# Beyond these limits the least recently used files are removed.
 MOST_BUILDS, MOST_KERNELS, MOST_OF_A_KIND, MOST_FILES = 32, 4, 16, 64
 
 
@@ -85,7 +85,7 @@ class Cache:
         return refusal(self.folder.parent)
 
     def claims(self, text: int, read: Callable[[int, int], bytes]) -> Iterator[Claim]:
-        """What may be the kernel whose code starts at `text`, by its build-id: each one's note is looked for."""
+        """Yield the cached kernels that the one with code at `text` may be: those with its build-id note."""
         notes: dict[int, bytes] = {}
         for build in _latest(self.folder, BUILD_ID, MOST_BUILDS):
             for key in _latest(build, HASH, MOST_KERNELS):
@@ -99,7 +99,7 @@ class Cache:
                     yield Claim(build.name, text + offset, shelf)
 
     def shelf(self, build: str, key: str) -> Shelf:
-        """Return the place of the kernel whose facts have this `key`. The oldest of the others make room for it."""
+        """Return the shelf of the kernel with this `key`. The least recently used ones are removed to make room."""
         assert BUILD_ID.fullmatch(build) and HASH.fullmatch(key)
         _make_room(self.folder, BUILD_ID, MOST_BUILDS, build)
         _make_room(self.folder / build, HASH, MOST_KERNELS, key)
@@ -157,7 +157,7 @@ class Shelf:
         self._write(name, data)
 
     def facts(self) -> dict[str, Any]:
-        """What `remember` was given; nothing where that is lost. Values are checked by who takes them."""
+        """Return what `remember` has stored; nothing where it is lost. The caller checks the values."""
         body = self._opened(FACTS, LARGEST_FACTS)
         facts = _from_json(body) if body is not None else None
         return facts if isinstance(facts, dict) else {}

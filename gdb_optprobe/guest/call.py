@@ -8,8 +8,8 @@
     │              │ ◄─────────────────────────────────┤ done: jmp safe point    │
     └──────────────┘                                   └─────────────────────────┘
 Whatever happens to the debugger in the middle, the guest finishes the call and runs the safe point's own code. The
-function may sleep and come back on another vCPU: only the calling thread reaches `returned` and `done`, and the vCPU
-that is seen there is the one whose PC goes back. Segment bases and control registers are never touched.
+function may sleep and come back on another vCPU: only the calling thread reaches `returned` and `done`, and the PC
+of the vCPU that is seen there is set back. Segment bases and control registers are never touched.
 
 The thunk is there only during a call. Once it is over, the padding holds what it held before.
 """
@@ -32,7 +32,7 @@ LATER = "let the guest do something, then try again"
 
 
 class CallFailed(OptprobeError):
-    """The guest was not brought to call a function. unfinished: it is still at it, and the thunk is still in use."""
+    """The guest could not call a function. unfinished: the call still runs, and the thunk is still in use."""
 
     def __init__(self, message: str, hint: str = "", unfinished: bool = False) -> None:
         super().__init__(message, hint)
@@ -40,16 +40,19 @@ class CallFailed(OptprobeError):
 
 
 class SafePoints(Protocol):
-    """Where a thread holds no lock and may sleep."""
+    """Addresses at which a thread holds no lock and may sleep."""
 
     def points(self) -> Sequence[int]: ...
 
     def may_call(self, vcpu: Vcpu) -> bool:
-        """Whether the thread on `vcpu`, at one of them, may sleep and holds no lock."""
+        """Return whether the thread on `vcpu`, which is at one of them, may sleep and holds no lock."""
 
 
 class Caller:
-    """place: padding (start, end) that no code uses, as large as `isa.size`. memory: that of the kernel."""
+    """Calls functions of the kernel.
+
+    place: padding (start, end) that no code uses, as large as `isa.size`. memory: kernel memory.
+    """
 
     def __init__(
         self, machine: Machine, memory: Memory, isa: Calling, points: SafePoints, place: tuple[int, int]
@@ -76,7 +79,10 @@ class Caller:
         raise CallFailed("no thread of the guest came to where it can call a function of the kernel", LATER)
 
     def call(self, function: int, arguments: Sequence[int], timeout: float) -> int:
-        """What the function returns, called by the thread that was reached; it is there again. Raises CallFailed."""
+        """Call a function in the thread that was reached and return its result. Raises CallFailed.
+
+        The thread is at the safe point again afterwards.
+        """
         if len(arguments) > self._isa.arguments:
             raise CallFailed(f"{len(arguments)} arguments do not fit into registers")
         if self._vcpu is None:
@@ -114,7 +120,7 @@ class Caller:
         return None
 
     def _write(self, old: bytes, new: bytes) -> None:
-        """Old bytes first."""
+        """Compare the old bytes, then write and read back."""
         start = self._place[0]
         if self._memory.read(start, len(old)) != old:
             raise CallFailed(f"padding of the kernel's text at {start:#x} is not what it was a moment ago")

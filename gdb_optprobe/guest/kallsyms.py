@@ -13,8 +13,8 @@ scripts/kallsyms.c writes its tables in one of these orders; kernel/kallsyms.c r
     │ token_index   │ u16: where each is   │ (seqs)        │     of the index     └───────────────┘
     └───────────────┘                      └───────────────┘
 
-Each table is aligned to 8 bytes, or each to 4. From the token table the way leads back over the markers to the names,
-whose lengths must meet every marker, and to the number before them; then to the offsets on either side, which must
+Each table is aligned to 8 bytes, or each to 4. From the token table the search goes back over the markers to the names;
+their lengths must meet every marker; then to the number before them, and to the offsets on either side, which must
 ascend and put the kernel's own boundaries in order, around what was read. Nothing is taken on trust: these are a
 guest's bytes.
 """
@@ -37,13 +37,13 @@ __all__ = ["Found", "NoSymbolTable", "find", "read", "recover"]
 ALIGNMENTS = (8, 4)
 TOKENS = 256
 NAMES_PER_MARKER = 256
-# Characters that occur in names keep their own code as token: the digits stand in a row (insert_real_symbols_in_table).
+# Characters that occur in names keep their own code as token: the digits are in a row (insert_real_symbols_in_table).
 DIGITS = b"".join(b"%d\0" % digit for digit in range(10))
 LONGEST_NAME = 512
-"""KSYM_NAME_LEN, with the type in place of the zero: no token stands for more, nor do a name's tokens together."""
+"""KSYM_NAME_LEN, with the type in place of the zero: no token expands to more, nor do all tokens of a name."""
 # Limits (budget.py), and what Debian's kernels have at the most.
 LARGEST = 1 << 28
-"""Bytes that are searched: 17 MB of constants; of a ppc64le kernel, whose constants are not told, all its image."""
+"""Bytes that are searched: 17 MB of constants; the whole image of a ppc64le kernel, without bounds of constants."""
 MOST_SYMBOLS = 1 << 20
 """186,798."""
 MOST_CANDIDATES = 1 << 10
@@ -115,7 +115,7 @@ class Found:
 
 
 def recover(rodata: bytes, at: int = 0) -> Symbols:
-    """All symbols of the kernel whose read-only data, at the address `at`, is `rodata`. Raises OptprobeError."""
+    """Return all symbols of the kernel with the read-only data `rodata` at the address `at`. Raises OptprobeError."""
     return read(lambda address, size: rodata[address - at : address - at + size], at, len(rodata))
 
 
@@ -125,7 +125,7 @@ def read(memory: Callable[[int, int], bytes], start: int, size: int) -> Symbols:
 
 
 def find(memory: Callable[[int, int], bytes], start: int, size: int) -> Found:
-    """All symbols of the kernel whose read-only data is at `start`, reading no more of it than that takes: a third."""
+    """Return all symbols of the kernel with read-only data at `start`. Only the needed third of it is read."""
     what = "its symbol table (kallsyms)"
     budget = Budget(MOST_STEPS, "the search for its symbol table (kallsyms)", "steps")
     candidates = Budget(MOST_CANDIDATES, "the search for its symbol table (kallsyms)", "candidates")
@@ -171,9 +171,9 @@ def _search(
 
 
 def _token_tables(rodata: bytes, since: int, tried: set[int], candidates: Budget) -> Iterator[Tokens]:
-    """Where digits stand in a row as tokens, from `since` on, and the index that follows agrees with the whole table.
+    """Yield token tables after `since`: with the digits in a row as tokens, and an index that agrees with the table.
 
-    tried: where such a row was looked at before, and all of the table was there.
+    tried: addresses that were looked at before with the whole table present.
     """
     for match in re.finditer(re.escape(DIGITS), rodata[since:]):
         zero = since + match.start()

@@ -1,4 +1,4 @@
-"""The running guest, as every layer above sees it. `debugger/machine.py` fills it through GDB, tests with fakes."""
+"""The interface of the running guest. `debugger/machine.py` implements it through GDB, tests with fakes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Machine(Memory, PhysicalMemory, Protocol):
     def vcpus(self) -> Sequence[Vcpu]: ...
 
     def selected(self) -> Vcpu:
-        """The one whose registers cost least to read: the user's, or the one that stopped."""
+        """Return the vCPU with the cheapest register reads: the user's, or the one that stopped."""
 
     def registers(self, vcpu: Vcpu, names: Sequence[str]) -> dict[str, int]:
         """Return general and control registers, unsigned; "cpl" is the privilege level where there is one."""

@@ -1,4 +1,4 @@
-"""Where saved PCs are kept in a stopped guest, as words: what detours/quiescence.py scans."""
+"""Saved PCs of a stopped guest, as words of memory: detours/quiescence.py scans them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The memory [start, end) of a stack. pid, name: of the thread whose it is; None and "" for a CPU's own."""
+    """The memory [start, end) of a stack. pid, name: of its thread; None and "" for a stack of a CPU."""
 
     start: int
     end: int
@@ -18,16 +18,16 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class SavedWords:
-    """Words that may be saved PCs: `words` from `address` upwards (0: registers), belonging to `who`.
+    """Words that may be saved PCs: `words` from `address` upwards (0: registers), belonging to `owner`.
 
-    stack: what they are on, to whose end all is told. Nobody uses what it has below `address`.
+    stack: the stack that has them; `words` go to its end. Memory of the stack below `address` is not in use.
     """
 
-    who: str
+    owner: str
     address: int
     words: array[int]
     stack: Stack | None = None
 
     def among(self, low: int, high: int) -> SavedWords:
-        """Only the words in [low, high): what a branch can reach, say."""
+        """Return the words in [low, high) only: those that a branch can reach, say."""
         return replace(self, words=array("Q", (word for word in self.words if low <= word < high)))

@@ -63,7 +63,7 @@ def symbol_file(symbols: Symbols, text: tuple[int, int], machine: ElfMachine, ou
 
     GDB prints names as they are, so those that no compiler makes are left out.
 
-    outermost: whether GDB is to end a backtrace in code that no unwinder of ours claims, instead of guessing.
+    outermost: whether GDB ends a backtrace in code that our unwinders do not know, instead of guessing.
     """
     symbols = _plain(symbols)
     end = max(text[1], symbols.addresses[-1]) + 1 if len(symbols) else text[1]

@@ -17,10 +17,10 @@ __all__ = ["KERNEL_HALF", "Located", "Symbol", "SymbolTable", "Symbols"]
 # Addresses below are no places in memory but per-CPU offsets (CONFIG_KALLSYMS_ABSOLUTE_PERCPU), which KASLR spares.
 KERNEL_HALF = 1 << 63
 
-# Types of symbols as nm(1) has them, which stand for code.
+# Types of symbols of code, as in nm(1).
 FUNCTION_TYPES = frozenset("tTwW")
 MOST_TOLD = 64
-"""Symbols of one name whose places a message lists."""
+"""How many symbols of one name a message lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class SymbolTable:
         return symbol.address, symbol.address + symbol.size
 
     def matching(self, glob: str, functions_only: bool = False) -> list[Symbol]:
-        """Symbols whose name matches `glob` (as fnmatch(3)), ascending by address."""
+        """Return symbols with names that match `glob` (as fnmatch(3)), ascending by address."""
         matches = re.compile(translate(glob)).match
         names = self.symbols.names
         found = (self._symbol(index) for index, name in enumerate(names) if matches(name))

@@ -41,7 +41,7 @@ FORBIDDEN = {Hazard.TRAP: Area.TRAP, Hazard.SYSTEM: Area.SYSTEM, Hazard.RESERVED
 """What an address belongs to where its ISA says (`Isa.forbidden`) that nothing may stop and nothing may run."""
 
 Overlay = Callable[[int, bytes], bytes]
-"""From memory's bytes at an address to the original ones: puts back what branches of ours cover, say."""
+"""From memory's bytes at an address to the original ones: without the branches of probes, say."""
 
 
 class Fact(Enum):
@@ -86,7 +86,7 @@ class FtraceSite:
     """The place where a function calls its tracer; a nop while it has none.
 
     in_use: a tracer is there, or may come while the guest believes the site to be its own.
-    idle:   what the bytes must be while nobody is there.
+    idle:   the bytes that must be there without a tracer.
     """
 
     address: int
@@ -119,7 +119,7 @@ class Whole:
     complete:    every part was decoded to its end, and all that leads into the function is known.
     jumps:       all jumps that start in the part asked for or lead into it, wherever they start; pointers to places
                  inside it are jumps of where they are kept. Of the other parts, what tables of the kernel say.
-    blind_jumps: addresses of jumps whose targets are not known and may be inside this function.
+    blind_jumps: addresses of jumps with unknown targets, which may be inside this function.
     missing:     why what leads into the function cannot be found out, in words; "" where it was not asked or is known.
     """
 
@@ -163,7 +163,7 @@ class Function:
         return tuple(self.own[at] for at in sorted(self.own))
 
     def jumps_into(self, start: int, end: int) -> Iterator[Jump]:
-        """Jumps that land strictly inside [start, end): at `start` itself a branch may stand."""
+        """Return jumps to strictly inside [start, end): a branch may be placed at `start` itself."""
         return (jump for jump in self.whole.jumps if start < jump.target < end)
 
     def run(self, address: int, size: int) -> tuple[Insn, ...]:
@@ -177,7 +177,7 @@ class Function:
 
 
 class Text(Protocol):
-    """The guest's code, as it is without anything of ours in it."""
+    """The guest's code, without anything that probes have written."""
 
     def area(self, address: int) -> Area: ...
 

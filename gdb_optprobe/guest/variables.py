@@ -98,7 +98,7 @@ def _step(name: str, operand: str, stack: list[Expr], abi: Abi, frame: Callable[
     if name in ("fbreg", "call_frame_cfa"):
         base = frame()
         if base is None:
-            raise _Unknown("where its frame is cannot be told here")
+            raise _Unknown("its frame is not known here")
         stack.append(_plus(base, number))
     elif name.startswith("breg"):
         register = re.search(r"\[\$(\w+)\]", operand)
@@ -127,7 +127,7 @@ def _numbers(operand: str) -> Iterator[int]:
 
 
 def _held(word: Expr, type_: CType) -> Meaning | Missing:
-    """What a word holds of a type: nothing is told of the bits above it."""
+    """Return the value of a type in a word. The bits above it are undefined."""
     if isinstance(type_, Pointer):
         return Value(word, type_)
     if isinstance(type_, Integer | Enum) and size_of(type_) in (1, 2, 4, 8):

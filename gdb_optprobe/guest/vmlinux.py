@@ -4,7 +4,7 @@
     no kallsyms                 all symbols
     no KALLSYMS_ALL             its data, per-CPU variables among it
 
-That a file is of the running kernel is told by its build-id, before (linux/kernel_discovery.py).
+The caller has compared the build-ids of the file and of the running kernel (linux/kernel_discovery.py).
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class Judge:
         found = self._around(at)
         if found is None or found.stack is None:
             return Caller(NOBODY)
-        return Caller(found.who, found.stack.pid, found.stack.name)
+        return Caller(found.owner, found.stack.pid, found.stack.name)
 
     def over(self, at: int) -> bool:
         """Whether the call with the stack address `at` never returns."""

@@ -48,7 +48,7 @@ class GuestStops(gdb.Command):
                 failures.append(str(error))
                 continue
             reads.append(machine.reads - before)
-            threads.append({pid for each in saved for pid in pids(each.who)})
+            threads.append({pid for each in saved for pid in pids(each.owner)})
             found = busy(ranges.values(), saved)
             for name, where in ranges.items():
                 inside[name].append({pid for each in found if each.where == where for pid in pids(each.who)})

@@ -1,4 +1,4 @@
-"""Functions that the kernel goes round, by its tracepoints and static calls."""
+"""Functions that the kernel bypasses, by its tracepoints and static calls."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_what_is_not_known_of_a_tracepoint_is_not_said() -> None:
 
 def test_a_static_call_that_leads_elsewhere_is_named() -> None:
     assert note("__cond_resched", OWN) == ""
-    call = "where the kernel's static call cond_resched stands"
+    call = "where the kernel makes the static call cond_resched"
     assert note("__cond_resched", OWN, leads_to=OTHER).startswith(f"{call}, dynamic_cond_resched is called now, not")
     for nothing in (0, ZERO):
         assert note("__cond_resched", OWN, leads_to=nothing).startswith(f"{call}, nothing is called now, not __cond_")
@@ -72,4 +72,4 @@ def test_other_functions_have_no_note() -> None:
 
 def test_what_cannot_be_read_is_said() -> None:
     found = bypasses.note(kernel(Pages(), {"__SCK__x": 0x1000, "x": TEXT}), "x", TEXT)
-    assert found.startswith("whether the kernel goes round x cannot be told: ")
+    assert found.startswith("whether the kernel bypasses x is not known: ")

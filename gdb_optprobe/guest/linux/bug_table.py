@@ -21,7 +21,7 @@ LENGTHS = (Struct("<iHH"), VERBOSE, Struct("<iiiHH"))  # ascending: twice a leng
 FLAGS = 2
 """Bytes of a row's flags."""
 LOOKED_AT = 64
-"""Rows by which their length is told."""
+"""How many rows are used to derive the length of one."""
 MOST_OF_THEM = 0.6
 
 

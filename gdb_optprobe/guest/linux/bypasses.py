@@ -1,4 +1,4 @@
-"""Functions that the kernel goes round: a probe there counts less than its reader expects, or nothing.
+"""Functions that the kernel bypasses: a probe there counts fewer calls than expected, or none.
 
     __tracepoint_NAME ─► iterator: __traceiter_NAME            called where several functions are attached
                          funcs ──► func, data, priority; …; 0
@@ -27,7 +27,7 @@ def note(kernel: Kernel, name: str, start: int) -> str:
             return _iterator(kernel, name, start)
         return _replaced(kernel, name, start)
     except OptprobeError as error:
-        return f"whether the kernel goes round {name} cannot be told: {error.message}"
+        return f"whether the kernel bypasses {name} is not known: {error.message}"
 
 
 def _iterator(kernel: Kernel, name: str, start: int) -> str:
@@ -61,7 +61,7 @@ def _replaced(kernel: Kernel, name: str, start: int) -> str:
         for call in (stem, f"pv_{stem}"):
             key = kernel.symbols.address(f"{KEY}{call}")
             if key is not None and (found := _elsewhere(kernel, kernel.word(key), start)):
-                return f"where the kernel's static call {call} stands, {found}, not {name}: only direct calls count"
+                return f"where the kernel makes the static call {call}, {found}, not {name}: only direct calls count"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""How fast the clock runs that programs read, as the kernel has found out or was told."""
+"""The frequency of the clock that handlers read, as the kernel has measured or been given it."""
 
 from __future__ import annotations
 

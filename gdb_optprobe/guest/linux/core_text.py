@@ -20,7 +20,7 @@ from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.text import Area, Fact, FtraceSite, Function, Mark
 
 LARGEST = 1 << 20
-"""Bytes that no function reaches: what is longer by its symbol is filler."""
+"""More bytes than any function has: a longer symbol is padding."""
 
 REMEMBERED = 1024
 """Functions kept decoded, so that a sweep over all of them needs no more memory."""
@@ -80,7 +80,7 @@ class CoreText(ABC):
         return BugTable(self._kernel)
 
     def forget(self) -> None:
-        """The guest has run, or a branch of ours has come or gone."""
+        """Drop what was read: the guest has run, or a branch was written or removed."""
         self._functions.clear()
         self.originals.forget()
 

@@ -48,7 +48,7 @@ class Current:
 
 
 def on_x86_64(kernel: Kernel) -> Current:
-    """By per-CPU variables, whose address is told by the symbols and, within pcpu_hot, by the types."""
+    """Return the expressions by per-CPU variables: addresses from the symbols and, within pcpu_hot, from the types."""
 
     def variable(size: int, *places: tuple[str, str]) -> Expr:
         missing: OptprobeError | None = None
@@ -100,7 +100,7 @@ def on_ppc64le(paca: Paca) -> Current:
     scaled = fold.binary(Op.SHL, number, fold.constant(3), 64, False)
     base = Load(_plus(scaled, paca.per_cpu_offset), 8, signed=False, mapped=True)
     task = Load(_plus(Register("r13"), paca.current), 8, signed=False, mapped=True)
-    # tgid stands behind pid (include/linux/sched.h, struct task_struct).
+    # tgid follows pid (include/linux/sched.h, struct task_struct).
     members = {"pid": paca.pid, "tgid": paca.pid + 4, "comm": paca.comm}
     return Current(task, number, base, members, Frame((*PPC_FRAME,), _room(Register(PPC_FRAME[0]), STACK_SIZE)))
 

@@ -1,10 +1,10 @@
-"""The kernel's exception table: instructions that may fault, and where execution goes on then.
+"""The kernel's exception table: instructions that may fault, and where execution continues then.
 
     __start___ex_table            (arch/x86/include/asm/extable.h)
     ┌───────────┬───────────┬──────┐
     │ insn  s32 │ fixup s32 │ data │   each relative to its own address
     └───────────┴───────────┴──────┘
-An instruction listed here cannot run elsewhere, and a fixup's target is the target of a jump nobody sees in the code.
+An instruction listed here cannot run elsewhere, and a fixup is the target of a jump that is not in the code.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class ExceptionTable:
         self._fixups = sorted((fixup, insn) for insn, fixup in pairs)
 
     def faulting(self, start: int, end: int) -> list[int]:
-        """Addresses in [start, end) whose faults are recovered."""
+        """Return addresses in [start, end) with recovered faults."""
         return [insn for insn, _ in _between(self._insns, start, end)]
 
     def leading_from(self, start: int, end: int) -> list[tuple[int, int]]:
-        """(faulting instruction, where it goes on) for those that fault in [start, end)."""
+        """Return (faulting instruction, fixup) for faults in [start, end)."""
         return _between(self._insns, start, end)
 
     def fixups(self, start: int, end: int) -> list[tuple[int, int]]:
-        """(faulting instruction, where it goes on) for those that go on in [start, end)."""
+        """Return (faulting instruction, fixup) for fixups in [start, end)."""
         return [(insn, fixup) for fixup, insn in _between(self._fixups, start, end)]
 
 

@@ -11,7 +11,7 @@ keeps account of whoever is in it (kernel/rcu/tasks.h, kernel/exit.c):
     Counted     before: a pair of counters of each CPU (SRCU), so that all are known to be found, or some to be hidden
     Unneeded    a kernel without preemption: what has lost its CPU called for it, and not from a fault, for it has no
                 user memory any more. So its stack holds return addresses alone, and those are never inside a window
-                (RETURN_INTO_REGION) nor in a detour. The same goes for a kernel that was told not to preempt
+                (RETURN_INTO_REGION) nor in a detour. The same goes for a kernel that is configured not to preempt
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ def exiting(kernel: Kernel, percpu: PerCpu) -> Exiting:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Who ends and has lost its CPU is on that CPU's queue, in `cfs_tasks` unless its class is another.
+    """Finds a thread that exits and has lost its CPU: it is on that CPU's queue, in `cfs_tasks` for the fair class.
 
-    One of another class, or on its way from queue to queue, is hidden. Nobody can be where all that the counters tell
-    of are found, or where there is neither another class's queue with anybody in it nor a CPU that moves threads.
-    mode: where the kernel keeps whether it preempts, if that is not fixed.
+    A thread of another class, or moving from queue to queue, is hidden. There is none where all threads that the
+    counters count are found, or where no other class's queue has a thread and no CPU moves threads.
+    mode: the address of the kernel's preemption mode, if it is not fixed.
     """
 
     percpu: PerCpu

@@ -15,7 +15,7 @@ _APART = 1 << 32
 
 
 def base(unwinder: Unwinder, address: int, abi: Abi) -> Expr | None:
-    """The CFA before the instruction at `address`, that is the caller's stack pointer; None where nobody can tell."""
+    """Return the CFA (the caller's stack pointer) before the instruction at `address`; None where it is unknown."""
     made_up = {name: number * _APART for number, name in enumerate(abi.registers, 1)} | {abi.pc: address}
     found = unwinder.over(lambda at, size: bytes(size)).caller(made_up, True)
     if found is None:

@@ -6,7 +6,7 @@
                           │ index      │ ip   │ flags │ module │         (include/linux/ftrace.h, struct dyn_ftrace;
                           └ …          └──────┴───────┴────────┘          x86 has no third word)
 `flags` has the number of users in its low bits and states in its high ones. Where states begin has moved down (bit 23
-up to 6.2, bit 19 in 6.12), but two states of a site that nobody uses any more are all that may be set in between.
+up to 6.2, bit 19 in 6.12), but only two states of a site without users may be set in between.
 
 With foreign bytes at a site the function tracer finds "an ftrace bug" and is dead until reboot, so a site is *disabled*
 in its record before a branch goes in: then the kernel passes over it (ftrace.c, skip_record). It is enabled again only
@@ -28,7 +28,7 @@ from gdb_optprobe.guest.text import FtraceSite
 
 WORDS = Struct("<QQ")  # the beginning of every record
 DISABLED = 1 << 25  # FTRACE_FL_DISABLED
-HISTORY = 1 << 20 | 1 << 19  # FTRACE_FL_TOUCHED (6.5), FTRACE_FL_MODIFIED (6.8): somebody was here once
+HISTORY = 1 << 20 | 1 << 19  # FTRACE_FL_TOUCHED (6.5), FTRACE_FL_MODIFIED (6.8): the site was used once
 # Limits (budget.py), and what Debian's kernels have at the most.
 PAGES = 1 << 14
 """Of records: 300, and one or two of each module."""
@@ -40,7 +40,7 @@ WHAT = "the kernel's list of traced functions"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """nop: what stands at a site that is not in use, on most kernels. record: of one site, ip and flags first."""
+    """Sizes. nop: the bytes of an unused site, on most kernels. record: of one site, ip and flags first."""
 
     nop: bytes
     record: Struct
@@ -52,7 +52,7 @@ POWER = Shape(bytes.fromhex("00000060"), Struct("<QQQ"))  # of `mflr r0; nop` th
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One site's record: it stands `at` in memory and says `flags` of the site `ip`."""
+    """The record of the site `ip`, at the address `at`, with its `flags`."""
 
     at: int
     ip: int
@@ -78,9 +78,10 @@ class FtraceSites:
         of: tuple[int, int] | None = None,
         nop: Callable[[], bytes | None] = lambda: None,
     ) -> None:
-        """of: the text of a module, whose sites have pages of their own; None for all.
+        """Read the records.
 
-        nop: what the kernel says that it writes where no tracer is; None where it does not say.
+        of: the text of a module (its sites have their own pages); None for all.
+        nop: the bytes that the kernel writes to an unused site; None where they are unknown.
         """
         self._kernel = kernel
         self._shape = shape
@@ -127,9 +128,9 @@ class FtraceSites:
 
     @cached_property
     def idle(self) -> bytes:
-        """What stands at a site while no tracer is there.
+        """Return the bytes of a site without a tracer.
 
-        By what the kernel says; where it says nothing, by what stands at most of the sites that no tracer ever used.
+        They are known from the kernel, or else from most of the sites that no tracer has ever used.
         """
         if (found := self._nop()) is not None:
             return found
@@ -153,7 +154,7 @@ class FtraceSites:
         return ips[bisect_left(ips, start - len(self._shape.nop) + 1) : bisect_left(ips, end)]
 
     def records(self, ips: Iterable[int]) -> dict[int, Record]:
-        """The records of these sites as they are now; what is no site is left out."""
+        """Return the current records of these sites. An address that is no site is left out."""
         addresses, ats = self._index
         found: dict[int, Record] = {}
         for ip in ips:

@@ -4,7 +4,7 @@
     ┌──────────┬────────────┬─────────┐
     │ code s32 │ target s32 │ key s64 │   each relative to its own address
     └──────────┴────────────┴─────────┘
-The target is a jump's even while the nop stands there.
+The target counts as a jump's target even while the nop is there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Recover a running kernel from its memory: where it lies, which build it is, its symbols.
+"""Discover a running kernel in memory: its address, its build, its symbols.
 
     an arch's `find` ─► image, how it is mapped ─► build-id ─► cache: tables of this hash ─┬─► symbols
                              └─► kallsyms (first time) ───────────────────────────────────┤
@@ -35,7 +35,7 @@ Files = Mapping[str, Path]
 
 
 class Guest(Machine, VirtualMemory, Protocol):
-    """A machine whose raw view of virtual memory is at hand too."""
+    """A machine with its raw view of virtual memory."""
 
 
 class View(Protocol):
@@ -100,7 +100,7 @@ class Known:
 
 @dataclass(slots=True)
 class KnownFailures:
-    """The kernels whose symbols were looked for in vain, by where they are and how their constants begin, and why."""
+    """Why a search for symbols failed, by the kernel's address and the start of its constants."""
 
     known: dict[tuple[Image, bytes], NoSymbolTable] = field(default_factory=dict)
 

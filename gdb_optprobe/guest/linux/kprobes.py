@@ -34,12 +34,12 @@ TABLE, REGISTERS = "kprobe_table", "register_kprobe"
 
 @dataclass(frozen=True, slots=True)
 class Kprobe:
-    """One probe of the guest's.
+    """A kprobe of the guest.
 
-    written: what the guest has written at `address`; empty where it is not armed.
+    written: the bytes that the guest has written at `address`; empty where it is not armed.
     beneath: the original bytes there, as many.
-    size:    bytes from `address` on that the guest may write at any time, whole instructions.
-    jumps:   a jump to the probe's own code stands there: what is behind its first byte does not run where it is.
+    size:    how many bytes from `address` the guest may write at any time; whole instructions.
+    jumps:   whether a jump to the kprobe's code is there: the bytes after its first are never executed in place.
     """
 
     address: int
@@ -54,7 +54,7 @@ class Kprobe:
 
 
 def known(kernel: Kernel, isa: Isa) -> list[Kprobe]:
-    """Every kprobe there is now, ascending. Raises OptprobeError where they cannot be told."""
+    """Return all kprobes, ascending. Raises OptprobeError where they cannot be read."""
     table = kernel.symbols.address(TABLE)
     if table is None:
         if kernel.symbols.address(REGISTERS) is None:
@@ -140,12 +140,12 @@ def _probes(kernel: Kernel, head: int, layout: Layout, budget: Budget) -> Iterat
 
 
 def _kprobe(kernel: Kernel, isa: Isa, layout: Layout, probe: int, address: int) -> Kprobe:
-    """See the drawing. Raises OptprobeError where what is in text is neither."""
+    """Read an optimized kprobe, as drawn above. Raises OptprobeError where the text has neither form."""
     width = len(isa.breakpoint)
     opcode = kernel.memory.read(probe + layout.opcode, width)
     now = kernel.memory.read(address, isa.branch_size)
     size, jump, whole = _optimized(kernel, isa, layout, probe, address, opcode)
-    # While the guest writes its jump, or takes it away, a breakpoint stands before the rest of either.
+    # While the guest writes or removes its jump, the first byte is a breakpoint.
     written = jump, isa.breakpoint + jump[width:] if len(jump) > width else jump
     if jump and now in written:
         return Kprobe(address, whole, now, size, jumps=True)

@@ -1,7 +1,7 @@
-"""The kernel's text and that of the modules which are loaded now, as one.
+"""The text of the kernel and of all loaded modules, as one.
 
-Which modules there are is read once for each time that the guest stands, and only where somebody asks about them. What
-is known of a module is kept for as long as it stays loaded.
+The list of modules is read at most once per stop of the guest, when it is first needed. The facts of a module are kept
+for as long as it stays loaded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gdb_optprobe.guest.linux.modules import Module, Modules, State
 from gdb_optprobe.guest.text import Area, FtraceSite, Function, Mark, Text
 
 Identity = tuple[object, ...]
-# A limit (budget.py), of symbols of all modules: a desktop's 200 have 60,000. What is beyond is passed over.
+# A limit (budget.py) on symbols of all modules: a desktop's 200 have 60,000. The rest is ignored.
 MOST_SYMBOLS = 1 << 20
 
 
@@ -53,7 +53,7 @@ class LoadedText:
         area: tuple[int, int],
         text_of: Callable[[Module], ModuleCode],
     ) -> None:
-        """area: where modules can be. text_of: raises OptprobeError for a module whose symbols cannot be read."""
+        """See the top. area: of modules. text_of: raises OptprobeError for a module with unreadable symbols."""
         self.core = core
         self._kernel = kernel
         self._area = area
@@ -104,7 +104,7 @@ class LoadedText:
         self._starts, self._ends = [start for start, _, _ in ordered], [(end, text) for _, end, text in ordered]
 
     def check(self) -> None:
-        """Raises OptprobeError where this kernel's modules cannot be told."""
+        """Read the list of modules. Raises OptprobeError where it cannot be read."""
         self.modules()
         if "" in self.strange:
             raise NoSuchKernel(self.strange[""])
@@ -130,7 +130,7 @@ class LoadedText:
         return text
 
     def at(self, address: int) -> ModuleCode | None:
-        """The module in whose text or init's text `address` is."""
+        """Return the module with `address` in its text or init text."""
         if not self._area[0] <= address < self._area[1]:
             return None
         self.modules()
@@ -145,7 +145,7 @@ class LoadedText:
         return text if address < end else None
 
     def identity(self, address: int) -> Identity | None:
-        """Of the module that `address` is in. Raises OptprobeError where nobody can tell which are there."""
+        """Return the code of the module around `address`. Raises OptprobeError where the modules are unknown."""
         found = self.at(address)
         if found is None and self._area[0] <= address < self._area[1]:
             self.check()

@@ -1,4 +1,4 @@
-"""The names of one module, such that it looks like a small kernel to those who read a kernel's tables.
+"""The symbols of one module, in the form of a small kernel for the readers of a kernel's tables.
 
     what the linker calls         of the kernel's image       of a module
     _stext … _etext               its text                    its text

@@ -12,7 +12,7 @@
     GOING      its exit runs; text and symbols are there
     UNFORMED   being put together, or taken apart: as good as not there
 
-What is read is believed only where it fits: a module of which any of it does not is passed over, and told (`strange`).
+A module is used only if all of its data is consistent; else it is skipped and reported (`strange`).
 Where the kernel has no types, layouts are found by what they point to, in the first module there is; tables are not.
 """
 
@@ -214,7 +214,7 @@ class Modules:
     """Reads the list of modules."""
 
     def __init__(self, kernel: Kernel, area: Range) -> None:
-        """area: where modules' text can be. Raises OptprobeError where this kernel's modules cannot be told."""
+        """Derive the layouts. area: of modules' text. Raises OptprobeError where modules cannot be read."""
         self._kernel = kernel
         self._area = area
         self._head = kernel.address("modules")

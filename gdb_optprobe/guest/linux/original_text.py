@@ -21,7 +21,7 @@ class OriginalText:
     """Good until the guest runs: `forget`. It is an Overlay itself."""
 
     def __init__(self, kernel: Kernel, isa: Isa, overlay: Overlay | None = None) -> None:
-        """overlay: shows the original bytes where branches of ours stand."""
+        """See the top. overlay: replaces the branches of probes by the original bytes."""
         self._kernel = kernel
         self._isa = isa
         self._ours = overlay or (lambda _, data: data)
@@ -44,17 +44,17 @@ class OriginalText:
         return self(start, self._kernel.read(start, end))
 
     def kprobes(self, start: int, end: int) -> Sequence[Kprobe]:
-        """The guest's, armed or not, that may write in [start, end); not those that it has put on branches of ours."""
+        """Return the guest's kprobes, armed or not, that may write in [start, end), but not those on our branches."""
         return [probe for probe in self._of(start, end) if not self._is_on_ours(probe)]
 
     def check(self) -> None:
-        """Raises OptprobeError where the guest's kprobes cannot be told."""
+        """Raise OptprobeError where the guest's kprobes cannot be read."""
         if (error := self._look()[1]) is not None:
             raise error
 
     @property
     def missing(self) -> str:
-        """Why the guest's kprobes cannot be told, in words; "" where they can."""
+        """Return why the guest's kprobes cannot be read, as text; "" where they can."""
         error = self._look()[1]
         return error.message if error is not None else ""
 

@@ -68,7 +68,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class OnCpu:
-    """Threads of one CPU: the one whose registers it has, and the one it is to run; they differ within a switch."""
+    """Threads of one CPU: the one that runs, and the one that runs next; they differ within a context switch."""
 
     current: int
     next: int
@@ -188,7 +188,7 @@ def _may_be_over(count: int) -> bool:
 def _may_move(cpu: OnCpu, count: int, threads: Mapping[int, Task]) -> bool:
     """Whether a CPU with interrupts off may be moving a thread from queue to queue.
 
-    Who moves one holds a queue's lock, is in a soft interrupt, or looks for a thread to run in its place (kernel/sched/
+    A mover holds a queue's lock, is in a soft interrupt, or looks for a thread to run in its place (kernel/sched/
     core.c and fair.c): preemption is off, and so are interrupts until the thread is in a queue again. So a hard
     interrupt does not come in between, and its own work moves none: it raises a soft interrupt for that. A thread that
     ends and is to run on moves others only as it is preempted.

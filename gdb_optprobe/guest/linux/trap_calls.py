@@ -22,10 +22,10 @@ class TrapCalls:
 
     calls:   every instruction that leads there, each of the size of a branch: a call, or the first of that code itself.
     entry:   what is so where ours begins.
-    ways_in: all code between a trap and these calls: no trap may stand there. Interrupts are off in it.
+    ways_in: all code between a trap and these calls: it must have no trap. Interrupts are off in it.
     trap:    the trap that this kernel takes for none of its own, where that is not the ISA's first.
     trapping: how code is made that takes such traps; None of a handler that takes others.
-    beside:  entry code that this calls: who is there comes back to it, or to where he came from.
+    beside:  entry code that this calls: a thread in it returns to it, or to where the thread came from.
     """
 
     handler: int
@@ -38,7 +38,7 @@ class TrapCalls:
 
 
 Originals = Mapping[int, bytes]
-"""By address, what stood where somebody else of us has written."""
+"""Original bytes where other probes have written, by address."""
 
 
 def find(

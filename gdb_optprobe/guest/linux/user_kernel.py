@@ -24,7 +24,7 @@ class ReturnKernel:
     """What return probes on programs need besides. mm: an expression of the address space that runs.
 
     shared: code of the routine that tells where a word on a stack is which forks may share.
-    copied, ended: where it says that a space becomes another's copy, and that nobody runs in one any more.
+    copied, ended: the kernel's hooks for a copied address space, and for one that no thread runs in any more.
     """
 
     isa: UserReturning
@@ -41,12 +41,14 @@ def no_returns() -> ReturnKernel:
 
 @dataclass(frozen=True, slots=True)
 class UserKernel:
-    """mapped: how the file is known that a trap stands in. writable: code of the routine that isa.emulation calls.
+    """What uprobes need of a kernel.
+
+    mapped: how the file with a trap is found. writable: code of the routine that isa.emulation calls.
 
     leaf:   code of the routine that looks a user's page up.
     kernel: with the structures by which programs are looked into.
     calls:  where it calls its handler of the trap.
-    arriving: how code of ours sees new mappings.
+    arriving: the mmap hook, which sees new mappings.
 
     returning: raises OptprobeError where returns cannot be probed.
     """

@@ -27,7 +27,7 @@ LARGEST_COMMON, LONGEST_NAME, LARGEST_PROGRAM = 1 << 12, 16, 1 << 13
 LARGEST_EXPRESSION = 1 << 8
 """Bytes of a DWARF expression: 20. Each is a step, and a frame may have as many expressions as registers."""
 MOST_FRAMES, MOST_COMMONS = 1 << 21, 1 << 12
-"""FDEs: 140,000; CIEs: 300. What is behind them is not known, and said to be so."""
+"""FDEs: 140,000; CIEs: 300. Code of those beyond the limit is reported as unknown."""
 MOST_REGISTERS = 256
 _64_BIT = 0xFFFFFFFF
 _FORMATS = {2: (2, False), 3: (4, False), 4: (8, False), 10: (2, True), 11: (4, True), 12: (8, True)}
@@ -72,7 +72,7 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Nobody knows: of the return address, that there is no caller."""
+    """Undefined. An undefined return address means that there is no caller."""
 
 
 Rule = At | In | Computed | Lost
@@ -82,7 +82,7 @@ Rule = At | In | Computed | Lost
 class Rules:
     """cfa: a register's number and what is added to it, or an expression. registers: by number; others are unchanged.
 
-    back: the number of the return address. interrupted: the caller is where a signal came, and was calling nobody.
+    back: the number of the return address. interrupted: a signal interrupted the caller, which was not calling.
     """
 
     cfa: tuple[int, int] | bytes

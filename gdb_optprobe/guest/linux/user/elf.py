@@ -48,11 +48,11 @@ MOST_CODE = 16
 LONGEST_NAME = 1 << 14
 """Bytes of a symbol's name: 1,500 in C++. A symbol with a longer one is passed over."""
 LARGEST_FUNCTION = 1 << 20
-"""Bytes: 150,000. What is longer by its symbol is decoded as code without one."""
+"""Bytes: 150,000. A function with a longer symbol is decoded as code without a symbol."""
 MOST_OF_NAMES = 8
 """Bytes of all names for each byte of their table, in which one's end may be another: 1."""
 MOST_TOLD = 16
-"""Functions of one name whose places a message lists."""
+"""How many functions of one name a message lists."""
 POWER = 21  # EM_PPC64
 _LOCATION = re.compile(r"(?P<symbol>[^+\s]+?)(\s*\+\s*(?P<offset>0[xX][0-9a-fA-F]+|\d+))?")
 
@@ -135,8 +135,8 @@ class Symbol:
 class Elf:
     """`name` is what messages call it. bits: 32 or 64. pie: it may be loaded anywhere. entry: where it begins to run.
 
-    sections: offset and number of the section headers, size of the file. machine: whose code it is. page: bytes of one
-    of the machine's. names: the section that has the sections' names. named_by: the file whose symbols are taken.
+    sections: offset and number of the section headers, size of the file. machine: the ISA of the code. page: bytes of
+    a page. names: the section with the sections' names. named_by: the file that the symbols are from.
     """
 
     name: str

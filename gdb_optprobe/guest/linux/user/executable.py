@@ -49,7 +49,7 @@ def words(task: Expr | Missing, offset: Offset) -> tuple[tuple[str, Expr], ...]:
         start = _word(mm, offset("mm_struct", "start_code"))
     except OptprobeError:
         return ()
-    # A process whose program's file has been taken from it has none (kernel/fork.c, set_mm_exe_file).
+    # A process can have lost its program's file (kernel/fork.c, set_mm_exe_file).
     safe = {name: Choose(file, word, fold.constant(0)) for name, word in found.items()}
     return (*safe.items(), (START, start))
 

@@ -1,10 +1,10 @@
 """A file of the guest's by its path: what its kernel keeps of directories in memory.
 
     process 1 ─► fs->root ─► dentry ─d_subdirs─► dentry ─► …          a mount's root takes its mountpoint's place
-                             inode: S_IFLNK ─► i_link: the path goes on there
+                             inode: S_IFLNK ─► i_link: the path continues there
 
-A file that is open or mapped has its directories in memory up to the root (fs/dcache.c). Nobody need have mapped it.
-What is read may be anything: it is checked as a stranger's.
+A file that is open or mapped has its directories in memory up to the root (fs/dcache.c). It need not
+be mapped. All that is read is checked: it may be anything.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class _Names:
         kernel = self._kernel
         block = kernel.word(inode + kernel.offset("inode", "i_sb"))
         if kernel.word(block + kernel.offset("super_block", "s_magic")) == OVERLAY:
-            why = f"{shown} is on an overlay, whose files' memory is that of other files"
+            why = f"{shown} is on an overlay: its memory is that of other files"
             raise OptprobeError(why, "probe it by its path in the layer that has it")
         device = self._number(block + self._device, 4)
         return File(
@@ -234,7 +234,7 @@ class _Names:
         return text
 
     def _string(self, address: int) -> bytes:
-        """Up to its zero, no page being read that it does not begin or go on in."""
+        """Read a string up to its zero, and no page behind the one with the zero."""
         found = b""
         while b"\0" not in found:
             if len(found) >= LONGEST:

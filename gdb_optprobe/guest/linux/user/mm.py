@@ -3,8 +3,8 @@
     address_space ─► i_mmap: red-black tree of vm_area_struct (shared.rb) ─► vm_mm ─► processes with this mm
 
 That tree has them all, whether the process is in the list of tasks yet, or still (mm/interval_tree.c): a child that is
-half made too. So do the kernel's uprobes find them (kernel/events/uprobes.c, build_map_info). It is read while nobody
-changes it: who does holds i_mmap_rwsem.
+half made too. So do the kernel's uprobes find them (kernel/events/uprobes.c, build_map_info). It is read only while
+i_mmap_rwsem is free: a thread that changes the tree holds it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LATER = "let the guest run a little, then try again"
 
 
 class Busy(OptprobeError):
-    """Somebody in the guest changes just now what was to be read: once it has run a little, it can be."""
+    """The guest is changing the data to be read. After it has run a little, the data can be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,10 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class AddressSpace:
-    """One executable mapping of a file: what is at `offset` of it stands at `start`.
+    """One executable mapping of a file: the bytes at `offset` of the file are at `start`.
 
     mm:        the address space.
-    processes: those whose memory it is; a child that is being made is not among them yet.
+    processes: the processes that have it; a child that is being made is not among them yet.
     """
 
     mm: int
@@ -126,7 +126,7 @@ class _Reader:
             waiting += [child for child in both if child]
 
     def lives(self, mm: int) -> bool:
-        """Whether anybody uses it: else it is being torn down, and its pages have gone."""
+        """Return whether it has users. Else it is being torn down, and its pages are gone."""
         return int.from_bytes(self._kernel.memory.read(mm + self._users, 4), "little") > 0
 
     def _space(self, area: dict[str, int], processes: dict[int, list[Process]]) -> AddressSpace:

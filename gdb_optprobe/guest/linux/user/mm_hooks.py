@@ -1,7 +1,7 @@
-"""Where a kernel tells its own uprobes of address spaces: one becomes another's copy, one has no user any more.
+"""The kernel's calls of its own uprobes for address spaces: one is copied, one has no user any more.
 
     dup_mmap ─► uprobe_dup_mmap(old, new)      before the new one has its first page (kernel/fork.c)
-    __mmput  ─► uprobe_clear_state(mm)         nobody runs in it; an exec's old one too
+    __mmput  ─► uprobe_clear_state(mm)         no thread runs in it; an exec's old one too
 Both are called where a thread may be preempted, once for each space, whether uprobes are in use or not.
 """
 

@@ -14,9 +14,9 @@ ReadPhysical = Callable[[int, int], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A page that a program may use. frame: the physical address of the smallest page around the address that is asked.
+    """A page that a program may use. frame: the physical address of the smallest page around the requested address.
 
-    is_kept: it is one of these, and noted as changed, so what is written there is not thrown away.
+    is_kept: it is one of these, and marked dirty, so that data written there is not dropped.
     """
 
     frame: int

@@ -32,7 +32,7 @@ class PageFrames:
         return PageFrames(kernel, mmu.start, mmu.size, mmu.records(kernel), mmu.kind)
 
     def frame(self, record: int) -> int:
-        """The physical address of the page whose record is at `record`. Raises NoSuchKernel."""
+        """Return the physical address of the page with its struct page at `record`. Raises NoSuchKernel."""
         number, rest = divmod(record - self.records, RECORD)
         if rest or not 0 <= number < self.size // self.page:
             raise NoSuchKernel(f"there is no record of a page at {record:#x}")

@@ -23,7 +23,7 @@ INTERNAL = 2
 LOWEST_NODE = 4096
 DEEPEST = 12
 LARGEST = 1 << 18
-"""Pages that one record may stand for: 1 GiB."""
+"""Pages that one record may cover: 1 GiB."""
 
 
 class NotInMemory(OptprobeError):

@@ -27,7 +27,7 @@ class Pages:
     mmu: Mmu
 
     def of(self, mm: int) -> Standing:
-        """Those of one space, for as long as the guest stands."""
+        """Return the pages of a space, valid while the guest is stopped."""
         return Standing(self, mm)
 
     def read(self, mm: int, address: int, size: int) -> bytes | None:
@@ -50,7 +50,7 @@ class Pages:
 
 @dataclass
 class Standing:
-    """The pages of a space while the guest stands: each is looked up once."""
+    """The pages of a space while the guest is stopped: each is looked up once."""
 
     pages: Pages
     mm: int

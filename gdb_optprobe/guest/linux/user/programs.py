@@ -75,7 +75,7 @@ class Programs:
         return (kernel.word(task + of_task) for task in members(kernel, kernel.address("init_task") + tasks, tasks))
 
     def known(self, file: File) -> Program:
-        """What is in a file that is held, wherever its name has gone. Raises OptprobeError."""
+        """Return the program of a file that is held, even if its name is gone. Raises OptprobeError."""
         return program.inside(self.kernel, self.frames, file)
 
     def mapping(self, file: File) -> tuple[AddressSpace, ...]:

@@ -1,9 +1,9 @@
-"""Who called in a program, from registers and words of its stack that were taken at a hit: the process may be gone.
+"""Unwind a user program from registers and stack words copied at a hit. The process may be gone.
 
     place in the file ─► .eh_frame says how ─► its caller ─► …       as GDB has it
-                      └► nothing does: words that stand right behind a call in the program's text, which are uncertain;
+                      └► none: words that point right behind a call in the program's text, which are uncertain;
                          but for functions that have called others where the ABI links their frames
-Where a call returns to a trap of ours, who called is not on the stack: a probe on returns has seen it entered.
+Where a call returns to a trap of a uretprobe, the caller is not on the stack.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ LONGEST_CALL = 8
 
 @dataclass(frozen=True, slots=True)
 class UserFrame:
-    """address: in the process; 0 where who called is not known. symbol: "" in a file that is none of those known,
-    or has no symbols in memory; of an address 0, the limit that ends what is known.
+    """A frame of a program.
 
-    sure: else it may be left from an earlier call, or its file has been written to since.
+    address: in the process; 0 where the caller is not known.
+    symbol:  "" in a file that is not known, or has no symbols in memory; of an address 0, the limit that was met.
+    sure:    else it may be left from an earlier call, or its file has been written to since.
     """
 
     address: int
@@ -57,7 +58,7 @@ class _Untold(OptprobeError):
 
 @dataclass(frozen=True)
 class Source:
-    """A program's file, as one report has it. certain: what is known of the file is what processes had."""
+    """A program's file in one report. certain: the file is the one that processes had mapped."""
 
     program: Program
     certain: bool = True
@@ -104,13 +105,13 @@ class Loaded:
         """Whether its code is there."""
         return any(segment.holds(address - self.bias) for segment in self.elf.code)
 
-    def has_trap_of_ours(self, address: int) -> bool:
-        """Behind the file's code nobody else has any."""
+    def may_have_uprobe(self, address: int) -> bool:
+        """Return whether an address is in the padding after the file's code, where only uprobes put traps."""
         start, end = self.program.filler
         return start <= address - self.bias < end
 
     def spell(self, address: int, exact: bool) -> str:
-        """A call may be the last of its function's: what is behind it is another one's then."""
+        """Return an address as text. exact: else it is a return address, which may be just behind its function."""
         place = address - self.bias
         bounds = self.program.function(place - 1) if not exact else None
         return f"{self.program.spell(bounds[0])}+{place - bounds[0]:#x}" if bounds else self.program.spell(place)
@@ -129,7 +130,7 @@ class Process:
         state, unknown = _State(registers, exact=True), UNKNOWN
         for _ in range(MOST):
             pc = state.registers[self.frames.pc]
-            if any(file.has_trap_of_ours(pc) for file in self.files):
+            if any(file.may_have_uprobe(pc) for file in self.files):
                 break
             yield UserFrame(pc, self._spell(pc, state.exact), self._is_certain(state))
             try:
@@ -262,7 +263,7 @@ class _Frame:
         return self._register(number) + offset & self._mask
 
     def _if_there(self, rule: Rule, cfa: int) -> int | None:
-        """A register that nobody may ever ask for."""
+        """A register that may never be needed."""
         try:
             return None if isinstance(rule, Lost) else self._value(rule, cfa)
         except (Unreadable, _Untold):

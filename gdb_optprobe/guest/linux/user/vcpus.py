@@ -29,4 +29,4 @@ class Vcpus(Protocol):
         """
 
     def entry(self, kernel: Kernel, function: int) -> int:
-        """Where all calls of the kernel's function come by whose symbol is at `function`."""
+        """Return the address that all calls of the kernel function with its symbol at `function` pass."""

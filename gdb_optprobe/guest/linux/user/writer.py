@@ -9,7 +9,7 @@
           of the table: see program_writer.py                            └───────────────────────────────┘
 access_remote_vm is what ptrace writes with: it breaks copy-on-write of a private mapping, whatever its protection, so
 that neither the file nor another process sees it (mm/memory.c). It may sleep, so the vCPU must be where its thread
-holds no lock. The reference to each mm is taken from outside, while the guest stands, and given back by the thunk.
+holds no lock. The reference to each mm is taken from outside, while the guest is stopped, and dropped by the thunk.
 
 Once a vCPU has the PC and the table, the guest does all the rest whatever becomes of the debugger. Several vCPUs may be
 in the thunk at once, with a table each: all it needs of a table for its last two instructions is on the stack.
@@ -98,7 +98,7 @@ class Started:
 class Writer:
     """One thunk in code memory, at `address`, and TABLES tables of TABLE_SIZE bytes each, at `tables`, in data memory.
 
-    avoid: whether somebody else stops the guest at an address.
+    avoid: returns whether the guest may stop at an address for another reason.
     """
 
     programs: Programs
@@ -122,10 +122,10 @@ class Writer:
     # one vCPU --------------------------------------------------------------------------------------------------------
 
     def start(self, vcpu: Vcpu, writes: Sequence[Write]) -> Started:
-        """Have `vcpu`, which is where it may sleep and holds no lock, carry out as many of `writes` as fit.
+        """Have `vcpu`, which may sleep and holds no lock, carry out as many of `writes` as fit.
 
-        Once it is given the registers it is on its way, and back where it was when all is done. Spaces that nobody
-        uses any more are left out. Raises Busy, OptprobeError.
+        With its new registers it runs the thunk, and afterwards it is back where it was. Spaces without users are left
+        out. Raises Busy, OptprobeError.
         """
         table = next((table for table in self._tables if self._is_free(table)), None)
         if table is None:
@@ -160,11 +160,11 @@ class Writer:
         return self._points.points()
 
     def is_idle(self) -> bool:
-        """Whether nobody uses a table; who is in the thunk's last instructions is to be found by his PC."""
+        """Return whether no thread uses a table. A thread in the thunk's last instructions is found by its PC."""
         return all(map(self._is_free, self._tables))
 
     def recall(self, changes: Mapping[tuple[int, int], tuple[bytes, bytes]]) -> bool:
-        """Have who is about to write the first bytes by (mm, address) write the second; whether anybody is at it."""
+        """Replace bytes of pending writes, by (mm, address): first by second. Return whether a table is in use."""
         busy = [table for table in self._tables if not self._is_free(table)]
         for table in busy:
             for mm, address, data, size, *_ in ROW.iter_unpack(self.machine.read(table + HEAD.size, ROW.size * ROWS)):
@@ -200,7 +200,7 @@ class Writer:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise CallFailed(
-                    "the guest has not written into its programs in time; it will go on by itself",
+                    "the guest has not written into its programs in time; it will finish by itself",
                     "let the guest run on, then try again",
                     unfinished=True,
                 )
@@ -210,7 +210,7 @@ class Writer:
         return results
 
     def _return(self, vcpu: Vcpu) -> None:
-        """`vcpu` is at the thunk's last instruction: nobody is to see it there."""
+        """Set `vcpu`, which is at the thunk's last instruction, back to where it was."""
         registers = self.machine.registers(vcpu, self._writing.read)
         self.machine.write_registers(vcpu, self._writing.back(registers, self.kernel.word))
 
@@ -252,14 +252,14 @@ class Writer:
         return max(users, 0)
 
     def _hold(self, mm: int) -> None:
-        """As mmget does, for the guest stands: mmput in the thunk gives it back."""
+        """Take a reference as mmget does: the guest is stopped. mmput in the thunk drops it."""
         self.machine.write(self._count(mm), struct.pack("<i", self._users(mm) + 1))
 
     def _count(self, mm: int) -> int:
         return mm + _users_at(self.kernel) & MASK
 
     def _check_locks(self, writes: Iterable[Write]) -> None:
-        """Who is here may be who holds one, were his thread to be at no safe point after all. Raises Busy."""
+        """Raise Busy where a lock is held: its holder could be this thread, if this were no safe point after all."""
         lock = _lock(self.kernel)
         if any(lock.state(self.kernel, mm).held for mm in {write.mm for write in writes}):
             raise Busy("a program's memory is being changed just now", LATER)

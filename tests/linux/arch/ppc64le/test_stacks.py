@@ -180,9 +180,9 @@ def test_a_kernel_with_types_that_preempts_accounts_for_threads_that_end() -> No
     known = typed_kernel(there, PREEMPTS)
     assert missing(known) == ""
     found = Stacks(known, there, ("pc", "lr"), derive(known))
-    assert f"thread {number('ending')} (ending)" in {each.who for each in found.saved()} and not found.hides()
+    assert f"thread {number('ending')} (ending)" in {each.owner for each in found.saved()} and not found.hides()
     others = Stacks(typed_kernel(there), there, ("pc", "lr"), LAYOUT)
-    assert f"thread {number('ending')} (ending)" not in {each.who for each in others.saved()} and others.hides()
+    assert f"thread {number('ending')} (ending)" not in {each.owner for each in others.saved()} and others.hides()
 
 
 def test_a_kernel_that_preempts_and_accounts_for_none() -> None:
