@@ -311,7 +311,7 @@ def no_return(subject: Subject, function: int, cfgs: CfgCache) -> str:
     try:
         if not subject.is_traced(function):  # there a breakpoint is possible at least
             plan(PlanRequest(address), cfgs)
-        kretprobe_check.check(address, subject)
+        kretprobe_check.check_function(address, subject)
     except Refused as refused:
         return refused.reason.code
     return ""

@@ -24,4 +24,4 @@ class CheckCommand(Subcommand[Nothing]):
         problems = self.session.check()
         if problems:
             raise OptprobeError("\n    ".join(("the guest's memory is not what we wrote:", *problems)))
-        out.lines(["The guest's memory holds what we wrote.", *self.session.passed_over()])
+        out.lines(["The guest's memory holds what we wrote.", *self.session.untraced()])

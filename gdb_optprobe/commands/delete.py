@@ -27,7 +27,7 @@ class DeleteCommand(Subcommand[Selection]):
     def run(self, args: Selection, out: Output) -> None:
         session = self.session
         session.delete(resolve(session, args))
-        out.lines(session.passed_over())
+        out.lines(session.untraced())
 
     def candidates(self, text: str) -> Sequence[str]:
         return probe_words()

@@ -9,13 +9,13 @@ from collections.abc import Callable, Collection, Sequence
 from gdb_optprobe.commands import aggregates
 from gdb_optprobe.commands.output import BEST, STOPS, Write, pairs, printable_lines, traps
 from gdb_optprobe.probes.views import (
+    ActiveCallView,
     CallsView,
     CodeLine,
     CollectorView,
     DoctorView,
     ExplainView,
     GuestView,
-    OutView,
     ProbeView,
     ReasonView,
     RecordView,
@@ -292,7 +292,7 @@ def _accounted(calls: CallsView) -> str:
     )
 
 
-def _threads(out: Sequence[OutView]) -> str:
+def _threads(out: Sequence[ActiveCallView]) -> str:
     """Return the threads that make these calls, by name."""
     threads: dict[str, list[int]] = {}
     others: dict[str, int] = {}

@@ -27,7 +27,7 @@ class OriginalDisassembler(gdb.disassembler.Disassembler):
         address = info.address & MASK
         if session is None:
             return None
-        near = session.users.traps_near(address, address + LONGEST)
+        near = session.uprobes.traps_near(address, address + LONGEST)
         traps = {trap: serves for trap, serves in near.items() if _is_in_memory(info, trap)}
         patches = [*session.registry.patches(address, address + LONGEST), *traps]
         if not patches:
@@ -38,7 +38,7 @@ class OriginalDisassembler(gdb.disassembler.Disassembler):
                 str(number)
                 for branch in session.registry.branches()
                 if branch.patch.address <= address < branch.patch.end
-                for number in branch.serves
+                for number in branch.probe_numbers
             ),
             *(str(number) for trap, serves in traps.items() if trap.address == address for number in serves),
         ]

@@ -104,7 +104,7 @@ class Lifecycle:
         try:
             leave(attachment.session)
         finally:
-            for line in attachment.session.passed_over():
+            for line in attachment.session.untraced():
                 warn(line)
 
     def _remove(self, count: int) -> bool:
@@ -120,7 +120,7 @@ class Lifecycle:
         if attachment.linux is not None:
             attachment.linux.forget()
             self._quietly(attachment.linux.tracer.give_back)
-        if attachment.session.comings.watches:
+        if attachment.session.module_tracker.is_needed:
             self._quietly(attachment.session.check_alive)
         self._quietly(partial(self._look, attachment))
 
@@ -128,8 +128,8 @@ class Lifecycle:
         """Try waiting probes again. Raises OptprobeError."""
         try:
             # An unwinder may read only through GDB: a user program may not map the kernel's memory.
-            attachment.session.users.calls.look(attachment.machine.read_selected)
-            attachment.session.optimizer.stopped()
+            attachment.session.uprobes.calls.look(attachment.machine.read_selected)
+            attachment.session.optimizer.on_stop()
         except Unreadable:
             if not self._is_gone(attachment):
                 raise
@@ -170,7 +170,7 @@ class Lifecycle:
         changed, attachment.breaks = now ^ attachment.breaks, now
         try:
             if changed:
-                self._quietly(lambda: attachment.session.make_way(changed))
+                self._quietly(lambda: attachment.session.settle_around(changed))
         finally:
             attachment.leaving = None
 

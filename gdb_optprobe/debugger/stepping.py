@@ -81,13 +81,17 @@ class Stepping:
         optimized = [site for site in session.registry.sites() if site.branch is not None]
         within = [site for site in optimized if command in WITHIN_FUNCTION and start <= site.address < end]
         wide = [site for site in optimized if command in TO_ADDRESS and self._is_passed(session, site)]
-        here = [site for site in optimized if site.placed and site.placed.head <= pc < site.placed.end]
+        here = [
+            site
+            for site in optimized
+            if site.installed_plan and site.installed_plan.head <= pc < site.installed_plan.end
+        ]
         return list({site.address: site for site in (*within, *wide, *here)}.values())
 
     def _is_passed(self, session: Session, site: Site) -> bool:
         """Return whether a thread may pass the site's address without reaching a breakpoint there."""
         assert site.branch is not None
-        return site.branch.plan.needs_quiescence or session.optimizer.links.leads_to(site.branch)
+        return site.branch.plan.needs_quiescence or session.optimizer.links.is_linked(site.branch)
 
     def _leave_detour(self, session: Session) -> None:
         """Finish a hit that a Ctrl-C has stopped inside a detour, silently."""

@@ -102,14 +102,14 @@ class KernelUnwinder(gdb.unwinder.Unwinder):
     def _caller(self, state: State, session: Session, kernel: Kernel) -> tuple[FrameId, State] | None:
         isa = kernel.isa
         pc = state.registers[isa.pc]
-        if (resident := session.resident) is not None and session.in_resident(pc):
+        if (resident := session.probe_read_code) is not None and session.in_probe_read(pc):
             return _called(resident, pc, state, kernel)
         detour = session.registry.detour_at(pc)
         if detour is not None and (original := detour.original_pc(pc)) is not None:
             sp = state.registers[isa.sp] + session.pushed_at(detour, pc) & MASK
             registers = _before_call(state.registers, detour, isa)
             return FrameId(sp - WORD, pc), State({**registers, isa.pc: original, isa.sp: sp}, exact=True)
-        if (trampoline := session.optimizer.returns.at(pc)) is not None:
+        if (trampoline := session.optimizer.kretprobes.trampoline_at(pc)) is not None:
             return _returning(trampoline, state, session, kernel)
         try:
             found = kernel.unwinder.caller(state.registers, state.exact)
@@ -126,9 +126,9 @@ def _through(state: State, session: Session, kernel: Kernel) -> State:
     """Return the state with the real return address where a call returns to a trampoline of a return probe."""
     isa = kernel.isa
     pc, sp = state.registers[isa.pc], state.registers[isa.sp]
-    if state.exact or session.optimizer.returns.at(pc) is None:
+    if state.exact or session.optimizer.kretprobes.trampoline_at(pc) is None:
         return state
-    back = session.optimizer.returns.back(pc, key_after(sp, session.target), kernel.read)
+    back = session.optimizer.kretprobes.return_address(pc, key_after(sp, session.target), kernel.read)
     return State({**state.registers, isa.pc: back}, exact=False) if back is not None else state
 
 
@@ -168,10 +168,10 @@ def _innermost(pending: gdb.PendingFrame, kernel: Kernel, session: Session) -> d
 
 def _through_programs(pending: gdb.PendingFrame, kernel: Kernel, session: Session) -> gdb.UnwindInfo | None:
     """Unwind from the trampoline of a uretprobe to where the program's call really returns."""
-    if not session.users.calls.functions and not session.users.calls.left:
+    if not session.uprobes.calls.functions and not session.uprobes.calls.left:
         return None
     pc, sp = (int(pending.read_register(name)) & MASK for name in (kernel.isa.pc, kernel.isa.sp))
-    back = session.users.calls.back(pc, sp, kernel.read)
+    back = session.uprobes.calls.back(pc, sp, kernel.read)
     if back is None:
         return None
     registers = {name: int(pending.read_register(name)) & MASK for name in kernel.registers()}
@@ -181,7 +181,7 @@ def _through_programs(pending: gdb.PendingFrame, kernel: Kernel, session: Sessio
 def _at_program_stop(pending: gdb.PendingFrame, kernel: Kernel, session: Session) -> gdb.UnwindInfo | None:
     """Unwind from the stop pad in trap code to the gate; the next frame is the program (guest/trap_frames.py)."""
     pc = int(pending.read_register(kernel.isa.pc)) & MASK
-    gate = session.users.stops.gate_at(pc)
+    gate = session.uprobes.stops.gate_at(pc)
     if gate is None:
         return None
     word = _unsigned(64)

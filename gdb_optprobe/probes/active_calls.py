@@ -23,7 +23,7 @@ from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.maps.call_table import WORD
 
-NOBODY = "a stack of no known thread"
+UNKNOWN_STACK = "a stack of no known thread"
 INTERRUPTED = 8
 """Words below an interrupted stack pointer within which the interrupted PC is pushed."""
 
@@ -38,27 +38,27 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class ArenaCode:
     """Ours: ranges of memory, and where trampolines start. reach: how far from it other code can be."""
 
     ranges: Sequence[tuple[int, int]]
     starts: Collection[int]
     reach: int
 
-    def has(self, address: int) -> bool:
+    def contains(self, address: int) -> bool:
         return any(start <= address < end for start, end in self.ranges)
 
-    def may_be(self, address: int) -> bool:
+    def is_near(self, address: int) -> bool:
         """Whether it may be an address of the guest's code."""
         return any(start - self.reach <= address < end + self.reach for start, end in self.ranges)
 
     def is_entered(self, saved: Sequence[SavedWords]) -> bool:
         """Whether somebody may be inside, beyond the start of a trampoline."""
-        return any(self.has(word) and word not in self.starts for one in saved for word in one.words)
+        return any(self.contains(word) and word not in self.starts for one in saved for word in one.words)
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class CallStacks:
     """saved: all that may be a saved PC. hides: whether there may be stacks beside these.
 
     code: None where return addresses need not be where `judge` is told that they are.
@@ -66,21 +66,21 @@ class Judge:
 
     saved: Sequence[SavedWords]
     read: ReadMemory
-    hides: bool = True
-    code: Code | None = None
+    may_miss_stacks: bool = True
+    code: ArenaCode | None = None
 
     def caller(self, at: int) -> Caller:
         """Whose call it is whose stack address is `at`."""
         found = self._around(at)
         if found is None or found.stack is None:
-            return Caller(NOBODY)
+            return Caller(UNKNOWN_STACK)
         return Caller(found.owner, found.stack.pid, found.stack.name)
 
-    def over(self, at: int) -> bool:
+    def is_over(self, at: int) -> bool:
         """Whether the call with the stack address `at` never returns."""
         found = self._around(at)
         if found is None:
-            return not self.hides or self._word(at) is None
+            return not self.may_miss_stacks or self._word(at) is None
         assert found.stack is not None
         # Where a call has returned to its trampoline, its own word is the one below the stack pointer.
         if at < found.address - WORD:
@@ -92,7 +92,7 @@ class Judge:
         if self.code is None:
             return False
         word = self._word(at)
-        if word is None or self.code.may_be(word):
+        if word is None or self.code.is_near(word):
             return False
         # Who is interrupted where a trampoline starts has his own words there.
         return not any(self._word(at - WORD * step) in self.code.starts for step in range(1, INTERRUPTED + 1))
@@ -109,6 +109,6 @@ class Judge:
             return None
 
 
-def judge(saved: Sequence[SavedWords], read: ReadMemory, hides: bool, code: Code) -> Judge:
+def call_stacks(saved: Sequence[SavedWords], read: ReadMemory, hides: bool, code: ArenaCode) -> CallStacks:
     """code: ours, where a call's return address is at its stack address from its entry to its return."""
-    return Judge(saved, read, hides, None if code.is_entered(saved) else code)
+    return CallStacks(saved, read, hides, None if code.is_entered(saved) else code)

@@ -69,7 +69,7 @@ class ArenaMemory:
                 raise Refused(self._missing) from None
         return found
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Raises OptprobeError where it stays as it is."""
         if self.arena is not None:
             self.target.arena_source.give_back()

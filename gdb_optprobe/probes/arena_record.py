@@ -35,10 +35,10 @@ PHYSICAL = 1 << 56
 
 
 @dataclass(frozen=True)
-class Earlier:
+class RecordedArena:
     """place: where it is, with the ranges that were found then. mapping: what was changed for it. loan: see Room."""
 
-    place: Room
+    room: Room
     found: Found
     left: ArenaContents
     mapping: tuple[PhysicalPatch, ...]
@@ -50,24 +50,24 @@ class Earlier:
         left = self.left
         return not (left.detours or left.pads or left.data or left.probes or left.points or left.users)
 
-    def finish(self, machine: Machine, memory: Memory) -> None:
+    def clear(self, machine: Machine, memory: Memory) -> None:
         """Give it back."""
-        _give_back(self.place, self.mapping, machine, memory)
-        _journal(self.place, memory, self.found).clear()
+        _give_back(self.room, self.mapping, machine, memory)
+        _open_journal(self.room, memory, self.found).clear()
 
-    def room(self, machine: Machine, memory: Memory) -> Room:
+    def adopt_room(self, machine: Machine, memory: Memory) -> Room:
         """Raises OptprobeError where the guest does not map it any more as it was."""
         if not physical_patch.are_in_place(self.mapping, machine):
             raise Damaged("the memory for detours is not mapped as it tells")
 
         def give_back() -> None:
-            if self.loan is not None and self.place.repay is not None:
-                self.place.repay(self.loan, self.mapping)
+            if self.loan is not None and self.room.repay is not None:
+                self.room.repay(self.loan, self.mapping)
             else:
-                _give_back(self.place, self.mapping, machine, memory)
+                _give_back(self.room, self.mapping, machine, memory)
 
         return replace(
-            self.place,
+            self.room,
             take=lambda: None,
             give_back=give_back,
             stands=lambda: physical_patch.are_in_place(self.mapping, machine),
@@ -75,13 +75,13 @@ class Earlier:
             loan=self.loan,
         )
 
-    def journal(self, memory: Memory) -> Journal:
-        return _journal(self.place, memory, self.found)
+    def open_journal(self, memory: Memory) -> Journal:
+        return _open_journal(self.room, memory, self.found)
 
 
-def look(
+def find_arena(
     machine: Machine, memory: Memory, kernel: Kernel, arch: LinuxArch, recovered: DiscoveredKernel, isa: Isa
-) -> Earlier | None:
+) -> RecordedArena | None:
     """None where no journal is. Raises OptprobeError where it cannot be believed."""
     try:
         places = list(arch.places(machine, kernel))
@@ -95,24 +95,24 @@ def look(
         if found is not None and not found.generation:
             # Nothing is in it, nor does it tell how large the code was.
             code = place.as_found() if place.as_found is not None else place.code
-            return Earlier(replace(place, code=code), found, NOTHING, ())
+            return RecordedArena(replace(place, code=code), found, NOTHING, ())
         if found is not None:
-            place, mapping, loan = _room(found.state, place, recovered)
+            place, mapping, loan = _decode_room(found.state, place, recovered)
             bounds = Bounds(recovered.text, place.code, place.data, place.fill, arch.loaded)
             left = decode(found.state, bounds, memory, isa)
             restoring_patches(left, memory, isa)
-            return Earlier(place, found, left, mapping, loan)
+            return RecordedArena(place, found, left, mapping, loan)
     return None
 
 
-def facts(room: Room, recovered: DiscoveredKernel) -> list[Any]:
+def encode_room(room: Room, recovered: DiscoveredKernel) -> list[Any]:
     """What the journal keeps of the room itself."""
-    mapping = [[one.address, _short(one.old), _short(one.new), one.changes] for one in room.mapping]
+    mapping = [[one.address, _encode_bytes(one.old), _encode_bytes(one.new), one.changes] for one in room.mapping]
     loan = [] if room.loan is None else [[room.loan.area, room.loan.size]]
     return [recovered.build, recovered.text[0], [*chain(*room.code)], [*room.data], mapping, *loan]
 
 
-def _room(
+def _decode_room(
     state: State, place: Room, recovered: DiscoveredKernel
 ) -> tuple[Room, tuple[PhysicalPatch, ...], Loan | None]:
     """The room as it was found, the mapping, and what was lent. Raises Damaged where the rest is of another guest."""
@@ -121,13 +121,13 @@ def _room(
         text, ends = validate.number(text), validate.numbers(ends, MOST)
         code = tuple(zip(ends[::2], ends[1::2], strict=True))
         data = [*validate.numbers(data, 2)]
-        patches = tuple(map(_patch, validate.items(mapping, MOST)))
+        patches = tuple(map(_decode_patch, validate.items(mapping, MOST)))
         loan = Loan(*validate.numbers(validate.row(lent[0], 2), 2)) if lent else None
     except (ValueError, KeyError) as wrong:
         raise Damaged(f"{wrong}") from None
     if (build, text) != (recovered.build, recovered.text[0]):
         raise Damaged("it is of another kernel, or of this one at another address")
-    if data != [*place.data] or not code or not all(_is_of(piece, place.code) for piece in code):
+    if data != [*place.data] or not code or not all(_is_within(piece, place.code) for piece in code):
         raise Damaged("it tells of other memory than it stands in")
     if any(one[1] > other[0] for one, other in pairwise(sorted(code))):
         raise Damaged("it tells of the same memory twice")
@@ -138,27 +138,27 @@ def _room(
     return replace(place, code=code), patches, loan
 
 
-def _is_of(piece: tuple[int, int], ranges: Sequence[tuple[int, int]]) -> bool:
+def _is_within(piece: tuple[int, int], ranges: Sequence[tuple[int, int]]) -> bool:
     return any(start <= piece[0] < piece[1] <= end for start, end in ranges)
 
 
-def _short(data: bytes) -> str | list[int]:
+def _encode_bytes(data: bytes) -> str | list[int]:
     return [data[0], len(data)] if len(set(data)) == 1 else data.hex()
 
 
-def _patch(value: Any) -> PhysicalPatch:
+def _decode_patch(value: Any) -> PhysicalPatch:
     at, old, new, changes = validate.row(value, 4)
-    return PhysicalPatch(validate.number(at, PHYSICAL), _long(old), _long(new), validate.flag(changes))
+    return PhysicalPatch(validate.number(at, PHYSICAL), _decode_bytes(old), _decode_bytes(new), validate.flag(changes))
 
 
-def _long(value: Any) -> bytes:
+def _decode_bytes(value: Any) -> bytes:
     if isinstance(value, str):
         return validate.data(value, LARGEST)
     byte, count = validate.row(value, 2)
     return bytes([validate.number(byte, 256)]) * validate.number(count, LARGEST + 1, 1)
 
 
-def _journal(place: Room, memory: Memory, found: Found) -> Journal:
+def _open_journal(place: Room, memory: Memory, found: Found) -> Journal:
     start, end = place.journal
     return Journal(memory, start, end - start, place.fill, found)
 

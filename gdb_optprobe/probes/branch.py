@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.planner import Plan
-from gdb_optprobe.probes.installed_detour import Placed
+from gdb_optprobe.probes.installed_detour import InstalledDetour
 
 
 @dataclass(frozen=True)
-class Keeps:
+class PreservedRegisters:
     """Registers that probes of one function read, so that others' programs there leave them as they are, dead or not.
 
     read: by some probe. by_others: by another one too, whichever probe is asked about that reads all of them.
@@ -25,11 +25,11 @@ class Keeps:
     read: frozenset[str] = frozenset()
     by_others: frozenset[str] = frozenset()
 
-    def __le__(self, other: Keeps) -> bool:
+    def __le__(self, other: PreservedRegisters) -> bool:
         return self.read <= other.read and self.by_others <= other.by_others
 
-    def __or__(self, other: Keeps) -> Keeps:
-        return Keeps(self.read | other.read, self.by_others | other.by_others)
+    def __or__(self, other: PreservedRegisters) -> PreservedRegisters:
+        return PreservedRegisters(self.read | other.read, self.by_others | other.by_others)
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Branch:
 
     plan: Plan
     addresses: tuple[int, ...]
-    serves: tuple[int, ...]
+    probe_numbers: tuple[int, ...]
     patch: Patch
-    placed: Placed
-    keeps: Keeps = Keeps()
+    installed: InstalledDetour
+    preserved: PreservedRegisters = PreservedRegisters()
 
     @property
     def detour(self) -> Detour:
-        return self.placed.detour
+        return self.installed.detour

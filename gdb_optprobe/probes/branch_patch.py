@@ -23,25 +23,25 @@ from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Dead, OutOfReach
 from gdb_optprobe.isa.code import Code, joined
 from gdb_optprobe.isa.record import Isa
-from gdb_optprobe.probes.branch import Branch, Keeps
-from gdb_optprobe.probes.installed_detour import Placed, new_pad
-from gdb_optprobe.probes.journal_records import note
-from gdb_optprobe.probes.kernel_traps import Traps
+from gdb_optprobe.probes.branch import Branch, PreservedRegisters
+from gdb_optprobe.probes.installed_detour import InstalledDetour, install_pad
+from gdb_optprobe.probes.journal_records import write_probe
+from gdb_optprobe.probes.kernel_traps import KernelTraps
 from gdb_optprobe.probes.probe import Probe
-from gdb_optprobe.probes.probe_read import readers
+from gdb_optprobe.probes.probe_read import install_probe_read
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.target import Target
 
-_NOTHING = Keeps()
+_NOTHING = PreservedRegisters()
 Codes = Mapping[int, Sequence[tuple[Probe, Code]]]
 
 
-def write(
+def install(
     sites: Sequence[Site],
     target: Target,
     arena: Arena,
-    traps: Traps,
-    keeps: Keeps = _NOTHING,
+    traps: KernelTraps,
+    keeps: PreservedRegisters = _NOTHING,
     old: Branch | None = None,
 ) -> Branch:
     """Serve `sites` (ascending, of one region). Raises Refused or TextChanged with the guest as it was.
@@ -51,19 +51,19 @@ def write(
     """
     plan = sites[0].plan
     for site in sites:
-        site.serve_returns(target, arena)
-    codes = _codes(sites, target, arena, keeps)
+        site.install_trampoline(target, arena)
+    codes = _programs(sites, target, arena, keeps)
     programs = {address: joined([code for _, code in some]) for address, some in codes.items()}
     for probe in (probe for site in sites for probe in site.enabled):
-        note(probe, arena.journal)
+        write_probe(probe, arena.journal)
     arena.journal.put(Item.TEXT, plan.head, [plan.original.hex(), plan.ftrace is not None])
-    placed = Placed.near(plan.head, lambda at: build_detour(plan, target.isa, at, programs), target, arena)
+    placed = InstalledDetour.install(plan.head, lambda at: build_detour(plan, target.isa, at, programs), target, arena)
     ways: list[Patch] = []
     try:
-        ways += _lead_pads(codes, placed.detour, target)
-        change = Patch(plan.head, plan.original, _way_in(plan, placed.detour, target.isa, traps))
+        ways += _link_pads(codes, placed.detour, target)
+        change = Patch(plan.head, plan.original, _patch_bytes(plan, placed.detour, target.isa, traps))
         if plan.tier is Tier.TRAPPED:
-            traps.lead(plan.head, placed.detour.address, arena)
+            traps.set_detour(plan.head, placed.detour.address, arena)
         # The journal knows of the site by now: should this GDB be killed, the next one lets the tracer in again.
         if plan.ftrace is not None:
             target.tracer.hold(plan.ftrace)
@@ -71,27 +71,27 @@ def write(
         patch.apply([change if old is None else replace(change, old=old.patch.new)], target.machine)
     except OptprobeError:
         if plan.tier is Tier.TRAPPED and old is not None:
-            traps.lead(plan.head, old.detour.address, arena)
+            traps.set_detour(plan.head, old.detour.address, arena)
         elif plan.tier is Tier.TRAPPED:
-            traps.forget(plan.head)
+            traps.clear(plan.head)
         patch.revert(ways, target.machine)
-        placed.give_up(target, arena, reached=False)
+        placed.release(target, arena, reached=False)
         raise
     held = {way.address: way.new for way in ways}
     for pad in (probe.pad for site in sites for probe in site.enabled if probe.pad is not None):
         pad.data = held[pad.address]
-    branch = Branch(plan, tuple(site.address for site in sites), serves(sites), change, placed, keeps)
+    branch = Branch(plan, tuple(site.address for site in sites), probe_numbers(sites), change, placed, keeps)
     for site in sites:
-        site.begin_branch(branch, target)
+        site.attach_branch(branch, target)
     return branch
 
 
-def _way_in(plan: Plan, detour: Detour, isa: Isa, traps: Traps) -> bytes:
+def _patch_bytes(plan: Plan, detour: Detour, isa: Isa, traps: KernelTraps) -> bytes:
     """What is written at the head of `plan`."""
     return traps.trap if plan.tier is Tier.TRAPPED else isa.branch(plan.head, detour.address)
 
 
-def take_away(branch: Branch, sites: Sequence[Site], target: Target, arena: Arena, lifted: bool) -> None:
+def remove(branch: Branch, sites: Sequence[Site], target: Target, arena: Arena, lifted: bool) -> None:
     """The original instructions again for `sites`, all that `branch` serves; the counters stay.
 
     lifted: they are there already. Raises TextChanged; then all is left as it is.
@@ -99,12 +99,12 @@ def take_away(branch: Branch, sites: Sequence[Site], target: Target, arena: Aren
     if not lifted:
         patch.revert([branch.patch], target.machine)
     arena.journal.drop(Item.TEXT, branch.plan.head)
-    branch.placed.give_up(target, arena, reached=True)
+    branch.installed.release(target, arena, reached=True)
     for site in sites:
-        site.end_branch()
+        site.detach_branch()
 
 
-def serves(sites: Sequence[Site]) -> tuple[int, ...]:
+def probe_numbers(sites: Sequence[Site]) -> tuple[int, ...]:
     """The numbers of the probes to be served at `sites`."""
     return tuple(probe.number for site in sites for probe in site.enabled)
 
@@ -115,9 +115,9 @@ def reserve(probe: Probe, target: Target, arena: Arena) -> None:
         probe.counter = arena.allocate_data(probe.handler.size, probe.address, target.isa.data_reach)
         target.machine.write(probe.counter.address, probe.handler.initial())
     if probe.handler.dereferences and not isinstance(probe.handler.unmapped, Missing):
-        probe.readers = readers(probe.handler.unmapped, probe.address, target, arena)
-    if probe.handler.stops and probe.pad is None and not probe.returns:
-        probe.pad = new_pad(probe.address, b"", target, arena)
+        probe.readers = install_probe_read(probe.handler.unmapped, probe.address, target, arena)
+    if probe.handler.stops and probe.pad is None and not probe.is_return:
+        probe.pad = install_pad(probe.address, b"", target, arena)
 
 
 def out_of_reach(best: Plan, target: Target, arena: Arena) -> Reason | None:
@@ -131,38 +131,38 @@ def out_of_reach(best: Plan, target: Target, arena: Arena) -> Reason | None:
     return None
 
 
-def overwrites(site: Site, target: Target, keeps: Keeps, read: Keeps) -> bool:
+def overwrites(site: Site, target: Target, keeps: PreservedRegisters, read: PreservedRegisters) -> bool:
     """Whether the programs of `site`, made to keep `keeps`, overwrite any of `read`: they would be others for it."""
-    less, more = (_free(site.plan.dead, each, target.isa) for each in (keeps, keeps | read))
+    less, more = (_dead_for(site.plan.dead, each, target.isa) for each in (keeps, keeps | read))
     if less == more:
         return False
-    now, then = (joined([code for _, code in _code(site, target, each)]) for each in (keeps, keeps | read))
+    now, then = (joined([code for _, code in _site_programs(site, target, each)]) for each in (keeps, keeps | read))
     return now(site.address) != then(site.address)
 
 
-def _codes(sites: Sequence[Site], target: Target, arena: Arena, keeps: Keeps) -> Codes:
+def _programs(sites: Sequence[Site], target: Target, arena: Arena, keeps: PreservedRegisters) -> Codes:
     """By address, every enabled probe with its program, in the order in which they run."""
     for site in sites:
         for probe in site.enabled:
             reserve(probe, target, arena)
-    return {site.address: _code(site, target, keeps) for site in sites}
+    return {site.address: _site_programs(site, target, keeps) for site in sites}
 
 
-def _code(site: Site, target: Target, keeps: Keeps) -> Sequence[tuple[Probe, Code]]:
+def _site_programs(site: Site, target: Target, keeps: PreservedRegisters) -> Sequence[tuple[Probe, Code]]:
     plan = site.plan
-    dead, passed = _free(plan.dead, keeps, target.isa)
+    dead, passed = _dead_for(plan.dead, keeps, target.isa)
 
     def of(probe: Probe, counter: Slot) -> Code:
         return probe.handler.code(target.isa, plan, dead, counter.address, probe.readers, probe.pad, passed)
 
-    counted = [probe for probe in site.enabled if not probe.returns]
+    counted = [probe for probe in site.enabled if not probe.is_return]
     codes = [(probe, of(probe, probe.counter)) for probe in counted if probe.counter is not None]
-    if site.point is not None and (returning := site.returning):
-        codes.append((returning[-1], site.point.entry(dead, target)))
+    if site.kretprobe is not None and (returning := site.return_probes):
+        codes.append((returning[-1], site.kretprobe.entry_code(dead, target)))
     return codes
 
 
-def _lead_pads(codes: Codes, detour: Detour, target: Target) -> list[Patch]:
+def _link_pads(codes: Codes, detour: Detour, target: Target) -> list[Patch]:
     """Have every pad lead behind its probe's program in `detour`. Raises TextChanged, Refused."""
     ways: list[Patch] = []
     for start, _, address in detour.programs:
@@ -178,7 +178,7 @@ def _lead_pads(codes: Codes, detour: Detour, target: Target) -> list[Patch]:
     return ways
 
 
-def _free(dead: Dead, keeps: Keeps, isa: Isa) -> tuple[Dead, Dead]:
+def _dead_for(dead: Dead, keeps: PreservedRegisters, isa: Isa) -> tuple[Dead, Dead]:
     """What programs may overwrite; what one that reads all may where it does not stop."""
     return _unread(dead, keeps.read, isa), _unread(dead, keeps.by_others, isa)
 

@@ -5,33 +5,38 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from gdb_optprobe.maps.call_table import CallTable
-from gdb_optprobe.probes.kretprobes import UnderWay
+from gdb_optprobe.probes.kretprobes import AttributedCall
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.spec import Kind
 from gdb_optprobe.probes.target import Target
-from gdb_optprobe.probes.views import CallsView, OutView, ProbeView
+from gdb_optprobe.probes.views import ActiveCallView, CallsView, ProbeView
 
 
-def calls(found: CallTable, out: Sequence[UnderWay]) -> CallsView:
+def calls_view(found: CallTable, out: Sequence[AttributedCall]) -> CallsView:
     """out: those of `found` that are under way, and whose they are."""
-    callers = [OutView(one.caller.who, one.caller.pid, one.caller.name) for one in out]
+    callers = [ActiveCallView(one.caller.who, one.caller.pid, one.caller.name) for one in out]
     callers.sort(key=lambda one: (one.pid is None, one.pid, one.who))
     return CallsView(found.entries, found.returns, len(found.active), found.missed, found.dropped, tuple(callers))
 
 
-def deleted(optimizer: Optimizer) -> Iterator[ProbeView]:
+def deleted_kretprobes(optimizer: Optimizer) -> Iterator[ProbeView]:
     """A row for each function with calls under way that only return probes saw entered which are no more."""
     target, arena = optimizer.target, optimizer.arena
-    kept = {id(point) for site in optimizer.registry.sites() if site.point is not None for point in site.point.tables}
-    points = [point for point in optimizer.returns.points if id(point) not in kept]
-    out = optimizer.returns.under_way(target, arena, points) if arena is not None else []
-    for address in sorted({one.point.address for one in out}):
-        here = [one for one in out if one.point.address == address]
-        tables = [point.instances(target) for point in points if any(point is one.point for one in here)]
-        yield _deleted(address, tables, here, target)
+    kept = {
+        id(point)
+        for site in optimizer.registry.sites()
+        if site.kretprobe is not None
+        for point in site.kretprobe.tables
+    }
+    points = [point for point in optimizer.kretprobes.known if id(point) not in kept]
+    out = optimizer.kretprobes.active_calls(target, arena, points) if arena is not None else []
+    for address in sorted({one.kretprobe.address for one in out}):
+        here = [one for one in out if one.kretprobe.address == address]
+        tables = [point.read_calls(target) for point in points if any(point is one.kretprobe for one in here)]
+        yield _deleted_kretprobe(address, tables, here, target)
 
 
-def told(views: Iterable[ProbeView]) -> Iterator[str]:
+def describe(views: Iterable[ProbeView]) -> Iterator[str]:
     """What nobody waits for, in words: these calls return when they please. views: of deleted probes."""
     for view in views:
         count = "1 call is" if view.active == 1 else f"{view.active} calls are"
@@ -39,15 +44,17 @@ def told(views: Iterable[ProbeView]) -> Iterator[str]:
         yield f"{view.location}: {count} under way that deleted probes saw entered; {kept}"
 
 
-def _deleted(address: int, tables: Sequence[CallTable], out: Sequence[UnderWay], target: Target) -> ProbeView:
+def _deleted_kretprobe(
+    address: int, tables: Sequence[CallTable], out: Sequence[AttributedCall], target: Target
+) -> ProbeView:
     symbol = target.symbol(address)
     counts = [(table.returns, table.missed, table.dropped) for table in tables]
     returns, missed, dropped = (sum(each) for each in zip(*counts, strict=True))
     found = CallTable(returns, missed, dropped, tuple(one.call for one in out))
-    return row(Kind.KRETPROBE, address, symbol or f"*{address:#x}", symbol, calls(found, out))
+    return deleted_view(Kind.KRETPROBE, address, symbol or f"*{address:#x}", symbol, calls_view(found, out))
 
 
-def row(kind: Kind, address: int, location: str, symbol: str, calls: CallsView) -> ProbeView:
+def deleted_view(kind: Kind, address: int, location: str, symbol: str, calls: CallsView) -> ProbeView:
     """Of a function whose probes are no more, with calls under way that they saw entered."""
     return ProbeView(
         number=0,

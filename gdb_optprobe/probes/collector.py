@@ -19,7 +19,7 @@ from enum import Enum
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.probes.kretprobes import Returns
+from gdb_optprobe.probes.kretprobes import Kretprobes
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.views import CollectorView
 
@@ -28,7 +28,7 @@ PATIENCE = 1.0
 """Seconds until garbage that somebody was inside of is looked at again, at a stop."""
 
 
-class Why(Enum):
+class Trigger(Enum):
     GARBAGE = "garbage"
     MEMORY = "memory"
     BRANCH = "branch"
@@ -44,10 +44,10 @@ class Collector:
     """
 
     target: Target
-    returns: Returns
+    kretprobes: Kretprobes
     check_alive: Callable[[], None]
-    hindered: str = ""
-    _runs: Counter[Why] = field(default_factory=Counter)
+    blocked_by: str = ""
+    _runs: Counter[Trigger] = field(default_factory=Counter)
     _failed: int = 0
     _slots: int = 0
     _bytes: int = 0
@@ -57,7 +57,7 @@ class Collector:
     _remained: int = 0
     _last: float = 0.0
 
-    def collect(self, arena: Arena, why: Why) -> int:
+    def collect(self, arena: Arena, why: Trigger) -> int:
         """Free the slots that nobody can be inside; how many: none where the stacks cannot be told (just now).
 
         Data are not counted.
@@ -66,25 +66,25 @@ class Collector:
         """
         if self.target.stacks_missing:
             return 0
-        self.returns.under_way(self.target, arena)
+        self.kretprobes.active_calls(self.target, arena)
         if not arena.dirty():
             arena.reclaim(lambda slots: ())
             # A table's memory is used again by whatever comes next.
-            self.returns.forget(self.target, arena)
+            self.kretprobes.forget_freed(self.target, arena)
             arena.journal.flush()
             return 0
         self.check_alive()
         begun = time.monotonic()
         try:
-            freed = arena.reclaim(lambda slots: self.returns.inside(slots, self.target))
+            freed = arena.reclaim(lambda slots: self.kretprobes.busy_slots(slots, self.target))
             self._stacks = sum(1 for saved in self.target.saved() if saved.address)
-            self.hindered = ""
+            self.blocked_by = ""
         except OptprobeError as error:
             self._failed += 1
-            self.hindered = error.message
+            self.blocked_by = error.message
             freed = ()
         arena.wipe(freed, self.target.machine)
-        self.returns.forget(self.target, arena)
+        self.kretprobes.forget_freed(self.target, arena)
         # GDB may be killed: the next one takes what is still noted for memory in use, and for tables.
         arena.journal.flush()
         self._last = time.monotonic()
@@ -97,21 +97,21 @@ class Collector:
         self._remained = _size(self.garbage(arena))
         return len(freed)
 
-    def tidy(self, arena: Arena) -> None:
+    def collect_if_due(self, arena: Arena) -> None:
         """At a stop that occurs anyway: collect, if it is worth while."""
         garbage = _size(self.garbage(arena))
         patient = garbage <= self._remained and time.monotonic() - self._last < PATIENCE
         if garbage > PAGE and not patient:
-            self.collect(arena, Why.GARBAGE)
+            self.collect(arena, Trigger.GARBAGE)
         arena.refill_reserve()
 
     def garbage(self, arena: Arena) -> tuple[Slot, ...]:
         """What is to be collected: not the trampolines that calls may return to for as long as they please."""
-        return tuple(slot for slot in arena.dirty() if slot.address not in self.returns.left)
+        return tuple(slot for slot in arena.dirty() if slot.address not in self.kretprobes.left_trampolines)
 
     def unsettled(self, arena: Arena) -> tuple[Slot, ...]:
         """Return what is free as soon as no thread is inside: no active call returns there."""
-        awaited = self.returns.awaited(self.target)
+        awaited = self.kretprobes.awaited(self.target)
         return tuple(slot for slot in arena.dirty() if slot.address not in awaited)
 
     def view(self, arena: Arena | None) -> CollectorView | None:
@@ -120,7 +120,7 @@ class Collector:
         if not (self._runs or garbage):
             return None
         return CollectorView(
-            runs={why.value: self._runs[why] for why in Why if self._runs[why]},
+            runs={why.value: self._runs[why] for why in Trigger if self._runs[why]},
             failed=self._failed,
             slots=self._slots,
             bytes=self._bytes,

@@ -17,14 +17,14 @@ from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.handlers.supported import check_action
 from gdb_optprobe.probes import kretprobes, probe_views
 from gdb_optprobe.probes.handler import Handler
-from gdb_optprobe.probes.installed_detour import Placed
+from gdb_optprobe.probes.installed_detour import InstalledDetour
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.room import reserve
 from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.spec import Spec
-from gdb_optprobe.probes.spec_addresses import wanted
+from gdb_optprobe.probes.spec_addresses import resolve_specs
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import uprobe_views as user_present
 from gdb_optprobe.probes.user.uprobes import Users
@@ -32,7 +32,7 @@ from gdb_optprobe.probes.views import ExplainView
 
 
 @dataclass(frozen=True)
-class Explaining:
+class Explainer:
     """standing, compile, as_wanted: of the session, by which it adds probes."""
 
     target: Target
@@ -40,59 +40,59 @@ class Explaining:
     optimizer: Optimizer
     users: Users
     settings: Callable[[], Settings]
-    standing: Callable[[int, Spec], Plan | None]
+    plan: Callable[[int, Spec], Plan | None]
     compile: Callable[[Spec, Plan, Settings], Handler]
-    as_wanted: Callable[[Plan, Spec], None]
+    check_tier: Callable[[Plan, Spec], None]
 
-    def explained(self, specs: Sequence[Spec]) -> Iterator[ExplainView]:
+    def explain(self, specs: Sequence[Spec]) -> Iterator[ExplainView]:
         """Yield what a probe at each address of each spec's location would be. Raises OptprobeError as `add` does."""
         for spec in specs:
             for action in spec.action_parts:
                 check_action(action)
-        for spec, addresses in wanted(specs, self.target, len(self.registry), self.settings().max_probes):
+        for spec, addresses in resolve_specs(specs, self.target, len(self.registry), self.settings().max_probes):
             if spec.in_program:
                 yield user_present.explanation(spec, self.users, self.target)
             elif not addresses:
                 why = Refusal.PENDING.because(location=spec.location, why="")
-                yield probe_views.unprobeable(0, why, self.target)
+                yield probe_views.unprobeable_view(0, why, self.target)
             for address in addresses:
-                yield self._at(address, spec)
+                yield self._explain_at(address, spec)
 
-    def _at(self, address: int, spec: Spec) -> ExplainView:
+    def _explain_at(self, address: int, spec: Spec) -> ExplainView:
         try:
-            plan = self.standing(address, replace(spec, glob=False))
+            plan = self.plan(address, replace(spec, glob=False))
             assert plan is not None, "no glob leaves anything out"
             handler = self.compile(spec, plan, self.settings())
-            plan = replace(self._carried_out(plan, spec, handler), moved=plan.moved)
+            plan = replace(self._plan_with_memory(plan, spec, handler), moved=plan.moved)
         except Refused as refused:
-            return probe_views.unprobeable(address, refused.reason, self.target)
-        return probe_views.explanation(plan, self.target, spec.counts and not spec.returns)
+            return probe_views.unprobeable_view(address, refused.reason, self.target)
+        return probe_views.explain_view(plan, self.target, spec.counts and not spec.returns)
 
-    def _carried_out(self, plan: Plan, spec: Spec, handler: Handler) -> Plan:
+    def _plan_with_memory(self, plan: Plan, spec: Spec, handler: Handler) -> Plan:
         """Return what becomes of `plan` beside the probes that are there and in free memory. Raises Refused."""
         site = self.registry.site(plan.address)
         specs = [*site.specs, spec] if site is not None else [spec]
         if len(specs) > 1:
             plan = self.optimizer.plan(plan.address, specs)
         probe = Probe(0, spec, plan.address, handler, sizes_of(self.settings()))
-        if self.optimizer.gathers(probe, plan):
+        if self.optimizer.needs_memory(probe, plan):
             reserve(probe, self.optimizer, lambda: self._check_data(probe))
         try:
             self._check_code(plan)
         except Refused as refused:
-            plan = self.optimizer.lower(plan.address, specs, refused.reason)
+            plan = self.optimizer.plan_without_detour(plan.address, specs, refused.reason)
         if spec.tier:
             why = plan.why_not(Tier(spec.tier))
             if why is not None and why.code in NO_MEMORY:
-                self.as_wanted(plan, spec)
+                self.check_tier(plan, spec)
         return plan
 
     def _check_data(self, probe: Probe) -> None:
         """Raises Refused where there is no memory for what `probe` gathers."""
         arena, reach = self.optimizer.find_arena(), self.target.isa.data_reach
         _unless_full(arena, lambda: arena.check_data(probe.handler.size, probe.address, reach))
-        if probe.returns and self.registry.site(probe.address) is None:
-            kretprobes.check(probe, self.target, arena)
+        if probe.is_return and self.registry.site(probe.address) is None:
+            kretprobes.check_memory(probe, self.target, arena)
 
     def _check_code(self, plan: Plan) -> None:
         """Raises Refused where there is no memory for a detour of `plan`."""
@@ -103,9 +103,9 @@ class Explaining:
         def lay_out(at: int) -> Detour:
             if plan.tier is Tier.BOOSTED:
                 return build_detour(plan, isa, at)
-            return build_count(plan, isa, at, at + probe_views.COUNTER_AWAY)
+            return build_count(plan, isa, at, at + probe_views.COUNTER_DISTANCE)
 
-        _unless_full(arena, lambda: Placed.check(plan.head, lay_out, self.target, arena))
+        _unless_full(arena, lambda: InstalledDetour.check_memory(plan.head, lay_out, self.target, arena))
 
 
 def _unless_full(arena: Arena, check: Callable[[], object]) -> None:

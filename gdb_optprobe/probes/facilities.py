@@ -65,12 +65,12 @@ def asked(name: str, otherwise: Refusal, question: Question) -> FacilityView:
         why = reason_of(error, otherwise)
     except Exception as error:
         why = Refusal.UNEXPECTED.because(error=f"{type(error).__name__}: {error}")
-    return FacilityView(name, "", probe_views.reason(why))
+    return FacilityView(name, "", probe_views.reason_view(why))
 
 
 def of_no_guest(error: OptprobeError) -> tuple[FacilityView, ...]:
     """Return the facilities of a guest that cannot be looked at, and why."""
-    why = probe_views.reason(reason_of(error, Refusal.GUEST_MISSING))
+    why = probe_views.reason_view(reason_of(error, Refusal.GUEST_MISSING))
     return tuple(FacilityView(name, "", why) for name in NAMES)
 
 

@@ -15,12 +15,12 @@ from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes.target import Target
 
-Standing = Mapping[int, bytes]
+InstalledBytes = Mapping[int, bytes]
 """By address, what an earlier GDB has written where ours is to stand."""
-NOTHING: Standing = MappingProxyType({})
+NOT_INSTALLED: InstalledBytes = MappingProxyType({})
 
 
-def put_in(patches: Sequence[Patch], target: Target, arena: Arena, standing: Standing = NOTHING) -> None:
+def install(patches: Sequence[Patch], target: Target, arena: Arena, standing: InstalledBytes = NOT_INSTALLED) -> None:
     """One of the two, an earlier GDB's or ours, leads on at any instant. Raises TextChanged."""
     for change in patches:
         arena.journal.put(Item.TEXT, change.address, [change.old.hex(), False])
@@ -35,14 +35,14 @@ def exchange(old: Sequence[Patch], new: Sequence[Patch], target: Target) -> None
     patch.apply([Patch(now.address, before.new, now.new) for before, now in pairs], target.machine)
 
 
-def take_out(patches: Sequence[Patch], target: Target, arena: Arena) -> None:
+def remove(patches: Sequence[Patch], target: Target, arena: Arena) -> None:
     """Whoever is behind them goes on. Raises TextChanged."""
     patch.revert(patches, target.machine)
     for change in patches:
         arena.journal.drop(Item.TEXT, change.address)
 
 
-def is_deserted(
+def is_quiescent(
     inside: Sequence[tuple[int, int]], target: Target, beside: Sequence[tuple[int, int]] = ()
 ) -> bool:
     """Whether nobody is in these ranges, once every vCPU was stepped out of them; not where that cannot be told.

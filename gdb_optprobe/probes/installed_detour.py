@@ -20,7 +20,7 @@ LayOut = Callable[[int], Detour]
 """The detour at an address; as long wherever it stands."""
 
 
-def new_pad(address: int, data: bytes, target: Target, arena: Arena) -> Pad:
+def install_pad(address: int, data: bytes, target: Target, arena: Arena) -> Pad:
     """A pad for a probe at `address`, that holds `data`. Raises Refused."""
     bell = arena.doorbell_page(address, target.isa.data_reach)
     while True:
@@ -34,7 +34,7 @@ def new_pad(address: int, data: bytes, target: Target, arena: Arena) -> Pad:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class InstalledDetour:
     """`detour` is written and read back; nothing leads to it yet.
 
     moment: when it was placed; None where it was an earlier session's, and something led there then.
@@ -42,17 +42,17 @@ class Placed:
 
     slot: Slot
     detour: Detour
-    moment: object = None
+    installed_at: object = None
 
     @staticmethod
-    def check(address: int, lay_out: LayOut, target: Target, arena: Arena) -> None:
+    def check_memory(address: int, lay_out: LayOut, target: Target, arena: Arena) -> None:
         """Raises Refused where `near` would; nothing is taken."""
         arena.check_code(_size(address, lay_out, target, arena), address, target.isa.branch_reach)
 
     @classmethod
-    def near(
+    def install(
         cls, address: int, lay_out: LayOut, target: Target, arena: Arena, uses: Iterable[int] | None = None
-    ) -> Placed:
+    ) -> InstalledDetour:
         """Lay a detour out, take a slot of its size within reach of `address` and write it there. Raises Refused.
 
         uses: see Arena.note_uses.
@@ -79,7 +79,7 @@ class Placed:
         return cls(slot, detour, target.moment())
 
     @classmethod
-    def again(cls, address: int, lay_out: LayOut, target: Target, arena: Arena) -> Placed:
+    def install_or_reuse(cls, address: int, lay_out: LayOut, target: Target, arena: Arena) -> InstalledDetour:
         """As `near`; where an earlier session's code there is what this would be, byte for byte, that is it."""
 
         def is_same(one: Detour) -> bool:
@@ -93,16 +93,18 @@ class Placed:
 
         if (found := arena.reuse(is_same)) is not None:
             return cls(*found)
-        return cls.near(address, lay_out, target, arena)
+        return cls.install(address, lay_out, target, arena)
 
-    def give_up(self, target: Target, arena: Arena, reached: bool, way: bool = False) -> bool:
+    def release(self, target: Target, arena: Arena, reached: bool, way: bool = False) -> bool:
         """Nothing leads here any more. Return whether a vCPU may have reached it: dirty until it is proven empty.
 
         reached: something led here. No vCPU was there nevertheless where none has run since, nor will be, where no
                  table that was left may lead here.
         way:     see Arena.leave.
         """
-        if self.moment is None or (reached and (target.moment() != self.moment or arena.has_retired_dispatchers)):
+        if self.installed_at is None or (
+            reached and (target.moment() != self.installed_at or arena.has_retired_dispatchers)
+        ):
             arena.retire(self.slot, self.detour, way)
             return True
         arena.wipe([self.slot], target.machine)

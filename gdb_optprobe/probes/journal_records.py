@@ -23,7 +23,7 @@ from gdb_optprobe.probes.spec import Kind, Spec
 FIELDS = frozenset(
     ("at", "location", "kind", "if", "do", "tier", "name", "glob", "entry if", "entry do", "maxactive", "pending")
 ) | frozenset(("file", "pid", "home", "waits", "off", "python", "data", "program", "sizes", "since", "seen", "lost"))
-LEAST = frozenset(("at", "location", "kind", "data", "home", "waits", "glob"))
+LOST_FIELDS = frozenset(("at", "location", "kind", "data", "home", "waits", "glob"))
 """What is noted of a probe that is lost."""
 KINDS = frozenset(kind.value for kind in Kind)
 PROGRAMS = frozenset((Kind.UPROBE.value, Kind.URETPROBE.value))
@@ -36,7 +36,7 @@ RECORDS, WORDS, ACTIONS = 1 << 16, 1 << 16, 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class ProbeRecord:
     """home, waits: where in a module it is, or was; whether it was nowhere in the guest.
 
     python: whether it had a handler of Python's. data: address of its memory. program: see `fingerprint`.
@@ -61,7 +61,7 @@ class Noted:
     lost: bool = False
 
 
-def note(probe: Probe, journal: Journal) -> None:
+def write_probe(probe: Probe, journal: Journal) -> None:
     """Have the journal know `probe` as it is now."""
     spec = probe.spec
     location = fields.kept(spec.location, probe.address, spec.in_program, spec.glob)
@@ -70,16 +70,16 @@ def note(probe: Probe, journal: Journal) -> None:
         "kind": spec.kind.value if spec.kind is not Kind.KPROBE else "",
         "if": fields.tidy(spec.condition),
         "do": [*map(fields.tidy, spec.actions)] if spec.actions != ("count",) else [],
-        "tier": _allowed(fields.tier, spec.tier),
-        "name": _allowed(fields.name, spec.name),
+        "tier": _valid_or_empty(fields.tier, spec.tier),
+        "name": _valid_or_empty(fields.name, spec.name),
         "glob": spec.glob,
         "entry if": fields.tidy(spec.entry_condition.text) if spec.entry_condition is not None else "",
         "entry do": [fields.tidy(action.text) for action in spec.entry_actions],
         "maxactive": min(spec.maxactive, BOUND - 1),
         "pending": spec.pending,
-        "file": _allowed(fields.file, spec.file),
+        "file": _valid_or_empty(fields.file, spec.file),
         "pid": min(spec.pid, BOUND - 1),
-        "home": _allowed(fields.home, probe.home),
+        "home": _valid_or_empty(fields.home, probe.home),
         "waits": probe.waits is not None,
         "off": not probe.enabled,
         "python": probe.spec.has_python_handler,
@@ -93,20 +93,20 @@ def note(probe: Probe, journal: Journal) -> None:
     if journal.has(Item.PROBE, probe.number, value):
         return
     # One that a reader refuses would have it refuse all: the others are worth more.
-    if (spec.in_program and location != spec.location.strip()) or not _is_taken(probe.number, value):
-        value = {name: kept for name, kept in value.items() if name in LEAST} | {"lost": True}
+    if (spec.in_program and location != spec.location.strip()) or not _is_readable(probe.number, value):
+        value = {name: kept for name, kept in value.items() if name in LOST_FIELDS} | {"lost": True}
     journal.put(Item.PROBE, probe.number, value)
 
 
-def _is_taken(number: int, value: Mapping[str, Any]) -> bool:
+def _is_readable(number: int, value: Mapping[str, Any]) -> bool:
     try:
-        _noted(number, value)
+        _decode(number, value)
     except (ValueError, KeyError):
         return False
     return True
 
 
-def _allowed(check: Callable[[str], str], text: str) -> str:
+def _valid_or_empty(check: Callable[[str], str], text: str) -> str:
     """What a later GDB takes, "" else: Python may have given anything."""
     try:
         return check(text)
@@ -114,20 +114,20 @@ def _allowed(check: Callable[[str], str], text: str) -> str:
         return ""
 
 
-def noted(number: int, value: Any, left: ArenaContents) -> Noted:
+def read_probe(number: int, value: Any, left: ArenaContents) -> ProbeRecord:
     """Raises Damaged where `value` cannot be of a probe whose memory is in what is `left`."""
     try:
         validate.number(number, NUMBERS, 1)
         if not isinstance(value, dict) or not value.keys() <= FIELDS:
             raise ValueError("what is noted of it")
-        one = _noted(number, value)
+        one = _decode(number, value)
         _check_places(one, left)
         return one
     except (ValueError, KeyError) as wrong:
         raise Damaged(f"probe {number}: {wrong}") from None
 
 
-def _check_places(one: Noted, left: ArenaContents) -> None:
+def _check_places(one: ProbeRecord, left: ArenaContents) -> None:
     """Raises ValueError."""
     if not (one.waits or one.home or one.spec.in_program or left.bounds.has(one.address)):
         raise ValueError(f"no code is at {one.address:#x}")
@@ -137,7 +137,7 @@ def _check_places(one: Noted, left: ArenaContents) -> None:
         raise ValueError(f"it has no memory at {one.data:#x}")
 
 
-def _noted(number: int, value: Mapping[str, Any]) -> Noted:
+def _decode(number: int, value: Mapping[str, Any]) -> ProbeRecord:
     """Raises ValueError, KeyError."""
 
     def flag(name: str) -> bool:
@@ -147,7 +147,7 @@ def _noted(number: int, value: Mapping[str, Any]) -> Noted:
     if not isinstance(sizes := value.get("sizes", {}), dict):
         raise ValueError("its sizes")
     following, *pending = validate.numbers(value.get("since", [0]), 1 + RECORDS)
-    return Noted(
+    return ProbeRecord(
         number=number,
         address=validate.number(value["at"]),
         spec=spec,

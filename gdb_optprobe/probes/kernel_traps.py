@@ -26,7 +26,7 @@ from gdb_optprobe.isa.trapping import Trapping
 from gdb_optprobe.maps import trap_table as traps_layout
 from gdb_optprobe.maps.trap_table import DETOUR, KEY, SLOT, TrapTableLayout, slot
 from gdb_optprobe.probes import hooks
-from gdb_optprobe.probes.installed_detour import Placed
+from gdb_optprobe.probes.installed_detour import InstalledDetour
 from gdb_optprobe.probes.target import Target
 
 SLOTS = 512
@@ -40,12 +40,12 @@ class _Handler:
     layout: TrapTableLayout
     memory: Slot
     data: bytearray
-    placed: Placed
+    placed: InstalledDetour
     calls: tuple[Patch, ...]
 
 
 @dataclass
-class Traps:
+class KernelTraps:
     """detours: by the address of every trap that ever was; 0 of those that have gone."""
 
     target: Target
@@ -71,44 +71,44 @@ class Traps:
         """See Limits."""
         return () if self.missing else self.target.trap_calls().ways_in
 
-    def lead(self, address: int, detour: int, arena: Arena) -> None:
+    def set_detour(self, address: int, detour: int, arena: Arena) -> None:
         """A trap at `address` that is about to be written leads to `detour`. Raises Refused, OptprobeError."""
-        handler = self._handler or self._renew(arena)
+        handler = self._handler or self._install_handler(arena)
         if address not in self._detours and len(self._detours) >= handler.layout.room:
-            handler = self._renew(arena)
+            handler = self._install_handler(arena)
         self._detours[address] = detour
-        self._write(handler, address)
+        self._write_slot(handler, address)
 
     def adopt(self, texts: Sequence[PatchedText], arena: Arena) -> None:
         """Where traps of an earlier session's were until now: who has just come to one goes on. Raises as `lead`."""
-        if self._adopts(texts):
+        if self._needs_adoption(texts):
             self._detours |= dict.fromkeys((text.address for text in texts if text.is_trap(self.target.isa)), 0)
-            self._renew(arena)
+            self._install_handler(arena)
 
-    def _adopts(self, texts: Sequence[PatchedText]) -> bool:
+    def _needs_adoption(self, texts: Sequence[PatchedText]) -> bool:
         """Whether somebody may have come to a trap of an earlier session's."""
         if self.missing or not any(text.is_trap(self.target.isa) for text in texts):
             return False
-        return self._was_there(text.address for text in texts)
+        return self._had_handler(text.address for text in texts)
 
-    def _was_there(self, places: Iterable[int]) -> bool:
+    def _had_handler(self, places: Iterable[int]) -> bool:
         """Whether an earlier session had a handler, of what it had written to."""
         return not {call.address for call in self.target.trap_calls().calls}.isdisjoint(places)
 
-    def forget(self, address: int) -> None:
+    def clear(self, address: int) -> None:
         """The trap at `address` has gone, or does not come."""
         if self._handler is not None and self._detours.get(address):
             self._detours[address] = 0
-            self._write(self._handler, address)
+            self._write_slot(self._handler, address)
 
-    def dismiss(self, arena: Arena) -> None:
+    def remove_handler(self, arena: Arena) -> None:
         """The kernel calls its own handler again, where no trap of ours is left and nobody has just come to one."""
         if self._handler is None or any(self._detours.values()):
             return
-        if not hooks.is_deserted(self.inside, self.target):
+        if not hooks.is_quiescent(self.handler_ranges, self.target):
             return
-        hooks.take_out(self._handler.calls, self.target, arena)
-        self._give_up(self._handler, arena)
+        hooks.remove(self._handler.calls, self.target, arena)
+        self._release(self._handler, arena)
         self._handler, self._detours = None, {}
 
     def abandon(self) -> None:
@@ -121,7 +121,7 @@ class Traps:
         return self._handler.calls if self._handler is not None else ()
 
     @property
-    def inside(self) -> tuple[Range, ...]:
+    def handler_ranges(self) -> tuple[Range, ...]:
         """Where nobody may be when the kernel is to call its own handler again."""
         if self._handler is None:
             return ()
@@ -139,9 +139,9 @@ class Traps:
         assert found is not None, "no plan has a trap"
         return found
 
-    def check_room(self, texts: Sequence[PatchedText], arena: Arena) -> None:
+    def check_memory(self, texts: Sequence[PatchedText], arena: Arena) -> None:
         """Raises Refused where there is no memory for what `adopt` puts in; nothing is changed."""
-        if self._adopts(texts):
+        if self._needs_adoption(texts):
             traps = [text.address for text in texts if text.is_trap(self.target.isa)]
             memory = arena.earlier_table(TableKind.TRAPS)
             new = 0 if memory is not None and self._known(memory, traps) else self._layout(len(traps)).size
@@ -176,7 +176,7 @@ class Traps:
         known = layout.decode(data)
         return (layout, data, known) if known is not None and len({*known, *traps}) <= layout.room else None
 
-    def _renew(self, arena: Arena) -> _Handler:
+    def _install_handler(self, arena: Arena) -> _Handler:
         """A handler with a table that has room. Raises Refused, TextChanged."""
         calls = self.target.trap_calls()
         old = self._handler
@@ -185,36 +185,38 @@ class Traps:
         code = lower_traps.handler(lower_traps.Traps(layout, memory.address), calls.entry, self._isa)
         placed = None
         try:
-            placed = Placed.again(calls.handler, lambda at: Detour(at, code(at), calls.handler, ()), self.target, arena)
+            placed = InstalledDetour.install_or_reuse(
+                calls.handler, lambda at: Detour(at, code(at), calls.handler, ()), self.target, arena
+            )
             arena.reserve(calls.handler, self.target.isa.data_reach)
-            patches = self._leading(calls, placed)
+            patches = self._entry_patches(calls, placed)
             if old is None:
-                hooks.put_in(patches, self.target, arena)
+                hooks.install(patches, self.target, arena)
             else:
                 hooks.exchange(old.calls, patches, self.target)
         except OptprobeError:
             if placed is not None:
-                placed.give_up(self.target, arena, reached=False)
+                placed.release(self.target, arena, reached=False)
             arena.release_table(TableKind.TRAPS, memory)
             raise
         self._handler = _Handler(layout, memory, data, placed, patches)
         if old is not None:
-            self._give_up(old, arena)
+            self._release(old, arena)
         return self._handler
 
-    def _leading(self, calls: TrapCalls, placed: Placed) -> tuple[Patch, ...]:
+    def _entry_patches(self, calls: TrapCalls, placed: InstalledDetour) -> tuple[Patch, ...]:
         ours, isa = placed.detour.address, self.target.isa
         return tuple(
             Patch(at.address, at.data, isa.redirect(at, ours) if at.target else isa.branch(at.address, ours))
             for at in calls.calls
         )
 
-    def _give_up(self, handler: _Handler, arena: Arena) -> None:
+    def _release(self, handler: _Handler, arena: Arena) -> None:
         """Nothing leads there any more; whoever is in it goes on."""
-        handler.placed.give_up(self.target, arena, reached=True, way=True)
+        handler.placed.release(self.target, arena, reached=True, way=True)
         arena.release_table(TableKind.TRAPS, handler.memory)
 
-    def _write(self, handler: _Handler, key: int) -> None:
+    def _write_slot(self, handler: _Handler, key: int) -> None:
         """The detour before the key: GDB may be killed in between, and the guest may run."""
         at = handler.layout.place(handler.data, key)
         handler.data[at : at + SLOT] = slot(key, self._detours[key])

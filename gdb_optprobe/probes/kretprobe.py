@@ -42,8 +42,8 @@ from gdb_optprobe.isa.return_codegen import ReturnBackend
 from gdb_optprobe.maps.call_table import SAVED, WORD, ActiveCall, CallTable, CallTableLayout, changes
 from gdb_optprobe.probes import kretprobe_check
 from gdb_optprobe.probes.handler import Handler
-from gdb_optprobe.probes.installed_detour import Placed
-from gdb_optprobe.probes.kretprobe_hits import Behind, EntryHit, ReturnStops
+from gdb_optprobe.probes.installed_detour import InstalledDetour
+from gdb_optprobe.probes.kretprobe_hits import EntryHit, FindReturn, KretprobeStops
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.stops import Hit
 from gdb_optprobe.probes.target import Target
@@ -67,7 +67,7 @@ class Costs:
 
 
 @dataclass
-class ReturnPoint:
+class Kretprobe:
     """memory: of the table. stopping: how its calls' returns stop the guest.
 
     trampoline: of the calls that are entered now. serves: numbers of the probes it runs.
@@ -82,29 +82,31 @@ class ReturnPoint:
     address: int
     layout: CallTableLayout
     memory: Slot
-    stopping: ReturnStops
-    trampoline: Placed | None = None
-    serves: tuple[int, ...] = ()
-    left: dict[int, Detour] = field(default_factory=dict)
+    stop_handlers: KretprobeStops
+    trampoline: InstalledDetour | None = None
+    probe_numbers: tuple[int, ...] = ()
+    left_trampolines: dict[int, Detour] = field(default_factory=dict)
     closed: bool = False
-    older: list[ReturnPoint] = field(default_factory=list)
-    before: tuple[int, int, int] = (0, 0, 0)
+    older: list[Kretprobe] = field(default_factory=list)
+    earlier_counts: tuple[int, int, int] = (0, 0, 0)
     ended: bool = False
     costs: Costs = field(default_factory=lambda: Costs(0, 0, 0))
     parts: tuple[Part, ...] = ()
     _probes: tuple[Probe, ...] = ()
     _readers: tuple[ProbeReadRoutines | None, ...] = ()
     _base: int | None = None
-    _ours: tuple[int, int] = (0, 0)
-    _entered: ActiveCall | None = None
+    _arena_code: tuple[int, int] = (0, 0)
+    _last_entry: ActiveCall | None = None
     _had_room: bool = False
 
     @classmethod
-    def made(cls, address: int, layout: CallTableLayout, target: Target, arena: Arena, behind: Behind) -> ReturnPoint:
+    def create(
+        cls, address: int, layout: CallTableLayout, target: Target, arena: Arena, behind: FindReturn
+    ) -> Kretprobe:
         """For the function that is entered at `address`. Raises Refused where there is no memory."""
         memory = arena.allocate_data(layout.size, address, target.isa.data_reach)
         target.machine.write(memory.address, layout.initial())
-        return cls(address, layout, memory, ReturnStops(address, layout, behind))
+        return cls(address, layout, memory, KretprobeStops(address, layout, behind))
 
     @property
     def table(self) -> Table:
@@ -113,10 +115,10 @@ class ReturnPoint:
     @property
     def stops(self) -> int:
         """How often the guest was stopped for the user where calls have returned to."""
-        return self.stopping.stops + sum(point.stops for point in self.older)
+        return self.stop_handlers.stops + sum(point.stops for point in self.older)
 
     @classmethod
-    def found(
+    def adopted(
         cls,
         address: int,
         layout: CallTableLayout,
@@ -125,121 +127,131 @@ class ReturnPoint:
         arena: Arena,
         before: tuple[int, int, int] = (0, 0, 0),
         ended: bool = False,
-    ) -> ReturnPoint:
+    ) -> Kretprobe:
         """Of an earlier session, with the trampolines that calls may return to: no call is entered here any more."""
-        ours = next((_within(at, arena) for at in left), (0, 0))
-        stopping = ReturnStops(address, layout, lambda pc, key: None)  # nobody sees to its flags
+        ours = next((_code_range(at, arena) for at in left), (0, 0))
+        stopping = KretprobeStops(address, layout, lambda pc, key: None)  # nobody sees to its flags
         return cls(
-            address, layout, memory, stopping, left=left, closed=True, before=before, ended=ended, _ours=ours
+            address,
+            layout,
+            memory,
+            stopping,
+            left_trampolines=left,
+            closed=True,
+            earlier_counts=before,
+            ended=ended,
+            _arena_code=ours,
         )
 
-    def reopen(self, behind: Behind) -> None:
+    def reopen(self, behind: FindReturn) -> None:
         """Calls are entered here once more: those that an earlier session saw go on in the same table."""
-        self.stopping = ReturnStops(self.address, self.layout, behind)
+        self.stop_handlers = KretprobeStops(self.address, self.layout, behind)
         self.closed = False
 
-    def is_ours(self, address: int) -> bool:
+    def is_arena_code(self, address: int) -> bool:
         """Whether it is in our code memory: as a return address a trampoline's, of this function or of another."""
-        return self._ours[0] <= address < self._ours[1]
+        return self._arena_code[0] <= address < self._arena_code[1]
 
-    def at(self, pc: int) -> Detour | None:
+    def trampoline_at(self, pc: int) -> Detour | None:
         """The trampoline that `pc` is in."""
         return next((one for one in self.trampolines if one.address <= pc < one.end), None)
 
     @property
     def trampolines(self) -> tuple[Detour, ...]:
         """All that somebody may be inside of."""
-        return (*((self.trampoline.detour,) if self.trampoline is not None else ()), *self.left.values())
+        return (*((self.trampoline.detour,) if self.trampoline is not None else ()), *self.left_trampolines.values())
 
     @property
-    def tables(self) -> Iterator[ReturnPoint]:
+    def tables(self) -> Iterator[Kretprobe]:
         """This point and those before it, whose calls count here."""
         yield self
         for point in self.older:
             yield from point.tables
 
-    def starts(self, pc: int) -> bool:
+    def starts_trampoline(self, pc: int) -> bool:
         """Whether a trampoline begins at `pc`: what calls have as return address."""
-        return (found := self.at(pc)) is not None and found.address == pc
+        return (found := self.trampoline_at(pc)) is not None and found.address == pc
 
-    def instances(self, target: Target) -> CallTable:
+    def read_calls(self, target: Target) -> CallTable:
         """What the table in the guest holds now."""
         return self.layout.decode(self._read(target))
 
     def is_half_full(self, target: Target) -> bool:
         return 2 * len(self.layout.taken_slots(self._read(target))) > self.layout.slots
 
-    def calls(self, target: Target) -> CallTable:
+    def all_calls(self, target: Target) -> CallTable:
         """All calls since the first probe of the function, those in older tables among them."""
-        tables = [self.instances(target), *(point.calls(target) for point in self.older)]
+        tables = [self.read_calls(target), *(point.all_calls(target) for point in self.older)]
         counts = [(each.returns, each.missed, each.dropped) for each in tables]
-        returns, missed, dropped = (sum(each) for each in zip(self.before, *counts, strict=True))
+        returns, missed, dropped = (sum(each) for each in zip(self.earlier_counts, *counts, strict=True))
         return CallTable(returns, missed, dropped, tuple(call for each in tables for call in each.active))
 
-    def drop(self, keys: Collection[int], target: Target) -> None:
+    def drop_calls(self, keys: Collection[int], target: Target) -> None:
         """The calls with these keys never return."""
         before = self._read(target)
         after = self.layout.drop(before, keys)
         self._write(before, after, target)
-        self.stopping.drop_all_but(self.layout.decode(after))
+        self.stop_handlers.keep_only(self.layout.decode(after))
 
     def close(self, target: Target, arena: Arena) -> None:
         """The last probe is gone, or another table serves from now on. The memory is free once all calls returned."""
         self.retire(target, arena)
         arena.data.release(self.memory)
-        self.stopping.close(arena)
+        self.stop_handlers.release_pad(arena)
         self.closed = True
 
-    def forget(self, dirty: Collection[int]) -> None:
+    def forget_trampolines(self, dirty: Collection[int]) -> None:
         """Nobody comes to the trampolines any more that were left, but for those at `dirty`."""
-        for at, detour in [*self.left.items()]:
+        for at, detour in [*self.left_trampolines.items()]:
             if at not in dirty:
-                del self.left[at]
-                for probe in self.stopping.probes.values():
-                    probe.look_no_more(detour.address, detour.end)
+                del self.left_trampolines[at]
+                for probe in self.stop_handlers.probes.values():
+                    probe.remove_return_breakpoints(detour.address, detour.end)
 
     # code ----------------------------------------------------------------------------------------------------------
 
-    def serve(self, probes: Sequence[Probe], plan: Plan, target: Target, arena: Arena) -> None:
+    def install_trampoline(self, probes: Sequence[Probe], plan: Plan, target: Target, arena: Arena) -> None:
         """Have a trampoline that runs the programs of `probes`, whose memory is reserved. Raises Refused."""
         wanted = tuple(probe.number for probe in probes)
-        if self.trampoline is not None and self.serves == wanted:
+        if self.trampoline is not None and self.probe_numbers == wanted:
             return
         parts = parts_of(probes)
-        made, programs = self._code(probes, parts, plan, target, arena)
+        made, programs = self._trampoline_code(probes, parts, plan, target, arena)
         areas = [part.area for part in parts]
         code = made.code(programs, areas)
-        new = self._taken_up(code, parts, arena)
+        new = self._reuse_trampoline(code, parts, arena)
         if new is None:
             uses = self._uses(probes)
-            new = Placed.near(self.address, lambda at: Detour(at, code(at), self.address, ()), target, arena, uses)
+            new = InstalledDetour.install(
+                self.address, lambda at: Detour(at, code(at), self.address, ()), target, arena, uses
+            )
         self.retire(target, arena)
-        self.trampoline, self.serves, self.parts = new, wanted, parts
+        self.trampoline, self.probe_numbers, self.parts = new, wanted, parts
         places = made.places(programs, areas, new.detour.address)
         for probe, part, (start, end) in zip(probes, parts, places, strict=True):
             if probe.spec.return_handler is not None:
-                self.stopping.look(probe, part, start, end, target)
+                self.stop_handlers.set_return_breakpoint(probe, part, start, end, target)
         self._probes = tuple(probes)
         self._readers = tuple(probe.readers for probe in probes)
         self._base = plan.base
-        self._ours = _within(new.detour.address, arena)
+        self._arena_code = _code_range(new.detour.address, arena)
         self.costs = self._costs(made, new.detour, plan, target)
 
-    def _taken_up(self, code: Code, parts: Sequence[Part], arena: Arena) -> Placed | None:
+    def _reuse_trampoline(self, code: Code, parts: Sequence[Part], arena: Arena) -> InstalledDetour | None:
         """A trampoline that was left and does the same; not where what it left for Python would be another's."""
         if any(part.flag or part.data for part in parts):
             return None
-        found = arena.reuse(lambda one: one.address in self.left and one.data == code(one.address))
+        found = arena.reuse(lambda one: one.address in self.left_trampolines and one.data == code(one.address))
         if found is None:
             return None
-        del self.left[found[0].address]
-        return Placed(*found)
+        del self.left_trampolines[found[0].address]
+        return InstalledDetour(*found)
 
     def _uses(self, probes: Sequence[Probe]) -> Iterator[int]:
         """What a trampoline may come to that runs the programs of `probes`."""
         yield self.memory.address
-        if self.stopping.pad is not None:
-            yield self.stopping.pad.slot.address
+        if self.stop_handlers.pad is not None:
+            yield self.stop_handlers.pad.slot.address
         for probe in probes:
             if probe.counter is not None:
                 yield probe.counter.address
@@ -248,19 +260,19 @@ class ReturnPoint:
 
     def retire(self, target: Target, arena: Arena) -> None:
         """Nobody gets the trampoline as return address any more; calls may still return to it."""
-        if self.trampoline is not None and self.trampoline.give_up(target, arena, reached=True):
-            self.left[self.trampoline.slot.address] = self.trampoline.detour
-        self.trampoline, self.serves = None, ()
+        if self.trampoline is not None and self.trampoline.release(target, arena, reached=True):
+            self.left_trampolines[self.trampoline.slot.address] = self.trampoline.detour
+        self.trampoline, self.probe_numbers = None, ()
 
-    def entry(self, dead: Dead, target: Target) -> Code:
+    def entry_code(self, dead: Dead, target: Target) -> Code:
         """What runs at the function's entry. dead: before it."""
         assert self.trampoline is not None
         at = self.trampoline.detour.address
         handler = self._probes[0].handler
         readers = next((each for each in self._readers if each is not None), None)
         before = EntryState(dead, per_cpu=handler.per_cpu, base=self._base, readers=readers)
-        way = Way(at, self._ours, self.address, target.hidden_returns)
-        return lower_returns.entry(self.table, way, before, _of(target), self.parts)
+        way = Way(at, self._arena_code, self.address, target.hidden_returns)
+        return lower_returns.entry(self.table, way, before, _returning(target), self.parts)
 
     def _costs(self, made: Trampoline, trampoline: Detour, plan: Plan, target: Target) -> Costs:
         def insns(code: bytes, at: int) -> list[Insn]:
@@ -268,22 +280,22 @@ class ReturnPoint:
 
         at = trampoline.address
         all_of, begin = insns(trampoline.data, at), insns(made.begin(at), at)
-        entry = insns(self.entry(plan.dead, target)(at), at)
+        entry = insns(self.entry_code(plan.dead, target)(at), at)
         to_return = all_of[:-1]
         return Costs(
             len(entry) - shortest(entry), len(all_of) - len(begin) + shortest(begin), shortest(to_return) + 1
         )
 
-    def _code(
+    def _trampoline_code(
         self, probes: Sequence[Probe], parts: Sequence[Part], plan: Plan, target: Target, arena: Arena
     ) -> tuple[Trampoline, Sequence[Code]]:
-        isa = _of(target)
-        handlers = [self._at_return(probe, part, isa.slot) for probe, part in zip(probes, parts, strict=True)]
+        isa = _returning(target)
+        handlers = [self._return_handler(probe, part, isa.slot) for probe, part in zip(probes, parts, strict=True)]
         read = frozenset(name for handler in handlers for name in handler.program.registers)
         before = EntryState(kretprobe_check.dead_at_return(self.address, target), read, base=plan.base)
-        leaving = self.stopping.leaving(tuple(part.flag for part in parts if part.flag), target, arena)
+        leaving = self.stop_handlers.reserve_pad(tuple(part.flag for part in parts if part.flag), target, arena)
         made = lower_returns.trampoline(self.table, before, isa, leaving)
-        self.stopping.tells = not made.kept.names
+        self.stop_handlers.has_flag_register = not made.kept.names
         plan = replace(plan, dead=made.dead)
         before = replace(before, dead=made.dead, kept=made.kept)
         programs = []
@@ -295,14 +307,14 @@ class ReturnPoint:
             programs.append(joined((code, *look)))
         return made, programs
 
-    def _at_return(self, probe: Probe, part: Part, slot: str) -> Handler:
+    def _return_handler(self, probe: Probe, part: Part, slot: str) -> Handler:
         """What its program in the trampoline is."""
 
         def word(at: int) -> Expr:
             offset = fold.constant(at - part.area + SAVED & MASK)
             return fold.binary(Op.ADD, Register(slot), offset, 64, False)
 
-        puts = [Put(word(part.flag), Constant(self.stopping.flag(probe)))] if part.flag else []
+        puts = [Put(word(part.flag), Constant(self.stop_handlers.flag(probe)))] if part.flag else []
         if part.time:
             since = Load(word(part.time), WORD, signed=False, mapped=True)
             puts.append(Put(word(part.time), Choose(since, Binary(Op.SUB, Clock(), since, 64, False), Constant(0))))
@@ -311,68 +323,68 @@ class ReturnPoint:
 
     # an entry that stops the guest -----------------------------------------------------------------------------------
 
-    def enter(self, hit: Hit, target: Target) -> None:
+    def run_entry(self, hit: Hit, target: Target) -> None:
         """A vCPU stands at the entry: what the entry's code does, and entry handlers of Python's where there is room.
 
         A call whose time is wanted is missed: the clock runs on while GDB looks.
         """
         assert self.trampoline is not None
-        isa = _of(target)
-        self._entered = None
-        for probe in self._acting:
-            probe.hit(Outcome(held=False), hit.vcpu)  # so that what is taken back is of this entry
-        wanted = [self._holds(probe, part, hit, target) for probe, part in self._served]
+        isa = _returning(target)
+        self._last_entry = None
+        for probe in self._with_entry_actions:
+            probe.add_hit(Outcome(held=False), hit.vcpu)  # so that what is taken back is of this entry
+        wanted = [self._condition_holds(probe, part, hit, target) for probe, part in self._with_parts]
         if not any(wanted):
             return
         key = isa.key_of(hit.regs[target.isa.sp])
         back = hit.regs[isa.link] if isa.link else int.from_bytes(hit.read(isa.shown_at(key), WORD), "little")
         before = self._read(target)
-        new, alive = ActiveCall(key, back), self.is_ours(back) or back in target.hidden_returns
+        new, alive = ActiveCall(key, back), self.is_arena_code(back) or back in target.hidden_returns
         timed = any(Clock() in nodes(node) for part in self.parts for at, node in part.kept if at != part.time)
         after, room = (self.layout.miss(before), False) if timed else self.layout.enter(before, new, alive)
         if room:
-            saved = self._kept(wanted, hit, target)
+            saved = self._saved_words(wanted, hit, target)
             if saved is None:
                 return
             new = replace(new, saved=saved)
             after, _ = self.layout.enter(before, new, alive)
         self._write(before, after, target)
         if room:
-            for probe, part in self._served:
-                if probe in self._acting and (not part.armed or new.saved[(part.armed - SAVED) // WORD]):
-                    probe.hit(probe.handler.act_at_entry(hit), hit.vcpu)
-            self._return_to(self.trampoline.detour.address, key, hit.write, target)
-            self.stopping.drop_all_but(self.layout.decode(after))
-        self._entered, self._had_room = new, room
+            for probe, part in self._with_parts:
+                if probe in self._with_entry_actions and (not part.armed or new.saved[(part.armed - SAVED) // WORD]):
+                    probe.add_hit(probe.handler.act_at_entry(hit), hit.vcpu)
+            self._set_return_address(self.trampoline.detour.address, key, hit.write, target)
+            self.stop_handlers.keep_only(self.layout.decode(after))
+        self._last_entry, self._had_room = new, room
 
     @property
-    def _served(self) -> Iterator[tuple[Probe, Part]]:
+    def _with_parts(self) -> Iterator[tuple[Probe, Part]]:
         return zip(self._probes, self.parts, strict=True)
 
     @property
-    def _acting(self) -> list[Probe]:
+    def _with_entry_actions(self) -> list[Probe]:
         """Those that do something at the entry besides."""
         return [probe for probe in self._probes if probe.handler.entry.actions]
 
-    def _holds(self, probe: Probe, part: Part, hit: Hit, target: Target) -> bool:
+    def _condition_holds(self, probe: Probe, part: Part, hit: Hit, target: Target) -> bool:
         """Whether a probe looks at the call."""
         test = part.entry.condition
-        return test is None or bool(self._evaluated(test, part, probe, hit, target))
+        return test is None or bool(self._evaluate(test, part, probe, hit, target))
 
-    def _kept(self, wanted: Sequence[bool], hit: Hit, target: Target) -> tuple[int, ...] | None:
+    def _saved_words(self, wanted: Sequence[bool], hit: Hit, target: Target) -> tuple[int, ...] | None:
         """The words of a call; None where every probe's handler leaves it out."""
         words = [0] * self.layout.saved
         looked_at = False
-        for is_wanted, (probe, part) in zip(wanted, self._served, strict=True):
-            number = self._handled(probe, hit) if is_wanted else None
+        for is_wanted, (probe, part) in zip(wanted, self._with_parts, strict=True):
+            number = self._run_entry_handler(probe, hit) if is_wanted else None
             looked_at |= number is not None
             known = {part.armed: int(number is not None), part.data: number or 0, part.time: 0}
             for at, node in part.kept:
-                word = known[at] if at in known else self._evaluated(node, part, probe, hit, target)
+                word = known[at] if at in known else self._evaluate(node, part, probe, hit, target)
                 words[(at - SAVED) // WORD] = word
         return tuple(words) if looked_at else None
 
-    def _handled(self, probe: Probe, hit: Hit) -> int | None:
+    def _run_entry_handler(self, probe: Probe, hit: Hit) -> int | None:
         """The number of the data that an entry handler of Python's has left; None where it leaves the call out."""
         handler = probe.spec.pre_handler
         if handler is None:
@@ -388,9 +400,9 @@ class ReturnPoint:
             stopped_by=hit.stopped_by,
             data=data,
         )
-        return None if handler(entered) else self.stopping.keep(probe, data)
+        return None if handler(entered) else self.stop_handlers.keep_data(probe, data)
 
-    def _evaluated(self, node: Expr, part: Part, probe: Probe, hit: Hit, target: Target) -> int:
+    def _evaluate(self, node: Expr, part: Part, probe: Probe, hit: Hit, target: Target) -> int:
         """0 for a fault, which is counted."""
         try:
             return interpreter.evaluate(node, probe.handler.seen(hit))
@@ -399,19 +411,19 @@ class ReturnPoint:
             target.machine.write(part.faults, count.to_bytes(WORD, "little"))
             return 0
 
-    def _return_to(
+    def _set_return_address(
         self, address: int, key: int, write: Callable[[Mapping[str, int]], None], target: Target
     ) -> None:
         """Have the call return there that stands at the entry. write: sets registers of its vCPU."""
-        isa = _of(target)
+        isa = _returning(target)
         if isa.link is not None:
             write({isa.link: address})
         else:
             target.machine.write(isa.shown_at(key), address.to_bytes(WORD, "little"))
 
-    def take_back(self, target: Target) -> None:
+    def undo_entry(self, target: Target) -> None:
         """The last entry is going to be made once more."""
-        new, self._entered = self._entered, None
+        new, self._last_entry = self._last_entry, None
         if new is None:
             return
         before = self._read(target)
@@ -420,7 +432,7 @@ class ReturnPoint:
             return
         machine = target.machine
         # GDB may die in between: nobody may return to the trampoline without an instance.
-        self._return_to(new.back, new.key, partial(machine.write_registers, machine.selected()), target)
+        self._set_return_address(new.back, new.key, partial(machine.write_registers, machine.selected()), target)
         self._write(before, self.layout.remove(before, new.key), target)
 
     def _write(self, before: bytes, after: bytes, target: Target) -> None:
@@ -431,9 +443,9 @@ class ReturnPoint:
         return target.machine.read(self.memory.address, self.layout.size)
 
 
-def is_on_stack(target: Target) -> bool:
+def returns_on_stack(target: Target) -> bool:
     """Whether a call's return address is at its stack address from its entry to its return."""
-    return _of(target).link is None
+    return _returning(target).link is None
 
 
 def parts_of(probes: Sequence[Probe]) -> tuple[Part, ...]:
@@ -463,34 +475,34 @@ def _may_leave_out(probe: Probe) -> bool:
     return probe.handler.entry.condition is not None or probe.spec.pre_handler is not None
 
 
-def layout_for(probes: Sequence[Probe], least: int = SLOTS) -> CallTableLayout:
+def table_layout(probes: Sequence[Probe], least: int = SLOTS) -> CallTableLayout:
     """Of a table that these return probes of one function can share, whichever of them are enabled.
 
     least: how many calls there is room for, where not every probe bounds them.
     """
     bounds = [probe.spec.maxactive for probe in probes]
-    saved = sum(len(probe.handler.entry.words) + _others(probe) for probe in probes)
+    saved = sum(len(probe.handler.entry.words) + _own_words(probe) for probe in probes)
     return CallTableLayout(max(bounds) if all(bounds) else least, saved)
 
 
-def _others(probe: Probe) -> int:
+def _own_words(probe: Probe) -> int:
     """How many words before its own a probe may have, whatever other probes there are."""
     spec = probe.spec
     python = (spec.pre_handler is not None) + (spec.return_handler is not None)
     return _may_leave_out(probe) + probe.may_stop + python
 
 
-def shown_at(key: int, target: Target) -> int | None:
+def return_address_slot(key: int, target: Target) -> int | None:
     """Where the stack shows the return address of a call; None while its key is not known yet."""
-    return _of(target).shown_at(key) if key > 1 else None
+    return _returning(target).shown_at(key) if key > 1 else None
 
 
-def _within(at: int, arena: Arena) -> tuple[int, int]:
+def _code_range(at: int, arena: Arena) -> tuple[int, int]:
     """The range of code memory that `at` is in."""
     return next((start, end) for start, end in arena.ranges.code if start <= at < end)
 
 
-def _of(target: Target) -> ReturnBackend:
+def _returning(target: Target) -> ReturnBackend:
     found = target.isa.returning
     assert found is not None, "no return probe was added"
     return found

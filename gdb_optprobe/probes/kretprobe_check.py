@@ -11,7 +11,7 @@ from gdb_optprobe.guest.text import Function, Text
 from gdb_optprobe.isa.base import Dead, Flow
 from gdb_optprobe.isa.record import Isa
 
-ELSEWHERE = frozenset(
+UNBALANCED = frozenset(
     (
         # One thread enters them and another one leaves.
         *("__switch_to", "__switch_to_asm", "_switch"),
@@ -26,7 +26,7 @@ NEAR = 8
 _PART = re.compile(r"\.cold(\.\d+)?$")
 
 
-class Entered(Protocol):
+class FunctionFacts(Protocol):
     """What of a Target is asked here."""
 
     @property
@@ -42,7 +42,7 @@ class Entered(Protocol):
     def entered(self) -> Callable[[Function], bool]: ...
 
 
-def check(address: int, target: Entered) -> None:
+def check_function(address: int, target: FunctionFacts) -> None:
     """Raises Refused where a probe at `address` cannot see the function return."""
     function = target.text.function(address)
     if target.at_return(address) is None or function is None or _PART.search(function.name):
@@ -51,15 +51,15 @@ def check(address: int, target: Entered) -> None:
     if isa is None:
         raise Refused(Refusal.RETURN_NOT_BUILT.because(missing=target.isa.name))
     is_traced = _is_traced(function, address, target)
-    if function.name in ELSEWHERE or not (is_traced or isa.returns(address, function.whole.code)):
+    if function.name in UNBALANCED or not (is_traced or isa.returns(address, function.whole.code)):
         raise Refused(Refusal.RETURN_ELSEWHERE.because(function=function.name))
     if not (is_traced or target.entered(function)):
         raise Refused(Refusal.RETURN_UNTRACED.because(function=function.name))
-    if not _leaves(function):
+    if not _can_return(function):
         raise Refused(Refusal.RETURN_NEVER.because(function=function.name))
 
 
-def dead_at_return(address: int, target: Entered) -> Dead:
+def dead_at_return(address: int, target: FunctionFacts) -> Dead:
     """What callers of the function that is entered at `address` cannot rely on when it has returned.
 
     By ABI, where a tracer could clobber the same. Callers of others may know which registers they leave alone (GCC's
@@ -70,11 +70,11 @@ def dead_at_return(address: int, target: Entered) -> Dead:
     return target.isa.dead_at_return() if is_traced else Dead()
 
 
-def _is_traced(function: Function, entry: int, target: Entered) -> bool:
+def _is_traced(function: Function, entry: int, target: FunctionFacts) -> bool:
     return bool(target.text.ftrace_sites(function.start, entry + NEAR))
 
 
-def _leaves(function: Function) -> bool:
+def _can_return(function: Function) -> bool:
     """Whether some instruction leaves for good. The parts elsewhere are looked at only where this one does not tell."""
     if any(insn.flow in (Flow.RETURN, Flow.INDIRECT_JUMP) for insn in function.own.values()):
         return True

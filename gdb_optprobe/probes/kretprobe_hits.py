@@ -21,7 +21,7 @@ from gdb_optprobe.handlers.lower_program import RUNG
 from gdb_optprobe.handlers.lower_returns import Leaving, Part
 from gdb_optprobe.handlers.scope import Value
 from gdb_optprobe.maps.call_table import SAVED, WORD, CallTable, CallTableLayout
-from gdb_optprobe.probes.installed_detour import new_pad
+from gdb_optprobe.probes.installed_detour import install_pad
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.stops import Arrival, Hit, Move, ReturnLanding, StopPoint
 from gdb_optprobe.probes.target import Target
@@ -31,7 +31,7 @@ NANOSECONDS = 10**9
 FIRST = 0x6F70_7470_0000_0000
 """Of the numbers of calls: unlike what else a slot holds, wherever other probes kept it."""
 
-Behind = Callable[[int, int], int | None]
+FindReturn = Callable[[int, int], int | None]
 """Where the call really returns to whose return address is this, and whose key."""
 
 
@@ -79,7 +79,7 @@ class _Registers(Mapping[str, int]):
 
 
 @dataclass
-class ReturnStops:
+class KretprobeStops:
     """Of one table of calls. address: the function's entry.
 
     behind: see Behind. probes: that may stop the guest, by number.
@@ -88,58 +88,58 @@ class ReturnStops:
 
     address: int
     layout: CallTableLayout
-    behind: Behind
+    find_return: FindReturn
     probes: dict[int, Probe] = field(default_factory=dict)
     pad: Pad | None = None
-    _point: StopPoint | None = None
+    _breakpoint: StopPoint | None = None
     _flags: dict[int, int] = field(default_factory=dict)
     _data: dict[int, tuple[Probe, SimpleNamespace]] = field(default_factory=dict)
-    tells: bool = True
+    has_flag_register: bool = True
     _last: int = FIRST
 
     @property
     def stops(self) -> int:
         """How often the guest was stopped for the user."""
-        return 2 * self._point.stepped if self._point is not None else 0
+        return 2 * self._breakpoint.stepped if self._breakpoint is not None else 0
 
     def flag(self, probe: Probe) -> int:
         """What the program of `probe` sets; of more than 63, the last share one."""
         self.probes[probe.number] = probe
         return 1 << self._flags.setdefault(probe.number, min(len(self._flags), MOST_FLAGS - 1))
 
-    def leaving(self, flags: tuple[int, ...], target: Target, arena: Arena) -> Leaving | None:
+    def reserve_pad(self, flags: tuple[int, ...], target: Target, arena: Arena) -> Leaving | None:
         """How a trampoline stops the guest whose parts have these flags. Raises Refused."""
         if not flags:
             return None
         if self.pad is None:
             isa = target.isa.returning
             assert isa is not None, "it has return probes"
-            self.pad = new_pad(self.address, isa.end, target, arena)
+            self.pad = install_pad(self.address, isa.end, target, arena)
             bell = self.pad.bell
-            landing = ReturnLanding(self.pad.address, bell, bell + RUNG, partial(self._comes, target))
-            self._point = target.stops.land_return(landing)
+            landing = ReturnLanding(self.pad.address, bell, bell + RUNG, partial(self._on_pad, target))
+            self._breakpoint = target.stops.land_return(landing)
         return Leaving(flags, self.pad.address, self.pad.bell)
 
-    def close(self, arena: Arena) -> None:
+    def release_pad(self, arena: Arena) -> None:
         """No call is entered here any more."""
         if self.pad is not None:
             arena.pads.release(self.pad.slot)
 
-    def forget(self) -> None:
+    def remove_breakpoint(self) -> None:
         """Nobody comes to the pad any more."""
-        if self._point is not None:
-            self._point.remove()
-            self._point = None
+        if self._breakpoint is not None:
+            self._breakpoint.remove()
+            self._breakpoint = None
 
     # a Python handler ------------------------------------------------------------------------------------------------
 
-    def look(self, probe: Probe, part: Part, at: int, end: int, target: Target) -> None:
+    def set_return_breakpoint(self, probe: Probe, part: Part, at: int, end: int, target: Target) -> None:
         """Have the handler of `probe` called where its program has set the flag. at, end: of what looks for it."""
         looks = target.isa.decode(target.machine.read(at, end - at), at)
-        on_hit = partial(self._at_return, probe, part, end, target)
-        probe.looks[looks[-1].address] = target.stops.set(looks[-1].address, on_hit)
+        on_hit = partial(self._run_return_handler, probe, part, end, target)
+        probe.return_breakpoints[looks[-1].address] = target.stops.set(looks[-1].address, on_hit)
 
-    def _at_return(self, probe: Probe, part: Part, end: int, target: Target, hit: Hit) -> Move | None:
+    def _run_return_handler(self, probe: Probe, part: Part, end: int, target: Target, hit: Hit) -> Move | None:
         isa = target.isa.returning
         assert isa is not None, "it has return probes"
         slot = hit.regs[isa.slot] - (part.area - SAVED)
@@ -147,7 +147,7 @@ class ReturnStops:
         try:
             if probe.enabled and probe.spec.return_handler is not None:
                 hit.address = self.address  # what is told of a handler that fails
-                seen = self._seen(probe, part, target.machine.read(slot, self.layout.slot_size), target, hit)
+                seen = self._return_hit(probe, part, target.machine.read(slot, self.layout.slot_size), target, hit)
                 probe.spec.return_handler(seen)
                 wanted |= bool(seen.stopped_by)
         finally:
@@ -155,13 +155,13 @@ class ReturnStops:
                 target.machine.write(slot + part.flag, bytes(WORD))
         return Move({target.isa.pc: end})
 
-    def _seen(self, probe: Probe, part: Part, slot: bytes, target: Target, hit: Hit) -> ReturnHit:
+    def _return_hit(self, probe: Probe, part: Part, slot: bytes, target: Target, hit: Hit) -> ReturnHit:
         call = self.layout.slot(slot)
 
         def word(at: int) -> int:
             return int.from_bytes(slot[at : at + WORD], "little")
 
-        back = self.behind(call.back, call.key) or call.back
+        back = self.find_return(call.back, call.key) or call.back
         _, data = self._data.pop(word(part.data), (probe, SimpleNamespace()))
         known = {target.isa.pc: back, target.isa.sp: call.key - key_after(0, target)}
         return ReturnHit(
@@ -180,29 +180,29 @@ class ReturnStops:
             elapsed=_nanoseconds(word(part.time), self.address, target),
         )
 
-    def keep(self, probe: Probe, data: SimpleNamespace) -> int:
+    def keep_data(self, probe: Probe, data: SimpleNamespace) -> int:
         """The number of a call whose entry handler has left `data`."""
         self._last += 1
         self._data[self._last] = probe, data
         return self._last
 
     @property
-    def kept(self) -> int:
+    def kept_count(self) -> int:
         """Of how many calls there are data."""
         return len(self._data)
 
-    def drop(self, probe: Probe) -> None:
+    def drop_probe(self, probe: Probe) -> None:
         """It is deleted."""
         self._data = {each: kept for each, kept in self._data.items() if kept[0] is not probe}
 
-    def drop_all_but(self, found: CallTable) -> None:
+    def keep_only(self, found: CallTable) -> None:
         """The data of calls that the table does not hold any more."""
         words = {word for call in found.active for word in call.saved}
         self._data = {each: kept for each, kept in self._data.items() if each in words}
 
     # the user --------------------------------------------------------------------------------------------------------
 
-    def _comes(self, target: Target) -> Arrival | None:
+    def _on_pad(self, target: Target) -> Arrival | None:
         """Where the selected vCPU, which is at the pad, is to stop; None where nobody wants that any more."""
         isa, machine = target.isa.returning, target.machine
         assert isa is not None, "it has return probes"
@@ -210,7 +210,7 @@ class ReturnStops:
         numbers = tuple(
             each
             for each, probe in self.probes.items()
-            if probe.enabled and (not self.tells or regs[isa.slot] & 1 << self._flags[each])
+            if probe.enabled and (not self.has_flag_register or regs[isa.slot] & 1 << self._flags[each])
         )
         if not numbers:
             return None
@@ -219,7 +219,7 @@ class ReturnStops:
         value = retval(self.address, regs, machine.read, target)
         function = target.text.function(self.address)
         name = function.name if function is not None else target.symbol(self.address)
-        return Arrival(self.behind(at, key) or at, key - key_after(0, target), numbers, name, value)
+        return Arrival(self.find_return(at, key) or at, key - key_after(0, target), numbers, name, value)
 
 
 def key_after(sp: int, target: Target) -> int:

@@ -19,7 +19,7 @@ from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 
 
-def compile_return(spec: Spec, address: int, target: Target, limits: Limits) -> tuple[Program, NamesAt, Entry]:
+def compile_kretprobe(spec: Spec, address: int, target: Target, limits: Limits) -> tuple[Program, NamesAt, Entry]:
     """For a function that is entered at `address`. Raises OptprobeError, pointing."""
     names, isa = target.at_return(address), target.isa.returning
     if names is None or isa is None:
@@ -30,7 +30,7 @@ def compile_return(spec: Spec, address: int, target: Target, limits: Limits) -> 
     return program, replace(names, names=scope), scope.entry(spec.entry_condition)
 
 
-def try_entry(handler: Handler, plan: Plan, target: Target, readers: ProbeReadRoutines | None) -> None:
+def check_entry(handler: Handler, plan: Plan, target: Target, readers: ProbeReadRoutines | None) -> None:
     """Raises NotLowered where native code cannot keep what the handler wants kept."""
     isa = target.isa.returning
     assert isa is not None, "it was compiled"

@@ -11,14 +11,14 @@ from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.maps import validate
 from gdb_optprobe.maps.call_table import CallTableLayout
 from gdb_optprobe.maps.journal_format import Damaged
-from gdb_optprobe.probes.kretprobe import ReturnPoint
+from gdb_optprobe.probes.kretprobe import Kretprobe
 
 _NOTHING = [0, 0, 0, 0]
 
 
-def points_of(left: ArenaContents, arena: Arena | None) -> list[ReturnPoint]:
+def read_kretprobes(left: ArenaContents, arena: Arena | None) -> list[Kretprobe]:
     """Of the functions whose return probes `left` had; without an arena it is only looked at. Raises Damaged."""
-    found: list[ReturnPoint] = []
+    found: list[Kretprobe] = []
     for at, value in sorted((left.points or {}).items()):
         memory = left.data_at(at)
         try:
@@ -31,22 +31,22 @@ def points_of(left: ArenaContents, arena: Arena | None) -> list[ReturnPoint]:
         layout = CallTableLayout(slots, saved)
         if layout.size > memory.size:
             raise Damaged(f"return probes at {at:#x}: {layout.size} bytes in {memory.size}")
-        before, ended = _counted(at, (left.calls or {}).get(at, _NOTHING))
+        before, ended = _read_counts(at, (left.calls or {}).get(at, _NOTHING))
         if arena is not None:
-            ended = ended or address not in _probed(left)
+            ended = ended or address not in _probed_addresses(left)
             trampolines = _trampolines(left, address, at)
-            found.append(ReturnPoint.found(address, layout, memory, trampolines, arena, before, ended))
+            found.append(Kretprobe.adopted(address, layout, memory, trampolines, arena, before, ended))
     return found
 
 
-def note(point: ReturnPoint, arena: Arena) -> None:
+def write_counts(point: Kretprobe, arena: Arena) -> None:
     """Have another GDB know what the table in the guest does not tell."""
-    value = [int(point.ended), *point.before]
+    value = [int(point.ended), *point.earlier_counts]
     if value != _NOTHING:
         arena.journal.put(Item.CALLS, point.memory.address, value)
 
 
-def _counted(at: int, value: Any) -> tuple[tuple[int, int, int], bool]:
+def _read_counts(at: int, value: Any) -> tuple[tuple[int, int, int], bool]:
     """What was counted in older tables than that at `at`, and whether its probes are deleted. Raises Damaged."""
     try:
         ended, *before = validate.numbers(validate.row(value, 4), 4)
@@ -56,7 +56,7 @@ def _counted(at: int, value: Any) -> tuple[tuple[int, int, int], bool]:
     return (returns, missed, dropped), bool(ended)
 
 
-def _probed(left: ArenaContents) -> frozenset[int]:
+def _probed_addresses(left: ArenaContents) -> frozenset[int]:
     """Where there are probes."""
     found = (value.get("at") for value in (left.probes or {}).values() if isinstance(value, dict))
     return frozenset(at for at in found if isinstance(at, int))

@@ -25,9 +25,9 @@ from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.maps.call_table import WORD, ActiveCall, CallTableLayout
 from gdb_optprobe.probes import kretprobe, kretprobe_records
-from gdb_optprobe.probes.active_calls import Caller, Code, Judge, judge
-from gdb_optprobe.probes.kretprobe import ReturnPoint, is_on_stack, layout_for, shown_at
-from gdb_optprobe.probes.kretprobe_hits import Behind
+from gdb_optprobe.probes.active_calls import ArenaCode, Caller, CallStacks, call_stacks
+from gdb_optprobe.probes.kretprobe import Kretprobe, return_address_slot, returns_on_stack, table_layout
+from gdb_optprobe.probes.kretprobe_hits import FindReturn
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.target import Target
@@ -36,47 +36,47 @@ GROWTH = 4
 
 
 @dataclass(frozen=True, slots=True)
-class UnderWay:
+class AttributedCall:
     """A call of the function of `point`, and who makes it."""
 
-    point: ReturnPoint
+    kretprobe: Kretprobe
     call: ActiveCall
     caller: Caller
 
 
 @dataclass
-class Returns:
+class Kretprobes:
     """points: that have a table in the guest."""
 
-    points: list[ReturnPoint] = field(default_factory=list)
+    known: list[Kretprobe] = field(default_factory=list)
 
     @property
-    def left(self) -> frozenset[int]:
+    def left_trampolines(self) -> frozenset[int]:
         """Addresses of trampolines that calls may return to for as long as they please: nobody waits for them."""
-        return frozenset(at for point in self.points for at in point.left)
+        return frozenset(at for point in self.known for at in point.left_trampolines)
 
     def awaited(self, target: Target) -> frozenset[int]:
         """Return those of them that calls which are active may return to."""
-        tables = (point for point in self.points if point.left and point.instances(target).active)
-        return frozenset(at for point in tables for at in point.left)
+        tables = (point for point in self.known if point.left_trampolines and point.read_calls(target).active)
+        return frozenset(at for point in tables for at in point.left_trampolines)
 
     def abandon(self) -> None:
         """The guest that held it all is gone."""
-        for point in self.points:
-            point.stopping.forget()
-        self.points = []
+        for point in self.known:
+            point.stop_handlers.remove_breakpoint()
+        self.known = []
 
-    def at(self, pc: int) -> Detour | None:
+    def trampoline_at(self, pc: int) -> Detour | None:
         """The trampoline that `pc` is in."""
-        return next((found for point in self.points if (found := point.at(pc)) is not None), None)
+        return next((found for point in self.known if (found := point.trampoline_at(pc)) is not None), None)
 
-    def back(self, pc: int, key: int, read: ReadMemory) -> int | None:
+    def return_address(self, pc: int, key: int, read: ReadMemory) -> int | None:
         """Where the call with this key really returns to, whose return address is `pc`; None where that is not known.
 
         By tail calls it may return to another function's trampoline next, or to its own once more.
         """
         passed: dict[int, int] = {}
-        while (point := next((point for point in self.points if point.starts(pc)), None)) is not None:
+        while (point := next((point for point in self.known if point.starts_trampoline(pc)), None)) is not None:
             calls = point.layout.find(read(point.memory.address, point.layout.size), key)
             number = passed.get(point.address, 0)
             if number >= len(calls):
@@ -87,119 +87,121 @@ class Returns:
 
     def reserve(self, site: Site, target: Target, arena: Arena) -> None:
         """Memory for the calls of the function that is entered at `site`, and what its probes keep. Raises Refused."""
-        has = site.latest_point
-        probes = [probe for probe in site.probes if probe.returns]
-        wanted = layout_for(probes, max(kretprobe.SLOTS, has.layout.slots if has is not None else 0))
+        has = site.latest_kretprobe
+        probes = [probe for probe in site.probes if probe.is_return]
+        wanted = table_layout(probes, max(kretprobe.SLOTS, has.layout.slots if has is not None else 0))
         if has is None or has.layout.slots != wanted.slots or has.layout.saved < wanted.saved:
-            site.next_point = self._made(site.address, wanted, target, arena)
+            site.next_kretprobe = self._create(site.address, wanted, target, arena)
 
-    def take_over(self, site: Site, target: Target) -> None:
+    def adopt(self, site: Site, target: Target) -> None:
         """An earlier session's tables of calls of the function that is entered at `site`: its probes are there again.
 
         One that is large enough serves from now on.
         """
-        probes = [probe for probe in site.probes if probe.returns]
-        tables = [point for point in self.points if point.address == site.address and point.closed and not point.ended]
+        probes = [probe for probe in site.probes if probe.is_return]
+        tables = [point for point in self.known if point.address == site.address and point.closed and not point.ended]
         if not (probes and tables):
             return
-        wanted = layout_for(probes, max(kretprobe.SLOTS, *(point.layout.slots for point in tables)))
+        wanted = table_layout(probes, max(kretprobe.SLOTS, *(point.layout.slots for point in tables)))
         fits = (point for point in tables if point.layout.slots == wanted.slots and point.layout.saved >= wanted.saved)
         if (point := next(fits, None)) is not None:
-            point.reopen(self._behind(target))
+            point.reopen(self._find_return(target))
             point.older = [other for other in tables if other is not point]
-            site.next_point = point
+            site.next_kretprobe = point
 
-    def end(self, arena: Arena, tables: Iterable[ReturnPoint] = ()) -> None:
+    def end_adopted(self, arena: Arena, tables: Iterable[Kretprobe] = ()) -> None:
         """Of an earlier session's tables all but these are of probes that are no more."""
         kept = {id(point) for point in tables}
-        for point in self.points:
+        for point in self.known:
             if point.closed and not point.ended and id(point) not in kept:
                 point.ended = True
-                kretprobe_records.note(point, arena)
+                kretprobe_records.write_counts(point, arena)
 
     def grow(self, site: Site, target: Target, arena: Arena) -> bool:
         """A larger table for calls from now on, where this one is half full; whether there is one. Raises Refused."""
-        point = site.point
-        probes = [probe for probe in site.probes if probe.returns]
-        if point is None or site.next_point is not None or all(probe.spec.maxactive for probe in probes):
+        point = site.kretprobe
+        probes = [probe for probe in site.probes if probe.is_return]
+        if point is None or site.next_kretprobe is not None or all(probe.spec.maxactive for probe in probes):
             return False
         if not point.is_half_full(target):
             return False
-        self.under_way(target, arena)
+        self.active_calls(target, arena)
         if not point.is_half_full(target):
             return False
-        layout = layout_for(probes, GROWTH * point.layout.slots)
-        site.next_point = self._made(site.address, layout, target, arena)
+        layout = table_layout(probes, GROWTH * point.layout.slots)
+        site.next_kretprobe = self._create(site.address, layout, target, arena)
         return True
 
-    def _made(self, address: int, layout: CallTableLayout, target: Target, arena: Arena) -> ReturnPoint:
+    def _create(self, address: int, layout: CallTableLayout, target: Target, arena: Arena) -> Kretprobe:
         try:
-            point = ReturnPoint.made(address, layout, target, arena, self._behind(target))
+            point = Kretprobe.create(address, layout, target, arena, self._find_return(target))
         except Refused as refused:
-            raise _too_large(layout, refused, arena) from None
-        self.points.append(point)
+            raise _with_size(layout, refused, arena) from None
+        self.known.append(point)
         arena.journal.put(Item.POINT, point.memory.address, [address, layout.slots, layout.saved])
         return point
 
-    def _behind(self, target: Target) -> Behind:
-        return lambda pc, key: self.back(pc, key, target.machine.read)
+    def _find_return(self, target: Target) -> FindReturn:
+        return lambda pc, key: self.return_address(pc, key, target.machine.read)
 
     def release(self, site: Site, probe: Probe, target: Target, arena: Arena) -> None:
         """`probe`, which is no longer served, goes. With the last one goes the table, once every call has returned."""
-        for point in self.points:
-            point.stopping.drop(probe)
-        if not any(other.returns for other in site.probes if other is not probe):
+        for point in self.known:
+            point.stop_handlers.drop_probe(probe)
+        if not any(other.is_return for other in site.probes if other is not probe):
             self.close(site, target, arena)
 
     def close(self, site: Site, target: Target, arena: Arena) -> None:
         """No call is entered at `site` any more."""
-        for point in (site.point, site.next_point):
+        for point in (site.kretprobe, site.next_kretprobe):
             if point is not None:
                 point.close(target, arena)
                 for table in point.tables:
                     table.ended = True
-                    kretprobe_records.note(table, arena)
-        site.point = site.next_point = None
+                    kretprobe_records.write_counts(table, arena)
+        site.kretprobe = site.next_kretprobe = None
 
-    def inside(self, slots: Sequence[Range], target: Target) -> Collection[Range]:
+    def busy_slots(self, slots: Sequence[Range], target: Target) -> Collection[Range]:
         """Those of `slots`, left by us, in which somebody is or may come to."""
-        left, idle = self.left, self._idle(target)
-        inside = quiescence.busy(slots, chain(target.saved(), self.saved(target)))
+        left, idle = self.left_trampolines, self._idle_trampolines(target)
+        inside = quiescence.busy(slots, chain(target.saved(), self.hidden_return_addresses(target)))
         found = {one.where for one in inside if one.pc not in idle}
         trampolines = {where for where in slots if where[0] in left}
         return found | trampolines if found - trampolines else found
 
-    def _idle(self, target: Target) -> frozenset[int]:
+    def _idle_trampolines(self, target: Target) -> frozenset[int]:
         """Trampolines that no call returns to, wherever a stack still has their addresses.
 
         Until a call has left its trampoline the table has it, and from before it is given that return address.
         """
-        waited_for = {at for point in self.points if point.instances(target).active for at in point.left}
-        return self.left - waited_for
+        waited_for = {at for point in self.known if point.read_calls(target).active for at in point.left_trampolines}
+        return self.left_trampolines - waited_for
 
-    def under_way(
-        self, target: Target, arena: Arena, points: Iterable[ReturnPoint] | None = None
-    ) -> list[UnderWay]:
+    def active_calls(
+        self, target: Target, arena: Arena, points: Iterable[Kretprobe] | None = None
+    ) -> list[AttributedCall]:
         """The calls that have not returned, and whose they are; what is seen never to return is dropped.
 
         points: whose calls; else of all.
         """
-        tables = [(point, point.instances(target).active) for point in (self.points if points is None else points)]
+        tables = [(point, point.read_calls(target).active) for point in (self.known if points is None else points)]
         if not any(active for _, active in tables):
             return []
-        judged = self._judge(target, arena)
-        found: list[UnderWay] = []
+        judged = self._call_stacks(target, arena)
+        found: list[AttributedCall] = []
         for point, active in tables:
-            over = {call.key for call in active if judged is not None and call.at is not None and judged.over(call.at)}
+            over = {
+                call.key for call in active if judged is not None and call.at is not None and judged.is_over(call.at)
+            }
             if over:
-                point.drop(over, target)
+                point.drop_calls(over, target)
             for call in active:
                 if call.key not in over:
                     caller = judged.caller(call.at) if judged is not None and call.at is not None else Caller()
-                    found.append(UnderWay(point, call, caller))
+                    found.append(AttributedCall(point, call, caller))
         return found
 
-    def _judge(self, target: Target, arena: Arena) -> Judge | None:
+    def _call_stacks(self, target: Target, arena: Arena) -> CallStacks | None:
         """None where not all stacks can be told now."""
         if target.stacks_missing:
             return None
@@ -208,64 +210,66 @@ class Returns:
         except OptprobeError:
             return None
         read = target.machine.read
-        if not is_on_stack(target):
-            return Judge(saved, read, hides)
-        starts = {one.address for point in self.points for one in point.trampolines}
-        return judge(saved, read, hides, Code(arena.ranges.code, starts, target.isa.branch_reach))
+        if not returns_on_stack(target):
+            return CallStacks(saved, read, hides)
+        starts = {one.address for point in self.known for one in point.trampolines}
+        return call_stacks(saved, read, hides, ArenaCode(arena.ranges.code, starts, target.isa.branch_reach))
 
-    def saved(self, target: Target) -> Iterator[SavedWords]:
+    def hidden_return_addresses(self, target: Target) -> Iterator[SavedWords]:
         """Return addresses that no stack shows. Raises OptprobeError."""
-        for point in self.points:
-            active = point.instances(target).active
+        for point in self.known:
+            active = point.read_calls(target).active
             words = [call.back for call in active]
-            if any(_hidden(call, point, target) for call in active):
-                words += point.left
+            if any(_is_hidden(call, point, target) for call in active):
+                words += point.left_trampolines
             yield SavedWords(f"a call of {target.text.spell(point.address)}", 0, array("Q", words))
 
-    def forget(self, target: Target, arena: Arena) -> None:
+    def forget_freed(self, target: Target, arena: Arena) -> None:
         """What was reclaimed is not ours any more."""
         dirty = {slot.address for slots in arena.code.slots for slot in slots.dirty}
-        for point in self.points:
-            point.forget(dirty)
+        for point in self.known:
+            point.forget_trampolines(dirty)
         kept = {slot for slots in arena.data.slots for slot in slots.dirty}
-        gone = [point for point in self.points if point.closed and point.memory not in kept]
+        gone = [point for point in self.known if point.closed and point.memory not in kept]
         for point in gone:
-            point.stopping.forget()
-        for newer in self.points:
+            point.stop_handlers.remove_breakpoint()
+        for newer in self.known:
             # The counts of a table that is gone go on in the newer one, and so do tables that were older still.
             while (old := next((each for each in newer.older if each in gone), None)) is not None:
-                found = old.instances(target)
-                counts = zip(newer.before, old.before, (found.returns, found.missed, found.dropped), strict=True)
+                found = old.read_calls(target)
+                counts = zip(
+                    newer.earlier_counts, old.earlier_counts, (found.returns, found.missed, found.dropped), strict=True
+                )
                 returns, missed, dropped = (sum(each) for each in counts)
-                newer.before = returns, missed, dropped
+                newer.earlier_counts = returns, missed, dropped
                 newer.older = [*(each for each in newer.older if each is not old), *old.older]
                 if newer not in gone:
-                    kretprobe_records.note(newer, arena)
-        self.points = [point for point in self.points if point not in gone]
+                    kretprobe_records.write_counts(newer, arena)
+        self.known = [point for point in self.known if point not in gone]
 
 
-def _hidden(call: ActiveCall, point: ReturnPoint, target: Target) -> bool:
+def _is_hidden(call: ActiveCall, point: Kretprobe, target: Target) -> bool:
     """Whether a call that is under way does not show on its stack that it returns to us."""
-    at = shown_at(call.key, target)
+    at = return_address_slot(call.key, target)
     if at is None:
         return True
     try:
         word = int.from_bytes(target.machine.read(at, WORD), "little")
     except OptprobeError:
         return False  # its stack is gone
-    return not point.is_ours(word)
+    return not point.is_arena_code(word)
 
 
-def check(probe: Probe, target: Target, arena: Arena) -> None:
+def check_memory(probe: Probe, target: Target, arena: Arena) -> None:
     """Raises Refused where there is no memory for calls of the function that `probe` is the first return probe of."""
-    layout = layout_for([probe], kretprobe.SLOTS)
+    layout = table_layout([probe], kretprobe.SLOTS)
     try:
         arena.check_data(layout.size, probe.address, target.isa.data_reach)
     except Refused as refused:
-        raise _too_large(layout, refused, arena) from None
+        raise _with_size(layout, refused, arena) from None
 
 
-def _too_large(layout: CallTableLayout, refused: Refused, arena: Arena) -> Refused:
+def _with_size(layout: CallTableLayout, refused: Refused, arena: Arena) -> Refused:
     """Return the refusal of a table, with what would fit."""
     if refused.reason.code != Refusal.ARENA_FULL.code:
         return refused

@@ -18,14 +18,14 @@ def leave(session: Session) -> None:
     target, optimizer = session.target, session.optimizer
     session.check_alive()
     session.delete()
-    session.users.tidy()
+    session.uprobes.tidy()
     arena = optimizer.arena
-    if optimizer.give_back_arena() or arena is None:
+    if optimizer.release_arena() or arena is None:
         return
     if not target.stacks_missing:
         target.step_out(arena.ranges.code)
-        session.users.tidy()
-        if optimizer.give_back_arena():
+        session.uprobes.tidy()
+        if optimizer.release_arena():
             return
     arena.journal.flush()
     if not target.stacks_missing:
@@ -48,5 +48,5 @@ def _who(session: Session, arena: Arena) -> str:
 def _ranges(session: Session, arena: Arena) -> Iterator[Range]:
     """Where nobody may be when all goes."""
     yield from ((slot.address, slot.end) for slot in arena.dirty())
-    yield from session.optimizer.traps.inside
-    yield from session.users.traps.ranges
+    yield from session.optimizer.traps.handler_ranges
+    yield from session.uprobes.traps.ranges

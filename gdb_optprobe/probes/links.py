@@ -27,31 +27,31 @@ class Links:
 
     target: Target
     registry: Registry
-    _ways: defaultdict[int, list[Insn]] = field(default_factory=lambda: defaultdict(list))
+    _exits: defaultdict[int, list[Insn]] = field(default_factory=lambda: defaultdict(list))
     _linked: dict[int, Patch] = field(default_factory=dict)
 
     def add(self, branch: Branch) -> None:
         """`branch` was written: link it with those that stand, itself among them."""
         ways = branch.detour.exits
         for insn in ways:
-            self._ways[insn.target or 0].append(insn)
-        self._link([*ways, *self._ways[branch.plan.head]])
+            self._exits[insn.target or 0].append(insn)
+        self._link([*ways, *self._exits[branch.plan.head]])
 
     def remove(self, branch: Branch) -> None:
         """`branch` is about to go: no link leads into its detour any more, and none out of it. Raises TextChanged."""
         own = branch.detour.exits
-        linked = {insn.address for insn in (*own, *self._ways[branch.plan.head])} & self._linked.keys()
+        linked = {insn.address for insn in (*own, *self._exits[branch.plan.head])} & self._linked.keys()
         patch.revert([self._linked[at] for at in sorted(linked)], self.target.machine)
         for at in linked:
             del self._linked[at]
         for insn in own:
-            self._ways[insn.target or 0].remove(insn)
+            self._exits[insn.target or 0].remove(insn)
 
-    def leads_to(self, branch: Branch) -> bool:
+    def is_linked(self, branch: Branch) -> bool:
         """Whether somebody may come to the detour of `branch` who has not passed its head in the text."""
-        return any(insn.address in self._linked for insn in self._ways[branch.plan.head])
+        return any(insn.address in self._linked for insn in self._exits[branch.plan.head])
 
-    def in_detour(self, branch: Branch) -> bytes:
+    def detour_bytes(self, branch: Branch) -> bytes:
         """What the detour of `branch` holds now."""
         detour = branch.detour
         data = bytearray(detour.data)

@@ -12,7 +12,7 @@ from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.base import Room, Say, StaysLent
-from gdb_optprobe.probes.arena_record import Earlier, facts, look
+from gdb_optprobe.probes.arena_record import RecordedArena, encode_room, find_arena
 from gdb_optprobe.probes.arena_source import given_arena
 from gdb_optprobe.probes.linux import Linux
 from gdb_optprobe.probes.original import unpatched
@@ -30,7 +30,7 @@ class LinuxArena:
     code: Sequence[tuple[int, int]] = ()
     _journal: Journal = field(default_factory=Journal)
     _took: bool = False
-    _earlier: Earlier | None = None
+    _earlier: RecordedArena | None = None
     _covered: Sequence[Patch] | None = None
     _asked: bool = False
 
@@ -66,19 +66,19 @@ class LinuxArena:
         if earlier is not None and (not earlier.is_empty or earlier.loan is not None):
             return self._adopted(earlier)
         # What an earlier GDB has begun to give back is given back when it is taken: nothing is changed here.
-        self.room = room = self._room() if earlier is None else earlier.place
+        self.room = room = self._room() if earlier is None else earlier.room
         start, end = room.journal
         self._journal = Journal()
         if start < end:
             self._journal = Journal(self.linux.memory, start, end - start, room.fill)
-            self._journal.put(Item.ROOM, 0, facts(room, self.linux.recovered))
+            self._journal.put(Item.ROOM, 0, encode_room(room, self.linux.recovered))
         if room.told:
             self.tell(room.told)
         return self._arena(room)
 
-    def _adopted(self, earlier: Earlier) -> Arena:
-        self.room = earlier.room(self.linux.machine, self.linux.memory)
-        self._journal = earlier.journal(self.linux.memory)
+    def _adopted(self, earlier: RecordedArena) -> Arena:
+        self.room = earlier.adopt_room(self.linux.machine, self.linux.memory)
+        self._journal = earlier.open_journal(self.linux.memory)
         arena = self._arena(self.room)
         arena.adopt(earlier.left, self.linux.memory, set(self._handlers()))
         if self.left() is None:
@@ -125,10 +125,10 @@ class LinuxArena:
                 self._covered = ()
         return unpatched(data, address, [patch for patch in self._covered or () if _stands(patch, address, data)])
 
-    def _look_back(self) -> Earlier | None:
+    def _look_back(self) -> RecordedArena | None:
         if not self._asked:
             of = self.linux
-            self._earlier = look(of.machine, of.memory, of.kernel, of.arch, of.recovered, of.isa)
+            self._earlier = find_arena(of.machine, of.memory, of.kernel, of.arch, of.recovered, of.isa)
             self._asked = True
         return self._earlier
 
@@ -158,16 +158,16 @@ class LinuxArena:
         self._took = True
         self.linux.memory.forget()
 
-    def _finish(self, earlier: Earlier) -> None:
+    def _finish(self, earlier: RecordedArena) -> None:
         """Give back what an earlier GDB had begun to, and take the same memory anew. Raises OptprobeError."""
-        earlier.finish(self.linux.machine, self.linux.memory)
+        earlier.clear(self.linux.machine, self.linux.memory)
         self.linux.memory.forget()
         self._earlier = None
         room = self._room()
-        if (room.code, room.data, room.journal) != (earlier.place.code, earlier.place.data, earlier.place.journal):
+        if (room.code, room.data, room.journal) != (earlier.room.code, earlier.room.data, earlier.room.journal):
             raise OptprobeError("the memory for detours of an earlier GDB is not free", "connect anew, then try again")
         self.room = room
-        self._journal.put(Item.ROOM, 0, facts(room, self.linux.recovered))
+        self._journal.put(Item.ROOM, 0, encode_room(room, self.linux.recovered))
 
     def lends(self) -> bool:
         """Whether `take` would run the guest, so that its kernel lends memory."""
@@ -179,7 +179,7 @@ class LinuxArena:
         room = borrow()
         self.linux.forget()
         self._journal.start = room.journal[0]
-        self._journal.put(Item.ROOM, 0, facts(room, self.linux.recovered))
+        self._journal.put(Item.ROOM, 0, encode_room(room, self.linux.recovered))
         try:
             self._journal.begin()
             room.take()

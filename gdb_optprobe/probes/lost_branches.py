@@ -17,7 +17,7 @@ from gdb_optprobe.probes.target import Target
 
 
 @dataclass
-class Lost:
+class LostBranches:
     """branches: that could not be taken away. counters: that their programs go on writing, by probe number."""
 
     branches: list[Branch] = field(default_factory=list)
@@ -27,19 +27,19 @@ class Lost:
         """Whether the text at `address` is one of theirs."""
         return any(branch.patch.address <= address < branch.patch.end for branch in self.branches)
 
-    def keeps(self, probe: Probe) -> bool:
+    def keep_counter(self, probe: Probe) -> bool:
         """`probe` goes: whether one of them serves it, and so its counter stays."""
-        if not any(probe.number in branch.serves for branch in self.branches):
+        if not any(probe.number in branch.probe_numbers for branch in self.branches):
             return False
         if probe.counter is not None:
             self.counters[probe.number] = probe.counter
         return True
 
-    def take_back(self, target: Target, arena: Arena) -> list[Branch]:
+    def recover(self, target: Target, arena: Arena) -> list[Branch]:
         """Take those away that hold our bytes again; which those were."""
         back = [branch for branch in self.branches if _is_ours_again(branch, target, arena)]
         self.branches = [branch for branch in self.branches if branch not in back]
-        for number in (number for branch in back for number in branch.serves):
+        for number in (number for branch in back for number in branch.probe_numbers):
             if (slot := self.counters.pop(number, None)) is not None:
                 arena.data.release(slot)
         return back
@@ -47,7 +47,7 @@ class Lost:
 
 def _is_ours_again(branch: Branch, target: Target, arena: Arena) -> bool:
     try:
-        branch_patch.take_away(branch, (), target, arena, lifted=False)
+        branch_patch.remove(branch, (), target, arena, lifted=False)
     except TextChanged:
         return False
     return True

@@ -16,23 +16,23 @@ def problems(optimizer: Optimizer, resident: Detour | None) -> Iterator[str]:
     """Where memory is not what it should be. Raises OptprobeError."""
     target, registry = optimizer.target, optimizer.registry
     for branch in registry.branches():
-        changes = () if optimizer.stopping.is_lifted(branch) else (branch.patch,)
+        changes = () if optimizer.stop_pads.is_lifted(branch) else (branch.patch,)
         yield from (str(change.message) for change in patch.check(changes, target.machine))
-        yield from _changed(branch.detour, optimizer.links.in_detour(branch), target)
+        yield from _check_detour(branch.detour, optimizer.links.detour_bytes(branch), target)
     yield from (str(change.message) for change in patch.check(optimizer.traps.patches, target.machine))
-    for point in optimizer.returns.points:
+    for point in optimizer.kretprobes.known:
         if point.trampoline is not None:
-            yield from _changed(point.trampoline.detour, point.trampoline.detour.data, target)
+            yield from _check_detour(point.trampoline.detour, point.trampoline.detour.data, target)
     for site in registry.sites():
         if site.branch is None and site.detour is not None:
-            yield from _changed(site.detour, site.detour.data, target)
-        if site.enabled and site.placed is None:
+            yield from _check_detour(site.detour, site.detour.data, target)
+        if site.enabled and site.installed_plan is None:
             yield f"nothing in the guest counts at {target.text.spell(site.address)} any more"
-    if resident is not None and any(_changed(resident, resident.data, target)):
+    if resident is not None and any(_check_detour(resident, resident.data, target)):
         yield "the routine that reads memory was changed"
 
 
-def passed_over(target: Target) -> tuple[str, ...]:
+def untraced_sites(target: Target) -> tuple[str, ...]:
     """One line while a tracer of the guest's own runs that does not see a site of ours, or one that was; else none."""
     if not (sites := target.tracer.passed_over()):
         return ()
@@ -40,6 +40,6 @@ def passed_over(target: Target) -> tuple[str, ...]:
     return (f"a tracer of the guest's own is running and does not see {names}: {AGAIN}",)
 
 
-def _changed(detour: Detour, data: bytes, target: Target) -> Iterator[str]:
+def _check_detour(detour: Detour, data: bytes, target: Target) -> Iterator[str]:
     if target.machine.read(detour.address, detour.size) != data:
         yield f"the detour of {target.text.spell(detour.head)} was changed"

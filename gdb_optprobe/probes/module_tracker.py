@@ -35,61 +35,61 @@ _FUNCTION = re.compile(r"([A-Za-z_][\w-]*:)?[A-Za-z_.$][\w.$]*(\s*\+\s*(0[xX][0-
 
 Compile = Callable[[Spec, Plan, Settings], Handler]
 """What a hit does, at a plan. Raises OptprobeError."""
-Find = Callable[[int, Spec], Plan | None]
+PlanProbe = Callable[[int, Spec], Plan | None]
 """The plan for a probe at an address. Raises Refused."""
 
 
-def can_wait(location: str) -> bool:
+def can_be_pending(location: str) -> bool:
     """Whether a location is a function's name, which may be a module's."""
     return _FUNCTION.fullmatch(location.strip()) is not None
 
 
 @dataclass
-class Comings:
+class ModuleTracker:
     """Sees modules come and go, on behalf of a session."""
 
     target: Target
     registry: Registry
     optimizer: Optimizer
     settings: Callable[[], Settings]
-    plan: Find
+    plan: PlanProbe
     compile: Compile
     is_here: Callable[[], bool]
     _modules: dict[int, object] = field(default_factory=dict)
-    _calls: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-    _tried: object = None
-    _point: StopPoint | None = None
+    _call_counts: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    _tried_modules: object = None
+    _load_hook: StopPoint | None = None
 
-    def settled_in(self, probe: Probe, site: Site) -> None:
+    def track(self, probe: Probe, site: Site) -> None:
         """`probe` was put at `site`."""
         identity = self.target.modules.identity(site.address)
         if identity is None:
             return
         probe.home = self.target.modules.home(site.address)
         self._modules[site.address] = identity
-        site.stands = lambda: self.target.modules.identity(site.address) == identity
+        site.is_text_there = lambda: self.target.modules.identity(site.address) == identity
 
-    def wait_for(self, probe: Probe, why: str = "") -> None:
+    def wait_for_load(self, probe: Probe, why: str = "") -> None:
         """`probe`, which is new, waits for its module."""
-        self.registry.await_text(probe, Refusal.PENDING.because(location=probe.spec.location, why=why))
-        self._tried = None
+        self.registry.set_absent(probe, Refusal.PENDING.because(location=probe.spec.location, why=why))
+        self._tried_modules = None
 
-    def unloaded(self, probe: Probe) -> None:
+    def mark_gone(self, probe: Probe) -> None:
         """The module that `probe` was in is gone."""
-        self.registry.await_text(probe, Refusal.MODULE_GONE.because(module=probe.home.partition(":")[0]))
-        self._tried = None
+        self.registry.set_absent(probe, Refusal.MODULE_GONE.because(module=probe.home.partition(":")[0]))
+        self._tried_modules = None
 
-    def listen(self) -> None:
+    def update_load_hook(self) -> None:
         """Have the guest stop as it loads modules for as long as a probe waits for that. Raises OptprobeError."""
         wanted = any(probe.spec.pending and probe.enabled for probe in self.registry.probes())
-        if wanted and self._point is None:
-            self._point = self.target.modules.listen(self._arrives)
-        elif not wanted and self._point is not None:
-            self._point.remove()
-            self._point = None
+        if wanted and self._load_hook is None:
+            self._load_hook = self.target.modules.listen(self._on_load)
+        elif not wanted and self._load_hook is not None:
+            self._load_hook.remove()
+            self._load_hook = None
 
     @property
-    def watches(self) -> bool:
+    def is_needed(self) -> bool:
         """Whether there is anything to notice."""
         waiting = (probe.waits is not None and not probe.spec.in_program for probe in self.registry.probes())
         return bool(self._modules) or any(waiting)
@@ -97,28 +97,28 @@ class Comings:
     def abandon(self) -> None:
         """The guest is gone."""
         self._modules.clear()
-        if self._point is not None:
-            self._point.remove()
-            self._point = None
+        if self._load_hook is not None:
+            self._load_hook.remove()
+            self._load_hook = None
 
-    def notice(self) -> None:
+    def update(self) -> None:
         """At a stop, or before a command: what was unloaded is gone, and what was loaded again comes back."""
-        self._see_off()
-        self._welcome()
+        self._remove_unloaded()
+        self._install_loaded()
 
-    def _arrives(self, module: int) -> None:
+    def _on_load(self, module: int) -> None:
         """A module is complete, and nothing of it has run: nobody can be in the way. Raises OptprobeError."""
         if not self.is_here():
             return
-        self.optimizer.untouched = self.target.modules.arrived(module)
+        self.optimizer.not_yet_run = self.target.modules.arrived(module)
         try:
-            self.notice()
+            self.update()
         finally:
-            self.optimizer.untouched = (0, 0)
+            self.optimizer.not_yet_run = (0, 0)
 
     # going -----------------------------------------------------------------------------------------------------------
 
-    def _see_off(self) -> None:
+    def _remove_unloaded(self) -> None:
         self._modules = {at: of for at, of in self._modules.items() if self.registry.site(at) is not None}
         some = {identity: at for at, identity in self._modules.items()}
         loaded = {identity: self._is_loaded(at, identity) for identity, at in some.items()}
@@ -127,78 +127,78 @@ class Comings:
             del self._modules[address]
         sites = [site for address in gone if (site := self.registry.site(address)) is not None]
         if sites:
-            self._withdraw(sites)
+            self._remove_sites(sites)
 
     def _is_loaded(self, address: int, identity: object) -> bool:
         """Whether the module is there, and no other load of it in the same place: that has none of our branches."""
         if self.target.modules.identity(address) != identity:
             return False
-        branches = (self._standing(at) for at, other in self._modules.items() if other == identity)
+        branches = (self._branch_in_text(at) for at, other in self._modules.items() if other == identity)
         some = next((branch for branch in branches if branch is not None), None)
         if some is None:
             return True
         return self.target.machine.read(some.patch.address, len(some.patch.old)) != some.patch.old
 
-    def _standing(self, address: int) -> Branch | None:
+    def _branch_in_text(self, address: int) -> Branch | None:
         site = self.registry.site(address)
         branch = site.branch if site is not None else None
-        return branch if branch is not None and not self.optimizer.stopping.is_lifted(branch) else None
+        return branch if branch is not None and not self.optimizer.stop_pads.is_lifted(branch) else None
 
-    def _withdraw(self, sites: Sequence[Site]) -> None:
+    def _remove_sites(self, sites: Sequence[Site]) -> None:
         arena = self.optimizer.arena
         branches = {site.branch.plan.head: site.branch for site in sites if site.branch is not None}
         for branch in branches.values():
-            self._lose(branch)
+            self._forget_branch(branch)
         probes = [probe for site in sites for probe in list(site.probes)]
         for site in sites:
-            if site.point is not None:
-                found = site.point.calls(self.target)
+            if site.kretprobe is not None:
+                found = site.kretprobe.all_calls(self.target)
                 before = found.returns + len(found.active), found.missed, found.dropped
-                self._calls |= {probe.number: before for probe in site.probes if probe.returns}
-            site.stop_no_more(self.target, arena)
+                self._call_counts |= {probe.number: before for probe in site.probes if probe.is_return}
+            site.remove_breakpoint(self.target, arena)
             if arena is not None:
-                self.optimizer.returns.close(site, self.target, arena)
+                self.optimizer.kretprobes.close(site, self.target, arena)
             site.abandon()
         for probe in probes:
-            self.unloaded(probe)
-        self.optimizer.note(probes)
+            self.mark_gone(probe)
+        self.optimizer.write_records(probes)
 
-    def _lose(self, branch: Branch) -> None:
+    def _forget_branch(self, branch: Branch) -> None:
         """The text in which `branch` stood is gone: its detour goes as if it had been taken away."""
         arena = self.optimizer.arena
         assert arena is not None, "a branch leads there"
-        self.registry.falls(branch)
-        self.optimizer.stopping.forget(branch)
+        self.registry.remove_branch(branch)
+        self.optimizer.stop_pads.forget_branch(branch)
         self.optimizer.links.remove(branch)
         arena.journal.drop(Item.TEXT, branch.plan.head)
-        branch.placed.give_up(self.target, arena, reached=True)
+        branch.installed.release(self.target, arena, reached=True)
         if branch.plan.ftrace is not None:
             self.target.tracer.forget(branch.plan.ftrace)
 
     # coming ----------------------------------------------------------------------------------------------------------
 
-    def _welcome(self) -> None:
-        waiting = [probe for probe in self.registry.probes() if probe.waits is not None and _returns(probe)]
+    def _install_loaded(self) -> None:
+        waiting = [probe for probe in self.registry.probes() if probe.waits is not None and _can_come_back(probe)]
         if not waiting:
             return
         there = self.target.modules.staying()
-        if there == self._tried:
+        if there == self._tried_modules:
             return
-        self._tried = there
+        self._tried_modules = there
         placed: list[Probe] = []
         for probe in waiting:
             try:
-                if self._place(probe):
+                if self._install(probe):
                     placed.append(probe)
             except OptprobeError as error:
-                self._tried = None  # what is in the way may leave: the guest's own probe, say
+                self._tried_modules = None  # what is in the way may leave: the guest's own probe, say
                 why = f": {error.message}"
-                self.registry.await_text(probe, Refusal.PENDING.because(location=probe.spec.location, why=why))
+                self.registry.set_absent(probe, Refusal.PENDING.because(location=probe.spec.location, why=why))
         sites = {probe.address: self.registry.site_of(probe) for probe in placed}
         self.optimizer.settle(sites.values())
-        self.optimizer.note(placed)
+        self.optimizer.write_records(placed)
 
-    def _place(self, probe: Probe) -> bool:
+    def _install(self, probe: Probe) -> bool:
         """Whether `probe` has a place. Raises OptprobeError where it has one and cannot be there as it was."""
         found = self.target.modules.find(probe.home or probe.spec.location)
         if not found:
@@ -217,14 +217,14 @@ class Comings:
         probe.address = plan.address
         site = self.registry.site(plan.address) or Site(plan.address, plan)
         self.registry.add(probe, site)
-        self.settled_in(probe, site)
+        self.track(probe, site)
         self.optimizer.reserve(probe, plan)
-        before = self._calls.pop(probe.number, None)
-        if before is not None and site.next_point is not None:
-            site.next_point.before = before
+        before = self._call_counts.pop(probe.number, None)
+        if before is not None and site.next_kretprobe is not None:
+            site.next_kretprobe.earlier_counts = before
         return True
 
 
-def _returns(probe: Probe) -> bool:
+def _can_come_back(probe: Probe) -> bool:
     """Whether a probe comes back by itself: an address means nothing in another load."""
     return not (probe.spec.in_program or probe.spec.location.strip().startswith("*"))

@@ -32,22 +32,22 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes import branch_patch, quiescence_wait
 from gdb_optprobe.probes.arena_memory import ArenaMemory
 from gdb_optprobe.probes.branch import Branch
-from gdb_optprobe.probes.collector import Collector, Why
-from gdb_optprobe.probes.journal_records import note
-from gdb_optprobe.probes.kernel_traps import Traps
-from gdb_optprobe.probes.kretprobe_records import points_of
-from gdb_optprobe.probes.kretprobes import Returns, UnderWay
+from gdb_optprobe.probes.collector import Collector, Trigger
+from gdb_optprobe.probes.journal_records import write_probe
+from gdb_optprobe.probes.kernel_traps import KernelTraps
+from gdb_optprobe.probes.kretprobe_records import read_kretprobes
+from gdb_optprobe.probes.kretprobes import AttributedCall, Kretprobes
 from gdb_optprobe.probes.links import Links
-from gdb_optprobe.probes.lost_branches import Lost
+from gdb_optprobe.probes.lost_branches import LostBranches
 from gdb_optprobe.probes.probe import Probe
-from gdb_optprobe.probes.read_registers import Reading
+from gdb_optprobe.probes.read_registers import ReadRegisters
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Spec
-from gdb_optprobe.probes.stop_pads import Stopping
+from gdb_optprobe.probes.stop_pads import StopPads
 from gdb_optprobe.probes.target import Target
-from gdb_optprobe.probes.throttle import Pace
+from gdb_optprobe.probes.throttle import Throttle
 
 T = TypeVar("T")
 
@@ -69,26 +69,26 @@ class Optimizer:
     settings: Callable[[], Settings]
     check_alive: Callable[[], None]
     links: Links = field(init=False)
-    reading: Reading = field(init=False)
-    stopping: Stopping = field(init=False)
-    returns: Returns = field(default_factory=Returns)
+    read_registers: ReadRegisters = field(init=False)
+    stop_pads: StopPads = field(init=False)
+    kretprobes: Kretprobes = field(default_factory=Kretprobes)
     collector: Collector = field(init=False)
     memory: ArenaMemory = field(init=False)
-    pace: Pace = field(default_factory=Pace)
-    traps: Traps = field(init=False)
+    throttle: Throttle = field(default_factory=Throttle)
+    traps: KernelTraps = field(init=False)
     _cfgs: CfgCache = field(init=False)
-    _lost: Lost = field(default_factory=Lost)
-    untouched: tuple[int, int] = (0, 0)
+    _lost_branches: LostBranches = field(default_factory=LostBranches)
+    not_yet_run: tuple[int, int] = (0, 0)
     _used_when_full: int = 0
 
     def __post_init__(self) -> None:
         self.links = Links(self.target, self.registry)
-        self.stopping = Stopping(self.target, self.registry, self.links)
-        self.collector = Collector(self.target, self.returns, self.check_alive)
-        self.traps = Traps(self.target)
+        self.stop_pads = StopPads(self.target, self.registry, self.links)
+        self.collector = Collector(self.target, self.kretprobes, self.check_alive)
+        self.traps = KernelTraps(self.target)
         self.memory = ArenaMemory(self.target)
         self._cfgs = CfgCache(self.target.isa, self.target.text)
-        self.reading = Reading(self.target, self.registry, self._cfgs)
+        self.read_registers = ReadRegisters(self.target, self.registry, self._cfgs)
 
     @property
     def arena(self) -> Arena | None:
@@ -98,7 +98,9 @@ class Optimizer:
     # what would be best ------------------------------------------------------------------------------------------
     def plan(self, address: int, specs: Sequence[Spec], neighbours: Neighbours | None = None) -> Plan:
         """The best plan for probes `specs` at `address` as things stand. Raises Refused where there is none."""
-        if self._lost.covers(address) or any(hook.address <= address < hook.end for hook in self.registry.hooks):
+        if self._lost_branches.covers(address) or any(
+            hook.address <= address < hook.end for hook in self.registry.hooks
+        ):
             raise Refused(Refusal.TEXT_CHANGED.because(address=self.target.text.spell(address)))
         limits = self._limits(specs)
         request = PlanRequest(address, neighbours or self._neighbours(), self.target.breakpoints())
@@ -109,9 +111,9 @@ class Optimizer:
             why = branch_patch.out_of_reach(best, self.target, self.find_arena())
         except Refused as refused:
             why = refused.reason
-        return self._lower(address, limits, why) if why is not None else best
+        return self._plan_without_detour(address, limits, why) if why is not None else best
 
-    def _lower(self, address: int, limits: TierLimits, reason: Reason) -> Plan:
+    def _plan_without_detour(self, address: int, limits: TierLimits, reason: Reason) -> Plan:
         """The best plan for `address` that needs no detour, where a better one could not be carried out."""
         request = PlanRequest(address, breakpoints=self.target.breakpoints())
         without = replace(limits, optimization=False, trap=False, boost=False)
@@ -153,35 +155,35 @@ class Optimizer:
 
     def take_arena(self, borrow: bool = False) -> Arena:
         """The arena, made at first need. borrow: whether the guest may run for it, see borrowing.py. Raises Refused."""
-        return self.memory.take(self._entered, borrow)
+        return self.memory.take(self._on_arena, borrow)
 
-    def _entered(self, arena: Arena) -> None:
+    def _on_arena(self, arena: Arena) -> None:
         if arena.earlier is not None:
-            self.returns.points += points_of(arena.earlier, arena)
+            self.kretprobes.known += read_kretprobes(arena.earlier, arena)
         for probe in self.registry.probes():
-            note(probe, arena.journal)
+            write_probe(probe, arena.journal)
 
-    def give_back_arena(self) -> bool:
+    def release_arena(self) -> bool:
         """Give its memory back, and look anew when some is next needed; False while somebody may be inside."""
         if self.arena is not None:
-            self._take_back_lost()
-            self.collector.collect(self.arena, Why.COMMIT)
-            self.traps.dismiss(self.arena)
+            self._recover_lost()
+            self.collector.collect(self.arena, Trigger.COMMIT)
+            self.traps.remove_handler(self.arena)
             self.arena.release_reserve()
             self.arena.retire_probe_read()
-            self.collector.collect(self.arena, Why.COMMIT)
+            self.collector.collect(self.arena, Trigger.COMMIT)
             # A branch that somebody else changed may still lead there, and its counters are written.
             if not (self.arena.code.is_empty and self.arena.data.is_empty):
                 self.arena.refill_reserve()
                 return False
-        self.memory.give_back()
+        self.memory.release()
         return True
 
-    def note(self, probes: Iterable[Probe] = (), gone: Iterable[Probe] = ()) -> None:
+    def write_records(self, probes: Iterable[Probe] = (), gone: Iterable[Probe] = ()) -> None:
         """Have another GDB know what has changed, these probes among it."""
         if self.arena is not None:
             for probe in probes:
-                note(probe, self.arena.journal)
+                write_probe(probe, self.arena.journal)
             for probe in gone:
                 self.arena.journal.drop(Item.PROBE, probe.number)
             self.arena.journal.flush()
@@ -198,88 +200,88 @@ class Optimizer:
 
     def settle_around(self, addresses: Iterable[int]) -> None:
         """Settle what shares a straight-line run with `addresses`: a probe or a breakpoint came or went there."""
-        sites = self._concerned(tuple(addresses))
+        sites = self._affected_sites(tuple(addresses))
         neighbours = self._neighbours()
         for site in sites:
             self._replan(site, neighbours)
         groups = _groups(sites)
-        new = [group for group in groups if self._must_be_empty(group[0].plan) and not self._standing(group)]
+        new = [group for group in groups if self._must_be_quiescent(group[0].plan) and not self._current_branch(group)]
         if new and self.arena is not None and self.arena.retired:
-            self.collector.collect(self.arena, Why.BRANCH)
+            self.collector.collect(self.arena, Trigger.BRANCH)
         detours = [site.detour for site in sites if site.detour is not None]
-        blocked = quiescence_wait.who_is_inside([group[0].plan for group in new], detours, self.target, self.arena)
+        blocked = quiescence_wait.find_busy([group[0].plan for group in new], detours, self.target, self.arena)
         for group in groups:
             if not blocked.get(group[0].plan.head):
                 self._exchange(group, sites)
-        lost = self._take_away(sites, groups)
+        lost = self._remove_branches(sites, groups)
         for site in sites:
-            site.waits = blocked.get(site.plan.head, "") if site.enabled else ""
+            site.blocked_by = blocked.get(site.plan.head, "") if site.enabled else ""
         for group in groups:
             lost += self._optimize([site for site in group if not site.gone])
         for site in sites:
             if not site.gone and site.branch is None:
-                self._stop_at(site)
+                self._install_breakpoint(site)
         if lost:
             raise lost[0]
 
     def reserve(self, probe: Probe, plan: Plan) -> None:
         """Memory for what `probe` gathers, before any branch is touched, so that others keep theirs. Raises Refused."""
-        if self.gathers(probe, plan):
+        if self.needs_memory(probe, plan):
             arena = self.take_arena()
-            self.with_room(lambda: branch_patch.reserve(probe, self.target, arena), arena)
-            if probe.returns:
+            self.with_memory(lambda: branch_patch.reserve(probe, self.target, arena), arena)
+            if probe.is_return:
                 site = self.registry.site_of(probe)
-                self.with_room(lambda: self.returns.reserve(site, self.target, arena), arena)
+                self.with_memory(lambda: self.kretprobes.reserve(site, self.target, arena), arena)
 
-    def gathers(self, probe: Probe, plan: Plan) -> bool:
+    def needs_memory(self, probe: Probe, plan: Plan) -> bool:
         """Whether `probe` needs memory before anything is written into the text."""
-        return probe.returns or (not plan.tier.stops and not probe.handler.is_plain)
+        return probe.is_return or (not plan.tier.stops and not probe.handler.is_plain)
 
-    def lower(self, address: int, specs: Sequence[Spec], reason: Reason) -> Plan:
+    def plan_without_detour(self, address: int, specs: Sequence[Spec], reason: Reason) -> Plan:
         """Return the best plan for probes `specs` that needs no detour, where a better one could not be carried out."""
-        return self._lower(address, self._limits(specs), reason)
+        return self._plan_without_detour(address, self._limits(specs), reason)
 
-    def is_inside(self, site: Site) -> bool:
+    def may_be_busy(self, site: Site) -> bool:
         """Whether somebody may be in a program of `site`, or in a detour that was left, which may have been one's."""
-        return quiescence_wait.may_be_inside(site, self.target, self.arena)
+        return quiescence_wait.may_be_busy(site, self.target, self.arena)
 
     def retry(self, grow: bool = True) -> None:
         """Try the sites that wait, and free what piles up. grow: try those whose tables of calls are half full, too."""
         enabled = [site for site in self.registry.sites() if site.enabled]
-        some = [site for site in enabled if self._waits(site) or (grow and self._grows(site))]
+        some = [site for site in enabled if self._may_move_up(site) or (grow and self._grow_calls(site))]
         if some:
             self.check_alive()
             self.settle(some)
-        self._take_back_lost()
+        self._recover_lost()
         self.tidy()
 
-    def _take_back_lost(self) -> None:
+    def _recover_lost(self) -> None:
         """Branches that hold our bytes again."""
         if self.arena is not None:
-            for branch in self._lost.take_back(self.target, self.arena):
-                self.traps.forget(branch.plan.head)
-                self._let_tracer_in(branch.plan)
+            for branch in self._lost_branches.recover(self.target, self.arena):
+                self.traps.clear(branch.plan.head)
+                self._release_tracer(branch.plan)
 
-    def _must_be_empty(self, plan: Plan) -> bool:
+    def _must_be_quiescent(self, plan: Plan) -> bool:
         """Whether somebody may be inside what `plan` displaces, and nobody may be."""
-        return plan.needs_quiescence and not self.untouched[0] <= plan.head < self.untouched[1]
+        return plan.needs_quiescence and not self.not_yet_run[0] <= plan.head < self.not_yet_run[1]
 
     def tidy(self) -> None:
         """Free what piles up."""
         if self.arena is not None:
-            self.collector.tidy(self.arena)
+            self.collector.collect_if_due(self.arena)
 
     def reclaim(self) -> int:
         """Free all that nobody is inside; how many slots that is not, where it may be some day."""
         if self.arena is None or self.target.stacks_missing:
             return 0
-        self.collector.collect(self.arena, Why.COMMIT)
+        self.collector.collect(self.arena, Trigger.COMMIT)
         return len(self.collector.unsettled(self.arena))
 
-    def _waits(self, site: Site) -> bool:
+    def _may_move_up(self, site: Site) -> bool:
         """Whether `site` may move up without any change of ours."""
-        if site.waits or site.gone or site.plan.reason is None:
-            return bool(site.waits)
+        if site.blocked_by or site.gone or site.plan.reason is None:
+            return bool(site.blocked_by)
         code = site.plan.reason.code
         return code in PASSING or (code == Refusal.ARENA_FULL.code and self._used() < self._used_when_full)
 
@@ -287,26 +289,26 @@ class Optimizer:
         """Bytes of the arena that are in use."""
         return self.arena.code.used + self.arena.data.used if self.arena is not None else 0
 
-    def stopped(self) -> None:
+    def on_stop(self) -> None:
         """At a stop that occurred anyway; tables are read as often as that takes little of the time."""
-        self.retry(grow=self.pace.is_due and self._is_some_half_full())
+        self.retry(grow=self.throttle.is_due and self._is_some_half_full())
 
     def _is_some_half_full(self) -> bool:
-        points = [site.point for site in self.registry.sites() if site.point is not None]
-        with self.pace.kept():
+        points = [site.kretprobe for site in self.registry.sites() if site.kretprobe is not None]
+        with self.throttle.measure():
             return any(point.is_half_full(self.target) for point in points)
 
-    def under_way(self, site: Site) -> Sequence[UnderWay]:
+    def active_calls(self, site: Site) -> Sequence[AttributedCall]:
         """Calls that the return probes of `site` saw entered and that have not returned."""
-        tables = site.point.tables if site.point is not None else ()
-        return self.returns.under_way(self.target, self.arena, tables) if self.arena is not None else ()
+        tables = site.kretprobe.tables if site.kretprobe is not None else ()
+        return self.kretprobes.active_calls(self.target, self.arena, tables) if self.arena is not None else ()
 
-    def _grows(self, site: Site) -> bool:
+    def _grow_calls(self, site: Site) -> bool:
         """Whether calls at `site` get a larger table; where there is no memory for one they are missed some day."""
-        if site.point is None or self.arena is None:
+        if site.kretprobe is None or self.arena is None:
             return False
         try:
-            return self.returns.grow(site, self.target, self.arena)
+            return self.kretprobes.grow(site, self.target, self.arena)
         except OptprobeError:
             return False
 
@@ -326,17 +328,17 @@ class Optimizer:
 
         A detour that somebody else's change made us leave goes on counting until that is undone.
         """
-        if self.arena is None or self._lost.keeps(probe):
+        if self.arena is None or self._lost_branches.keep_counter(probe):
             return
-        probe.drop_point()
+        probe.remove_breakpoints()
         if probe.counter is not None:
             self.arena.data.release(probe.counter)
             probe.counter = None
         if probe.pad is not None:
             self.arena.pads.release(probe.pad.slot)
             probe.pad = None
-        if probe.returns and probe.waits is None and not self.registry.site_of(probe).gone:
-            self.returns.release(self.registry.site_of(probe), probe, self.target, self.arena)
+        if probe.is_return and probe.waits is None and not self.registry.site_of(probe).gone:
+            self.kretprobes.release(self.registry.site_of(probe), probe, self.target, self.arena)
 
     def _replan(self, site: Site, neighbours: Neighbours) -> None:
         if not site.enabled:
@@ -345,24 +347,24 @@ class Optimizer:
             site.plan = self.plan(site.address, site.specs, neighbours)
         except Refused as refused:
             # Somebody put a breakpoint of his own there, say: what is known of the code is what it was.
-            site.plan = replace(_meanwhile(site.plan), reason=refused.reason)
+            site.plan = replace(_as_breakpoint(site.plan), reason=refused.reason)
 
-    def _concerned(self, addresses: Sequence[int]) -> list[Site]:
+    def _affected_sites(self, addresses: Sequence[int]) -> list[Site]:
         """Return the sites on the runs of `addresses`, and those that share a branch with one of them, ascending.
 
         And the same of branches that overwrite what probes there read.
         What was one run when a branch was written may be several now: the guest put a kprobe into the function.
         """
         found: dict[int, Site] = {}
-        more = {*addresses, *self.reading.overwritten(addresses)}
+        more = {*addresses, *self.read_registers.overwritten(addresses)}
         while more:
-            sites = [site for site in self._sharing(more) if site.address not in found]
+            sites = [site for site in self._sites_near(more) if site.address not in found]
             found |= {site.address: site for site in sites}
             shared = {at for site in sites if site.branch is not None for at in site.branch.addresses}
             more = shared - found.keys()
         return [found[address] for address in sorted(found)]
 
-    def _sharing(self, addresses: Iterable[int]) -> list[Site]:
+    def _sites_near(self, addresses: Iterable[int]) -> list[Site]:
         """The sites on the straight-line runs that `addresses` lie on, ascending."""
         looked_at: set[int] = set()
         for address in addresses:
@@ -385,7 +387,7 @@ class Optimizer:
         Where that does not come about all is as before, and the old branch goes first.
         """
         old = group[0].branch
-        if old is None or self._standing(group) is old or not self._is_exchangeable(old, group, sites):
+        if old is None or self._current_branch(group) is old or not self._is_exchangeable(old, group, sites):
             return
         arena = self.take_arena()
         try:
@@ -394,18 +396,18 @@ class Optimizer:
             return
         for site in group:
             if site.branch is None:
-                site.stop_no_more(self.target, arena)
+                site.remove_breakpoint(self.target, arena)
         try:
-            keeps = self.reading.around(old.plan.head)
-            branch = branch_patch.write(group, self.target, arena, self.traps, keeps, old)
+            keeps = self.read_registers.in_function_of(old.plan.head)
+            branch = branch_patch.install(group, self.target, arena, self.traps, keeps, old)
         except OptprobeError:
             self.links.add(old)
             return
-        self.registry.falls(old)
-        old.placed.give_up(self.target, arena, reached=True)
+        self.registry.remove_branch(old)
+        old.installed.release(self.target, arena, reached=True)
         for site in sites:
             if site.branch is old:
-                site.end_branch()
+                site.detach_branch()
         self._arm(branch, group)
 
     def _is_exchangeable(self, old: Branch, group: Sequence[Site], sites: Sequence[Site]) -> bool:
@@ -413,102 +415,102 @@ class Optimizer:
         wanted = group[0].plan
         if (old.plan.head, old.plan.tier, old.plan.ftrace) != (wanted.head, wanted.tier, wanted.ftrace):
             return False
-        if old.patch.old != wanted.original or self.stopping.is_lifted(old) or any(site.pinned for site in group):
+        if old.patch.old != wanted.original or self.stop_pads.is_lifted(old) or any(site.pinned for site in group):
             return False
         if any(site.branch not in (old, None) for site in group):
             return False
         return all(site in group or not site.enabled for site in sites if site.branch is old)
 
-    def _take_away(self, sites: Sequence[Site], groups: Sequence[Sequence[Site]]) -> list[OptprobeError]:
+    def _remove_branches(self, sites: Sequence[Site], groups: Sequence[Sequence[Site]]) -> list[OptprobeError]:
         """Branches that are not what `groups` want; what went wrong with those that had to be left."""
         lost: list[OptprobeError] = []
-        standing = (self._standing(group) for group in groups if not any(site.pinned for site in group))
+        standing = (self._current_branch(group) for group in groups if not any(site.pinned for site in group))
         stay = {branch.plan.head for branch in standing if branch is not None}
         for head, branch in {site.branch.plan.head: site.branch for site in sites if site.branch is not None}.items():
             if head in stay:
                 continue
             assert self.arena is not None
             served = [site for site in sites if site.branch is branch]
-            self.registry.falls(branch)
+            self.registry.remove_branch(branch)
             try:
                 self.links.remove(branch)
-                lifted = self.stopping.forget(branch)
-                branch_patch.take_away(branch, served, self.target, self.arena, lifted)
-                self.traps.forget(branch.plan.head)
+                lifted = self.stop_pads.forget_branch(branch)
+                branch_patch.remove(branch, served, self.target, self.arena, lifted)
+                self.traps.clear(branch.plan.head)
             except OptprobeError as error:
                 lost.append(error)
-                self._lost.branches.append(branch)
+                self._lost_branches.branches.append(branch)
                 # Somebody else has changed our bytes: they are left alone, and so is the detour they may lead to.
                 for site in served:
                     site.abandon()
             else:
-                self._let_tracer_in(branch.plan)
+                self._release_tracer(branch.plan)
         return lost
 
-    def _standing(self, group: Sequence[Site]) -> Branch | None:
+    def _current_branch(self, group: Sequence[Site]) -> Branch | None:
         """The branch of `group`, where it stands in the guest as it is wanted."""
         branch = group[0].branch
-        wanted = branch_patch.serves(group), group[0].plan.displaced, group[0].plan.tier
-        if branch is None or (branch.serves, branch.plan.displaced, branch.plan.tier) != wanted:
+        wanted = branch_patch.probe_numbers(group), group[0].plan.displaced, group[0].plan.tier
+        if branch is None or (branch.probe_numbers, branch.plan.displaced, branch.plan.tier) != wanted:
             return None
-        if any(site.next_point is not None for site in group):
+        if any(site.next_kretprobe is not None for site in group):
             return None
-        return branch if self.reading.is_kept(branch) else None
+        return branch if self.read_registers.is_preserved(branch) else None
 
     def _optimize(self, group: Sequence[Site]) -> Sequence[OptprobeError]:
         """Write the branch of `group`, if it does not stand and nobody is in the way; what went wrong."""
-        if not group or group[0].branch is not None or any(site.waits or site.pinned for site in group):
+        if not group or group[0].branch is not None or any(site.blocked_by or site.pinned for site in group):
             return ()
         for site in group:
-            site.stop_no_more(self.target, self.arena)
+            site.remove_breakpoint(self.target, self.arena)
         wanted = group[0].plan
-        keeps = self.reading.around(wanted.head)
+        keeps = self.read_registers.in_function_of(wanted.head)
         try:
             arena = self.take_arena()
-            branch = self.with_room(lambda: branch_patch.write(group, self.target, arena, self.traps, keeps), arena)
+            branch = self.with_memory(lambda: branch_patch.install(group, self.target, arena, self.traps, keeps), arena)
         except Refused as refused:
-            self._let_tracer_in(wanted)
+            self._release_tracer(wanted)
             for site in group:
-                site.plan = self._lower(site.address, self._limits(site.specs), refused.reason)
+                site.plan = self._plan_without_detour(site.address, self._limits(site.specs), refused.reason)
         except OptprobeError as error:
-            self._let_tracer_in(wanted)
+            self._release_tracer(wanted)
             for site in group:
-                site.waits = error.message
+                site.blocked_by = error.message
             return (error,)
         else:
             self._arm(branch, group)
         return ()
 
     def _arm(self, branch: Branch, group: Sequence[Site]) -> None:
-        self.registry.stands(branch)
+        self.registry.add_branch(branch)
         self.links.add(branch)
         for site in group:
-            self.stopping.arm(site)
+            self.stop_pads.install(site)
 
-    def _let_tracer_in(self, wanted: Plan) -> None:
+    def _release_tracer(self, wanted: Plan) -> None:
         if wanted.ftrace is not None:
             self.target.tracer.release(wanted.ftrace)
 
-    def _stop_at(self, site: Site) -> None:
+    def _install_breakpoint(self, site: Site) -> None:
         """Have `site` stop the guest as its plan says, or not at all when nothing there is enabled."""
         if not site.enabled:
-            site.stop_no_more(self.target, self.arena)
+            site.remove_breakpoint(self.target, self.arena)
             return
-        wanted = _meanwhile(site.plan) if not site.plan.tier.stops or site.pinned else site.plan
-        if site.placed is not None and site.tier is wanted.tier and not site.stale:
+        wanted = _as_breakpoint(site.plan) if not site.plan.tier.stops or site.pinned else site.plan
+        if site.installed_plan is not None and site.tier is wanted.tier and not site.is_stale:
             return
-        site.stop_no_more(self.target, self.arena)
+        site.remove_breakpoint(self.target, self.arena)
         if wanted.tier is not Tier.BOOSTED:
-            site.stop_at(wanted, self.target, self.arena)
+            site.install_breakpoint(wanted, self.target, self.arena)
             return
         try:
             arena = self.take_arena()
-            self.with_room(lambda: site.stop_at(wanted, self.target, arena), arena)
+            self.with_memory(lambda: site.install_breakpoint(wanted, self.target, arena), arena)
         except Refused as refused:
-            site.plan = self._lower(site.address, self._limits(site.specs), refused.reason)
-            site.stop_at(site.plan, self.target, self.arena)
+            site.plan = self._plan_without_detour(site.address, self._limits(site.specs), refused.reason)
+            site.install_breakpoint(site.plan, self.target, self.arena)
 
-    def with_room(self, action: Callable[[], T], arena: Arena) -> T:
+    def with_memory(self, action: Callable[[], T], arena: Arena) -> T:
         """Do it; where the arena is full, collect what is proven empty and try once more."""
         try:
             return action()
@@ -516,7 +518,7 @@ class Optimizer:
             if refused.reason.code != Refusal.ARENA_FULL.code:
                 raise
             before = arena.data.used
-            freed = self.collector.collect(arena, Why.MEMORY)
+            freed = self.collector.collect(arena, Trigger.MEMORY)
             self._used_when_full = self._used()
             if not freed and arena.data.used >= before:
                 raise
@@ -532,7 +534,7 @@ def _groups(sites: Sequence[Site]) -> list[list[Site]]:
     return list(groups.values())
 
 
-def _meanwhile(wanted: Plan) -> Plan:
+def _as_breakpoint(wanted: Plan) -> Plan:
     """How a site works while it waits: as a breakpoint, which needs nothing and nobody."""
     insn = (wanted.insn,)
     return replace(wanted, tier=Tier.BREAKPOINT, displaced=insn, original=b"", needs_quiescence=False, ftrace=None)

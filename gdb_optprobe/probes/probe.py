@@ -12,7 +12,7 @@ from gdb_optprobe.handlers.interpreter import Outcome
 from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.maps.ring import START, RingPosition
 from gdb_optprobe.probes.handler import Handler
-from gdb_optprobe.probes.results import Gathered
+from gdb_optprobe.probes.results import Results
 from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.stops import StopPoint
 
@@ -43,56 +43,56 @@ class Probe:
     home: str = ""
     waits: Reason | None = None
     pad: Pad | None = None
-    point: StopPoint | None = None
-    looks: dict[int, StopPoint] = field(default_factory=dict)
-    seen: Gathered = field(init=False)
-    _before: Gathered = field(init=False)
+    pad_breakpoint: StopPoint | None = None
+    return_breakpoints: dict[int, StopPoint] = field(default_factory=dict)
+    seen: Results = field(init=False)
+    _before: Results = field(init=False)
 
     def __post_init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
         """No hit was seen."""
-        self.seen = self._before = Gathered.nothing(self.handler)
+        self.seen = self._before = Results.empty(self.handler)
 
-    def hit(self, outcome: Outcome, vcpu: int) -> None:
+    def add_hit(self, outcome: Outcome, vcpu: int) -> None:
         """A hit was seen."""
-        self._before, self.seen = self.seen, self.seen.after(self.handler, outcome, vcpu)
+        self._before, self.seen = self.seen, self.seen.after_hit(self.handler, outcome, vcpu)
 
-    def take_back(self) -> None:
+    def undo_hit(self) -> None:
         """The last hit is going to be counted once more."""
         self.seen = self._before
 
-    def drop_point(self) -> None:
+    def remove_breakpoints(self) -> None:
         """Nobody is stopped at its pad any more, nor for its handler in a trampoline."""
-        for point in self.points:
+        for point in self.breakpoints:
             point.remove()
-        self.point = None
-        self.looks.clear()
+        self.pad_breakpoint = None
+        self.return_breakpoints.clear()
 
     @property
-    def points(self) -> Iterator[StopPoint]:
+    def breakpoints(self) -> Iterator[StopPoint]:
         """All of its own."""
-        yield from (self.point,) if self.point is not None else ()
-        yield from self.looks.values()
+        yield from (self.pad_breakpoint,) if self.pad_breakpoint is not None else ()
+        yield from self.return_breakpoints.values()
 
-    def look_no_more(self, start: int, end: int) -> None:
+    def remove_return_breakpoints(self, start: int, end: int) -> None:
         """Nobody comes to the trampoline there any more."""
-        for at in [at for at in self.looks if start <= at < end]:
-            self.looks.pop(at).remove()
+        for at in [at for at in self.return_breakpoints if start <= at < end]:
+            self.return_breakpoints.pop(at).remove()
 
     @property
-    def reads(self) -> frozenset[str] | None:
+    def read_registers(self) -> frozenset[str] | None:
         """The registers that a hit reads where the probe stands, as GDB names them; None for all.
 
         A Python handler, a stop shows them.
         """
-        if self.returns:  # the program itself reads those of another moment
+        if self.is_return:  # the program itself reads those of another moment
             return self.handler.entry.registers if self.spec.pre_handler is None else None
         return None if self.may_stop else self.handler.reads
 
     @property
-    def returns(self) -> bool:
+    def is_return(self) -> bool:
         """Whether it is a return probe."""
         return self.spec.kind is Kind.KRETPROBE
 

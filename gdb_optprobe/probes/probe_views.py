@@ -18,9 +18,9 @@ from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.maps.call_table import CallTable
 from gdb_optprobe.probes import call_views, save
 from gdb_optprobe.probes.handler import Handler
-from gdb_optprobe.probes.kretprobes import UnderWay
+from gdb_optprobe.probes.kretprobes import AttributedCall
 from gdb_optprobe.probes.probe import Probe
-from gdb_optprobe.probes.results import Gathered, Row
+from gdb_optprobe.probes.results import Results, Row
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.views import (
@@ -41,14 +41,14 @@ from gdb_optprobe.probes.views import (
 # Counters nearer to each other than this are read in one piece: a packet costs as much as some hundred bytes.
 GAP = 256
 # Where a counter may be, to tell what a count would cost: anywhere near.
-COUNTER_AWAY = 0x10000
+COUNTER_DISTANCE = 0x10000
 Unwound = Callable[[Mapping[str, int], bytes], Iterable[FrameView]]
 """Registers and words of a stack to its frames."""
 READ = 50
 """Instructions of what a program calls to read memory that may not be there, most often."""
 
 
-def gathered(probes: Sequence[Probe], target: Target, whole: bool = False) -> dict[int, Gathered]:
+def read_results(probes: Sequence[Probe], target: Target, whole: bool = False) -> dict[int, Results]:
     """By probe number, of hits seen by us and in the guest together, read in few packets. whole: with tables."""
     slots = sorted(
         Slot(probe.counter.address, probe.handler.size if whole else probe.handler.head_size)
@@ -56,7 +56,7 @@ def gathered(probes: Sequence[Probe], target: Target, whole: bool = False) -> di
         if probe.counter is not None
     )
     memory: dict[int, bytes] = {}
-    for run in _runs(slots):
+    for run in _adjacent(slots):
         start = run[0].address
         data = target.machine.read(start, run[-1].end - start)
         memory |= {slot.address: data[slot.address - start : slot.end - start] for slot in run}
@@ -64,17 +64,17 @@ def gathered(probes: Sequence[Probe], target: Target, whole: bool = False) -> di
     for probe in probes:
         found[probe.number] = probe.seen
         if probe.counter is not None:
-            theirs = Gathered.read(probe.handler, memory[probe.counter.address], probe.since)
+            theirs = Results.decode(probe.handler, memory[probe.counter.address], probe.since)
             found[probe.number] = probe.seen.merged(probe.handler, theirs)
     return found
 
 
-def calls(site: Site, probe: Probe, target: Target) -> CallTable | None:
+def read_calls(site: Site, probe: Probe, target: Target) -> CallTable | None:
     """The calls of the function that a return probe is on; None for others."""
-    return site.point.calls(target) if site.point is not None and probe.returns else None
+    return site.kretprobe.all_calls(target) if site.kretprobe is not None and probe.is_return else None
 
 
-def clear(probes: Iterable[Probe], target: Target, is_inside: Callable[[Probe], bool]) -> None:
+def clear_results(probes: Iterable[Probe], target: Target, is_inside: Callable[[Probe], bool]) -> None:
     """As if there had been no hit. is_inside: whether somebody may be in the probe's program; tables keep keys then."""
     for probe in probes:
         probe.clear()
@@ -96,7 +96,7 @@ def clear(probes: Iterable[Probe], target: Target, is_inside: Callable[[Probe], 
             probe.since = found.position
 
 
-def _runs(slots: Sequence[Slot]) -> list[list[Slot]]:
+def _adjacent(slots: Sequence[Slot]) -> list[list[Slot]]:
     """All of `slots`, which are ascending, in groups that are read in one piece."""
     runs: list[list[Slot]] = []
     for slot in slots:
@@ -107,15 +107,15 @@ def _runs(slots: Sequence[Slot]) -> list[list[Slot]]:
     return runs
 
 
-def probe(
-    probe: Probe, site: Site, found: Gathered, target: Target, out: Callable[[Site], Sequence[UnderWay]]
+def probe_view(
+    probe: Probe, site: Site, found: Results, target: Target, out: Callable[[Site], Sequence[AttributedCall]]
 ) -> ProbeView:
     """One row of the listing, or of the report where tables were read too. out: calls of a site that are under way."""
     tier = site.tier if probe.enabled and site.tier is not None else site.plan.tier
     state = _state(probe, site)
     change = site.patch
-    callers = out(site) if probe.returns else ()  # what never returns is dropped now
-    under_way = calls(site, probe, target)
+    callers = out(site) if probe.is_return else ()  # what never returns is dropped now
+    under_way = read_calls(site, probe, target)
     return ProbeView(
         number=probe.number,
         name=probe.spec.name,
@@ -128,27 +128,27 @@ def probe(
         tags=_tags(site, tier, state),
         enabled=probe.enabled,
         needs_gdb=state != "disabled" and (tier.stops > 0 or probe.may_stop) and not site.gone,
-        reason=_why(site, state),
+        reason=_reason_view(site, state),
         patch_size=len(change.new) if change is not None else 0,
         original_bytes=change.old if change is not None else site.plan.insn.data,
         patched_bytes=change.new if change is not None else b"",
-        detour=_detour(site, target),
+        detour=_detour_view(site, target),
         condition=probe.spec.condition,
         actions=probe.spec.actions,
-        entry=save.entry(probe.spec),
+        entry=save.entry_clause(probe.spec),
         hits=found.head[0],
         missed=under_way.missed if under_way else 0,
         active=len(under_way.active) if under_way else 0,
         dropped=found.dropped,
         faults=found.head[1] if len(found.head) > 1 else 0,
         stops=site.stops,
-        calls=call_views.calls(under_way, callers) if under_way is not None else None,
-        objects=tuple(objects(probe.handler, found, target)),
-        records=tuple(record(probe, row, target) for row in found.records),
+        calls=call_views.calls_view(under_way, callers) if under_way is not None else None,
+        objects=tuple(object_views(probe.handler, found, target)),
+        records=tuple(record_view(probe, row, target) for row in found.records),
     )
 
 
-def waiting(probe: Probe, found: Gathered, target: Target) -> ProbeView:
+def absent_view(probe: Probe, found: Results, target: Target) -> ProbeView:
     """The same of a probe that is nowhere in the guest."""
     assert probe.waits is not None
     gone = probe.waits.code == Refusal.MODULE_GONE.code
@@ -165,26 +165,26 @@ def waiting(probe: Probe, found: Gathered, target: Target) -> ProbeView:
         tags=(state.upper(), *(() if probe.enabled else ("DISABLED",))),
         enabled=probe.enabled,
         needs_gdb=False,
-        reason=reason(probe.waits),
+        reason=reason_view(probe.waits),
         patch_size=0,
         original_bytes=b"",
         patched_bytes=b"",
         detour=None,
         condition=probe.spec.condition,
         actions=probe.spec.actions,
-        entry=save.entry(probe.spec),
+        entry=save.entry_clause(probe.spec),
         hits=found.head[0],
         missed=0,
         active=0,
         dropped=found.dropped,
         faults=found.head[1] if len(found.head) > 1 else 0,
         stops=0,
-        objects=tuple(objects(probe.handler, found, target)),
-        records=tuple(record(probe, row, target) for row in found.records),
+        objects=tuple(object_views(probe.handler, found, target)),
+        records=tuple(record_view(probe, row, target) for row in found.records),
     )
 
 
-def objects(handler: Handler, found: Gathered, target: Target) -> Iterator[ObjectView]:
+def object_views(handler: Handler, found: Results, target: Target) -> Iterator[ObjectView]:
     """What each action gathered."""
     for cell, place in handler.places():
         yield ObjectView(cell.name, cell.aggregate, (RowView((), found.head[place]),))
@@ -195,26 +195,26 @@ def objects(handler: Handler, found: Gathered, target: Target) -> Iterator[Objec
 
 def _row(columns: Sequence[Column], data: bytes, words: tuple[int, ...], target: Target) -> RowView:
     key = _key(columns, data)
-    return RowView(key, words, f"[{', '.join(_spelled(value, target) for value in key)}]")
+    return RowView(key, words, f"[{', '.join(_spell(value, target) for value in key)}]")
 
 
-def record(probe: Probe, row: Row, target: Target, unwound: Unwound | None = None) -> RecordView:
+def record_view(probe: Probe, row: Row, target: Target, unwound: Unwound | None = None) -> RecordView:
     """What an action kept of one hit. unwound: a stack that is not the kernel's."""
     kind = probe.handler.objects[row.kind]
     assert isinstance(kind, Records)
     values = _key(kind.columns, row.fields)
     if kind.stack:
-        registers, words = _taken(kind, row.fields)
+        registers, words = _stack_record(kind, row.fields)
         stack = tuple(unwound(registers, words) if unwound else _frames(probe, registers, words, target))
         return RecordView(row.cpu, row.time, (), " / ".join(one.text for one in stack), stack)
     if not kind.format:
         parts = zip(kind.columns, values, strict=True)
-        text = ", ".join(f"{one.label}={_spelled(value, target)}" for one, value in parts)
+        text = ", ".join(f"{one.label}={_spell(value, target)}" for one, value in parts)
         return RecordView(row.cpu, row.time, values, text)
     return RecordView(row.cpu, row.time, values, render(kind.format, _parts(kind.columns, row.fields)))
 
 
-def _taken(kind: Records, data: bytes) -> tuple[Mapping[str, int], bytes]:
+def _stack_record(kind: Records, data: bytes) -> tuple[Mapping[str, int], bytes]:
     """Of a record: registers by name, and the stack."""
     *values, room = (int.from_bytes(data[at : at + WORD], "little") for at in range(0, kind.fields, WORD))
     names = (column.label for column in kind.columns)
@@ -231,7 +231,7 @@ def _frames(probe: Probe, registers: Mapping[str, int], stack: bytes, target: Ta
         yield FrameView(address, symbol if exact or "+" in symbol else target.symbol(address - 1))
 
 
-def _spelled(value: int | str, target: Target) -> str:
+def _spell(value: int | str, target: Target) -> str:
     """A pointer with what it points to, where that has a name."""
     if not isinstance(value, Address):
         return str(value)
@@ -262,7 +262,7 @@ def _state(probe: Probe, site: Site) -> str:
         return "gone"
     if not probe.enabled:
         return "disabled"
-    return "optimizing" if site.waits else "armed"
+    return "optimizing" if site.blocked_by else "armed"
 
 
 def _tags(site: Site, tier: Tier, state: str) -> tuple[str, ...]:
@@ -273,31 +273,31 @@ def _tags(site: Site, tier: Tier, state: str) -> tuple[str, ...]:
     return (*tags, "FTRACE") if site.plan.ftrace is not None else tags
 
 
-def _why(site: Site, state: str) -> ReasonView | None:
+def _reason_view(site: Site, state: str) -> ReasonView | None:
     if state == "optimizing":
-        return ReasonView("NOT_QUIESCENT", site.waits, Refusal.NOT_QUIESCENT.value[1])
-    return reason(site.plan.reason)
+        return ReasonView("NOT_QUIESCENT", site.blocked_by, Refusal.NOT_QUIESCENT.value[1])
+    return reason_view(site.plan.reason)
 
 
-def reason(why: Reason | None) -> ReasonView | None:
+def reason_view(why: Reason | None) -> ReasonView | None:
     return ReasonView(why.code, why.text, why.hint) if why is not None else None
 
 
-def _detour(site: Site, target: Target) -> DetourView | None:
+def _detour_view(site: Site, target: Target) -> DetourView | None:
     detour = site.detour
     if detour is None:
         return None
     count = len(target.isa.decode(detour.data, detour.address))
-    plan = site.placed or site.plan
-    most = added(plan, detour, target)
-    least = most - _spared(plan, detour, target)
-    if site.point is not None and site.returning:
-        costs = site.point.costs
+    plan = site.installed_plan or site.plan
+    most = added_instructions(plan, detour, target)
+    least = most - _skippable(plan, detour, target)
+    if site.kretprobe is not None and site.return_probes:
+        costs = site.kretprobe.costs
         most, least = most - costs.rare + costs.trampoline, least + costs.least
     return DetourView(detour.address, detour.size, count, most, least, detour.head)
 
 
-def added(plan: Plan, detour: Detour, target: Target) -> int:
+def added_instructions(plan: Plan, detour: Detour, target: Target) -> int:
     """Instructions that a hit of an optimized probe adds: the branch, its program, the way back."""
     code = len(target.isa.decode(detour.data, detour.address))
     for original, program in _programs(detour, target):
@@ -306,7 +306,7 @@ def added(plan: Plan, detour: Detour, target: Target) -> int:
     return 1 + code - len(plan.displaced)
 
 
-def _spared(plan: Plan, detour: Detour, target: Target) -> int:
+def _skippable(plan: Plan, detour: Detour, target: Target) -> int:
     """How many instructions the shortest way through the probed instruction's program leaves out."""
     here = (program for original, program in _programs(detour, target) if original == plan.address)
     return sum(sum(map(cost_of, program)) - shortest(program, cost_of) for program in here)
@@ -326,16 +326,16 @@ def cost_of(insn: Insn) -> int:
 # show ----------------------------------------------------------------------------------------------------------------
 
 
-def show(view: ProbeView, site: Site, target: Target) -> ShowView:
+def show_view(view: ProbeView, site: Site, target: Target) -> ShowView:
     """The probed place as it was, as it is in the guest now, and the detour it leads to."""
-    plan = site.placed or site.plan
+    plan = site.installed_plan or site.plan
     end = max(plan.patch_end, plan.displaced[-1].end)
     now = target.machine.read(site.address, end - site.address)
     notes = {site.address: "the branch to the detour" if site.patch is not None else "unchanged"}
     return ShowView(
         probe=view,
-        original=lines(plan.displaced, {site.address: "displaced" if site.detour is not None else "probed"}),
-        patched=lines(target.isa.decode(now, site.address), notes),
+        original=code_lines(plan.displaced, {site.address: "displaced" if site.detour is not None else "probed"}),
+        patched=code_lines(target.isa.decode(now, site.address), notes),
         detour=_detour_lines(site, target),
     )
 
@@ -346,44 +346,44 @@ def _detour_lines(site: Site, target: Target) -> tuple[CodeLine, ...]:
         return ()
     code = target.machine.read(detour.address, detour.size)
     spell = target.text.spell
-    displaced = {insn.address for insn in (site.placed or site.plan).displaced}
+    displaced = {insn.address for insn in (site.installed_plan or site.plan).displaced}
     notes = {
         at: f"stands for {spell(original)}" if original in displaced else f"back to {spell(original)}"
         for at, original in detour.origins
     }
     for start, end, original in detour.programs:
-        what = f": {_done(site)}" if original == site.address else ""
+        what = f": {_describe_programs(site)}" if original == site.address else ""
         notes |= {start: f"the program of {spell(original)}{what}", end: notes[start]}
-    return lines(target.isa.decode(code, detour.address), notes)
+    return code_lines(target.isa.decode(code, detour.address), notes)
 
 
-def _done(site: Site) -> str:
+def _describe_programs(site: Site) -> str:
     """What the programs at the address of `site` do, one after the other."""
-    done = [", ".join(probe.spec.actions) for probe in site.enabled if not probe.returns]
-    if site.returning:
+    done = [", ".join(probe.spec.actions) for probe in site.enabled if not probe.is_return]
+    if site.return_probes:
         done.append("the entry of a call whose return is probed")
     return "; ".join(done)
 
 
-def lines(insns: Iterable[Insn], notes: Mapping[int, str]) -> tuple[CodeLine, ...]:
+def code_lines(insns: Iterable[Insn], notes: Mapping[int, str]) -> tuple[CodeLine, ...]:
     return tuple(CodeLine(insn.address, insn.data, insn.text, notes.get(insn.address, "")) for insn in insns)
 
 
 # explain -------------------------------------------------------------------------------------------------------------
 
 
-def explanation(plan: Plan, target: Target, counts: bool = True) -> ExplainView:
+def explain_view(plan: Plan, target: Target, counts: bool = True) -> ExplainView:
     """What a plan would do, in words and numbers. counts: a count, whose cost is known beforehand."""
     return ExplainView(
         address=plan.address,
         symbol=target.symbol(plan.address),
         tier=plan.tier.value,
-        reason=reason(plan.reason),
-        displaced=lines(plan.displaced, {}),
+        reason=reason_view(plan.reason),
+        displaced=code_lines(plan.displaced, {}),
         refused=tuple(RefusedView(tier.value, why.code, why.text, why.hint) for tier, why in plan.refused),
         patch_size=plan.patch_size,
         waits=plan.needs_quiescence,
-        instructions=cost(plan, target) if counts and not plan.tier.stops else 0,
+        instructions=count_cost(plan, target) if counts and not plan.tier.stops else 0,
         nearest=plan.near,
         nearest_symbol=target.symbol(plan.near) if plan.near is not None else "",
         note=_note(plan, target),
@@ -396,19 +396,19 @@ def _note(plan: Plan, target: Target) -> str:
     return "; ".join(filter(None, (moved, target.bypassed(plan.address))))
 
 
-def unprobeable(address: int, why: Reason, target: Target) -> ExplainView:
+def unprobeable_view(address: int, why: Reason, target: Target) -> ExplainView:
     """An address that no tier can probe."""
     return ExplainView(
         address=address,
         symbol=target.symbol(address),
         tier="",
-        reason=reason(why),
+        reason=reason_view(why),
         displaced=(),
         refused=tuple(RefusedView(tier.value, why.code, why.text, why.hint) for tier in reversed(Tier)),
     )
 
 
-def cost(plan: Plan, target: Target) -> int:
+def count_cost(plan: Plan, target: Target) -> int:
     """Instructions that a hit of a count would add, if it were alone in its detour."""
     at = somewhere(plan.address, target.isa)
-    return added(plan, build_count(plan, target.isa, at, at + COUNTER_AWAY), target)
+    return added_instructions(plan, build_count(plan, target.isa, at, at + COUNTER_DISTANCE), target)

@@ -17,11 +17,11 @@ from gdb_optprobe.probes.target import Target
 MOST_NAMED = 4
 
 
-def told(sites: Iterable[Site], target: Target) -> tuple[str, ...]:
+def describe_waits(sites: Iterable[Site], target: Target) -> tuple[str, ...]:
     """What `sites` wait for, in words: each reason once, behind the addresses that it holds up."""
     held: dict[str, list[str]] = {}
     for site in sites:
-        held.setdefault(site.waits, []).append(target.text.spell(site.address))
+        held.setdefault(site.blocked_by, []).append(target.text.spell(site.address))
     return tuple(f"{_listed(places)}: {why}" for why, places in held.items())
 
 
@@ -30,7 +30,7 @@ def _listed(places: Sequence[str]) -> str:
     return ", ".join(places[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def who_is_inside(
+def find_busy(
     plans: Sequence[Plan], detours: Sequence[Detour], target: Target, arena: Arena | None
 ) -> Mapping[int, str]:
     """By the head of each of `plans`: who is inside, in words.
@@ -66,7 +66,7 @@ def _windows(plan: Plan, detours: Sequence[Detour], arena: Arena | None) -> Iter
             yield from pads
 
 
-def in_slots(slots: Sequence[Slot], target: Target) -> str:
+def describe_busy_slots(slots: Sequence[Slot], target: Target) -> str:
     """Who may be inside which of the `slots`, that are left, in words; "" where nobody is, or it cannot be told now."""
     try:
         inside = quiescence.busy([(slot.address, slot.end) for slot in slots], target.saved())
@@ -76,13 +76,13 @@ def in_slots(slots: Sequence[Slot], target: Target) -> str:
     return _listed(list(found))
 
 
-def may_be_inside(site: Site, target: Target, arena: Arena | None) -> bool:
+def may_be_busy(site: Site, target: Target, arena: Arena | None) -> bool:
     """Whether somebody may be in a program of `site`, or in a detour that was left, which may have been one's."""
     left = arena.retired if arena is not None else ()
     detours = (*left, *((site.branch.detour,) if site.branch is not None else ()))
     inside = [(one.address, one.end) for one in detours]
     # Whoever is yet to come to a trampoline has not begun.
-    inside += [(one.address + 1, one.end) for one in (site.point.trampolines if site.point is not None else ())]
+    inside += [(one.address + 1, one.end) for one in (site.kretprobe.trampolines if site.kretprobe is not None else ())]
     if not inside or target.stacks_missing:
         return bool(inside)
     try:

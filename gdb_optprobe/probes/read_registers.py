@@ -12,40 +12,40 @@ from dataclasses import dataclass
 
 from gdb_optprobe.detours.cfg import CfgCache
 from gdb_optprobe.probes import branch_patch
-from gdb_optprobe.probes.branch import Branch, Keeps
+from gdb_optprobe.probes.branch import Branch, PreservedRegisters
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.target import Target
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadRegisters:
     """What the enabled probes of each function read."""
 
     target: Target
     registry: Registry
     cfgs: CfgCache
 
-    def around(self, address: int) -> Keeps:
+    def in_function_of(self, address: int) -> PreservedRegisters:
         """What those of the function around `address` read."""
         found: Counter[str] = Counter()
-        for probe in self.registry.reading(*self._function(address)) if self.registry.reads else ():
-            found.update(self.target.isa.registers if probe.reads is None else probe.reads)
-        return Keeps(frozenset(found), frozenset(name for name, readers in found.items() if readers > 1))
+        for probe in self.registry.readers(*self._function(address)) if self.registry.has_readers else ():
+            found.update(self.target.isa.registers if probe.read_registers is None else probe.read_registers)
+        return PreservedRegisters(frozenset(found), frozenset(name for name, readers in found.items() if readers > 1))
 
-    def is_kept(self, branch: Branch) -> bool:
+    def is_preserved(self, branch: Branch) -> bool:
         """Whether what is read around `branch` is left alone by it."""
-        read = self.around(branch.plan.head)
-        if read <= branch.keeps:
+        read = self.in_function_of(branch.plan.head)
+        if read <= branch.preserved:
             return True
         sites = (self.registry.site(address) for address in branch.addresses)
-        return not any(site and branch_patch.overwrites(site, self.target, branch.keeps, read) for site in sites)
+        return not any(site and branch_patch.overwrites(site, self.target, branch.preserved, read) for site in sites)
 
     def overwritten(self, addresses: Iterable[int]) -> Iterator[int]:
         """The sites of branches that overwrite what probes at `addresses` read."""
-        readers = (address for address in addresses if any(self.registry.reading(address, address + 1)))
+        readers = (address for address in addresses if any(self.registry.readers(address, address + 1)))
         for function in {self._function(address) for address in readers}:
             for branch in self.registry.branches_within(*function):
-                if not self.is_kept(branch):
+                if not self.is_preserved(branch):
                     yield from branch.addresses
 
     def _function(self, address: int) -> tuple[int, int]:

@@ -12,11 +12,11 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.arena_contents import ArenaContents
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.probes.collector import Why
+from gdb_optprobe.probes.collector import Trigger
 from gdb_optprobe.probes.handler import Handler
-from gdb_optprobe.probes.journal_records import Noted, fingerprint
+from gdb_optprobe.probes.journal_records import ProbeRecord, fingerprint
 from gdb_optprobe.probes.probe import Probe
-from gdb_optprobe.probes.results import Gathered
+from gdb_optprobe.probes.results import Results
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.taking import look, take
@@ -40,8 +40,8 @@ def recover(session: Session) -> Recovered:
     Raises OptprobeError: then all that is left is there for another try, and nothing of it is known here.
     """
     session.check_alive()
-    left, found, undone = look(session.target, session.users)
-    arena = take(left, undone, session.target, session.optimizer, session.users)
+    left, found, undone = look(session.target, session.uprobes)
+    arena = take(left, undone, session.target, session.optimizer, session.uprobes)
     try:
         return _recovered(session, left, found, arena)
     except BaseException:
@@ -49,7 +49,7 @@ def recover(session: Session) -> Recovered:
         raise
 
 
-def _recovered(session: Session, left: ArenaContents, found: Sequence[Noted], arena: Arena) -> Recovered:
+def _recovered(session: Session, left: ArenaContents, found: Sequence[ProbeRecord], arena: Arena) -> Recovered:
     """The branches have been taken out."""
     probes: list[Probe] = []
     lost: list[str] = []
@@ -63,13 +63,13 @@ def _recovered(session: Session, left: ArenaContents, found: Sequence[Noted], ar
         except OptprobeError as error:
             lost.append(f"probe {one.number}, {one.spec.location}, is not recovered: {error.message}")
     there = [probe for probe in probes if probe.waits is None]
-    returns = session.optimizer.returns
+    returns = session.optimizer.kretprobes
     for site in {probe.address: session.registry.site_of(probe) for probe in there}.values():
-        returns.take_over(site, session.target)
+        returns.adopt(site, session.target)
     memory = {probe.counter for probe in probes if probe.counter is not None}
-    memory |= {point.memory for point in returns.points if not point.closed}
+    memory |= {point.memory for point in returns.known if not point.closed}
     kept = (left.data_at(one.data) for one in programs if one.data is not None)
-    arena.release_data(memory.union(filter(None, kept), session.optimizer.traps.memory, session.users.calls.memory))
+    arena.release_data(memory.union(filter(None, kept), session.optimizer.traps.memory, session.uprobes.calls.memory))
     for probe in there:
         try:
             _reserve(session, probe)
@@ -82,21 +82,21 @@ def _recovered(session: Session, left: ArenaContents, found: Sequence[Noted], ar
     session.optimizer.settle([session.registry.site_of(probe) for probe in there])
     for one in programs:
         try:
-            probes.append(session.users.again(one, left.data_at(one.data) if one.data is not None else None))
+            probes.append(session.uprobes.again(one, left.data_at(one.data) if one.data is not None else None))
         except OptprobeError as error:
             lost.append(f"probe {one.number}, {one.spec.location}, is not recovered: {error.message}")
     recovered = {probe.number for probe in probes}
     for one in found:
         if one.number not in recovered:
             arena.journal.drop(Item.PROBE, one.number)
-    points = (session.registry.site_of(probe).latest_point for probe in there)
-    returns.end(arena, [table for point in points if point is not None for table in point.tables])
-    session.optimizer.note(probes)
+    points = (session.registry.site_of(probe).latest_kretprobe for probe in there)
+    returns.end_adopted(arena, [table for point in points if point is not None for table in point.tables])
+    session.optimizer.write_records(probes)
     # What is left of the earlier GDB's code goes now: the guest may not stop again before this GDB is killed too.
-    session.optimizer.collector.collect(arena, Why.GARBAGE)
+    session.optimizer.collector.collect(arena, Trigger.GARBAGE)
     arena.refill_reserve()
-    session.comings.listen()
-    session.comings.notice()
+    session.module_tracker.update_load_hook()
+    session.module_tracker.update()
     return Recovered(session.views([probe.number for probe in probes]) if probes else (), tuple(lost))
 
 
@@ -107,21 +107,21 @@ def remove(session: Session, timeout: float) -> int:
     is inside after `timeout` seconds.
     """
     session.check_alive()
-    left, found, undone = look(session.target, session.users)
-    arena = take(left, undone, session.target, session.optimizer, session.users)
-    arena.release_data((*session.optimizer.traps.memory, *session.users.calls.memory))
+    left, found, undone = look(session.target, session.uprobes)
+    arena = take(left, undone, session.target, session.optimizer, session.uprobes)
+    arena.release_data((*session.optimizer.traps.memory, *session.uprobes.calls.memory))
     for one in found:
         arena.journal.drop(Item.PROBE, one.number)
-    session.optimizer.returns.end(arena)
-    session.optimizer.note()
-    session.users.tidy()
-    if not session.optimizer.give_back_arena():
+    session.optimizer.kretprobes.end_adopted(arena)
+    session.optimizer.write_records()
+    session.uprobes.tidy()
+    if not session.optimizer.release_arena():
         session.commit(timeout)
-        session.optimizer.give_back_arena()
+        session.optimizer.release_arena()
     return len(found)
 
 
-def _again(session: Session, one: Noted, left: ArenaContents) -> Probe:
+def _again(session: Session, one: ProbeRecord, left: ArenaContents) -> Probe:
     """The probe, as it is to be settled. Raises OptprobeError where it would be another one."""
     if one.python:
         raise OptprobeError("its Python handler went with the GDB that had it")
@@ -137,26 +137,26 @@ def _again(session: Session, one: Noted, left: ArenaContents) -> Probe:
     site = session.registry.site(one.address) or Site(one.address, plan)
     probe = Probe(one.number, one.spec, one.address, handler, one.sizes, one.enabled, data, since=one.since)
     if len(one.seen) == len(handler.head()):
-        probe.seen = replace(Gathered.nothing(handler), head=one.seen)
-    session.registry.reserve_number(one.number)
+        probe.seen = replace(Results.empty(handler), head=one.seen)
+    session.registry.use_number(one.number)
     session.registry.add(probe, site)
-    session.comings.settled_in(probe, site)
+    session.module_tracker.track(probe, site)
     return probe
 
 
-def _awaited(session: Session, one: Noted, left: ArenaContents) -> Probe:
+def _awaited(session: Session, one: ProbeRecord, left: ArenaContents) -> Probe:
     """A probe whose module was unloaded meanwhile, or that was pending. Raises OptprobeError."""
     if one.program:
         raise OptprobeError("its module was unloaded, and without it what was gathered cannot be told")
     data = left.data_at(one.data) if one.data is not None else None
     probe = Probe(one.number, one.spec, one.address, Handler(), one.sizes, one.enabled, data, home=one.home)
     if len(one.seen) == len(probe.handler.head()):
-        probe.seen = replace(Gathered.nothing(probe.handler), head=one.seen)
-    session.registry.reserve_number(one.number)
+        probe.seen = replace(Results.empty(probe.handler), head=one.seen)
+    session.registry.use_number(one.number)
     if one.home:
-        session.comings.unloaded(probe)
+        session.module_tracker.mark_gone(probe)
     else:
-        session.comings.wait_for(probe)
+        session.module_tracker.wait_for_load(probe)
     return probe
 
 
@@ -164,6 +164,6 @@ def _reserve(session: Session, probe: Probe) -> None:
     """Memory that the probe did not have; of a return probe, for calls from now on. Those under way count too."""
     site = session.registry.site_of(probe)
     session.optimizer.reserve(probe, site.plan)
-    if site.next_point is not None:
-        points = [point for point in session.optimizer.returns.points if point.closed and not point.ended]
-        site.next_point.older = [point for point in points if point.address == probe.address]
+    if site.next_kretprobe is not None:
+        points = [point for point in session.optimizer.kretprobes.known if point.closed and not point.ended]
+        site.next_kretprobe.older = [point for point in points if point.address == probe.address]

@@ -37,7 +37,7 @@ class Registry:
         number, self._next = self._next, self._next + 1
         return number
 
-    def reserve_number(self, number: int) -> None:
+    def use_number(self, number: int) -> None:
         """New probes come behind it."""
         self._next = max(self._next, number + 1)
 
@@ -48,10 +48,10 @@ class Registry:
             insort(self._addresses, site.address)
         self._sites[site.address] = site
         site.probes.append(probe)
-        if probe.reads != frozenset():
+        if probe.read_registers != frozenset():
             insort(self._reading, probe.address)
 
-    def await_text(self, probe: Probe, why: Reason) -> None:
+    def set_absent(self, probe: Probe, why: Reason) -> None:
         """`probe` is nowhere in the guest, and keeps its number. Its site goes with the last one there."""
         if probe.waits is None and self.has(probe):
             self._leave(probe)
@@ -67,7 +67,7 @@ class Registry:
     def _leave(self, probe: Probe) -> None:
         site = self._sites[probe.address]
         site.probes.remove(probe)
-        if probe.reads != frozenset():
+        if probe.read_registers != frozenset():
             self._reading.remove(probe.address)
         if not site.probes:
             del self._sites[probe.address]
@@ -98,25 +98,25 @@ class Registry:
         return iter([self._sites[address] for address in self._addresses])
 
     @property
-    def reads(self) -> bool:
+    def has_readers(self) -> bool:
         """Whether any probe reads registers."""
         return bool(self._reading)
 
-    def reading(self, start: int, end: int) -> Iterator[Probe]:
+    def readers(self, start: int, end: int) -> Iterator[Probe]:
         """The enabled probes from `start` to before `end` that read registers."""
         addresses = self._reading[bisect_left(self._reading, start) : bisect_left(self._reading, end)]
         probes = (probe for at in dict.fromkeys(addresses) for probe in self._sites[at].enabled)
-        return (probe for probe in probes if probe.reads != frozenset())
+        return (probe for probe in probes if probe.read_registers != frozenset())
 
     # branches ----------------------------------------------------------------------------------------------------
 
-    def stands(self, branch: Branch) -> None:
+    def add_branch(self, branch: Branch) -> None:
         """`branch` was written."""
         insort(self._heads, branch.plan.head)
         insort(self._slots, branch.detour.address)
         self._branches[branch.plan.head] = self._by_slot[branch.detour.address] = branch
 
-    def falls(self, branch: Branch) -> None:
+    def remove_branch(self, branch: Branch) -> None:
         """`branch` is in the guest no more, or not ours any more."""
         self._heads.remove(branch.plan.head)
         self._slots.remove(branch.detour.address)

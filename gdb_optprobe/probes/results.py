@@ -30,7 +30,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class Results:
     """head: hits, faults and the cells' words. tables: words by key. lost: values that found no room in a table.
 
     records: in the order of hits, those that we saw first. dropped: how many found no room in the ring.
@@ -43,16 +43,16 @@ class Gathered:
     dropped: int = 0
 
     @classmethod
-    def nothing(cls, handler: Handler) -> Gathered:
+    def empty(cls, handler: Handler) -> Results:
         """Before the first hit."""
         return cls(handler.head(), ({},) * len(handler.tables), (0,) * len(handler.tables))
 
     @classmethod
-    def read(cls, handler: Handler, data: bytes, since: RingPosition) -> Gathered:
+    def decode(cls, handler: Handler, data: bytes, since: RingPosition) -> Results:
         """From guest memory: all of it, or the head alone. since: which records were cleared away."""
         head = aggregate.decode(data[: handler.head_size])
         if len(data) <= handler.head_size:
-            return replace(cls.nothing(handler), head=head)
+            return replace(cls.empty(handler), head=head)
         at, contents = handler.head_size, []
         for _, layout in handler.tables:
             contents.append(layout.decode(data[at : at + layout.size]))
@@ -64,10 +64,10 @@ class Gathered:
         rows = tuple(Row(one.kind, one.cpu, one.time, one.fields) for one in ring.records)
         return replace(found, records=rows, dropped=ring.dropped)
 
-    def after(self, handler: Handler, outcome: Outcome, vcpu: int) -> Gathered:
+    def after_hit(self, handler: Handler, outcome: Outcome, vcpu: int) -> Results:
         """After one more hit."""
         if handler.is_plain:
-            return Gathered((self.head[0] + 1,))
+            return Results((self.head[0] + 1,))
         head = [*self.head]
         head[1] += outcome.faults
         places = {id(cell): place for cell, place in handler.places()}
@@ -90,27 +90,27 @@ class Gathered:
                 _add(tables[numbers[id(target)]], target.aggregate, done)
         kept = records[-MOST_RECORDS:]
         dropped = self.dropped + len(records) - len(kept)
-        return Gathered(tuple(head), tuple(tables), self.lost, tuple(kept), dropped)
+        return Results(tuple(head), tuple(tables), self.lost, tuple(kept), dropped)
 
-    def merged(self, handler: Handler, other: Gathered) -> Gathered:
+    def merged(self, handler: Handler, other: Results) -> Results:
         """Both together."""
         head = [left + right & aggregate.MASK for left, right in zip(self.head, other.head, strict=True)]
         for cell, place in handler.places():
             head[place] = aggregate.merged(cell.aggregate, self.head[place], other.head[place])
         tables = tuple(
-            _together(table.aggregate, ours, theirs)
+            _merge_rows(table.aggregate, ours, theirs)
             for (table, _), ours, theirs in zip(handler.tables, self.tables, other.tables, strict=True)
         )
         lost = tuple(ours + theirs for ours, theirs in zip(self.lost, other.lost, strict=True))
         records = self.records + other.records
-        return Gathered(tuple(head), tables, lost, records, self.dropped + other.dropped)
+        return Results(tuple(head), tables, lost, records, self.dropped + other.dropped)
 
 
 def _add(rows: dict[bytes, tuple[int, ...]], kind: Aggregate, done: Done) -> None:
     rows[done.data] = aggregate.update(kind, rows.get(done.data, aggregate.initial(kind)), done.value)
 
 
-def _together(kind: Aggregate, ours: Rows, theirs: Rows) -> Rows:
+def _merge_rows(kind: Aggregate, ours: Rows, theirs: Rows) -> Rows:
     found = dict(ours)
     for key, words in theirs.items():
         found[key] = aggregate.merged(kind, found[key], words) if key in found else words

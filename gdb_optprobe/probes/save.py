@@ -26,7 +26,7 @@ from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.views import Saved
 
 HEAD = "# Probes of optprobe: `source` this file where `optprobe` is loaded and the guest has booted."
-SESSIONS = ("arena", "on_exit", "exit_on_error", "guardian")
+SESSION_SETTINGS = ("arena", "on_exit", "exit_on_error", "guardian")
 """Settings that are not the probes' but the session's, or hold addresses of this boot."""
 REFUSED = "# probe "
 """How a comment begins for a probe with a field that cannot be written."""
@@ -35,11 +35,11 @@ ANCHOR = "_stext"
 _NAMED = re.compile(r"\*\s*\(?\s*[A-Za-z_][\w.]*\s*(?:[-+]\s*\w+\s*)?\)?", re.ASCII)
 
 
-Takes = Callable[[Spec, int], bool]
+CanProbe = Callable[[Spec, int], bool]
 """Whether an address can have a probe of this kind."""
 
 
-def saved(probes: Sequence[Probe], settings: Settings, target: Target, takes: Takes) -> Saved:
+def commands(probes: Sequence[Probe], settings: Settings, target: Target, takes: CanProbe) -> Saved:
     """The file for `probes`, in order of their numbers."""
     lines = [HEAD, *_settings(settings)]
     left_out: list[int] = []
@@ -62,17 +62,19 @@ class NotSaved(Exception):
         self.lines = lines
 
 
-def _commands(some: Sequence[Probe], target: Target, takes: Takes) -> list[str]:
+def _commands(some: Sequence[Probe], target: Target, takes: CanProbe) -> list[str]:
     """The commands for probes of one spec. Raises NotSaved."""
     spec = some[0].spec
     try:
         if spec.has_python_handler:
-            raise NotSaved([f"{add(spec, _place(probe, target))}: its handlers are Python's" for probe in some])
+            raise NotSaved(
+                [f"{add_command(spec, _location(probe, target))}: its handlers are Python's" for probe in some]
+            )
         if any(probe.home or probe.waits is not None for probe in some):
-            return [line for probe in some for line in _one(probe, _place(probe, target), pending=True)]
+            return [line for probe in some for line in _add_lines(probe, _location(probe, target), pending=True)]
         if _is_whole(some, target, takes):
-            return _one(some[0], spec.location if len(some) > 1 else _as_typed(some[0], target), spec.glob)
-        return [line for probe in some for line in _one(probe, _place(probe, target))]
+            return _add_lines(some[0], spec.location if len(some) > 1 else _as_typed(some[0], target), spec.glob)
+        return [line for probe in some for line in _add_lines(probe, _location(probe, target))]
     except OptprobeError as wrong:
         raise NotSaved([f"probe {probe.number}: {wrong.message}" for probe in some]) from None
 
@@ -82,7 +84,7 @@ def comment(text: str) -> str:
     return f"# {one_line(text)}".rstrip("\\ ")
 
 
-def add(spec: Spec, location: str, glob: bool = False) -> str:
+def add_command(spec: Spec, location: str, glob: bool = False) -> str:
     """The command for a probe of `spec` at `location`. Raises OptprobeError where it cannot be written."""
     location = fields.tidy(location)
     fields.checked(spec, location)
@@ -96,7 +98,7 @@ def add(spec: Spec, location: str, glob: bool = False) -> str:
     words += ["-pending"] if spec.pending and not spec.in_program else []
     words += ["-name", spec.name] if spec.name else []
     words += ["-tier", spec.tier] if spec.tier else []
-    words += [entry(spec)] if entry(spec) else []
+    words += [entry_clause(spec)] if entry_clause(spec) else []
     words += _clause(spec.condition, spec.actions if spec.actions != ("count",) else ())
     line = " ".join(words)
     if line.endswith("\\"):
@@ -104,7 +106,7 @@ def add(spec: Spec, location: str, glob: bool = False) -> str:
     return line
 
 
-def entry(spec: Spec) -> str:
+def entry_clause(spec: Spec) -> str:
     """The part of a return probe's command that is about the entry; empty where there is none."""
     condition = spec.entry_condition.text if spec.entry_condition is not None else ""
     words = _clause(condition, tuple(action.text for action in spec.entry_actions))
@@ -124,8 +126,8 @@ def with_variables(lines: Sequence[str], value: Callable[[str], int | None]) -> 
     return (lines[0], *(f"set ${name} = {number}" for name, number in values if number is not None), *lines[1:])
 
 
-def _one(probe: Probe, location: str, glob: bool = False, pending: bool = False) -> list[str]:
-    lines = [add(replace(probe.spec, pending=pending or probe.spec.pending), location, glob)]
+def _add_lines(probe: Probe, location: str, glob: bool = False, pending: bool = False) -> list[str]:
+    lines = [add_command(replace(probe.spec, pending=pending or probe.spec.pending), location, glob)]
     return lines if probe.enabled else [*lines, "optprobe disable $optprobe"]
 
 
@@ -133,7 +135,7 @@ def _settings(settings: Settings) -> Iterator[str]:
     """Those that shape probes, where they are not what they are by default."""
     for field in fields_of(Settings):
         value = getattr(settings, field.name)
-        if field.name in SESSIONS or value == field.default:
+        if field.name in SESSION_SETTINGS or value == field.default:
             continue
         text = {True: "on", False: "off"}[value] if isinstance(value, bool) else value
         yield f"set optprobe {field.name.replace('_', '-')} {text}"
@@ -141,7 +143,7 @@ def _settings(settings: Settings) -> Iterator[str]:
         yield f"# set optprobe arena {settings.arena}: addresses of that boot"
 
 
-def _is_whole(probes: Sequence[Probe], target: Target, takes: Takes) -> bool:
+def _is_whole(probes: Sequence[Probe], target: Target, takes: CanProbe) -> bool:
     """Whether one `add` makes all of `probes` and no other, enabled as they are."""
     if len(probes) == 1 and not probes[0].spec.glob:
         return True
@@ -161,15 +163,15 @@ def _as_typed(probe: Probe, target: Target) -> str:
     """As it was typed, where that names it in another boot too."""
     typed = probe.spec.location.strip()
     if typed.startswith("*"):
-        return typed if _NAMED.fullmatch(typed) else _place(probe, target)
+        return typed if _NAMED.fullmatch(typed) else _location(probe, target)
     try:
         single = len(target.resolve(typed, False)) == 1
     except OptprobeError:
         single = False
-    return typed if single else _place(probe, target)
+    return typed if single else _location(probe, target)
 
 
-def _place(probe: Probe, target: Target) -> str:
+def _location(probe: Probe, target: Target) -> str:
     """symbol+offset, where only this address is called so; else counted from the kernel's start."""
     if probe.home or probe.waits is not None:
         return probe.home or probe.spec.location

@@ -30,19 +30,19 @@ from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.probes import call_views, kretprobe_check, memory_check, probe_views, save
 from gdb_optprobe.probes.borrowing import prepare
-from gdb_optprobe.probes.explain import Explaining
+from gdb_optprobe.probes.explain import Explainer
 from gdb_optprobe.probes.handler import Handler
-from gdb_optprobe.probes.kretprobe_program import compile_return, entry_part, try_entry, without_stop
-from gdb_optprobe.probes.module_tracker import Comings
+from gdb_optprobe.probes.kretprobe_program import check_entry, compile_kretprobe, entry_part, without_stop
+from gdb_optprobe.probes.module_tracker import ModuleTracker
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
-from gdb_optprobe.probes.quiescence_wait import in_slots, told
+from gdb_optprobe.probes.quiescence_wait import describe_busy_slots, describe_waits
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.room import reserve
 from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Kind, Spec
-from gdb_optprobe.probes.spec_addresses import wanted
+from gdb_optprobe.probes.spec_addresses import resolve_specs
 from gdb_optprobe.probes.taking import make_way
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import uprobe_views as user_present
@@ -69,12 +69,12 @@ class Session:
         self.settings = settings
         self.registry = registry if registry is not None else Registry()
         self.optimizer = Optimizer(target, self.registry, settings, self.check_alive)
-        self.comings = Comings(
-            target, self.registry, self.optimizer, settings, self._standing, self.handler, self.is_here
+        self.module_tracker = ModuleTracker(
+            target, self.registry, self.optimizer, settings, self._plan, self.handler, self.is_here
         )
-        self.users = Users(target, self.registry, self.optimizer, settings)
-        self._explaining = Explaining(
-            target, self.registry, self.optimizer, self.users, settings, self._standing, self.handler, self._as_wanted
+        self.uprobes = Users(target, self.registry, self.optimizer, settings)
+        self._explainer = Explainer(
+            target, self.registry, self.optimizer, self.uprobes, settings, self._plan, self.handler, self._check_tier
         )
         self.last_number: int | None = None
         self._run = run
@@ -84,18 +84,18 @@ class Session:
     def add(self, *specs: Spec) -> tuple[ProbeView, ...]:
         """Put a probe at every address of each spec's location; none at all where one of them is refused."""
         self.check_alive()
-        make_way(self.target, self.optimizer, self.users)
+        make_way(self.target, self.optimizer, self.uprobes)
         for spec in specs:
             for action in spec.action_parts:
                 check_action(action)
         limits = len(self.registry), self.settings().max_probes
-        places = wanted(specs, self.target, *limits)
+        places = resolve_specs(specs, self.target, *limits)
         if prepare(self.optimizer, ((address, spec) for spec, addresses in places for address in addresses)):
-            places = wanted(specs, self.target, *limits)
+            places = resolve_specs(specs, self.target, *limits)
         probes: list[Probe] = []
         try:
             for spec, addresses in places:
-                probes += self._added(spec, addresses)
+                probes += self._add_spec(spec, addresses)
         except BaseException:
             self._remove([probe for probe in probes if self.registry.has(probe)])
             raise
@@ -107,43 +107,43 @@ class Session:
         """Why calls may not come by it; see Target."""
         return "" if probe.waits is not None or probe.spec.in_program else self.target.bypassed(probe.address)
 
-    def _added(self, spec: Spec, addresses: Sequence[int]) -> Sequence[Probe]:
+    def _add_spec(self, spec: Spec, addresses: Sequence[int]) -> Sequence[Probe]:
         """Put the probes of one location where they belong. Raises OptprobeError, the guest as it was."""
         if spec.in_program:
-            return [self.users.add(spec)]
+            return [self.uprobes.add(spec)]
         if not addresses:
-            return [self._await(spec)]
+            return [self._add_pending(spec)]
         self.target.guard()
         probes = self._create(spec, addresses)
         if not probes:
             can_be = spec.tier or "probed"
             raise OptprobeError(f"none of the {len(addresses)} addresses of {spec.location} can be {can_be}")
-        self.comings.listen()
+        self.module_tracker.update_load_hook()
         return probes
 
-    def _await(self, spec: Spec) -> Probe:
+    def _add_pending(self, spec: Spec) -> Probe:
         """A probe on a function that is not there yet."""
         self.target.guard()
         probe = Probe(self.registry.next_number(), spec, 0, sizes=sizes_of(self.settings()))
-        self.comings.wait_for(probe)
+        self.module_tracker.wait_for_load(probe)
         try:
-            self.comings.listen()
+            self.module_tracker.update_load_hook()
         except OptprobeError:
             self.registry.remove(probe)
             raise
-        self.optimizer.note([probe])
+        self.optimizer.write_records([probe])
         return probe
 
-    def _standing(self, address: int, spec: Spec) -> Plan | None:
+    def _plan(self, address: int, spec: Spec) -> Plan | None:
         """The plan for a probe of `address`; of a glob's many addresses those that no tier can probe are left out.
 
         A function whose entry a tracer of the guest's own uses is probed at the next instruction, which runs as often.
         """
         try:
             plan = self.optimizer.plan(address, [spec])
-            self._as_wanted(plan, spec)
+            self._check_tier(plan, spec)
             if spec.kind is Kind.KRETPROBE:
-                kretprobe_check.check(plan.address, self.target)
+                kretprobe_check.check_function(plan.address, self.target)
         except Refused:
             if spec.glob:
                 return None
@@ -154,7 +154,7 @@ class Session:
         behind = self.optimizer.plan(plan.insn.end, [spec])
         return replace(behind, moved=refused) if behind.tier is Tier.OPTIMIZED else plan
 
-    def _as_wanted(self, plan: Plan, spec: Spec) -> None:
+    def _check_tier(self, plan: Plan, spec: Spec) -> None:
         """Raises Refused where `-tier` asks for a tier that this address cannot have."""
         why = plan.why_not(Tier(spec.tier)) if spec.tier else None
         if why is not None:
@@ -166,22 +166,22 @@ class Session:
         try:
             for first in range(0, len(addresses), AT_ONCE):
                 checkpoint()
-                wanted = [self._standing(address, spec) for address in addresses[first : first + AT_ONCE]]
+                wanted = [self._plan(address, spec) for address in addresses[first : first + AT_ONCE]]
                 plans = [plan for plan in wanted if plan is not None]
                 handlers = [self.handler(spec, plan, self.settings()) for plan in plans]
-                new = [self._place(spec, plan, handler) for plan, handler in zip(plans, handlers, strict=True)]
+                new = [self._register(spec, plan, handler) for plan, handler in zip(plans, handlers, strict=True)]
                 created += new
                 for probe, plan in zip(new, plans, strict=True):
                     reserve(probe, self.optimizer, partial(self.optimizer.reserve, probe, plan))
                 self.optimizer.settle(self._sites_of(new))
-                created = self._kept(created, new)
-                self.optimizer.note([probe for probe in new if self.registry.has(probe)])
+                created = self._without_missed(created, new)
+                self.optimizer.write_records([probe for probe in new if self.registry.has(probe)])
         except BaseException:
             self._remove([probe for probe in created if self.registry.has(probe)])
             raise
         return created
 
-    def _kept(self, created: list[Probe], new: Sequence[Probe]) -> list[Probe]:
+    def _without_missed(self, created: list[Probe], new: Sequence[Probe]) -> list[Probe]:
         """Of `created`, all but those of `new` that there is no memory for in the tier that `-tier` asks for.
 
         Raises Refused where that leaves out what is no glob's.
@@ -189,7 +189,7 @@ class Session:
         missed: list[Probe] = []
         for probe in new:
             try:
-                self._as_wanted(self.registry.site_of(probe).plan, probe.spec)
+                self._check_tier(self.registry.site_of(probe).plan, probe.spec)
             except Refused as refused:
                 # A probe that shares the site may ask for a lower tier, which is that of both meanwhile.
                 if refused.reason.code not in NO_MEMORY:
@@ -210,7 +210,7 @@ class Session:
         limits = Limits(text=settings.string_length, stack=settings.stack_size // WORD)
         entry = Entry()
         if returns:
-            program, scope, entry = compile_return(spec, plan.address, self.target, limits)
+            program, scope, entry = compile_kretprobe(spec, plan.address, self.target, limits)
         else:
             scope = self.target.scope(plan.address)
             program = compile_handler(condition, actions, scope.names, limits)
@@ -221,7 +221,7 @@ class Session:
         dead = kretprobe_check.dead_at_return(plan.address, self.target) if returns else plan.dead
         try:
             if returns:
-                try_entry(handler, plan, self.target, somewhere)
+                check_entry(handler, plan, self.target, somewhere)
             tried = without_stop(handler, self.target) if returns else handler
             tried.code(self.target.isa, plan, dead, plan.address, somewhere, pad)
         except NotLowered as stuck:
@@ -230,18 +230,18 @@ class Session:
             raise fault(why.message, part, why.hint) from None
         return handler
 
-    def _place(self, spec: Spec, plan: Plan, handler: Handler) -> Probe:
+    def _register(self, spec: Spec, plan: Plan, handler: Handler) -> Probe:
         site = self.registry.site(plan.address) or Site(plan.address, plan)
         probe = Probe(self.registry.next_number(), spec, plan.address, handler, sizes_of(self.settings()))
         self.registry.add(probe, site)
-        self.comings.settled_in(probe, site)
+        self.module_tracker.track(probe, site)
         return probe
 
     def delete(self, numbers: Sequence[int] | None = None) -> tuple[int, ...]:
         """Take probes out of the guest and forget them."""
         self.check_alive()
         probes = self.registry.probes(numbers)
-        self.users.check(probes, on=False)
+        self.uprobes.check(probes, on=False)
         self._remove(probes)
         return tuple(probe.number for probe in probes)
 
@@ -251,16 +251,16 @@ class Session:
         failure: OptprobeError | None = None
         try:
             self.optimizer.settle(self._sites_of(probes))
-            self.users.remove(probes)
+            self.uprobes.remove(probes)
         except OptprobeError as error:
             failure = error
         left = sum(self.registry.site_of(probe).gone for probe in probes if probe.waits is None)
         for probe in probes:
             self.optimizer.release_counter(probe)
             self.registry.remove(probe)
-        self.optimizer.note(gone=probes)
+        self.optimizer.write_records(gone=probes)
         self.optimizer.tidy()
-        self.comings.listen()
+        self.module_tracker.update_load_hook()
         if failure is not None:
             raise OptprobeError(f"{left} of {len(probes)} probes are left in the guest: {failure.message}")
 
@@ -273,16 +273,16 @@ class Session:
     def _switch(self, numbers: Sequence[int] | None, on: bool) -> tuple[int, ...]:
         self.check_alive()
         probes = self.registry.probes(numbers)
-        self.users.check(probes, on)
+        self.uprobes.check(probes, on)
         self.target.guard()
         if on:
             prepare(self.optimizer, ((probe.address, probe.spec) for probe in probes if probe.waits is None))
         for probe in probes:
             probe.enabled = on
         self.optimizer.settle(self._sites_of(probes))
-        self.users.settle(probes)
-        self.optimizer.note(probes)
-        self.comings.listen()
+        self.uprobes.settle(probes)
+        self.optimizer.write_records(probes)
+        self.module_tracker.update_load_hook()
         return tuple(probe.number for probe in probes)
 
     def resettle(self) -> None:
@@ -291,15 +291,15 @@ class Session:
         The guest does not run for it: what needs memory that the kernel is to lend waits for `add` and `enable`.
         """
         self.optimizer.settle(self.registry.sites())
-        self.users.resettle()
+        self.uprobes.resettle()
 
     def move_arena(self) -> None:
         """The setting changed: what needs memory next has it there. Raises OptprobeError while the old is in use."""
-        if not self.optimizer.give_back_arena():
+        if not self.optimizer.release_arena():
             why = "the arena stays where it is while probes, or detours that somebody may be inside, use it"
             raise OptprobeError(why, "optprobe delete, optprobe commit, then set it again")
 
-    def make_way(self, addresses: Iterable[int]) -> None:
+    def settle_around(self, addresses: Iterable[int]) -> None:
         """Settle the sites on the straight-line runs of `addresses`, where a user's breakpoints came or went."""
         self.optimizer.settle_around(addresses)
 
@@ -317,7 +317,7 @@ class Session:
         """
         self.check_alive()
         views = self._views(self.registry.probes(numbers))
-        return (*views, *user_present.deleted(self.optimizer, self.users)) if numbers is None else views
+        return (*views, *user_present.deleted(self.optimizer, self.uprobes)) if numbers is None else views
 
     def reports(self, numbers: Sequence[int] | None = None) -> tuple[ProbeView, ...]:
         """As `views`, with all that was gathered by key."""
@@ -325,13 +325,15 @@ class Session:
         return self._views(self.registry.probes(numbers), whole=True)
 
     def _views(self, probes: Sequence[Probe], whole: bool = False) -> tuple[ProbeView, ...]:
-        found, under_way = probe_views.gathered(probes, self.target, whole), self.optimizer.under_way
+        found, under_way = probe_views.read_results(probes, self.target, whole), self.optimizer.active_calls
         return tuple(
-            user_present.probe(probe, self.users, found[probe.number], self.target)
+            user_present.probe(probe, self.uprobes, found[probe.number], self.target)
             if probe.spec.in_program
-            else probe_views.waiting(probe, found[probe.number], self.target)
+            else probe_views.absent_view(probe, found[probe.number], self.target)
             if probe.waits is not None
-            else probe_views.probe(probe, self.registry.site_of(probe), found[probe.number], self.target, under_way)
+            else probe_views.probe_view(
+                probe, self.registry.site_of(probe), found[probe.number], self.target, under_way
+            )
             for probe in probes
         )
 
@@ -339,26 +341,26 @@ class Session:
         (probe,) = self.registry.probes([number])
         (view,) = self._views([probe])
         if probe.spec.in_program:
-            return user_present.show(view, self.users.point(probe), self.target, self.target.user().kernel.isa)
+            return user_present.show(view, self.uprobes.point(probe), self.target, self.target.user().kernel.isa)
         if probe.waits is not None:
             raise OptprobeError(f"probe {number} has no code to show: {probe.waits.text}", probe.waits.hint)
-        return probe_views.show(view, self.registry.site_of(probe), self.target)
+        return probe_views.show_view(view, self.registry.site_of(probe), self.target)
 
     def explain(self, *specs: Spec) -> tuple[ExplainView, ...]:
         """Return what an `add` would do at every address of each spec's location; the guest is not touched."""
         self.check_alive()
-        return tuple(self._explaining.explained(specs))
+        return tuple(self._explainer.explain(specs))
 
     def hits(self, number: int) -> int:
         self.check_alive()
         (probe,) = self.registry.probes([number])
-        return probe_views.gathered([probe], self.target)[number].head[0]
+        return probe_views.read_results([probe], self.target)[number].head[0]
 
     def missed(self, number: int) -> int:
         (probe,) = self.registry.probes([number])
         if probe.waits is not None:
-            return self.users.missed(probe)
-        calls = probe_views.calls(self.registry.site_of(probe), probe, self.target)
+            return self.uprobes.missed(probe)
+        calls = probe_views.read_calls(self.registry.site_of(probe), probe, self.target)
         return calls.missed if calls is not None else 0
 
     def collector(self) -> CollectorView | None:
@@ -369,44 +371,44 @@ class Session:
         """Start counting from zero."""
 
         def is_inside(probe: Probe) -> bool:
-            return probe.waits is None and self.optimizer.is_inside(self.registry.site_of(probe))
+            return probe.waits is None and self.optimizer.may_be_busy(self.registry.site_of(probe))
 
         probes = self.registry.probes(numbers)
-        probe_views.clear(probes, self.target, is_inside)
-        self.optimizer.note(probes)
+        probe_views.clear_results(probes, self.target, is_inside)
+        self.optimizer.write_records(probes)
 
     def saved(self) -> Saved:
         """The probes as commands that make them again in another boot."""
         self.check_alive()
 
         def takes(spec: Spec, address: int) -> bool:
-            return self._standing(address, spec) is not None
+            return self._plan(address, spec) is not None
 
-        return save.saved(self.registry.probes(), self.settings(), self.target, takes)
+        return save.commands(self.registry.probes(), self.settings(), self.target, takes)
 
     def check(self) -> tuple[str, ...]:
         """Where the guest's memory does not hold what we wrote, in words."""
         self.check_alive()
-        return (*memory_check.problems(self.optimizer, self.resident), *self.users.problems())
+        return (*memory_check.problems(self.optimizer, self.probe_read_code), *self.uprobes.problems())
 
-    def passed_over(self) -> tuple[str, ...]:
+    def untraced(self) -> tuple[str, ...]:
         """What tracers of the guest's own do not see because of us, in words."""
-        return memory_check.passed_over(self.target)
+        return memory_check.untraced_sites(self.target)
 
     @property
-    def resident(self) -> Detour | None:
+    def probe_read_code(self) -> Detour | None:
         """The code in the guest that programs call."""
         arena = self.optimizer.arena
         return arena.probe_read[1] if arena is not None and arena.probe_read is not None else None
 
-    def in_resident(self, pc: int) -> bool:
-        resident = self.resident
+    def in_probe_read(self, pc: int) -> bool:
+        resident = self.probe_read_code
         return resident is not None and resident.address <= pc < resident.end
 
     def is_inside(self, pc: int) -> bool:
         """Whether `pc` is in code of ours that a hit runs through."""
-        found = self.registry.detour_at(pc) or self.optimizer.returns.at(pc)
-        return found is not None or self.in_resident(pc)
+        found = self.registry.detour_at(pc) or self.optimizer.kretprobes.trampoline_at(pc)
+        return found is not None or self.in_probe_read(pc)
 
     def pushed_at(self, detour: Detour, pc: int) -> int:
         """Bytes that `detour` has on the stack at `pc` beyond what the original code has there."""
@@ -443,7 +445,7 @@ class Session:
         try:
             same = self.target.still_there() and self.target.arena_source.stands()
             if same:
-                self.comings.notice()
+                self.module_tracker.update()
                 same = self.something_left()
         except Unreadable:
             same = False
@@ -463,7 +465,8 @@ class Session:
             return arena is None or all(bool(machine.read(start, 8)) for start, _ in arena.ranges.data)
         # The guest may have put a kprobe of its own on one of our branches.
         return any(machine.read(one.patch.address, len(one.patch.new)) == one.patch.new for one in branches) or any(
-            machine.read(one.detour.address, one.detour.size) == self.optimizer.links.in_detour(one) for one in branches
+            machine.read(one.detour.address, one.detour.size) == self.optimizer.links.detour_bytes(one)
+            for one in branches
         )
 
     # running -----------------------------------------------------------------------------------------------------
@@ -496,16 +499,18 @@ class Session:
         self.check_alive()
         deadline, before = time.monotonic() + timeout, (0, 0)
         while True:
-            self.users.tidy()
+            self.uprobes.tidy()
             self.optimizer.retry()
-            waiting = [site for site in self.registry.sites() if site.waits]
+            waiting = [site for site in self.registry.sites() if site.blocked_by]
             dirty = self.optimizer.reclaim()
             if not waiting and not dirty:
-                return ("everything is settled", *call_views.told(user_present.deleted(self.optimizer, self.users)))
-            why = "; ".join(told(waiting, self.target))
+                return (
+                    "everything is settled", *call_views.describe(user_present.deleted(self.optimizer, self.uprobes))
+                )
+            why = "; ".join(describe_waits(waiting, self.target))
             late, changed = time.monotonic() >= deadline, before != (before := (len(waiting), dirty))
             if late or changed:
-                why = why or self.optimizer.collector.hindered or self._in_slots()
+                why = why or self.optimizer.collector.blocked_by or self._in_slots()
             if late:
                 raise OptprobeError(
                     f"after {timeout:g} s {_unsettled(len(waiting), dirty)}: {why}",
@@ -518,7 +523,9 @@ class Session:
 
     def _in_slots(self) -> str:
         arena = self.optimizer.arena
-        inside = in_slots(self.optimizer.collector.unsettled(arena), self.target) if arena is not None else ""
+        inside = describe_busy_slots(
+            self.optimizer.collector.unsettled(arena), self.target
+        ) if arena is not None else ""
         return inside or "code that is left may come to them"
 
     # the end -----------------------------------------------------------------------------------------------------
@@ -526,9 +533,9 @@ class Session:
     def abandon(self) -> None:
         """The guest is gone, or is another one now: forget what was in it, touching nothing."""
         self.registry.abandon()
-        self.optimizer.returns.abandon()
-        self.comings.abandon()
-        self.users.abandon()
+        self.optimizer.kretprobes.abandon()
+        self.module_tracker.abandon()
+        self.uprobes.abandon()
         self.optimizer.traps.abandon()
 
 

@@ -18,8 +18,8 @@ from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.isa.base import Effects, ReadMemory
 from gdb_optprobe.probes.branch import Branch
-from gdb_optprobe.probes.installed_detour import Placed
-from gdb_optprobe.probes.kretprobe import ReturnPoint
+from gdb_optprobe.probes.installed_detour import InstalledDetour
+from gdb_optprobe.probes.kretprobe import Kretprobe
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.stops import Hit, Move, StopPoint
@@ -42,25 +42,25 @@ class Site:
     address: int
     plan: Plan
     probes: list[Probe] = field(default_factory=list)
-    placed: Plan | None = None
+    installed_plan: Plan | None = None
     branch: Branch | None = None
-    point: ReturnPoint | None = None
-    next_point: ReturnPoint | None = None
-    stands: Callable[[], bool] = lambda: True
-    waits: str = ""
+    kretprobe: Kretprobe | None = None
+    next_kretprobe: Kretprobe | None = None
+    is_text_there: Callable[[], bool] = lambda: True
+    blocked_by: str = ""
     pinned: bool = False
     gone: bool = False
     stops_before: int = 0
-    _copy: Placed | None = None
-    _points: list[StopPoint] = field(default_factory=list)
-    _after: dict[int, tuple[Probe, ...]] = field(default_factory=dict)
-    _served: tuple[int, ...] = ()
-    _hit_last: tuple[Probe, ...] = ()
+    _copy: InstalledDetour | None = None
+    _breakpoints: list[StopPoint] = field(default_factory=list)
+    _post_handlers: dict[int, tuple[Probe, ...]] = field(default_factory=dict)
+    _installed_numbers: tuple[int, ...] = ()
+    _last_hit: tuple[Probe, ...] = ()
 
     @property
     def tier(self) -> Tier | None:
         """The tier that is carried out now; None while nothing is in the guest."""
-        return self.placed.tier if self.placed is not None else None
+        return self.installed_plan.tier if self.installed_plan is not None else None
 
     @property
     def detour(self) -> Detour | None:
@@ -75,18 +75,18 @@ class Site:
         return self.branch.patch if self.branch is not None and self.branch.plan.head == self.address else None
 
     @property
-    def stale(self) -> bool:
+    def is_stale(self) -> bool:
         """Whether other probes are enabled now than what is in the guest serves."""
-        return self._served != self._serves()
+        return self._installed_numbers != self._probe_numbers()
 
     @property
     def enabled(self) -> list[Probe]:
         return [probe for probe in self.probes if probe.enabled]
 
     @property
-    def returning(self) -> list[Probe]:
+    def return_probes(self) -> list[Probe]:
         """The enabled return probes."""
-        return [probe for probe in self.enabled if probe.returns]
+        return [probe for probe in self.enabled if probe.is_return]
 
     @property
     def specs(self) -> list[Spec]:
@@ -96,111 +96,115 @@ class Site:
     @property
     def stops(self) -> int:
         """How often the guest was stopped here."""
-        others = [point for probe in self.probes for point in probe.points]
-        returned = self.point.stops if self.point is not None else 0
-        return self.stops_before + returned + sum(point.moved + 2 * point.stepped for point in (*self._points, *others))
+        others = [point for probe in self.probes for point in probe.breakpoints]
+        returned = self.kretprobe.stops if self.kretprobe is not None else 0
+        return self.stops_before + returned + sum(
+            point.moved + 2 * point.stepped for point in (*self._breakpoints, *others)
+        )
 
     @property
-    def latest_point(self) -> ReturnPoint | None:
+    def latest_kretprobe(self) -> Kretprobe | None:
         """Of its return probes, for calls from now on."""
-        return self.next_point or self.point
+        return self.next_kretprobe or self.kretprobe
 
-    def behind(self) -> int | None:
+    def resume_address(self) -> int | None:
         """Where who stands here with his hit run goes on while the text may hold a branch; None: here."""
         return self.branch.detour.after_program(self.address) if self.branch is not None else None
 
     # into the guest ----------------------------------------------------------------------------------------------
 
-    def begin_branch(self, branch: Branch, target: Target) -> None:
+    def attach_branch(self, branch: Branch, target: Target) -> None:
         """`branch` now leads to this site's programs."""
         self.branch = branch
         # Who stands here with its hit counted counts it again, in the detour.
         if target.stops.take_back(self.address):
-            for probe in self._hit_last:
+            for probe in self._last_hit:
                 if probe.enabled:
-                    probe.take_back()
-            if self.point is not None:
-                self.point.take_back(target)
-        self._note_placed(self.plan)
+                    probe.undo_hit()
+            if self.kretprobe is not None:
+                self.kretprobe.undo_entry(target)
+        self._set_installed(self.plan)
 
-    def end_branch(self) -> None:
+    def detach_branch(self) -> None:
         """The branch is gone."""
-        self.branch = self.placed = None
+        self.branch = self.installed_plan = None
 
-    def stop_at(self, plan: Plan, target: Target, arena: Arena | None) -> None:
+    def install_breakpoint(self, plan: Plan, target: Target, arena: Arena | None) -> None:
         """Set a stop point that runs the probes in `plan.tier`. Raises Refused (no memory for a boosted copy)."""
         if plan.tier is Tier.BOOSTED:
             assert arena is not None
-            self._copy = Placed.near(self.address, lambda at: build_detour(plan, target.isa, at), target, arena)
-        self.serve_returns(target, arena)
-        self._points.append(self._stop_point(plan, target))
+            self._copy = InstalledDetour.install(
+                self.address, lambda at: build_detour(plan, target.isa, at), target, arena
+            )
+        self.install_trampoline(target, arena)
+        self._breakpoints.append(self._stop_point(plan, target))
         if self._needs_successor(plan, target):
-            self._points.append(target.stops.set(plan.insn.end, self._after_hit))
-        self._note_placed(plan)
+            self._breakpoints.append(target.stops.set(plan.insn.end, self._after_hit))
+        self._set_installed(plan)
         target.stops.arrived(self.address)
 
-    def serve_returns(self, target: Target, arena: Arena | None) -> None:
+    def install_trampoline(self, target: Target, arena: Arena | None) -> None:
         """Have a trampoline for calls that are entered from now on, where there are return probes. Raises Refused."""
-        if arena is None or not (probes := self.returning):
+        if arena is None or not (probes := self.return_probes):
             return
-        point = self.latest_point
+        point = self.latest_kretprobe
         assert point is not None, "it was reserved with the probe"
         for probe in probes:
             assert probe.counter is not None, "it was reserved with the point"
-        point.serve(probes, self.plan, target, arena)
-        if self.next_point is not None:
-            if self.point is not None:
-                self.point.close(target, arena)
-                point.older.append(self.point)
-            self.point, self.next_point = self.next_point, None
+        point.install_trampoline(probes, self.plan, target, arena)
+        if self.next_kretprobe is not None:
+            if self.kretprobe is not None:
+                self.kretprobe.close(target, arena)
+                point.older.append(self.kretprobe)
+            self.kretprobe, self.next_kretprobe = self.next_kretprobe, None
 
     def _stop_point(self, plan: Plan, target: Target) -> StopPoint:
         restarts = target.isa.restarts(plan.insn)
         return target.stops.set(self.address, lambda hit: self._hit(plan, target, hit), restarts)
 
-    def stop_no_more(self, target: Target, arena: Arena | None) -> None:
+    def remove_breakpoint(self, target: Target, arena: Arena | None) -> None:
         """Take the stop point out."""
-        for point in self._points:
+        for point in self._breakpoints:
             self.stops_before += point.moved + 2 * point.stepped
             point.remove()
-        self._points.clear()
-        self._after.clear()
+        self._breakpoints.clear()
+        self._post_handlers.clear()
         copy, self._copy = self._copy, None
         if copy is not None and arena is not None:
-            copy.give_up(target, arena, reached=True)
-        self.placed = None
+            copy.release(target, arena, reached=True)
+        self.installed_plan = None
 
     def abandon(self) -> None:
         """What was in the guest is not ours any more, or gone with it: forget it without touching its memory."""
-        for point in self._points:
+        for point in self._breakpoints:
             point.remove()
-        self._points.clear()
+        self._breakpoints.clear()
         for probe in self.probes:
-            probe.drop_point()
-        self.branch = self._copy = self.placed = None
-        self.point = self.next_point = None
+            probe.remove_breakpoints()
+        self.branch = self._copy = self.installed_plan = None
+        self.kretprobe = self.next_kretprobe = None
         self.gone = True
 
-    def _serves(self) -> tuple[int, ...]:
+    def _probe_numbers(self) -> tuple[int, ...]:
         return tuple(probe.number for probe in self.enabled)
 
-    def _note_placed(self, plan: Plan) -> None:
-        self.placed = plan
-        self._served = self._serves()
+    def _set_installed(self, plan: Plan) -> None:
+        self.installed_plan = plan
+        self._installed_numbers = self._probe_numbers()
 
     # a hit that stops the guest ------------------------------------------------------------------------------------
 
     def _hit(self, plan: Plan, target: Target, hit: Hit) -> Move | None:
-        if not (self.stands() and self._is_here(plan, target)):
+        if not (self.is_text_there() and self._is_here(plan, target)):
             return None
-        self._hit_last = tuple(self.enabled)
+        self._last_hit = tuple(self.enabled)
         held = []
-        for probe in self._hit_last:
-            if not probe.returns and self._run(probe, hit):
+        for probe in self._last_hit:
+            if not probe.is_return and self._run(probe, hit):
                 held.append(probe)
                 if probe.spec.pre_handler is not None:
                     probe.spec.pre_handler(hit)
-        self._enter(hit, target)
+        self._run_entry(hit, target)
         if any(probe.spec.post_handler is not None for probe in held):
             return self._hit_with_post_handler(plan, target, hit, held)
         if plan.tier is Tier.EMULATED:
@@ -213,32 +217,32 @@ class Site:
         """Whether the guest holds what this hit is going to use: not where it was reset, or put back, meanwhile."""
         used = [(plan.insn.address, plan.insn.data)] if plan.tier is Tier.EMULATED else []
         detours = [] if self._copy is None else [self._copy.detour]
-        if self.point is not None and self.point.trampoline is not None:
-            detours.append(self.point.trampoline.detour)
+        if self.kretprobe is not None and self.kretprobe.trampoline is not None:
+            detours.append(self.kretprobe.trampoline.detour)
         used += [(detour.address, detour.data) for detour in detours]
         try:
             return all(target.machine.read(at, len(data)) == data for at, data in used)
         except Unreadable:
             return False
 
-    def _enter(self, hit: Hit, target: Target) -> None:
-        if self.point is not None and self.returning:
-            self.point.enter(hit, target)
+    def _run_entry(self, hit: Hit, target: Target) -> None:
+        if self.kretprobe is not None and self.return_probes:
+            self.kretprobe.run_entry(hit, target)
 
-    def stopped(self, by: Probe, hit: Hit, target: Target) -> None:
+    def run_stopped(self, by: Probe, hit: Hit, target: Target) -> None:
         """The program of `by` has stopped who stands here: what comes behind it runs now, so that this is one stop."""
         hit.probe = by.number
         hit.stop()
         for probe in self.enabled:
-            if probe.number > by.number and not probe.returns:
+            if probe.number > by.number and not probe.is_return:
                 self._run(probe, hit)
-        self._enter(hit, target)
+        self._run_entry(hit, target)
 
     def _run(self, probe: Probe, hit: Hit) -> bool:
         """Interpret what a hit does; whether its condition held."""
         hit.probe = probe.number
         outcome = probe.handler.run(hit)
-        probe.hit(outcome, hit.vcpu)
+        probe.add_hit(outcome, hit.vcpu)
         if outcome.stops:
             hit.stop()
         return outcome.held
@@ -248,7 +252,7 @@ class Site:
     ) -> Move | None:
         effects = _effects(plan, target, hit)
         if effects is None:
-            self._after[hit.vcpu] = tuple(probes)
+            self._post_handlers[hit.vcpu] = tuple(probes)
             return None
         registers = {**_known(target, hit), **effects.registers}
         after = Hit(self.address, hit.vcpu, registers, _reader(hit, effects), hit.write)
@@ -258,7 +262,7 @@ class Site:
 
     def _after_hit(self, hit: Hit) -> Move | None:
         """The vCPU has executed the probed instruction and stands behind it."""
-        _run_post_handlers(self._after.pop(hit.vcpu, ()), hit)
+        _run_post_handlers(self._post_handlers.pop(hit.vcpu, ()), hit)
         return None
 
     def _needs_successor(self, plan: Plan, target: Target) -> bool:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.probes.module_tracker import can_wait
+from gdb_optprobe.probes.module_tracker import can_be_pending
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 
 
-def wanted(specs: Sequence[Spec], target: Target, there: int, limit: int) -> list[tuple[Spec, tuple[int, ...]]]:
+def resolve_specs(specs: Sequence[Spec], target: Target, there: int, limit: int) -> list[tuple[Spec, tuple[int, ...]]]:
     """Return the addresses of each spec's location, each address once; none of one that waits, or is a program's.
 
     there, limit: how many probes there are, and may be. Raises OptprobeError.
@@ -39,6 +39,6 @@ def _addresses(spec: Spec, target: Target) -> tuple[int, ...]:
     try:
         return target.resolve(spec.location, spec.glob)
     except OptprobeError:
-        if not spec.pending or spec.glob or not can_wait(spec.location):
+        if not spec.pending or spec.glob or not can_be_pending(spec.location):
             raise
         return ()

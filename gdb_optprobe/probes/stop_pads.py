@@ -24,7 +24,7 @@ from gdb_optprobe.probes.target import Target
 
 
 @dataclass
-class Stopping:
+class StopPads:
     """The pads of probes that stop the guest, and the branches that are out of the text meanwhile, by head."""
 
     target: Target
@@ -33,66 +33,66 @@ class Stopping:
     _lifted: dict[int, Branch] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.target.stops.on_resume(self._behind, self.put_down)
+        self.target.stops.on_resume(self._resume_address, self.restore_branches)
 
-    def arm(self, site: Site) -> None:
+    def install(self, site: Site) -> None:
         """A branch leads to programs of `site`: have those that come to its probes' pads stop."""
         for probe in site.enabled:
-            if probe.pad is not None and probe.point is None:
-                probe.point = self.target.stops.land(self._landing(probe, probe.pad))
+            if probe.pad is not None and probe.pad_breakpoint is None:
+                probe.pad_breakpoint = self.target.stops.land(self._stop_pad(probe, probe.pad))
 
     def is_lifted(self, branch: Branch) -> bool:
         return branch.plan.head in self._lifted
 
-    def forget(self, branch: Branch) -> bool:
+    def forget_branch(self, branch: Branch) -> bool:
         """`branch` is about to go: whether it is out of the text already."""
         return self._lifted.pop(branch.plan.head, None) is not None
 
-    def put_down(self) -> None:
+    def restore_branches(self) -> None:
         """Nobody stands in the bytes of the branches that were lifted. Raises TextChanged."""
         while self._lifted:
             _, branch = self._lifted.popitem()
             # Where a snapshot of before the stop was loaded it stands, in an older one there is nothing to lead to.
-            if self._is_in(branch) and patch.check([branch.patch], self.target.machine):
+            if self._is_installed(branch) and patch.check([branch.patch], self.target.machine):
                 patch.apply([branch.patch], self.target.machine)
 
-    def _landing(self, probe: Probe, pad: Pad) -> Landing:
+    def _stop_pad(self, probe: Probe, pad: Pad) -> Landing:
         return Landing(
             probe.address,
             pad.address,
             pad.via,
             pad.bell,
             pad.bell + RUNG,
-            lambda: self._comes(probe),
-            lambda hit: self._arrives(probe, hit),
+            lambda: self._on_pad(probe),
+            lambda hit: self._on_arrival(probe, hit),
         )
 
-    def _comes(self, probe: Probe) -> bool:
+    def _on_pad(self, probe: Probe) -> bool:
         if not self.registry.has(probe) or not probe.enabled:
             return False
-        self._lift(self.registry.site_of(probe))
+        self._lift_branch(self.registry.site_of(probe))
         return True
 
-    def _arrives(self, probe: Probe, hit: Hit) -> None:
+    def _on_arrival(self, probe: Probe, hit: Hit) -> None:
         site = self.registry.site_of(probe)
-        self._lift(site)
-        site.stopped(probe, hit, self.target)
+        self._lift_branch(site)
+        site.run_stopped(probe, hit, self.target)
 
-    def _lift(self, site: Site) -> None:
+    def _lift_branch(self, site: Site) -> None:
         branch = site.branch
         if branch is not None and branch.plan.head != site.address and not self.is_lifted(branch):
             patch.revert([branch.patch], self.target.machine)
             self._lifted[branch.plan.head] = branch
 
-    def _behind(self, address: int) -> int | None:
+    def _resume_address(self, address: int) -> int | None:
         site = self.registry.site(address)
-        inside = site is not None and site.branch is not None and self._is_in(site.branch)
-        return site.behind() if site is not None and inside else None
+        inside = site is not None and site.branch is not None and self._is_installed(site.branch)
+        return site.resume_address() if site is not None and inside else None
 
-    def _is_in(self, branch: Branch) -> bool:
+    def _is_installed(self, branch: Branch) -> bool:
         """Whether the guest holds the detour of `branch`; asked while GDB resumes it, which is no time for more."""
         try:
             held = self.target.machine.read(branch.detour.address, branch.detour.size)
         except Unreadable:
             return False
-        return held == self.links.in_detour(branch)
+        return held == self.links.detour_bytes(branch)

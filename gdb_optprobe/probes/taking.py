@@ -18,8 +18,8 @@ from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.maps.journal_format import Damaged
-from gdb_optprobe.probes.journal_records import Noted, noted
-from gdb_optprobe.probes.kretprobe_records import points_of
+from gdb_optprobe.probes.journal_records import ProbeRecord, read_probe
+from gdb_optprobe.probes.kretprobe_records import read_kretprobes
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import trap_records as user_notes
@@ -48,11 +48,11 @@ def make_way(target: Target, optimizer: Optimizer, users: Users) -> None:
     left, _, undone = look(target, users)
     arena = take(left, undone, target, optimizer, users)
     arena.release_data((*optimizer.traps.memory, *users.calls.memory))
-    optimizer.returns.end(arena)
-    optimizer.note()
+    optimizer.kretprobes.end_adopted(arena)
+    optimizer.write_records()
 
 
-def look(target: Target, users: Users) -> tuple[ArenaContents, Sequence[Noted], Sequence[Patch]]:
+def look(target: Target, users: Users) -> tuple[ArenaContents, Sequence[ProbeRecord], Sequence[Patch]]:
     """What is left, its probes, and how the branches go; checked as far as it can be before anything is changed."""
     left = target.arena_source.left()
     if left is None:
@@ -66,10 +66,10 @@ def look(target: Target, users: Users) -> tuple[ArenaContents, Sequence[Noted], 
     return left, found, (*texts, *ways)
 
 
-def believed(left: ArenaContents) -> tuple[Sequence[Noted], Sequence[NotedTrap]]:
+def believed(left: ArenaContents) -> tuple[Sequence[ProbeRecord], Sequence[NotedTrap]]:
     """Return the probes, and the traps in programs, that are noted. Raises Damaged where they cannot be."""
-    found = [noted(number, value, left) for number, value in sorted((left.probes or {}).items())]
-    points_of(left, None)
+    found = [read_probe(number, value, left) for number, value in sorted((left.probes or {}).items())]
+    read_kretprobes(left, None)
     traps = user_notes.noted(left.users or {})
     calls = {trap.calls: left.data_at(trap.calls) for trap in traps if trap.calls}
     if any(memory is None or memory.size < LAYOUT.size for memory in calls.values()):
@@ -139,7 +139,7 @@ def _check_room(
 ) -> None:
     """Raises OptprobeError where there is no memory for all that is put in place of an earlier GDB's."""
     try:
-        optimizer.traps.check_room(left.texts, arena)
+        optimizer.traps.check_memory(left.texts, arena)
         if traps:
             users.check_room(traps, arena)
     except Refused as refused:

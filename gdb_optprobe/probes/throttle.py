@@ -11,7 +11,7 @@ SHARE = 0.05
 
 
 @dataclass
-class Pace:
+class Throttle:
     """It takes `share` of all time at most, but for what it took last. clock: seconds."""
 
     share: float = SHARE
@@ -23,7 +23,7 @@ class Pace:
         return self._next is None or self.clock() >= self._next
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def measure(self) -> Iterator[None]:
         """While it is done."""
         start = self.clock()
         yield

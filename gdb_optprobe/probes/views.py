@@ -43,7 +43,7 @@ class Address(int):
 
 
 @dataclass(frozen=True, slots=True)
-class OutView:
+class ActiveCallView:
     """Who makes a call that is under way, "" where that is not known. pid, comm: None and "" where it is no thread."""
 
     who: str
@@ -63,7 +63,7 @@ class CallsView:
     active: int
     missed: int
     dropped: int
-    out: tuple[OutView, ...] = ()
+    out: tuple[ActiveCallView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

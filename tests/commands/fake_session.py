@@ -194,7 +194,7 @@ class FakeSession:
     def check(self) -> tuple[str, ...]:
         return ("vfs_read was changed",) if self.probes else ()
 
-    def passed_over(self) -> tuple[str, ...]:
+    def untraced(self) -> tuple[str, ...]:
         return ()
 
     def run(

@@ -8,13 +8,13 @@ from gdb_optprobe.commands.render_json import Json
 from gdb_optprobe.commands.render_text import Text
 from gdb_optprobe.maps.aggregate import Count
 from gdb_optprobe.probes.views import (
+    ActiveCallView,
     Address,
     CallsView,
     DoctorView,
     FacilityView,
     GuestView,
     ObjectView,
-    OutView,
     ProbeView,
     ReasonView,
     RecordView,
@@ -255,8 +255,10 @@ def test_colour_touches_the_assembler_text_only() -> None:
 
 
 def under_way(*threads: tuple[int, str]) -> CallsView:
-    out = tuple(OutView(f"thread {pid} ({comm})", pid, comm) for pid, comm in threads)
-    nobody = (OutView("an interrupt on CPU 1", None, ""), OutView("", None, ""), OutView("", None, ""))
+    out = tuple(ActiveCallView(f"thread {pid} ({comm})", pid, comm) for pid, comm in threads)
+    nobody = (
+        ActiveCallView("an interrupt on CPU 1", None, ""), ActiveCallView("", None, ""), ActiveCallView("", None, "")
+    )
     return CallsView(30, 13, len(threads) + 3, 1, 2, (*out, *nobody))
 
 

@@ -18,7 +18,7 @@ from gdb_optprobe.handlers.format import render
 from gdb_optprobe.handlers.ir import Column, Form
 from gdb_optprobe.maps.aggregate import Count
 from gdb_optprobe.probes.probe_views import _key, _parts
-from gdb_optprobe.probes.views import CallsView, ObjectView, OutView, RecordView, RowView
+from gdb_optprobe.probes.views import ActiveCallView, CallsView, ObjectView, RecordView, RowView
 from tests.commands.fake_session import EXPLAINED, SHOWN, boosted, probe
 
 OWNED = b"\x1b]0;owned\x07"
@@ -44,7 +44,7 @@ def gathered(*comms: bytes) -> Any:
     rows = tuple(RowView(key, (9 + at,), f"[{key[0]}]") for at, key in enumerate(keys))
     texts = [render("%s|%8.20s|\n", [comm, comm]) for comm in comms]
     records = tuple(RecordView(0, 1, key, text) for key, text in zip(keys, texts, strict=True))
-    out = tuple(OutView("", at, printable(comm)) for at, comm in enumerate(comms))
+    out = tuple(ActiveCallView("", at, printable(comm)) for at, comm in enumerate(comms))
     calls = CallsView(3, 1, len(out), 0, 0, out)
     return replace(probe(), objects=(ObjectView("count by $comm", Count(), rows),), records=records, calls=calls)
 

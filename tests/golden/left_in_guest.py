@@ -30,7 +30,7 @@ from gdb_optprobe.maps.call_table import CallTableLayout
 from gdb_optprobe.maps.ring import RingPosition
 from gdb_optprobe.probes import arena_record, journal_records, kretprobe_records
 from gdb_optprobe.probes.handler import Handler
-from gdb_optprobe.probes.kretprobe import ReturnPoint
+from gdb_optprobe.probes.kretprobe import Kretprobe
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.spec import Kind, Spec
@@ -123,16 +123,16 @@ def leave(guest: Guest) -> Journal:
     start, end = JOURNAL
     journal = Journal(guest, start, end - start, FILL)
     arena = Arena(Ranges((CODE,), (DATA,), FILL), X86_64.alignment, journal)
-    journal.put(Item.ROOM, 0, arena_record.facts(LENT, RECOVERED))
+    journal.put(Item.ROOM, 0, arena_record.encode_room(LENT, RECOVERED))
     journal.begin()
     _leave_kprobe(guest, arena)
     _leave_kretprobe(guest, arena)
     seen = Probe(3, SPECS[3], EXIT, Handler(), {}, enabled=False)
     seen.seen = replace(seen.seen, head=(9,))
-    journal_records.note(seen, journal)
+    journal_records.write_probe(seen, journal)
     _leave_uprobe(guest, arena)
     for number, address, home in ((5, READ, "dummy:dummy_xmit+5"), (6, EXIT, ""), (7, READ, "")):
-        journal_records.note(Probe(number, SPECS[number], address, home=home), journal)
+        journal_records.write_probe(Probe(number, SPECS[number], address, home=home), journal)
     journal.flush()
     return journal
 
@@ -145,7 +145,7 @@ def _leave_kprobe(guest: Guest, arena: Arena) -> None:
     arena.allocate_pad(CODE[0], X86_64.branch_reach)
     arena.doorbell_page(CODE[0], X86_64.data_reach)
     probe = Probe(1, SPECS[1], READ, made, SIZES, counter=memory, since=RingPosition(3, (1,)))
-    journal_records.note(probe, arena.journal)
+    journal_records.write_probe(probe, arena.journal)
 
 
 def _leave_kretprobe(guest: Guest, arena: Arena) -> None:
@@ -156,8 +156,8 @@ def _leave_kretprobe(guest: Guest, arena: Arena) -> None:
     guest.write(table.address, layout.initial())
     _branch(guest, arena, WRITE, [memory.address, table.address])
     arena.journal.put(Item.POINT, table.address, [WRITE, layout.slots, layout.saved])
-    kretprobe_records.note(ReturnPoint.found(WRITE, layout, table, {}, arena, (5, 1, 2)), arena)
-    journal_records.note(Probe(2, SPECS[2], WRITE, made, SIZES, counter=memory), arena.journal)
+    kretprobe_records.write_counts(Kretprobe.adopted(WRITE, layout, table, {}, arena, (5, 1, 2)), arena)
+    journal_records.write_probe(Probe(2, SPECS[2], WRITE, made, SIZES, counter=memory), arena.journal)
 
 
 def _leave_uprobe(guest: Guest, arena: Arena) -> None:
@@ -168,7 +168,7 @@ def _leave_uprobe(guest: Guest, arena: Arena) -> None:
     program = cast(Any, SimpleNamespace(file=BINARY))
     trap_records.note(1, program, MAIN, b"\x55", arena.journal)
     trap_records.note(2, program, MAIN + 0x100, b"\xc3", arena.journal, calls.address)
-    journal_records.note(Probe(4, SPECS[4], MAIN, Handler(), counter=memory), arena.journal)
+    journal_records.write_probe(Probe(4, SPECS[4], MAIN, Handler(), counter=memory), arena.journal)
 
 
 def _branch(guest: Guest, arena: Arena, head: int, uses: list[int]) -> None:

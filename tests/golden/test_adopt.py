@@ -46,7 +46,7 @@ def test_probes_of_another_version_are_adopted() -> None:
     assert kretprobe.calls is not None and (kretprobe.calls.active, kretprobe.calls.dropped) == (0, 0)
     session.delete()
     session.commit(0)
-    assert session.optimizer.give_back_arena()
+    assert session.optimizer.release_arena()
     assert guest.read_text() == alone.read_text()
     assert set(guest.machine.read(CODE, DATA - CODE)) == {FILL}
 

@@ -19,10 +19,10 @@ from gdb_optprobe.maps import journal_format
 from gdb_optprobe.maps.call_table import ActiveCall
 from gdb_optprobe.maps.ring import RingPosition
 from gdb_optprobe.probes import arena_record
-from gdb_optprobe.probes.arena_record import Earlier
-from gdb_optprobe.probes.journal_records import Noted, fingerprint
-from gdb_optprobe.probes.kretprobe_records import points_of
-from gdb_optprobe.probes.results import Gathered, Row
+from gdb_optprobe.probes.arena_record import RecordedArena
+from gdb_optprobe.probes.journal_records import ProbeRecord, fingerprint
+from gdb_optprobe.probes.kretprobe_records import read_kretprobes
+from gdb_optprobe.probes.results import Results, Row
 from gdb_optprobe.probes.taking import believed
 from tests.golden import golden, left_in_guest
 from tests.golden.left_in_guest import BINARY, CODE, DATA, FILL, MAIN, NOP5, READ, SIZES, SPECS, WRITE, Guest, handler
@@ -43,18 +43,18 @@ def as_it_was() -> Guest:
     return guest
 
 
-def found() -> Earlier:
+def found() -> RecordedArena:
     port = cast(Any, SimpleNamespace(places=lambda machine, kernel: [left_in_guest.PLACE], loaded=(0, 0)))
     guest = cast(Any, as_it_was())
-    left = arena_record.look(guest, guest, cast(Any, None), port, left_in_guest.RECOVERED, X86_64)
+    left = arena_record.find_arena(guest, guest, cast(Any, None), port, left_in_guest.RECOVERED, X86_64)
     assert left is not None
     return left
 
 
-def gathered(guest: Guest, one: Noted) -> Gathered:
+def gathered(guest: Guest, one: ProbeRecord) -> Results:
     made = handler(one.spec)
     assert one.data is not None
-    return Gathered.read(made, guest.read(one.data, made.size), one.since)
+    return Results.decode(made, guest.read(one.data, made.size), one.since)
 
 
 def test_what_is_written() -> None:
@@ -115,8 +115,8 @@ def test_what_was_counted() -> None:
 def test_the_calls_under_way() -> None:
     guest, left = as_it_was(), found().left
     arena = Arena(Ranges((CODE,), (DATA,), FILL), X86_64.alignment)
-    (point,) = points_of(left, arena)
-    assert (point.address, point.before, point.layout.slots, point.ended) == (WRITE, (5, 1, 2), 4, False)
+    (point,) = read_kretprobes(left, arena)
+    assert (point.address, point.earlier_counts, point.layout.slots, point.ended) == (WRITE, (5, 1, 2), 4, False)
     calls = point.layout.decode(guest.read(point.memory.address, point.layout.size))
     assert calls.active == (ActiveCall(0xFFFF_C900_0010_7001, READ + 0x80, (5000, 77)),)
     assert (calls.returns, calls.missed, calls.dropped) == (7, 1, 0)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from gdb_optprobe.commands.render_json import Json
 from gdb_optprobe.maps.aggregate import Aggregate, Average, Count, Greatest, Least, Linear, Powers, Sum
 from gdb_optprobe.probes.views import (
+    ActiveCallView,
     Address,
     CallsView,
     DetourView,
@@ -16,7 +17,6 @@ from gdb_optprobe.probes.views import (
     FrameView,
     GuestView,
     ObjectView,
-    OutView,
     ProbeView,
     ReasonView,
     RecordView,
@@ -31,7 +31,11 @@ CALLS = CallsView(
     active=3,
     missed=1,
     dropped=2,
-    out=(OutView("thread 7 (cat)", 7, "cat"), OutView("an interrupt on CPU 1", None, ""), OutView("", None, "")),
+    out=(
+        ActiveCallView("thread 7 (cat)", 7, "cat"),
+        ActiveCallView("an interrupt on CPU 1", None, ""),
+        ActiveCallView("", None, ""),
+    ),
 )
 GONE = ReasonView("MODULE_GONE", "the module dummy was unloaded", "load it again")
 BUCKETS = (0,) * 3 + (5, 0, 7) + (0,) * 60

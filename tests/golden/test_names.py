@@ -13,7 +13,7 @@ from gdb_optprobe.detours.refusal import Refusal
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.guest.scope import OURS
 from gdb_optprobe.handlers.clauses import ACTIONS
-from gdb_optprobe.probes.collector import Why
+from gdb_optprobe.probes.collector import Trigger
 from gdb_optprobe.probes.facilities import NAMES
 from gdb_optprobe.probes.settings import ON_EXIT, SIZES, Settings, sizes_of
 from gdb_optprobe.probes.spec import Kind
@@ -48,7 +48,7 @@ def names() -> Iterator[str]:
         yield f"size {name}: {size.default}, {size.least} to {size.most}"
     for name in sizes_of(Settings()):
         yield f"size in the journal {name}"
-    for why in Why:
+    for why in Trigger:
         yield f"run of the collector {why.value}"
     for name in NAMES:
         yield f"facility {name}"

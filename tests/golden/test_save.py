@@ -9,7 +9,7 @@ from gdb_optprobe.commands.parse import parse_add
 from gdb_optprobe.detours.refusal import Refusal
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.probes.probe import Probe
-from gdb_optprobe.probes.save import saved, with_variables
+from gdb_optprobe.probes.save import commands, with_variables
 from gdb_optprobe.probes.settings import ArenaRanges, Settings
 from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.target import Target
@@ -75,7 +75,7 @@ def _address(spec: Spec) -> int:
 
 
 def test_the_file() -> None:
-    found = saved(probes(), SETTINGS, cast(Target, Guest()), lambda spec, address: True)
+    found = commands(probes(), SETTINGS, cast(Target, Guest()), lambda spec, address: True)
     lines = with_variables(found.lines, {"limit": 4096}.get)
     assert "".join(f"{line}\n" for line in lines) == golden("saved.gdb")
     assert (found.count, found.left_out) == (len(probes()) - 1, (9,))

@@ -29,12 +29,12 @@ class GuestGone(gdb.Command):
         room = source.room or linux.arch.room(linux.machine, linux.kernel)
         session.delete()
         session.commit(10)
-        while not session.optimizer.give_back_arena():
+        while not session.optimizer.release_arena():
             if time.monotonic() > end:
                 raise gdb.GdbError("somebody is inside for ever")
             run_for(SLICE)
             linux.forget()
-            session.users.tidy()
+            session.uprobes.tidy()
         for start, end in (*room.code, room.journal):
             if left := linux.memory.read(start, end - start).strip(bytes([room.fill])):
                 raise gdb.GdbError(f"left between {start:#x} and {end:#x}: {len(left)} bytes, {left[:64].hex()}…")

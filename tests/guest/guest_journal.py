@@ -32,7 +32,7 @@ class GuestJournal(gdb.Command):
         here._asked = False
         earlier = here._look_back() if not self._before else None
         if earlier is not None:
-            self._place, self._found = earlier.place, earlier.found
+            self._place, self._found = earlier.room, earlier.found
             start, end = self._place.journal
             self._before = memory.read(start, end - start)
         start, end = self._place.journal
@@ -60,7 +60,7 @@ class GuestDigest(gdb.Command):
         earlier = here._look_back()
         assert earlier is not None
         text = linux.kernel.range("_stext", "_etext")
-        pieces = [text, *earlier.place.code, earlier.place.data]
+        pieces = [text, *earlier.room.code, earlier.room.data]
         print(hashlib.sha256(b"".join(linux.memory.read(start, end - start) for start, end in pieces)).hexdigest())
 
 

@@ -74,7 +74,7 @@ def state() -> dict[str, Any]:
         "probes": [_probe(view) for view in views],
         "patches": [[change.address, len(change.new)] for change in _patches(session)] + _left(session),
         "problems": list(session.check()),
-        "waits": {hex(site.address): site.waits for site in optimizer.registry.sites() if site.waits},
+        "waits": {hex(site.address): site.blocked_by for site in optimizer.registry.sites() if site.blocked_by},
         "memory": _memory(session),
         "events": _or_none(guest_events.hits),
     }
@@ -99,10 +99,10 @@ def _probe(view: ProbeView) -> dict[str, Any]:
 
 def _patches(session: Session) -> Iterator[Patch]:
     yield from (branch.patch for branch in session.registry.branches())
-    yield from (branch.patch for branch in session.optimizer._lost.branches)
+    yield from (branch.patch for branch in session.optimizer._lost_branches.branches)
     yield from session.optimizer.traps.patches
     yield from session.registry.hooks
-    yield from session.users.traps.patches
+    yield from session.uprobes.traps.patches
 
 
 def _left(session: Session) -> list[list[int]]:
@@ -120,10 +120,10 @@ def _memory(session: Session) -> dict[str, Any]:
     arena = optimizer.arena
     if arena is None:
         return {"code": 0, "data": 0, "free": None, "dirty": 0, "unowned": [], "over": [], "tables": {}}
-    points = optimizer.returns.points
+    points = optimizer.kretprobes.known
     owned = {probe.counter.address for probe in session.registry.probes() if probe.counter is not None}
     owned |= {slot.address for slot in optimizer.traps.memory} | {point.memory.address for point in points}
-    owned |= {slot.address for slot in optimizer._lost.counters.values()}
+    owned |= {slot.address for slot in optimizer._lost_branches.counters.values()}
     if arena._bell is not None:
         owned.add(arena._bell.address)
     # Memory that another session needs to take over from this one.
@@ -131,16 +131,18 @@ def _memory(session: Session) -> dict[str, Any]:
         owned.add(arena._reserve[1].address)
     used = [slot for slots in arena.data.slots for slot in slots.used]
     dirty = [slot for slots in arena.data.slots for slot in slots.dirty]
-    with_programs = bool(session.users.traps.patches)
+    with_programs = bool(session.uprobes.traps.patches)
     tables: dict[str, list[int]] = {}
     for point in points:
         row = tables.setdefault(session.target.text.spell(point.address), [0, 0, 0])
         row[0] += 1
         row[1] += point.memory.size
-        row[2] += len(point.instances(session.target).active)
-    served = {id(table) for site in session.registry.sites() if site.point is not None for table in site.point.tables}
-    served |= {id(site.next_point) for site in session.registry.sites() if site.next_point is not None}
-    over = [p for p in points if id(p) not in served and not p.instances(session.target).active]
+        row[2] += len(point.read_calls(session.target).active)
+    served = {
+        id(table) for site in session.registry.sites() if site.kretprobe is not None for table in site.kretprobe.tables
+    }
+    served |= {id(site.next_kretprobe) for site in session.registry.sites() if site.next_kretprobe is not None}
+    over = [p for p in points if id(p) not in served and not p.read_calls(session.target).active]
     return {
         "code": arena.code.used,
         "data": arena.data.used,

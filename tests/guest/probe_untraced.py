@@ -40,7 +40,7 @@ def untraced(session: Session, random: Random) -> Iterator[int]:
         if linux.text.ftrace_sites(at, entry + kretprobe_check.NEAR):
             continue
         try:
-            kretprobe_check.check(entry, session.target)
+            kretprobe_check.check_function(entry, session.target)
             if session.optimizer.plan(entry, [Spec("", Kind.KRETPROBE)]).tier is Tier.OPTIMIZED:
                 yield entry
         except OptprobeError:

@@ -30,7 +30,7 @@ SOON = 60.0
 
 def test_code_that_somebody_was_in_is_in_nobody_s_way(linux: Guest) -> None:
     """What leads to it stays when a GDB leaves, who is in it is told, and the next one has it go."""
-    inside = ["python from gdb_optprobe.probes import hooks", "python hooks.is_deserted = lambda *_: False"]
+    inside = ["python from gdb_optprobe.probes import hooks", "python hooks.is_quiescent = lambda *_: False"]
     first = batch(linux, ["optprobe add vfs_read -tier trapped", *inside])
     assert first.status == 0 and "still in use" in first.output, first.output
     second = batch(linux, ["optprobe add vfs_write", keep("probes", "optprobe list"), "optprobe check"])
@@ -217,13 +217,13 @@ def test_memory_of_calls_that_never_end_does_not_grow_with_kills(boot: Boot, arc
 
 def test_calls_of_tables_that_are_gone_count_after_a_kill(linux: Guest) -> None:
     """And those of a deleted probe, whose calls are under way, do not count with those of the next one."""
-    sleep, small = "sleep 1000 </dev/null >/dev/null 2>&1 &", "from gdb_optprobe.probes import returning"
+    sleep, small = "sleep 1000 </dev/null >/dev/null 2>&1 &", "from gdb_optprobe.probes import kretprobe"
     counts: list[dict[str, int]] = []
     with Console(linux) as gdb:
         gdb("set optprobe guardian off")
-        gdb(f"python {small}; returning.SLOTS = 16")
+        gdb(f"python {small}; kretprobe.SLOTS = 16")
         gdb("optprobe add hrtimer_nanosleep -return do hist($elapsed)")
-        gdb("python from gdb_optprobe.debugger.attach import current_session as s; s().optimizer.pace.share = 1")
+        gdb("python from gdb_optprobe.debugger.attach import current_session as s; s().optimizer.throttle.share = 1")
         for _ in range(3):
             gdb.send("continue")
             linux.check(f"for n in $(seq 12); do {sleep} done; sleep 0.3")

@@ -172,7 +172,8 @@ STATE = (
     "python from gdb_optprobe.debugger.attach import current_session; "
     "from json import dumps; _o = current_session().optimizer; _a = _o.arena; "
     "print('@@{0}'); "
-    "print(dumps([len(_o.returns.points), len(_o.returns.left), len(_a.dirty()), _a.code.used, _a.data.used]))"
+    "_k = _o.kretprobes; _all = [_k.known, _k.left_trampolines, _a.dirty()]; "
+    "print(dumps([*map(len, _all), _a.code.used, _a.data.used]))"
 )
 
 
@@ -236,7 +237,8 @@ STOPS = 1000 if FULL else 15
 LOOKS = (
     "python from gdb_optprobe.debugger.attach import current_session; from random import Random; "
     "from json import dumps; _s, _r = current_session(), Random(6); _o = _s.optimizer; "
-    f"_a = [_s.run(0.05 * _r.random()) and len(_o.returns.under_way(_s.target, _o.arena)) for _ in range({STOPS})]; "
+    "_k = _o.kretprobes; "
+    f"_a = [_s.run(0.05 * _r.random()) and len(_k.active_calls(_s.target, _o.arena)) for _ in range({STOPS})]; "
     "print('@@looks'); print(dumps(_a))"
 )
 
@@ -330,9 +332,9 @@ def test_the_table_grows_with_the_calls_under_way(traced: Guest) -> None:
     """At stops that occur anyway; calls that were entered before return through the old one, and count."""
     emptied(traced)
     script: list[str | Workload] = [
-        "python from gdb_optprobe.probes import returning; returning.SLOTS = 16",
+        "python from gdb_optprobe.probes import kretprobe; kretprobe.SLOTS = 16",
         "optprobe add hrtimer_nanosleep -return do hist($elapsed)",
-        "python from gdb_optprobe.debugger.attach import current_session; current_session().optimizer.pace.share = 1",
+        "python from gdb_optprobe.debugger.attach import current_session as s; s().optimizer.throttle.share = 1",
         *(sleepers(count) for count in (14, 40, 60)),
         keep("list", "optprobe list"),
         Workload("killall sleep; sleep 0.3"),
@@ -371,7 +373,7 @@ def test_backtraces_show_where_calls_really_return(traced: Guest) -> None:
         "python print('@@finished'); gdb.execute('bt')",
         "delete",
         "python from gdb_optprobe.debugger.attach import current_session; "
-        "gdb.execute('tbreak *%#x' % current_session().optimizer.returns.points[-1].trampoline.detour.address)",
+        "gdb.execute('tbreak *%#x' % current_session().optimizer.kretprobes.known[-1].trampoline.detour.address)",
         "continue",
         "python print('@@trampoline'); gdb.execute('bt')",
         "finish",

@@ -68,7 +68,7 @@ def test_traps_count_what_the_guest_counts(traced: Guest) -> None:
     """Beside traps of the guest's own, which go on and off meanwhile."""
     places = OF_ARCH[traced.options.arch]
     one, other, last = places.probed
-    script: list[str | Workload] = ["python from gdb_optprobe.probes import traps; traps.SLOTS = 4"]
+    script: list[str | Workload] = ["python from gdb_optprobe.probes import kernel_traps; kernel_traps.SLOTS = 4"]
     script += [f"optprobe add {place} -tier trapped" for place in (one, other, places.behind)]
     script += [f'optprobe add {last} -tier trapped if $comm == "dd" do count by $comm']
     script += ["optprobe add ksys_read -tier trapped -return do count, latency", arm(places.event)]

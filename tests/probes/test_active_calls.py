@@ -10,11 +10,11 @@ import pytest
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.guest.saved_pcs import SavedWords, Stack
 from gdb_optprobe.isa.base import ReadMemory
-from gdb_optprobe.probes.active_calls import NOBODY, Caller, Code, Judge, judge
+from gdb_optprobe.probes.active_calls import UNKNOWN_STACK, ArenaCode, Caller, CallStacks, call_stacks
 
 STACK, SP, GONE, CPU = 0xFFFF_C900_0010_0000, 0xFFFF_C900_0010_3000, 0xFFFF_C900_0020_0000, 0xFFFF_C900_0000_0000
 OURS, TRAMPOLINE, TRACER = 0xFFFF_FFFF_9BA3_D000, 0xFFFF_FFFF_9BA3_D040, 0xFFFF_FFFF_9B00_1230
-CODE = Code([(OURS, OURS + 0x1000)], {TRAMPOLINE}, 1 << 31)
+CODE = ArenaCode([(OURS, OURS + 0x1000)], {TRAMPOLINE}, 1 << 31)
 THREAD = Stack(STACK, STACK + 0x4000, 412, "sleep")
 INTERRUPT = Stack(CPU, CPU + 0x4000)
 
@@ -38,10 +38,10 @@ def scan(*words: int) -> list[SavedWords]:
 
 
 def test_whose_a_call_is() -> None:
-    found = Judge(scan(), memory({}))
+    found = CallStacks(scan(), memory({}))
     assert found.caller(SP + 8) == Caller("thread 412 (sleep)", 412, "sleep")
     assert found.caller(CPU + 0x3000) == Caller("an interrupt on CPU 0")
-    assert found.caller(GONE) == Caller(NOBODY)
+    assert found.caller(GONE) == Caller(UNKNOWN_STACK)
 
 
 @pytest.mark.parametrize(
@@ -59,40 +59,41 @@ def test_whose_a_call_is() -> None:
     ],
 )
 def test_a_frame_that_is_gone_is_known_by_the_stack_pointer(at: int, over: bool) -> None:
-    assert Judge(scan(), memory({})).over(at) is over
+    assert CallStacks(scan(), memory({})).is_over(at) is over
 
 
 def test_a_stack_that_nobody_tells_of_may_be_somebodys() -> None:
-    assert not Judge(scan(), memory({}, (STACK, GONE))).over(GONE)
-    assert Judge(scan(), memory({}, (STACK, GONE)), hides=False).over(GONE), "but for where all are told of"
+    assert not CallStacks(scan(), memory({}, (STACK, GONE))).is_over(GONE)
+    whole = CallStacks(scan(), memory({}, (STACK, GONE)), may_miss_stacks=False)
+    assert whole.is_over(GONE), "but for where all are told of"
 
 
 @pytest.mark.parametrize("back", [TRAMPOLINE, TRACER])
 def test_a_return_address_that_is_code_may_lead_to_us(back: int) -> None:
     """A tracer of the guest's puts its own in the place of ours."""
-    found = judge(scan(TRAMPOLINE), memory({SP + 0x100: back}), True, CODE)
-    assert not found.over(SP + 0x100)
+    found = call_stacks(scan(TRAMPOLINE), memory({SP + 0x100: back}), True, CODE)
+    assert not found.is_over(SP + 0x100)
 
 
 def test_a_return_address_that_is_no_code_was_overwritten() -> None:
     at = SP + 0x100
-    found = judge(scan(TRAMPOLINE), memory({at: 0xFFFF_8880_0123_4560}), True, CODE)
-    assert found.over(at) and not found.over(SP - 8)
+    found = call_stacks(scan(TRAMPOLINE), memory({at: 0xFFFF_8880_0123_4560}), True, CODE)
+    assert found.is_over(at) and not found.is_over(SP - 8)
 
 
 def test_while_somebody_is_in_our_code_the_word_on_the_stack_is_his() -> None:
     at = SP + 0x100
-    found = judge(scan(TRAMPOLINE + 1), memory({at: 0}), True, CODE)
-    assert not found.over(at) and found.over(SP - 16)
+    found = call_stacks(scan(TRAMPOLINE + 1), memory({at: 0}), True, CODE)
+    assert not found.is_over(at) and found.is_over(SP - 16)
 
 
 def test_who_is_interrupted_where_a_trampoline_starts_has_pushed_words_there() -> None:
     """x86-64 aligns the stack to 16 bytes, then pushes SS, RSP, RFLAGS, CS and RIP."""
     at = SP + 0x100
     pushed = {at: 0x18, at - 8: at + 8, at - 16: 0x202, at - 24: 0x10, at - 32: TRAMPOLINE}
-    assert not judge(scan(TRAMPOLINE), memory(pushed), True, CODE).over(at)
-    assert judge(scan(TRAMPOLINE), memory({**pushed, at - 32: TRACER}), True, CODE).over(at)
+    assert not call_stacks(scan(TRAMPOLINE), memory(pushed), True, CODE).is_over(at)
+    assert call_stacks(scan(TRAMPOLINE), memory({**pushed, at - 32: TRACER}), True, CODE).is_over(at)
 
 
 def test_where_the_stack_need_not_show_return_addresses_it_proves_nothing() -> None:
-    assert not Judge(scan(), memory({SP + 0x100: 0})).over(SP + 0x100)
+    assert not CallStacks(scan(), memory({SP + 0x100: 0})).is_over(SP + 0x100)

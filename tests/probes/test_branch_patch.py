@@ -14,7 +14,7 @@ from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.probes import branch_patch
-from gdb_optprobe.probes.branch import Keeps
+from gdb_optprobe.probes.branch import PreservedRegisters
 from gdb_optprobe.probes.handler import HITS, Handler
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.target import Target
@@ -33,14 +33,14 @@ def code_of(isa: Isa, *handlers: Handler) -> list[str]:
     target = cast(Target, SimpleNamespace(isa=isa, machine=memory))
     plan = SimpleNamespace(address=at, dead=Dead(True, frozenset(DEAD[isa])), base=None)
     pad = SimpleNamespace(address=at + PAD, bell=at + DATA + 0x800)
-    nothing = {"counter": None, "readers": None, "pad": pad, "returns": False}
+    nothing = {"counter": None, "readers": None, "pad": pad, "is_return": False}
     enabled = [SimpleNamespace(handler=handler, address=at, **nothing) for handler in handlers]
-    site = cast(Site, SimpleNamespace(address=at, plan=plan, enabled=enabled, point=None))
+    site = cast(Site, SimpleNamespace(address=at, plan=plan, enabled=enabled, kretprobe=None))
     arena = Arena(Ranges((), ((at + DATA, at + DATA + 0x1000),)))
     read = [name for one in handlers for name in (isa.registers if one.stops else one.reads)]
-    keeps = Keeps(frozenset(read), frozenset(name for name in read if read.count(name) > 1))
+    keeps = PreservedRegisters(frozenset(read), frozenset(name for name in read if read.count(name) > 1))
     code = b""
-    for _, program in branch_patch._codes([site], target, arena, keeps)[at]:
+    for _, program in branch_patch._programs([site], target, arena, keeps)[at]:
         code += program(at + len(code))
     return [insn.text.split()[0] for insn in isa.decode(code, at)]
 

@@ -16,8 +16,8 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.maps import journal_format as form
 from gdb_optprobe.probes import collector
-from gdb_optprobe.probes.collector import PAGE, PATIENCE, Collector, Why
-from gdb_optprobe.probes.kretprobes import Returns
+from gdb_optprobe.probes.collector import PAGE, PATIENCE, Collector, Trigger
+from gdb_optprobe.probes.kretprobes import Kretprobes
 from tests.detours.fakes import FakeMemory
 
 START, SIZE, EACH = 0xFFFFFFFF82000000, 4 * PAGE, 64
@@ -45,7 +45,7 @@ class Target:
 
 
 class NoPad:
-    def forget(self) -> None:
+    def remove_breakpoint(self) -> None:
         """It has none."""
 
 
@@ -62,12 +62,12 @@ class Closed:
     address: int = START
     closed: bool = True
     older: list[Closed] = field(default_factory=list)
-    stopping: NoPad = field(default_factory=NoPad)
+    stop_handlers: NoPad = field(default_factory=NoPad)
 
-    def forget(self, dirty: set[int]) -> None:
+    def forget_trampolines(self, dirty: set[int]) -> None:
         """It has no trampoline."""
 
-    def instances(self, target: object) -> InstancesView:
+    def read_calls(self, target: object) -> InstancesView:
         return InstancesView()
 
 
@@ -75,7 +75,7 @@ class World:
     def __init__(self, stacks_missing: str = "") -> None:
         self.arena = Arena(Ranges(((START, START + SIZE),), (), FILL))
         self.target = Target(stacks_missing)
-        self.collector = Collector(self.target, Returns(), self.target.check_alive)  # type: ignore[arg-type]
+        self.collector = Collector(self.target, Kretprobes(), self.target.check_alive)  # type: ignore[arg-type]
 
     def released(self, count: int) -> list[Slot]:
         """Detours that stood, and that nothing leads to any more."""
@@ -93,7 +93,7 @@ def test_freed_memory_traps_and_what_somebody_is_in_stays() -> None:
     world = World()
     slots = world.released(5)
     world.target.pc = slots[2].address + 1
-    assert world.collector.collect(world.arena, Why.COMMIT) == 4
+    assert world.collector.collect(world.arena, Trigger.COMMIT) == 4
     assert [world.holds(slot) for slot in slots] == [{FILL}, {FILL}, {0x90}, {FILL}, {FILL}]
     view = world.collector.view(world.arena)
     assert view is not None and view.runs == {"commit": 1} and view.longest == view.total > 0
@@ -105,16 +105,16 @@ def test_it_runs_by_itself_from_a_page_of_garbage_on(monkeypatch: pytest.MonkeyP
     now = 100.0
     monkeypatch.setattr(collector.time, "monotonic", lambda: now)
     kept = world.released(PAGE // EACH)
-    world.collector.tidy(world.arena)
+    world.collector.collect_if_due(world.arena)
     assert len(world.arena.dirty()) == len(kept), "a page is not beyond a page"
     kept += world.released(1)
     world.target.fails = True
-    world.collector.tidy(world.arena)
+    world.collector.collect_if_due(world.arena)
     world.target.fails = False
-    world.collector.tidy(world.arena)
+    world.collector.collect_if_due(world.arena)
     assert len(world.arena.dirty()) == len(kept), "it has just tried"
     now += PATIENCE
-    world.collector.tidy(world.arena)
+    world.collector.collect_if_due(world.arena)
     assert world.arena.dirty() == ()
     view = world.collector.view(world.arena)
     assert view is not None and view.runs == {"garbage": 2} and view.failed == 1
@@ -123,11 +123,11 @@ def test_it_runs_by_itself_from_a_page_of_garbage_on(monkeypatch: pytest.MonkeyP
 def test_more_garbage_needs_no_patience() -> None:
     world = World()
     world.target.pc = world.released(1 + PAGE // EACH)[0].address
-    world.collector.tidy(world.arena)
+    world.collector.collect_if_due(world.arena)
     assert len(world.arena.dirty()) == 1
     slots = world.released(PAGE // EACH)
     world.target.pc = 0
-    world.collector.tidy(world.arena)
+    world.collector.collect_if_due(world.arena)
     assert world.arena.dirty() == () and world.holds(slots[0]) == {FILL}
 
 
@@ -135,8 +135,8 @@ def test_quarantine_where_stacks_cannot_be_told() -> None:
     world = World("nobody knows its threads")
     assert world.collector.view(world.arena) is None
     slots = world.released(2 * PAGE // EACH)
-    world.collector.tidy(world.arena)
-    assert world.collector.collect(world.arena, Why.MEMORY) == 0
+    world.collector.collect_if_due(world.arena)
+    assert world.collector.collect(world.arena, Trigger.MEMORY) == 0
     assert world.holds(slots[0]) == {0x90}
     view = world.collector.view(world.arena)
     assert view is not None and (view.runs, view.quarantined) == ({}, "nobody knows its threads")
@@ -148,13 +148,13 @@ def test_another_guest_s_memory_is_left_alone() -> None:
     (slot,) = world.released(1)
     world.target.another = True
     with pytest.raises(OptprobeError, match="not the one"):
-        world.collector.collect(world.arena, Why.COMMIT)
+        world.collector.collect(world.arena, Trigger.COMMIT)
     assert world.holds(slot) == {0x90}
 
 
 def test_nothing_released_is_no_run() -> None:
     world = World()
-    assert world.collector.collect(world.arena, Why.COMMIT) == 0
+    assert world.collector.collect(world.arena, Trigger.COMMIT) == 0
     assert world.collector.view(world.arena) is None
 
 
@@ -162,10 +162,10 @@ def test_why_nothing_is_freed_is_told_until_it_is() -> None:
     world = World()
     world.released(1)
     world.target.fails = True
-    assert world.collector.collect(world.arena, Why.COMMIT) == 0
-    assert world.collector.hindered == "a thread is just ending"
+    assert world.collector.collect(world.arena, Trigger.COMMIT) == 0
+    assert world.collector.blocked_by == "a thread is just ending"
     world.target.fails = False
-    assert world.collector.collect(world.arena, Why.COMMIT) == 1 and not world.collector.hindered
+    assert world.collector.collect(world.arena, Trigger.COMMIT) == 1 and not world.collector.blocked_by
 
 
 def test_what_is_freed_is_noted_at_once() -> None:
@@ -183,7 +183,7 @@ def test_what_is_freed_is_noted_at_once() -> None:
         return found is not None and f"{Item.CODE} {slot.address:x}" in found.state
 
     assert noted()
-    world.collector.collect(world.arena, Why.COMMIT)
+    world.collector.collect(world.arena, Trigger.COMMIT)
     assert not noted()
 
 
@@ -191,15 +191,15 @@ def test_the_table_of_a_function_goes_with_its_memory_where_no_code_waits() -> N
     """Its memory is used again by whatever comes next: a journal that knows two owners is not believed."""
     data = (START + SIZE, START + 2 * SIZE)
     arena, target = Arena(Ranges(((START, START + SIZE),), (data,), FILL)), Target()
-    returns = Returns()
+    returns = Kretprobes()
     slot = arena.allocate_data(64, START, 1 << 31)
     point = Closed(slot)
-    returns.points = [point]  # type: ignore[list-item]
+    returns.known = [point]  # type: ignore[list-item]
     arena.journal.put(Item.POINT, slot.address, [START, 1, 0])
     arena.data.release(slot)
     found = Collector(target, returns, lambda: None)  # type: ignore[arg-type]
-    assert found.collect(arena, Why.MEMORY) == 0
-    assert arena.data.is_empty and returns.points == []
+    assert found.collect(arena, Trigger.MEMORY) == 0
+    assert arena.data.is_empty and returns.known == []
     assert not any(key.startswith("point") for key in arena.journal.state)
 
 
@@ -209,7 +209,7 @@ def test_commit_waits_for_a_trampoline_that_no_active_call_returns_to() -> None:
     for active, expected in ((1, 0), (0, 1)):
         (slot,) = world.released(1)
         held = SimpleNamespace(active=[0] * active)
-        point = SimpleNamespace(left={slot.address: None}, instances=lambda _, held=held: held)
-        world.collector.returns.points = [point]  # type: ignore[list-item]
+        point = SimpleNamespace(left_trampolines={slot.address: None}, read_calls=lambda _, held=held: held)
+        world.collector.kretprobes.known = [point]  # type: ignore[list-item]
         assert len(world.collector.unsettled(world.arena)) == expected
         world.arena.code.reclaim([slot])

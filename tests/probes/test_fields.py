@@ -12,7 +12,7 @@ from gdb_optprobe.commands.parse import parse_add
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.probes import fields
-from gdb_optprobe.probes.save import add
+from gdb_optprobe.probes.save import add_command
 from gdb_optprobe.probes.spec import Kind, Spec
 
 SHELL = "vfs_read\nshell touch x\n#"
@@ -137,7 +137,7 @@ def test_what_passes_is_parsed_to_the_same_probe(location: str, name: str, when:
             entry_condition=Fragment.whole(fields.condition(when)) if spec_returns(kind) and when else None,
         )
         fields.checked(spec, spec.location)
-        line = add(spec, spec.location)
+        line = add_command(spec, spec.location)
     except (fields.NotAField, OptprobeError):
         return
     parsed = parse_add(line.removeprefix("optprobe add "))

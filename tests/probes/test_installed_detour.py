@@ -15,7 +15,7 @@ from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.x86_64 import X86_64
-from gdb_optprobe.probes.installed_detour import Placed
+from gdb_optprobe.probes.installed_detour import InstalledDetour
 from gdb_optprobe.probes.target import Target
 from tests.detours.fakes import FakeMemory
 
@@ -23,14 +23,16 @@ HEAD = 0xC000_0000_0010_0000
 CODE = (0xC000_0000_0100_0000, 0xC000_0000_0100_00C0)
 
 
-def placed_until_full(isa: Isa, size: int) -> tuple[list[Placed], str]:
+def placed_until_full(isa: Isa, size: int) -> tuple[list[InstalledDetour], str]:
     memory = FakeMemory(CODE[0], bytes(CODE[1] - CODE[0]))
     target = cast(Target, SimpleNamespace(isa=isa, machine=memory, moment=lambda: 0))
     arena = Arena(Ranges((CODE,), (), 0), isa.alignment)
-    found: list[Placed] = []
+    found: list[InstalledDetour] = []
     with pytest.raises(Refused) as refused:
         while True:
-            found.append(Placed.near(HEAD, lambda at: Detour(at, bytes([1]) * size, HEAD, ()), target, arena))
+            found.append(
+                InstalledDetour.install(HEAD, lambda at: Detour(at, bytes([1]) * size, HEAD, ()), target, arena)
+            )
     assert sum(one.slot.size for one in found) == arena.code.used
     return found, refused.value.reason.code
 
@@ -75,9 +77,11 @@ def test_an_earlier_session_s_code_is_there_again_where_it_is_the_same() -> None
     for byte, same in ((1, True), (2, False)):
         arena = Arena(Ranges((CODE,), (), 0), PPC64LE.alignment)
         arena.adopt(ArenaContents(code={slot: Detour(CODE[0], bytes([1]) * 16, HEAD, ())}), memory)
-        found = Placed.again(HEAD, lambda at, byte=byte: Detour(at, bytes([byte]) * 16, HEAD, ()), target, arena)
-        assert (found.moment is None, found.slot == slot, bool(arena.retired)) == (same, same, not same)
-        found.give_up(target, arena, reached=False)
+        found = InstalledDetour.install_or_reuse(
+            HEAD, lambda at, byte=byte: Detour(at, bytes([byte]) * 16, HEAD, ()), target, arena
+        )
+        assert (found.installed_at is None, found.slot == slot, bool(arena.retired)) == (same, same, not same)
+        found.release(target, arena, reached=False)
         assert [one.address for one in arena.retired] == [CODE[0]]
 
 
@@ -88,8 +92,8 @@ def test_nobody_is_inside_where_no_vcpu_has_run_since(ran: int, left: list[int])
     moments = [0]
     target = cast(Target, SimpleNamespace(isa=PPC64LE, machine=memory, moment=lambda: moments[0]))
     arena = Arena(Ranges((CODE,), (), 0), PPC64LE.alignment)
-    placed = Placed.near(HEAD, lambda at: Detour(at, bytes([1]) * 16, HEAD, ()), target, arena)
+    placed = InstalledDetour.install(HEAD, lambda at: Detour(at, bytes([1]) * 16, HEAD, ()), target, arena)
     moments[0] += ran
-    placed.give_up(target, arena, reached=True)
+    placed.release(target, arena, reached=True)
     assert [one.address for one in arena.retired] == left
     assert memory.read(CODE[0], 16) == bytes([1 if left else 0]) * 16

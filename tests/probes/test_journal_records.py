@@ -14,7 +14,7 @@ from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.maps.journal_format import Damaged
 from gdb_optprobe.probes import fields
 from gdb_optprobe.probes.handler import Handler
-from gdb_optprobe.probes.journal_records import note, noted
+from gdb_optprobe.probes.journal_records import read_probe, write_probe
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.spec import Kind, Spec
 
@@ -28,7 +28,7 @@ SHELL = "x\nshell touch x\n#"
 @pytest.mark.parametrize("text", [SHELL, "\x1b]0;owned\x07", "\ud800", ["a"], 7, {"a": 1}])
 def test_a_journal_of_the_guests_puts_no_line_end_into_a_field(field: str, text: object) -> None:
     with pytest.raises(Damaged) as wrong:
-        noted(1, SOUND | {field: text}, LEFT)
+        read_probe(1, SOUND | {field: text}, LEFT)
     assert str(wrong.value).isprintable()
 
 
@@ -36,7 +36,7 @@ def test_a_journal_of_the_guests_puts_no_line_end_into_a_field(field: str, text:
 @pytest.mark.parametrize("actions", [[SHELL], ["count, stop"], [""], [7], 7, "\x1b", ["count", ["stop"]]])
 def test_a_journal_of_the_guests_puts_no_line_end_into_an_action(field: str, actions: object) -> None:
     with pytest.raises(Damaged) as wrong:
-        noted(1, SOUND | {field: actions}, LEFT)
+        read_probe(1, SOUND | {field: actions}, LEFT)
     assert str(wrong.value).isprintable()
 
 
@@ -44,7 +44,7 @@ def test_a_journal_of_the_guests_puts_no_line_end_into_an_action(field: str, act
 @pytest.mark.parametrize("more", [{}, {"glob": True}, {"waits": True}, {"pending": True}])
 def test_a_journal_of_the_guests_has_no_expression_evaluated(location: str, more: dict[str, object]) -> None:
     with pytest.raises(Damaged):
-        noted(1, SOUND | {"location": location} | more, LEFT)
+        read_probe(1, SOUND | {"location": location} | more, LEFT)
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_a_journal_of_the_guests_has_no_expression_evaluated(location: str, more
 )
 def test_what_is_noted_is_taken(spec: Spec) -> None:
     journal = Journal()
-    note(Probe(3, spec, 0x1000 if spec.in_program else AT, Handler()), journal)
+    write_probe(Probe(3, spec, 0x1000 if spec.in_program else AT, Handler()), journal)
     ((_, value),) = journal.state.items()
-    found: Any = noted(3, json.loads(json.dumps(value)), LEFT)
+    found: Any = read_probe(3, json.loads(json.dumps(value)), LEFT)
     assert (found.spec.kind, found.spec.tier, found.spec.file) == (spec.kind, spec.tier, spec.file)
     evaluated = spec.location.startswith(("*(", "read_write.c"))
     assert found.spec.location == (f"*{AT:#x}" if evaluated else spec.location)
@@ -75,16 +75,16 @@ def test_what_is_noted_is_taken(spec: Spec) -> None:
 @pytest.mark.parametrize("path", ["/opt/it's/bin:main", "/opt/x -b/bin:main", "bin/x:main", "/a\u202eb:main"])
 def test_a_program_that_no_journal_can_name_is_lost_alone(path: str) -> None:
     journal = Journal()
-    note(Probe(3, Spec(path, kind=Kind.UPROBE), 0x4A2B0, Handler()), journal)
+    write_probe(Probe(3, Spec(path, kind=Kind.UPROBE), 0x4A2B0, Handler()), journal)
     ((_, value),) = journal.state.items()
-    assert noted(3, json.loads(json.dumps(value)), LEFT).lost
+    assert read_probe(3, json.loads(json.dumps(value)), LEFT).lost
 
 
 def test_a_probe_on_a_function_of_gos_is_taken() -> None:
     journal, location = Journal(), "/usr/bin/dockerd:net/http.HandlerFunc.ServeHTTP"
-    note(Probe(3, Spec(location, kind=Kind.UPROBE), 0x4A2B0, Handler()), journal)
+    write_probe(Probe(3, Spec(location, kind=Kind.UPROBE), 0x4A2B0, Handler()), journal)
     ((_, value),) = journal.state.items()
-    found = noted(3, json.loads(json.dumps(value)), LEFT)
+    found = read_probe(3, json.loads(json.dumps(value)), LEFT)
     assert found.spec.location == location and not found.lost
 
 
@@ -94,15 +94,15 @@ def test_what_is_seen_or_done_without_end_loses_no_other_probe(words: int, actio
     journal = Journal()
     probe = Probe(3, Spec("vfs_read", actions=("count",) * actions, condition="x" * 9), AT, Handler())
     probe.seen = replace(probe.seen, head=(1,) * words)
-    note(probe, journal)
+    write_probe(probe, journal)
     ((_, value),) = journal.state.items()
-    found = noted(3, json.loads(json.dumps(value)), LEFT)
+    found = read_probe(3, json.loads(json.dumps(value)), LEFT)
     assert (found.lost, found.number, found.address) == (lost, 3, AT)
     assert lost or len(found.seen) == words
 
 
 def test_a_condition_too_long_for_a_journal_loses_its_probe_alone() -> None:
     journal = Journal()
-    note(Probe(3, Spec("vfs_read", condition=f"pos{' ' * fields.LONGEST}> 1"), AT, Handler()), journal)
+    write_probe(Probe(3, Spec("vfs_read", condition=f"pos{' ' * fields.LONGEST}> 1"), AT, Handler()), journal)
     ((_, value),) = journal.state.items()
-    assert noted(3, json.loads(json.dumps(value)), LEFT).lost
+    assert read_probe(3, json.loads(json.dumps(value)), LEFT).lost

@@ -79,7 +79,7 @@ class Killed:
         for number in range(THREADS):
             for _ in range(steps):
                 self.guest.step(number)
-        self.session.optimizer.stopped()
+        self.session.optimizer.on_stop()
 
 
 def meetings(guest: FakeGuest) -> list[list[tuple[int, ...]]]:
@@ -129,12 +129,12 @@ def check_killed(guest: FakeGuest, alone: FakeGuest, text: bytes) -> tuple[str, 
         lost = ()
     assert session.check() == ()
     check_continues(guest, alone.copy())
-    session.optimizer.stopped()
+    session.optimizer.on_stop()
     assert session.check() == ()
     session.delete()
     leave_detours(guest, session)
     check_continues(guest.copy(), alone.copy())
-    assert session.optimizer.give_back_arena()
+    assert session.optimizer.release_arena()
     assert guest.read_text() == text
     assert set(guest.machine.read(CODE, DATA - CODE)) == {FILL}
     return lost
@@ -222,7 +222,7 @@ def _check_taken_over(guest: FakeGuest, original: FakeGuest) -> None:
     assert session.check() == ()
     session.delete()
     session.commit(0)
-    assert session.optimizer.give_back_arena() and guest.read_text() == original.read_text()
+    assert session.optimizer.release_arena() and guest.read_text() == original.read_text()
     assert set(guest.machine.read(CODE, DATA - CODE)) == {FILL}
 
 

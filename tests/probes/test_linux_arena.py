@@ -145,16 +145,16 @@ def test_the_journal_tells_of_every_range_and_of_the_loan() -> None:
     recovered = cast(Any, SimpleNamespace(build="b", text=(0x100, 0x200)))
     place = Room(((0x2000, 0x4000), (0x6000, 0x9000)), (0x1000, 0x2000), FILL, journal=(0x5000, 0x6000))
     room = replace(place, code=((0x3000, 0x4000), (0x6000, 0x7000)))
-    state = {"room 0": json.loads(json.dumps(arena_record.facts(room, recovered)))}
-    found, mapping, loan = arena_record._room(state, place, recovered)
+    state = {"room 0": json.loads(json.dumps(arena_record.encode_room(room, recovered)))}
+    found, mapping, loan = arena_record._decode_room(state, place, recovered)
     assert (found.code, mapping, loan) == (room.code, (), None)
     for wrong in (((0x3000, 0x4001),), ((0x3000, 0x4000), (0x3800, 0x3900)), ((0x4000, 0x3000),), ()):
-        state = {"room 0": arena_record.facts(replace(room, code=wrong), recovered)}
+        state = {"room 0": arena_record.encode_room(replace(room, code=wrong), recovered)}
         with pytest.raises(Damaged):
-            arena_record._room(state, place, recovered)
+            arena_record._decode_room(state, place, recovered)
     lent = replace(room, loan=Loan(0x5000, 0x4000))
-    state = {"room 0": json.loads(json.dumps(arena_record.facts(lent, recovered)))}
+    state = {"room 0": json.loads(json.dumps(arena_record.encode_room(lent, recovered)))}
     with pytest.raises(Damaged):
-        arena_record._room(state, place, recovered)
-    _, _, loan = arena_record._room(state, replace(place, repay=lambda loan, mapping: None), recovered)
+        arena_record._decode_room(state, place, recovered)
+    _, _, loan = arena_record._decode_room(state, replace(place, repay=lambda loan, mapping: None), recovered)
     assert loan == lent.loan

@@ -54,11 +54,11 @@ def test_counts_outlive_the_module() -> None:
     module.load = 0
     guest.machine.write(TRACED, original)  # its memory is another's
     written = len(guest.machine.writes)
-    session.comings.notice()
+    session.module_tracker.update()
     assert state(session)[1] == "MODULE_GONE" and session.hits(1) == before
     assert not any(TRACED <= at < TRACED + len(original) for at, _ in guest.machine.writes[written:])
     module.load = 2
-    session.comings.notice()
+    session.module_tracker.update()
     assert state(session)[0] == "optimized"
     run(guest)
     assert session.hits(1) == before + 2 * THREADS and session.check() == ()

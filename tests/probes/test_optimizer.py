@@ -21,7 +21,7 @@ def run(guest: FakeGuest, session: Session) -> None:
     """Let each thread call every function some times, from MEETING to MEETING. The guest stops once on the way."""
     for number in range(THREADS):
         guest.run_to(number, MEETING)
-    session.optimizer.stopped()
+    session.optimizer.on_stop()
 
 
 def counted(guest: FakeGuest, session: Session, number: int) -> int:
@@ -63,7 +63,7 @@ def test_each_tier_counts_every_hit(address: int, settings: Mapping[str, bool], 
     session.delete()
     run(guest, session)
     session.commit(0)
-    assert session.optimizer.give_back_arena() and guest.read_text() == program().read_text()
+    assert session.optimizer.release_arena() and guest.read_text() == program().read_text()
     assert set(guest.machine.read(CODE, DATA - CODE)) == {FILL}
 
 
@@ -95,7 +95,7 @@ def test_a_site_waits_while_a_thread_is_inside_and_counts_meanwhile() -> None:
         session.commit(0)
     guest.run_to(0, PLAIN)
     guest.run_to(1, MEETING)
-    session.optimizer.stopped()
+    session.optimizer.on_stop()
     assert view_of(session, 1)[0] == "optimized"
     session.commit(0)
     assert counted(guest, session, 1) == THREADS * ROUNDS
@@ -106,11 +106,11 @@ def test_a_breakpoint_of_the_users_moves_the_site_down_while_it_is_there() -> No
     session = guest.session()
     session.add(Spec(f"*{PLAIN:#x}"))
     guest.breakpoints = frozenset((PLAIN,))
-    session.make_way(guest.breakpoints)
+    session.settle_around(guest.breakpoints)
     assert view_of(session, 1)[1] == "USER_BREAKPOINT"
     assert guest.machine.read(PLAIN, 5) == guest.bodies[1].data[:5]
     gone, guest.breakpoints = guest.breakpoints, frozenset()
-    session.make_way(gone)
+    session.settle_around(gone)
     assert view_of(session, 1)[0] == "optimized"
 
 
@@ -174,7 +174,7 @@ def test_return_probes_see_every_call_return(address: int) -> None:
     session.delete()
     run(guest, session)
     session.commit(0)
-    assert session.optimizer.give_back_arena() and guest.read_text() == program().read_text()
+    assert session.optimizer.release_arena() and guest.read_text() == program().read_text()
 
 
 def test_return_probes_of_a_function_that_nothing_calls_where_it_starts() -> None:

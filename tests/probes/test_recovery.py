@@ -11,12 +11,12 @@ from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.maps.ring import RingPosition
 from gdb_optprobe.probes import recovery
-from gdb_optprobe.probes.journal_records import Noted
+from gdb_optprobe.probes.journal_records import ProbeRecord
 from gdb_optprobe.probes.spec import Kind, Spec
 
 
-def found(number: int, spec: Spec, data: int | None, lost: bool) -> Noted:
-    return Noted(number, 0x4A2B0, spec, True, False, data, 0, {}, RingPosition(0, ()), (), lost=lost)
+def found(number: int, spec: Spec, data: int | None, lost: bool) -> ProbeRecord:
+    return ProbeRecord(number, 0x4A2B0, spec, True, False, data, 0, {}, RingPosition(0, ()), (), lost=lost)
 
 
 def test_what_was_noted_as_lost_is_lost_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,14 +29,14 @@ def test_what_was_noted_as_lost_is_lost_alone(monkeypatch: pytest.MonkeyPatch) -
         found(3, Spec("/bin/d:net/http.F", kind=Kind.UPROBE), kept.address, lost=False),
     )
     session, arena = MagicMock(), MagicMock()
-    session.optimizer.returns.points = ()
-    session.optimizer.traps.memory = session.users.calls.memory = frozenset()
-    session.users.again.return_value.number = 3
+    session.optimizer.kretprobes.known = ()
+    session.optimizer.traps.memory = session.uprobes.calls.memory = frozenset()
+    session.uprobes.again.return_value.number = 3
     monkeypatch.setattr(recovery, "look", lambda *_: (left, all_found, ()))
     monkeypatch.setattr(recovery, "take", lambda *_: arena)
     recovered = recovery.recover(session)
     assert [text.split(",")[0] for text in recovered.lost] == ["probe 1", "probe 2"]
     assert all(text.endswith(recovery.LOST) for text in recovered.lost)
-    session.users.again.assert_called_once_with(all_found[2], kept)
+    session.uprobes.again.assert_called_once_with(all_found[2], kept)
     assert arena.release_data.call_args.args == ({kept},)
     assert [call.args for call in arena.journal.drop.call_args_list] == [(Item.PROBE, 1), (Item.PROBE, 2)]

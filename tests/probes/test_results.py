@@ -25,7 +25,7 @@ from gdb_optprobe.handlers.ir import (
 from gdb_optprobe.maps.aggregate import Average, Count, Greatest, Least, Linear, Powers, Sum
 from gdb_optprobe.maps.ring import START
 from gdb_optprobe.probes.handler import HITS, Handler
-from gdb_optprobe.probes.results import Gathered
+from gdb_optprobe.probes.results import Results
 from gdb_optprobe.probes.stops import Hit
 
 WORD = Column("x", Form.UNSIGNED)
@@ -49,10 +49,10 @@ def hit(values: dict[str, int]) -> Hit:
     return Hit(0x1000, 0, values, lambda at, size: bytes(size), lambda _: None)
 
 
-def seen(hits: Sequence[dict[str, int]]) -> Gathered:
-    found = Gathered.nothing(HANDLER)
+def seen(hits: Sequence[dict[str, int]]) -> Results:
+    found = Results.empty(HANDLER)
     for each in hits:
-        found = found.after(HANDLER, HANDLER.run(hit(each)), 0)
+        found = found.after_hit(HANDLER, HANDLER.run(hit(each)), 0)
     return found
 
 
@@ -71,8 +71,8 @@ def test_hits_are_those_where_the_condition_holds(hits: list[dict[str, int]]) ->
 def test_memory_begins_as_nothing_gathered() -> None:
     data = HANDLER.initial()
     assert len(data) == HANDLER.size
-    assert Gathered.read(HANDLER, data, START) == Gathered.nothing(HANDLER)
-    assert Gathered.read(HANDLER, data[: HANDLER.head_size], START) == Gathered.nothing(HANDLER)
+    assert Results.decode(HANDLER, data, START) == Results.empty(HANDLER)
+    assert Results.decode(HANDLER, data[: HANDLER.head_size], START) == Results.empty(HANDLER)
 
 
 def test_objects_stand_one_behind_the_other() -> None:
@@ -94,7 +94,7 @@ def test_a_count_of_the_users_is_the_hits() -> None:
     plain = Handler.of(Program(None, (Update(Cell("count", Count())),)), None, None)
     assert plain.is_plain and plain.size == 8
     assert HITS in HANDLER.program.objects and len(HANDLER.cells) == 4
-    found = Gathered.nothing(plain).after(plain, plain.run(hit({})), 0)
+    found = Results.empty(plain).after_hit(plain, plain.run(hit({})), 0)
     assert found.head == (1,)
 
 
@@ -102,7 +102,7 @@ def test_the_clock_cannot_be_asked_while_the_guest_stands() -> None:
     timed = (Update(Cell("sum", Sum(False)), Clock()), Update(Cell("max", Greatest(False)), Register("rdi")))
     handler = Handler.of(Program(Register("rdx"), timed), None, None)
     some = {"rdx": 1, "rdi": 5}
-    found = Gathered.nothing(handler).after(handler, handler.run(hit(some)), 0)
+    found = Results.empty(handler).after_hit(handler, handler.run(hit(some)), 0)
     assert found.head == (1, 1, 0, 5, 1), "the hit and the other action count"
     assert handler.run(hit({"rdx": 0})) == Outcome(held=False), "nobody asked for it"
     asked = Handler.of(Program(Clock(), timed), None, None)
@@ -111,4 +111,4 @@ def test_the_clock_cannot_be_asked_while_the_guest_stands() -> None:
 
 def test_faults_are_counted_beside_hits() -> None:
     done = Outcome(True, (Done(HANDLER.program.actions[0]),), faults=2)
-    assert Gathered.nothing(HANDLER).after(HANDLER, done, 0).head[:2] == (1, 2)
+    assert Results.empty(HANDLER).after_hit(HANDLER, done, 0).head[:2] == (1, 2)

@@ -12,7 +12,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.probe import Probe
-from gdb_optprobe.probes.save import add, comment, saved, with_variables
+from gdb_optprobe.probes.save import add_command, commands, comment, with_variables
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.target import Target
@@ -30,7 +30,7 @@ def test_a_probe_on_a_program() -> None:
     does = {"condition": "$rdi == 1", "actions": ("count by $pid",)}
     spec = Spec("/bin/x:main+4", kind=Kind.UPROBE, file="/tmp/x", pid=3, **does)  # type: ignore[arg-type]
     words = "optprobe add /bin/x:main+4 -user -file /tmp/x -pid 3 if $rdi == 1 do count by $pid"
-    assert add(spec, spec.location) == words
+    assert add_command(spec, spec.location) == words
     assert replace(parse_add(words.removeprefix("optprobe add ")).specs()[0], condition_at=None, actions_at=()) == spec
 
 
@@ -56,7 +56,7 @@ class Guest:
 
 
 def file_of(guest: Guest, *probes: Probe) -> Saved:
-    return saved(probes, Settings(), cast(Target, guest), lambda spec, address: True)
+    return commands(probes, Settings(), cast(Target, guest), lambda spec, address: True)
 
 
 def probe(number: int = 1, **typed: object) -> Probe:
@@ -110,11 +110,11 @@ def test_line_ends_and_controls_in_typed_text_are_written_as_c_writes_them() -> 
 
 def test_a_path_is_quoted_where_it_has_to_be() -> None:
     for path, word in {"/tmp/x": "/tmp/x", "/tmp/a b": '"/tmp/a b"', '/tmp/a "b"': "'/tmp/a \"b\"'"}.items():
-        line = add(Spec("/bin/x:main", kind=Kind.UPROBE, file=path), "/bin/x:main")
+        line = add_command(Spec("/bin/x:main", kind=Kind.UPROBE, file=path), "/bin/x:main")
         assert line == f"optprobe add /bin/x:main -user -file {word}"
         assert parse_add(line.removeprefix("optprobe add ")).specs()[0].file == path
     with pytest.raises(OptprobeError, match="cannot be quoted"):
-        add(Spec("/bin/x:main", kind=Kind.UPROBE, file="/tmp/'\""), "/bin/x:main")
+        add_command(Spec("/bin/x:main", kind=Kind.UPROBE, file="/tmp/'\""), "/bin/x:main")
 
 
 def test_a_comment_ends_at_its_line() -> None:

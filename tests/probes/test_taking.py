@@ -17,7 +17,7 @@ from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.maps.journal_format import Damaged
 from gdb_optprobe.maps.user_call_table import UserCallTableLayout
 from gdb_optprobe.probes import arena_record
-from gdb_optprobe.probes.journal_records import Noted
+from gdb_optprobe.probes.journal_records import ProbeRecord
 from gdb_optprobe.probes.taking import believed
 
 KERNEL = 0xFFFF_FFFF_8100_0000
@@ -80,9 +80,9 @@ class Guest:
         return bytes.fromhex("0f1f440000")[:size] if address == TEXT[0] else bytes([FILL]) * size
 
 
-def looked_at(state: dict[str, Any]) -> tuple[ArenaContents, list[Noted]]:
+def looked_at(state: dict[str, Any]) -> tuple[ArenaContents, list[ProbeRecord]]:
     """Raises OptprobeError."""
-    arena_record._room(state, PLACE, RECOVERED)
+    arena_record._decode_room(state, PLACE, RECOVERED)
     left = decode(state, BOUNDS, cast(Any, Guest()), X86_64)
     return left, believed(left)[0]
 

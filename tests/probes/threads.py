@@ -70,11 +70,11 @@ class World:
     def _remember(self) -> None:
         for site in self.session.registry.sites():
             new = site.detour
-            if new is None or site.placed is None:
+            if new is None or site.installed_plan is None:
                 continue
             for old in [old for old in self.detours if old.address < new.end and new.address < old.end]:
                 del self.detours[old]
-            self.detours[new] = frozenset(insn.address for insn in site.placed.displaced)
+            self.detours[new] = frozenset(insn.address for insn in site.installed_plan.displaced)
 
     def original(self, pc: int) -> int | None:
         """Return the instruction that is at `pc`, or of which a copy is."""

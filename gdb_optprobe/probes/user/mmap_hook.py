@@ -19,7 +19,7 @@ from gdb_optprobe.guest.linux.user.mmap_hook import MmapHook
 from gdb_optprobe.maps import mmap_patches
 from gdb_optprobe.maps.mmap_patches import FAILED, INSIDE, ROWS, SIZE, MmapPatch
 from gdb_optprobe.probes import hooks
-from gdb_optprobe.probes.installed_detour import Placed
+from gdb_optprobe.probes.installed_detour import InstalledDetour
 from gdb_optprobe.probes.target import Target
 
 ROOM = 1023
@@ -29,7 +29,7 @@ ROOM = 1023
 @dataclass(frozen=True, slots=True)
 class _Hook:
     memory: Slot
-    placed: Placed
+    placed: InstalledDetour
     patches: tuple[Patch, ...]
 
 
@@ -55,13 +55,15 @@ class Arrivals:
         placed = None
         try:
             code = arriving.code(memory.address, force)
-            placed = Placed.again(arriving.to, lambda at: Detour(at, code(at), arriving.to, ()), target, arena)
+            placed = InstalledDetour.install_or_reuse(
+                arriving.to, lambda at: Detour(at, code(at), arriving.to, ()), target, arena
+            )
             redirect, to = target.isa.redirect, placed.detour.address
             patches = tuple(Patch(call.address, call.data, redirect(call, to)) for call in arriving.calls)
-            hooks.put_in(patches, target, arena)
+            hooks.install(patches, target, arena)
         except OptprobeError:
             if placed is not None:
-                placed.give_up(target, arena, reached=False)
+                placed.release(target, arena, reached=False)
             arena.release_table(TableKind.USER_MAPPINGS, memory)
             raise
         self._hook, self._rows = _Hook(memory, placed, patches), []
@@ -111,8 +113,8 @@ class Arrivals:
         if hook is None:
             return
         self.hold(())
-        hooks.take_out(hook.patches, self.target, arena)
-        hook.placed.give_up(self.target, arena, reached=True)
+        hooks.remove(hook.patches, self.target, arena)
+        hook.placed.release(self.target, arena, reached=True)
         arena.release_table(TableKind.USER_MAPPINGS, hook.memory)
         self.abandon()
 

@@ -13,7 +13,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user import writer
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.user.writer import Writer
-from gdb_optprobe.probes.installed_detour import Placed
+from gdb_optprobe.probes.installed_detour import InstalledDetour
 from gdb_optprobe.probes.target import Target
 
 
@@ -23,7 +23,7 @@ class UserWriter:
 
     target: Target
     made: Writer | None = None
-    _placed: Placed | None = None
+    _placed: InstalledDetour | None = None
     _tables: Slot | None = None
 
     def check_room(self, near: int, arena: Arena) -> None:
@@ -41,7 +41,7 @@ class UserWriter:
             tables = arena.allocate_table(TableKind.USER_WRITES, writer.SIZE, calls.write, self.target.isa.data_reach)
         try:
             code = programs.vcpus.writing.code
-            placed = Placed.again(
+            placed = InstalledDetour.install_or_reuse(
                 calls.write, lambda at: Detour(at, code(at, calls.write, calls.put), at, ()), self.target, arena
             )
         except OptprobeError:
@@ -56,7 +56,7 @@ class UserWriter:
         """Nothing is written any more: code and tables go once nobody is inside."""
         if self._placed is None or self._tables is None:
             return
-        self._placed.give_up(self.target, arena, reached=True)
+        self._placed.release(self.target, arena, reached=True)
         arena.release_table(TableKind.USER_WRITES, self._tables)
         self.abandon()
 

@@ -12,7 +12,7 @@ from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.code import Code
 from gdb_optprobe.isa.user import UserTrapping
-from gdb_optprobe.probes.installed_detour import Placed
+from gdb_optprobe.probes.installed_detour import InstalledDetour
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.user import boundary
 
@@ -37,7 +37,7 @@ class Step:
     """A trap that stands in place of `tail`. placed: its code. number: in the journal."""
 
     tail: Tail
-    placed: Placed
+    placed: InstalledDetour
     number: int
 
 
@@ -81,7 +81,7 @@ class Point:
     trap: bytes
     number: int
     probes: list[Probe] = field(default_factory=list)
-    placed: Placed | None = None
+    placed: InstalledDetour | None = None
     step: Step | None = None
     parts: tuple[PlacedPart, ...] = ()
 

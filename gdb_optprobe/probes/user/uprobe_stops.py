@@ -33,7 +33,7 @@ from gdb_optprobe.isa.codegen import Address, EntryState, RegisterPool
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.probes.handler import Handler
-from gdb_optprobe.probes.installed_detour import new_pad
+from gdb_optprobe.probes.installed_detour import install_pad
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.stops import ProgramArrival, ProgramLanding, StopPoint
@@ -128,7 +128,7 @@ class UserStops:
         if behind not in self._places:
             stopping = user.kernel.isa.stopping
             assert stopping is not None, "else it was refused"
-            pad = new_pad(user.kernel.calls.handler, stopping.place, self.target, arena)
+            pad = install_pad(user.kernel.calls.handler, stopping.place, self.target, arena)
             comes = partial(self._comes, user)
             ticket = partial(self._held, stopping.ticket)
             landing = ProgramLanding(pad.address, pad.bell, pad.bell + RUNG, comes, ticket, saved(user.kernel.isa))

@@ -26,8 +26,8 @@ from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.maps import user_trap_table
 from gdb_optprobe.maps.user_trap_table import CODE, SLOT, Key, UserTrapTableLayout, slot
 from gdb_optprobe.probes import hooks
-from gdb_optprobe.probes.hooks import NOTHING, Standing
-from gdb_optprobe.probes.installed_detour import Placed
+from gdb_optprobe.probes.hooks import NOT_INSTALLED, InstalledBytes
+from gdb_optprobe.probes.installed_detour import InstalledDetour
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user.target import UserTarget
 
@@ -42,7 +42,7 @@ class _Handler:
     layout: UserTrapTableLayout
     memory: Slot
     data: bytearray
-    placed: Placed
+    placed: InstalledDetour
     calls: tuple[Patch, ...]
 
 
@@ -52,9 +52,9 @@ class _Hook:
 
     user: UserTarget
     arena: Arena
-    writable: Placed
-    leaf: Placed
-    gone: Placed
+    writable: InstalledDetour
+    leaf: InstalledDetour
+    gone: InstalledDetour
     handler: _Handler
 
 
@@ -72,7 +72,7 @@ class UserTraps:
         user: UserTarget,
         readers: ProbeReadRoutines,
         arena: Arena,
-        standing: Standing = NOTHING,
+        standing: InstalledBytes = NOT_INSTALLED,
         codes: Mapping[Key, int] = MappingProxyType({}),
         gone: Collection[Key] = (),
     ) -> None:
@@ -82,9 +82,9 @@ class UserTraps:
         """
         if self._hook is not None:
             return
-        kernel, near, placed = user.kernel, user.kernel.calls.handler, list[Placed]()
+        kernel, near, placed = user.kernel, user.kernel.calls.handler, list[InstalledDetour]()
 
-        def put(code: Code) -> Placed:
+        def put(code: Code) -> InstalledDetour:
             placed.append(self.again(code, near, arena))
             return placed[-1]
 
@@ -95,20 +95,20 @@ class UserTraps:
             known = {**codes, **dict.fromkeys(gone, nothing.detour.address)}
 
             def lead(new: Sequence[Patch]) -> None:
-                hooks.put_in(new, self.target, arena, standing)
+                hooks.install(new, self.target, arena, standing)
 
             handler, known = self._made(known, nothing, leaf, user, arena, lead)
         except OptprobeError:
             for one in placed:
-                one.give_up(self.target, arena, reached=False)
+                one.release(self.target, arena, reached=False)
             raise
         self._hook, self._codes = _Hook(user, arena, writable, leaf, nothing, handler), known
 
     def _made(
         self,
         codes: Mapping[Key, int],
-        nothing: Placed,
-        leaf: Placed,
+        nothing: InstalledDetour,
+        leaf: InstalledDetour,
         user: UserTarget,
         arena: Arena,
         lead: Callable[[Sequence[Patch]], None],
@@ -132,7 +132,7 @@ class UserTraps:
             lead(calls)
         except OptprobeError:
             if placed is not None:
-                placed.give_up(self.target, arena, reached=False)
+                placed.release(self.target, arena, reached=False)
             arena.release_table(TableKind.USER_TRAPS, memory)
             raise
         return _Handler(layout, memory, data, placed, calls), known
@@ -161,7 +161,7 @@ class UserTraps:
         return layout
 
     def _table(
-        self, codes: Mapping[Key, int], nothing: Placed, near: int, arena: Arena
+        self, codes: Mapping[Key, int], nothing: InstalledDetour, near: int, arena: Arena
     ) -> tuple[UserTrapTableLayout, Slot, bytearray, dict[Key, int]]:
         """One with room for one more than `codes`: an earlier session's, or a new one. Raises Refused."""
         memory = arena.adopt_table(TableKind.USER_TRAPS, user_trap_table.is_size) if self._hook is None else None
@@ -188,7 +188,7 @@ class UserTraps:
 
     def _give_up(self, handler: _Handler, arena: Arena) -> None:
         """Nothing leads there any more."""
-        handler.placed.give_up(self.target, arena, reached=True, way=True)
+        handler.placed.release(self.target, arena, reached=True, way=True)
         arena.release_table(TableKind.USER_TRAPS, handler.memory)
 
     @property
@@ -197,13 +197,13 @@ class UserTraps:
         assert self._hook is not None, "begin"
         return self._hook.writable.detour.address
 
-    def again(self, code: Code, near: int, arena: Arena) -> Placed:
+    def again(self, code: Code, near: int, arena: Arena) -> InstalledDetour:
         """The same, or what an earlier session has left of it. Raises Refused."""
-        return Placed.again(near, lambda at: Detour(at, code(at), near, ()), self.target, arena)
+        return InstalledDetour.install_or_reuse(near, lambda at: Detour(at, code(at), near, ()), self.target, arena)
 
-    def place(self, code: Code, near: int, arena: Arena) -> Placed:
+    def place(self, code: Code, near: int, arena: Arena) -> InstalledDetour:
         """Code that traps come to. Raises Refused."""
-        return Placed.near(near, lambda at: Detour(at, code(at), near, ()), self.target, arena)
+        return InstalledDetour.install(near, lambda at: Detour(at, code(at), near, ()), self.target, arena)
 
     def lead(self, key: Key, code: int) -> None:
         """A trap there, which is about to be written, comes to `code`. Raises Refused, TextChanged."""
@@ -228,12 +228,12 @@ class UserTraps:
         if hook is None or any(code != hook.gone.detour.address for code in self._codes.values()):
             return
         inside = [*user.kernel.calls.ways_in, *((one.detour.address, one.detour.end) for one in self._code(hook))]
-        if not hooks.is_deserted(inside, self.target, (*user.kernel.calls.beside, *arena.ranges.code)):
+        if not hooks.is_quiescent(inside, self.target, (*user.kernel.calls.beside, *arena.ranges.code)):
             return
-        hooks.take_out(hook.handler.calls, self.target, arena)
+        hooks.remove(hook.handler.calls, self.target, arena)
         self._give_up(hook.handler, arena)
         for one in (hook.gone, hook.leaf, hook.writable):
-            one.give_up(self.target, arena, reached=True)
+            one.release(self.target, arena, reached=True)
         self._hook, self._codes = None, {}
 
     def abandon(self) -> None:
@@ -251,7 +251,7 @@ class UserTraps:
         hook = self._hook
         return tuple((one.detour.address, one.detour.end) for one in self._code(hook)) if hook is not None else ()
 
-    def _code(self, hook: _Hook) -> tuple[Placed, ...]:
+    def _code(self, hook: _Hook) -> tuple[InstalledDetour, ...]:
         return hook.handler.placed, hook.gone, hook.leaf, hook.writable
 
     def _write(self, key: Key, code: int) -> None:

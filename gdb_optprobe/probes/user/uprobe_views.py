@@ -17,25 +17,25 @@ from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.probes import call_views, probe_views, save
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
-from gdb_optprobe.probes.results import Gathered
+from gdb_optprobe.probes.results import Results
 from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user.uprobe import Point
 from gdb_optprobe.probes.user.uprobes import Users
 from gdb_optprobe.probes.user.uretprobe import Function
 from gdb_optprobe.probes.views import (
+    ActiveCallView,
     CallsView,
     CodeLine,
     DetourView,
     ExplainView,
     FrameView,
-    OutView,
     ProbeView,
     ShowView,
 )
 
 
-def probe(probe: Probe, users: Users, found: Gathered, target: Target) -> ProbeView:
+def probe(probe: Probe, users: Users, found: Results, target: Target) -> ProbeView:
     """address: the one that the program was linked for."""
     point = users.point(probe)
     function = users.calls.functions.get((point.program.inode, probe.address)) if probe.spec.returns else None
@@ -70,7 +70,7 @@ def probe(probe: Probe, users: Users, found: Gathered, target: Target) -> ProbeV
         detour=DetourView(detour.address, detour.size, count, most, least, detour.head) if detour else None,
         condition=probe.spec.condition,
         actions=probe.spec.actions,
-        entry=save.entry(probe.spec),
+        entry=save.entry_clause(probe.spec),
         hits=found.head[0],
         missed=calls.missed if calls is not None else 0,
         active=calls.active if calls is not None else 0,
@@ -78,8 +78,8 @@ def probe(probe: Probe, users: Users, found: Gathered, target: Target) -> ProbeV
         faults=found.head[1] if len(found.head) > 1 else 0,
         stops=users.stops.counts[probe.number],
         calls=calls,
-        objects=tuple(probe_views.objects(probe.handler, found, target)),
-        records=tuple(probe_views.record(probe, row, target, unwound) for row in found.records),
+        objects=tuple(probe_views.object_views(probe.handler, found, target)),
+        records=tuple(probe_views.record_view(probe, row, target, unwound) for row in found.records),
     )
 
 
@@ -135,10 +135,12 @@ def show(view: ProbeView, point: Point, target: Target, isa: UserTrapping) -> Sh
         detour = point.placed.detour
         data = target.machine.read(detour.address, detour.size)
         notes = {each.start: each.part.note for each in point.parts}
-        code = probe_views.lines(target.isa.decode(data, detour.address), notes)
+        code = probe_views.code_lines(target.isa.decode(data, detour.address), notes)
     trap = isa.decode(point.trap + insn.data[len(point.trap) :], insn.address, point.program.bits)[:1]
-    patched = probe_views.lines(trap, {insn.address: "in a private copy of the page of each process"}) if code else ()
-    return ShowView(view, probe_views.lines([insn], {insn.address: "in the file"}), patched, code)
+    patched = probe_views.code_lines(
+        trap, {insn.address: "in a private copy of the page of each process"}
+    ) if code else ()
+    return ShowView(view, probe_views.code_lines([insn], {insn.address: "in the file"}), patched, code)
 
 
 def explanation(spec: Spec, users: Users, target: Target) -> ExplainView:
@@ -150,7 +152,7 @@ def explanation(spec: Spec, users: Users, target: Target) -> ExplainView:
         symbol=point.program.spell(insn.address),
         tier=Tier.TRAPPED.value,
         reason=None,
-        displaced=probe_views.lines([insn], {}),
+        displaced=probe_views.code_lines([insn], {}),
         refused=(),
         patch_size=len(point.trap),
         instructions=sum(map(probe_views.cost_of, added)),
@@ -162,14 +164,14 @@ def deleted(optimizer: Optimizer, users: Users) -> Iterator[ProbeView]:
 
     The kernel's come first.
     """
-    yield from call_views.deleted(optimizer)
+    yield from call_views.deleted_kretprobes(optimizer)
     if not users.calls.waits:
         return
     users.tidy()
     for function in users.calls.left:
         if (calls := _calls(function, users)).active:
             place = function.program.spell(function.address)
-            yield call_views.row(Kind.URETPROBE, function.address, place, place, calls)
+            yield call_views.deleted_view(Kind.URETPROBE, function.address, place, place, calls)
 
 
 def _calls(function: Function, users: Users) -> CallsView:
@@ -178,6 +180,6 @@ def _calls(function: Function, users: Users) -> CallsView:
     own = [call for call in out if call.point == function.counts.address]
     spaces = {space.mm: space.processes for space in users.spaces(function.program)} if own else {}
     who = [process for call in own for process in spaces.get(call.mm, ())[:1]]
-    shown = sorted((OutView(str(each), each.pid, each.name) for each in who), key=lambda one: one.pid or 0)
+    shown = sorted((ActiveCallView(str(each), each.pid, each.name) for each in who), key=lambda one: one.pid or 0)
     entries = counts.returns + counts.active + counts.missed + counts.dropped
     return CallsView(entries, counts.returns, counts.active, counts.missed, counts.dropped, tuple(shown))

@@ -29,10 +29,10 @@ from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.maps.user_call_table import COUNTERS_SIZE
 from gdb_optprobe.maps.user_trap_table import Key
 from gdb_optprobe.probes.handler import Handler
-from gdb_optprobe.probes.journal_records import Noted, fingerprint, note
+from gdb_optprobe.probes.journal_records import ProbeRecord, fingerprint, write_probe
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
-from gdb_optprobe.probes.probe_read import readers
+from gdb_optprobe.probes.probe_read import install_probe_read
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.room import reserve
 from gdb_optprobe.probes.settings import Settings, sizes_of
@@ -119,7 +119,7 @@ class Users:
         probe = Probe(self.registry.next_number(), spec, point.insn.address, handler, sizes_of(settings))
         return self._put(probe, point, user)
 
-    def again(self, one: Noted, data: Slot | None) -> Probe:
+    def again(self, one: ProbeRecord, data: Slot | None) -> Probe:
         """A probe of an earlier GDB's, whose traps were taken out; data: its memory. Raises OptprobeError."""
         user, settings = self.target.user(), replace(self.settings(), **one.sizes)  # type: ignore[arg-type]
         try:
@@ -134,7 +134,7 @@ class Users:
             raise
         address = point.insn.address
         probe = Probe(one.number, one.spec, address, handler, one.sizes, one.enabled, data, since=one.since)
-        self.registry.reserve_number(one.number)
+        self.registry.use_number(one.number)
         return self._put(probe, point, user)
 
     def writers(self) -> Sequence[int]:
@@ -231,10 +231,10 @@ class Users:
         arena = self.optimizer.take_arena()
         try:
             self._reserve(probe, user, arena)
-            self.registry.await_text(probe, IN_PROGRAM)
+            self.registry.set_absent(probe, IN_PROGRAM)
             self._points[probe.number] = point
             point.probes.append(probe)
-            note(probe, arena.journal)
+            write_probe(probe, arena.journal)
             self._settle(point, user, arena)
         except BaseException:
             try:
@@ -380,12 +380,12 @@ class Users:
 
     def _reserve(self, probe: Probe, user: UserTarget, arena: Arena) -> None:
         """Memory for what its program gathers, and all that traps come to. Raises Refused."""
-        probe.readers = self.optimizer.with_room(lambda: self._begin(user, arena), arena)
+        probe.readers = self.optimizer.with_memory(lambda: self._begin(user, arena), arena)
         if probe.counter is None:
             near, reach, size = user.kernel.calls.handler, self.target.isa.data_reach, probe.handler.size
 
             def allocate() -> None:
-                probe.counter = self.optimizer.with_room(lambda: arena.allocate_data(size, near, reach), arena)
+                probe.counter = self.optimizer.with_memory(lambda: arena.allocate_data(size, near, reach), arena)
                 self.target.machine.write(probe.counter.address, probe.handler.initial())
 
             reserve(probe, self.optimizer, allocate)
@@ -402,14 +402,14 @@ class Users:
 
     def _readers(self, user: UserTarget, arena: Arena) -> ProbeReadRoutines:
         """Raises Refused, OptprobeError."""
-        return readers(requirements.reads(user), user.kernel.calls.handler, self.target, arena)
+        return install_probe_read(requirements.reads(user), user.kernel.calls.handler, self.target, arena)
 
     def _drop(self, probe: Probe) -> None:
         """One that could not be made."""
         if self.registry.has(probe):
             self.registry.remove(probe)
         self.optimizer.release_counter(probe)
-        self.optimizer.note(gone=[probe])
+        self.optimizer.write_records(gone=[probe])
 
     # a probed instruction --------------------------------------------------------------------------------------------
 
@@ -444,11 +444,11 @@ class Users:
     def _lead(self, point: Point, parts: Sequence[Part], user: UserTarget, arena: Arena) -> None:
         """Have traps at `point` come to these, one behind the other. Raises Refused."""
         code, near = joined([part.code for part in parts]), user.kernel.calls.handler
-        placed = self.optimizer.with_room(lambda: self.traps.place(code, near, arena), arena)
+        placed = self.optimizer.with_memory(lambda: self.traps.place(code, near, arena), arena)
         try:
-            self.optimizer.with_room(lambda: self.traps.lead(point.key, placed.detour.address), arena)
+            self.optimizer.with_memory(lambda: self.traps.lead(point.key, placed.detour.address), arena)
         except OptprobeError:
-            placed.give_up(self.target, arena, reached=False)
+            placed.release(self.target, arena, reached=False)
             raise
         self._give_up(point, arena)
         point.placed, point.parts = placed, tuple(in_place(parts, placed.detour.address))
@@ -467,7 +467,7 @@ class Users:
 
     def _give_up(self, point: Point, arena: Arena) -> None:
         if point.placed is not None:
-            point.placed.give_up(self.target, arena, reached=True)
+            point.placed.release(self.target, arena, reached=True)
             point.placed = None
 
     def _settle_calls(self, point: Point) -> None:
@@ -490,7 +490,7 @@ class Users:
             parts.append(Part(f"the program of probe {probe.number}: {', '.join(probe.spec.actions)}", code, True))
         if returns := [probe for probe in point.enabled if probe.spec.returns]:
             program, address = point.program, point.insn.address
-            entry = self.optimizer.with_room(
+            entry = self.optimizer.with_memory(
                 lambda: self.calls.entry(program, address, returns, user, arena), arena
             )
             parts.append(Part("the entry of a call whose return is probed", entry))

@@ -37,8 +37,8 @@ from gdb_optprobe.maps.user_call_table import (
 )
 from gdb_optprobe.maps.user_trap_table import Key
 from gdb_optprobe.probes import hooks
-from gdb_optprobe.probes.hooks import NOTHING, Standing
-from gdb_optprobe.probes.installed_detour import Placed
+from gdb_optprobe.probes.hooks import NOT_INSTALLED, InstalledBytes
+from gdb_optprobe.probes.installed_detour import InstalledDetour
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import trap_records
@@ -66,9 +66,9 @@ class Function:
     program: Program
     address: int
     counts: Slot
-    placed: Placed | None = None
+    placed: InstalledDetour | None = None
     serves: tuple[int, ...] = ()
-    left: list[Placed] = field(default_factory=list)
+    left: list[InstalledDetour] = field(default_factory=list)
 
     def retire(self) -> None:
         """Calls are not entered any more, with what was placed."""
@@ -85,7 +85,7 @@ class _Trampoline:
     address: int
     original: bytes
     number: int
-    code: Placed
+    code: InstalledDetour
     armed: bool = False
 
     @property
@@ -99,7 +99,7 @@ class _There:
 
     table: Table
     memory: Slot
-    codes: tuple[Placed, ...]
+    codes: tuple[InstalledDetour, ...]
     calls: tuple[Patch, ...]
 
 
@@ -186,7 +186,7 @@ class UserCalls:
         """Whether calls may return to a trap of ours in it."""
         return program.inode in self._trampolines
 
-    def take_over(self, kept: Kept, standing: Standing, user: UserTarget, arena: Arena) -> None:
+    def take_over(self, kept: Kept, standing: InstalledBytes, user: UserTarget, arena: Arena) -> None:
         """The table of these calls is ours from now on. Raises OptprobeError."""
         (table,) = {trap.calls for trap, _ in kept}
         memory = arena.adopt_table(TableKind.USER_CALLS, lambda size: size >= LAYOUT.size)
@@ -275,7 +275,7 @@ class UserCalls:
         user: UserTarget,
         arena: Arena,
         old: Slot | None = None,
-        standing: Standing = NOTHING,
+        standing: InstalledBytes = NOT_INSTALLED,
     ) -> _There:
         """old: a table that there is already."""
         if self._there is not None:
@@ -285,7 +285,7 @@ class UserCalls:
         if old is None:
             self.target.machine.write(memory.address, LAYOUT.initial())
         table = Table(LAYOUT, memory.address, kernel.mm)
-        placed: list[Placed] = []
+        placed: list[InstalledDetour] = []
         patches: list[Patch] = []
         machine = self.target.isa.codegen
         try:
@@ -298,10 +298,10 @@ class UserCalls:
             for calls, code in routines:
                 placed.append(self._before(calls, code, arena))
                 patches += [self._redirected(calls, placed[-1], number) for number in range(len(calls.calls))]
-            hooks.put_in(patches, self.target, arena, standing)
+            hooks.install(patches, self.target, arena, standing)
         except OptprobeError:
             for one in placed:
-                one.give_up(self.target, arena, reached=False)
+                one.release(self.target, arena, reached=False)
             arena.release_table(TableKind.USER_CALLS, memory)
             raise
         self._there = _There(table, memory, tuple(placed), tuple(patches))
@@ -316,10 +316,12 @@ class UserCalls:
             arena.release_table(TableKind.USER_CALLS, found)
         return arena.allocate_table(TableKind.USER_CALLS, LAYOUT.size, kernel.copied.to, self.target.isa.data_reach)
 
-    def _before(self, calls: MmHooks, code: Code, arena: Arena) -> Placed:
-        return Placed.again(calls.to, lambda at: Detour(at, code(at), calls.to, ()), self.target, arena)
+    def _before(self, calls: MmHooks, code: Code, arena: Arena) -> InstalledDetour:
+        return InstalledDetour.install_or_reuse(
+            calls.to, lambda at: Detour(at, code(at), calls.to, ()), self.target, arena
+        )
 
-    def _redirected(self, calls: MmHooks, to: Placed, number: int) -> Patch:
+    def _redirected(self, calls: MmHooks, to: InstalledDetour, number: int) -> Patch:
         call = calls.calls[number]
         return Patch(call.address, call.data, self.target.isa.redirect(call, to.detour.address))
 
@@ -347,7 +349,7 @@ class UserCalls:
         try:
             self.traps.lead(found.key, found.code.detour.address)
         except OptprobeError:
-            found.code.give_up(self.target, arena, reached=False)
+            found.code.release(self.target, arena, reached=False)
             raise
         trap_records.note(found.number, program, address, original, arena.journal, there.memory.address)
         self._trampolines[program.inode] = found
@@ -418,7 +420,7 @@ class UserCalls:
         if not (some or self.left or idle) and self.functions:
             return False
         inside = [*user.kernel.calls.ways_in, *self.traps.ranges, *((one.address, one.end) for one in arena.retired)]
-        if not hooks.is_deserted(inside, self.target, arena.ranges.code):
+        if not hooks.is_quiescent(inside, self.target, arena.ranges.code):
             return False
         calls = self.under_way()
         codes, points = {call.code for call in calls}, {call.point for call in calls}
@@ -426,7 +428,7 @@ class UserCalls:
             return False
         for function in some:
             for one in [one for one in function.left if one.detour.address not in codes]:
-                one.give_up(self.target, arena, reached=True)
+                one.release(self.target, arena, reached=True)
                 function.left.remove(one)
         for function in [one for one in self.left if one.counts.address not in points]:
             arena.data.release(function.counts)
@@ -450,16 +452,16 @@ class UserCalls:
             return
         user.texts.take_out(one.program, [Change(one.address, one.original, user.kernel.isa.trap)])
         self.traps.forget(one.key)
-        one.code.give_up(self.target, arena, reached=True)
+        one.code.release(self.target, arena, reached=True)
         arena.journal.drop(Item.USER, one.number)
         del self._trampolines[one.program.inode]
 
     def _end(self, arena: Arena) -> None:
         there, self._there = self._there, None
         assert there is not None, "begin"
-        hooks.take_out(there.calls, self.target, arena)
+        hooks.remove(there.calls, self.target, arena)
         for one in there.codes:
-            one.give_up(self.target, arena, reached=True)
+            one.release(self.target, arena, reached=True)
         arena.release_table(TableKind.USER_CALLS, there.memory)
 
     def abandon(self) -> None:

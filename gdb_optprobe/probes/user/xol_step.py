@@ -67,7 +67,7 @@ class Steps:
             return
         user.texts.exchange(program, step.tail.address, step.tail.jump)
         self.traps.forget(_key(program, step.tail))
-        step.placed.give_up(self.target, arena, reached=True)
+        step.placed.release(self.target, arena, reached=True)
         arena.journal.drop(Item.USER, step.number)
         point.step = None
 

@@ -25,7 +25,7 @@ PATH = "/tmp/calls"
 LIBRARY_CALLS = 100
 
 # The table of traps begins with room for 4.
-GROWING = "python from gdb_optprobe.debugger.attach import attachments; attachments.session().users.traps.slots = 8"
+GROWING = "python from gdb_optprobe.debugger.attach import attachments; attachments.session().uprobes.traps.slots = 8"
 
 
 @pytest.fixture
