@@ -119,7 +119,7 @@ def test_as_a_computation() -> None:
         ("", "nowhere here"),
         ("optimized out.", "nowhere here"),
         ("a variable in $xmm0", "nowhere here"),
-        ("a complex DWARF expression:\n     0: DW_OP_fbreg -96\n", "where its frame is"),
+        ("a complex DWARF expression:\n     0: DW_OP_fbreg -96\n", "its frame is"),
         ("a complex DWARF expression:\n     0: DW_OP_entry_value\n       2: DW_OP_reg5 [$rdi]\n", "at the function's"),
         ("a complex DWARF expression:\n     0: DW_OP_GNU_entry_value\n", "at the function's entry"),
         ("a complex DWARF expression:\n     0: DW_OP_piece 4 (bytes)\n", "DW_OP_piece, which is not supported"),
