@@ -22,7 +22,7 @@ from gdb_optprobe.guest_text import lines
 from gdb_optprobe.handlers.source import legible
 from gdb_optprobe.interrupts import held
 from gdb_optprobe.probes.spec import Spec
-from gdb_optprobe.probes.views import CollectorView, ExplainView, ProbeView, Saved, ShowView
+from gdb_optprobe.probes.views import CollectorView, ExplainView, ProbeView, SavedProbes, ShowView
 
 
 class Session(Protocol):
@@ -61,7 +61,7 @@ class Session(Protocol):
 
     def untraced(self) -> Sequence[str]: ...
 
-    def saved(self) -> Saved: ...
+    def saved(self) -> SavedProbes: ...
 
     def run(self, seconds: float | None, until_hits: tuple[int, int] | None, timeout: float | None) -> str: ...
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.probes.linux import Linux
-from gdb_optprobe.probes.user.program_text import UserTexts
+from gdb_optprobe.probes.user.program_text import ProgramText
 from gdb_optprobe.probes.user.target import UserTarget
 
 
@@ -36,7 +36,7 @@ class LinuxPrograms:
         programs = Programs.of(
             linux.machine, kernel.kernel, kernel.mmu, kernel.vcpus, linux.constant, linux.forget
         )
-        texts = UserTexts(programs, self._run, self.is_stopped)
+        texts = ProgramText(programs, self._run, self.is_stopped)
         return UserTarget(kernel, self._names, programs, texts, self._names_at_return)
 
     def _names(self, address: int, entry: bool, bits: int) -> NamesAt:

@@ -168,10 +168,10 @@ def _innermost(pending: gdb.PendingFrame, kernel: Kernel, session: Session) -> d
 
 def _through_programs(pending: gdb.PendingFrame, kernel: Kernel, session: Session) -> gdb.UnwindInfo | None:
     """Unwind from the trampoline of a uretprobe to where the program's call really returns."""
-    if not session.uprobes.calls.functions and not session.uprobes.calls.left:
+    if not session.uprobes.uretprobes.functions and not session.uprobes.uretprobes.retired:
         return None
     pc, sp = (int(pending.read_register(name)) & MASK for name in (kernel.isa.pc, kernel.isa.sp))
-    back = session.uprobes.calls.back(pc, sp, kernel.read)
+    back = session.uprobes.uretprobes.return_address(pc, sp, kernel.read)
     if back is None:
         return None
     registers = {name: int(pending.read_register(name)) & MASK for name in kernel.registers()}

@@ -27,7 +27,7 @@ from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.spec_addresses import resolve_specs
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import uprobe_views as user_present
-from gdb_optprobe.probes.user.uprobes import Users
+from gdb_optprobe.probes.user.uprobes import Uprobes
 from gdb_optprobe.probes.views import ExplainView
 
 
@@ -38,7 +38,7 @@ class Explainer:
     target: Target
     registry: Registry
     optimizer: Optimizer
-    users: Users
+    users: Uprobes
     settings: Callable[[], Settings]
     plan: Callable[[int, Spec], Plan | None]
     compile: Callable[[Spec, Plan, Settings], Handler]
@@ -51,7 +51,7 @@ class Explainer:
                 check_action(action)
         for spec, addresses in resolve_specs(specs, self.target, len(self.registry), self.settings().max_probes):
             if spec.in_program:
-                yield user_present.explanation(spec, self.users, self.target)
+                yield user_present.explain_view(spec, self.users, self.target)
             elif not addresses:
                 why = Refusal.PENDING.because(location=spec.location, why="")
                 yield probe_views.unprobeable_view(0, why, self.target)
@@ -66,7 +66,7 @@ class Explainer:
             plan = replace(self._plan_with_memory(plan, spec, handler), moved=plan.moved)
         except Refused as refused:
             return probe_views.unprobeable_view(address, refused.reason, self.target)
-        return probe_views.explain_view(plan, self.target, spec.counts and not spec.returns)
+        return probe_views.explain_view(plan, self.target, spec.is_plain_count and not spec.is_return)
 
     def _plan_with_memory(self, plan: Plan, spec: Spec, handler: Handler) -> Plan:
         """Return what becomes of `plan` beside the probes that are there and in free memory. Raises Refused."""

@@ -139,7 +139,7 @@ class _Guest:
         return f"traps are taken at {_counted(len(found.calls), 'place')}, before {self.target.symbol(found.handler)}"
 
     def user_programs(self) -> str:
-        user = requirements.ready(self.optimizer)
+        user = requirements.check_guest(self.optimizer)
         return f"traps in private copies of their pages, which are of {user.kernel.mmu.kind.page // KIB} KiB"
 
 

@@ -59,7 +59,7 @@ END = (1).to_bytes(WORD, "little")
 _BEFORE_CELLS = 2
 
 
-class Where(Protocol):
+class CodeSite(Protocol):
     """address: the probed one. base: see Isa.count."""
 
     @property
@@ -101,7 +101,7 @@ class Handler:
         whole = Program(program.condition, (Update(HITS), *others))
         return cls(whole, per_cpu, cpu, unmapped, table_bits, ring_bits)
 
-    def within(self, size: int) -> Handler | None:
+    def fitting(self, size: int) -> Handler | None:
         """The same with tables and a ring so small that `size` bytes are enough."""
         for bits in reversed(range(1, max(self.table_bits, self.ring_bits))):
             found = replace(self, table_bits=min(bits, self.table_bits), ring_bits=min(bits, self.ring_bits))
@@ -121,12 +121,12 @@ class Handler:
         """What the program fills, then what is filled at a function's entry."""
         return (*self.program.objects, *self.entry.objects)
 
-    def armed(self, by: Expr) -> Handler:
+    def only_if(self, by: Expr) -> Handler:
         """The same where `by` holds."""
         test = And(by, self.program.condition) if self.program.condition is not None else by
         return replace(self, program=replace(self.program, condition=test))
 
-    def putting(self, puts: Sequence[Put]) -> Handler:
+    def storing(self, puts: Sequence[Put]) -> Handler:
         """The same with words stored in the place of a stop."""
         others = (action for action in self.program.actions if not isinstance(action, Stop))
         return replace(self, program=replace(self.program, actions=(*others, *puts)))
@@ -190,7 +190,7 @@ class Handler:
     def _end(self) -> bytes:
         return b"" if self.is_plain else END
 
-    def places(self) -> Iterator[tuple[Cell, slice]]:
+    def cell_words(self) -> Iterator[tuple[Cell, slice]]:
         """Where in the head each cell has its words."""
         at = _BEFORE_CELLS
         for cell in self.cells:
@@ -201,9 +201,9 @@ class Handler:
         """What a hit that stopped the guest does. The clock runs on while GDB looks, so to ask for it is a fault."""
         if self.is_plain:
             return Outcome(held=True)
-        return interpreter.run(self.program, self.seen(hit))
+        return interpreter.run(self.program, self.interpreted_hit(hit))
 
-    def seen(self, hit: Hit) -> interpreter.Hit:
+    def interpreted_hit(self, hit: Hit) -> interpreter.Hit:
         """A hit that stopped the guest, as the interpreter has it."""
         per_cpu = hit.regs[PER_CPU] if PerCpuBase() in self._nodes() else 0
         peek = None if isinstance(self.unmapped, Missing) else partial(self.unmapped.read, hit.regs)
@@ -228,7 +228,7 @@ class Handler:
     def code(
         self,
         isa: Isa,
-        plan: Where,
+        plan: CodeSite,
         dead: Dead,
         memory: int,
         readers: ProbeReadRoutines | None,
@@ -279,9 +279,9 @@ class Handler:
 
     def act_at_entry(self, hit: Hit) -> Outcome:
         """What it does at a hit that stopped the guest there."""
-        return interpreter.run(Program(None, self.entry.actions), self.seen(hit))
+        return interpreter.run(Program(None, self.entry.actions), self.interpreted_hit(hit))
 
-    def part_of(self, node: object, condition: Fragment | None, actions: Sequence[Fragment]) -> Fragment:
+    def source_of(self, node: object, condition: Fragment | None, actions: Sequence[Fragment]) -> Fragment:
         """Where that was typed which `node` is in: the condition or an action."""
         test = self.program.condition
         if condition is not None and test is not None and any(each is node for each in nodes(test)):
@@ -294,7 +294,7 @@ class Handler:
 
     def _addresses(self, memory: int) -> Iterator[int]:
         """Of each object, in their order."""
-        cells = iter([memory, *(memory + WORD * place.start for _, place in self.places())])
+        cells = iter([memory, *(memory + WORD * place.start for _, place in self.cell_words())])
         table = memory + self.head_size
         tables = iter(self.tables)
         for target in self.objects:

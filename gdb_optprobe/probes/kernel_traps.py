@@ -40,7 +40,7 @@ class _Handler:
     layout: TrapTableLayout
     memory: Slot
     data: bytearray
-    placed: InstalledDetour
+    installed: InstalledDetour
     calls: tuple[Patch, ...]
 
 
@@ -125,7 +125,7 @@ class KernelTraps:
         """Where nobody may be when the kernel is to call its own handler again."""
         if self._handler is None:
             return ()
-        code = self._handler.placed.detour
+        code = self._handler.installed.detour
         return (*self.target.trap_calls().ways_in, (code.address, code.end))
 
     @property
@@ -213,7 +213,7 @@ class KernelTraps:
 
     def _release(self, handler: _Handler, arena: Arena) -> None:
         """Nothing leads there any more; whoever is in it goes on."""
-        handler.placed.release(self.target, arena, reached=True, way=True)
+        handler.installed.release(self.target, arena, reached=True, way=True)
         arena.release_table(TableKind.TRAPS, handler.memory)
 
     def _write_slot(self, handler: _Handler, key: int) -> None:

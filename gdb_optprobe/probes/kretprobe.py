@@ -318,8 +318,8 @@ class Kretprobe:
         if part.time:
             since = Load(word(part.time), WORD, signed=False, mapped=True)
             puts.append(Put(word(part.time), Choose(since, Binary(Op.SUB, Clock(), since, 64, False), Constant(0))))
-        handler = probe.handler.putting(puts)
-        return handler.armed(Load(word(part.armed), WORD, signed=False, mapped=True)) if part.armed else handler
+        handler = probe.handler.storing(puts)
+        return handler.only_if(Load(word(part.armed), WORD, signed=False, mapped=True)) if part.armed else handler
 
     # an entry that stops the guest -----------------------------------------------------------------------------------
 
@@ -405,7 +405,7 @@ class Kretprobe:
     def _evaluate(self, node: Expr, part: Part, probe: Probe, hit: Hit, target: Target) -> int:
         """0 for a fault, which is counted."""
         try:
-            return interpreter.evaluate(node, probe.handler.seen(hit))
+            return interpreter.evaluate(node, probe.handler.interpreted_hit(hit))
         except Fault:
             count = int.from_bytes(target.machine.read(part.faults, WORD), "little") + 1
             target.machine.write(part.faults, count.to_bytes(WORD, "little"))

@@ -44,7 +44,7 @@ def without_stop(handler: Handler, target: Target) -> Handler:
     """The program that is in the trampoline, which leaves a word instead."""
     isa = target.isa.returning
     assert isa is not None, "it was compiled"
-    return handler.putting([Put(Register(isa.slot), Constant(1))] if handler.stops else [])
+    return handler.storing([Put(Register(isa.slot), Constant(1))] if handler.stops else [])
 
 
 def entry_part(spec: Spec, node: object, kept: Entry) -> Fragment | None:

@@ -49,4 +49,4 @@ def _ranges(session: Session, arena: Arena) -> Iterator[Range]:
     """Where nobody may be when all goes."""
     yield from ((slot.address, slot.end) for slot in arena.dirty())
     yield from session.optimizer.traps.handler_ranges
-    yield from session.uprobes.traps.ranges
+    yield from session.uprobes.traps.handler_ranges

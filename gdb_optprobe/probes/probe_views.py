@@ -186,7 +186,7 @@ def absent_view(probe: Probe, found: Results, target: Target) -> ProbeView:
 
 def object_views(handler: Handler, found: Results, target: Target) -> Iterator[ObjectView]:
     """What each action gathered."""
-    for cell, place in handler.places():
+    for cell, place in handler.cell_words():
         yield ObjectView(cell.name, cell.aggregate, (RowView((), found.head[place]),))
     for (table, _), rows, lost in zip(handler.tables, found.tables, found.lost, strict=True):
         keyed = tuple(_row(table.columns, key, words, target) for key, words in rows.items())

@@ -69,7 +69,9 @@ def _recovered(session: Session, left: ArenaContents, found: Sequence[ProbeRecor
     memory = {probe.counter for probe in probes if probe.counter is not None}
     memory |= {point.memory for point in returns.known if not point.closed}
     kept = (left.data_at(one.data) for one in programs if one.data is not None)
-    arena.release_data(memory.union(filter(None, kept), session.optimizer.traps.memory, session.uprobes.calls.memory))
+    arena.release_data(
+        memory.union(filter(None, kept), session.optimizer.traps.memory, session.uprobes.uretprobes.memory)
+    )
     for probe in there:
         try:
             _reserve(session, probe)
@@ -82,7 +84,7 @@ def _recovered(session: Session, left: ArenaContents, found: Sequence[ProbeRecor
     session.optimizer.settle([session.registry.site_of(probe) for probe in there])
     for one in programs:
         try:
-            probes.append(session.uprobes.again(one, left.data_at(one.data) if one.data is not None else None))
+            probes.append(session.uprobes.add_recovered(one, left.data_at(one.data) if one.data is not None else None))
         except OptprobeError as error:
             lost.append(f"probe {one.number}, {one.spec.location}, is not recovered: {error.message}")
     recovered = {probe.number for probe in probes}
@@ -109,7 +111,7 @@ def remove(session: Session, timeout: float) -> int:
     session.check_alive()
     left, found, undone = look(session.target, session.uprobes)
     arena = take(left, undone, session.target, session.optimizer, session.uprobes)
-    arena.release_data((*session.optimizer.traps.memory, *session.uprobes.calls.memory))
+    arena.release_data((*session.optimizer.traps.memory, *session.uprobes.uretprobes.memory))
     for one in found:
         arena.journal.drop(Item.PROBE, one.number)
     session.optimizer.kretprobes.end_adopted(arena)

@@ -70,7 +70,7 @@ class Results:
             return Results((self.head[0] + 1,))
         head = [*self.head]
         head[1] += outcome.faults
-        places = {id(cell): place for cell, place in handler.places()}
+        places = {id(cell): place for cell, place in handler.cell_words()}
         tables = [dict(rows) for rows in self.tables]
         numbers = {id(table): number for number, (table, _) in enumerate(handler.tables)}
         records = [*self.records]
@@ -95,7 +95,7 @@ class Results:
     def merged(self, handler: Handler, other: Results) -> Results:
         """Both together."""
         head = [left + right & aggregate.MASK for left, right in zip(self.head, other.head, strict=True)]
-        for cell, place in handler.places():
+        for cell, place in handler.cell_words():
             head[place] = aggregate.merged(cell.aggregate, self.head[place], other.head[place])
         tables = tuple(
             _merge_rows(table.aggregate, ours, theirs)

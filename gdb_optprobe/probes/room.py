@@ -20,6 +20,6 @@ def reserve(probe: Probe, optimizer: Optimizer, action: Callable[[], object]) ->
         if needed <= free:
             raise
         text = f"{refused.reason.text}: what the actions gather takes {needed} bytes, and {free} are free"
-        smaller = probe.handler.within(free)
+        smaller = probe.handler.fitting(free)
         hint = f"this fits: {', '.join(smaller.sizes)}" if smaller is not None else refused.reason.hint
         raise Refused(Reason(refused.reason.code, text, hint)) from None

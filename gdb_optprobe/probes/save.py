@@ -23,7 +23,7 @@ from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
-from gdb_optprobe.probes.views import Saved
+from gdb_optprobe.probes.views import SavedProbes
 
 HEAD = "# Probes of optprobe: `source` this file where `optprobe` is loaded and the guest has booted."
 SESSION_SETTINGS = ("arena", "on_exit", "exit_on_error", "guardian")
@@ -39,7 +39,7 @@ CanProbe = Callable[[Spec, int], bool]
 """Whether an address can have a probe of this kind."""
 
 
-def commands(probes: Sequence[Probe], settings: Settings, target: Target, takes: CanProbe) -> Saved:
+def commands(probes: Sequence[Probe], settings: Settings, target: Target, takes: CanProbe) -> SavedProbes:
     """The file for `probes`, in order of their numbers."""
     lines = [HEAD, *_settings(settings)]
     left_out: list[int] = []
@@ -51,7 +51,7 @@ def commands(probes: Sequence[Probe], settings: Settings, target: Target, takes:
         except NotSaved as why:
             left_out += [probe.number for probe in some]
             lines += [comment(line) for line in why.lines]
-    return Saved(tuple(lines), len(probes) - len(left_out), tuple(left_out))
+    return SavedProbes(tuple(lines), len(probes) - len(left_out), tuple(left_out))
 
 
 class NotSaved(Exception):
@@ -93,7 +93,7 @@ def add_command(spec: Spec, location: str, glob: bool = False) -> str:
     words += ["-user"] if spec.in_program else []
     words += ["-file", _quoted(spec.file)] if spec.file else []
     words += ["-pid", str(spec.pid)] if spec.pid else []
-    words += ["-return"] if spec.returns else []
+    words += ["-return"] if spec.is_return else []
     words += ["-maxactive", str(spec.maxactive)] if spec.maxactive else []
     words += ["-pending"] if spec.pending and not spec.in_program else []
     words += ["-name", spec.name] if spec.name else []

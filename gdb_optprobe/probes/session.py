@@ -46,8 +46,8 @@ from gdb_optprobe.probes.spec_addresses import resolve_specs
 from gdb_optprobe.probes.taking import make_way
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import uprobe_views as user_present
-from gdb_optprobe.probes.user.uprobes import Users
-from gdb_optprobe.probes.views import CollectorView, ExplainView, ProbeView, Saved, ShowView
+from gdb_optprobe.probes.user.uprobes import Uprobes
+from gdb_optprobe.probes.views import CollectorView, ExplainView, ProbeView, SavedProbes, ShowView
 
 # Runs the guest for some seconds (None: no bound); why it stopped, or None when the time was up.
 Run = Callable[[float | None], str | None]
@@ -72,7 +72,7 @@ class Session:
         self.module_tracker = ModuleTracker(
             target, self.registry, self.optimizer, settings, self._plan, self.handler, self.is_here
         )
-        self.uprobes = Users(target, self.registry, self.optimizer, settings)
+        self.uprobes = Uprobes(target, self.registry, self.optimizer, settings)
         self._explainer = Explainer(
             target, self.registry, self.optimizer, self.uprobes, settings, self._plan, self.handler, self._check_tier
         )
@@ -203,7 +203,7 @@ class Session:
 
     def handler(self, spec: Spec, plan: Plan, settings: Settings) -> Handler:
         """What a hit at `plan` does. Raises OptprobeError, pointing at what cannot be done."""
-        if spec.counts:
+        if spec.is_plain_count:
             return Handler()
         returns = spec.kind is Kind.KRETPROBE
         condition, actions = spec.condition_part, spec.action_parts
@@ -226,7 +226,7 @@ class Session:
             tried.code(self.target.isa, plan, dead, plan.address, somewhere, pad)
         except NotLowered as stuck:
             why = scope.reads if stuck.why == UNMAPPED and isinstance(scope.reads, Missing) else Missing(stuck.why)
-            part = entry_part(spec, stuck.node, entry) or handler.part_of(stuck.node, condition, actions)
+            part = entry_part(spec, stuck.node, entry) or handler.source_of(stuck.node, condition, actions)
             raise fault(why.message, part, why.hint) from None
         return handler
 
@@ -241,7 +241,7 @@ class Session:
         """Take probes out of the guest and forget them."""
         self.check_alive()
         probes = self.registry.probes(numbers)
-        self.uprobes.check(probes, on=False)
+        self.uprobes.check_switch(probes, on=False)
         self._remove(probes)
         return tuple(probe.number for probe in probes)
 
@@ -273,7 +273,7 @@ class Session:
     def _switch(self, numbers: Sequence[int] | None, on: bool) -> tuple[int, ...]:
         self.check_alive()
         probes = self.registry.probes(numbers)
-        self.uprobes.check(probes, on)
+        self.uprobes.check_switch(probes, on)
         self.target.guard()
         if on:
             prepare(self.optimizer, ((probe.address, probe.spec) for probe in probes if probe.waits is None))
@@ -317,7 +317,7 @@ class Session:
         """
         self.check_alive()
         views = self._views(self.registry.probes(numbers))
-        return (*views, *user_present.deleted(self.optimizer, self.uprobes)) if numbers is None else views
+        return (*views, *user_present.deleted_views(self.optimizer, self.uprobes)) if numbers is None else views
 
     def reports(self, numbers: Sequence[int] | None = None) -> tuple[ProbeView, ...]:
         """As `views`, with all that was gathered by key."""
@@ -327,7 +327,7 @@ class Session:
     def _views(self, probes: Sequence[Probe], whole: bool = False) -> tuple[ProbeView, ...]:
         found, under_way = probe_views.read_results(probes, self.target, whole), self.optimizer.active_calls
         return tuple(
-            user_present.probe(probe, self.uprobes, found[probe.number], self.target)
+            user_present.uprobe_view(probe, self.uprobes, found[probe.number], self.target)
             if probe.spec.in_program
             else probe_views.absent_view(probe, found[probe.number], self.target)
             if probe.waits is not None
@@ -341,7 +341,9 @@ class Session:
         (probe,) = self.registry.probes([number])
         (view,) = self._views([probe])
         if probe.spec.in_program:
-            return user_present.show(view, self.uprobes.point(probe), self.target, self.target.user().kernel.isa)
+            return user_present.show_view(
+                view, self.uprobes.uprobe_of(probe), self.target, self.target.user().kernel.isa
+            )
         if probe.waits is not None:
             raise OptprobeError(f"probe {number} has no code to show: {probe.waits.text}", probe.waits.hint)
         return probe_views.show_view(view, self.registry.site_of(probe), self.target)
@@ -377,7 +379,7 @@ class Session:
         probe_views.clear_results(probes, self.target, is_inside)
         self.optimizer.write_records(probes)
 
-    def saved(self) -> Saved:
+    def saved(self) -> SavedProbes:
         """The probes as commands that make them again in another boot."""
         self.check_alive()
 
@@ -505,7 +507,9 @@ class Session:
             dirty = self.optimizer.reclaim()
             if not waiting and not dirty:
                 return (
-                    "everything is settled", *call_views.describe(user_present.deleted(self.optimizer, self.uprobes))
+                    "everything is settled", *call_views.describe(
+                        user_present.deleted_views(self.optimizer, self.uprobes)
+                    )
                 )
             why = "; ".join(describe_waits(waiting, self.target))
             late, changed = time.monotonic() >= deadline, before != (before := (len(waiting), dirty))

@@ -64,7 +64,7 @@ class Spec:
         return self.kind in (Kind.UPROBE, Kind.URETPROBE)
 
     @property
-    def returns(self) -> bool:
+    def is_return(self) -> bool:
         return self.kind in (Kind.KRETPROBE, Kind.URETPROBE)
 
     @property
@@ -72,7 +72,7 @@ class Spec:
         return any(each is not None for each in (self.pre_handler, self.post_handler, self.return_handler))
 
     @property
-    def counts(self) -> bool:
+    def is_plain_count(self) -> bool:
         """Whether every hit is counted, and that is all."""
         if self.entry_condition is not None or self.entry_actions:
             return False

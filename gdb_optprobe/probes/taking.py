@@ -23,8 +23,8 @@ from gdb_optprobe.probes.kretprobe_records import read_kretprobes
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import trap_records as user_notes
-from gdb_optprobe.probes.user.trap_records import NotedTrap
-from gdb_optprobe.probes.user.uprobes import Users
+from gdb_optprobe.probes.user.trap_records import TrapRecord
+from gdb_optprobe.probes.user.uprobes import Uprobes
 from gdb_optprobe.probes.user.uretprobe import LAYOUT
 
 TRIES, PAUSE = 20, 0.05
@@ -35,7 +35,7 @@ NO_ROOM = "too full for what would take the probes over; nothing was changed"
 FIRST_GDB = "the version of optprobe that added them takes them over with less, or reboot the guest"
 
 
-def make_way(target: Target, optimizer: Optimizer, users: Users) -> None:
+def make_way(target: Target, optimizer: Optimizer, users: Uprobes) -> None:
     """Where code of an earlier GDB's is left, but no probe: what leads there is taken out, calls under way go on.
 
     Raises OptprobeError where there are probes, or it cannot be.
@@ -47,12 +47,12 @@ def make_way(target: Target, optimizer: Optimizer, users: Users) -> None:
         raise OptprobeError(LEFT, RECOVER)
     left, _, undone = look(target, users)
     arena = take(left, undone, target, optimizer, users)
-    arena.release_data((*optimizer.traps.memory, *users.calls.memory))
+    arena.release_data((*optimizer.traps.memory, *users.uretprobes.memory))
     optimizer.kretprobes.end_adopted(arena)
     optimizer.write_records()
 
 
-def look(target: Target, users: Users) -> tuple[ArenaContents, Sequence[ProbeRecord], Sequence[Patch]]:
+def look(target: Target, users: Uprobes) -> tuple[ArenaContents, Sequence[ProbeRecord], Sequence[Patch]]:
     """What is left, its probes, and how the branches go; checked as far as it can be before anything is changed."""
     left = target.arena_source.left()
     if left is None:
@@ -66,11 +66,11 @@ def look(target: Target, users: Users) -> tuple[ArenaContents, Sequence[ProbeRec
     return left, found, (*texts, *ways)
 
 
-def believed(left: ArenaContents) -> tuple[Sequence[ProbeRecord], Sequence[NotedTrap]]:
+def believed(left: ArenaContents) -> tuple[Sequence[ProbeRecord], Sequence[TrapRecord]]:
     """Return the probes, and the traps in programs, that are noted. Raises Damaged where they cannot be."""
     found = [read_probe(number, value, left) for number, value in sorted((left.probes or {}).items())]
     read_kretprobes(left, None)
-    traps = user_notes.noted(left.users or {})
+    traps = user_notes.read_traps(left.users or {})
     calls = {trap.calls: left.data_at(trap.calls) for trap in traps if trap.calls}
     if any(memory is None or memory.size < LAYOUT.size for memory in calls.values()):
         raise Damaged("calls of programs have no memory")
@@ -80,12 +80,12 @@ def believed(left: ArenaContents) -> tuple[Sequence[ProbeRecord], Sequence[Noted
     return found, traps
 
 
-def _await_writers(left: ArenaContents, target: Target, users: Users) -> None:
+def _await_writers(left: ArenaContents, target: Target, users: Uprobes) -> None:
     """Have the guest run, in slices, until no thread may be about to write traps into programs, in code of its own.
 
     Raises OptprobeError where one stays there, or cannot be found.
     """
-    own, run = users.writers(), target.user().texts.run
+    own, run = users.mmap_hooked(), target.user().texts.run
     routines = [(at.address, at.end) for at, detour in left.detours.items() if detour.head in (at.address, *own)]
     for _ in range(TRIES):
         try:
@@ -99,7 +99,7 @@ def _await_writers(left: ArenaContents, target: Target, users: Users) -> None:
     raise OptprobeError(f"{why}, and so {TRIES} times while the guest ran", "continue for a moment, then try again")
 
 
-def take(left: ArenaContents, undone: Sequence[Patch], target: Target, optimizer: Optimizer, users: Users) -> Arena:
+def take(left: ArenaContents, undone: Sequence[Patch], target: Target, optimizer: Optimizer, users: Uprobes) -> Arena:
     """Take the arena, and the branches out of the text. Raises OptprobeError.
 
     Then all is forgotten, as if this GDB had died: what the guest holds, and its journal tells, is looked at anew by
@@ -112,16 +112,16 @@ def take(left: ArenaContents, undone: Sequence[Patch], target: Target, optimizer
         raise
 
 
-def _taken(left: ArenaContents, undone: Sequence[Patch], target: Target, optimizer: Optimizer, users: Users) -> Arena:
-    arena, traps = optimizer.take_arena(), user_notes.noted(left.users or {})
+def _taken(left: ArenaContents, undone: Sequence[Patch], target: Target, optimizer: Optimizer, users: Uprobes) -> Arena:
+    arena, traps = optimizer.take_arena(), user_notes.read_traps(left.users or {})
     _check_room(left, traps, arena, optimizer, users)
     if traps:
         # Nobody is in the code that writes traps into new mappings, and nobody comes there any more.
-        first = users.leading_there(undone)
+        first = users.mmap_patches(undone)
         patch.apply(first, target.machine)
         undone = [change for change in undone if change not in first]
-    gone = users.take_out(traps, arena)
-    ours = users.take_over(gone, undone, arena)
+    gone = users.remove_traps(traps, arena)
+    ours = users.adopt_trampolines(gone, undone, arena)
     patch.apply([change for change in undone if change.address not in ours], target.machine)
     for text in left.texts:
         _let_tracer_in(text, target)
@@ -130,18 +130,18 @@ def _taken(left: ArenaContents, undone: Sequence[Patch], target: Target, optimiz
         arena.journal.drop(Item.USER, number)
     # Its patches are at the same addresses: what is noted of them now stays.
     optimizer.traps.adopt(left.texts, arena)
-    users.adopt(gone, arena)
+    users.adopt_traps(gone, arena)
     return arena
 
 
 def _check_room(
-    left: ArenaContents, traps: Sequence[NotedTrap], arena: Arena, optimizer: Optimizer, users: Users
+    left: ArenaContents, traps: Sequence[TrapRecord], arena: Arena, optimizer: Optimizer, users: Uprobes
 ) -> None:
     """Raises OptprobeError where there is no memory for all that is put in place of an earlier GDB's."""
     try:
         optimizer.traps.check_memory(left.texts, arena)
         if traps:
-            users.check_room(traps, arena)
+            users.check_memory(traps, arena)
     except Refused as refused:
         raise OptprobeError(f"{refused.reason.text}: {NO_ROOM}", FIRST_GDB) from None
 

@@ -243,7 +243,7 @@ class ExplainView:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedProbes:
     """`optprobe save`.
 
     lines: of the file. count: of probes in it. left_out: the numbers of those that only Python can make again.

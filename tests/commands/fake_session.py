@@ -15,7 +15,7 @@ from gdb_optprobe.probes.views import (
     ProbeView,
     ReasonView,
     RefusedView,
-    Saved,
+    SavedProbes,
     ShowView,
 )
 
@@ -187,9 +187,9 @@ class FakeSession:
         tell("fake: 2 wait")
         return (f"fake: commit {timeout:g}",)
 
-    def saved(self) -> Saved:
+    def saved(self) -> SavedProbes:
         lines = tuple(f"optprobe add {probe.location} if count == $limit" for probe in self.probes.values())
-        return Saved(("# head", *lines), len(lines), (7,) if len(lines) > 1 else ())
+        return SavedProbes(("# head", *lines), len(lines), (7,) if len(lines) > 1 else ())
 
     def check(self) -> tuple[str, ...]:
         return ("vfs_read was changed",) if self.probes else ()

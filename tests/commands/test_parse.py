@@ -132,7 +132,9 @@ def test_spec() -> None:
     assert (spec.location, spec.tier, spec.name, spec.pending, spec.glob) == ("vfs_*", "optimized", "reads", True, True)
     assert (spec.actions, spec.condition) == (("count",), "")
     assert parse_add("vfs_read").specs()[0].actions == ("count",)
-    assert parse_add("vfs_read").specs()[0].counts and not parse_add("vfs_read do hist(count)").specs()[0].counts
+    assert parse_add("vfs_read").specs()[0].is_plain_count and not parse_add(
+        "vfs_read do hist(count)"
+    ).specs()[0].is_plain_count
 
 
 def test_a_spec_knows_where_its_parts_were_typed() -> None:

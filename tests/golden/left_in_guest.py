@@ -103,11 +103,11 @@ class Guest:
 
 def handler(spec: Spec) -> Handler:
     """What a hit does, where every function has the parameters of tests/handlers/world.py."""
-    if spec.counts:
+    if spec.is_plain_count:
         return Handler()
     limits, world, cpu = Limits(), World(), Constant(3)
     condition, actions = spec.condition_part, spec.action_parts
-    if not spec.returns:
+    if not spec.is_return:
         return Handler.of(compile_handler(condition, actions, world, limits), 0x2_0F00, cpu, table_bits=2, ring_bits=2)
     isa = X86_64.returning
     assert isa is not None
@@ -166,8 +166,8 @@ def _leave_uprobe(guest: Guest, arena: Arena) -> None:
     memory = arena.allocate_data(8, CODE[0], X86_64.data_reach)
     guest.write(memory.address, bytes(8))
     program = cast(Any, SimpleNamespace(file=BINARY))
-    trap_records.note(1, program, MAIN, b"\x55", arena.journal)
-    trap_records.note(2, program, MAIN + 0x100, b"\xc3", arena.journal, calls.address)
+    trap_records.write_trap(1, program, MAIN, b"\x55", arena.journal)
+    trap_records.write_trap(2, program, MAIN + 0x100, b"\xc3", arena.journal, calls.address)
     journal_records.write_probe(Probe(4, SPECS[4], MAIN, Handler(), counter=memory), arena.journal)
 
 

@@ -114,7 +114,7 @@ class Rounds:
     def _handler(self) -> tuple[int, ...]:
         """Of traps, where there is one."""
         handler = self.session.optimizer.traps._handler
-        return (handler.placed.slot.address,) if handler is not None else ()
+        return (handler.installed.slot.address,) if handler is not None else ()
 
 
 def _used(pool: object) -> tuple[Slot, ...]:

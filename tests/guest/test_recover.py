@@ -380,9 +380,9 @@ ROOM = (
     "Arena.earlier_table = lambda self, kind: None; Arena.adopt_table = lambda self, kind, fits: None"
 )
 BREAKS = (
-    "python from gdb_optprobe.probes.user.uprobes import Users; from gdb_optprobe.errors import OptprobeError\n"
-    "python take_over = Users.take_over\n"
-    "python Users.take_over = lambda *_: (_ for _ in ()).throw(OptprobeError('broken off'))"
+    "python from gdb_optprobe.probes.user.uprobes import Uprobes; from gdb_optprobe.errors import OptprobeError\n"
+    "python take_over = Uprobes.adopt_trampolines\n"
+    "python Uprobes.adopt_trampolines = lambda *_: (_ for _ in ()).throw(OptprobeError('broken off'))"
 )
 
 

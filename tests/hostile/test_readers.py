@@ -466,7 +466,7 @@ def of_probes(random: Random) -> Callable[[], Any]:
     def read() -> None:
         asking(
             lambda: journal_records.read_probe(number, value, test_journal_records.LEFT),
-            lambda: trap_records.noted({1: trap, 2: trap[:8]}),
+            lambda: trap_records.read_traps({1: trap, 2: trap[:8]}),
         )
 
     return read

@@ -60,7 +60,7 @@ class Killed:
     def command(self, what: str, where: int, kind: int) -> None:
         probes = self.session.registry.probes()
         if what == "add":
-            returns = SPECS[kind](f"*{LOOP:#x}").returns
+            returns = SPECS[kind](f"*{LOOP:#x}").is_return
             places = (PLAIN, TRACED, SHORT) if returns else ADDRESSES
             try:
                 self.session.add(SPECS[kind](f"*{places[where % len(places)]:#x}"))

@@ -30,13 +30,13 @@ def test_what_was_noted_as_lost_is_lost_alone(monkeypatch: pytest.MonkeyPatch) -
     )
     session, arena = MagicMock(), MagicMock()
     session.optimizer.kretprobes.known = ()
-    session.optimizer.traps.memory = session.uprobes.calls.memory = frozenset()
-    session.uprobes.again.return_value.number = 3
+    session.optimizer.traps.memory = session.uprobes.uretprobes.memory = frozenset()
+    session.uprobes.add_recovered.return_value.number = 3
     monkeypatch.setattr(recovery, "look", lambda *_: (left, all_found, ()))
     monkeypatch.setattr(recovery, "take", lambda *_: arena)
     recovered = recovery.recover(session)
     assert [text.split(",")[0] for text in recovered.lost] == ["probe 1", "probe 2"]
     assert all(text.endswith(recovery.LOST) for text in recovered.lost)
-    session.uprobes.again.assert_called_once_with(all_found[2], kept)
+    session.uprobes.add_recovered.assert_called_once_with(all_found[2], kept)
     assert arena.release_data.call_args.args == ({kept},)
     assert [call.args for call in arena.journal.drop.call_args_list] == [(Item.PROBE, 1), (Item.PROBE, 2)]

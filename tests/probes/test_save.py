@@ -16,7 +16,7 @@ from gdb_optprobe.probes.save import add_command, commands, comment, with_variab
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.target import Target
-from gdb_optprobe.probes.views import Saved
+from gdb_optprobe.probes.views import SavedProbes
 
 
 def test_variables_that_probes_name() -> None:
@@ -55,7 +55,7 @@ class Guest:
         return (STARTS,) if location.startswith("*_stext") else (AT,)
 
 
-def file_of(guest: Guest, *probes: Probe) -> Saved:
+def file_of(guest: Guest, *probes: Probe) -> SavedProbes:
     return commands(probes, Settings(), cast(Target, guest), lambda spec, address: True)
 
 

@@ -13,7 +13,7 @@ from gdb_optprobe.guest.linux.user.mmap_hook import MmapHook
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.maps.mmap_patches import INSIDE, ROWS, SIZE, MmapPatch
 from gdb_optprobe.probes.target import Target
-from gdb_optprobe.probes.user.mmap_hook import ROOM, Arrivals
+from gdb_optprobe.probes.user.mmap_hook import ROOM, MmapPatcher
 from tests.detours.fakes import FakeMemory
 
 START = 0xFFFF_FFFF_8100_0000
@@ -27,7 +27,7 @@ class Guest:
     def __init__(self) -> None:
         self.memory = FakeMemory(START, bytes(0x4_0000))
         target = cast(Target, SimpleNamespace(isa=X86_64, machine=self.memory, moment=object))
-        self.arrivals = Arrivals(target)
+        self.arrivals = MmapPatcher(target)
         arena = Arena(Ranges((CODE,), (DATA,), 0), X86_64.alignment)
         (call,) = X86_64.decode(X86_64.branch(CALLED, CALLED + 0x100), CALLED)
         self.memory.write(CALLED, call.data)
@@ -37,7 +37,7 @@ class Guest:
             made.append(table)
             return lambda at: b"\xc3"
 
-        self.arrivals.begin(cast(MmapHook, SimpleNamespace(calls=(call,), to=CALLED + 0x100, code=code)), 0x11, arena)
+        self.arrivals.install(cast(MmapHook, SimpleNamespace(calls=(call,), to=CALLED + 0x100, code=code)), 0x11, arena)
         (self.table,) = made
 
     def busy(self, threads: int) -> None:
@@ -55,7 +55,7 @@ class Guest:
 def test_while_nobody_is_there_it_is_written_anew() -> None:
     guest = Guest()
     for rows in ([FIRST, SECOND, THIRD], [THIRD], [SECOND, LONG, FIRST], []):
-        guest.arrivals.hold(rows)
+        guest.arrivals.set_patches(rows)
         assert guest.rows == [piece.encode() for row in rows for piece in row.split()]
     assert len(LONG.split()) == 3 and b"".join(piece.data for piece in LONG.split()) == LONG.data
 
@@ -63,27 +63,27 @@ def test_while_nobody_is_there_it_is_written_anew() -> None:
 def test_while_somebody_is_there_rows_keep_their_places() -> None:
     """And behind the last one nothing of earlier ones is left."""
     guest = Guest()
-    guest.arrivals.hold([FIRST, SECOND, THIRD, *LONG.split()])
-    guest.arrivals.hold([FIRST, SECOND])
+    guest.arrivals.set_patches([FIRST, SECOND, THIRD, *LONG.split()])
+    guest.arrivals.set_patches([FIRST, SECOND])
     guest.busy(1)
-    assert guest.arrivals.busy
-    guest.arrivals.hold([SECOND])
+    assert guest.arrivals.is_busy
+    guest.arrivals.set_patches([SECOND])
     assert guest.rows == [FIRST.encode_disabled(), SECOND.encode()]
-    guest.arrivals.hold([THIRD, SECOND, FIRST])
+    guest.arrivals.set_patches([THIRD, SECOND, FIRST])
     assert guest.rows == [FIRST.encode_disabled(), SECOND.encode(), THIRD.encode(), FIRST.encode()]
     guest.busy(0)
-    guest.arrivals.hold([THIRD, SECOND])
-    assert guest.rows == [THIRD.encode(), SECOND.encode()] and not guest.arrivals.busy
+    guest.arrivals.set_patches([THIRD, SECOND])
+    assert guest.rows == [THIRD.encode(), SECOND.encode()] and not guest.arrivals.is_busy
 
 
 def test_there_is_room_for_so_many() -> None:
     guest = Guest()
     many = [MmapPatch(0xFFFF_8880_0000_1000, at, b"\xcc", b"\x55") for at in range(ROOM)]
-    guest.arrivals.hold(many)
+    guest.arrivals.set_patches(many)
     assert guest.rows == [row.encode() for row in many]
     with pytest.raises(OptprobeError, match="there is room for"):
-        guest.arrivals.hold([*many, THIRD])
+        guest.arrivals.set_patches([*many, THIRD])
     guest.busy(1)
     with pytest.raises(OptprobeError, match="full"):
-        guest.arrivals.hold([*many[1:], THIRD])
+        guest.arrivals.set_patches([*many[1:], THIRD])
     assert guest.rows == [many[0].encode_disabled(), *(row.encode() for row in many[1:])]

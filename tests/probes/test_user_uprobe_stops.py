@@ -15,7 +15,7 @@ from gdb_optprobe.guest.linux.arch.x86_64.user_traps import REGISTERS, USER
 from gdb_optprobe.guest.trap_frames import GATES, ROOM, Gate, trap_frames
 from gdb_optprobe.isa.code import Code
 from gdb_optprobe.isa.x86_64 import X86_64
-from gdb_optprobe.probes.user.uprobe_stops import joined_by, saved
+from gdb_optprobe.probes.user.uprobe_stops import saved_registers, with_stop_call
 
 CODE, PLACE, STACK = 0x10_0000, 0x20_0000, 0x30_0000
 NUMBER = 0x1234
@@ -32,7 +32,7 @@ def ran(eax: int) -> tuple[list[int], int, bytes]:
     machine: Any = unicorn.Uc(unicorn.UC_ARCH_X86, unicorn.UC_MODE_64)
     for page in (CODE, PLACE, STACK):
         machine.mem_map(page, 0x1000)
-    code = joined_by(program, STOPPING.call(NUMBER, PLACE), X86_64, CODE + 0x100)(CODE)
+    code = with_stop_call(program, STOPPING.call(NUMBER, PLACE), X86_64, CODE + 0x100)(CODE)
     machine.mem_write(CODE, code)
     machine.mem_write(PLACE, STOPPING.place)
     machine.reg_write(x86_const.UC_X86_REG_RSP, SP)
@@ -61,7 +61,7 @@ def test_who_does_not_stop_goes_by() -> None:
 def test_frames_beyond_a_gate(tmp_path: Path, behind: int) -> None:
     """As binutils reads them: a signal's frame, from whose registers' address all that the trap saved is found."""
     file = tmp_path / "frames"
-    file.write_bytes(trap_frames(saved(USER)))
+    file.write_bytes(trap_frames(saved_registers(USER)))
     text = subprocess.run(["readelf", "--debug-dump=frames", str(file)], capture_output=True, text=True, check=True)
     start = GATES + ROOM * behind
     assert start < Gate(behind, {}).address < start + ROOM

@@ -23,9 +23,9 @@ def enclosing(read: Callable[[int], Sequence[Insn]], first: int, address: int) -
     if address - first < BEFORE:
         return None
     codes = (read(start) for start in range(first, first + STARTS))
-    found = {_going_on(code, address) for code in codes if code and code[-1].end > address}
+    found = {_containing(code, address) for code in codes if code and code[-1].end > address}
     return found.pop() if len(found) == 1 else None
 
 
-def _going_on(code: Sequence[Insn], address: int) -> Insn | None:
+def _containing(code: Sequence[Insn], address: int) -> Insn | None:
     return next((insn for insn in code if insn.address < address < insn.end), None)

@@ -10,7 +10,7 @@ from gdb_optprobe.guest.linux.user.program import Program
 
 
 @dataclass
-class Known:
+class ProbedPrograms:
     """By the address of the inode, which may become another file's when nobody has it any more."""
 
     _programs: dict[int, Program] = field(default_factory=dict)
@@ -18,7 +18,7 @@ class Known:
     def __iter__(self) -> Iterator[Program]:
         return iter(self._programs.values())
 
-    def meet(self, program: Program, in_use: bool) -> bool:
+    def update(self, program: Program, in_use: bool) -> bool:
         """Whether what was known by that inode was another program. in_use: something of ours is in that.
 
         Raises OptprobeError where it is, and was.

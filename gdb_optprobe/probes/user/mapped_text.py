@@ -16,7 +16,7 @@ Piece = tuple[int, bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class TextChange:
     """Bytes of a program, by their address in its file: `old` is what the file has."""
 
     address: int
@@ -25,37 +25,37 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class UserSpace:
+class MappedText:
     """`program` as `space` has it. pages: those of the space."""
 
     program: Program
     space: AddressSpace
     pages: Standing
 
-    def advance(self, changes: Iterable[Change]) -> list[Write]:
+    def write(self, changes: Iterable[TextChange]) -> list[Write]:
         """Make changes in this order; the first that only the guest can make: others wait for it. Raises Changed."""
         for change in changes:
-            if not self._stands(change):
+            if not self._is_written(change):
                 left = self._write(change)
                 if left:
                     return left
         return []
 
-    def put_back(self, back: Iterable[Change]) -> list[Write]:
+    def revert(self, back: Iterable[TextChange]) -> list[Write]:
         """Make those changes whose old bytes are there; what only the guest can do of it. Raises Changed."""
         return [write for change in back if self._may_hold(change) for write in self._write(change)]
 
-    def needs_guest(self, change: Change) -> bool:
+    def needs_guest(self, change: TextChange) -> bool:
         """Whether only the guest can make it, be it forth or back."""
         pieces = ((at, self.pages.read(at, len(new)), new) for at, _, new in self.pieces(change))
         return any(found != new and not self.pages.is_own(at) for at, found, new in pieces)
 
-    def is_lost(self, change: Change) -> bool:
+    def is_lost(self, change: TextChange) -> bool:
         """Whether something else is there. Where no page is, the space may be on its way to have it: in an exec."""
         there = ((self.pages.read(at, len(new)), new) for at, _, new in self.pieces(change))
         return bool(self.space.processes) and any(found not in (None, new) for found, new in there)
 
-    def pieces(self, change: Change) -> Iterator[Piece]:
+    def pieces(self, change: TextChange) -> Iterator[Piece]:
         """None where what the file has there is mapped elsewhere, if at all."""
         offset = self.program.offset(change.address)
         if not self.space.holds(offset):
@@ -64,14 +64,14 @@ class UserSpace:
         for (at, old), (_, new) in zip(within_pages(start, change.old), within_pages(start, change.new), strict=True):
             yield at, old, new
 
-    def _stands(self, change: Change) -> bool:
+    def _is_written(self, change: TextChange) -> bool:
         return all(self.pages.read(at, len(new)) == new for at, _, new in self.pieces(change))
 
-    def _may_hold(self, back: Change) -> bool:
+    def _may_hold(self, back: TextChange) -> bool:
         """Whether what is to go stands there, or the page is away: the guest may have put it into a swap file."""
         return any(self.pages.read(at, len(old)) in (None, old) for at, old, _ in self.pieces(back))
 
-    def _write(self, change: Change) -> list[Write]:
+    def _write(self, change: TextChange) -> list[Write]:
         """What is in pages of the space's own; what is not."""
         left = []
         for at, old, new in self.pieces(change):

@@ -27,23 +27,23 @@ ROOM = 1023
 
 
 @dataclass(frozen=True, slots=True)
-class _Hook:
+class _Installed:
     memory: Slot
     placed: InstalledDetour
     patches: tuple[Patch, ...]
 
 
 @dataclass
-class Arrivals:
+class MmapPatcher:
     """rows: what the guest's table holds, in this order; None where one was withdrawn."""
 
     target: Target
-    _hook: _Hook | None = None
+    _installed: _Installed | None = None
     _rows: list[MmapPatch | None] = field(default_factory=list)
 
-    def begin(self, arriving: MmapHook, force: int, arena: Arena) -> None:
+    def install(self, arriving: MmapHook, force: int, arena: Arena) -> None:
         """Have mappings come here; force: see MmapHook. Raises Refused, TextChanged with the guest as it was."""
-        if self._hook is not None:
+        if self._installed is not None:
             return
         target = self.target
         # An earlier session's holds nothing any more: nothing leads to its code, in which no thread is.
@@ -66,14 +66,14 @@ class Arrivals:
                 placed.release(target, arena, reached=False)
             arena.release_table(TableKind.USER_MAPPINGS, memory)
             raise
-        self._hook, self._rows = _Hook(memory, placed, patches), []
+        self._installed, self._rows = _Installed(memory, placed, patches), []
 
-    def hold(self, rows: Sequence[MmapPatch]) -> None:
+    def set_patches(self, rows: Sequence[MmapPatch]) -> None:
         """Have these written into mappings that are made from now on, in this order, and no others.
 
         Raises OptprobeError where there is no room for them; none of the new ones are held then.
         """
-        hook = self._hook
+        hook = self._installed
         assert hook is not None or not rows, "begin"
         if hook is None:
             return
@@ -98,21 +98,21 @@ class Arrivals:
             self._rows.append(row)
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether somebody may be about to write into what he has mapped."""
-        return self._hook is not None and self._word(self._hook, INSIDE) != 0
+        return self._installed is not None and self._word(self._installed, INSIDE) != 0
 
     @property
     def failed(self) -> int:
         """How many mappings did not get all that belongs there: there was no memory, say."""
-        return self._word(self._hook, FAILED) if self._hook is not None else 0
+        return self._word(self._installed, FAILED) if self._installed is not None else 0
 
-    def dismiss(self, arena: Arena) -> None:
+    def remove(self, arena: Arena) -> None:
         """The kernel maps without us again; who is in our code goes on."""
-        hook = self._hook
+        hook = self._installed
         if hook is None:
             return
-        self.hold(())
+        self.set_patches(())
         hooks.remove(hook.patches, self.target, arena)
         hook.placed.release(self.target, arena, reached=True)
         arena.release_table(TableKind.USER_MAPPINGS, hook.memory)
@@ -120,15 +120,15 @@ class Arrivals:
 
     def abandon(self) -> None:
         """The guest that held it is gone."""
-        self._hook, self._rows = None, []
+        self._installed, self._rows = None, []
 
     @property
     def patches(self) -> tuple[Patch, ...]:
         """What was written into the kernel's text."""
-        return self._hook.patches if self._hook is not None else ()
+        return self._installed.patches if self._installed is not None else ()
 
-    def _word(self, hook: _Hook, at: int) -> int:
+    def _word(self, hook: _Installed, at: int) -> int:
         return int.from_bytes(self.target.machine.read(hook.memory.address + at, 8), "little")
 
-    def _write(self, hook: _Hook, number: int, row: bytes) -> None:
+    def _write(self, hook: _Installed, number: int, row: bytes) -> None:
         self.target.machine.write(hook.memory.address + ROWS + number * SIZE, row)

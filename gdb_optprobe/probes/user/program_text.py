@@ -25,7 +25,7 @@ from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.user.writer import Write, Writer
 from gdb_optprobe.maps.mmap_patches import MmapPatch
-from gdb_optprobe.probes.user.mapped_text import Change, UserSpace
+from gdb_optprobe.probes.user.mapped_text import MappedText, TextChange
 
 SHOWN = "the guest would have to run for this, and a program is shown where it stopped"
 CONTINUE = "continue, interrupt the guest (Ctrl-C), then give the command again"
@@ -34,23 +34,23 @@ ROUNDS = 8
 PAUSE = 0.05
 
 
-class Arrivals(Protocol):
+class MmapPatcher(Protocol):
     """What writes into new mappings. busy: somebody may be about to. failed: how many did not get all."""
 
-    def hold(self, rows: Sequence[MmapPatch]) -> None:
+    def set_patches(self, rows: Sequence[MmapPatch]) -> None:
         """Have these written from now on, in this order, and no others. Raises OptprobeError."""
 
     @property
-    def busy(self) -> bool: ...
+    def is_busy(self) -> bool: ...
 
     @property
     def failed(self) -> int: ...
 
 
 @dataclass(slots=True)
-class _Armed:
+class _Installed:
     program: Program
-    changes: dict[int, Change] = field(default_factory=dict)
+    changes: dict[int, TextChange] = field(default_factory=dict)
 
     @property
     def rows(self) -> Sequence[MmapPatch]:
@@ -59,7 +59,7 @@ class _Armed:
 
 
 @dataclass
-class UserTexts:
+class ProgramText:
     """What is armed in one guest.
 
     run: lets the guest run for so many seconds. writer, arrivals: given before anything is armed.
@@ -68,107 +68,107 @@ class UserTexts:
 
     programs: Programs
     run: Callable[[float], None]
-    stands: Callable[[], bool] = lambda: False
+    shows_program: Callable[[], bool] = lambda: False
     writer: Writer | None = None
-    arrivals: Arrivals | None = None
-    _armed: dict[int, _Armed] = field(default_factory=dict)
+    mmap_patcher: MmapPatcher | None = None
+    _installed: dict[int, _Installed] = field(default_factory=dict)
 
     def program(self, path: str, host: Path | None) -> Program:
         """See program.find."""
         return self.programs.find(path, host)
 
-    def arm(self, program: Program, texts: Mapping[int, bytes], first: bool = False) -> None:
+    def install(self, program: Program, texts: Mapping[int, bytes], first: bool = False) -> None:
         """Put bytes at addresses of the file wherever it runs now, and will. first: where it will, before all others.
 
         The guest runs for it where it has to. Raises OptprobeError: then nothing of it is left.
         """
-        self.check_arm(program, texts)
-        changes = [Change(at, program.text(at, len(new)), new) for at, new in texts.items()]
-        armed = self._armed.get(program.inode)
+        self.check_install(program, texts)
+        changes = [TextChange(at, program.text(at, len(new)), new) for at, new in texts.items()]
+        armed = self._installed.get(program.inode)
         if armed is None:
             self.programs.hold(program.file, 1)
-            armed = self._armed[program.inode] = _Armed(program)
+            armed = self._installed[program.inode] = _Installed(program)
         new = {change.address: change for change in changes}
         armed.changes = new | armed.changes | new if first else armed.changes | new
         try:
-            self._listen()
+            self._update_mmap_hook()
             self._settle(program, changes)
         except OptprobeError:
-            self.disarm(program, list(texts))
+            self.remove(program, list(texts))
             raise
 
-    def check_arm(self, program: Program, texts: Mapping[int, bytes]) -> None:
+    def check_install(self, program: Program, texts: Mapping[int, bytes]) -> None:
         """Raises OptprobeError where the guest would have to run to arm these, and stands for the user."""
-        if self.stands():
-            self._check(program, [Change(at, program.text(at, len(new)), new) for at, new in texts.items()])
+        if self.shows_program():
+            self._check(program, [TextChange(at, program.text(at, len(new)), new) for at, new in texts.items()])
 
-    def check_disarm(self, program: Program, addresses: Collection[int]) -> None:
+    def check_remove(self, program: Program, addresses: Collection[int]) -> None:
         """The same of putting the file's bytes back."""
-        armed = self._armed.get(program.inode)
-        if armed is not None and self.stands():
-            if self._is_arriving:
+        armed = self._installed.get(program.inode)
+        if armed is not None and self.shows_program():
+            if self._is_mapping:
                 raise OptprobeError(SHOWN, CONTINUE)
             gone = [change for at, change in armed.changes.items() if at in addresses]
-            self._check(program, [Change(change.address, change.new, change.old) for change in gone])
+            self._check(program, [TextChange(change.address, change.new, change.old) for change in gone])
 
-    def _check(self, program: Program, changes: Sequence[Change]) -> None:
-        spaces = [self._in(program, space) for space in self.spaces(program.file)]
+    def _check(self, program: Program, changes: Sequence[TextChange]) -> None:
+        spaces = [self._mapped(program, space) for space in self.spaces(program.file)]
         if any(space.needs_guest(change) for space in spaces for change in changes):
             raise OptprobeError(SHOWN, CONTINUE)
 
-    def has(self, program: Program, address: int) -> bool:
+    def is_installed(self, program: Program, address: int) -> bool:
         """Whether bytes are armed there."""
-        armed = self._armed.get(program.inode)
+        armed = self._installed.get(program.inode)
         return armed is not None and address in armed.changes
 
     def exchange(self, program: Program, address: int, data: bytes) -> None:
         """Other bytes, as many, in the place of those that are armed there. Raises OptprobeError."""
-        changes = self._armed[program.inode].changes
+        changes = self._installed[program.inode].changes
         before = changes[address]
-        changes[address] = Change(address, before.old, data)
-        self._listen()
-        self.take_out(program, [Change(address, data, before.new)])
+        changes[address] = TextChange(address, before.old, data)
+        self._update_mmap_hook()
+        self.revert(program, [TextChange(address, data, before.new)])
         self._settle(program, [changes[address]])
 
-    def disarm(self, program: Program, addresses: Collection[int]) -> None:
+    def remove(self, program: Program, addresses: Collection[int]) -> None:
         """Put the file's bytes back wherever it runs, last first. Raises OptprobeError where some could not be."""
-        armed = self._armed.get(program.inode)
+        armed = self._installed.get(program.inode)
         if armed is None:
             return
         gone = [change for at, change in armed.changes.items() if at in addresses]
         armed.changes = {at: change for at, change in armed.changes.items() if at not in addresses}
         try:
-            self._listen()
-            self.take_out(program, gone)
+            self._update_mmap_hook()
+            self.revert(program, gone)
         finally:
             if not armed.changes:
-                del self._armed[program.inode]
+                del self._installed[program.inode]
                 self.programs.hold(program.file, -1)
-            self._listen()
+            self._update_mmap_hook()
 
-    def leave(self, program: Program, addresses: Collection[int]) -> None:
+    def retain(self, program: Program, addresses: Collection[int]) -> None:
         """Who has these keeps them, and nobody else gets them."""
-        armed = self._armed.get(program.inode)
+        armed = self._installed.get(program.inode)
         if armed is None:
             return
         armed.changes = {at: change for at, change in armed.changes.items() if at not in addresses}
         if not armed.changes:
-            del self._armed[program.inode]
+            del self._installed[program.inode]
             self.programs.hold(program.file, -1)
-        self._listen()
+        self._update_mmap_hook()
 
-    def take_out(self, program: Program, changes: Sequence[Change]) -> None:
+    def revert(self, program: Program, changes: Sequence[TextChange]) -> None:
         """Put `old` back where `new` stands in any space that maps the program. Raises OptprobeError."""
-        back = [Change(change.address, change.new, change.old) for change in reversed(changes)]
-        self._recall(program, back)
+        back = [TextChange(change.address, change.new, change.old) for change in reversed(changes)]
+        self._recall_writes(program, back)
         for _ in range(ROUNDS):
-            left = [write for space in self.spaces(program.file) for write in self._in(program, space).put_back(back)]
+            left = [write for space in self.spaces(program.file) for write in self._mapped(program, space).revert(back)]
             if not left:
                 return
             self._write(left, TIMEOUT)
         raise OptprobeError(f"{len({w.mm for w in left})} processes may keep what was written into {program.path}")
 
-    def _recall(self, program: Program, back: Sequence[Change]) -> None:
+    def _recall_writes(self, program: Program, back: Sequence[TextChange]) -> None:
         """Who is just being armed writes the file's bytes instead; he is waited for. Raises OptprobeError."""
         if self.writer is None:
             return
@@ -178,49 +178,49 @@ class UserTexts:
                 (space.mm, at): (old, new)
                 for space in self.spaces(program.file)
                 for change in back
-                for at, old, new in self._in(program, space).pieces(change)
+                for at, old, new in self._mapped(program, space).pieces(change)
             }
-            if not self.writer.recall(changes) and not self._is_arriving:
+            if not self.writer.recall(changes) and not self._is_mapping:
                 return
             self._pause()
         raise OptprobeError(f"somebody has been writing into {program.path} for {TIMEOUT:g} s", LATER)
 
     @property
-    def _is_arriving(self) -> bool:
+    def _is_mapping(self) -> bool:
         """Whether somebody has mapped a file and may not have written yet what belongs there."""
-        return self.arrivals is not None and self.arrivals.busy
+        return self.mmap_patcher is not None and self.mmap_patcher.is_busy
 
     def problems(self) -> Sequence[str]:
         """Where a process does not have what is armed, in words."""
-        if self._is_arriving:
+        if self._is_mapping:
             return ()
         found = []
-        if self.arrivals is not None and self.arrivals.failed:
+        if self.mmap_patcher is not None and self.mmap_patcher.failed:
             what = "did not get what belongs there: no memory, or the file has something else by now"
-            found.append(f"{self.arrivals.failed} new mappings {what}")
-        for armed in self._armed.values():
+            found.append(f"{self.mmap_patcher.failed} new mappings {what}")
+        for armed in self._installed.values():
             program, changes = armed.program, tuple(armed.changes.values())
             for space in self.spaces(program.file):
-                lost = next(filter(self._in(program, space).is_lost, changes), None)
+                lost = next(filter(self._mapped(program, space).is_lost, changes), None)
                 if lost is not None:
                     found.append(f"{space} does not have what was written at {program.spell(lost.address)}")
         return found
 
     def abandon(self) -> None:
         """The guest is gone."""
-        self._armed.clear()
-        self.arrivals = None
-        self._listen()
+        self._installed.clear()
+        self.mmap_patcher = None
+        self._update_mmap_hook()
 
     # spaces there are ------------------------------------------------------------------------------------------------
 
-    def _settle(self, program: Program, changes: Sequence[Change]) -> None:
+    def _settle(self, program: Program, changes: Sequence[TextChange]) -> None:
         """Until no space lacks anything: while the guest runs, others may come. Raises OptprobeError."""
         tried: dict[tuple[int, int], int] = {}
         deadline = time.monotonic() + TIMEOUT
         while time.monotonic() < deadline:
             spaces = self.spaces(program.file)
-            wanted = [write for space in spaces for write in self._in(program, space).advance(changes)]
+            wanted = [write for space in spaces for write in self._mapped(program, space).write(changes)]
             if not wanted:
                 return
             for write in wanted:
@@ -240,12 +240,12 @@ class UserTexts:
                 self._pause()
         return self.programs.mapping(file)
 
-    def _in(self, program: Program, space: AddressSpace) -> UserSpace:
-        return UserSpace(program, space, self.programs.pages.of(space.mm))
+    def _mapped(self, program: Program, space: AddressSpace) -> MappedText:
+        return MappedText(program, space, self.programs.pages.of(space.mm))
 
     def _pause(self) -> None:
         """Raises OptprobeError."""
-        if self.stands():
+        if self.shows_program():
             raise OptprobeError(SHOWN, CONTINUE)
         self.run(PAUSE)
 
@@ -253,11 +253,11 @@ class UserTexts:
         """Have the guest do it. Raises OptprobeError."""
         if self.writer is None:
             raise OptprobeError("the guest has no code of ours that writes into programs")
-        if self.stands():
+        if self.shows_program():
             raise OptprobeError(SHOWN, CONTINUE)
         self.writer.write(writes, timeout)
 
-    def _listen(self) -> None:
+    def _update_mmap_hook(self) -> None:
         """Have the guest write what is armed into new mappings. Raises OptprobeError."""
-        if self.arrivals is not None:
-            self.arrivals.hold([row for armed in self._armed.values() for row in armed.rows])
+        if self.mmap_patcher is not None:
+            self.mmap_patcher.set_patches([row for armed in self._installed.values() for row in armed.rows])

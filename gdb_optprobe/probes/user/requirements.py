@@ -14,12 +14,12 @@ from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.user.target import UserTarget
 
 
-def ready(optimizer: Optimizer) -> UserTarget:
+def check_guest(optimizer: Optimizer) -> UserTarget:
     """Return what probes on programs are made with. Raises OptprobeError where anything is missing for all of them."""
     if not optimizer.settings().trap:
         raise Refused(Refusal.TRAP_OFF.because())
     user = optimizer.target.user()
-    reads(user)
+    check_probe_read(user)
     writer.check(user.programs)
     # What is being changed just now is waited for when a probe is added.
     with contextlib.suppress(Busy):
@@ -28,7 +28,7 @@ def ready(optimizer: Optimizer) -> UserTarget:
     return user
 
 
-def reads(user: UserTarget) -> Reads:
+def check_probe_read(user: UserTarget) -> Reads:
     """Return how memory of programs is read. Raises OptprobeError."""
     found = user.names(0, False, 64).reads
     if isinstance(found, Missing):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.names import NamesAt
-from gdb_optprobe.probes.user.program_text import UserTexts
+from gdb_optprobe.probes.user.program_text import ProgramText
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,5 +21,5 @@ class UserTarget:
     kernel: UserKernel
     names: Callable[[int, bool, int], NamesAt]
     programs: Programs
-    texts: UserTexts
+    texts: ProgramText
     names_at_return: Callable[[int], NamesAt]

@@ -18,23 +18,23 @@ from gdb_optprobe.probes.target import Target
 
 
 @dataclass
-class UserWriter:
+class TextWriter:
     """In the guest: `made`."""
 
     target: Target
-    made: Writer | None = None
-    _placed: InstalledDetour | None = None
+    writer: Writer | None = None
+    _installed: InstalledDetour | None = None
     _tables: Slot | None = None
 
-    def check_room(self, near: int, arena: Arena) -> None:
+    def check_memory(self, near: int, arena: Arena) -> None:
         """Raises Refused where `begin` would have no memory."""
         if arena.earlier_table(TableKind.USER_WRITES) is None:
             arena.check_data(writer.SIZE, near, self.target.isa.data_reach)
 
-    def begin(self, programs: Programs, arena: Arena, avoid: Callable[[int], bool]) -> Writer:
+    def install(self, programs: Programs, arena: Arena, avoid: Callable[[int], bool]) -> Writer:
         """avoid: see Writer. Raises Refused, OptprobeError."""
-        if self.made is not None:
-            return self.made
+        if self.writer is not None:
+            return self.writer
         calls = writer.calls(programs.kernel)
         tables = arena.adopt_table(TableKind.USER_WRITES, lambda size: size == writer.SIZE)
         if tables is None:
@@ -47,19 +47,19 @@ class UserWriter:
         except OptprobeError:
             arena.release_table(TableKind.USER_WRITES, tables)
             raise
-        self._placed, self._tables = placed, tables
-        self.made = Writer(programs, placed.detour.address, tables.address, avoid)
-        self.made.clear()
-        return self.made
+        self._installed, self._tables = placed, tables
+        self.writer = Writer(programs, placed.detour.address, tables.address, avoid)
+        self.writer.clear()
+        return self.writer
 
-    def dismiss(self, arena: Arena) -> None:
+    def remove(self, arena: Arena) -> None:
         """Nothing is written any more: code and tables go once nobody is inside."""
-        if self._placed is None or self._tables is None:
+        if self._installed is None or self._tables is None:
             return
-        self._placed.release(self.target, arena, reached=True)
+        self._installed.release(self.target, arena, reached=True)
         arena.release_table(TableKind.USER_WRITES, self._tables)
         self.abandon()
 
     def abandon(self) -> None:
         """The guest that held it is gone."""
-        self.made = self._placed = self._tables = None
+        self.writer = self._installed = self._tables = None

@@ -17,14 +17,14 @@ INT_SIZE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class At:
+class TrapSite:
     """See probes.handler.Where."""
 
     address: int
     base: int | None = None
 
 
-def saved(isa: UserTrapping, pc: str) -> Saved:
+def saved_registers(isa: UserTrapping, pc: str) -> Saved:
     return Saved(isa.frame, isa.registers, pc, isa.behind, isa.resident)
 
 

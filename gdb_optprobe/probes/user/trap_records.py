@@ -22,7 +22,7 @@ LARGEST = 16
 
 
 @dataclass(frozen=True, slots=True)
-class NotedTrap:
+class TrapRecord:
     """A trap that may stand in the processes that run `file`. original: what the program has there.
 
     calls: of a trampoline, where the table is of the calls that return there; else 0.
@@ -34,7 +34,7 @@ class NotedTrap:
     calls: int = 0
 
 
-def note(
+def write_trap(
     number: int, program: Program, address: int, original: bytes, journal: Journal, calls: int = 0
 ) -> None:
     """A trap is about to be written there; numbers are told apart, and that is all."""
@@ -44,15 +44,15 @@ def note(
     journal.flush()
 
 
-def noted(values: Mapping[int, Any]) -> Sequence[NotedTrap]:
+def read_traps(values: Mapping[int, Any]) -> Sequence[TrapRecord]:
     """Raises Damaged."""
-    found = [_noted(value) for _, value in sorted(values.items())]
+    found = [_decode(value) for _, value in sorted(values.items())]
     if len({trap.calls for trap in found if trap.calls}) > 1:
         raise Damaged("traps in programs: calls are in two tables")
     return found
 
 
-def _noted(value: Any) -> NotedTrap:
+def _decode(value: Any) -> TrapRecord:
     try:
         path, inode, number, device, size, mapping, address, original, calls = validate.row(value, 9)
         if not isinstance(path, str) or len(path) > LONGEST or not path.isprintable():
@@ -62,11 +62,11 @@ def _noted(value: Any) -> NotedTrap:
         file = File(
             path, inode, validate.number(number), validate.number(device), validate.number(size), mapping
         )
-        return NotedTrap(file, validate.number(address), validate.data(original, LARGEST), validate.number(calls))
+        return TrapRecord(file, validate.number(address), validate.data(original, LARGEST), validate.number(calls))
     except ValueError as wrong:
         raise Damaged(f"a trap in a program: {wrong}") from None
 
 
-def left_over(error: OptprobeError) -> OptprobeError:
+def traps_stay(error: OptprobeError) -> OptprobeError:
     """Why what an earlier GDB left cannot be taken out."""
     return OptprobeError(f"traps of an earlier GDB stay in programs: {error.message}", error.hint)

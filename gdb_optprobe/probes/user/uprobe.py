@@ -33,16 +33,16 @@ class Tail:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class XolTrap:
     """A trap that stands in place of `tail`. placed: its code. number: in the journal."""
 
     tail: Tail
-    placed: InstalledDetour
-    number: int
+    installed: InstalledDetour
+    record: int
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CodePart:
     """Code of a trap's. note: what it is for. program: whether it is a probe's."""
 
     note: str
@@ -51,24 +51,24 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedPart:
+class InstalledPart:
     """Where it is."""
 
     start: int
     end: int
-    part: Part
+    part: CodePart
 
 
-def in_place(parts: Iterable[Part], address: int) -> Iterator[PlacedPart]:
+def lay_out(parts: Iterable[CodePart], address: int) -> Iterator[InstalledPart]:
     """One behind the other from there on."""
     for part in parts:
         end = address + len(part.code(address))
-        yield PlacedPart(address, end, part)
+        yield InstalledPart(address, end, part)
         address = end
 
 
 @dataclass
-class Point:
+class Uprobe:
     """A probed instruction. number: in the journal.
 
     needs_copy: it may have to be run out of line. placed: its code, where a trap stands. step: the trap behind it.
@@ -79,11 +79,11 @@ class Point:
     insn: Insn
     needs_copy: bool
     trap: bytes
-    number: int
+    record: int
     probes: list[Probe] = field(default_factory=list)
-    placed: InstalledDetour | None = None
-    step: Step | None = None
-    parts: tuple[PlacedPart, ...] = ()
+    installed: InstalledDetour | None = None
+    xol_trap: XolTrap | None = None
+    parts: tuple[InstalledPart, ...] = ()
 
     @property
     def key(self) -> tuple[int, int]:
@@ -95,7 +95,7 @@ class Point:
         return [probe for probe in self.probes if probe.enabled]
 
 
-def instruction(program: Program, address: int, isa: UserTrapping) -> Insn:
+def decode_instruction(program: Program, address: int, isa: UserTrapping) -> Insn:
     """The instruction there. Raises OptprobeError where none begins."""
     bounds = program.function(address)
     start = bounds[0] if bounds is not None else address
@@ -103,7 +103,7 @@ def instruction(program: Program, address: int, isa: UserTrapping) -> Insn:
     found = next((insn for insn in code if insn.address == address), None)
     if found is not None:
         if bounds is None:
-            _check_begins(program, address, isa)
+            _check_boundary(program, address, isa)
         _check_reserved(program, address, isa)
         return found
     inside = next((insn for insn in code if insn.address < address < insn.end), None)
@@ -112,7 +112,7 @@ def instruction(program: Program, address: int, isa: UserTrapping) -> Insn:
     raise OptprobeError(f"the code at {program.spell(address)} cannot be decoded")
 
 
-def _check_begins(program: Program, address: int, isa: UserTrapping) -> None:
+def _check_boundary(program: Program, address: int, isa: UserTrapping) -> None:
     """Raises OptprobeError where the code before says that no instruction does, in a program without symbols."""
     first = max(program.code_start(address), address - boundary.BEFORE)
     try:

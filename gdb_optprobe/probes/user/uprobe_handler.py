@@ -20,15 +20,15 @@ from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user.target import UserTarget
-from gdb_optprobe.probes.user.trap_context import At, dead_at_trap, is_process, saved
-from gdb_optprobe.probes.user.uprobe import Point
+from gdb_optprobe.probes.user.trap_context import TrapSite, dead_at_trap, is_process, saved_registers
+from gdb_optprobe.probes.user.uprobe import Uprobe
 
 
-def handler(spec: Spec, point: Point, user: UserTarget, target: Target, settings: Settings) -> Handler:
+def compile_uprobe(spec: Spec, point: Uprobe, user: UserTarget, target: Target, settings: Settings) -> Handler:
     """What a hit does. Raises OptprobeError, pointing at what cannot be done."""
     program = point.program
     names = user.names(point.insn.address, program.is_entry(point.insn.address), program.bits)
-    if spec.counts and not spec.pid:
+    if spec.is_plain_count and not spec.pid:
         return Handler()
     condition, actions = spec.condition_part, spec.action_parts
     limits = Limits(text=settings.string_length, stack=settings.stack_size // WORD)
@@ -38,16 +38,16 @@ def handler(spec: Spec, point: Point, user: UserTarget, target: Target, settings
         test = is_process(names, spec.pid)
         both = And(test, compiled.condition) if compiled.condition is not None else test
         compiled = replace(compiled, condition=both)
-    compiled = framed(compiled, saved(user.kernel.isa, target.isa.pc))
+    compiled = framed(compiled, saved_registers(user.kernel.isa, target.isa.pc))
     bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
     found = Handler.of(compiled, names.per_cpu, names.cpu, names.reads, *bits)
     near = user.kernel.calls.handler
     somewhere = None if isinstance(names.reads, Missing) else ProbeReadRoutines(near, near)
     try:
-        found.code(target.isa, At(near), dead_at_trap(user.kernel.isa), near, somewhere, somewhere_to_stop(near))
+        found.code(target.isa, TrapSite(near), dead_at_trap(user.kernel.isa), near, somewhere, trial_pad(near))
     except NotLowered as stuck:
         why = names.reads if stuck.why == UNMAPPED and isinstance(names.reads, Missing) else Missing(stuck.why)
-        raise fault(why.message, found.part_of(stuck.node, condition, actions), why.hint) from None
+        raise fault(why.message, found.source_of(stuck.node, condition, actions), why.hint) from None
     return found
 
 
@@ -57,6 +57,6 @@ def check_stop(program: Program, isa: UserTrapping) -> None:
         raise OptprobeError("stop is not built yet for this guest's programs", "record or print what is to be known")
 
 
-def somewhere_to_stop(near: int) -> Pad:
+def trial_pad(near: int) -> Pad:
     """For code that is only tried."""
     return Pad(Slot(near, 0), b"", near)

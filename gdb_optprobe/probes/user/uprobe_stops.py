@@ -39,8 +39,8 @@ from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.stops import ProgramArrival, ProgramLanding, StopPoint
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user.target import UserTarget
-from gdb_optprobe.probes.user.trap_context import At
-from gdb_optprobe.probes.user.uprobe import Point
+from gdb_optprobe.probes.user.trap_context import TrapSite
+from gdb_optprobe.probes.user.uprobe import Uprobe
 
 WORD = 8
 TICKET = RUNG + WORD
@@ -48,7 +48,7 @@ TICKET = RUNG + WORD
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _StopPad:
     pad: Pad
     point: StopPoint
     gate: Gate
@@ -63,7 +63,7 @@ class Shown:
 
 
 @dataclass
-class UserStops:
+class UprobeStops:
     """point: where a probe is. counts: how often each probe has stopped the guest, by its number.
 
     shown: by vCPUs, the programs that were stopped there last, where their code was.
@@ -71,33 +71,35 @@ class UserStops:
 
     target: Target
     registry: Registry
-    point: Callable[[Probe], Point]
+    uprobe_of: Callable[[Probe], Uprobe]
     counts: Counter[int] = field(default_factory=Counter)
     shown: dict[Vcpu, Shown] = field(default_factory=dict)
-    _places: dict[int, _Place] = field(default_factory=dict)
+    _pads: dict[int, _StopPad] = field(default_factory=dict)
 
     def code(self, probe: Probe, handler: Handler, dead: Dead, user: UserTarget, arena: Arena) -> Code:
         """The program of `probe`, of which `handler` is what runs here; dead: what it may change. Raises Refused."""
         assert probe.counter is not None, "reserved"
         near, memory = user.kernel.calls.handler, probe.counter.address
         if not handler.stops:
-            return handler.code(self.target.isa, At(near), dead, memory, probe.readers)
+            return handler.code(self.target.isa, TrapSite(near), dead, memory, probe.readers)
         stopping = user.kernel.isa.stopping
         assert stopping is not None, "else it was refused"
-        pad = self._place(0 if probe.spec.returns else user.kernel.isa.behind, user, arena).pad
+        pad = self._install_pad(0 if probe.spec.is_return else user.kernel.isa.behind, user, arena).pad
 
         def program(leaves: int) -> Code:
             way = Pad(Slot(leaves, 0), b"", pad.bell)
-            return handler.code(self.target.isa, At(near), dead, memory, probe.readers, way)
+            return handler.code(self.target.isa, TrapSite(near), dead, memory, probe.readers, way)
 
-        told = joined((_ticket(user.kernel.isa, dead, pad.bell + TICKET), stopping.call(probe.number, pad.address)))
-        return joined_by(program, told, self.target.isa, near)
+        told = joined(
+            (_count_ticket(user.kernel.isa, dead, pad.bell + TICKET), stopping.call(probe.number, pad.address))
+        )
+        return with_stop_call(program, told, self.target.isa, near)
 
     def gate_at(self, pc: int) -> Gate | None:
         """By which a debugger sees the program of who stands at `pc`; None where that is no place of ours."""
-        return next((place.gate for place in self._places.values() if place.pad.address == pc), None)
+        return next((place.gate for place in self._pads.values() if place.pad.address == pc), None)
 
-    def traps_near(self, points: Iterable[Point], start: int, end: int) -> Mapping[Patch, tuple[int, ...]]:
+    def traps_near(self, points: Iterable[Uprobe], start: int, end: int) -> Mapping[Patch, tuple[int, ...]]:
         """From `start` to before `end`, as the process that the user is shown has them; by probes' numbers."""
         shown = self.shown.get(self.target.machine.selected()) if self.target.stops.selects_program() else None
         if shown is None:
@@ -105,42 +107,44 @@ class UserStops:
         return {
             Patch(at, point.insn.data[: len(point.trap)], point.trap): tuple(each.number for each in point.enabled)
             for point in points
-            if point.placed is not None
+            if point.installed is not None
             and point.program.inode == shown.inode
             and start <= (at := point.insn.address + shown.bias) < end
         }
 
-    def dismiss(self, arena: Arena) -> None:
+    def remove_pads(self, arena: Arena) -> None:
         """No trap is left that may stop the guest."""
-        for place in self._places.values():
+        for place in self._pads.values():
             place.point.remove()
             arena.pads.release(place.pad.slot)
-        self._places.clear()
+        self._pads.clear()
 
     def abandon(self) -> None:
         """The guest that held it all is gone."""
-        for place in self._places.values():
+        for place in self._pads.values():
             place.point.remove()
-        self._places.clear()
+        self._pads.clear()
 
-    def _place(self, behind: int, user: UserTarget, arena: Arena) -> _Place:
+    def _install_pad(self, behind: int, user: UserTarget, arena: Arena) -> _StopPad:
         """Raises Refused."""
-        if behind not in self._places:
+        if behind not in self._pads:
             stopping = user.kernel.isa.stopping
             assert stopping is not None, "else it was refused"
             pad = install_pad(user.kernel.calls.handler, stopping.place, self.target, arena)
-            comes = partial(self._comes, user)
-            ticket = partial(self._held, stopping.ticket)
-            landing = ProgramLanding(pad.address, pad.bell, pad.bell + RUNG, comes, ticket, saved(user.kernel.isa))
+            comes = partial(self._on_pad, user)
+            ticket = partial(self._read_register, stopping.ticket)
+            landing = ProgramLanding(
+                pad.address, pad.bell, pad.bell + RUNG, comes, ticket, saved_registers(user.kernel.isa)
+            )
             point = self.target.stops.land_program(landing)
-            self._places[behind] = _Place(pad, point, Gate(behind, stopping.swapped))
-        return self._places[behind]
+            self._pads[behind] = _StopPad(pad, point, Gate(behind, stopping.swapped))
+        return self._pads[behind]
 
-    def _held(self, name: str) -> int:
+    def _read_register(self, name: str) -> int:
         """By a register of the selected vCPU."""
         return self.target.machine.registers(self.target.machine.selected(), (name,))[name]
 
-    def _comes(self, user: UserTarget) -> ProgramArrival | None:
+    def _on_pad(self, user: UserTarget) -> ProgramArrival | None:
         """Of the selected vCPU, which is at a place; None where nobody wants that it stops any more."""
         isa, machine = user.kernel.isa, self.target.machine
         assert isa.stopping is not None, "else it was refused"
@@ -151,18 +155,18 @@ class UserStops:
         if probe is None or not probe.enabled or not probe.handler.stops:
             return None
         self.counts[probe.number] += 1
-        point, registers = self.point(probe), _Registers(isa, told[isa.frame], machine.read)
-        returned = _returned(point, user, registers, machine.read) if probe.spec.returns else None
+        point, registers = self.uprobe_of(probe), _Registers(isa, told[isa.frame], machine.read)
+        returned = _return_value(point, user, registers, machine.read) if probe.spec.is_return else None
         at = registers[self.target.isa.pc] - isa.behind
         self.shown.pop(vcpu, None)
-        if not probe.spec.returns:
+        if not probe.spec.is_return:
             self.shown[vcpu] = Shown(point.program.inode, at - point.insn.address)
         who = mm.process(user.programs.kernel, user.programs.current(vcpu))
-        place = point.program.spell(probe.address) if not probe.spec.returns else ""
+        place = point.program.spell(probe.address) if not probe.spec.is_return else ""
         return ProgramArrival((probe.number,), str(who), place, returned)
 
 
-def _ticket(isa: UserTrapping, dead: Dead, at: int) -> Code:
+def _count_ticket(isa: UserTrapping, dead: Dead, at: int) -> Code:
     """The count of such hits, one more, in the register for it."""
     assert isa.stopping is not None, "else it was refused"
     before = EntryState(isa.scratch, frozenset((isa.frame,)))
@@ -173,7 +177,7 @@ def _ticket(isa: UserTrapping, dead: Dead, at: int) -> Code:
     return emit.finish
 
 
-def joined_by(program: Callable[[int], Code], call: Code, isa: Isa, near: int) -> Code:
+def with_stop_call(program: Callable[[int], Code], call: Code, isa: Isa, near: int) -> Code:
     """The program, and behind it the call, by which it leaves where it stops. program: by where it leaves to."""
     size, step = len(program(near)(near)), len(isa.branch(near, near + isa.branch_size))
 
@@ -204,8 +208,8 @@ class _Registers(Mapping[str, int]):
         return len(self._at)
 
 
-def _returned(
-    point: Point, user: UserTarget, registers: Mapping[str, int], read: Callable[[int, int], bytes]
+def _return_value(
+    point: Uprobe, user: UserTarget, registers: Mapping[str, int], read: Callable[[int, int], bytes]
 ) -> tuple[str, int] | None:
     """What the function has returned, and which that is."""
     found = user.names_at_return(point.program.bits).names.dollar("retval")
@@ -217,7 +221,7 @@ def _returned(
     return name, number(word, not isinstance(found.type, Pointer) and found.type.signed)
 
 
-def saved(isa: UserTrapping) -> SavedRegisters:
+def saved_registers(isa: UserTrapping) -> SavedRegisters:
     stopping = isa.stopping
     assert stopping is not None, "else it was refused"
     columns = stopping.columns

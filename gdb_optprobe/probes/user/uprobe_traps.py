@@ -42,32 +42,32 @@ class _Handler:
     layout: UserTrapTableLayout
     memory: Slot
     data: bytearray
-    placed: InstalledDetour
+    installed: InstalledDetour
     calls: tuple[Patch, ...]
 
 
 @dataclass
-class _Hook:
+class _Installed:
     """In the guest. writable, leaf, gone: code, which any handler uses."""
 
     user: UserTarget
     arena: Arena
     writable: InstalledDetour
-    leaf: InstalledDetour
+    leaf_entry: InstalledDetour
     gone: InstalledDetour
     handler: _Handler
 
 
 @dataclass
-class UserTraps:
+class UprobeTraps:
     """codes: by key, the code of every trap that ever was."""
 
     target: Target
     slots: int = SLOTS
-    _hook: _Hook | None = None
+    _installed: _Installed | None = None
     _codes: dict[Key, int] = field(default_factory=dict)
 
-    def begin(
+    def install(
         self,
         user: UserTarget,
         readers: ProbeReadRoutines,
@@ -80,12 +80,12 @@ class UserTraps:
 
         codes, gone: of an earlier GDB's traps, what they come to from then on, and those that have gone.
         """
-        if self._hook is not None:
+        if self._installed is not None:
             return
         kernel, near, placed = user.kernel, user.kernel.calls.handler, list[InstalledDetour]()
 
         def put(code: Code) -> InstalledDetour:
-            placed.append(self.again(code, near, arena))
+            placed.append(self.install_or_reuse(code, near, arena))
             return placed[-1]
 
         try:
@@ -97,14 +97,14 @@ class UserTraps:
             def lead(new: Sequence[Patch]) -> None:
                 hooks.install(new, self.target, arena, standing)
 
-            handler, known = self._made(known, nothing, leaf, user, arena, lead)
+            handler, known = self._install_handler(known, nothing, leaf, user, arena, lead)
         except OptprobeError:
             for one in placed:
                 one.release(self.target, arena, reached=False)
             raise
-        self._hook, self._codes = _Hook(user, arena, writable, leaf, nothing, handler), known
+        self._installed, self._codes = _Installed(user, arena, writable, leaf, nothing, handler), known
 
-    def _made(
+    def _install_handler(
         self,
         codes: Mapping[Key, int],
         nothing: InstalledDetour,
@@ -124,9 +124,9 @@ class UserTraps:
         code = lower_user_traps.handler(table, kernel.mapped, leaf.detour.address, near, kernel.isa)
         placed = None
         try:
-            placed = self.again(code, near, arena)
+            placed = self.install_or_reuse(code, near, arena)
             calls = tuple(
-                Patch(call.address, call.data, _led(self.target.isa, call, placed.detour.address))
+                Patch(call.address, call.data, _branch_to(self.target.isa, call, placed.detour.address))
                 for call in kernel.calls.calls
             )
             lead(calls)
@@ -137,7 +137,7 @@ class UserTraps:
             raise
         return _Handler(layout, memory, data, placed, calls), known
 
-    def check_room(self, keys: Collection[Key], more: int, near: int, arena: Arena) -> None:
+    def check_memory(self, keys: Collection[Key], more: int, near: int, arena: Arena) -> None:
         """Raises Refused where there is no memory for a table of these traps, all they come to, and `more` bytes."""
         memory = arena.earlier_table(TableKind.USER_TRAPS)
         new = 0 if memory is not None and self._known(memory, keys) else self._layout(len(keys)).size
@@ -164,7 +164,7 @@ class UserTraps:
         self, codes: Mapping[Key, int], nothing: InstalledDetour, near: int, arena: Arena
     ) -> tuple[UserTrapTableLayout, Slot, bytearray, dict[Key, int]]:
         """One with room for one more than `codes`: an earlier session's, or a new one. Raises Refused."""
-        memory = arena.adopt_table(TableKind.USER_TRAPS, user_trap_table.is_size) if self._hook is None else None
+        memory = arena.adopt_table(TableKind.USER_TRAPS, user_trap_table.is_size) if self._installed is None else None
         if memory is not None:
             if (found := self._known(memory, codes)) is not None:
                 layout, data, known = found
@@ -176,87 +176,93 @@ class UserTraps:
         memory = arena.allocate_table(TableKind.USER_TRAPS, layout.size, near, self.target.isa.data_reach)
         return layout, memory, layout.encode(codes), {**codes}
 
-    def _grow(self, hook: _Hook) -> None:
+    def _grow(self, hook: _Installed) -> None:
         """Whoever is in the handler that there was goes on, over the table that there was. Raises as `begin`."""
         old = hook.handler
 
         def lead(new: Sequence[Patch]) -> None:
             hooks.exchange(old.calls, new, self.target)
 
-        hook.handler, self._codes = self._made(self._codes, hook.gone, hook.leaf, hook.user, hook.arena, lead)
-        self._give_up(old, hook.arena)
+        hook.handler, self._codes = self._install_handler(
+            self._codes, hook.gone, hook.leaf_entry, hook.user, hook.arena, lead
+        )
+        self._release(old, hook.arena)
 
-    def _give_up(self, handler: _Handler, arena: Arena) -> None:
+    def _release(self, handler: _Handler, arena: Arena) -> None:
         """Nothing leads there any more."""
-        handler.placed.release(self.target, arena, reached=True, way=True)
+        handler.installed.release(self.target, arena, reached=True, way=True)
         arena.release_table(TableKind.USER_TRAPS, handler.memory)
 
     @property
     def writable(self) -> int:
         """Where the routine is."""
-        assert self._hook is not None, "begin"
-        return self._hook.writable.detour.address
+        assert self._installed is not None, "begin"
+        return self._installed.writable.detour.address
 
-    def again(self, code: Code, near: int, arena: Arena) -> InstalledDetour:
+    def install_or_reuse(self, code: Code, near: int, arena: Arena) -> InstalledDetour:
         """The same, or what an earlier session has left of it. Raises Refused."""
         return InstalledDetour.install_or_reuse(near, lambda at: Detour(at, code(at), near, ()), self.target, arena)
 
-    def place(self, code: Code, near: int, arena: Arena) -> InstalledDetour:
+    def install_code(self, code: Code, near: int, arena: Arena) -> InstalledDetour:
         """Code that traps come to. Raises Refused."""
         return InstalledDetour.install(near, lambda at: Detour(at, code(at), near, ()), self.target, arena)
 
-    def lead(self, key: Key, code: int) -> None:
+    def set_code(self, key: Key, code: int) -> None:
         """A trap there, which is about to be written, comes to `code`. Raises Refused, TextChanged."""
-        assert self._hook is not None, "begin"
-        if key not in self._codes and len(self._codes) >= self._hook.handler.layout.room:
-            self._grow(self._hook)
-        self._write(key, code)
+        assert self._installed is not None, "begin"
+        if key not in self._codes and len(self._codes) >= self._installed.handler.layout.room:
+            self._grow(self._installed)
+        self._write_slot(key, code)
 
-    def forget(self, key: Key) -> None:
+    def clear(self, key: Key) -> None:
         """The trap has gone, or does not come."""
-        if self._hook is not None and key in self._codes:
-            self._write(key, self._hook.gone.detour.address)
+        if self._installed is not None and key in self._codes:
+            self._write_slot(key, self._installed.gone.detour.address)
 
-    def pass_by(self, key: Key) -> None:
+    def adopt_trap(self, key: Key) -> None:
         """A trap was there until now, of an earlier GDB's."""
-        assert self._hook is not None, "begin"
-        self.lead(key, self._hook.gone.detour.address)
+        assert self._installed is not None, "begin"
+        self.set_code(key, self._installed.gone.detour.address)
 
-    def dismiss(self, user: UserTarget, arena: Arena) -> None:
+    def remove(self, user: UserTarget, arena: Arena) -> None:
         """The kernel calls its own handler again, where no trap of ours is left and nobody has just come to one."""
-        hook = self._hook
+        hook = self._installed
         if hook is None or any(code != hook.gone.detour.address for code in self._codes.values()):
             return
-        inside = [*user.kernel.calls.ways_in, *((one.detour.address, one.detour.end) for one in self._code(hook))]
+        inside = [
+            *user.kernel.calls.ways_in, *((one.detour.address, one.detour.end) for one in self._shared_code(hook))
+        ]
         if not hooks.is_quiescent(inside, self.target, (*user.kernel.calls.beside, *arena.ranges.code)):
             return
         hooks.remove(hook.handler.calls, self.target, arena)
-        self._give_up(hook.handler, arena)
-        for one in (hook.gone, hook.leaf, hook.writable):
+        self._release(hook.handler, arena)
+        for one in (hook.gone, hook.leaf_entry, hook.writable):
             one.release(self.target, arena, reached=True)
-        self._hook, self._codes = None, {}
+        self._installed, self._codes = None, {}
 
     def abandon(self) -> None:
         """The guest that held it all is gone."""
-        self._hook, self._codes = None, {}
+        self._installed, self._codes = None, {}
 
     @property
     def patches(self) -> tuple[Patch, ...]:
         """What was written into the kernel's text."""
-        return self._hook.handler.calls if self._hook is not None else ()
+        return self._installed.handler.calls if self._installed is not None else ()
 
     @property
-    def ranges(self) -> tuple[tuple[int, int], ...]:
+    def handler_ranges(self) -> tuple[tuple[int, int], ...]:
         """The code that every trap comes to."""
-        hook = self._hook
-        return tuple((one.detour.address, one.detour.end) for one in self._code(hook)) if hook is not None else ()
+        hook = self._installed
+        return tuple(
+            (one.detour.address, one.detour.end) for one in self._shared_code(hook)
+        ) if hook is not None else ()
 
-    def _code(self, hook: _Hook) -> tuple[InstalledDetour, ...]:
-        return hook.handler.placed, hook.gone, hook.leaf, hook.writable
+    def _shared_code(self, hook: _Installed) -> tuple[InstalledDetour, ...]:
+        return hook.handler.installed, hook.gone, hook.leaf_entry, hook.writable
 
-    def _write(self, key: Key, code: int) -> None:
+    def _write_slot(self, key: Key, code: int) -> None:
         """The key last: GDB may be killed in between, and the guest may run."""
-        hook = self._hook
+        hook = self._installed
         assert hook is not None, "begin"
         new, table = key not in self._codes, hook.handler
         at = table.layout.place(table.data, key)
@@ -268,6 +274,6 @@ class UserTraps:
         self._codes[key] = code
 
 
-def _led(isa: Isa, insn: Insn, to: int) -> bytes:
+def _branch_to(isa: Isa, insn: Insn, to: int) -> bytes:
     """`insn`, a call or what runs before the kernel's handler, made a way to ours."""
     return isa.redirect(insn, to) if insn.target is not None else isa.branch(insn.address, to)

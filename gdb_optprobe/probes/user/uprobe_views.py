@@ -20,9 +20,9 @@ from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.results import Results
 from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.target import Target
-from gdb_optprobe.probes.user.uprobe import Point
-from gdb_optprobe.probes.user.uprobes import Users
-from gdb_optprobe.probes.user.uretprobe import Function
+from gdb_optprobe.probes.user.uprobe import Uprobe
+from gdb_optprobe.probes.user.uprobes import Uprobes
+from gdb_optprobe.probes.user.uretprobe import Uretprobe
 from gdb_optprobe.probes.views import (
     ActiveCallView,
     CallsView,
@@ -35,18 +35,18 @@ from gdb_optprobe.probes.views import (
 )
 
 
-def probe(probe: Probe, users: Users, found: Results, target: Target) -> ProbeView:
+def uprobe_view(probe: Probe, users: Uprobes, found: Results, target: Target) -> ProbeView:
     """address: the one that the program was linked for."""
-    point = users.point(probe)
-    function = users.calls.functions.get((point.program.inode, probe.address)) if probe.spec.returns else None
-    calls = _calls(function, users) if function is not None else None
-    stands = point.placed is not None
-    detour = point.placed.detour if point.placed is not None else None
+    point = users.uprobe_of(probe)
+    function = users.uretprobes.functions.get((point.program.inode, probe.address)) if probe.spec.is_return else None
+    calls = _calls_view(function, users) if function is not None else None
+    stands = point.installed is not None
+    detour = point.installed.detour if point.installed is not None else None
     code = target.isa.decode(detour.data, detour.address) if detour is not None else ()
     count, most = len(code), sum(map(probe_views.cost_of, code))
-    least, most = most - _spared(point, code), most + _of_stacks(point, target)
-    if function is not None and function.placed is not None:
-        back = function.placed.detour
+    least, most = most - _skippable(point, code), most + _stack_cost(point, target)
+    if function is not None and function.installed is not None:
+        back = function.installed.detour
         *returns, last = target.isa.decode(back.data, back.address)
         least += shortest(returns, probe_views.cost_of) + probe_views.cost_of(last)
         most += sum(map(probe_views.cost_of, (*returns, last)))
@@ -83,7 +83,7 @@ def probe(probe: Probe, users: Users, found: Results, target: Target) -> ProbeVi
     )
 
 
-def _spared(point: Point, code: Sequence[Insn]) -> int:
+def _skippable(point: Uprobe, code: Sequence[Insn]) -> int:
     """How many instructions of `code` the shortest ways through the probes' programs leave out."""
     programs = [
         [insn for insn in code if each.start <= insn.address < each.end] for each in point.parts if each.part.program
@@ -91,14 +91,14 @@ def _spared(point: Point, code: Sequence[Insn]) -> int:
     return sum(sum(map(probe_views.cost_of, program)) - shortest(program, probe_views.cost_of) for program in programs)
 
 
-def _of_stacks(point: Point, target: Target) -> int:
+def _stack_cost(point: Uprobe, target: Target) -> int:
     """Instructions that the code does not show: it takes one word of a stack after the other."""
     objects = [each for probe in point.enabled for each in probe.handler.objects]
     words = sum(each.stack - 1 for each in objects if isinstance(each, Records) and each.tried)
     return words * target.user().kernel.isa.frames[point.program.bits].cost if words else 0
 
 
-def _frames(point: Point, target: Target) -> Callable[[Mapping[str, int], bytes], Iterator[FrameView]]:
+def _frames(point: Uprobe, target: Target) -> Callable[[Mapping[str, int], bytes], Iterator[FrameView]]:
     """Of hits' stacks, by the probed file and the program that ran."""
     user, bits = target.user(), point.program.bits
     frames, decode = user.kernel.isa.frames[bits], partial(user.kernel.isa.decode, bits=bits)
@@ -127,12 +127,12 @@ def _frames(point: Point, target: Target) -> Callable[[Mapping[str, int], bytes]
     return unwound
 
 
-def show(view: ProbeView, point: Point, target: Target, isa: UserTrapping) -> ShowView:
+def show_view(view: ProbeView, point: Uprobe, target: Target, isa: UserTrapping) -> ShowView:
     """The instruction in the program's file, what stands there in processes, and the code that traps come to."""
     insn = point.insn
     code: tuple[CodeLine, ...] = ()
-    if point.placed is not None:
-        detour = point.placed.detour
+    if point.installed is not None:
+        detour = point.installed.detour
         data = target.machine.read(detour.address, detour.size)
         notes = {each.start: each.part.note for each in point.parts}
         code = probe_views.code_lines(target.isa.decode(data, detour.address), notes)
@@ -143,9 +143,9 @@ def show(view: ProbeView, point: Point, target: Target, isa: UserTrapping) -> Sh
     return ShowView(view, probe_views.code_lines([insn], {insn.address: "in the file"}), patched, code)
 
 
-def explanation(spec: Spec, users: Users, target: Target) -> ExplainView:
+def explain_view(spec: Spec, users: Uprobes, target: Target) -> ExplainView:
     """What a probe on a program would be. Raises OptprobeError where it would be none."""
-    point, code = users.would_be(spec)
+    point, code = users.trial(spec)
     insn, added = point.insn, target.isa.decode(code, 0)
     return ExplainView(
         address=insn.address,
@@ -159,24 +159,24 @@ def explanation(spec: Spec, users: Users, target: Target) -> ExplainView:
     )
 
 
-def deleted(optimizer: Optimizer, users: Users) -> Iterator[ProbeView]:
+def deleted_views(optimizer: Optimizer, users: Uprobes) -> Iterator[ProbeView]:
     """A row for each function with calls under way that only return probes saw entered which are no more.
 
     The kernel's come first.
     """
     yield from call_views.deleted_kretprobes(optimizer)
-    if not users.calls.waits:
+    if not users.uretprobes.has_retired:
         return
     users.tidy()
-    for function in users.calls.left:
-        if (calls := _calls(function, users)).active:
+    for function in users.uretprobes.retired:
+        if (calls := _calls_view(function, users)).active:
             place = function.program.spell(function.address)
             yield call_views.deleted_view(Kind.URETPROBE, function.address, place, place, calls)
 
 
-def _calls(function: Function, users: Users) -> CallsView:
-    counts = users.calls.counts(function)
-    out = users.calls.under_way() if counts.active else ()  # a large table, of all functions
+def _calls_view(function: Uretprobe, users: Uprobes) -> CallsView:
+    counts = users.uretprobes.read_counts(function)
+    out = users.uretprobes.active_calls() if counts.active else ()  # a large table, of all functions
     own = [call for call in out if call.point == function.counts.address]
     spaces = {space.mm: space.processes for space in users.spaces(function.program)} if own else {}
     who = [process for call in own for process in spaces.get(call.mm, ())[:1]]

@@ -39,21 +39,21 @@ from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import requirements, trap_records
-from gdb_optprobe.probes.user.known import Known
-from gdb_optprobe.probes.user.mapped_text import Change
-from gdb_optprobe.probes.user.mmap_hook import Arrivals
+from gdb_optprobe.probes.user.known import ProbedPrograms
+from gdb_optprobe.probes.user.mapped_text import TextChange
+from gdb_optprobe.probes.user.mmap_hook import MmapPatcher
 from gdb_optprobe.probes.user.target import UserTarget
-from gdb_optprobe.probes.user.text_writer import UserWriter
-from gdb_optprobe.probes.user.trap_context import At, dead_at_trap
-from gdb_optprobe.probes.user.trap_records import NotedTrap, left_over
-from gdb_optprobe.probes.user.uprobe import LONGEST, Part, Point, in_place, instruction
-from gdb_optprobe.probes.user.uprobe_handler import handler
-from gdb_optprobe.probes.user.uprobe_stops import UserStops
-from gdb_optprobe.probes.user.uprobe_traps import UserTraps
-from gdb_optprobe.probes.user.uretprobe import UserCalls
-from gdb_optprobe.probes.user.uretprobe_handler import return_handler
-from gdb_optprobe.probes.user.xol import Copies, copy_of, first_place
-from gdb_optprobe.probes.user.xol_step import Steps
+from gdb_optprobe.probes.user.text_writer import TextWriter
+from gdb_optprobe.probes.user.trap_context import TrapSite, dead_at_trap
+from gdb_optprobe.probes.user.trap_records import TrapRecord, traps_stay
+from gdb_optprobe.probes.user.uprobe import LONGEST, CodePart, Uprobe, decode_instruction, lay_out
+from gdb_optprobe.probes.user.uprobe_handler import compile_uprobe
+from gdb_optprobe.probes.user.uprobe_stops import UprobeStops
+from gdb_optprobe.probes.user.uprobe_traps import UprobeTraps
+from gdb_optprobe.probes.user.uretprobe import Uretprobes
+from gdb_optprobe.probes.user.uretprobe_handler import compile_uretprobe
+from gdb_optprobe.probes.user.xol import XolSlots, encode_copy, first_slot
+from gdb_optprobe.probes.user.xol_step import XolSteps
 
 INT_SIZE = 4
 IN_PROGRAM = Reason("USER_TEXT", "its code is a program's, not the kernel's")
@@ -61,69 +61,69 @@ IN_PROGRAM = Reason("USER_TEXT", "its code is a program's, not the kernel's")
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class AdoptedTraps:
     """What is done about traps of an earlier GDB's. keys: of those that are gone. kept: trampolines."""
 
-    keys: tuple[Key, ...] = ()
-    kept: tuple[tuple[NotedTrap, Program], ...] = ()
+    removed: tuple[Key, ...] = ()
+    trampolines: tuple[tuple[TrapRecord, Program], ...] = ()
 
 
 @dataclass
-class Users:
+class Uprobes:
     """The probes on user programs of a session."""
 
     target: Target
     registry: Registry
     optimizer: Optimizer
     settings: Callable[[], Settings]
-    traps: UserTraps = field(init=False)
-    stops: UserStops = field(init=False)
-    calls: UserCalls = field(init=False)
-    steps: Steps = field(init=False)
-    _writer: UserWriter = field(init=False)
-    _arrivals: Arrivals = field(init=False)
-    _points: dict[int, Point] = field(default_factory=dict)
-    _programs: Known = field(default_factory=Known)
-    _copies: Copies = field(default_factory=Copies)
+    traps: UprobeTraps = field(init=False)
+    stops: UprobeStops = field(init=False)
+    uretprobes: Uretprobes = field(init=False)
+    xol_steps: XolSteps = field(init=False)
+    _writer: TextWriter = field(init=False)
+    _mmap_patcher: MmapPatcher = field(init=False)
+    _uprobes: dict[int, Uprobe] = field(default_factory=dict)
+    _programs: ProbedPrograms = field(default_factory=ProbedPrograms)
+    _xol_slots: XolSlots = field(default_factory=XolSlots)
     _next: int = 1
     _emulation: bool = True
 
     def __post_init__(self) -> None:
-        self.traps = UserTraps(self.target)
-        self.stops = UserStops(self.target, self.registry, self.point)
-        self.calls = UserCalls(self.target, self.traps, self.stops, self._copies, self._number)
-        self.steps = Steps(self.target, self.traps, self._copies, self._number)
-        self._writer = UserWriter(self.target)
-        self._arrivals = Arrivals(self.target)
+        self.traps = UprobeTraps(self.target)
+        self.stops = UprobeStops(self.target, self.registry, self.uprobe_of)
+        self.uretprobes = Uretprobes(self.target, self.traps, self.stops, self._xol_slots, self._next_record)
+        self.xol_steps = XolSteps(self.target, self.traps, self._xol_slots, self._next_record)
+        self._writer = TextWriter(self.target)
+        self._mmap_patcher = MmapPatcher(self.target)
 
-    def _would(self, spec: Spec) -> tuple[UserTarget, Point, Handler]:
+    def _plan(self, spec: Spec) -> tuple[UserTarget, Uprobe, Handler]:
         """Return what a probe would be, all asked that `add` asks. Raises OptprobeError; nothing is changed."""
         self._check(spec)
-        user = requirements.ready(self.optimizer)
-        point = self._planned(spec, user)
+        user = requirements.check_guest(self.optimizer)
+        point = self._resolve(spec, user)
         handler = self._handler(spec, point, user, self.settings())
-        user.texts.check_arm(point.program, {point.insn.address: point.trap})
+        user.texts.check_install(point.program, {point.insn.address: point.trap})
         with contextlib.suppress(Busy):
             user.programs.mapping(point.program.file)
         return user, point, handler
 
     def add(self, spec: Spec) -> Probe:
         """A probe on an instruction of a program. Raises OptprobeError, the guest as it was."""
-        user, point, handler = self._would(spec)
+        user, point, handler = self._plan(spec)
         settings = self.settings()
         self.target.guard()
         if self.optimizer.memory.must_borrow():
             self.optimizer.take_arena(borrow=True)
             # The guest has run: the file may be another one by now.
-            user, point, handler = self._would(spec)
+            user, point, handler = self._plan(spec)
         probe = Probe(self.registry.next_number(), spec, point.insn.address, handler, sizes_of(settings))
-        return self._put(probe, point, user)
+        return self._install(probe, point, user)
 
-    def again(self, one: ProbeRecord, data: Slot | None) -> Probe:
+    def add_recovered(self, one: ProbeRecord, data: Slot | None) -> Probe:
         """A probe of an earlier GDB's, whose traps were taken out; data: its memory. Raises OptprobeError."""
         user, settings = self.target.user(), replace(self.settings(), **one.sizes)  # type: ignore[arg-type]
         try:
-            point = self._planned(one.spec, user)
+            point = self._resolve(one.spec, user)
             handler = self._handler(one.spec, point, user, settings)
             fits = data is None or handler.size <= data.size
             if not fits or (not handler.is_plain and fingerprint(handler) != one.program):
@@ -135,18 +135,18 @@ class Users:
         address = point.insn.address
         probe = Probe(one.number, one.spec, address, handler, one.sizes, one.enabled, data, since=one.since)
         self.registry.use_number(one.number)
-        return self._put(probe, point, user)
+        return self._install(probe, point, user)
 
-    def writers(self) -> Sequence[int]:
+    def mmap_hooked(self) -> Sequence[int]:
         """Functions of the kernel before which an earlier GDB may have code that writes traps. Raises OptprobeError."""
         return (self.target.user().kernel.arriving.to,)
 
-    def leading_there(self, undone: Sequence[Patch]) -> Sequence[Patch]:
+    def mmap_patches(self, undone: Sequence[Patch]) -> Sequence[Patch]:
         """Of patches that undo an earlier GDB's, those of what leads to that code. Raises OptprobeError."""
         calls = {call.address for call in self.target.user().kernel.arriving.calls}
         return [change for change in undone if change.address in calls]
 
-    def check_room(self, left: Sequence[NotedTrap], arena: Arena) -> None:
+    def check_memory(self, left: Sequence[TrapRecord], arena: Arena) -> None:
         """Raises OptprobeError where there is no memory for what these are taken out with; nothing is changed."""
         user, near = self.target.user(), self.target.user().kernel.calls.handler
         counts = COUNTERS_SIZE * sum(1 for trap in left if trap.calls)
@@ -154,65 +154,65 @@ class Users:
         programs = {inode: user.programs.known(file) for inode, file in files.items()}
         known = [(programs[trap.file.inode], trap.address) for trap in left]
         keys = {(program.offset(address), program.inode) for program, address in known}
-        self.traps.check_room(keys, counts, near, arena)
-        self._writer.check_room(near, arena)
+        self.traps.check_memory(keys, counts, near, arena)
+        self._writer.check_memory(near, arena)
 
-    def take_out(self, left: Sequence[NotedTrap], arena: Arena) -> Taken:
+    def remove_traps(self, left: Sequence[TrapRecord], arena: Arena) -> AdoptedTraps:
         """The traps of an earlier GDB, whose code is still there. Raises OptprobeError with some left.
 
         Trampolines stay while calls are under way that return there.
         """
         if not left:
-            return Taken()
+            return AdoptedTraps()
         user = self.target.user()
-        user.texts.writer = self._writer.begin(user.programs, arena, self._is_stopped_at)
+        user.texts.writer = self._writer.install(user.programs, arena, self._may_stop_at)
         keys: list[Key] = []
-        kept: list[tuple[NotedTrap, Program]] = []
+        kept: list[tuple[TrapRecord, Program]] = []
         programs = {trap.file.inode: user.programs.known(trap.file) for trap in left}
         trampolines = [trap for trap in left if trap.calls]
         for trap in [trap for trap in left if not trap.calls] + trampolines:
             program = programs[trap.file.inode]
-            if trap in trampolines and self.calls.are_under_way(trap.calls, arena):
+            if trap in trampolines and self.uretprobes.has_active_calls(trap.calls, arena):
                 kept.append((trap, program))
                 continue
-            change = Change(trap.address, trap.original, user.kernel.isa.trap)
+            change = TextChange(trap.address, trap.original, user.kernel.isa.trap)
             try:
-                user.texts.take_out(program, [change])
+                user.texts.revert(program, [change])
             except OptprobeError as error:
-                raise left_over(error) from None
+                raise traps_stay(error) from None
             keys.append((program.offset(trap.address), program.inode))
         for program in programs.values():
             user.programs.hold(program.file, -1)
-        return Taken(tuple(keys), tuple(kept))
+        return AdoptedTraps(tuple(keys), tuple(kept))
 
-    def take_over(self, taken: Taken, undone: Sequence[Patch], arena: Arena) -> Collection[int]:
+    def adopt_trampolines(self, taken: AdoptedTraps, undone: Sequence[Patch], arena: Arena) -> Collection[int]:
         """Where calls return to an earlier GDB's trampolines, they come to us from now on; what needs not be undone.
 
         undone: patches that undo what it wrote into the kernel. Their addresses. Raises OptprobeError.
         """
-        if not taken.kept:
+        if not taken.trampolines:
             return ()
         user, standing = self.target.user(), {change.address: change.old for change in undone}
-        codes = self.calls.meet(taken.kept, user, arena)
-        self.traps.begin(user, self._readers(user, arena), arena, standing, codes, taken.keys)
-        self.calls.take_over(taken.kept, standing, user, arena)
-        return {change.address for change in (*self.traps.patches, *self.calls.patches)}
+        codes = self.uretprobes.adopt_trampolines(taken.trampolines, user, arena)
+        self.traps.install(user, self._install_probe_read(user, arena), arena, standing, codes, taken.removed)
+        self.uretprobes.adopt_table(taken.trampolines, standing, user, arena)
+        return {change.address for change in (*self.traps.patches, *self.uretprobes.patches)}
 
-    def adopt(self, taken: Taken, arena: Arena) -> None:
+    def adopt_traps(self, taken: AdoptedTraps, arena: Arena) -> None:
         """Where traps of an earlier GDB's were until now: who has just come to one goes on. Raises OptprobeError."""
-        if taken.keys or taken.kept:
+        if taken.removed or taken.trampolines:
             user = self.target.user()
-            self._begin(user, arena)
+            self._install_shared(user, arena)
             for change in self.traps.patches:
                 arena.journal.put(Item.TEXT, change.address, [change.old.hex(), False])
-            for key in taken.keys:
-                self.traps.pass_by(key)
+            for key in taken.removed:
+                self.traps.adopt_trap(key)
             arena.release_reserve()
-            self.calls.adopt(taken.kept, user, arena)
+            self.uretprobes.adopt_calls(taken.trampolines, user, arena)
             arena.refill_reserve()
-            self._note_hooks()
+            self._update_hooks()
 
-    def _planned(self, spec: Spec, user: UserTarget) -> Point:
+    def _resolve(self, spec: Spec, user: UserTarget) -> Uprobe:
         """Where the probe would be. Raises OptprobeError."""
         for action in spec.action_parts:
             check_action(action)
@@ -220,19 +220,19 @@ class Users:
         if not path or not place:
             raise OptprobeError(f"'{spec.location}' is no place in a program", "-user BINARY:SYMBOL or BINARY:OFFSET")
         program = user.texts.program(path, Path(spec.file) if spec.file else None)
-        armed = any(point.program.inode == program.inode for point in self._points.values())
-        if self._programs.meet(program, armed or self.calls.has(program)):
-            self._copies.forget(program.inode)
+        armed = any(point.program.inode == program.inode for point in self._uprobes.values())
+        if self._programs.update(program, armed or self.uretprobes.has_trampoline(program)):
+            self._xol_slots.forget(program.inode)
         address = program.resolve(place)
-        return self._point(program, instruction(program, address, user.kernel.isa), user)
+        return self._find_or_create(program, decode_instruction(program, address, user.kernel.isa), user)
 
-    def _put(self, probe: Probe, point: Point, user: UserTarget) -> Probe:
+    def _install(self, probe: Probe, point: Uprobe, user: UserTarget) -> Probe:
         """Raises OptprobeError, the guest as it was."""
         arena = self.optimizer.take_arena()
         try:
             self._reserve(probe, user, arena)
             self.registry.set_absent(probe, IN_PROGRAM)
-            self._points[probe.number] = point
+            self._uprobes[probe.number] = point
             point.probes.append(probe)
             write_probe(probe, arena.journal)
             self._settle(point, user, arena)
@@ -240,23 +240,25 @@ class Users:
             try:
                 self.remove([probe])
             finally:
-                self._drop(probe)
+                self._forget(probe)
             raise
         return probe
 
-    def check(self, probes: Sequence[Probe], on: bool) -> None:
+    def check_switch(self, probes: Sequence[Probe], on: bool) -> None:
         """Raises OptprobeError where these cannot be switched on or off before the guest has run on: see UserTexts."""
         numbers = {probe.number for probe in probes}
-        for point in [self._points[number] for number in numbers & self._points.keys()]:
+        for point in [self._uprobes[number] for number in numbers & self._uprobes.keys()]:
             texts = self.target.user().texts
-            if on and point.placed is None:
-                texts.check_arm(point.program, {point.insn.address: point.trap})
-            elif not on and point.placed is not None and not {each.number for each in point.enabled} - numbers:
-                texts.check_disarm(point.program, [point.insn.address])
+            if on and point.installed is None:
+                texts.check_install(point.program, {point.insn.address: point.trap})
+            elif not on and point.installed is not None and not {each.number for each in point.enabled} - numbers:
+                texts.check_remove(point.program, [point.insn.address])
 
     def settle(self, probes: Sequence[Probe]) -> None:
         """Probes of ours among these were switched on or off. Raises OptprobeError."""
-        points = {self._points[probe.number].key: self._points[probe.number] for probe in probes if self.has(probe)}
+        points = {
+            self._uprobes[probe.number].key: self._uprobes[probe.number] for probe in probes if self.has_probe(probe)
+        }
         if points:
             user, arena = self.target.user(), self.optimizer.take_arena()
             for point in points.values():
@@ -266,20 +268,20 @@ class Users:
         """A setting may have changed. Raises OptprobeError."""
         if self._emulation != (emulation := self.settings().emulation):
             self._emulation = emulation
-            self.settle([probe for point in self._points.values() for probe in point.probes])
+            self.settle([probe for point in self._uprobes.values() for probe in point.probes])
 
-    def has(self, probe: Probe) -> bool:
-        return probe.number in self._points
+    def has_probe(self, probe: Probe) -> bool:
+        return probe.number in self._uprobes
 
-    def point(self, probe: Probe) -> Point:
-        return self._points[probe.number]
+    def uprobe_of(self, probe: Probe) -> Uprobe:
+        return self._uprobes[probe.number]
 
     def remove(self, probes: Sequence[Probe]) -> None:
         """Those of ours among these are taken out of the guest, and forgotten here. Raises OptprobeError."""
-        ours = [probe for probe in probes if self.has(probe)]
-        points = {self._points[probe.number].key: self._points[probe.number] for probe in ours}
+        ours = [probe for probe in probes if self.has_probe(probe)]
+        points = {self._uprobes[probe.number].key: self._uprobes[probe.number] for probe in ours}
         for probe in ours:
-            self._points.pop(probe.number).probes.remove(probe)
+            self._uprobes.pop(probe.number).probes.remove(probe)
         if points:
             user, arena = self.target.user(), self.optimizer.take_arena()
             for point in points.values():
@@ -292,18 +294,18 @@ class Users:
         if arena is None or not self.traps.patches or self.target.stops.shows_program():
             return
         user = self.target.user()
-        if self.calls.tidy(user, arena) and not self._points:
+        if self.uretprobes.tidy(user, arena) and not self._uprobes:
             for program in self._programs:
-                user.texts.leave(program, [at for copy in self._copies.of(program) for at in copy])
-            self._arrivals.dismiss(arena)
-            self._writer.dismiss(arena)
-            self.stops.dismiss(arena)
-            self.traps.dismiss(user, arena)
-        self._note_hooks()
+                user.texts.retain(program, [at for copy in self._xol_slots.slots_of(program) for at in copy])
+            self._mmap_patcher.remove(arena)
+            self._writer.remove(arena)
+            self.stops.remove_pads(arena)
+            self.traps.remove(user, arena)
+        self._update_hooks()
 
-    def _note_hooks(self) -> None:
+    def _update_hooks(self) -> None:
         """No probe of the kernel can be where the kernel comes to code of ours."""
-        self.registry.hooks = (*self._arrivals.patches, *self.calls.patches)
+        self.registry.hooks = (*self._mmap_patcher.patches, *self.uretprobes.patches)
 
     def spaces(self, program: Program) -> tuple[AddressSpace, ...]:
         """Those that run it. Raises OptprobeError."""
@@ -311,36 +313,36 @@ class Users:
 
     def missed(self, probe: Probe) -> int:
         """How many calls of its function found no room."""
-        point = self._points.get(probe.number)
+        point = self._uprobes.get(probe.number)
         key = (point.program.inode, probe.address) if point is not None else None
-        function = self.calls.functions.get(key) if key is not None else None
-        return self.calls.counts(function).missed if function is not None else 0
+        function = self.uretprobes.functions.get(key) if key is not None else None
+        return self.uretprobes.read_counts(function).missed if function is not None else 0
 
     def traps_near(self, start: int, end: int) -> Mapping[Patch, tuple[int, ...]]:
         """From `start` to before `end`, as the process that the user is shown has them; by probes' numbers."""
-        return self.stops.traps_near(self._points.values(), start, end)
+        return self.stops.traps_near(self._uprobes.values(), start, end)
 
     def problems(self) -> Sequence[str]:
         """Where the kernel or a process does not have what was written, in words."""
         hooks = patch.check((*self.traps.patches, *self.registry.hooks), self.target.machine)
-        texts = self.target.user().texts.problems() if self._points else ()
+        texts = self.target.user().texts.problems() if self._uprobes else ()
         return (*(str(change.message) for change in hooks), *texts)
 
     def abandon(self) -> None:
         """The guest that held it all is gone."""
-        if self._points:
+        if self._uprobes:
             self.target.user().texts.abandon()
         self.traps.abandon()
         self.stops.abandon()
-        self.calls.abandon()
+        self.uretprobes.abandon()
         self._writer.abandon()
-        self._arrivals.abandon()
+        self._mmap_patcher.abandon()
         self.registry.hooks = ()
-        self._points.clear()
+        self._uprobes.clear()
         self._programs.clear()
-        self._copies.clear()
+        self._xol_slots.clear()
 
-    def _is_stopped_at(self, address: int) -> bool:
+    def _may_stop_at(self, address: int) -> bool:
         """Whether something else may stop the guest there."""
         return address in self.target.breakpoints() or any(True for _ in self.registry.near(address, LONGEST))
 
@@ -355,32 +357,32 @@ class Users:
         if spec.has_python_handler:
             raise OptprobeError("a Python handler cannot run where a program is probed", "use an action in its place")
 
-    def _point(self, program: Program, insn: Insn, user: UserTarget) -> Point:
-        for point in self._points.values():
+    def _find_or_create(self, program: Program, insn: Insn, user: UserTarget) -> Uprobe:
+        for point in self._uprobes.values():
             if (point.program.inode, point.insn.address) == (program.inode, insn.address):
                 return point
         emulated = user.kernel.isa.emulation(insn, program.bits, 0)
         needs_copy = emulated is None or emulated.may_fail
-        point = Point(program, insn, needs_copy, user.kernel.isa.trap, self._number())
+        point = Uprobe(program, insn, needs_copy, user.kernel.isa.trap, self._next_record())
         if point.needs_copy:
             # What cannot be copied is refused before anything is written.
-            copy_of(insn, program, first_place(program), user.kernel.isa)
+            encode_copy(insn, program, first_slot(program), user.kernel.isa)
         return point
 
-    def _number(self) -> int:
+    def _next_record(self) -> int:
         """Of a trap in the journal."""
         number, self._next = self._next, self._next + 1
         return number
 
-    def _handler(self, spec: Spec, point: Point, user: UserTarget, settings: Settings) -> Handler:
+    def _handler(self, spec: Spec, point: Uprobe, user: UserTarget, settings: Settings) -> Handler:
         """What a hit does. Raises OptprobeError, pointing at what cannot be done."""
-        if spec.returns:
-            return return_handler(spec, point.program, point.insn.address, user, self.target, settings)
-        return handler(spec, point, user, self.target, settings)
+        if spec.is_return:
+            return compile_uretprobe(spec, point.program, point.insn.address, user, self.target, settings)
+        return compile_uprobe(spec, point, user, self.target, settings)
 
     def _reserve(self, probe: Probe, user: UserTarget, arena: Arena) -> None:
         """Memory for what its program gathers, and all that traps come to. Raises Refused."""
-        probe.readers = self.optimizer.with_memory(lambda: self._begin(user, arena), arena)
+        probe.readers = self.optimizer.with_memory(lambda: self._install_shared(user, arena), arena)
         if probe.counter is None:
             near, reach, size = user.kernel.calls.handler, self.target.isa.data_reach, probe.handler.size
 
@@ -390,21 +392,21 @@ class Users:
 
             reserve(probe, self.optimizer, allocate)
 
-    def _begin(self, user: UserTarget, arena: Arena) -> ProbeReadRoutines:
+    def _install_shared(self, user: UserTarget, arena: Arena) -> ProbeReadRoutines:
         """All that traps come to, and what writes them. Raises Refused."""
-        found = self._readers(user, arena)
-        self.traps.begin(user, found, arena)
-        user.texts.writer = self._writer.begin(user.programs, arena, self._is_stopped_at)
-        self._arrivals.begin(user.kernel.arriving, flags(user.programs), arena)
-        user.texts.arrivals = self._arrivals
-        self._note_hooks()
+        found = self._install_probe_read(user, arena)
+        self.traps.install(user, found, arena)
+        user.texts.writer = self._writer.install(user.programs, arena, self._may_stop_at)
+        self._mmap_patcher.install(user.kernel.arriving, flags(user.programs), arena)
+        user.texts.mmap_patcher = self._mmap_patcher
+        self._update_hooks()
         return found
 
-    def _readers(self, user: UserTarget, arena: Arena) -> ProbeReadRoutines:
+    def _install_probe_read(self, user: UserTarget, arena: Arena) -> ProbeReadRoutines:
         """Raises Refused, OptprobeError."""
-        return install_probe_read(requirements.reads(user), user.kernel.calls.handler, self.target, arena)
+        return install_probe_read(requirements.check_probe_read(user), user.kernel.calls.handler, self.target, arena)
 
-    def _drop(self, probe: Probe) -> None:
+    def _forget(self, probe: Probe) -> None:
         """One that could not be made."""
         if self.registry.has(probe):
             self.registry.remove(probe)
@@ -413,109 +415,111 @@ class Users:
 
     # a probed instruction --------------------------------------------------------------------------------------------
 
-    def _settle(self, point: Point, user: UserTarget, arena: Arena) -> None:
+    def _settle(self, point: Uprobe, user: UserTarget, arena: Arena) -> None:
         """What is in the guest for `point` is what its enabled probes want. Raises OptprobeError."""
         program, address = point.program, point.insn.address
-        self._settle_calls(point)
+        self._settle_uretprobes(point)
         if not point.enabled:
-            if point.placed is not None:
-                self._disarm(point, user, arena)
-            self.steps.end(point, user, arena)
+            if point.installed is not None:
+                self._remove_traps(point, user, arena)
+            self.xol_steps.remove_trap(point, user, arena)
             return
         emulation = self.settings().emulation
-        copy, tail = self.steps.copied(point, emulation, user)
+        copy, tail = self.xol_steps.install_copy(point, emulation, user)
         steps = tail is not None and not emulation
         if tail is not None and steps:
-            self.steps.begin(point, tail, user, arena)
+            self.xol_steps.install_trap(point, tail, user, arena)
         code = self._code(point, copy, not steps, user, arena)
-        self._note_hooks()
-        stood = point.placed is not None
-        self._lead(point, code, user, arena)
+        self._update_hooks()
+        stood = point.installed is not None
+        self._set_code(point, code, user, arena)
         if not steps:
-            self.steps.end(point, user, arena)
+            self.xol_steps.remove_trap(point, user, arena)
         if not stood:
             try:
-                trap_records.note(point.number, program, address, point.insn.data[: len(point.trap)], arena.journal)
-                user.texts.arm(program, {address: user.kernel.isa.trap})
+                trap_records.write_trap(
+                    point.record, program, address, point.insn.data[: len(point.trap)], arena.journal
+                )
+                user.texts.install(program, {address: user.kernel.isa.trap})
             except BaseException:
-                self._disarm(point, user, arena)
+                self._remove_traps(point, user, arena)
                 raise
 
-    def _lead(self, point: Point, parts: Sequence[Part], user: UserTarget, arena: Arena) -> None:
+    def _set_code(self, point: Uprobe, parts: Sequence[CodePart], user: UserTarget, arena: Arena) -> None:
         """Have traps at `point` come to these, one behind the other. Raises Refused."""
         code, near = joined([part.code for part in parts]), user.kernel.calls.handler
-        placed = self.optimizer.with_memory(lambda: self.traps.place(code, near, arena), arena)
+        placed = self.optimizer.with_memory(lambda: self.traps.install_code(code, near, arena), arena)
         try:
-            self.optimizer.with_memory(lambda: self.traps.lead(point.key, placed.detour.address), arena)
+            self.optimizer.with_memory(lambda: self.traps.set_code(point.key, placed.detour.address), arena)
         except OptprobeError:
             placed.release(self.target, arena, reached=False)
             raise
-        self._give_up(point, arena)
-        point.placed, point.parts = placed, tuple(in_place(parts, placed.detour.address))
+        self._release_code(point, arena)
+        point.installed, point.parts = placed, tuple(lay_out(parts, placed.detour.address))
 
-    def _disarm(self, point: Point, user: UserTarget, arena: Arena) -> None:
+    def _remove_traps(self, point: Uprobe, user: UserTarget, arena: Arena) -> None:
         """Raises OptprobeError where traps are left; they lead to what does nothing but the instruction."""
         try:
-            user.texts.disarm(point.program, [point.insn.address])
+            user.texts.remove(point.program, [point.insn.address])
         except OptprobeError:
-            copy = self._copies.known(point.insn, point.program)
-            self._lead(point, self._code(point, copy, point.step is None, user, arena), user, arena)
+            copy = self._xol_slots.find(point.insn, point.program)
+            self._set_code(point, self._code(point, copy, point.xol_trap is None, user, arena), user, arena)
             raise
-        self.traps.forget(point.key)
-        self._give_up(point, arena)
-        arena.journal.drop(Item.USER, point.number)
+        self.traps.clear(point.key)
+        self._release_code(point, arena)
+        arena.journal.drop(Item.USER, point.record)
 
-    def _give_up(self, point: Point, arena: Arena) -> None:
-        if point.placed is not None:
-            point.placed.release(self.target, arena, reached=True)
-            point.placed = None
+    def _release_code(self, point: Uprobe, arena: Arena) -> None:
+        if point.installed is not None:
+            point.installed.release(self.target, arena, reached=True)
+            point.installed = None
 
-    def _settle_calls(self, point: Point) -> None:
+    def _settle_uretprobes(self, point: Uprobe) -> None:
         """Calls are entered for the return probes that are switched on, and for no others."""
-        returns = [probe for probe in point.probes if probe.spec.returns]
+        returns = [probe for probe in point.probes if probe.spec.is_return]
         if not returns:
-            self.calls.release(point.program, point.insn.address)
+            self.uretprobes.release(point.program, point.insn.address)
         elif not any(probe.enabled for probe in returns):
-            self.calls.retire(point.program, point.insn.address)
+            self.uretprobes.retire(point.program, point.insn.address)
 
     def _code(
-        self, point: Point, copy: int | None, emulates: bool, user: UserTarget, arena: Arena
-    ) -> Sequence[Part]:
+        self, point: Uprobe, copy: int | None, emulates: bool, user: UserTarget, arena: Arena
+    ) -> Sequence[CodePart]:
         """What a trap at `point` comes to."""
-        parts: list[Part] = []
-        here = [probe for probe in point.enabled if not probe.spec.returns]
+        parts: list[CodePart] = []
+        here = [probe for probe in point.enabled if not probe.spec.is_return]
         # Who is shown where the guest stops has been counted by all others.
         for probe in sorted(here, key=lambda each: each.handler.stops):
             code = self.stops.code(probe, probe.handler, dead_at_trap(user.kernel.isa), user, arena)
-            parts.append(Part(f"the program of probe {probe.number}: {', '.join(probe.spec.actions)}", code, True))
-        if returns := [probe for probe in point.enabled if probe.spec.returns]:
+            parts.append(CodePart(f"the program of probe {probe.number}: {', '.join(probe.spec.actions)}", code, True))
+        if returns := [probe for probe in point.enabled if probe.spec.is_return]:
             program, address = point.program, point.insn.address
             entry = self.optimizer.with_memory(
-                lambda: self.calls.entry(program, address, returns, user, arena), arena
+                lambda: self.uretprobes.install_entry(program, address, returns, user, arena), arena
             )
-            parts.append(Part("the entry of a call whose return is probed", entry))
-        return [*parts, *self._instruction(point, copy, emulates, self.traps.writable, user)]
+            parts.append(CodePart("the entry of a call whose return is probed", entry))
+        return [*parts, *self._instruction_code(point, copy, emulates, self.traps.writable, user)]
 
-    def _instruction(
-        self, point: Point, copy: int | None, emulates: bool, writable: int, user: UserTarget
-    ) -> Iterator[Part]:
+    def _instruction_code(
+        self, point: Uprobe, copy: int | None, emulates: bool, writable: int, user: UserTarget
+    ) -> Iterator[CodePart]:
         """What does, or has done, what the probed instruction does."""
         isa, insn = user.kernel.isa, point.insn
         emulated = isa.emulation(insn, point.program.bits, writable)
         if emulated is not None and emulates:
-            yield Part(f"{insn.text}, done to the saved registers", emulated.code)
+            yield CodePart(f"{insn.text}, done to the saved registers", emulated.code)
         if copy is not None:
             moved = isa.moved(copy - insn.address - isa.behind)
-            yield Part(f"on in a copy of {insn.text}, at {copy:#x} in the program", moved)
+            yield CodePart(f"on in a copy of {insn.text}, at {copy:#x} in the program", moved)
 
-    def would_be(self, spec: Spec) -> tuple[Point, bytes]:
+    def trial(self, spec: Spec) -> tuple[Uprobe, bytes]:
         """The instruction that a probe would be on, and code as long as what a hit of a count would run.
 
         Raises OptprobeError.
         """
-        user, point, _ = self._would(spec)
+        user, point, _ = self._plan(spec)
         near = user.kernel.calls.handler
-        count = Handler().code(self.target.isa, At(near), dead_at_trap(user.kernel.isa), near, None)
+        count = Handler().code(self.target.isa, TrapSite(near), dead_at_trap(user.kernel.isa), near, None)
         copy = None if not point.needs_copy else point.insn.address
-        done = [part.code for part in self._instruction(point, copy, True, near, user)]
+        done = [part.code for part in self._instruction_code(point, copy, True, near, user)]
         return point, joined([count, *done])(near)

@@ -42,22 +42,22 @@ from gdb_optprobe.probes.installed_detour import InstalledDetour
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import trap_records
-from gdb_optprobe.probes.user.mapped_text import Change
+from gdb_optprobe.probes.user.mapped_text import TextChange
 from gdb_optprobe.probes.user.target import UserTarget
-from gdb_optprobe.probes.user.trap_records import NotedTrap
-from gdb_optprobe.probes.user.uprobe_stops import UserStops
-from gdb_optprobe.probes.user.uprobe_traps import UserTraps
-from gdb_optprobe.probes.user.uretprobe_program import at_return, entry_code, parts_of
-from gdb_optprobe.probes.user.xol import Copies
+from gdb_optprobe.probes.user.trap_records import TrapRecord
+from gdb_optprobe.probes.user.uprobe_stops import UprobeStops
+from gdb_optprobe.probes.user.uprobe_traps import UprobeTraps
+from gdb_optprobe.probes.user.uretprobe_program import entry_code, entry_parts, return_handler
+from gdb_optprobe.probes.user.xol import XolSlots
 
 LAYOUT = UserCallTableLayout(1024)
 PAGE = 4096
-Kept = Sequence[tuple[NotedTrap, Program]]
+KeptTrampolines = Sequence[tuple[TrapRecord, Program]]
 """Trampolines of an earlier GDB's, and what they are in."""
 
 
 @dataclass
-class Function:
+class Uretprobe:
     """A function with return probes, or that had some. counts: where its calls are counted.
 
     placed: what their return comes to; left: what that of earlier ones may. serves: numbers of the probes it runs.
@@ -66,15 +66,15 @@ class Function:
     program: Program
     address: int
     counts: Slot
-    placed: InstalledDetour | None = None
-    serves: tuple[int, ...] = ()
-    left: list[InstalledDetour] = field(default_factory=list)
+    installed: InstalledDetour | None = None
+    probe_numbers: tuple[int, ...] = ()
+    retired: list[InstalledDetour] = field(default_factory=list)
 
     def retire(self) -> None:
         """Calls are not entered any more, with what was placed."""
-        if self.placed is not None:
-            self.left.append(self.placed)
-        self.placed, self.serves = None, ()
+        if self.installed is not None:
+            self.retired.append(self.installed)
+        self.installed, self.probe_numbers = None, ()
 
 
 @dataclass
@@ -84,9 +84,9 @@ class _Trampoline:
     program: Program
     address: int
     original: bytes
-    number: int
+    record: int
     code: InstalledDetour
-    armed: bool = False
+    is_installed: bool = False
 
     @property
     def key(self) -> tuple[int, int]:
@@ -94,45 +94,45 @@ class _Trampoline:
 
 
 @dataclass
-class _There:
+class _Installed:
     """In the guest. memory: the table. codes, calls: what the kernel comes to before it copies and ends spaces."""
 
     table: Table
     memory: Slot
     codes: tuple[InstalledDetour, ...]
-    calls: tuple[Patch, ...]
+    patches: tuple[Patch, ...]
 
 
 @dataclass
-class UserCalls:
+class Uretprobes:
     """functions: with return probes, by program and address. left: without, which calls may still return from."""
 
     target: Target
-    traps: UserTraps
-    stops: UserStops
-    copies: Copies
-    number: Callable[[], int]
-    functions: dict[tuple[int, int], Function] = field(default_factory=dict)
-    left: list[Function] = field(default_factory=list)
-    _there: _There | None = None
-    _seen: Sequence[UserCall] = ()
+    traps: UprobeTraps
+    stops: UprobeStops
+    xol_slots: XolSlots
+    next_record: Callable[[], int]
+    functions: dict[tuple[int, int], Uretprobe] = field(default_factory=dict)
+    retired: list[Uretprobe] = field(default_factory=list)
+    _installed: _Installed | None = None
+    _read_at_stop: Sequence[UserCall] = ()
     _trampolines: dict[int, _Trampoline] = field(default_factory=dict)
 
     # calls are seen --------------------------------------------------------------------------------------------------
 
-    def entry(
+    def install_entry(
         self, program: Program, address: int, probes: Sequence[Probe], user: UserTarget, arena: Arena
     ) -> Code:
         """What runs at a trap on the function's entry, all that it leads to in the guest. Raises OptprobeError."""
         kernel = user.kernel.returning()
-        there = self._begin(kernel, user, arena)
-        trampoline = self._take(program, kernel, user, arena)
-        function = self._serve(program, address, probes, kernel, user, arena)
-        assert function.placed is not None, "just served"
+        there = self._install(kernel, user, arena)
+        trampoline = self._install_trampoline(program, kernel, user, arena)
+        function = self._install_return_code(program, address, probes, kernel, user, arena)
+        assert function.installed is not None, "just served"
         bounds = [probe.spec.maxactive for probe in probes]
         way = Way(
             function.counts.address,
-            function.placed.detour.address,
+            function.installed.detour.address,
             trampoline.address - address - user.kernel.isa.behind,
             program.bits // 8,
             max(bounds) if all(bounds) else LAYOUT.slots,
@@ -144,7 +144,7 @@ class UserCalls:
         function = self.functions.pop((program.inode, address), None)
         if function is not None:
             function.retire()
-            self.left.append(function)
+            self.retired.append(function)
 
     def retire(self, program: Program, address: int) -> None:
         """All of its return probes are switched off."""
@@ -152,74 +152,75 @@ class UserCalls:
             function.retire()
 
     @property
-    def waits(self) -> bool:
+    def has_retired(self) -> bool:
         """Whether there is something that nobody probes any more."""
-        return bool(self.left) or (self._there is not None and not self.functions)
+        return bool(self.retired) or (self._installed is not None and not self.functions)
 
-    def counts(self, function: Function) -> CallCounters:
+    def read_counts(self, function: Uretprobe) -> CallCounters:
         return CallCounters.decode(self.target.machine.read(function.counts.address, COUNTERS_SIZE))
 
-    def under_way(self) -> Sequence[UserCall]:
+    def active_calls(self) -> Sequence[UserCall]:
         """All calls that have a slot."""
-        there = self._there
+        there = self._installed
         return list(LAYOUT.calls(self.target.machine.read(there.memory.address, LAYOUT.size))) if there else ()
 
     # what an earlier GDB has left ------------------------------------------------------------------------------------
 
-    def are_under_way(self, table: int, arena: Arena) -> bool:
+    def has_active_calls(self, table: int, arena: Arena) -> bool:
         """Whether calls may return to a trampoline whose calls are in `table`."""
         self.target.step_out(arena.ranges.code)
         return any(LAYOUT.calls(self.target.machine.read(table, LAYOUT.size)))
 
-    def meet(self, kept: Kept, user: UserTarget, arena: Arena) -> Mapping[Key, int]:
+    def adopt_trampolines(self, kept: KeptTrampolines, user: UserTarget, arena: Arena) -> Mapping[Key, int]:
         """Code that calls return to which an earlier GDB saw entered; nothing leads there yet. Raises OptprobeError."""
         kernel = user.kernel.returning()
         found: dict[Key, int] = {}
         for trap, program in kept:
             table = Table(LAYOUT, trap.calls, kernel.mm)
-            made = self._trampoline(program, trap.address, trap.original, table, kernel, user, arena)
+            made = self._place_trampoline(program, trap.address, trap.original, table, kernel, user, arena)
             self._trampolines[program.inode] = made
             found[made.key] = made.code.detour.address
         return found
 
-    def has(self, program: Program) -> bool:
+    def has_trampoline(self, program: Program) -> bool:
         """Whether calls may return to a trap of ours in it."""
         return program.inode in self._trampolines
 
-    def take_over(self, kept: Kept, standing: InstalledBytes, user: UserTarget, arena: Arena) -> None:
+    def adopt_table(self, kept: KeptTrampolines, standing: InstalledBytes, user: UserTarget, arena: Arena) -> None:
         """The table of these calls is ours from now on. Raises OptprobeError."""
         (table,) = {trap.calls for trap, _ in kept}
         memory = arena.adopt_table(TableKind.USER_CALLS, lambda size: size >= LAYOUT.size)
         if memory is None or memory.address != table:
             memory = Slot(table, LAYOUT.size)
-        self._begin(user.kernel.returning(), user, arena, memory, standing)
+        self._install(user.kernel.returning(), user, arena, memory, standing)
 
-    def adopt(self, kept: Kept, user: UserTarget, arena: Arena) -> None:
+    def adopt_calls(self, kept: KeptTrampolines, user: UserTarget, arena: Arena) -> None:
         """Calls that were taken over return to code of ours, whatever their functions' was. Raises OptprobeError."""
         if not kept:
             return
-        kernel, traps, near, there = user.kernel.returning(), user.kernel.isa, user.kernel.calls.handler, self._there
+        kernel, there = user.kernel.returning(), self._installed
+        traps, near = user.kernel.isa, user.kernel.calls.handler
         assert there is not None, "taken over"
-        for change in there.calls:
+        for change in there.patches:
             arena.journal.put(Item.TEXT, change.address, [change.old.hex(), False])
         for trap, program in kept:
-            trap_records.note(
-                self._trampolines[program.inode].number, program, trap.address, trap.original, arena.journal, trap.calls
+            trap_records.write_trap(
+                self._trampolines[program.inode].record, program, trap.address, trap.original, arena.journal, trap.calls
             )
-            function = self._function(program, trap.address, near, arena)
-            self.left.append(function)
+            function = self._create_function(program, trap.address, near, arena)
+            self.retired.append(function)
             code = lower_user_returns.returning(function.counts.address, (), traps, kernel.isa)
-            function.left.append(self.traps.again(code, near, arena))
+            function.retired.append(self.traps.install_or_reuse(code, near, arena))
             spaces = {space.mm for space in user.texts.spaces(program.file)}
-            self._move(there, function, spaces if trap is not kept[-1][0] else None)
+            self._redirect_calls(there, function, spaces if trap is not kept[-1][0] else None)
 
-    def _move(self, there: _There, function: Function, spaces: Collection[int] | None) -> None:
+    def _redirect_calls(self, there: _Installed, function: Uretprobe, spaces: Collection[int] | None) -> None:
         """Calls in these spaces, or in all, return to the function's code and are counted there."""
         active = 0
-        taken = {function.counts.address for function in self.left}
+        taken = {function.counts.address for function in self.retired}
         for at, call in LAYOUT.places(self.target.machine.read(there.memory.address, LAYOUT.size)):
             if call.point not in taken and (spaces is None or call.mm in spaces):
-                words = encode((function.left[-1].detour.address, function.counts.address))
+                words = encode((function.retired[-1].detour.address, function.counts.address))
                 self.target.machine.write(there.memory.address + at + CODE, words)
                 active += 1
         self.target.machine.write(function.counts.address + ACTIVE, encode((active,)))
@@ -227,61 +228,61 @@ class UserCalls:
     @property
     def memory(self) -> tuple[Slot, ...]:
         """That of the table."""
-        return (self._there.memory,) if self._there is not None else ()
+        return (self._installed.memory,) if self._installed is not None else ()
 
-    def look(self, read: ReadMemory) -> None:
+    def read_calls_if_hidden(self, read: ReadMemory) -> None:
         """The guest was stopped: what `back` will not be able to read is read now."""
-        self._seen = ()
-        if self._there is not None and (self.functions or self.left):
+        self._read_at_stop = ()
+        if self._installed is not None and (self.functions or self.retired):
             try:
-                read(self._there.memory.address, 1)
+                read(self._installed.memory.address, 1)
             except Unreadable:
-                self._seen = self.under_way()
+                self._read_at_stop = self.active_calls()
 
-    def back(self, pc: int, sp: int, read: ReadMemory) -> int | None:
+    def return_address(self, pc: int, sp: int, read: ReadMemory) -> int | None:
         """Where a call really returns that has returned to `pc`; None where that is no trampoline, or not known.
 
         read: raises Unreadable where the kernel's memory is not seen.
         """
         places: dict[int, int] = {}
-        for call in self._returned(pc, sp, read):
+        for call in self._matching_calls(pc, sp, read):
             if places.get(call.mm, pc) == pc:  # by tail calls it returns there more than once
                 places[call.mm] = call.back
         found = {*places.values()}
         return found.pop() if len(found) == 1 else None
 
-    def _returned(self, pc: int, sp: int, read: ReadMemory) -> Iterator[UserCall]:
+    def _matching_calls(self, pc: int, sp: int, read: ReadMemory) -> Iterator[UserCall]:
         """Those that may be it, the newest of a space first."""
         if pc >> 63 or not any(one.address - pc & PAGE - 1 == 0 for one in self._trampolines.values()):
             return
         isa = self.target.user().kernel.returning().isa
         sizes = {one.program.bits // 8 for one in self._trampolines.values()}
         at = {sp - isa.popped(size) for size in sizes}
-        yield from (call for call in self._read_by(read) if call.trampoline == pc and call.at in at)
+        yield from (call for call in self._read_calls(read) if call.trampoline == pc and call.at in at)
 
-    def _read_by(self, read: ReadMemory) -> Sequence[UserCall]:
-        if self._there is None:
+    def _read_calls(self, read: ReadMemory) -> Sequence[UserCall]:
+        if self._installed is None:
             return ()
         try:
-            return list(LAYOUT.calls(read(self._there.memory.address, LAYOUT.size)))
+            return list(LAYOUT.calls(read(self._installed.memory.address, LAYOUT.size)))
         except Unreadable:
-            return self._seen
+            return self._read_at_stop
 
     # in the guest ----------------------------------------------------------------------------------------------------
 
-    def _begin(
+    def _install(
         self,
         kernel: ReturnKernel,
         user: UserTarget,
         arena: Arena,
         old: Slot | None = None,
         standing: InstalledBytes = NOT_INSTALLED,
-    ) -> _There:
+    ) -> _Installed:
         """old: a table that there is already."""
-        if self._there is not None:
-            return self._there
+        if self._installed is not None:
+            return self._installed
         traps = user.kernel.isa
-        memory = old or self._table(kernel, arena)
+        memory = old or self._reserve_table(kernel, arena)
         if old is None:
             self.target.machine.write(memory.address, LAYOUT.initial())
         table = Table(LAYOUT, memory.address, kernel.mm)
@@ -289,25 +290,25 @@ class UserCalls:
         patches: list[Patch] = []
         machine = self.target.isa.codegen
         try:
-            placed.append(self._before(kernel.copied, lambda at: kernel.shared, arena))
+            placed.append(self._install_hook_code(kernel.copied, lambda at: kernel.shared, arena))
             shared = placed[0].detour.address
             routines = (
                 (kernel.copied, lower_user_returns.copied(table, shared, kernel.copied.to, kernel.isa, machine)),
                 (kernel.ended, lower_user_returns.ended(table, kernel.ended.to, traps, kernel.isa)),
             )
             for calls, code in routines:
-                placed.append(self._before(calls, code, arena))
-                patches += [self._redirected(calls, placed[-1], number) for number in range(len(calls.calls))]
+                placed.append(self._install_hook_code(calls, code, arena))
+                patches += [self._hook_patch(calls, placed[-1], number) for number in range(len(calls.calls))]
             hooks.install(patches, self.target, arena, standing)
         except OptprobeError:
             for one in placed:
                 one.release(self.target, arena, reached=False)
             arena.release_table(TableKind.USER_CALLS, memory)
             raise
-        self._there = _There(table, memory, tuple(placed), tuple(patches))
-        return self._there
+        self._installed = _Installed(table, memory, tuple(placed), tuple(patches))
+        return self._installed
 
-    def _table(self, kernel: ReturnKernel, arena: Arena) -> Slot:
+    def _reserve_table(self, kernel: ReturnKernel, arena: Arena) -> Slot:
         """Memory for one: an earlier session's holds no call. Raises Refused."""
         found = arena.adopt_table(TableKind.USER_CALLS, lambda size: size == LAYOUT.size)
         if found is not None:
@@ -316,46 +317,48 @@ class UserCalls:
             arena.release_table(TableKind.USER_CALLS, found)
         return arena.allocate_table(TableKind.USER_CALLS, LAYOUT.size, kernel.copied.to, self.target.isa.data_reach)
 
-    def _before(self, calls: MmHooks, code: Code, arena: Arena) -> InstalledDetour:
+    def _install_hook_code(self, calls: MmHooks, code: Code, arena: Arena) -> InstalledDetour:
         return InstalledDetour.install_or_reuse(
             calls.to, lambda at: Detour(at, code(at), calls.to, ()), self.target, arena
         )
 
-    def _redirected(self, calls: MmHooks, to: InstalledDetour, number: int) -> Patch:
+    def _hook_patch(self, calls: MmHooks, to: InstalledDetour, number: int) -> Patch:
         call = calls.calls[number]
         return Patch(call.address, call.data, self.target.isa.redirect(call, to.detour.address))
 
-    def _take(self, program: Program, kernel: ReturnKernel, user: UserTarget, arena: Arena) -> _Trampoline:
+    def _install_trampoline(
+        self, program: Program, kernel: ReturnKernel, user: UserTarget, arena: Arena
+    ) -> _Trampoline:
         """The program's trampoline, in every process that runs it. Raises OptprobeError."""
         traps = user.kernel.isa
         found = self._trampolines.get(program.inode)
         if found is None:
-            address = self.copies.trampoline(program, traps.trap, user.programs)
+            address = self.xol_slots.reserve_trampoline(program, traps.trap, user.programs)
             original = program.text(address, len(traps.trap))
-            found = self._lead(program, address, original, kernel, user, arena)
-        if found.armed:
+            found = self._create_trampoline(program, address, original, kernel, user, arena)
+        if found.is_installed:
             return found
-        user.texts.arm(program, {found.address: traps.trap}, first=True)
-        found.armed = True
+        user.texts.install(program, {found.address: traps.trap}, first=True)
+        found.is_installed = True
         return found
 
-    def _lead(
+    def _create_trampoline(
         self, program: Program, address: int, original: bytes, kernel: ReturnKernel, user: UserTarget, arena: Arena
     ) -> _Trampoline:
         """Have a trap there find the call that returns. Raises OptprobeError."""
-        there = self._there
+        there = self._installed
         assert there is not None, "begin"
-        found = self._trampoline(program, address, original, there.table, kernel, user, arena)
+        found = self._place_trampoline(program, address, original, there.table, kernel, user, arena)
         try:
-            self.traps.lead(found.key, found.code.detour.address)
+            self.traps.set_code(found.key, found.code.detour.address)
         except OptprobeError:
             found.code.release(self.target, arena, reached=False)
             raise
-        trap_records.note(found.number, program, address, original, arena.journal, there.memory.address)
+        trap_records.write_trap(found.record, program, address, original, arena.journal, there.memory.address)
         self._trampolines[program.inode] = found
         return found
 
-    def _trampoline(
+    def _place_trampoline(
         self,
         program: Program,
         address: int,
@@ -367,18 +370,18 @@ class UserCalls:
     ) -> _Trampoline:
         """With code that nothing leads to yet. Raises Refused."""
         traps, handler = user.kernel.isa, user.kernel.calls.handler
-        self.copies.stands(program, address)
+        self.xol_slots.adopt_trampoline(program, address)
         code = lower_user_returns.returned(table, program.bits // 8, handler, traps, kernel.isa)
-        placed = self.traps.again(code, handler, arena)
-        return _Trampoline(program, address, original, self.number(), placed)
+        placed = self.traps.install_or_reuse(code, handler, arena)
+        return _Trampoline(program, address, original, self.next_record(), placed)
 
-    def _function(self, program: Program, address: int, near: int, arena: Arena) -> Function:
+    def _create_function(self, program: Program, address: int, near: int, arena: Arena) -> Uretprobe:
         """With nothing counted yet. Raises Refused."""
         counts = arena.allocate_data(COUNTERS_SIZE, near, self.target.isa.data_reach)
         self.target.machine.write(counts.address, initial_counters(program.bits // 8))
-        return Function(program, address, counts)
+        return Uretprobe(program, address, counts)
 
-    def _serve(
+    def _install_return_code(
         self,
         program: Program,
         address: int,
@@ -386,24 +389,28 @@ class UserCalls:
         kernel: ReturnKernel,
         user: UserTarget,
         arena: Arena,
-    ) -> Function:
+    ) -> Uretprobe:
         """Have the function's calls that are entered from now on return to code for `probes`. Raises OptprobeError."""
         near, traps = user.kernel.calls.handler, user.kernel.isa
         function = self.functions.get((program.inode, address))
         if function is None:
-            function = self._function(program, address, near, arena)
+            function = self._create_function(program, address, near, arena)
             self.functions[program.inode, address] = function
         wanted = tuple(probe.number for probe in probes)
-        if function.serves != wanted:
+        if function.probe_numbers != wanted:
             dead = lower_user_returns.dead_at_return(traps, kernel.isa)
             programs = []
             # Who stops does it when the others have counted.
-            for probe, part in sorted(zip(probes, parts_of(probes), strict=True), key=lambda one: one[0].handler.stops):
-                programs.append(self.stops.code(probe, at_return(probe.handler, part, kernel.isa), dead, user, arena))
+            for probe, part in sorted(
+                zip(probes, entry_parts(probes), strict=True), key=lambda one: one[0].handler.stops
+            ):
+                programs.append(
+                    self.stops.code(probe, return_handler(probe.handler, part, kernel.isa), dead, user, arena)
+                )
             code = lower_user_returns.returning(function.counts.address, programs, traps, kernel.isa)
-            placed = self.traps.place(code, near, arena)
+            placed = self.traps.install_code(code, near, arena)
             function.retire()
-            function.placed, function.serves = placed, wanted
+            function.installed, function.probe_numbers = placed, wanted
         return function
 
     # what nobody probes any more -------------------------------------------------------------------------------------
@@ -413,53 +420,55 @@ class UserCalls:
 
         Raises OptprobeError.
         """
-        if self._there is None:
+        if self._installed is None:
             return True
-        some = [function for function in (*self.functions.values(), *self.left) if function.left]
+        some = [function for function in (*self.functions.values(), *self.retired) if function.retired]
         idle = [one for one in self._trampolines.values() if not self._is_probed(one.program)]
-        if not (some or self.left or idle) and self.functions:
+        if not (some or self.retired or idle) and self.functions:
             return False
-        inside = [*user.kernel.calls.ways_in, *self.traps.ranges, *((one.address, one.end) for one in arena.retired)]
+        inside = [
+            *user.kernel.calls.ways_in, *self.traps.handler_ranges, *((one.address, one.end) for one in arena.retired)
+        ]
         if not hooks.is_quiescent(inside, self.target, arena.ranges.code):
             return False
-        calls = self.under_way()
+        calls = self.active_calls()
         codes, points = {call.code for call in calls}, {call.point for call in calls}
         if any(call.at is None for call in calls):
             return False
         for function in some:
-            for one in [one for one in function.left if one.detour.address not in codes]:
+            for one in [one for one in function.retired if one.detour.address not in codes]:
                 one.release(self.target, arena, reached=True)
-                function.left.remove(one)
-        for function in [one for one in self.left if one.counts.address not in points]:
+                function.retired.remove(one)
+        for function in [one for one in self.retired if one.counts.address not in points]:
             arena.data.release(function.counts)
-            self.left.remove(function)
+            self.retired.remove(function)
         for trampoline in idle:
-            self._withdraw(trampoline, user, arena)
-        if self.functions or self.left or self._trampolines or calls:
+            self._remove_trampoline(trampoline, user, arena)
+        if self.functions or self.retired or self._trampolines or calls:
             return False
-        self._end(arena)
+        self._remove(arena)
         return True
 
     def _is_probed(self, program: Program) -> bool:
         return any(function.program.inode == program.inode for function in self.functions.values())
 
-    def _withdraw(self, one: _Trampoline, user: UserTarget, arena: Arena) -> None:
+    def _remove_trampoline(self, one: _Trampoline, user: UserTarget, arena: Arena) -> None:
         """No call is entered any more that returns there; it goes once none does."""
-        if one.armed:
-            user.texts.leave(one.program, [one.address])
-            one.armed = False
-        if any(function.program.inode == one.program.inode for function in self.left):
+        if one.is_installed:
+            user.texts.retain(one.program, [one.address])
+            one.is_installed = False
+        if any(function.program.inode == one.program.inode for function in self.retired):
             return
-        user.texts.take_out(one.program, [Change(one.address, one.original, user.kernel.isa.trap)])
-        self.traps.forget(one.key)
+        user.texts.revert(one.program, [TextChange(one.address, one.original, user.kernel.isa.trap)])
+        self.traps.clear(one.key)
         one.code.release(self.target, arena, reached=True)
-        arena.journal.drop(Item.USER, one.number)
+        arena.journal.drop(Item.USER, one.record)
         del self._trampolines[one.program.inode]
 
-    def _end(self, arena: Arena) -> None:
-        there, self._there = self._there, None
+    def _remove(self, arena: Arena) -> None:
+        there, self._installed = self._installed, None
         assert there is not None, "begin"
-        hooks.remove(there.calls, self.target, arena)
+        hooks.remove(there.patches, self.target, arena)
         for one in there.codes:
             one.release(self.target, arena, reached=True)
         arena.release_table(TableKind.USER_CALLS, there.memory)
@@ -467,11 +476,11 @@ class UserCalls:
     def abandon(self) -> None:
         """The guest that held it all is gone."""
         self.functions.clear()
-        self.left.clear()
+        self.retired.clear()
         self._trampolines.clear()
-        self._there = None
+        self._installed = None
 
     @property
     def patches(self) -> Iterator[Patch]:
         """What was written into the kernel's text."""
-        yield from self._there.calls if self._there is not None else ()
+        yield from self._installed.patches if self._installed is not None else ()

@@ -27,29 +27,29 @@ from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user.target import UserTarget
-from gdb_optprobe.probes.user.trap_context import At, is_process, saved
-from gdb_optprobe.probes.user.uprobe_handler import check_stop, somewhere_to_stop
-from gdb_optprobe.probes.user.uretprobe_program import at_return, compile_return, entry_code, parts_of
+from gdb_optprobe.probes.user.trap_context import TrapSite, is_process, saved_registers
+from gdb_optprobe.probes.user.uprobe_handler import check_stop, trial_pad
+from gdb_optprobe.probes.user.uretprobe_program import compile_program, entry_code, entry_parts, return_handler
 
-TWICE = ("setjmp", "_setjmp", "sigsetjmp", "__sigsetjmp", "vfork", "__vfork", "getcontext", "swapcontext")
+RETURN_TWICE = ("setjmp", "_setjmp", "sigsetjmp", "__sigsetjmp", "vfork", "__vfork", "getcontext", "swapcontext")
 """Return once more with a return address that they have kept (GCC's special_function_p, of what C libraries have)."""
 SOME, JUMPS = 128, 4
 """Bytes of code that are looked at, and how often."""
 
 
-def return_handler(
+def compile_uretprobe(
     spec: Spec, program: Program, address: int, user: UserTarget, target: Target, settings: Settings
 ) -> Handler:
     """Of the function that is entered at `address`. Raises OptprobeError, pointing at what cannot be done."""
     isa = user.kernel.returning().isa
     _check_function(program, address, user.kernel.isa, isa)
     at_entry = user.names(address, True, program.bits)
-    if spec.counts and not spec.pid:
+    if spec.is_plain_count and not spec.pid:
         return Handler()
     limits = Limits(text=settings.string_length, stack=settings.stack_size // WORD)
     only = is_process(at_entry, spec.pid) if spec.pid else None
-    registers = saved(user.kernel.isa, target.isa.pc)
-    compiled, entry = compile_return(spec, at_entry, user.names_at_return(program.bits), only, registers, limits)
+    registers = saved_registers(user.kernel.isa, target.isa.pc)
+    compiled, entry = compile_program(spec, at_entry, user.names_at_return(program.bits), only, registers, limits)
     check_stop(compiled, user.kernel.isa)
     bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
     handler = Handler.of(compiled, at_entry.per_cpu, at_entry.cpu, at_entry.reads, *bits)
@@ -57,22 +57,22 @@ def return_handler(
     near = user.kernel.calls.handler
     probe = Probe(0, spec, address, handler)
     probe.readers = None if isinstance(at_entry.reads, Missing) else ProbeReadRoutines(near, near)
-    (part,) = parts_of([probe])
+    (part,) = entry_parts([probe])
     try:
         table = Table(UserCallTableLayout(2), near, user.kernel.returning().mm)
         entry_code(table, Way(near, near, 0, program.bits // 8, 1), [probe], user, near, target)
         dead = lower_user_returns.dead_at_return(user.kernel.isa, isa)
-        at_return(handler, part, isa).code(target.isa, At(near), dead, near, probe.readers, somewhere_to_stop(near))
+        return_handler(handler, part, isa).code(target.isa, TrapSite(near), dead, near, probe.readers, trial_pad(near))
     except NotLowered as stuck:
-        raise _pointing(stuck, spec, handler, at_entry) from None
+        raise _with_position(stuck, spec, handler, at_entry) from None
     return handler
 
 
-def _pointing(stuck: NotLowered, spec: Spec, handler: Handler, names: NamesAt) -> OptprobeError:
+def _with_position(stuck: NotLowered, spec: Spec, handler: Handler, names: NamesAt) -> OptprobeError:
     why = names.reads if stuck.why == UNMAPPED and isinstance(names.reads, Missing) else Missing(stuck.why)
     part = entry_part(spec, stuck.node, handler.entry)
     if part is None:
-        part = handler.part_of(stuck.node, spec.condition_part, spec.action_parts)
+        part = handler.source_of(stuck.node, spec.condition_part, spec.action_parts)
     return fault(why.message, part, why.hint)
 
 
@@ -84,13 +84,13 @@ def _check_function(program: Program, address: int, traps: UserTrapping, isa: Us
         raise OptprobeError(f"{place} is not where a function is entered", f"probe {program.spell(bounds[0])}")
     if address == program.elf.entry:
         raise OptprobeError(f"{place} is where the program begins: it returns to nobody")
-    if name in TWICE:
+    if name in RETURN_TWICE:
         raise OptprobeError(f"{place} returns more than once from one call")
-    if any(isa.reads(code) for code in _straight(program, address, traps)):
+    if any(isa.reads(code) for code in _entry_code(program, address, traps)):
         raise OptprobeError(f"{place} looks at its return address, which would be ours")
 
 
-def _straight(program: Program, address: int, traps: UserTrapping) -> Iterator[Sequence[Insn]]:
+def _entry_code(program: Program, address: int, traps: UserTrapping) -> Iterator[Sequence[Insn]]:
     """The code that a function begins with, and that it goes on with by jumps."""
     for _ in range(JUMPS):
         code = traps.decode(program.text(address, SOME), address, program.bits)

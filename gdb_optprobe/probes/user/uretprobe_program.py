@@ -33,7 +33,7 @@ CALL = "a call's slot"
 """What stands for its address."""
 
 
-def compile_return(
+def compile_program(
     spec: Spec, at_entry: NamesAt, at_return: NamesAt, only: Expr | None, saved: Saved, limits: Limits
 ) -> tuple[Program, Entry]:
     """only: where the entry is looked at. saved: at the entry. Raises OptprobeError, pointing."""
@@ -47,7 +47,7 @@ def compile_return(
     return framed(program, replace(saved, behind=0), (CALL,)), framed(entry, saved)
 
 
-def parts_of(probes: Sequence[Probe]) -> tuple[Part, ...]:
+def entry_parts(probes: Sequence[Probe]) -> tuple[Part, ...]:
     """What these return probes of one function do at its entry, with their words one behind the other's.
 
     Raises OptprobeError where there are too many.
@@ -68,7 +68,7 @@ def parts_of(probes: Sequence[Probe]) -> tuple[Part, ...]:
     return tuple(found)
 
 
-def at_return(handler: Handler, part: Part, isa: UserReturning) -> Handler:
+def return_handler(handler: Handler, part: Part, isa: UserReturning) -> Handler:
     """What is done where a call has returned, with its words where `part` has them."""
 
     def word(offset: int) -> Expr:
@@ -77,7 +77,7 @@ def at_return(handler: Handler, part: Part, isa: UserReturning) -> Handler:
     program = placed(handler.program, CALL, word(part.area - call_table.SAVED))
     if program is not handler.program:
         handler = replace(handler, program=program)
-    return handler.armed(Load(word(part.armed), WORD, signed=False, mapped=True)) if part.armed else handler
+    return handler.only_if(Load(word(part.armed), WORD, signed=False, mapped=True)) if part.armed else handler
 
 
 def entry_code(
@@ -88,4 +88,4 @@ def entry_code(
     readers = next((probe.readers for probe in probes if probe.readers is not None), None)
     before = EntryState(traps.scratch, per_cpu=handler.per_cpu, readers=readers)
     machine, isa = target.isa.codegen, user.kernel.returning().isa
-    return lower_user_returns.entered(table, way, parts_of(probes), before, traps, isa, machine, writable)
+    return lower_user_returns.entered(table, way, entry_parts(probes), before, traps, isa, machine, writable)

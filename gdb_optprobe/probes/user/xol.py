@@ -16,62 +16,66 @@ from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.isa.base import Insn, OutOfReach, Unrelocatable
 from gdb_optprobe.isa.user import UserTrapping
 
-STEP = 16
-NO_INSTRUCTION = -1
+SLOT_SIZE = 16
+TRAMPOLINE = -1
 """Stands for the program's trampoline."""
 
 
 @dataclass
-class Copies:
+class XolSlots:
     """Where they are, by the program's inode and the instruction's address."""
 
-    _at: dict[tuple[int, int], range] = field(default_factory=dict)
+    _slots: dict[tuple[int, int], range] = field(default_factory=dict)
 
-    def take(self, insn: Insn, program: Program, isa: UserTrapping, programs: Programs) -> tuple[int, bytes]:
+    def reserve(self, insn: Insn, program: Program, isa: UserTrapping, programs: Programs) -> tuple[int, bytes]:
         """Where the copy is or shall be, and its bytes. Raises OptprobeError."""
-        at = self.known(insn, program)
+        at = self.find(insn, program)
         if at is None:
-            at = self._free(program, lambda at: copy_of(insn, program, at, isa), programs)
+            at = self._find_free(program, lambda at: encode_copy(insn, program, at, isa), programs)
             if at is None:
-                raise no_room(insn, program)
-        data = copy_of(insn, program, at, isa)
-        self._at[program.inode, insn.address] = range(at, at + len(data))
+                raise no_slot(insn, program)
+        data = encode_copy(insn, program, at, isa)
+        self._slots[program.inode, insn.address] = range(at, at + len(data))
         return at, data
 
-    def trampoline(self, program: Program, trap: bytes, programs: Programs) -> int:
+    def reserve_trampoline(self, program: Program, trap: bytes, programs: Programs) -> int:
         """Where calls of the program's functions may return to. Raises OptprobeError."""
-        key = (program.inode, NO_INSTRUCTION)
-        if key not in self._at:
-            at = self._free(program, lambda at: trap, programs)
+        key = (program.inode, TRAMPOLINE)
+        if key not in self._slots:
+            at = self._find_free(program, lambda at: trap, programs)
             if at is None:
                 raise OptprobeError(f"{program.path} has no bytes left for what its functions return to")
-            self._at[key] = range(at, at + len(trap))
-        return self._at[key].start
+            self._slots[key] = range(at, at + len(trap))
+        return self._slots[key].start
 
-    def stands(self, program: Program, address: int) -> None:
+    def adopt_trampoline(self, program: Program, address: int) -> None:
         """The program's trampoline is there."""
-        self._at[program.inode, NO_INSTRUCTION] = range(address, address + 1)
+        self._slots[program.inode, TRAMPOLINE] = range(address, address + 1)
 
-    def known(self, insn: Insn, program: Program) -> int | None:
+    def find(self, insn: Insn, program: Program) -> int | None:
         """Where the copy is, if it has one."""
-        found = self._at.get((program.inode, insn.address))
+        found = self._slots.get((program.inode, insn.address))
         return found.start if found is not None else None
 
     def forget(self, inode: int) -> None:
         """What is in that file is another program's."""
-        self._at = {key: places for key, places in self._at.items() if key[0] != inode}
+        self._slots = {key: places for key, places in self._slots.items() if key[0] != inode}
 
     def clear(self) -> None:
         """The guest is gone."""
-        self._at.clear()
+        self._slots.clear()
 
-    def of(self, program: Program) -> tuple[range, ...]:
+    def slots_of(self, program: Program) -> tuple[range, ...]:
         """Where those of the program are."""
-        return tuple(at for (inode, _), at in self._at.items() if inode == program.inode)
+        return tuple(at for (inode, _), at in self._slots.items() if inode == program.inode)
 
-    def _free(self, program: Program, made: Callable[[int], bytes], programs: Programs) -> int | None:
+    def _find_free(self, program: Program, made: Callable[[int], bytes], programs: Programs) -> int | None:
         """Where no process has anything, or what an earlier GDB has left there is the same. Raises OptprobeError."""
-        taken = {at for copy in self.of(program) for at in range(copy.start - copy.start % STEP, copy.stop, STEP)}
+        taken = {
+            at
+            for copy in self.slots_of(program)
+            for at in range(copy.start - copy.start % SLOT_SIZE, copy.stop, SLOT_SIZE)
+        }
         start, end = program.filler
         own = program.text(start, end - start)
         there = []
@@ -80,32 +84,32 @@ class Copies:
             held = programs.pages.read(space.mm, space.address(offset), end - start)
             if held is not None and held != own:
                 there.append(held)
-        for at in range(first_place(program), end, STEP):
+        for at in range(first_slot(program), end, SLOT_SIZE):
             data = made(at)
-            places = range(at, at + len(data), STEP)
+            places = range(at, at + len(data), SLOT_SIZE)
             here = slice(at - start, at - start + len(data))
             if taken.isdisjoint(places) and all(held[here] in (data, own[here]) for held in there):
                 return at
         return None
 
 
-def first_place(program: Program) -> int:
+def first_slot(program: Program) -> int:
     """Where the first copy would be."""
-    return -(-program.filler[0] // STEP) * STEP
+    return -(-program.filler[0] // SLOT_SIZE) * SLOT_SIZE
 
 
-def copy_of(insn: Insn, program: Program, at: int, isa: UserTrapping) -> bytes:
+def encode_copy(insn: Insn, program: Program, at: int, isa: UserTrapping) -> bytes:
     """The instruction's copy, to run at `at`. Raises OptprobeError where there is none."""
     try:
         data = isa.copy(insn, at, program.bits, program.pie)
     except (Unrelocatable, OutOfReach) as stuck:
         raise OptprobeError(f"{insn.text} at {program.spell(insn.address)} cannot run elsewhere: {stuck}") from None
     if at + len(data) > program.filler[1]:
-        raise no_room(insn, program)
+        raise no_slot(insn, program)
     return data
 
 
-def no_room(insn: Insn, program: Program) -> OptprobeError:
+def no_slot(insn: Insn, program: Program) -> OptprobeError:
     """The instruction has no copy."""
     where = program.spell(insn.address)
     return OptprobeError(f"{insn.text} at {where} has to run elsewhere, and {program.path} has no bytes left for that")

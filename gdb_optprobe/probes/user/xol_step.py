@@ -19,71 +19,71 @@ from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import trap_records
 from gdb_optprobe.probes.user.target import UserTarget
-from gdb_optprobe.probes.user.uprobe import Point, Step, Tail
-from gdb_optprobe.probes.user.uprobe_traps import UserTraps
-from gdb_optprobe.probes.user.xol import Copies
+from gdb_optprobe.probes.user.uprobe import Tail, Uprobe, XolTrap
+from gdb_optprobe.probes.user.uprobe_traps import UprobeTraps
+from gdb_optprobe.probes.user.xol import XolSlots
 
 
 @dataclass(frozen=True)
-class Steps:
+class XolSteps:
     """Puts copies into programs, and traps at their ends. number: a new one, of a trap in the journal."""
 
     target: Target
-    traps: UserTraps
-    copies: Copies
-    number: Callable[[], int]
+    traps: UprobeTraps
+    xol_slots: XolSlots
+    next_record: Callable[[], int]
 
-    def copied(self, point: Point, emulation: bool, user: UserTarget) -> tuple[int | None, Tail | None]:
+    def install_copy(self, point: Uprobe, emulation: bool, user: UserTarget) -> tuple[int | None, Tail | None]:
         """Where the instruction's copy is, in every process that has the program, and the jump at its end.
 
         None where there is none, or it ends in another way. Raises OptprobeError.
         """
         program, insn, isa = point.program, point.insn, user.kernel.isa
-        if not point.needs_copy and (emulation or not _goes_on(insn)):
+        if not point.needs_copy and (emulation or not _falls_through(insn)):
             return None, None
-        copy, data = self.copies.take(insn, program, isa, user.programs)
-        tail = _tail(insn, program, copy, data, isa)
-        if not user.texts.has(program, copy):
+        copy, data = self.xol_slots.reserve(insn, program, isa, user.programs)
+        tail = _end_of(insn, program, copy, data, isa)
+        if not user.texts.is_installed(program, copy):
             parts = {copy: data} if tail is None else {copy: data[: -len(tail.jump)], tail.address: tail.jump}
-            user.texts.arm(program, parts, first=True)
+            user.texts.install(program, parts, first=True)
         return copy, tail
 
-    def begin(self, point: Point, tail: Tail, user: UserTarget, arena: Arena) -> None:
+    def install_trap(self, point: Uprobe, tail: Tail, user: UserTarget, arena: Arena) -> None:
         """Have the copy end with a trap. Raises OptprobeError."""
-        if point.step is not None:
+        if point.xol_trap is not None:
             return
         program, isa = point.program, user.kernel.isa
         code = isa.moved(point.insn.end - tail.address - isa.behind)
-        placed = self.traps.place(code, user.kernel.calls.handler, arena)
-        point.step = Step(tail, placed, self.number())
-        self.traps.lead(_key(program, tail), placed.detour.address)
-        trap_records.note(point.step.number, program, tail.address, tail.jump[: len(isa.trap)], arena.journal)
+        placed = self.traps.install_code(code, user.kernel.calls.handler, arena)
+        point.xol_trap = XolTrap(tail, placed, self.next_record())
+        self.traps.set_code(_key(program, tail), placed.detour.address)
+        trap_records.write_trap(point.xol_trap.record, program, tail.address, tail.jump[: len(isa.trap)], arena.journal)
         user.texts.exchange(program, tail.address, tail.trapping(isa.trap))
 
-    def end(self, point: Point, user: UserTarget, arena: Arena) -> None:
+    def remove_trap(self, point: Uprobe, user: UserTarget, arena: Arena) -> None:
         """Have the copy end with its jump. Raises OptprobeError."""
-        step, program = point.step, point.program
+        step, program = point.xol_trap, point.program
         if step is None:
             return
         user.texts.exchange(program, step.tail.address, step.tail.jump)
-        self.traps.forget(_key(program, step.tail))
-        step.placed.release(self.target, arena, reached=True)
-        arena.journal.drop(Item.USER, step.number)
-        point.step = None
+        self.traps.clear(_key(program, step.tail))
+        step.installed.release(self.target, arena, reached=True)
+        arena.journal.drop(Item.USER, step.record)
+        point.xol_trap = None
 
 
 def _key(program: Program, tail: Tail) -> tuple[int, int]:
     return program.offset(tail.address), program.inode
 
 
-def _goes_on(insn: Insn) -> bool:
+def _falls_through(insn: Insn) -> bool:
     """Whether it goes on behind itself, so that a trap can stand there."""
     return insn.flow is Flow.NEXT
 
 
-def _tail(insn: Insn, program: Program, copy: int, data: bytes, isa: UserTrapping) -> Tail | None:
+def _end_of(insn: Insn, program: Program, copy: int, data: bytes, isa: UserTrapping) -> Tail | None:
     """data: the copy, which is to stand at `copy`."""
     last = isa.decode(data, copy, program.bits)[-1]
-    if not _goes_on(insn) or last.flow is not Flow.JUMP or last.target != insn.end:
+    if not _falls_through(insn) or last.flow is not Flow.JUMP or last.target != insn.end:
         return None
     return Tail(last.address, last.data)

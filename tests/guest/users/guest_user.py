@@ -16,9 +16,9 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.user.writer import flags
-from gdb_optprobe.probes.user.mmap_hook import Arrivals
-from gdb_optprobe.probes.user.program_text import UserTexts
-from gdb_optprobe.probes.user.text_writer import UserWriter
+from gdb_optprobe.probes.user.mmap_hook import MmapPatcher
+from gdb_optprobe.probes.user.program_text import ProgramText
+from gdb_optprobe.probes.user.text_writer import TextWriter
 
 session = current_session()
 attachment = attachments.current
@@ -41,9 +41,9 @@ def run(seconds: float) -> None:
     linux.forget()
 
 
-texts = UserTexts(programs, run)
-writer = UserWriter(session.target)
-arrivals = Arrivals(session.target)
+texts = ProgramText(programs, run)
+writer = TextWriter(session.target)
+arrivals = MmapPatcher(session.target)
 
 
 class _Command(gdb.Command):
@@ -80,9 +80,9 @@ def spaces(path: str) -> None:
 
 def begin(arena: Arena) -> None:
     """As for the first probe."""
-    texts.writer = writer.begin(programs, arena, lambda at: False)
-    arrivals.begin(linux.user_kernel.arriving, flags(programs), arena)
-    texts.arrivals = arrivals
+    texts.writer = writer.install(programs, arena, lambda at: False)
+    arrivals.install(linux.user_kernel.arriving, flags(programs), arena)
+    texts.mmap_patcher = arrivals
 
 
 def arm(path: str, *changes: str) -> None:
@@ -91,13 +91,13 @@ def arm(path: str, *changes: str) -> None:
     begin(arena)
     program = programs.find(path)
     pairs = (change.split("=") for change in changes)
-    texts.arm(program, {_address(program, at): bytes.fromhex(data) for at, data in pairs})
+    texts.install(program, {_address(program, at): bytes.fromhex(data) for at, data in pairs})
     gdb.write("armed\n")
 
 
 def disarm(path: str, *locations: str) -> None:
     program = programs.find(path)
-    texts.disarm(program, [_address(program, at) for at in locations])
+    texts.remove(program, [_address(program, at) for at in locations])
     gdb.write("disarmed\n")
 
 
@@ -108,11 +108,11 @@ def rounds(path: str, seconds: str) -> None:
     begin(session.optimizer.take_arena())
     chance, done, end = random.Random(1), 0, time.monotonic() + float(seconds)
     while time.monotonic() < end:
-        texts.arm(program, {at + 16: b"\xaa\xbb", at: 8 * b"\xcc"})
+        texts.install(program, {at + 16: b"\xaa\xbb", at: 8 * b"\xcc"})
         problems()
         run(chance.random() / 2)
         problems()
-        texts.disarm(program, [at, at + 16])
+        texts.remove(program, [at, at + 16])
         for _ in range(2):
             for space in texts.spaces(program.file):
                 there = space.address(program.offset(at))
@@ -143,9 +143,9 @@ def check() -> None:
 def leave() -> None:
     """As when the last probe has gone."""
     arena = session.optimizer.arena
-    assert arena is not None and writer.made is not None and writer.made.is_idle()
-    arrivals.dismiss(arena)
-    writer.dismiss(arena)
+    assert arena is not None and writer.writer is not None and writer.writer.is_idle()
+    arrivals.remove(arena)
+    writer.remove(arena)
     gdb.write("left\n")
 
 
