@@ -325,7 +325,7 @@ def _unwind(linux: Linux, recovered: DiscoveredKernel, machine: GdbMachine) -> U
 def _backtrace(
     unwinder: Unwinder | None, isa: Isa, arena: LinuxArena, registers: Mapping[str, int], stack: bytes
 ) -> Iterator[tuple[int, bool]]:
-    """See Target. (0, True) also where a return probe waited for a call: who called is not on the stack."""
+    """See Target. (0, True) also where a return probe waited for a call: the caller is not on the stack."""
     frames = backtrace(unwinder, registers, isa.pc, Copy(registers[isa.sp], stack)) if unwinder is not None else ()
     for pc, exact in frames:
         if any(start <= pc < end for start, end in arena.code):
