@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.in_gdb import ROOT, gdb
+from tests.commands.in_gdb import ROOT, gdb, shared_gdb
 
 
 def test_add_and_list() -> None:
-    ended = gdb("optprobe add vfs_read", "optprobe list", "output $optprobe")
+    ended = shared_gdb("optprobe add vfs_read", "optprobe list", "output $optprobe")
     assert ended.status == 0, ended.err
     first, titles, row, last = ended.out.splitlines()
     assert first == ("Probe 1 at 0xffffffff8134cc50 <vfs_read>: optimized, 5 bytes patched; a hit costs 3 instructions")
@@ -22,7 +22,7 @@ def test_add_and_list() -> None:
 
 
 def test_info_is_list() -> None:
-    ended = gdb("optprobe add vfs_read -name reads", "info optprobe reads -json")
+    ended = shared_gdb("optprobe add vfs_read -name reads", "info optprobe reads -json")
     (listed,) = json.loads(ended.out.splitlines()[-1])
     assert listed["number"] == 1
 
@@ -118,7 +118,7 @@ def test_expect_says_what_it_found() -> None:
 
 
 def test_names_and_ranges_choose_probes() -> None:
-    ended = gdb(
+    ended = shared_gdb(
         "optprobe add a -name x",
         "optprobe add b -name x",
         "optprobe add c",
@@ -134,13 +134,14 @@ def test_names_and_ranges_choose_probes() -> None:
 
 
 def test_a_count_is_kept_until_the_report_is_printed() -> None:
-    ended = gdb("optprobe add vfs_read", "optprobe report 1 -clear -json", "optprobe report 1 -json")
+    ended = shared_gdb("optprobe add vfs_read", "optprobe report 1 -clear -json", "optprobe report 1 -json")
     before, _, after, _ = (json.loads(line) for line in ended.out.splitlines()[1:])
     assert (before["type"], before["hits"], after["hits"]) == ("probe", 1000, 0)
 
 
 def test_the_collector_is_told_behind_all_probes() -> None:
-    ended = gdb("optprobe report", "optprobe add vfs_read", "optprobe report -json", "optprobe commit -timeout 3")
+    commands = ("optprobe report", "optprobe add vfs_read", "optprobe report -json", "optprobe commit -timeout 3")
+    ended = shared_gdb(*commands)
     assert [json.loads(line)["type"] for line in ended.out.splitlines()[2:5]] == ["probe", "cost", "collector"]
     assert ended.out.splitlines()[5:] == ["fake: 2 wait", "fake: commit 3"]
 
@@ -148,7 +149,7 @@ def test_the_collector_is_told_behind_all_probes() -> None:
 def test_save_writes_over_and_says_what_it_could_not(tmp_path: Path) -> None:
     file = tmp_path / "some probes.gdb"
     file.write_text("old\n" * 100)
-    ended = gdb(
+    ended = shared_gdb(
         "set $limit = 7", "optprobe add a", f"optprobe save {file}", "optprobe add b", f"optprobe save {file}"
     )
     assert ended.out.splitlines()[1:] == [
@@ -173,14 +174,14 @@ def test_save_where_nothing_can_be_written(tmp_path: Path) -> None:
 def test_help_has_examples() -> None:
     words = ("add", "break", "dprintf", "list", "show", "explain", "report", "enable", "run", "save", "commit")
     words += ("expect",)
-    ended = gdb(*(f"help optprobe {word}" for word in words))
+    ended = shared_gdb(*(f"help optprobe {word}" for word in words))
     for word in words:
         assert f"\noptprobe {word}" in ended.out
     assert ended.out.count("\nExamples:\n") == len(words)
 
 
 def test_the_prefix_alone_prints_help() -> None:
-    assert "optprobe add -- Put a probe at LOCATION" in gdb("optprobe").out
+    assert "optprobe add -- Put a probe at LOCATION" in shared_gdb("optprobe").out
 
 
 COMPLETIONS = [
@@ -206,7 +207,7 @@ def test_completion() -> None:
 
 
 def test_settings() -> None:
-    ended = gdb("set optprobe arena code=0x1000-0x2000  data=0x3000-0x4000", "show optprobe")
+    ended = shared_gdb("set optprobe arena code=0x1000-0x2000  data=0x3000-0x4000", "show optprobe")
     assert ended.out.splitlines() == [
         "optprobe optimization is on.",
         "optprobe boost is on.",
@@ -259,7 +260,7 @@ def test_a_change_is_told() -> None:
 
 
 def test_without_a_guest_the_doctor_tells_what_it_can_and_fails_not() -> None:
-    ended = gdb("optprobe doctor", "optprobe doctor -json", "optprobe version")
+    ended = shared_gdb("optprobe doctor", "optprobe doctor -json", "optprobe version")
     assert (ended.status, ended.err) == (0, "")
     *told, json_line, version = ended.out.splitlines()
     assert told[0].startswith(f"{version}, a target without a QEMU version; ")
@@ -280,7 +281,8 @@ def test_help_and_completion_of_the_doctor() -> None:
 
 def test_several_locations_of_one_add_and_of_one_kprobe() -> None:
     python = "python from gdb_optprobe import kprobe; print(kprobe('ksys_read, ksys_write').number)"
-    ended = gdb("optprobe add vfs_read,vfs_write -name both", python, "optprobe list both -json", "optprobe list -json")
+    lists = ("optprobe list both -json", "optprobe list -json")
+    ended = shared_gdb("optprobe add vfs_read,vfs_write -name both", python, *lists)
     assert ended.status == 0 and ended.err == ""
     *_, number, both, everything = ended.out.splitlines()
     assert number == "3" and [probe["location"] for probe in json.loads(both)] == ["vfs_read", "vfs_write"]

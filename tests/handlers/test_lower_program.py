@@ -39,7 +39,7 @@ from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.isa.x86_64 import X86_64, abi
 from gdb_optprobe.isa.x86_64.codegen import BACKEND
 from gdb_optprobe.maps.aggregate import Count, Sum
-from tests.examples import examples
+from tests.examples import examples, some
 from tests.handlers.programs import programs, wild_programs, words
 from tests.handlers.running import (
     ALIAS,
@@ -162,7 +162,8 @@ def test_numbers_at_the_edges(op: Op, bits: int, signed: bool) -> None:
     """Both operands in registers, and the right one a constant: the smallest number by -1, counts of the width."""
     left, right = (Convert(Register(n), 32, signed) if bits == 32 else Register(n) for n in ("rsi", "rdx"))
     counts = op in (Op.SHL, Op.SHR)
-    for one, other in product(EDGES, (*EDGES, 31, 32, 33, 63, 64, 65)):
+    smallest = (1 << bits - 1, MASK)
+    for one, other in (smallest, *some([*product(EDGES, (*EDGES, 31, 32, 33, 63, 64, 65))])):
         constant = Constant(other if counts else arithmetic.extend(other, bits, signed))
         divisor = Register("rdx") if counts else right
         values = (Binary(op, left, divisor, bits, signed), Binary(op, left, constant, bits, signed))

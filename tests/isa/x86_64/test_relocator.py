@@ -42,7 +42,7 @@ def assert_same_effect(window: list[Insn], copies: list[Relocated] | None = None
     rng = random.Random(1)
     for copy in copies or [X86_64.relocate(window, to) for to in (NEAR, FAR, HOLE)]:
         assert not list(differential.second_opinion(window, copy))
-        for _ in range(runs):
+        for _ in range(examples(runs)):
             assert not differential.compare(window, copy, random_state(rng) | fixed)
 
 
