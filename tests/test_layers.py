@@ -16,8 +16,9 @@ PACKAGE = ROOT / "gdb_optprobe"
 
 # Higher imports lower. Two layers of one height may import each other one way only.
 HEIGHT = {
-    "commands": 5,
-    "debugger": 4,
+    "commands": 6,
+    "debugger": 5,
+    "recovery": 4,
     "probes": 3,
     "costs": 3,
     "detours": 2,
@@ -30,7 +31,6 @@ HEIGHT = {
     "host_files": -1,
     "budget": -1,
     "interrupts": -1,
-    "guardian": -1,
 }
 KNOWS_GDB = ("commands", "debugger")
 OF_GDB = ("parameters.py", "event_loop.py", "interrupter.py")
@@ -178,13 +178,13 @@ DECODES = {
     "gdb_optprobe/guest_text.py": "the one place",
     "gdb_optprobe/debugger/machine.py": "hex digits of QEMU's stub, which become bytes",
     "gdb_optprobe/debugger/parameters.py": "GDB's own command line",
-    "gdb_optprobe/guardian.py": "packets of QEMU's stub; it prints nothing",
+    "gdb_optprobe/recovery/guardian.py": "packets of QEMU's stub; it prints nothing",
     "gdb_optprobe/guest/cache.py": "a file on the host, of names that were printable when they were written",
 }
 LOADS = {
     "gdb_optprobe/maps/journal_format.py": "checked by probes/fields.py before it is used",
     "gdb_optprobe/guest/cache.py": "a file on the host",
-    "gdb_optprobe/guardian.py": "addresses, from the GDB that has started it",
+    "gdb_optprobe/recovery/guardian.py": "addresses, from the GDB that has started it",
 }
 """Who reads JSON, whose strings hold anything."""
 

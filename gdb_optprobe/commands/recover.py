@@ -7,7 +7,7 @@ from gdb_optprobe.commands.convenience import remember
 from gdb_optprobe.commands.options import RECOVER_OPTIONS, Recover, parse_recover
 from gdb_optprobe.commands.output import Output
 from gdb_optprobe.debugger.attach import current_session
-from gdb_optprobe.probes.recovery import recover, remove
+from gdb_optprobe.recovery.adopt import recover, remove
 
 
 class RecoverCommand(Subcommand[Recover]):

@@ -39,11 +39,11 @@ from gdb_optprobe.interrupts import held, interruptible
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.registry import ISAS, by_name
 from gdb_optprobe.probes.arena_source import GivenArena
+from gdb_optprobe.probes.leftovers import CALLS, LEFT, RECOVER
 from gdb_optprobe.probes.linux import Linux
 from gdb_optprobe.probes.linux_arena import LinuxArena
 from gdb_optprobe.probes.original_text import OriginalText
 from gdb_optprobe.probes.session import Session
-from gdb_optprobe.probes.taking import CALLS, LEFT, RECOVER
 from gdb_optprobe.probes.target import Target
 
 

@@ -1,4 +1,4 @@
-"""Start, inform and dismiss the guardian of this GDB, which frees the guest if GDB dies (guardian.py)."""
+"""Start, inform and dismiss the guardian of this GDB, which frees the guest if GDB dies (recovery/guardian.py)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gdb_optprobe import guardian
-from gdb_optprobe.guardian import LEAVE, Change, encode
+from gdb_optprobe.recovery import guardian
+from gdb_optprobe.recovery.guardian import LEAVE, Change, encode
 
 PYTHONS = (f"{sys.prefix}/bin/python3", sys.executable)
 """This GDB's own, before the PATH's."""
@@ -109,7 +109,7 @@ def _python() -> str | None:
 
 
 def address_of(details: str) -> str | None:
-    """Convert an argument of `target remote` to one of guardian.py; None where it can be opened only once.
+    """Convert an argument of `target remote` to one of recovery/guardian.py; None where it can be opened only once.
 
     The rules are GDB's (serial.c, serial_open; ser-tcp.c, net_parse_spec).
     """

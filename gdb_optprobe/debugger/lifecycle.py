@@ -26,7 +26,7 @@ from gdb_optprobe.debugger.running import is_stopped
 from gdb_optprobe.debugger.stops import Hidden, define_hook
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.interrupts import held, is_held, unbroken
-from gdb_optprobe.probes.leaving import leave
+from gdb_optprobe.recovery.teardown import teardown
 
 LEAVING = ("detach", "disconnect")
 
@@ -102,7 +102,7 @@ class Lifecycle:
         """Remove everything from the guest, but ftrace sites that cannot be given back: another GDB may reuse them."""
         attachment.machine.stopped_programs.clear()
         try:
-            leave(attachment.session)
+            teardown(attachment.session)
         finally:
             for line in attachment.session.untraced():
                 warn(line)

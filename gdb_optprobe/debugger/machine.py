@@ -28,9 +28,9 @@ from gdb_optprobe.debugger.guardian_process import GuardianProcess
 from gdb_optprobe.debugger.program_frames import StoppedPrograms
 from gdb_optprobe.debugger.running import run_for
 from gdb_optprobe.errors import OptprobeError, Unreadable
-from gdb_optprobe.guardian import Change
 from gdb_optprobe.guest.machine import Memory, Vcpu
 from gdb_optprobe.interrupts import held
+from gdb_optprobe.recovery.guardian import Change
 
 # A packet of QEMU 7.2 holds 4096 bytes: two hex digits a byte, less its header.
 CHUNK = 1984

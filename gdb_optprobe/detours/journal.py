@@ -5,7 +5,7 @@
     code   address   size, head, origins, exits of a detour                          before its first byte is written
     pads   address   -                                                               a page of them
     data   address   size
-    probe  number    probes/recovery.py
+    probe  number    recovery/adopt.py
     point  address   of return probes, the same
     calls  address   of the same table: whether its probes are deleted, and what was counted in older tables
     uses   address   of code, what it may reference: see Arena.set_references      before its first byte is written

@@ -20,10 +20,10 @@ from gdb_optprobe.guest.linux.kernel import NoSuchKernel
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.probes import probe_views
+from gdb_optprobe.probes.leftovers import LEFT, RECOVER
 from gdb_optprobe.probes.linux import Linux
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.spec import Spec
-from gdb_optprobe.probes.taking import LEFT, RECOVER
 from gdb_optprobe.probes.user import requirements
 from gdb_optprobe.probes.views import FacilityView
 

@@ -33,6 +33,7 @@ from gdb_optprobe.probes.borrowing import prepare
 from gdb_optprobe.probes.explain import Explainer
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.kretprobe_program import check_entry, compile_kretprobe, entry_part, without_stop
+from gdb_optprobe.probes.leftovers import clear_leftovers
 from gdb_optprobe.probes.module_tracker import ModuleTracker
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
@@ -43,7 +44,6 @@ from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.spec_addresses import resolve_specs
-from gdb_optprobe.probes.taking import make_way
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import uprobe_views as user_present
 from gdb_optprobe.probes.user.uprobes import Uprobes
@@ -84,7 +84,7 @@ class Session:
     def add(self, *specs: Spec) -> tuple[ProbeView, ...]:
         """Put a probe at every address of each spec's location; none at all where one of them is refused."""
         self.check_alive()
-        make_way(self.target, self.optimizer, self.uprobes)
+        clear_leftovers(self.target, self.optimizer, self.uprobes)
         for spec in specs:
             for action in spec.action_parts:
                 check_action(action)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gdb_optprobe.debugger.guardian_process import GuardianProcess, address_of
-from gdb_optprobe.guardian import Change
+from gdb_optprobe.recovery.guardian import Change
 from tests.fake_stub import FakeQemu
 
 

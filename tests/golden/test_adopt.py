@@ -7,8 +7,8 @@ under way; a trapped one; one that stops the guest; a disabled one.
 from __future__ import annotations
 
 from gdb_optprobe.commands.render_json import Json
-from gdb_optprobe.probes import recovery
 from gdb_optprobe.probes.session import Session
+from gdb_optprobe.recovery import adopt
 from tests.fake_guest import CODE, DATA, FILL, THREADS, FakeGuest
 from tests.golden import golden, probed_guest
 from tests.golden.probed_guest import LOOP
@@ -37,7 +37,7 @@ def reported(session: Session) -> str:
 def test_probes_of_another_version_are_adopted() -> None:
     guest, alone = as_it_was(), probed_guest.guest()
     session = guest.session()
-    assert recovery.recover(session).lost == ()
+    assert adopt.recover(session).lost == ()
     assert session.check() == ()
     assert reported(session) == golden("adopted.txt")
     for number in range(THREADS):
@@ -56,5 +56,5 @@ def test_probes_of_another_version_are_taken_out() -> None:
     session = guest.session()
     for number in range(THREADS):
         guest.run_to(number, LOOP)
-    assert recovery.remove(session, 0) == len(probed_guest.SPECS)
+    assert adopt.remove(session, 0) == len(probed_guest.SPECS)
     assert guest.read_text() == alone.read_text()

@@ -22,8 +22,8 @@ from gdb_optprobe.probes import arena_record
 from gdb_optprobe.probes.arena_record import RecordedArena
 from gdb_optprobe.probes.journal_records import ProbeRecord, fingerprint
 from gdb_optprobe.probes.kretprobe_records import read_kretprobes
+from gdb_optprobe.probes.leftovers import read_records
 from gdb_optprobe.probes.results import Results, Row
-from gdb_optprobe.probes.taking import believed
 from tests.golden import golden, left_in_guest
 from tests.golden.left_in_guest import BINARY, CODE, DATA, FILL, MAIN, NOP5, READ, SIZES, SPECS, WRITE, Guest, handler
 
@@ -80,7 +80,7 @@ def test_the_guest_s_own_bytes_come_back() -> None:
 
 
 def test_the_probes_do_the_same_with_the_same_memory() -> None:
-    probes, traps = believed(found().left)
+    probes, traps = read_records(found().left)
     by_number = {one.number: one for one in probes}
     assert list(by_number) == [1, 2, 3, 4, 5, 6, 7]
     for number in (1, 2):
@@ -100,7 +100,7 @@ def test_the_probes_do_the_same_with_the_same_memory() -> None:
 
 def test_what_was_counted() -> None:
     """By native code of then, in Unicorn."""
-    guest, (probes, _) = as_it_was(), believed(found().left)
+    guest, (probes, _) = as_it_was(), read_records(found().left)
     kprobe, kretprobe, uprobe = (gathered(guest, one) for one in probes if one.number in (1, 2, 4))
     assert sum(kprobe.head[2:-2]) == 3, "of the histogram"
     assert (kprobe.head[:2], kprobe.head[16:18], kprobe.head[-2:]) == ((3, 0), (1, 2), (3, 10))

@@ -223,7 +223,7 @@ class Soak:
                 words = place.read_bytes().split(b"\0")
             except OSError:
                 continue
-            if any(word.endswith(b"guardian.py") for word in words) and any(
+            if any(word.endswith(b"recovery/guardian.py") for word in words) and any(
                 word.endswith(str(self.guest.gdb_socket).encode()) for word in words
             ):
                 found.append(int(place.parent.name))

@@ -294,13 +294,13 @@ def test_who_stands_in_a_detour_is_stepped_out_of_it(linux: Guest) -> None:
         for place in ("registry.site_of(probe).detour", "probe_read_code"):
             gdb("optprobe add vfs_read do count by *(int *)$sp")
             gdb("python session = attachments.current.session")
-            gdb("python from gdb_optprobe.probes.leaving import leave")
+            gdb("python from gdb_optprobe.recovery.teardown import teardown")
             gdb("python (probe,) = session.registry.probes()")
             gdb(f"python gdb.execute(f'break *{{session.{place}.address:#x}}')")
             gdb.work = linux.spawn("dd if=/dev/zero of=/dev/null count=3 2>/dev/null")
             assert "Breakpoint" in gdb("continue")
             gdb("delete")
-            assert gdb("python leave(session)") == ""
+            assert gdb("python teardown(session)") == ""
             assert "None" in gdb("python print(session.optimizer.arena)")
             assert gdb.offset("vfs_read") == 5, "behind what the branch had displaced"
             gdb.finish_work()

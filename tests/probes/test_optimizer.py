@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.probes import leaving
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.spec import Kind, Spec
+from gdb_optprobe.recovery import teardown
 from tests.fake_guest import CODE, DATA, FILL, MEETING, PLAIN, SHORT, THREADS, TRACED, FakeGuest, program
 
 ROUNDS = 5
@@ -195,7 +195,7 @@ def test_leaving_while_a_thread_is_in_a_detour(leave_by: str) -> None:
     guest.step(0)
     with pytest.raises(OptprobeError) as stays:
         if leave_by == "leave":
-            leaving.leave(session)
+            teardown.teardown(session)
         else:
             session.delete()
             session.commit(0)
@@ -203,7 +203,7 @@ def test_leaving_while_a_thread_is_in_a_detour(leave_by: str) -> None:
     assert guest.machine.read(PLAIN, 5) == guest.bodies[1].data[:5], "the text is the guest's at once"
     assert guest.machine.read(branch.detour.address, branch.detour.size) != bytes([FILL]) * branch.detour.size
     guest.run_to(0, MEETING)
-    leaving.leave(session)
+    teardown.teardown(session)
     assert set(guest.machine.read(CODE, DATA - CODE)) == {FILL} and guest.read_text() == program().read_text()
 
 

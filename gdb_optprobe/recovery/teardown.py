@@ -1,4 +1,4 @@
-"""Take all of ours out of a guest: what somebody is still in stays, and it is told who."""
+"""Remove the probes and their memory from a guest. Code that a thread is in is kept; the error names the thread."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from gdb_optprobe.probes.session import Session
 STAYS = "the probes are removed, their memory in the guest is still in use"
 
 
-def leave(session: Session) -> None:
-    """The probes, and the arena. Raises OptprobeError where that is still in use: another GDB's probes use it again."""
+def teardown(session: Session) -> None:
+    """Remove all probes and give the arena back.
+
+    Raises OptprobeError where the arena is still in use: the next GDB uses it again.
+    """
     target, optimizer = session.target, session.optimizer
     session.check_alive()
     session.delete()
@@ -29,13 +32,13 @@ def leave(session: Session) -> None:
             return
     arena.journal.flush()
     if not target.stacks_missing:
-        raise OptprobeError(f"{STAYS}: {_who(session, arena)}")
+        raise OptprobeError(f"{STAYS}: {_describe_busy(session, arena)}")
 
 
-def _who(session: Session, arena: Arena) -> str:
-    """Who is in it, in words."""
+def _describe_busy(session: Session, arena: Arena) -> str:
+    """Describe the threads that are in the arena's code."""
     try:
-        inside = {one.who for one in quiescence.busy(_ranges(session, arena), session.target.saved())}
+        inside = {one.who for one in quiescence.busy(_busy_ranges(session, arena), session.target.saved())}
     except OptprobeError as error:
         return error.message
     if not inside:
@@ -45,8 +48,8 @@ def _who(session: Session, arena: Arena) -> str:
     return f"{who} in a detour, or will return to one, and will go on from there"
 
 
-def _ranges(session: Session, arena: Arena) -> Iterator[Range]:
-    """Where nobody may be when all goes."""
+def _busy_ranges(session: Session, arena: Arena) -> Iterator[Range]:
+    """Yield the code that no thread may be in when the arena is given back."""
     yield from ((slot.address, slot.end) for slot in arena.dirty())
     yield from session.optimizer.traps.handler_ranges
     yield from session.uprobes.traps.handler_ranges

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.ppc64le import PPC64LE
-from gdb_optprobe.probes import recovery
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.spec import Kind, Spec
+from gdb_optprobe.recovery import adopt
 from tests.examples import examples
 from tests.fake_guest import (
     CODE,
@@ -122,7 +122,7 @@ def check_killed(guest: FakeGuest, alone: FakeGuest, text: bytes) -> tuple[str, 
     check_continues(guest.copy(), alone.copy())
     session = guest.session()
     try:
-        lost = recovery.recover(session).lost
+        lost = adopt.recover(session).lost
     except OptprobeError as none:
         assert none.message == "no probes of an earlier GDB are in this guest"
         session.add(Spec(f"*{PLAIN:#x}"))
@@ -217,7 +217,7 @@ def _check_taken_over(guest: FakeGuest, original: FakeGuest) -> None:
         session.add(Spec(f"*{PLAIN:#x}"))
     else:
         assert {insn.target for insn in heads.values()} <= {slot.address for slot in left.detours}
-        assert recovery.recover(session).lost == ()
+        assert adopt.recover(session).lost == ()
     assert all(view.tier == "optimized" for view in session.views())
     assert session.check() == ()
     session.delete()

@@ -1,6 +1,6 @@
-"""Take over the probes that an earlier GDB left in the guest, or take them out.
+"""Adopt the probes that an earlier GDB left in the guest, or remove them.
 
-    Left ──probes/taking.py──► Arena ──► probes are added anew, with the memory that they had
+    Left ──probes/leftovers.py──► Arena ──► probes are added anew, with the memory that they had
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes.collector import Trigger
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.journal_records import ProbeRecord, fingerprint
+from gdb_optprobe.probes.leftovers import adopt_arena, read_leftovers
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.results import Results
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.site import Site
-from gdb_optprobe.probes.taking import look, take
 from gdb_optprobe.probes.views import ProbeView
 
 CHANGED = "it would not do here what it did there"
@@ -28,29 +28,29 @@ LOST = "the journal could not hold it: add it anew"
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """probes: that are there again. lost: what is not, and why, in words."""
+    """probes: those adopted. lost: for each other one, why it is not adopted."""
 
     probes: tuple[ProbeView, ...]
     lost: tuple[str, ...]
 
 
 def recover(session: Session) -> Recovered:
-    """Take over every probe that an earlier GDB left, with what it has counted.
+    """Adopt every probe that an earlier GDB left, with its counts.
 
-    Raises OptprobeError: then all that is left is there for another try, and nothing of it is known here.
+    Raises OptprobeError. The guest then still holds all that was left, for another try.
     """
     session.check_alive()
-    left, found, undone = look(session.target, session.uprobes)
-    arena = take(left, undone, session.target, session.optimizer, session.uprobes)
+    left, found, undone = read_leftovers(session.target, session.uprobes)
+    arena = adopt_arena(left, undone, session.target, session.optimizer, session.uprobes)
     try:
-        return _recovered(session, left, found, arena)
+        return _adopt_probes(session, left, found, arena)
     except BaseException:
         session.target.forget()
         raise
 
 
-def _recovered(session: Session, left: ArenaContents, found: Sequence[ProbeRecord], arena: Arena) -> Recovered:
-    """The branches have been taken out."""
+def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRecord], arena: Arena) -> Recovered:
+    """Add the recorded probes anew. The branches of the earlier GDB have been removed."""
     probes: list[Probe] = []
     lost: list[str] = []
     lost += [f"probe {one.number}, {one.spec.location}, is not recovered: {LOST}" for one in found if one.lost]
@@ -59,7 +59,7 @@ def _recovered(session: Session, left: ArenaContents, found: Sequence[ProbeRecor
         if one.spec.in_program or one.lost:
             continue
         try:
-            probes.append(_again(session, one, left))
+            probes.append(_adopt_probe(session, one, left))
         except OptprobeError as error:
             lost.append(f"probe {one.number}, {one.spec.location}, is not recovered: {error.message}")
     there = [probe for probe in probes if probe.waits is None]
@@ -103,14 +103,14 @@ def _recovered(session: Session, left: ArenaContents, found: Sequence[ProbeRecor
 
 
 def remove(session: Session, timeout: float) -> int:
-    """Take out what an earlier GDB left, and give its memory back; how many probes that were.
+    """Remove what an earlier GDB left and give its memory back. Return how many probes there were.
 
-    The guest runs in slices until nobody is inside. Raises OptprobeError, with nothing changed, or when somebody still
-    is inside after `timeout` seconds.
+    The guest runs in slices until no thread is in the code. Raises OptprobeError with nothing changed, or when a thread
+    is still inside after `timeout` seconds.
     """
     session.check_alive()
-    left, found, undone = look(session.target, session.uprobes)
-    arena = take(left, undone, session.target, session.optimizer, session.uprobes)
+    left, found, undone = read_leftovers(session.target, session.uprobes)
+    arena = adopt_arena(left, undone, session.target, session.optimizer, session.uprobes)
     arena.release_data((*session.optimizer.traps.memory, *session.uprobes.uretprobes.memory))
     for one in found:
         arena.journal.drop(Item.PROBE, one.number)
@@ -123,12 +123,12 @@ def remove(session: Session, timeout: float) -> int:
     return len(found)
 
 
-def _again(session: Session, one: ProbeRecord, left: ArenaContents) -> Probe:
-    """The probe, as it is to be settled. Raises OptprobeError where it would be another one."""
+def _adopt_probe(session: Session, one: ProbeRecord, left: ArenaContents) -> Probe:
+    """Create the probe of a record, not yet settled. Raises OptprobeError where it would do something else."""
     if one.python:
         raise OptprobeError("its Python handler went with the GDB that had it")
     if one.waits or session.target.modules.home(one.address) != one.home:
-        return _awaited(session, one, left)
+        return _adopt_absent(session, one, left)
     settings = replace(session.settings(), **one.sizes)  # type: ignore[arg-type]
     plan = session.optimizer.plan(one.address, [one.spec])
     handler = session.handler(one.spec, plan, settings)
@@ -146,8 +146,8 @@ def _again(session: Session, one: ProbeRecord, left: ArenaContents) -> Probe:
     return probe
 
 
-def _awaited(session: Session, one: ProbeRecord, left: ArenaContents) -> Probe:
-    """A probe whose module was unloaded meanwhile, or that was pending. Raises OptprobeError."""
+def _adopt_absent(session: Session, one: ProbeRecord, left: ArenaContents) -> Probe:
+    """Create a probe that is gone with its module, or pending. Raises OptprobeError."""
     if one.program:
         raise OptprobeError("its module was unloaded, and without it what was gathered cannot be told")
     data = left.data_at(one.data) if one.data is not None else None
@@ -163,7 +163,7 @@ def _awaited(session: Session, one: ProbeRecord, left: ArenaContents) -> Probe:
 
 
 def _reserve(session: Session, probe: Probe) -> None:
-    """Memory that the probe did not have; of a return probe, for calls from now on. Those under way count too."""
+    """Reserve the memory that the probe lacks. Active calls of a return probe go on counting in the old tables."""
     site = session.registry.site_of(probe)
     session.optimizer.reserve(probe, site.plan)
     if site.next_kretprobe is not None:

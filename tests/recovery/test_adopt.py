@@ -10,9 +10,9 @@ from gdb_optprobe.detours.arena_contents import ArenaContents
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.maps.ring import RingPosition
-from gdb_optprobe.probes import recovery
 from gdb_optprobe.probes.journal_records import ProbeRecord
 from gdb_optprobe.probes.spec import Kind, Spec
+from gdb_optprobe.recovery import adopt
 
 
 def found(number: int, spec: Spec, data: int | None, lost: bool) -> ProbeRecord:
@@ -32,11 +32,11 @@ def test_what_was_noted_as_lost_is_lost_alone(monkeypatch: pytest.MonkeyPatch) -
     session.optimizer.kretprobes.known = ()
     session.optimizer.traps.memory = session.uprobes.uretprobes.memory = frozenset()
     session.uprobes.add_recovered.return_value.number = 3
-    monkeypatch.setattr(recovery, "look", lambda *_: (left, all_found, ()))
-    monkeypatch.setattr(recovery, "take", lambda *_: arena)
-    recovered = recovery.recover(session)
+    monkeypatch.setattr(adopt, "read_leftovers", lambda *_: (left, all_found, ()))
+    monkeypatch.setattr(adopt, "adopt_arena", lambda *_: arena)
+    recovered = adopt.recover(session)
     assert [text.split(",")[0] for text in recovered.lost] == ["probe 1", "probe 2"]
-    assert all(text.endswith(recovery.LOST) for text in recovered.lost)
+    assert all(text.endswith(adopt.LOST) for text in recovered.lost)
     session.uprobes.add_recovered.assert_called_once_with(all_found[2], kept)
     assert arena.release_data.call_args.args == ({kept},)
     assert [call.args for call in arena.journal.drop.call_args_list] == [(Item.PROBE, 1), (Item.PROBE, 2)]

@@ -1,8 +1,8 @@
-"""What an earlier GDB left in the guest is looked at, and its branches are taken out; whoever is inside goes on.
+"""Check what an earlier GDB left in the guest, and remove its branches. Threads inside its detours continue there.
 
     Left ──► everything is checked ──► branches go ──► detours are left, memory stays
-                   an error: nothing was changed              somebody may be inside
-A kill in between leaves a journal that tells as much as before.
+                   an error: nothing was changed              a thread may be inside
+If this GDB is killed in between, the journal still describes everything.
 """
 
 from __future__ import annotations
@@ -35,39 +35,39 @@ NO_ROOM = "too full for what would take the probes over; nothing was changed"
 FIRST_GDB = "the version of optprobe that added them takes them over with less, or reboot the guest"
 
 
-def make_way(target: Target, optimizer: Optimizer, users: Uprobes) -> None:
-    """Where code of an earlier GDB's is left, but no probe: what leads there is taken out, calls under way go on.
+def clear_leftovers(target: Target, optimizer: Optimizer, users: Uprobes) -> None:
+    """Remove what leads to an earlier GDB's code, where it left no probe. Active calls continue.
 
-    Raises OptprobeError where there are probes, or it cannot be.
+    Raises OptprobeError where there are probes, or where it cannot be removed.
     """
     left = target.arena_source.left()
     if left is None:
         return
     if left.probes:
         raise OptprobeError(LEFT, RECOVER)
-    left, _, undone = look(target, users)
-    arena = take(left, undone, target, optimizer, users)
+    left, _, undone = read_leftovers(target, users)
+    arena = adopt_arena(left, undone, target, optimizer, users)
     arena.release_data((*optimizer.traps.memory, *users.uretprobes.memory))
     optimizer.kretprobes.end_adopted(arena)
     optimizer.write_records()
 
 
-def look(target: Target, users: Uprobes) -> tuple[ArenaContents, Sequence[ProbeRecord], Sequence[Patch]]:
-    """What is left, its probes, and how the branches go; checked as far as it can be before anything is changed."""
+def read_leftovers(target: Target, users: Uprobes) -> tuple[ArenaContents, Sequence[ProbeRecord], Sequence[Patch]]:
+    """Return what is left, its probe records, and the patches that undo its branches. Nothing is changed."""
     left = target.arena_source.left()
     if left is None:
         raise OptprobeError("no probes of an earlier GDB are in this guest")
-    found, traps = believed(left)
-    # From here on the guest runs and is changed at our word.
+    found, traps = read_records(left)
+    # From here on this GDB runs the guest and changes it.
     target.guard()
     if traps:
-        _await_writers(left, target, users)
+        _wait_for_writers(left, target, users)
     texts, ways = restoring_patches(left, target.machine, target.isa)
     return left, found, (*texts, *ways)
 
 
-def believed(left: ArenaContents) -> tuple[Sequence[ProbeRecord], Sequence[TrapRecord]]:
-    """Return the probes, and the traps in programs, that are noted. Raises Damaged where they cannot be."""
+def read_records(left: ArenaContents) -> tuple[Sequence[ProbeRecord], Sequence[TrapRecord]]:
+    """Return the records of probes and of traps in programs. Raises Damaged where they contradict each other."""
     found = [read_probe(number, value, left) for number, value in sorted((left.probes or {}).items())]
     read_kretprobes(left, None)
     traps = user_notes.read_traps(left.users or {})
@@ -80,10 +80,10 @@ def believed(left: ArenaContents) -> tuple[Sequence[ProbeRecord], Sequence[TrapR
     return found, traps
 
 
-def _await_writers(left: ArenaContents, target: Target, users: Uprobes) -> None:
-    """Have the guest run, in slices, until no thread may be about to write traps into programs, in code of its own.
+def _wait_for_writers(left: ArenaContents, target: Target, users: Uprobes) -> None:
+    """Run the guest in slices until no thread is in the earlier GDB's code that writes traps into programs.
 
-    Raises OptprobeError where one stays there, or cannot be found.
+    Raises OptprobeError where a thread stays there, or where the threads cannot be enumerated.
     """
     own, run = users.mmap_hooked(), target.user().texts.run
     routines = [(at.address, at.end) for at, detour in left.detours.items() if detour.head in (at.address, *own)]
@@ -99,24 +99,28 @@ def _await_writers(left: ArenaContents, target: Target, users: Uprobes) -> None:
     raise OptprobeError(f"{why}, and so {TRIES} times while the guest ran", "continue for a moment, then try again")
 
 
-def take(left: ArenaContents, undone: Sequence[Patch], target: Target, optimizer: Optimizer, users: Uprobes) -> Arena:
-    """Take the arena, and the branches out of the text. Raises OptprobeError.
+def adopt_arena(
+    left: ArenaContents, undone: Sequence[Patch], target: Target, optimizer: Optimizer, users: Uprobes
+) -> Arena:
+    """Take the arena over and remove the branches from the text.
 
-    Then all is forgotten, as if this GDB had died: what the guest holds, and its journal tells, is looked at anew by
-    the next command.
+    Raises OptprobeError. All is then forgotten, as if this GDB had died: the next command reads the guest and its
+    journal anew.
     """
     try:
-        return _taken(left, undone, target, optimizer, users)
+        return _replace_text(left, undone, target, optimizer, users)
     except BaseException:
         target.forget()
         raise
 
 
-def _taken(left: ArenaContents, undone: Sequence[Patch], target: Target, optimizer: Optimizer, users: Uprobes) -> Arena:
+def _replace_text(
+    left: ArenaContents, undone: Sequence[Patch], target: Target, optimizer: Optimizer, users: Uprobes
+) -> Arena:
     arena, traps = optimizer.take_arena(), user_notes.read_traps(left.users or {})
-    _check_room(left, traps, arena, optimizer, users)
+    _check_memory(left, traps, arena, optimizer, users)
     if traps:
-        # Nobody is in the code that writes traps into new mappings, and nobody comes there any more.
+        # No thread is in the code that writes traps into new mappings: after this, none comes there.
         first = users.mmap_patches(undone)
         patch.apply(first, target.machine)
         undone = [change for change in undone if change not in first]
@@ -124,17 +128,17 @@ def _taken(left: ArenaContents, undone: Sequence[Patch], target: Target, optimiz
     ours = users.adopt_trampolines(gone, undone, arena)
     patch.apply([change for change in undone if change.address not in ours], target.machine)
     for text in left.texts:
-        _let_tracer_in(text, target)
+        _release_tracer(text, target)
         arena.journal.drop(Item.TEXT, text.address)
     for number in left.users or {}:
         arena.journal.drop(Item.USER, number)
-    # Its patches are at the same addresses: what is noted of them now stays.
+    # Its patches are at the same addresses: their new records stay.
     optimizer.traps.adopt(left.texts, arena)
     users.adopt_traps(gone, arena)
     return arena
 
 
-def _check_room(
+def _check_memory(
     left: ArenaContents, traps: Sequence[TrapRecord], arena: Arena, optimizer: Optimizer, users: Uprobes
 ) -> None:
     """Raises OptprobeError where there is no memory for all that is put in place of an earlier GDB's."""
@@ -146,7 +150,7 @@ def _check_room(
         raise OptprobeError(f"{refused.reason.text}: {NO_ROOM}", FIRST_GDB) from None
 
 
-def _let_tracer_in(text: PatchedText, target: Target) -> None:
+def _release_tracer(text: PatchedText, target: Target) -> None:
     if text.traced:
         for site in target.text.ftrace_sites(text.address, text.address + 1):
             target.tracer.release(site)

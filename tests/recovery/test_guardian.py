@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gdb_optprobe import guardian
-from gdb_optprobe.guardian import LEAVE, Change, address_of, encode, guard
+from gdb_optprobe.recovery import guardian
+from gdb_optprobe.recovery.guardian import LEAVE, Change, address_of, encode, guard
 from tests.fake_stub import FakeQemu
 
 CHANGE = Change("p1.2", ((16, b"\x01\0\0\0\0\0\0\x80"), (4, bytes(8))), ((0xFFFF_8000_0000_1000, b"\x12\x34"),))

@@ -1,4 +1,4 @@
-"""A journal of which one value is another one: it is believed whole, or it is one error; the guest is only read."""
+"""A journal of which one value is another one: it is read_records whole, or it is one error; the guest is only read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gdb_optprobe.maps.journal_format import Damaged
 from gdb_optprobe.maps.user_call_table import UserCallTableLayout
 from gdb_optprobe.probes import arena_record
 from gdb_optprobe.probes.journal_records import ProbeRecord
-from gdb_optprobe.probes.taking import believed
+from gdb_optprobe.probes.leftovers import read_records
 
 KERNEL = 0xFFFF_FFFF_8100_0000
 TEXT, CODE = (KERNEL, KERNEL + 0x10000), (KERNEL + 0x20000, KERNEL + 0x30000)
@@ -84,7 +84,7 @@ def looked_at(state: dict[str, Any]) -> tuple[ArenaContents, list[ProbeRecord]]:
     """Raises OptprobeError."""
     arena_record._decode_room(state, PLACE, RECOVERED)
     left = decode(state, BOUNDS, cast(Any, Guest()), X86_64)
-    return left, believed(left)[0]
+    return left, read_records(left)[0]
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
