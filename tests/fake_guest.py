@@ -36,7 +36,7 @@ from gdb_optprobe.guest.saved_pcs import SavedWords, Stack
 from gdb_optprobe.guest.text import Area, FtraceSite, Function, Jump, Mark, Whole
 from gdb_optprobe.handlers.ctype import UNSIGNED_LONG, CType
 from gdb_optprobe.handlers.ir import Expr, Frame, Register
-from gdb_optprobe.handlers.scope import Meaning, Missing, Value
+from gdb_optprobe.handlers.scope import Meaning, Missing, Rvalue
 from gdb_optprobe.isa.base import Flow
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.trapping import Entry
@@ -271,7 +271,7 @@ class Registers:
         return Missing(f"no name {name}")
 
     def dollar(self, name: str) -> Meaning | Missing:
-        return Value(Register(name), UNSIGNED_LONG) if name in self._isa.registers else Missing(f"no register {name}")
+        return Rvalue(Register(name), UNSIGNED_LONG) if name in self._isa.registers else Missing(f"no register {name}")
 
     def per_cpu_base(self) -> Expr | Missing:
         return Missing("no CPUs")

@@ -63,7 +63,7 @@ class Arena:
         self.probe_read: tuple[Slot, Detour] | None = None
         self.pads = _Pool([])
         self._pages: list[Slot] = []
-        self._bell: Slot | None = None
+        self._doorbell: Slot | None = None
         self._retired: dict[Slot, Detour] = {}
         self._dispatchers: set[Slot] = set()
         self._called: set[Slot] = set()
@@ -98,13 +98,14 @@ class Arena:
 
     def doorbell_page(self, near: int, reach: int) -> Slot:
         """Return the page of data with the doorbell that programs ring before they go to a pad. Raises Refused."""
-        if self._bell is None:
-            self._bell = self.data.claim_page(stop_pad.PAGE, near - reach + stop_pad.PAGE, near + reach - stop_pad.PAGE)
-            if self._bell is not None:
-                self.journal.put(Item.DATA, self._bell.address, self._bell.size)
-        if self._bell is None:
+        if self._doorbell is None:
+            low, high = near - reach + stop_pad.PAGE, near + reach - stop_pad.PAGE
+            self._doorbell = self.data.claim_page(stop_pad.PAGE, low, high)
+            if self._doorbell is not None:
+                self.journal.put(Item.DATA, self._doorbell.address, self._doorbell.size)
+        if self._doorbell is None:
             raise Refused(Refusal.ARENA_FULL.because(used=self.data.used, size=self.data.size))
-        return self._bell
+        return self._doorbell
 
     def free_code(self, near: int, reach: int) -> int:
         """Return the start of free memory for code that a branch at `near` reaches; nothing is allocated.
@@ -391,10 +392,10 @@ class Arena:
             self._pages.remove(page)
             self.code.free(page)
             self.journal.drop(Item.PADS, page.address)
-        if self._bell is not None and not self._pages:
-            self.data.free(self._bell)
-            self.journal.drop(Item.DATA, self._bell.address)
-            self._bell = None
+        if self._doorbell is not None and not self._pages:
+            self.data.free(self._doorbell)
+            self.journal.drop(Item.DATA, self._doorbell.address)
+            self._doorbell = None
         return freed
 
 

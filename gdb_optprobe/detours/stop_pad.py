@@ -25,11 +25,11 @@ HALF = SIZE // 2
 
 @dataclass(slots=True)
 class Pad:
-    """slot: of `SIZE` bytes. data: what it holds. bell: of the arena that it is in."""
+    """slot: of `SIZE` bytes. data: what it holds. doorbell: of the arena that it is in."""
 
     slot: Slot
     data: bytes
-    bell: int
+    doorbell: int
 
     @property
     def address(self) -> int:

@@ -15,7 +15,7 @@ UNTIMED = Missing("how fast this guest's clock runs is not known")
 class NamesAt:
     """What names mean at an address, and what else programs there need.
 
-    per_cpu: see isa.emitter.Before.
+    per_cpu: see isa.codegen.EntryState.
     cpu:     this CPU's number.
     hertz:   ticks of Clock in a second.
     reads:   how memory that may not be there is read.

@@ -36,7 +36,7 @@ from gdb_optprobe.handlers.ctype import (
     size_of,
 )
 from gdb_optprobe.handlers.ir import Clock, Expr, Frame, Load, Op, Register
-from gdb_optprobe.handlers.scope import Meaning, Missing, Place, Value
+from gdb_optprobe.handlers.scope import Lvalue, Meaning, Missing, Rvalue
 
 OURS = ("arg1", "retval", "pid", "tgid", "comm", "task", "cpu", "time", "pc", "sp")
 _OURS_IN_C = {**{name: f"${name}" for name in OURS}, "current": "$task"}
@@ -163,15 +163,15 @@ class KernelScope:
                 task = self.current.task
                 struct = self.type("struct", "task_struct")
                 target = Void() if isinstance(struct, Missing) else struct
-                return task if isinstance(task, Missing) else Value(task, Pointer(target), mapped=True)
+                return task if isinstance(task, Missing) else Rvalue(task, Pointer(target), mapped=True)
             case "cpu":
                 cpu = self.current.cpu
-                return cpu if isinstance(cpu, Missing) else Value(cpu, UNSIGNED_INT)
+                return cpu if isinstance(cpu, Missing) else Rvalue(cpu, UNSIGNED_INT)
             case "time":
-                return Value(Clock(), UNSIGNED_LONG)
+                return Rvalue(Clock(), UNSIGNED_LONG)
         value = self.convenience(name)
         if value is not None:
-            return Value(fold.constant(value), LONG)
+            return Rvalue(fold.constant(value), LONG)
         close = difflib.get_close_matches(name, (*OURS, *self.abi.registers), 1)
         hint = f"did you mean ${close[0]}?" if close else f"ours are {', '.join('$' + ours for ours in OURS)}"
         return Missing(f"no register or variable named '${name}'", hint)
@@ -209,14 +209,14 @@ class KernelScope:
             return Missing(f"'{name}' is not available at this address", found.hint)
         return found
 
-    def _passed(self, name: str) -> Value | None:
+    def _passed(self, name: str) -> Rvalue | None:
         """A parameter as the ABI passes it: code that is not optimized stores it elsewhere, but later."""
         assert self.debug is not None
         for slot, (each, type_) in enumerate(self.debug.parameters().items()):
             if not isinstance(type_, Integer | Enum | Pointer) or (size_of(type_) or 0) > 8:
                 return None
             if each == name:
-                return Value(_as_type(self._word(slot), type_), type_)
+                return Rvalue(_as_type(self._word(slot), type_), type_)
         return None
 
     def _parameter(self, name: str) -> Meaning | Missing:
@@ -232,7 +232,7 @@ class KernelScope:
             return Missing(
                 f"'{name}' of type '{describe(type_)}' is not supported", f"$arg{slot + 1} is its first word"
             )
-        return Value(_as_type(self._word(slot), type_), type_)
+        return Rvalue(_as_type(self._word(slot), type_), type_)
 
     def _argument(self, name: str) -> Meaning | Missing:
         digits = name[3:].lstrip("0")
@@ -242,7 +242,7 @@ class KernelScope:
         if not self.site.entry:
             hint = f"arguments are known at the function's entry: {self.site.function or 'probe a function'}"
             return Missing(f"${name} is not available at this address", hint)
-        return Value(self._word(number - 1), UNSIGNED_LONG)
+        return Rvalue(self._word(number - 1), UNSIGNED_LONG)
 
     def _word(self, slot: int) -> Expr:
         """A word of a function's arguments, at its entry."""
@@ -258,25 +258,25 @@ class KernelScope:
         found = self._result_type()
         if not isinstance(found, Integer | Enum | Pointer) or (size_of(found) or 0) > 8:
             return Missing(f"$retval of type '{describe(found)}' is not supported")
-        return Value(_as_type(Register(self.abi.result), found), found)
+        return Rvalue(_as_type(Register(self.abi.result), found), found)
 
     def _result_type(self) -> CType:
         if self.debug is not None and (told := self.debug.result()) is not None:
             return told
         return self.types.type(self._prototype.result) if self.types is not None and self._prototype else LONG
 
-    def _register(self, name: str) -> Value | None:
+    def _register(self, name: str) -> Rvalue | None:
         if name == "pc" or name == self.abi.pc:
-            return Value(fold.constant(self.site.address), self.abi.registers[self.abi.pc])
+            return Rvalue(fold.constant(self.site.address), self.abi.registers[self.abi.pc])
         name = self.abi.sp if name == "sp" else name
         if name in self.abi.registers:
-            return Value(Register(name), self.abi.registers[name])
+            return Rvalue(Register(name), self.abi.registers[name])
         part = self.abi.parts.get(name)
         if part is None:
             return None
         word = fold.binary(Op.SHR, Register(part.register), fold.constant(part.shift), 64, False)
         type_ = Integer(f"int{part.bits}_t", part.bits // 8, signed=True)
-        return Value(_as_type(word, type_), type_)
+        return Rvalue(_as_type(word, type_), type_)
 
     def _of_task(self, name: str, type_: CType) -> Meaning | Missing:
         offset, task = self.current.members[name], self.current.task
@@ -284,18 +284,18 @@ class KernelScope:
             return offset
         if isinstance(task, Missing):
             return task
-        return Place(fold.binary(Op.ADD, task, fold.constant(offset), 64, False), type_, mapped=True)
+        return Lvalue(fold.binary(Op.ADD, task, fold.constant(offset), 64, False), type_, mapped=True)
 
-    def _enumerator(self, name: str) -> Value | None:
+    def _enumerator(self, name: str) -> Rvalue | None:
         value = self.types.btf.constant(name) if self.types is not None else None
         if value is None and self.debug is not None:
             value = self.debug.constant(name)
         if value is None:
             return None
         negative = INT if value >= -(1 << 31) else LONG
-        return Value(fold.constant(value), negative if value < 0 else number_type(value, "", decimal=False))
+        return Rvalue(fold.constant(value), negative if value < 0 else number_type(value, "", decimal=False))
 
-    def _symbol(self, name: str, address: int) -> Place:
+    def _symbol(self, name: str, address: int) -> Lvalue:
         start, end = self.per_cpu
         bounds = self.symbols.function_bounds(address)
         number = self.types.btf.variable(name) if self.types is not None else None
@@ -305,11 +305,11 @@ class KernelScope:
         if type_ is None and bounds is not None and bounds[0] == address:
             type_ = Function()
         size = size_of(type_) if type_ is not None else None
-        return Place(fold.constant(address), type_, self.is_mapped(address, size or 8), start <= address < end)
+        return Lvalue(fold.constant(address), type_, self.is_mapped(address, size or 8), start <= address < end)
 
     def _unknown(self, name: str) -> Meaning | Missing:
         if name == "NULL":
-            return Value(fold.constant(0), Pointer(Void()))
+            return Rvalue(fold.constant(0), Pointer(Void()))
         if name in _OURS_IN_C:
             return Missing(f"no parameter or symbol named '{name}'", f"did you mean {_OURS_IN_C[name]}?")
         if name.isupper():

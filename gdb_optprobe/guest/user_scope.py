@@ -13,8 +13,8 @@ from gdb_optprobe.guest.scope import KernelScope
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.ctype import INT, UNSIGNED_LONG
 from gdb_optprobe.handlers.ir import Expr, Frame, Load, Op, Register
-from gdb_optprobe.handlers.scope import Meaning, Missing, Value
-from gdb_optprobe.handlers.trap_frame import renamed
+from gdb_optprobe.handlers.scope import Meaning, Missing, Rvalue
+from gdb_optprobe.handlers.trap_frame import rename_registers
 from gdb_optprobe.isa.user import UserTrapping
 
 
@@ -29,16 +29,16 @@ class UserScope(KernelScope):
     def frame(self) -> Frame | Missing:
         return Frame(self.frames, None, self.executable, self.abi.pc)
 
-    def _register(self, name: str) -> Value | None:
+    def _register(self, name: str) -> Rvalue | None:
         if name in ("pc", self.abi.pc):
-            return Value(Register(self.abi.pc), self.abi.registers[self.abi.pc])
+            return Rvalue(Register(self.abi.pc), self.abi.registers[self.abi.pc])
         return super()._register(name)
 
     def _result(self) -> Meaning | Missing:
         found = super()._result()
-        if self.bits == 64 or not isinstance(found, Value):
+        if self.bits == 64 or not isinstance(found, Rvalue):
             return found
-        return Value(fold.convert(found.expr, 32, True), INT)
+        return Rvalue(fold.convert(found.expr, 32, True), INT)
 
     def _word(self, slot: int) -> Expr:
         """The user's stack may be anything: it is read as such."""
@@ -52,13 +52,13 @@ class UserScope(KernelScope):
 
     def _argument(self, name: str) -> Meaning | Missing:
         found = super()._argument(name)
-        return Value(found.expr, UNSIGNED_LONG) if isinstance(found, Value) else found
+        return Rvalue(found.expr, UNSIGNED_LONG) if isinstance(found, Rvalue) else found
 
 
 def user_scope(kernel: KernelScope, bits: int, isa: UserTrapping, offset: Offset) -> UserScope:
     """With what is known of the kernel. offset: of a member in its structure."""
     own = {each.name: getattr(kernel, each.name) for each in fields(kernel)}
     names = {register: name for name, register in isa.resident.items()}
-    current = renamed(kernel.current, names)
+    current = rename_registers(kernel.current, names)
     runs = executable.words(current.task, offset)
     return UserScope(**(own | {"current": current}), bits=bits, frames=isa.frames[bits].registers, executable=runs)

@@ -21,7 +21,7 @@ from gdb_optprobe.guest.abi import Abi
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.ctype import CType, Enum, Integer, Pointer, describe, size_of
 from gdb_optprobe.handlers.ir import Expr, Load, Op, Register
-from gdb_optprobe.handlers.scope import Meaning, Missing, Place, Value
+from gdb_optprobe.handlers.scope import Lvalue, Meaning, Missing, Rvalue
 
 __all__ = ["located", "meaning"]
 
@@ -68,7 +68,7 @@ def meaning(where: str, type_: CType, abi: Abi, frame: Callable[[], Expr | None]
     if based := re.fullmatch(r"a variable at offset (-?\d+) from base reg \$(\w+)", where):
         return _placed(Register(based[2]), int(based[1]), type_, abi)
     if static := re.match(r"static storage at address (0x[0-9a-f]+)", where):
-        return Place(fold.constant(int(static[1], 16)), type_)
+        return Lvalue(fold.constant(int(static[1], 16)), type_)
     if constant := re.fullmatch(r"constant (-?\d+)", where):
         return _held(fold.constant(int(constant[1]) & (1 << 64) - 1), type_)
     if where.startswith("a complex DWARF expression"):
@@ -89,7 +89,7 @@ def _computed(where: str, type_: CType, abi: Abi, frame: Callable[[], Expr | Non
         return _elsewhere()
     if len(stack) != 1:
         return _elsewhere()
-    return _held(stack[0], type_) if as_value else Place(stack[0], type_)
+    return _held(stack[0], type_) if as_value else Lvalue(stack[0], type_)
 
 
 def _step(name: str, operand: str, stack: list[Expr], abi: Abi, frame: Callable[[], Expr | None]) -> None:
@@ -129,16 +129,16 @@ def _numbers(operand: str) -> Iterator[int]:
 def _held(word: Expr, type_: CType) -> Meaning | Missing:
     """Return the value of a type in a word. The bits above it are undefined."""
     if isinstance(type_, Pointer):
-        return Value(word, type_)
+        return Rvalue(word, type_)
     if isinstance(type_, Integer | Enum) and size_of(type_) in (1, 2, 4, 8):
-        return Value(fold.convert(word, type_.width, type_.signed), type_)
+        return Rvalue(fold.convert(word, type_.width, type_.signed), type_)
     return Missing("", f"'{describe(type_)}' in a register is not supported")
 
 
 def _placed(base: Expr, offset: int, type_: CType, abi: Abi) -> Meaning | Missing:
     if not isinstance(base, Register) or base.name not in abi.registers:
         return _elsewhere()
-    return Place(_plus(base, offset), type_)
+    return Lvalue(_plus(base, offset), type_)
 
 
 def _plus(base: Expr, offset: int) -> Expr:

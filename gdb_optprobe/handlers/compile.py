@@ -20,18 +20,18 @@ from gdb_optprobe.handlers.ir import (
     Emit,
     Expr,
     Form,
+    HashMap,
     Operand,
     Program,
     Records,
     Register,
     Stop,
-    Table,
     Update,
     nodes,
     operands,
 )
 from gdb_optprobe.handlers.parser import parse_expression
-from gdb_optprobe.handlers.scope import Missing, Scope, Value
+from gdb_optprobe.handlers.scope import Missing, Rvalue, Scope
 from gdb_optprobe.handlers.source import Fragment, fault
 from gdb_optprobe.handlers.strings import characters
 from gdb_optprobe.handlers.syntax import Action as Typed
@@ -41,7 +41,7 @@ from gdb_optprobe.maps.aggregate import Aggregate, Average, Count, Greatest, Lea
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ProgramLimits:
     """What a program may have.
 
     nodes:   of all its expressions together.
@@ -63,22 +63,22 @@ class Limits:
 
 
 def compile_handler(
-    condition: Fragment | None, actions: Sequence[Fragment], scope: Scope, limits: Limits | None = None
+    condition: Fragment | None, actions: Sequence[Fragment], scope: Scope, limits: ProgramLimits | None = None
 ) -> Program:
     """What a hit does. No action means count. Raises OptprobeError, pointing at the first thing that cannot be done."""
-    compiler = _Compiler(scope, limits or Limits())
+    compiler = _Compiler(scope, limits or ProgramLimits())
     test = None if condition is None else compiler.condition(condition)
     done = [compiler.action(parse_action(action, scope.is_type)) for action in actions]
     return Program(test, tuple(done) or (Update(Cell("count", Count())),))
 
 
-def compile_action(action: Fragment, scope: Scope, limits: Limits) -> Action:
+def compile_action(action: Fragment, scope: Scope, limits: ProgramLimits) -> Action:
     """One by itself. Raises OptprobeError, pointing."""
     return _Compiler(scope, limits).action(parse_action(action, scope.is_type))
 
 
 class _Compiler:
-    def __init__(self, scope: Scope, limits: Limits) -> None:
+    def __init__(self, scope: Scope, limits: ProgramLimits) -> None:
         self._scope = scope
         self._typer = Typer(scope)
         self._limits = limits
@@ -117,7 +117,7 @@ class _Compiler:
         by, columns = self._columns(action.keys)
         if sum(column.size for column in columns) > self._limits.key:
             raise fault("the key is too large", action.keys[-1].where, f"at most {self._limits.key} bytes")
-        return Update(Table(name, columns, aggregate), value, by)
+        return Update(HashMap(name, columns, aggregate), value, by)
 
     def _stack(self, action: Typed) -> Emit:
         frame = self._scope.frame()
@@ -201,7 +201,7 @@ class _Compiler:
         self._check_record(columns, action.where)
         return Emit(Records(action.where.text, tuple(columns), format=text), tuple(fields))
 
-    def _number(self, argument: Expression) -> Value:
+    def _number(self, argument: Expression) -> Rvalue:
         if self._typer.text(argument) is not None:
             raise fault(f"'{argument.where.text}' is a text", argument.where, "%s prints it")
         return self._typer.value(argument)
@@ -238,7 +238,7 @@ class _Compiler:
             raise _too_large(where, self._limits.nodes)
 
 
-def _column(label: str, value: Value) -> Column:
+def _column(label: str, value: Rvalue) -> Column:
     if isinstance(value.type, Pointer):
         return Column(label, Form.POINTER)
     return Column(label, Form.SIGNED if value.type.signed else Form.UNSIGNED)

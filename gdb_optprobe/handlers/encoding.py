@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from enum import Enum
 
 from gdb_optprobe.handlers import ir as p
-from gdb_optprobe.handlers.return_scope import Entry
+from gdb_optprobe.handlers.return_scope import EntryProgram
 from gdb_optprobe.maps import aggregate as a
 
 # By class: what is written for it, and its fields in order. One that is renamed will need both of its names here.
@@ -29,11 +29,11 @@ _FIELDS: Mapping[type, tuple[str, tuple[str, ...]]] = {
     p.And: ("And", ("left", "right")),
     p.Or: ("Or", ("left", "right")),
     p.Choose: ("Choose", ("condition", "yes", "no")),
-    p.Text: ("Text", ("address", "size", "mapped", "whole")),
-    p.TextEquals: ("TextEquals", ("address", "literal", "mapped")),
+    p.StringLoad: ("Text", ("address", "size", "mapped", "whole")),
+    p.StringEquals: ("TextEquals", ("address", "literal", "mapped")),
     p.Column: ("Column", ("label", "form", "size")),
     p.Cell: ("Cell", ("name", "aggregate")),
-    p.Table: ("Table", ("name", "columns", "aggregate")),
+    p.HashMap: ("Table", ("name", "columns", "aggregate")),
     p.Records: ("Records", ("name", "columns", "format", "stack", "tried")),
     p.Update: ("Update", ("target", "value", "by")),
     p.Emit: ("Emit", ("target", "fields")),
@@ -47,7 +47,7 @@ _FIELDS: Mapping[type, tuple[str, tuple[str, ...]]] = {
     a.Average: ("Average", ("signed",)),
     a.Powers: ("Powers", ("signed",)),
     a.Linear: ("Linear", ("low", "high", "step", "signed")),
-    Entry: ("Entry", ("condition", "words", "names", "actions")),
+    EntryProgram: ("Entry", ("condition", "words", "names", "actions")),
 }
 _MEMBERS: Mapping[Enum, str] = {
     p.UnaryOp.NEGATE: "<UnaryOp.NEGATE: '-'>",

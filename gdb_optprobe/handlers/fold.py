@@ -17,7 +17,7 @@ from gdb_optprobe.handlers.ir import (
     Load,
     Op,
     Or,
-    TextEquals,
+    StringEquals,
     Unary,
     UnaryOp,
     may_fault,
@@ -110,7 +110,7 @@ def _extent(value: Expr) -> tuple[int, bool]:
             return mask.bit_length(), False
         case Binary(bits=bits, signed=signed) | Unary(bits=bits, signed=signed) | Convert(bits=bits, signed=signed):
             return bits, signed
-        case And() | Or() | TextEquals():
+        case And() | Or() | StringEquals():
             return 1, False
         case _:
             return 64, False

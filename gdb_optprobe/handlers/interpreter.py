@@ -27,8 +27,8 @@ from gdb_optprobe.handlers.ir import (
     Program,
     Register,
     Stop,
-    Text,
-    TextEquals,
+    StringEquals,
+    StringLoad,
     Unary,
     Update,
     operands,
@@ -121,7 +121,7 @@ def evaluate(node: Expr, hit: Hit) -> int:
             return int(bool(evaluate(left, hit)) or bool(evaluate(right, hit)))
         case Choose(condition, yes, no):
             return evaluate(yes if evaluate(condition, hit) else no, hit)
-        case TextEquals(address, literal, mapped):
+        case StringEquals(address, literal, mapped):
             start = evaluate(address, hit)
             return int(all(_read(hit, start + at, 1, mapped)[0] == byte for at, byte in enumerate(literal)))
 
@@ -154,7 +154,7 @@ def _words(hit: Hit, start: int, most: int) -> bytes:
 
 def _data(operand: Operand, hit: Hit) -> bytes:
     """The bytes of a part of a key or a record."""
-    if not isinstance(operand, Text):
+    if not isinstance(operand, StringLoad):
         return evaluate(operand, hit).to_bytes(WORD, "little")
     start = evaluate(operand.address, hit)
     reads = _read if operand.whole else _up_to_zero

@@ -21,8 +21,8 @@ complement, then extended. Comparisons have the sign and width of what they comp
   one, shifts every bit out: 0, or -1 where SHR is signed and the number negative. GDB does the same; C leaves it open.
   SHR is arithmetic where it is signed.
 
-**Memory.** A `Load` or `Text` that is not `mapped` may meet an address of the kernel's or of the user's, mapped or not,
-and must neither trap nor sleep: it is a fault when it cannot be read. One that is `mapped` may be a plain load.
+**Memory.** A `Load` or `StringLoad` that is not `mapped` may meet any address, of the kernel or of a program, mapped or
+not, and must neither trap nor sleep: it is a fault when it cannot be read. One that is `mapped` may be a plain load.
 Memory is little-endian; addresses need not be aligned.
 
 **Faults.** A fault ends the condition or the action that it happens in: no part of that is carried out, and one is
@@ -161,7 +161,7 @@ class Choose:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class StringLoad:
     """The bytes at `address` up to the first 0, at most `size` of them: no word, but a part of a key or of a record.
 
     There it takes `size` bytes, rounded up to words; what is behind its end is 0.
@@ -176,7 +176,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class TextEquals:
+class StringEquals:
     """1 where the text at `address` is `literal`, else 0.
 
     literal ends in a 0 byte, its only one. Bytes are compared in order, and none behind the first that differs is read.
@@ -188,9 +188,9 @@ class TextEquals:
 
 
 Expr = (
-    Constant | Register | PerCpuBase | Clock | Load | Unary | Binary | Convert | And | Or | Choose | TextEquals
+    Constant | Register | PerCpuBase | Clock | Load | Unary | Binary | Convert | And | Or | Choose | StringEquals
 )  # fmt: skip
-Operand = Expr | Text
+Operand = Expr | StringLoad
 
 
 class Form(Enum):
@@ -236,7 +236,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class HashMap:
     """A symbolic object: aggregates by key. A key is its columns, one after the other."""
 
     name: str
@@ -278,7 +278,7 @@ class Records:
 class Update:
     """Add one value to an aggregate. value: None for a count. by: as the table's columns; empty for a cell."""
 
-    target: Cell | Table
+    target: Cell | HashMap
     value: Expr | None = None
     by: tuple[Operand, ...] = ()
 
@@ -315,7 +315,7 @@ class Program:
     actions: tuple[Action, ...] = ()
 
     @property
-    def objects(self) -> tuple[Cell | Table | Records, ...]:
+    def objects(self) -> tuple[Cell | HashMap | Records, ...]:
         """What the program writes to, in the order of its actions: each has its own."""
         return tuple(action.target for action in self.actions if not isinstance(action, Put | Stop))
 
@@ -363,7 +363,7 @@ def operands(action: Action) -> tuple[Operand, ...]:
 
 def children(node: Operand) -> tuple[Expr, ...]:
     match node:
-        case Load(address=address) | Text(address=address) | TextEquals(address=address):
+        case Load(address=address) | StringLoad(address=address) | StringEquals(address=address):
             return (address,)
         case Unary(_, value) | Convert(value):
             return (value,)
@@ -386,13 +386,13 @@ def nodes(node: Operand) -> Iterator[Operand]:
 
 def dereferences(node: Operand) -> bool:
     """Whether evaluating it reads memory that may not be there."""
-    return any(isinstance(each, Load | Text | TextEquals) and not each.mapped for each in nodes(node))
+    return any(isinstance(each, Load | StringLoad | StringEquals) and not each.mapped for each in nodes(node))
 
 
 def may_fault(node: Operand) -> bool:
     """Whether evaluating it may be a fault: it reads what may not be mapped, or divides by what may be 0."""
     return any(
-        (isinstance(each, Load | Text | TextEquals) and not each.mapped)
+        (isinstance(each, Load | StringLoad | StringEquals) and not each.mapped)
         or (
             isinstance(each, Binary)
             and each.op in (Op.DIV, Op.MOD)

@@ -29,8 +29,8 @@ from gdb_optprobe.handlers.ir import (
     Or,
     PerCpuBase,
     Register,
-    Text,
-    TextEquals,
+    StringEquals,
+    StringLoad,
     Unary,
     UnaryOp,
     children,
@@ -49,7 +49,7 @@ class NotLowered(Exception):
         self.why = why
 
 
-class Words:
+class ExpressionLowering:
     """What evaluates expressions, with `emitter`.
 
     pc:    what the PC is, by its name.
@@ -67,9 +67,9 @@ class Words:
         self.faulted = True
         return self._fault
 
-    def another(self) -> Words:
+    def another(self) -> ExpressionLowering:
         """With a fault of its own."""
-        return Words(self._emitter, self._pc)
+        return ExpressionLowering(self._emitter, self._pc)
 
     @contextmanager
     def word(self, node: Expr) -> Iterator[str]:
@@ -121,7 +121,7 @@ class Words:
 
     def words(self, stack: ExitStack, node: Operand) -> list[str | int]:
         """The words that a part of a key or of a record takes, for as long as `stack` lasts."""
-        if not isinstance(node, Text):
+        if not isinstance(node, StringLoad):
             return [stack.enter_context(self.operand(node))]
         others = () if node.mapped else self._emitter.probe_read_clobbers
         made = [stack.enter_context(self._emitter.pool.scratch(others)) for _ in range(-(-node.size // WORD))]
@@ -133,7 +133,7 @@ class Words:
                 lower_strings.peeked(self._emitter, made, at, node.size, node.whole, self.fault)
         return [*made]
 
-    def store_text(self, node: Text, into: Address) -> None:
+    def store_text(self, node: StringLoad, into: Address) -> None:
         """The same words of text that may not be there, into memory."""
         with self.peeking(node), self.word(node.address) as at:
             lower_strings.store_peeked(self._emitter, into, at, node.size, node.whole, self.fault)
@@ -168,7 +168,7 @@ class Words:
                     left, right, op = right, left, Op[Comparison[op.name].turned.name]
                 with self._both(left, right) as (one, other):
                     emit.compare(Comparison[op.name], to, one, other, signed)
-            case And() | Or() | TextEquals():
+            case And() | Or() | StringEquals():
                 self._choose(to, node, Constant(1), Constant(0))
             case Choose(condition, yes, no):
                 self._choose(to, condition, yes, no)
@@ -204,9 +204,9 @@ class Words:
             case Convert(value, bits):
                 with self.compared(value) as word:
                     emit.branch_bits(word, (1 << bits) - 1, when, label)
-            case TextEquals(address, literal, True):
+            case StringEquals(address, literal, True):
                 self._text(address, literal, when, label)
-            case TextEquals(address, literal):
+            case StringEquals(address, literal):
                 with self.peeking(node), self.word(address) as at:
                     lower_strings.peeked_equals(emit, at, literal, when, label, self.fault)
             case _:

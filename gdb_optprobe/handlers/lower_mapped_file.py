@@ -25,7 +25,7 @@ UNKNOWN = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Mapped:
+class FilePageOffsets:
     """bits: of an address within a page.
 
     Offsets: mapping, index: in a struct page. root: of the tree's root in an anon_vma. area: from a node of the tree to
@@ -42,14 +42,16 @@ class Mapped:
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class LookupExits:
     """absent: there is no page any more. foreign: no page of a file's that is the space's own."""
 
     absent: Label
     foreign: Label
 
 
-def tell(emit: UserEmitter, isa: UserTrapping, mapped: Mapped, routine: int, ways: Ways) -> tuple[str, str]:
+def lower_file_lookup(
+    emit: UserEmitter, isa: UserTrapping, mapped: FilePageOffsets, routine: int, ways: LookupExits
+) -> tuple[str, str]:
     """The registers with the trap's offset in its file, and with the file's inode, which may be UNKNOWN."""
     leaf, pool = isa.leaf, emit.pool
     again, told, none, on = (Label() for _ in range(4))

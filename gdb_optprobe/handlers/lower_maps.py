@@ -6,21 +6,21 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from gdb_optprobe.handlers.arithmetic import number as as_number
-from gdb_optprobe.handlers.ir import Constant, Emit, Expr, Operand, Table, Text, Update
+from gdb_optprobe.handlers.ir import Constant, Emit, Expr, HashMap, Operand, StringLoad, Update
 from gdb_optprobe.handlers.lower_aggregates import update
-from gdb_optprobe.handlers.lower_expressions import Words
+from gdb_optprobe.handlers.lower_expressions import ExpressionLowering
 from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, Emitter, Label, MemoryValue
 from gdb_optprobe.maps import ring
 from gdb_optprobe.maps.hash_map import CLAIMED, FACTOR, OVERFLOW, PROBES, READY, HashMapLayout
 from gdb_optprobe.maps.ring import RingLayout
 
 
-def layout(table: Table, bits: int) -> HashMapLayout:
+def layout(table: HashMap, bits: int) -> HashMapLayout:
     """bits: see HashMapLayout."""
     return HashMapLayout(table.key_size // 8, table.aggregate, bits)
 
 
-def count_by(emit: Emitter, words: Words, action: Update, table: HashMapLayout, at: int) -> None:
+def count_by(emit: Emitter, words: ExpressionLowering, action: Update, table: HashMapLayout, at: int) -> None:
     """Add a value to the aggregate of a key, in the table at an address."""
     with ExitStack() as stack:
         value = stack.enter_context(words.operand(action.value or Constant(0)))
@@ -82,7 +82,9 @@ def _search(emit: Emitter, slot: str, left: str, key: Sequence[str | int], table
     emit.bind(full)
 
 
-def record(emit: Emitter, words: Words, action: Emit, layout: RingLayout, at: int, kind: int, cpu: Expr) -> None:
+def record(
+    emit: Emitter, words: ExpressionLowering, action: Emit, layout: RingLayout, at: int, kind: int, cpu: Expr
+) -> None:
     """Write a record into the ring at an address; a void one where a field is a fault."""
     with ExitStack() as stack:
         fields = words.another()
@@ -119,7 +121,7 @@ def _finish(emit: Emitter, number: str, place: str) -> None:
     emit.publish(Address(place, ring.NUMBER), number)
 
 
-def _copy_stack(emit: Emitter, words: Words, action: Emit, place: str) -> None:
+def _copy_stack(emit: Emitter, words: ExpressionLowering, action: Emit, place: str) -> None:
     """From its end down, so that one register counts and indexes."""
     most, fields = action.target.stack, ring.FIELDS + action.target.fields
     copy, enough, done = Label(), Label(), Label()
@@ -138,7 +140,7 @@ def _copy_stack(emit: Emitter, words: Words, action: Emit, place: str) -> None:
         emit.bind(done)
 
 
-def _try_stack(emit: Emitter, words: Words, action: Emit, place: str) -> None:
+def _try_stack(emit: Emitter, words: ExpressionLowering, action: Emit, place: str) -> None:
     """Word by word up to the first that is not there."""
     most, fields, sp = action.target.stack, ring.FIELDS + action.target.fields, _stack_pointer(action)
     copy, done = Label(), Label()
@@ -160,15 +162,15 @@ def _try_stack(emit: Emitter, words: Words, action: Emit, place: str) -> None:
 def _stack_pointer(action: Emit) -> Expr:
     """See program.Records."""
     found = action.fields[0]
-    assert not isinstance(found, Text)
+    assert not isinstance(found, StringLoad)
     return found
 
 
-def _store_fields(emit: Emitter, words: Words, place: str, fields: Sequence[Operand]) -> None:
+def _store_fields(emit: Emitter, words: ExpressionLowering, place: str, fields: Sequence[Operand]) -> None:
     """One after the other: each needs registers for itself alone, and of a text each word."""
     at = ring.FIELDS
     for field in fields:
-        if isinstance(field, Text) and not field.mapped:
+        if isinstance(field, StringLoad) and not field.mapped:
             words.store_text(field, Address(place, at))
             at += -(-field.size // 8) * 8
             continue

@@ -31,16 +31,16 @@ from gdb_optprobe.handlers.ir import (
     Constant,
     Emit,
     Expr,
+    HashMap,
     Program,
     Put,
     Register,
     Stop,
-    Table,
     Update,
     nodes,
 )
 from gdb_optprobe.handlers.lower_aggregates import update
-from gdb_optprobe.handlers.lower_expressions import NotLowered, Words
+from gdb_optprobe.handlers.lower_expressions import ExpressionLowering, NotLowered
 from gdb_optprobe.handlers.lower_maps import count_by, layout, record
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.code import Code
@@ -57,26 +57,26 @@ from gdb_optprobe.isa.codegen import (
 )
 from gdb_optprobe.maps.ring import RingLayout
 
-RUNG = 64
+RING_COUNT = 64
 """How far behind the bell the count is: what is watched is the bell alone."""
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class LoweringContext:
     """Where a program runs, and what it works on.
 
     address: the probed one.
     objects: where those of `program.objects` are, in their order; of Records, where their ring is.
     faults:  where the 8 bytes are that count the probe's faults.
     dead:    before the probed instruction.
-    per_cpu, base, readers: see isa.emitter.Before.
+    per_cpu, base, readers: see isa.codegen.EntryState.
     table_bits: of HashMapLayout. ring: what the ring is like.
     first_kind: of records: that of the program's first object; the next one's is one more.
     cpu:     this CPU's number.
     pad:     where a program goes that stops; None where none can.
-    bell:    what it writes to before; 8 bytes that count its stops are RUNG behind that.
+    doorbell:    what it writes to before; 8 bytes that count its stops are RUNG behind that.
     passed:  what is dead where such a program does not stop.
-    kept:    see isa.emitter.Before.
+    kept:    see isa.codegen.EntryState.
     """
 
     address: int
@@ -91,30 +91,30 @@ class Surroundings:
     cpu: Expr | None = None
     readers: ProbeReadRoutines | None = None
     pad: int | None = None
-    bell: int = 0
+    doorbell: int = 0
     passed: Dead = field(default_factory=Dead)
     kept: OuterSaves = field(default_factory=OuterSaves)
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
+class UsedRegisters:
     """By the condition, its fault among it, and by the actions: registers, and what else a machine has to save."""
 
     condition: frozenset[str] = frozenset()
     actions: frozenset[str] = frozenset()
 
-    def __or__(self, other: Used) -> Used:
-        return Used(self.condition | other.condition, self.actions | other.actions)
+    def __or__(self, other: UsedRegisters) -> UsedRegisters:
+        return UsedRegisters(self.condition | other.condition, self.actions | other.actions)
 
 
-def lower(program: Program, around: Surroundings, machine: Backend) -> Code:
+def lower(program: Program, around: LoweringContext, machine: Backend) -> Code:
     """The code of a program. Raises NotLowered."""
     of_cpu = {node.name for node in nodes(around.cpu) if isinstance(node, Register)} if around.cpu else set()
     # Who is shown the registers sees the dead ones too.
     dead = around.dead if program.stop is None else Dead()
     reads = around.kept.in_place(program.registers | of_cpu)
     before = EntryState(dead, reads, around.per_cpu, around.base, around.readers, around.kept)
-    used = Used()
+    used = UsedRegisters()
     while True:
         emitter = machine.emitter(before)
         more = used | _emit(program, around, machine, before, emitter, used)
@@ -124,12 +124,12 @@ def lower(program: Program, around: Surroundings, machine: Backend) -> Code:
 
 
 def _emit(
-    program: Program, around: Surroundings, machine: Backend, before: EntryState, emit: Emitter, used: Used
-) -> Used:
+    program: Program, around: LoweringContext, machine: Backend, before: EntryState, emit: Emitter, used: UsedRegisters
+) -> UsedRegisters:
     """Make the code with what was used saved; what is used by it."""
     pc = (machine.pc, around.address)
     end = Label()
-    words = Words(emit, pc)
+    words = ExpressionLowering(emit, pc)
     saved = machine.kept(used.condition, before)
     emit.pool = condition = RegisterPool(machine.order(before))
     emit.save(saved)
@@ -145,9 +145,9 @@ def _emit(
             continue
         index, address = next(objects) if not isinstance(action, Put) else (0, 0)
         with refused(action):
-            act(emit, pc, around, action, index, address)
+            lower_action(emit, pc, around, action, index, address)
     if program.stop is not None:
-        ring(emit, around.bell)
+        ring_doorbell(emit, around.doorbell)
     emit.restore(more)
     emit.pool = condition
     if program.stop is not None:
@@ -161,12 +161,12 @@ def _emit(
         emit.atomic_add(Address(offset=around.faults, near=True), 1)
     emit.bind(end)
     emit.restore(saved, around.passed if program.stop is not None else Dead())
-    return Used(frozenset(condition.used), frozenset(actions.used))
+    return UsedRegisters(frozenset(condition.used), frozenset(actions.used))
 
 
-def ring(emit: Emitter, bell: int) -> None:
+def ring_doorbell(emit: Emitter, bell: int) -> None:
     """Have a debugger come to the pads."""
-    emit.atomic_add(Address(offset=bell + RUNG, near=True), 1)
+    emit.atomic_add(Address(offset=bell + RING_COUNT, near=True), 1)
     emit.store(Address(offset=bell, near=True), 1)
 
 
@@ -184,13 +184,13 @@ def _with(before: EntryState, saved: Sequence[str]) -> EntryState:
     return replace(before, dead=replace(before.dead, registers=before.dead.registers | {*saved}))
 
 
-def act(
-    emit: Emitter, pc: tuple[str, int], around: Surroundings, action: Update | Emit | Put, index: int, address: int
+def lower_action(
+    emit: Emitter, pc: tuple[str, int], around: LoweringContext, action: Update | Emit | Put, index: int, address: int
 ) -> None:
     """Carry out an action, whose object is the one of that index, at that address. Raises TooManyRegisters."""
-    words = Words(emit, pc)
+    words = ExpressionLowering(emit, pc)
     match action:
-        case Update(Table() as table):
+        case Update(HashMap() as table):
             count_by(emit, words, action, layout(table, around.table_bits), address)
         case Update(Cell(_, aggregate), value):
             with words.operand(value or Constant(0)) as operand:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gdb_optprobe.handlers.ir import MASK, Clock, Constant, Expr, Register, Stop, nodes
-from gdb_optprobe.handlers.lower_expressions import Words
-from gdb_optprobe.handlers.lower_program import Surroundings, act, refused, ring
-from gdb_optprobe.handlers.lower_slot_search import Slots, following, home
-from gdb_optprobe.handlers.return_scope import Entry
+from gdb_optprobe.handlers.lower_expressions import ExpressionLowering
+from gdb_optprobe.handlers.lower_program import LoweringContext, lower_action, refused, ring_doorbell
+from gdb_optprobe.handlers.lower_slot_search import SlotArray, lower_home, lower_next_slot
+from gdb_optprobe.handlers.return_scope import EntryProgram
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.code import Code, joined
 from gdb_optprobe.isa.codegen import (
@@ -46,7 +46,7 @@ from gdb_optprobe.maps.call_table import (
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PlacedCallTable:
     """A table of instances in guest memory, at `address`."""
 
     layout: CallTableLayout
@@ -62,15 +62,15 @@ class Table:
         return self.address + self.layout.end
 
     @property
-    def slots(self) -> Slots:
-        return Slots(self.first, self.end, self.layout.slot_size, self.layout.homes, FACTOR, SHIFT)
+    def slots(self) -> SlotArray:
+        return SlotArray(self.first, self.end, self.layout.slot_size, self.layout.homes, FACTOR, SHIFT)
 
     def counter(self, offset: int) -> Address:
         return Address(offset=self.address + offset, near=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class EntryPart:
     """What one return probe does at the entry.
 
     area:   where in a slot its words begin; others of ours are before: offsets in the slot, 0 for none.
@@ -82,14 +82,14 @@ class Part:
     around: of what it does there.
     """
 
-    entry: Entry
+    entry: EntryProgram
     area: int = SAVED
     faults: int = 0
     armed: int = 0
     flag: int = 0
     data: int = 0
     time: int = 0
-    around: Surroundings | None = None
+    around: LoweringContext | None = None
 
     @property
     def registers(self) -> frozenset[str]:
@@ -111,19 +111,19 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
+class EntryRegisters:
     """By the usual way through an entry, by the one through a slot that is taken, and by actions: see lowering.Used."""
 
     usual: frozenset[str] = frozenset()
     other: frozenset[str] = frozenset()
     acting: frozenset[str] = frozenset()
 
-    def __or__(self, more: Used) -> Used:
-        return Used(self.usual | more.usual, self.other | more.other, self.acting | more.acting)
+    def __or__(self, more: EntryRegisters) -> EntryRegisters:
+        return EntryRegisters(self.usual | more.usual, self.other | more.other, self.acting | more.acting)
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class EntryContext:
     """trampoline: what the function returns to.
 
     ours: the range (start, end) of our code. A return address in it is a trampoline's: the call that made it is alive.
@@ -137,13 +137,15 @@ class Way:
     hidden: tuple[int, ...] = ()
 
 
-def entry(table: Table, way: Way, before: EntryState, isa: ReturnBackend, parts: Sequence[Part] = ()) -> Code:
+def lower_entry(
+    table: PlacedCallTable, way: EntryContext, before: EntryState, isa: ReturnBackend, parts: Sequence[EntryPart] = ()
+) -> Code:
     """What runs at the entry of a function; falls through at its end. All or nothing: without room the call is missed.
 
     Raises NotLowered.
     """
     before = replace(before, reads=before.reads.union(*(part.registers for part in parts)))
-    used = Used()
+    used = EntryRegisters()
     while True:
         emit = isa.emitter(before)
         more = used | _entry(table, way, before, isa, emit, used, parts)
@@ -153,20 +155,20 @@ def entry(table: Table, way: Way, before: EntryState, isa: ReturnBackend, parts:
 
 
 def _entry(
-    table: Table,
-    way: Way,
+    table: PlacedCallTable,
+    way: EntryContext,
     before: EntryState,
     isa: ReturnBackend,
     emit: ReturnEmitter,
-    used: Used,
-    parts: Sequence[Part],
-) -> Used:
+    used: EntryRegisters,
+    parts: Sequence[EntryPart],
+) -> EntryRegisters:
     taken, claimed, end = Label(), Label(), Label()
     pc = (isa.pc, way.pc)
     saved = isa.kept(used.usual, before)
     emit.pool = usual = RegisterPool(isa.order(before))
     emit.save(saved)
-    unless_wanted(emit, pc, parts, end)
+    lower_entry_conditions(emit, pc, parts, end)
     slot, word = usual.allocate(), usual.allocate()
     _home(emit, table, slot, word)
     emit.claim(Address(slot), taken)
@@ -177,7 +179,7 @@ def _entry(
     emit.store(Address(slot, RETURN), word)
     usual.free(word)
     for part in parts:
-        keep(emit, pc, part, slot)
+        lower_kept_words(emit, pc, part, slot)
     freed = replace(before, dead=replace(before.dead, registers=before.dead.registers | {*saved}))
     emit.pool = acting = RegisterPool(isa.order(freed))
     if any(part.around is not None for part in parts):
@@ -185,7 +187,7 @@ def _entry(
         more = tuple(name for name in isa.kept(used.acting, before) if name not in saved)
         emit.save(more)
         for part in parts:
-            act_at_entry(emit, pc, part, slot)
+            lower_entry_actions(emit, pc, part, slot)
         emit.restore(more)
     emit.pool = usual
     usual.reserve(word)
@@ -202,10 +204,10 @@ def _entry(
     emit.branch(Comparison.NE, slot, 0, False, claimed)
     emit.bind(end)
     emit.restore(saved)
-    return Used(frozenset(usual.used), frozenset(other.used), frozenset(acting.used))
+    return EntryRegisters(frozenset(usual.used), frozenset(other.used), frozenset(acting.used))
 
 
-def unless_wanted(emit: Emitter, pc: tuple[str, int], parts: Sequence[Part], end: Label) -> None:
+def lower_entry_conditions(emit: Emitter, pc: tuple[str, int], parts: Sequence[EntryPart], end: Label) -> None:
     """To `end` where no probe wants to see the call."""
     tests = [(part.entry.condition, part.faults) for part in parts]
     if any(test is None for test, _ in tests):
@@ -213,7 +215,7 @@ def unless_wanted(emit: Emitter, pc: tuple[str, int], parts: Sequence[Part], end
     wanted = Label()
     for number, (test, faults) in enumerate(tests, 1):
         assert test is not None
-        words, no, is_last = Words(emit, pc), Label(), number == len(tests)
+        words, no, is_last = ExpressionLowering(emit, pc), Label(), number == len(tests)
         with refused(test):
             words.jump(test, not is_last, end if is_last else wanted)
         if words.faulted:
@@ -226,11 +228,11 @@ def unless_wanted(emit: Emitter, pc: tuple[str, int], parts: Sequence[Part], end
     emit.bind(wanted)
 
 
-def keep(emit: Emitter, pc: tuple[str, int], part: Part, slot: str) -> None:
+def lower_kept_words(emit: Emitter, pc: tuple[str, int], part: EntryPart, slot: str) -> None:
     """The words of one probe into the call's slot; 0 for what cannot be evaluated."""
     for offset, node in part.kept:
         at = Address(slot, offset)
-        words, done = Words(emit, pc), Label()
+        words, done = ExpressionLowering(emit, pc), Label()
         with refused(node), words.operand(node) as word:
             emit.store(at, word)
         if words.faulted:
@@ -241,7 +243,7 @@ def keep(emit: Emitter, pc: tuple[str, int], part: Part, slot: str) -> None:
             emit.bind(done)
 
 
-def act_at_entry(emit: Emitter, pc: tuple[str, int], part: Part, slot: str) -> None:
+def lower_entry_actions(emit: Emitter, pc: tuple[str, int], part: EntryPart, slot: str) -> None:
     """What a probe that sees the call does besides."""
     if part.around is None:
         return
@@ -251,11 +253,11 @@ def act_at_entry(emit: Emitter, pc: tuple[str, int], part: Part, slot: str) -> N
     for index, (action, address) in enumerate(zip(part.entry.actions, part.around.objects, strict=True)):
         assert not isinstance(action, Stop), "it was refused"
         with refused(action):
-            act(emit, pc, part.around, action, index, address)
+            lower_action(emit, pc, part.around, action, index, address)
     emit.bind(skip)
 
 
-def _search(emit: ReturnEmitter, table: Table, way: Way, slot: str, word: str) -> None:
+def _search(emit: ReturnEmitter, table: PlacedCallTable, way: EntryContext, slot: str, word: str) -> None:
     """The slot behind `slot`, the first of the search, that is now the call's; 0 where there is none."""
     at, count, other = (emit.pool.allocate() for _ in range(3))
     dead_next, dead, search, again, busy, found, done = (Label() for _ in range(7))
@@ -273,7 +275,7 @@ def _search(emit: ReturnEmitter, table: Table, way: Way, slot: str, word: str) -
     emit.store(Address(at, KEY), 0)
     emit.atomic_add(table.counter(DROPPED), 1)
     emit.bind(dead_next)
-    following(emit, table.slots, at)
+    lower_next_slot(emit, table.slots, at)
     _count_down(emit, count, dead)
     emit.bind(search)
     _begin(emit, table, at, count, slot)
@@ -281,7 +283,7 @@ def _search(emit: ReturnEmitter, table: Table, way: Way, slot: str, word: str) -
     emit.claim(Address(at, KEY), busy)
     emit.jump(found)
     emit.bind(busy)
-    following(emit, table.slots, at)
+    lower_next_slot(emit, table.slots, at)
     _count_down(emit, count, again)
     emit.atomic_add(table.counter(MISSED), 1)
     emit.constant(slot, 0)
@@ -294,7 +296,7 @@ def _search(emit: ReturnEmitter, table: Table, way: Way, slot: str, word: str) -
 
 
 def _make_first(
-    emit: ReturnEmitter, table: Table, at: str, hole: str, other: str, slot: str, word: str
+    emit: ReturnEmitter, table: PlacedCallTable, at: str, hole: str, other: str, slot: str, word: str
 ) -> None:
     """From the claimed slot `at` back to the home, `slot`: each call with the same key moves one place further.
 
@@ -321,16 +323,16 @@ def _make_first(
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class PadExit:
     """A trampoline leaves to `pad` where one of `flags` (offsets in the slot) is set.
 
     Returning.slot holds all of them there, but where the trampoline saves registers, which are all as they were then.
-    bell: see lowering.Surroundings.
+    doorbell: see lowering.Surroundings.
     """
 
     flags: tuple[int, ...]
     pad: int
-    bell: int
+    doorbell: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,7 +375,9 @@ class Trampoline:
         yield self.end, False
 
 
-def trampoline(table: Table, before: EntryState, isa: ReturnBackend, leaving: Leaving | None = None) -> Trampoline:
+def lower_trampoline(
+    table: PlacedCallTable, before: EntryState, isa: ReturnBackend, leaving: PadExit | None = None
+) -> Trampoline:
     """before: what is dead where the function has returned. Where that is not enough for what is done here, all that is
     used is saved, around the programs.
 
@@ -392,7 +396,7 @@ def trampoline(table: Table, before: EntryState, isa: ReturnBackend, leaving: Le
 
 
 def _trampoline(
-    table: Table, before: EntryState, isa: ReturnBackend, leaving: Leaving | None
+    table: PlacedCallTable, before: EntryState, isa: ReturnBackend, leaving: PadExit | None
 ) -> tuple[Trampoline, frozenset[str]]:
     """With what was used saved, and what it uses."""
     slot, kept = isa.slot, before.kept.names
@@ -409,7 +413,7 @@ def _trampoline(
     if leaving is not None:
         on = Label()
         end.branch(Comparison.EQ, wishes, 0, False, on)
-        ring(end, leaving.bell)
+        ring_doorbell(end, leaving.doorbell)
         if not kept:
             end.copy(slot, wishes)
             end.save(())
@@ -434,7 +438,7 @@ def _trampoline(
     return made, frozenset((slot, *begin.pool.used, *end.pool.used))
 
 
-def look(before: EntryState, isa: ReturnBackend, flag: int) -> Code:
+def lower_debugger_check(before: EntryState, isa: ReturnBackend, flag: int) -> Code:
     """Comes to its last instruction, which does nothing, where a program has set a flag, for a debugger to stop there.
 
     before: as of a program. flag: offset from what a program finds in the slot's register.
@@ -457,7 +461,7 @@ def _flags_into(emit: ReturnEmitter, to: str, slot: str, flags: Sequence[int]) -
             emit.binary(Arithmetic.OR, to, to, more, 64, False)
 
 
-def _find(emit: ReturnEmitter, table: Table, slot: str) -> None:
+def _find(emit: ReturnEmitter, table: PlacedCallTable, slot: str) -> None:
     """A call whose return address is the trampoline's has a slot."""
     again, found = Label(), Label()
     with emit.pool.scratch() as word:
@@ -465,7 +469,7 @@ def _find(emit: ReturnEmitter, table: Table, slot: str) -> None:
         emit.key(word)
         emit.bind(again)
         emit.branch(Comparison.EQ, MemoryValue(Address(slot, KEY)), word, False, found)
-        following(emit, table.slots, slot)
+        lower_next_slot(emit, table.slots, slot)
         emit.jump(again)
         emit.bind(found)
         emit.load(word, MemoryValue(Address(slot, RETURN)))
@@ -475,13 +479,13 @@ def _find(emit: ReturnEmitter, table: Table, slot: str) -> None:
 # the search ------------------------------------------------------------------------------------------------------
 
 
-def _home(emit: ReturnEmitter, table: Table, slot: str, word: str) -> None:
+def _home(emit: ReturnEmitter, table: PlacedCallTable, slot: str, word: str) -> None:
     """The address of a key's first slot; changes `word`."""
     emit.key(word)
-    home(emit, table.slots, word, slot, word)
+    lower_home(emit, table.slots, word, slot, word)
 
 
-def _begin(emit: ReturnEmitter, table: Table, at: str, count: str, slot: str) -> None:
+def _begin(emit: ReturnEmitter, table: PlacedCallTable, at: str, count: str, slot: str) -> None:
     emit.copy(at, slot)
     emit.constant(count, table.layout.slots)
 

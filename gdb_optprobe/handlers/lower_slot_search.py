@@ -11,7 +11,7 @@ from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, Emitter, L
 
 
 @dataclass(frozen=True, slots=True)
-class Slots:
+class SlotArray:
     """first, end: addresses. size: of a slot, a power of two, like `homes`.
 
     home: (key * factor mod 2^64 >> shift) & (homes - 1)
@@ -25,7 +25,7 @@ class Slots:
     shift: int
 
 
-def home(emit: Emitter, slots: Slots, key: str, slot: str, word: str) -> None:
+def lower_home(emit: Emitter, slots: SlotArray, key: str, slot: str, word: str) -> None:
     """`slot` is the address of the key's first one; changes `word`, which may be the key."""
     emit.binary(Arithmetic.MUL, slot, key, slots.factor, 64, False)
     emit.binary(Arithmetic.SHR, slot, slot, slots.shift - slots.size.bit_length() + 1, 64, False)
@@ -34,7 +34,7 @@ def home(emit: Emitter, slots: Slots, key: str, slot: str, word: str) -> None:
     emit.binary(Arithmetic.ADD, slot, slot, word, 64, False)
 
 
-def following(emit: Emitter, slots: Slots, slot: str) -> None:
+def lower_next_slot(emit: Emitter, slots: SlotArray, slot: str) -> None:
     """`slot` is the address of the one behind it."""
     on = Label()
     emit.binary(Arithmetic.ADD, slot, slot, slots.size, 64, False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gdb_optprobe.handlers.lower_slot_search import Slots, following, home
+from gdb_optprobe.handlers.lower_slot_search import SlotArray, lower_home, lower_next_slot
 from gdb_optprobe.isa.code import Code
 from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, Label, MemoryValue
 from gdb_optprobe.isa.trapping import Entry, Trapping
@@ -18,29 +18,29 @@ from gdb_optprobe.maps.trap_table import DETOUR, FACTOR, KEY, SHIFT, SLOT, TrapT
 
 
 @dataclass(frozen=True, slots=True)
-class Traps:
+class PlacedTrapTable:
     """A table of traps in guest memory, at `address`."""
 
     layout: TrapTableLayout
     address: int
 
     @property
-    def slots(self) -> Slots:
+    def slots(self) -> SlotArray:
         end = self.address + self.layout.size
-        return Slots(self.address, end, SLOT, self.layout.slots, FACTOR, SHIFT)
+        return SlotArray(self.address, end, SLOT, self.layout.slots, FACTOR, SHIFT)
 
 
-def handler(traps: Traps, entry: Entry, isa: Trapping) -> Code:
+def lower_trap_handler(traps: PlacedTrapTable, entry: Entry, isa: Trapping) -> Code:
     emit = isa.emitter(entry)
     again, found, foreign, go_on, back = (Label() for _ in range(5))
     emit.begin(foreign)
     pc, slot, word = emit.trapped_at(), emit.pool.allocate(), emit.pool.allocate()
-    home(emit, traps.slots, pc, slot, word)
+    lower_home(emit, traps.slots, pc, slot, word)
     emit.bind(again)
     emit.load(word, MemoryValue(Address(slot, KEY)))
     emit.branch(Comparison.EQ, word, pc, False, found)
     emit.branch(Comparison.EQ, word, 0, False, foreign)
-    following(emit, traps.slots, slot)
+    lower_next_slot(emit, traps.slots, slot)
     emit.jump(again)
     emit.bind(foreign)
     emit.kernels()

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gdb_optprobe.handlers.ir import MASK, Expr
-from gdb_optprobe.handlers.lower_expressions import Words
-from gdb_optprobe.handlers.lower_returns import Part, act_at_entry, keep, unless_wanted
-from gdb_optprobe.handlers.lower_slot_search import Slots, home
+from gdb_optprobe.handlers.lower_expressions import ExpressionLowering
+from gdb_optprobe.handlers.lower_returns import EntryPart, lower_entry_actions, lower_entry_conditions, lower_kept_words
+from gdb_optprobe.handlers.lower_slot_search import SlotArray, lower_home
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.code import Code, joined
 from gdb_optprobe.isa.codegen import (
@@ -56,7 +56,7 @@ MOST_POPPED = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PlacedUserCallTable:
     """In guest memory, at `address`. mm: an expression of the address space that runs."""
 
     layout: UserCallTableLayout
@@ -68,12 +68,12 @@ class Table:
         return self.address + self.layout.end
 
     @property
-    def slots(self) -> Slots:
-        return Slots(self.address, self.end, SLOT, self.layout.homes, FACTOR, SHIFT)
+    def slots(self) -> SlotArray:
+        return SlotArray(self.address, self.end, SLOT, self.layout.homes, FACTOR, SHIFT)
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class FunctionContext:
     """Of a function's calls. point: where they are counted. code: what their return comes to.
 
     on:   how far the trampoline is behind the PC that a trap at the entry saves. size: of the program's words.
@@ -93,10 +93,10 @@ class Way:
 # a call is entered -----------------------------------------------------------------------------------------------
 
 
-def entered(
-    table: Table,
-    way: Way,
-    parts: Sequence[Part],
+def lower_call_entered(
+    table: PlacedUserCallTable,
+    way: FunctionContext,
+    parts: Sequence[EntryPart],
     before: EntryState,
     traps: UserTrapping,
     isa: UserReturning,
@@ -127,22 +127,22 @@ def entered(
 
 def _entered(
     emit: UserReturnEmitter,
-    table: Table,
-    way: Way,
-    parts: Sequence[Part],
+    table: PlacedUserCallTable,
+    way: FunctionContext,
+    parts: Sequence[EntryPart],
     traps: UserTrapping,
     isa: UserReturning,
     end: Label,
 ) -> None:
     pc = ("", 0)
     missed, crowded, taken, claimed = (Label() for _ in range(4))
-    unless_wanted(emit, pc, parts, end)
+    lower_entry_conditions(emit, pc, parts, end)
     place = emit.pool.allocate()
     emit.return_place(place, way.size, missed)
     mm, key, slot, word = (emit.pool.allocate() for _ in range(4))
     emit.atomic_fetch_add(word, way.count(ACTIVE), 1)
     emit.branch(Comparison.GE, word, way.most, True, crowded)
-    Words(emit, pc).into(mm, table.mm)
+    ExpressionLowering(emit, pc).into(mm, table.mm)
     _key_of_trap(emit, key, way.size, traps, isa)
     _home(emit, table, key, mm, slot, word)
     emit.claim(Address(slot, KEY), taken)
@@ -155,9 +155,9 @@ def _entered(
     for register in (mm, key, word):
         emit.pool.free(register)
     for part in parts:
-        keep(emit, pc, part, slot)
+        lower_kept_words(emit, pc, part, slot)
     for part in parts:
-        act_at_entry(emit, pc, part, slot)
+        lower_entry_actions(emit, pc, part, slot)
     emit.pool.reserve(word), emit.pool.reserve(key)
     _trampoline(emit, word, way, traps)
     emit.store(Address(slot, TRAMPOLINE), word)
@@ -182,7 +182,7 @@ def _entered(
     emit.atomic_add(way.count(MISSED), 1)
 
 
-def _trampoline(emit: Emitter, to: str, way: Way, traps: UserTrapping) -> None:
+def _trampoline(emit: Emitter, to: str, way: FunctionContext, traps: UserTrapping) -> None:
     """Its address in the program that runs."""
     emit.load(to, MemoryValue(Address(_frame(emit, to, traps), traps.pc), way.size))
     emit.binary(Arithmetic.ADD, to, to, way.on & MASK, 64, False)
@@ -202,7 +202,7 @@ def _frame(emit: Emitter, to: str, traps: UserTrapping) -> str:
     return to
 
 
-def _drop_dead(emit: Emitter, table: Table, key: str, mm: str, slot: str, at: str, word: str) -> None:
+def _drop_dead(emit: Emitter, table: PlacedUserCallTable, key: str, mm: str, slot: str, at: str, word: str) -> None:
     """Calls of the same key up to the first free slot: another one has their stack address now."""
     again, on, end = Label(), Label(), Label()
     emit.copy(at, slot)
@@ -224,7 +224,9 @@ def _drop(emit: Emitter, at: str, word: str) -> None:
     emit.publish(Address(at, KEY), 0)
 
 
-def _claim(emit: Emitter, table: Table, key: str, mm: str, slot: str, at: str, word: str, full: Label) -> None:
+def _claim(
+    emit: Emitter, table: PlacedUserCallTable, key: str, mm: str, slot: str, at: str, word: str, full: Label
+) -> None:
     """`slot`, of the home, is the first of its key that is now the call's; to the label where none is free."""
     again, busy, found = Label(), Label(), Label()
     emit.copy(at, slot)
@@ -261,7 +263,9 @@ def _copy(emit: Emitter, to: str, source: str, word: str, first: int) -> None:
 # a call returns --------------------------------------------------------------------------------------------------
 
 
-def returned(table: Table, size: int, kernels: int, traps: UserTrapping, isa: UserReturning) -> Code:
+def lower_call_returned(
+    table: PlacedUserCallTable, size: int, kernels: int, traps: UserTrapping, isa: UserReturning
+) -> Code:
     """What runs at a trap in a trampoline of programs with words of that size. kernels: its own handler."""
     before = EntryState(traps.scratch, frozenset((traps.frame,)))
     emit = traps.emitter(before)
@@ -270,7 +274,7 @@ def returned(table: Table, size: int, kernels: int, traps: UserTrapping, isa: Us
     slot = isa.slot
     key, mm, word, popped = (emit.pool.allocate() for _ in range(4))
     look, again, on, found = (Label() for _ in range(4))
-    Words(emit, ("", 0)).into(mm, table.mm)
+    ExpressionLowering(emit, ("", 0)).into(mm, table.mm)
     _key(emit, key, MemoryValue(Address(traps.frame, isa.sp), size), isa.popped(size))
     emit.constant(popped, MOST_POPPED if isa.popped(size) else 1)
     emit.bind(look)
@@ -313,7 +317,9 @@ def dead_at_return(traps: UserTrapping, isa: UserReturning) -> Dead:
 # spaces come and go ----------------------------------------------------------------------------------------------
 
 
-def copied(table: Table, shared: int, kernels: int, isa: UserReturning, machine: Backend) -> Code:
+def lower_space_copied(
+    table: PlacedUserCallTable, shared: int, kernels: int, isa: UserReturning, machine: Backend
+) -> Code:
     """Before the kernel's function(old space, new space): calls of the old one are the new one's too.
 
     Where there is no room for that any more they return, in both, to where they would have: that is not seen.
@@ -334,7 +340,7 @@ def copied(table: Table, shared: int, kernels: int, isa: UserReturning, machine:
         used = more
 
 
-def _copied(emit: UserReturnEmitter, table: Table, isa: UserReturning) -> None:
+def _copied(emit: UserReturnEmitter, table: PlacedUserCallTable, isa: UserReturning) -> None:
     old, new = isa.arguments
     source, key, slot, at, word = (emit.pool.allocate() for _ in range(5))
     again, on, full = (Label() for _ in range(3))
@@ -366,7 +372,7 @@ def _copied(emit: UserReturnEmitter, table: Table, isa: UserReturning) -> None:
 
 
 def _give_up(
-    emit: UserReturnEmitter, table: Table, key: str, mm: str, first: str, at: str, word: str, size: int
+    emit: UserReturnEmitter, table: PlacedUserCallTable, key: str, mm: str, first: str, at: str, word: str, size: int
 ) -> None:
     """The calls with this key return, from now on, to where the last of them does.
 
@@ -405,7 +411,7 @@ def _give_up(
     emit.pool.free(place)
 
 
-def ended(table: Table, kernels: int, traps: UserTrapping, isa: UserReturning) -> Code:
+def lower_space_ended(table: PlacedUserCallTable, kernels: int, traps: UserTrapping, isa: UserReturning) -> Code:
     """Before the kernel's function(space), which nobody runs in any more."""
     space, _ = isa.arguments
     before = EntryState(isa.scratch, frozenset(isa.arguments))
@@ -439,13 +445,13 @@ def _key(emit: Emitter, to: str, stack_pointer: MemoryValue, popped: int = 0) ->
     emit.binary(Arithmetic.ADD, to, to, 1, 64, False)
 
 
-def _home(emit: Emitter, table: Table, key: str, mm: str, slot: str, word: str) -> None:
+def _home(emit: Emitter, table: PlacedUserCallTable, key: str, mm: str, slot: str, word: str) -> None:
     """The address of a key's first slot; changes `word`."""
     emit.binary(Arithmetic.ADD, word, key, mm, 64, False)
-    home(emit, table.slots, word, slot, word)
+    lower_home(emit, table.slots, word, slot, word)
 
 
-def _next(emit: Emitter, table: Table, at: str, word: str, label: Label) -> None:
+def _next(emit: Emitter, table: PlacedUserCallTable, at: str, word: str, label: Label) -> None:
     """On to the next slot; to the label unless that was the last; changes `word`."""
     emit.binary(Arithmetic.ADD, at, at, SLOT, 64, False)
     emit.constant(word, table.end)

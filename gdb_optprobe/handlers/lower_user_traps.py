@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gdb_optprobe.handlers import lower_mapped_file
-from gdb_optprobe.handlers.lower_mapped_file import UNKNOWN, Mapped, Ways
-from gdb_optprobe.handlers.lower_slot_search import Slots, following, home
+from gdb_optprobe.handlers.lower_mapped_file import UNKNOWN, FilePageOffsets, LookupExits
+from gdb_optprobe.handlers.lower_slot_search import SlotArray, lower_home, lower_next_slot
 from gdb_optprobe.isa.code import Code, joined
 from gdb_optprobe.isa.codegen import (
     Address,
@@ -29,19 +29,21 @@ from gdb_optprobe.maps.user_trap_table import CODE, INODE, OFFSET, SLOT, UserTra
 
 
 @dataclass(frozen=True, slots=True)
-class UserTraps:
+class PlacedUserTrapTable:
     """A table of traps in guest memory, at `address`."""
 
     layout: UserTrapTableLayout
     address: int
 
     @property
-    def slots(self) -> Slots:
+    def slots(self) -> SlotArray:
         end = self.address + self.layout.size
-        return Slots(self.address, end, SLOT, self.layout.slots, FACTOR, SHIFT)
+        return SlotArray(self.address, end, SLOT, self.layout.slots, FACTOR, SHIFT)
 
 
-def handler(traps: UserTraps, mapped: Mapped, leaf: int, kernels: int, isa: UserTrapping) -> Code:
+def lower_user_trap_handler(
+    traps: PlacedUserTrapTable, mapped: FilePageOffsets, leaf: int, kernels: int, isa: UserTrapping
+) -> Code:
     """kernels: its own handler. leaf: the routine that looks up a user's page."""
     emit = _emitter(isa, None)
     search, other, found, absent, foreign = (Label() for _ in range(5))
@@ -49,9 +51,9 @@ def handler(traps: UserTraps, mapped: Mapped, leaf: int, kernels: int, isa: User
     emit.branch_bits(isa.mode, isa.user, False, foreign)
     if isa.far:
         emit.branch_bits(isa.mode, isa.far, True, foreign)
-    key, inode = lower_mapped_file.tell(emit, isa, mapped, leaf, Ways(absent, foreign))
+    key, inode = lower_mapped_file.lower_file_lookup(emit, isa, mapped, leaf, LookupExits(absent, foreign))
     slot, word = emit.pool.allocate(), emit.pool.allocate()
-    home(emit, traps.slots, key, slot, word)
+    lower_home(emit, traps.slots, key, slot, word)
     emit.bind(search)
     emit.load(word, MemoryValue(Address(slot, INODE)))
     emit.branch(Comparison.EQ, word, 0, False, foreign)
@@ -59,7 +61,7 @@ def handler(traps: UserTraps, mapped: Mapped, leaf: int, kernels: int, isa: User
     emit.branch(Comparison.EQ, word, inode, False, found)
     emit.branch(Comparison.EQ, inode, UNKNOWN, False, found)
     emit.bind(other)
-    following(emit, traps.slots, slot)
+    lower_next_slot(emit, traps.slots, slot)
     emit.jump(search)
     emit.bind(foreign)
     emit.kernels(kernels)
@@ -73,7 +75,7 @@ def handler(traps: UserTraps, mapped: Mapped, leaf: int, kernels: int, isa: User
     return joined((emit.finish, lambda at: isa.go_to(word)))
 
 
-def gone(kernels: int, readers: ProbeReadRoutines, isa: UserTrapping) -> Code:
+def lower_removed_trap(kernels: int, readers: ProbeReadRoutines, isa: UserTrapping) -> Code:
     """The code of a trap that is taken away: what stands there now is run, or is a trap of somebody else's."""
     emit = _emitter(isa, readers)
     foreign, back = Label(), Label()

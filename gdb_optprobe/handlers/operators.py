@@ -18,28 +18,28 @@ from gdb_optprobe.handlers.ctype import (
     size_of,
 )
 from gdb_optprobe.handlers.ir import Constant, Expr, Op, UnaryOp
-from gdb_optprobe.handlers.scope import Value
+from gdb_optprobe.handlers.scope import Rvalue
 from gdb_optprobe.handlers.source import Fragment, fault
 
 COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 
 
-def converted(value: Value, target: Scalar) -> Value:
+def converted(value: Rvalue, target: Scalar) -> Rvalue:
     """A value as one of another type: its lowest bits; of a bool, whether it is not 0."""
     if isinstance(target, Pointer):
         mapped = value.mapped and value.type == target
-        return Value(value.expr, target, mapped)
+        return Rvalue(value.expr, target, mapped)
     if isinstance(target, Integer) and target.boolean:
-        return Value(fold.boolean(value.expr), target)
+        return Rvalue(fold.boolean(value.expr), target)
     if fits(value.type, target):
-        return Value(value.expr, target)
-    return Value(fold.convert(value.expr, target.width, target.signed), target)
+        return Rvalue(value.expr, target)
+    return Rvalue(fold.convert(value.expr, target.width, target.signed), target)
 
 
-def unary(op: str, value: Value, where: Fragment) -> Value:
+def unary(op: str, value: Rvalue, where: Fragment) -> Rvalue:
     """+ - ~ !"""
     if op == "!":
-        return Value(fold.negation(value.expr), INT)
+        return Rvalue(fold.negation(value.expr), INT)
     if isinstance(value.type, Pointer):
         raise fault(f"'{op}' of a pointer", where, _as_number(value.type))
     type_ = promoted(value.type)
@@ -47,10 +47,10 @@ def unary(op: str, value: Value, where: Fragment) -> Value:
     if op == "+":
         return operand
     kind = UnaryOp.NEGATE if op == "-" else UnaryOp.INVERT
-    return Value(fold.unary(kind, operand.expr, type_.width, type_.signed), type_)
+    return Rvalue(fold.unary(kind, operand.expr, type_.width, type_.signed), type_)
 
 
-def binary(op: str, left: Value, right: Value, sign: Fragment) -> Value:
+def binary(op: str, left: Rvalue, right: Rvalue, sign: Fragment) -> Rvalue:
     """Any but && and ||. sign: where the operator stands."""
     if op in ("/", "%") and isinstance(right.expr, Constant) and not right.expr.value:
         raise fault("division by zero", sign)
@@ -60,19 +60,19 @@ def binary(op: str, left: Value, right: Value, sign: Fragment) -> Value:
         type_ = promoted(left.type)
         count = converted(right, promoted(right.type))
         number = converted(left, type_).expr
-        return Value(fold.binary(Op(op), number, count.expr, type_.width, type_.signed), type_)
+        return Rvalue(fold.binary(Op(op), number, count.expr, type_.width, type_.signed), type_)
     type_ = common(left.type, right.type)
     found = fold.binary(Op(op), converted(left, type_).expr, converted(right, type_).expr, type_.width, type_.signed)
-    return Value(found, INT if op in COMPARISONS else type_)
+    return Rvalue(found, INT if op in COMPARISONS else type_)
 
 
-def logical(op: str, left: Value, right: Value) -> Value:
+def logical(op: str, left: Rvalue, right: Rvalue) -> Rvalue:
     """&& and ||"""
     combine = fold.both if op == "&&" else fold.either
-    return Value(combine(left.expr, right.expr), INT)
+    return Rvalue(combine(left.expr, right.expr), INT)
 
 
-def conditional(condition: Value, yes: Value, no: Value, where: Fragment) -> Value:
+def conditional(condition: Rvalue, yes: Rvalue, no: Rvalue, where: Fragment) -> Rvalue:
     """condition ? yes : no"""
     if not isinstance(yes.type, Pointer) and not isinstance(no.type, Pointer):
         type_: Scalar = common(yes.type, no.type)
@@ -80,17 +80,17 @@ def conditional(condition: Value, yes: Value, no: Value, where: Fragment) -> Val
     else:
         type_ = _pointer_of(yes.type, no.type, where)
     mapped = yes.mapped and no.mapped
-    return Value(fold.choose(condition.expr, yes.expr, no.expr), type_, mapped)
+    return Rvalue(fold.choose(condition.expr, yes.expr, no.expr), type_, mapped)
 
 
-def moved(pointer: Value, by: Value, step: int, where: Fragment) -> Value:
+def moved(pointer: Rvalue, by: Rvalue, step: int, where: Fragment) -> Rvalue:
     """pointer + by, or with step -1 pointer - by."""
     assert isinstance(pointer.type, Pointer)
     if isinstance(by.type, Pointer):
         raise fault("two pointers cannot be added", where, _as_number(by.type))
     distance = fold.binary(Op.MUL, by.expr, fold.constant(element_size(pointer.type, where)), 64, False)
     op = Op.ADD if step > 0 else Op.SUB
-    return Value(fold.binary(op, pointer.expr, distance, 64, False), pointer.type)
+    return Rvalue(fold.binary(op, pointer.expr, distance, 64, False), pointer.type)
 
 
 def element_size(type_: Pointer, where: Fragment) -> int:
@@ -101,9 +101,9 @@ def element_size(type_: Pointer, where: Fragment) -> int:
     return size
 
 
-def _with_pointer(op: str, left: Value, right: Value, sign: Fragment) -> Value:
+def _with_pointer(op: str, left: Rvalue, right: Rvalue, sign: Fragment) -> Rvalue:
     if op in COMPARISONS:
-        return Value(fold.binary(Op(op), left.expr, right.expr, 64, False), INT)
+        return Rvalue(fold.binary(Op(op), left.expr, right.expr, 64, False), INT)
     if op == "+":
         return moved(left, right, 1, sign) if isinstance(left.type, Pointer) else moved(right, left, 1, sign)
     if op == "-" and isinstance(left.type, Pointer):
@@ -114,7 +114,7 @@ def _with_pointer(op: str, left: Value, right: Value, sign: Fragment) -> Value:
     raise fault(f"'{op}' of a pointer", sign, _as_number(type_))
 
 
-def _difference(left: Expr, one: Pointer, right: Expr, other: Pointer, sign: Fragment) -> Value:
+def _difference(left: Expr, one: Pointer, right: Expr, other: Pointer, sign: Fragment) -> Rvalue:
     """In elements. What lies between two of an array is a multiple of its size, so a shift will do for a division."""
     size, same = element_size(one, sign), element_size(other, sign)
     if size != same or not size:
@@ -122,8 +122,8 @@ def _difference(left: Expr, one: Pointer, right: Expr, other: Pointer, sign: Fra
         raise fault(what if size != same else "the elements have no size", sign, "cast both: (char *)")
     bytes_between = fold.binary(Op.SUB, left, right, 64, True)
     if size & (size - 1):
-        return Value(fold.binary(Op.DIV, bytes_between, fold.constant(size), 64, True), LONG)
-    return Value(fold.binary(Op.SHR, bytes_between, fold.constant(size.bit_length() - 1), 64, True), LONG)
+        return Rvalue(fold.binary(Op.DIV, bytes_between, fold.constant(size), 64, True), LONG)
+    return Rvalue(fold.binary(Op.SHR, bytes_between, fold.constant(size.bit_length() - 1), 64, True), LONG)
 
 
 def _pointer_of(yes: Scalar, no: Scalar, where: Fragment) -> Pointer:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gdb_optprobe.handlers import fold
-from gdb_optprobe.handlers.compile import Limits, compile_action
+from gdb_optprobe.handlers.compile import ProgramLimits, compile_action
 from gdb_optprobe.handlers.ctype import UNSIGNED_LONG, CType, Enum, Integer, Member, Struct
 from gdb_optprobe.handlers.ir import (
     Action,
@@ -24,19 +24,19 @@ from gdb_optprobe.handlers.ir import (
     Emit,
     Expr,
     Frame,
+    HashMap,
     Load,
     Op,
     Operand,
     Program,
     Records,
     Register,
-    Table,
     Update,
     nodes,
     operands,
 )
 from gdb_optprobe.handlers.parser import parse_expression
-from gdb_optprobe.handlers.scope import Meaning, Missing, Place, Scope, Value
+from gdb_optprobe.handlers.scope import Lvalue, Meaning, Missing, Rvalue, Scope
 from gdb_optprobe.handlers.source import Fragment, fault
 from gdb_optprobe.handlers.types import Typer
 from gdb_optprobe.maps.call_table import SAVED, WORD
@@ -52,7 +52,7 @@ _AT_ENTRY = "entry"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class EntryProgram:
     """What is done where the function is entered. condition: None for always; else a call is seen where it is not 0.
 
     words:   kept of each call. actions: carried out then.
@@ -70,7 +70,7 @@ class Entry:
         return (*condition, *self.words, *(operand for action in self.actions for operand in operands(action)))
 
     @property
-    def objects(self) -> tuple[Cell | Table | Records, ...]:
+    def objects(self) -> tuple[Cell | HashMap | Records, ...]:
         """What the actions fill, in their order."""
         return Program(None, self.actions).objects
 
@@ -98,7 +98,7 @@ class ReturnScope:
         self._saves: dict[str, tuple[int, CType]] = {}
         self._actions: list[Action] = []
 
-    def entry(self, condition: Fragment | None) -> Entry:
+    def entry(self, condition: Fragment | None) -> EntryProgram:
         """What is done and kept, once the return part is compiled. Raises OptprobeError."""
         typer = Typer(self._at_entry)
         test = None
@@ -106,7 +106,7 @@ class ReturnScope:
             test = typer.value(parse_expression(condition, self._at_entry.is_type)).expr
         names = tuple((name, (at - SAVED) // WORD, _is_signed(kept)) for name, (at, kept) in self._saves.items())
         test = None if isinstance(test, Constant) and test.value else test
-        return Entry(test, tuple(self._words), names, tuple(self._actions))
+        return EntryProgram(test, tuple(self._words), names, tuple(self._actions))
 
     def save(self, action: Fragment) -> None:
         """`save n = EXPR`. Raises OptprobeError."""
@@ -120,7 +120,7 @@ class ReturnScope:
         self._words.append(value.expr)  # at a place of its own, whatever else is kept
         self._saves[name] = (SAVED + WORD * (len(self._words) - 1), value.type)
 
-    def act(self, action: Fragment, limits: Limits) -> None:
+    def act(self, action: Fragment, limits: ProgramLimits) -> None:
         """Any other action. Raises OptprobeError."""
         name = action.first_word()
         match name.text:
@@ -131,7 +131,7 @@ class ReturnScope:
             case near if difflib.get_close_matches(near, (SAVE,)):
                 raise fault(f"no action named '{near}'", name, _SAVES)
         match compile_action(action, self._at_entry, limits):
-            case Update(Cell() | Table() as target) as done:
+            case Update(Cell() | HashMap() as target) as done:
                 self._actions.append(replace(done, target=replace(target, name=f"{_AT_ENTRY} {target.name}")))
             case Emit(target) as done:
                 self._actions.append(replace(done, target=replace(target, name=f"{_AT_ENTRY} {target.name}")))
@@ -156,7 +156,7 @@ class ReturnScope:
                     return Missing("nothing is saved at the entry", f"entry do {_SAVES}")
                 size = SAVED + WORD * len(self._words)
                 kept = Struct("saved", size, lookup=self._member, names=lambda: [*self._saves])
-                return Place(Register(self._slot), kept, mapped=True)
+                return Lvalue(Register(self._slot), kept, mapped=True)
         return self._either(self._at_return.dollar(name), self._at_entry.dollar(name))
 
     def per_cpu_base(self) -> Expr | Missing:
@@ -174,8 +174,8 @@ class ReturnScope:
     # what is kept
 
     def _either(self, now: Meaning | Missing, then: Meaning | Missing) -> Meaning | Missing:
-        if isinstance(now, Missing) and isinstance(then, Value):
-            return Value(self._kept(then.expr), then.type, then.mapped)
+        if isinstance(now, Missing) and isinstance(then, Rvalue):
+            return Rvalue(self._kept(then.expr), then.type, then.mapped)
         return now
 
     def _kept(self, word: Expr) -> Expr:
@@ -187,20 +187,20 @@ class ReturnScope:
     def _member(self, name: str) -> Member | None:
         return Member(name, *self._saves[name]) if name in self._saves else None
 
-    def _elapsed(self) -> Value | Missing:
+    def _elapsed(self) -> Rvalue | Missing:
         if isinstance(self._hertz, Missing):
             return self._hertz
         factor = round((10**9 << NANOSECOND_SHIFT) / self._hertz)
         ticks = fold.binary(Op.SUB, Clock(), self._kept(Clock()), 64, False)
         product = fold.binary(Op.MUL, ticks, fold.constant(factor), 64, False)
-        return Value(fold.binary(Op.SHR, product, fold.constant(NANOSECOND_SHIFT), 64, False), UNSIGNED_LONG)
+        return Rvalue(fold.binary(Op.SHR, product, fold.constant(NANOSECOND_SHIFT), 64, False), UNSIGNED_LONG)
 
 
 def _is_signed(kept: CType) -> bool:
     return isinstance(kept, Integer | Enum) and kept.signed
 
 
-def compile_entry(scope: ReturnScope, actions: Sequence[Fragment], limits: Limits) -> None:
+def compile_entry(scope: ReturnScope, actions: Sequence[Fragment], limits: ProgramLimits) -> None:
     """What `entry do …` asks for. Raises OptprobeError."""
     for action in actions:
         if action.first_word().text == SAVE:

@@ -10,7 +10,7 @@ from gdb_optprobe.handlers.ir import Expr, Frame
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class Rvalue:
     """A number or a pointer, as a word of its type. mapped: of a pointer, that what it points to can be read."""
 
     expr: Expr
@@ -19,7 +19,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Lvalue:
     """An object in memory.
 
     type:    None where only its address is known: then it has to be cast.
@@ -35,7 +35,7 @@ class Place:
     unit: tuple[int, int] | None = None
 
 
-Meaning = Value | Place
+Meaning = Rvalue | Lvalue
 
 
 @dataclass(frozen=True, slots=True)

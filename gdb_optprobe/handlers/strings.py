@@ -9,42 +9,42 @@ from dataclasses import dataclass
 
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.ctype import Array, Pointer
-from gdb_optprobe.handlers.ir import Constant, Expr, Load, Op, Text, TextEquals
+from gdb_optprobe.handlers.ir import Constant, Expr, Load, Op, StringEquals, StringLoad
 from gdb_optprobe.handlers.operators import is_text
-from gdb_optprobe.handlers.scope import Meaning, Place, Value
+from gdb_optprobe.handlers.scope import Lvalue, Meaning, Rvalue
 from gdb_optprobe.handlers.source import Fragment, fault
 
 
 @dataclass(frozen=True, slots=True)
-class Characters:
+class StringValue:
     """A string at `address`. size: of an array that holds it, all its bytes; None where only its 0 byte ends it."""
 
     address: Expr
     size: int | None
     mapped: bool
 
-    def operand(self, longest: int) -> Text:
+    def operand(self, longest: int) -> StringLoad:
         """It as a part of a key or a record. longest: bytes taken of one whose size is not known."""
         size = longest if self.size is None else self.size
-        return Text(self.address, size, self.mapped, whole=self.size is not None)
+        return StringLoad(self.address, size, self.mapped, whole=self.size is not None)
 
 
-def characters(meaning: Meaning) -> Characters | None:
+def characters(meaning: Meaning) -> StringValue | None:
     """What an array of characters or a pointer to them holds; None for anything else."""
     match meaning:
-        case Place(address, Array(element, count), mapped, per_cpu=False) if is_text(element):
-            return Characters(address, count, mapped) if count else Characters(address, None, False)
-        case Value(expr, Pointer(target)) if is_text(target):
-            return Characters(expr, None, False)
+        case Lvalue(address, Array(element, count), mapped, per_cpu=False) if is_text(element):
+            return StringValue(address, count, mapped) if count else StringValue(address, None, False)
+        case Rvalue(expr, Pointer(target)) if is_text(target):
+            return StringValue(expr, None, False)
     return None
 
 
-def equals(text: Characters, literal: bytes, where: Fragment) -> Expr:
+def equals(text: StringValue, literal: bytes, where: Fragment) -> Expr:
     """1 where the text is the literal, else 0."""
     if b"\0" in literal:
         raise fault("the string holds a 0 byte", where, "a 0 byte ends a string")
     if text.size is None:
-        return TextEquals(text.address, literal + b"\0", text.mapped)
+        return StringEquals(text.address, literal + b"\0", text.mapped)
     if len(literal) > text.size:
         message = f"the string has {len(literal)} bytes and what it is compared with holds {text.size}"
         raise fault(message, where, "it can never be equal")

@@ -16,7 +16,7 @@ Node = TypeVar("Node")
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class TrapFrame:
     """frame: the register that leads there. registers: by name, how far in. pc: its name, and how far behind the trap.
 
     resident: by name in the program, a register that is read as it is.
@@ -37,17 +37,17 @@ class Saved:
         return word if name != self.pc else fold.binary(Op.SUB, word, fold.constant(self.behind), 64, False)
 
 
-def renamed(node: Node, names: Mapping[str, str]) -> Node:
+def rename_registers(node: Node, names: Mapping[str, str]) -> Node:
     """With other names for registers."""
     return _within(node, lambda name: Register(names.get(name, name)))
 
 
-def framed(node: Node, saved: Saved, but: Collection[str] = ()) -> Node:
+def read_from_frame(node: Node, saved: TrapFrame, but: Collection[str] = ()) -> Node:
     """A program, or what is done at a function's entry, with its registers read from there; `but` are no registers."""
     return _within(node, lambda name: None if name in but else saved.word(name))
 
 
-def placed(node: Node, name: str, place: Expr) -> Node:
+def replace_register(node: Node, name: str, place: Expr) -> Node:
     """`node` with what is called `name` in place of a register."""
     return _within(node, lambda found: place if found == name else None)
 

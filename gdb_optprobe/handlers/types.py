@@ -1,6 +1,6 @@
 """A tree, and what its names mean, to typed nodes of a program. Every refusal points, and says what is missing.
 
-A node means either a value or an object in memory (`Place`); an object becomes a value where one is needed, by a load.
+A node means either a value or an object in memory (`Lvalue`); an object becomes a value where one is needed, by a load.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from gdb_optprobe.handlers.ctype import (
 )
 from gdb_optprobe.handlers.ctype import Member as StructMember
 from gdb_optprobe.handlers.ir import Constant, Expr, Load, Op
-from gdb_optprobe.handlers.scope import Meaning, Missing, Place, Scope, Value
+from gdb_optprobe.handlers.scope import Lvalue, Meaning, Missing, Rvalue, Scope
 from gdb_optprobe.handlers.source import Fragment, fault
-from gdb_optprobe.handlers.strings import Characters, characters, equals
+from gdb_optprobe.handlers.strings import StringValue, characters, equals
 from gdb_optprobe.handlers.syntax import (
     Binary,
     Cast,
@@ -64,26 +64,26 @@ class Typer:
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
 
-    def value(self, node: Expression) -> Value:
+    def value(self, node: Expression) -> Rvalue:
         """A number or a pointer; of an array, that to its first element."""
         meaning = self.meaning(node)
-        return meaning if isinstance(meaning, Value) else self._load(meaning, node.where)
+        return meaning if isinstance(meaning, Rvalue) else self._load(meaning, node.where)
 
-    def text(self, node: Expression) -> Characters | None:
+    def text(self, node: Expression) -> StringValue | None:
         """A string in memory: `str(p)`, an array of characters. None for anything else, a pointer among it."""
         if isinstance(node, Str):
             return self._pointed(node)
         meaning = self.meaning(node) if not isinstance(node, String) else None
-        return characters(meaning) if isinstance(meaning, Place) else None
+        return characters(meaning) if isinstance(meaning, Lvalue) else None
 
     def meaning(self, node: Expression) -> Meaning:
         match node:
             case Number(_, value, suffix, decimal):
-                return Value(fold.constant(value), number_type(value, suffix, decimal))
+                return Rvalue(fold.constant(value), number_type(value, suffix, decimal))
             case Character(where, value):
                 char = self._type(TypeName(where, "", "char"))
                 assert isinstance(char, Integer)
-                return Value(fold.convert(fold.constant(value), char.width, char.signed), INT)
+                return Rvalue(fold.convert(fold.constant(value), char.width, char.signed), INT)
             case String(where):
                 raise fault("a string can only be compared", where, '$comm == "dd", str(p) != "x"')
             case Str(where):
@@ -117,7 +117,7 @@ class Typer:
             case Cast():
                 return self._cast(node)
             case SizeOf(where, thing):
-                return Value(fold.constant(self._size(thing, where)), UNSIGNED_LONG)
+                return Rvalue(fold.constant(self._size(thing, where)), UNSIGNED_LONG)
 
     def _type(self, name: TypeName) -> CType:
         found = self._scope.type(name.keyword, name.name)
@@ -127,7 +127,7 @@ class Typer:
             found = Pointer(found)
         return found
 
-    def _load(self, place: Place, where: Fragment) -> Value:
+    def _load(self, place: Lvalue, where: Fragment) -> Rvalue:
         """What an object holds, as a value."""
         if place.type is None:
             raise fault(f"the type of '{where.text}' is not known", where, f"cast it: (unsigned long){where.text}")
@@ -136,62 +136,62 @@ class Typer:
         if isinstance(place.type, Array):
             return _first(place, place.type)
         if isinstance(place.type, Function):
-            return Value(place.address, Pointer(place.type))
+            return Rvalue(place.address, Pointer(place.type))
         type_ = _scalar(place.type, where)
         if place.unit is not None:
             size, shift = place.unit
             raw = fold.binary(Op.SHR, self._word(place, size, signed=False), fold.constant(shift), 64, False)
             assert isinstance(type_, Integer)
-            return Value(fold.convert(raw, type_.width, type_.signed), type_)
+            return Rvalue(fold.convert(raw, type_.width, type_.signed), type_)
         size = size_of(type_) or 0
         if size not in _SIZES:
             raise fault(f"'{describe(type_)}' of {size} bytes is not supported", where, "cast its address: *(long *)&x")
         signed = not isinstance(type_, Pointer) and type_.signed
-        return Value(self._word(place, size, signed), type_)
+        return Rvalue(self._word(place, size, signed), type_)
 
-    def _word(self, place: Place, size: int, signed: bool) -> Expr:
+    def _word(self, place: Lvalue, size: int, signed: bool) -> Expr:
         known = isinstance(place.address, Constant) and self._scope.is_mapped(place.address.value, size)
         return Load(place.address, size, signed, place.mapped or known)
 
-    def _address_of(self, meaning: Meaning, where: Fragment) -> Value:
-        if isinstance(meaning, Value):
+    def _address_of(self, meaning: Meaning, where: Fragment) -> Rvalue:
+        if isinstance(meaning, Rvalue):
             raise fault(f"'{where.text}' has no address", where, "it is a value, not an object in memory")
         if meaning.unit is not None:
             raise fault("a bit field has no address", where)
-        return Value(meaning.address, Pointer(meaning.type or Void()), meaning.mapped)
+        return Rvalue(meaning.address, Pointer(meaning.type or Void()), meaning.mapped)
 
-    def _pointed_to(self, meaning: Meaning, where: Fragment) -> Place:
-        pointer = meaning if isinstance(meaning, Value) else self._load(meaning, where)
+    def _pointed_to(self, meaning: Meaning, where: Fragment) -> Lvalue:
+        pointer = meaning if isinstance(meaning, Rvalue) else self._load(meaning, where)
         if not isinstance(pointer.type, Pointer):
             hint = f"cast it: *({describe(pointer.type)} *){where.text}"
             raise fault(f"'{where.text}' is a number, not a pointer", where, hint)
         if isinstance(pointer.type.target, Void):
             raise fault(f"'{where.text}' points to nothing of a known type", where, f"cast it: *(long *){where.text}")
-        return Place(pointer.expr, pointer.type.target, pointer.mapped)
+        return Lvalue(pointer.expr, pointer.type.target, pointer.mapped)
 
-    def _element(self, node: Index) -> Place:
+    def _element(self, node: Index) -> Lvalue:
         array, index = self.meaning(node.array), self.value(node.index)
-        if isinstance(array, Place) and isinstance(array.type, Array):
+        if isinstance(array, Lvalue) and isinstance(array.type, Array):
             inside = isinstance(index.expr, Constant) and index.expr.value < array.type.count
             first = operators.moved(_first(array, array.type), index, 1, node.where)
-            return Place(first.expr, array.type.element, inside and array.mapped, array.per_cpu)
-        pointer = array if isinstance(array, Value) else self._load(array, node.array.where)
+            return Lvalue(first.expr, array.type.element, inside and array.mapped, array.per_cpu)
+        pointer = array if isinstance(array, Rvalue) else self._load(array, node.array.where)
         if not isinstance(pointer.type, Pointer):
             raise fault(f"'{node.array.where.text}' is no array", node.array.where, "nor a pointer")
         return self._pointed_to(operators.moved(pointer, index, 1, node.where), node.array.where)
 
-    def _member(self, node: Member) -> Place:
+    def _member(self, node: Member) -> Lvalue:
         thing = node.thing
         if node.arrow:
             meaning = self.meaning(thing)
-            if isinstance(meaning, Place) and isinstance(meaning.type, Struct):
+            if isinstance(meaning, Lvalue) and isinstance(meaning.type, Struct):
                 raise fault(f"'{thing.where.text}' is no pointer", thing.where, f"{thing.where.text}.{node.name.text}")
-            if isinstance(meaning, Place) and meaning.type is None:
+            if isinstance(meaning, Lvalue) and meaning.type is None:
                 raise _untyped(thing.where, node.name.text)
             place = self._struct_behind(meaning, node)
         else:
             found = self.meaning(thing)
-            if isinstance(found, Value) or isinstance(found.type, Pointer):
+            if isinstance(found, Rvalue) or isinstance(found.type, Pointer):
                 hint = f"{thing.where.text}->{node.name.text}" if isinstance(found.type, Pointer) else ""
                 raise fault(f"'{thing.where.text}' is no struct", thing.where, hint)
             if found.type is None:
@@ -204,35 +204,35 @@ class Typer:
             raise _no_member(place.type, node.name)
         return _member_of(place, place.type, member, node.name)
 
-    def _struct_behind(self, meaning: Meaning, node: Member) -> Place:
+    def _struct_behind(self, meaning: Meaning, node: Member) -> Lvalue:
         """What `p` of `p->m` points to."""
         where = node.thing.where
-        pointer = meaning if isinstance(meaning, Value) else self._load(meaning, where)
+        pointer = meaning if isinstance(meaning, Rvalue) else self._load(meaning, where)
         if not isinstance(pointer.type, Pointer) or isinstance(pointer.type.target, Void):
             what = f"'{where.text}' is no pointer to a struct but '{describe(pointer.type)}'"
             raise fault(what, where, f"cast it: ((struct TYPE *){where.text})->{node.name.text}")
         return self._pointed_to(pointer, where)
 
-    def _per_cpu(self, node: PerCpu) -> Place:
+    def _per_cpu(self, node: PerCpu) -> Lvalue:
         meaning = self.meaning(node.thing)
-        if isinstance(meaning, Value):
+        if isinstance(meaning, Rvalue):
             hint = "of a pointer: $percpu(*p)" if isinstance(meaning.type, Pointer) else "$percpu(VARIABLE)"
             raise fault("$percpu takes a variable", node.thing.where, hint)
         base = self._scope.per_cpu_base()
         if isinstance(base, Missing):
             raise fault(base.message, node.where, base.hint)
         address = fold.binary(Op.ADD, base, meaning.address, 64, False)
-        return Place(address, meaning.type, meaning.per_cpu, unit=meaning.unit)
+        return Lvalue(address, meaning.type, meaning.per_cpu, unit=meaning.unit)
 
-    def _cast(self, node: Cast) -> Value:
+    def _cast(self, node: Cast) -> Rvalue:
         target = self._type(node.type)
         meaning = self.meaning(node.value)
-        if isinstance(meaning, Place) and meaning.type is None:
+        if isinstance(meaning, Lvalue) and meaning.type is None:
             # As in GDB: a symbol without a type is an object of that to which it is cast.
-            return self._load(Place(meaning.address, target, meaning.mapped, meaning.per_cpu), node.value.where)
+            return self._load(Lvalue(meaning.address, target, meaning.mapped, meaning.per_cpu), node.value.where)
         if isinstance(target, Void | Struct | Array | Function | Incomplete):
             raise fault(f"nothing can be cast to '{describe(target)}'", node.type.where, "cast to a pointer to it")
-        value = meaning if isinstance(meaning, Value) else self._load(meaning, node.value.where)
+        value = meaning if isinstance(meaning, Rvalue) else self._load(meaning, node.value.where)
         type_ = _scalar(target, node.type.where)
         if size_of(type_) not in _SIZES:
             raise fault(f"'{describe(type_)}' is not supported", node.type.where, "the largest type is unsigned long")
@@ -243,7 +243,7 @@ class Typer:
             type_: CType | None = self._type(thing)
         else:
             meaning = self.meaning(thing)
-            if isinstance(meaning, Place) and meaning.unit is not None:
+            if isinstance(meaning, Lvalue) and meaning.unit is not None:
                 raise fault("a bit field has no size", where)
             type_ = meaning.type
         if type_ is None:
@@ -253,7 +253,7 @@ class Typer:
             raise fault(f"the size of '{describe(type_)}' is not known", where)
         return size
 
-    def _compared(self, node: Binary) -> Value:
+    def _compared(self, node: Binary) -> Rvalue:
         """A string in memory with a literal."""
         literal, other = (node.right, node.left) if isinstance(node.right, String) else (node.left, node.right)
         if not isinstance(literal, String):
@@ -264,24 +264,24 @@ class Typer:
         if text is None:
             raise fault(f"'{other.where.text}' is no string", other.where, "compare an array of characters, or str(p)")
         found = equals(text, literal.data, literal.where)
-        return Value(fold.negation(found) if node.op == "!=" else found, INT)
+        return Rvalue(fold.negation(found) if node.op == "!=" else found, INT)
 
-    def _pointed(self, node: Str) -> Characters:
+    def _pointed(self, node: Str) -> StringValue:
         """`str(p)`: of an array, the array; of any pointer and any number of 64 bits, what it leads to."""
         meaning = self.meaning(node.pointer)
         found = characters(meaning)
         if found is not None:
             return found
-        value = meaning if isinstance(meaning, Value) else self._load(meaning, node.pointer.where)
+        value = meaning if isinstance(meaning, Rvalue) else self._load(meaning, node.pointer.where)
         if size_of(value.type) != 8:
             what = f"'{node.pointer.where.text}' is no pointer but '{describe(value.type)}'"
             raise fault(what, node.pointer.where, "str takes an address")
-        return characters(meaning) or Characters(value.expr, None, False)
+        return characters(meaning) or StringValue(value.expr, None, False)
 
 
-def _first(place: Place, array: Array) -> Value:
+def _first(place: Lvalue, array: Array) -> Rvalue:
     """A pointer to the first element."""
-    return Value(place.address, Pointer(array.element), place.mapped and array.count > 0)
+    return Rvalue(place.address, Pointer(array.element), place.mapped and array.count > 0)
 
 
 def _found(meaning: Meaning | Missing, where: Fragment) -> Meaning:
@@ -331,7 +331,7 @@ def _names_within(struct: Struct, name: str) -> Sequence[str]:
     return member.type.names() if member is not None and isinstance(member.type, Struct) else ()
 
 
-def _member_of(place: Place, struct: Struct, member: StructMember, where: Fragment) -> Place:
+def _member_of(place: Lvalue, struct: Struct, member: StructMember, where: Fragment) -> Lvalue:
     """A member of the struct that is at `place`; of a bit field, the unit that holds it."""
     offset, type_ = member.offset, member.type
     unit: tuple[int, int] | None = None
@@ -344,7 +344,7 @@ def _member_of(place: Place, struct: Struct, member: StructMember, where: Fragme
         boolean = isinstance(type_, Integer) and type_.boolean
         type_ = Integer(describe(type_), type_.size, type_.signed, boolean, member.bit_size)
     address = fold.binary(Op.ADD, place.address, fold.constant(offset), 64, False)
-    return Place(address, type_, place.mapped, place.per_cpu, unit)
+    return Lvalue(address, type_, place.mapped, place.per_cpu, unit)
 
 
 def _unit(member: StructMember, struct_size: int) -> tuple[int, int] | None:

@@ -23,21 +23,21 @@ from gdb_optprobe.handlers.ir import (
     And,
     Cell,
     Expr,
+    HashMap,
     Operand,
     PerCpuBase,
     Program,
     Put,
     Records,
     Stop,
-    Table,
     Update,
     dereferences,
     may_fault,
     nodes,
     operands,
 )
-from gdb_optprobe.handlers.lower_program import Surroundings, lower
-from gdb_optprobe.handlers.return_scope import Entry
+from gdb_optprobe.handlers.lower_program import LoweringContext, lower
+from gdb_optprobe.handlers.return_scope import EntryProgram
 from gdb_optprobe.handlers.scope import UNREAD, Missing
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.isa.base import Dead
@@ -85,7 +85,7 @@ class Handler:
     unmapped: Reads | Missing = UNREAD
     table_bits: int = 9
     ring_bits: int = 9
-    entry: Entry = field(default_factory=Entry)
+    entry: EntryProgram = field(default_factory=EntryProgram)
 
     @classmethod
     def of(
@@ -117,7 +117,7 @@ class Handler:
         return nothing_else and not any(may_fault(each) for each in self.entry.expressions)
 
     @cached_property
-    def objects(self) -> tuple[Cell | Table | Records, ...]:
+    def objects(self) -> tuple[Cell | HashMap | Records, ...]:
         """What the program fills, then what is filled at a function's entry."""
         return (*self.program.objects, *self.entry.objects)
 
@@ -142,9 +142,9 @@ class Handler:
         return tuple(target for target in self.objects[1:] if isinstance(target, Cell))
 
     @cached_property
-    def tables(self) -> tuple[tuple[Table, HashMapLayout], ...]:
+    def tables(self) -> tuple[tuple[HashMap, HashMapLayout], ...]:
         """What is asked for by key, in order."""
-        found = (target for target in self.objects if isinstance(target, Table))
+        found = (target for target in self.objects if isinstance(target, HashMap))
         return tuple((one, HashMapLayout(one.key_size // WORD, one.aggregate, self.table_bits)) for one in found)
 
     @cached_property
@@ -244,7 +244,7 @@ class Handler:
         if self.is_plain:
             return lambda at: isa.count(memory, at, dead, plan.base)
         machine = isa.codegen
-        around = Surroundings(
+        around = LoweringContext(
             address=plan.address,
             objects=tuple(self._addresses(memory))[: len(self.program.objects)],
             faults=memory + WORD,
@@ -256,18 +256,18 @@ class Handler:
             cpu=self.cpu,
             readers=readers,
             pad=pad.address if pad is not None else None,
-            bell=pad.bell if pad is not None else 0,
+            doorbell=pad.doorbell if pad is not None else 0,
             passed=passed,
             kept=kept,
         )
         return lower(self.program, around, machine)
 
-    def at_entry(self, memory: int) -> Surroundings | None:
+    def at_entry(self, memory: int) -> LoweringContext | None:
         """Of what a return probe does where its function is entered; None where it does nothing there but save."""
         if not self.entry.actions:
             return None
         first = len(self.program.objects)
-        return Surroundings(
+        return LoweringContext(
             address=0,
             objects=tuple(self._addresses(memory))[first:],
             faults=memory + WORD,
@@ -298,7 +298,7 @@ class Handler:
         table = memory + self.head_size
         tables = iter(self.tables)
         for target in self.objects:
-            if isinstance(target, Table):
+            if isinstance(target, HashMap):
                 yield table
                 table += next(tables)[1].size
             elif isinstance(target, Cell):

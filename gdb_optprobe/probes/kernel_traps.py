@@ -182,7 +182,8 @@ class KernelTraps:
         old = self._handler
         layout, memory, data = self._table(arena)
         self.target.machine.write(memory.address, bytes(data))
-        code = lower_traps.handler(lower_traps.Traps(layout, memory.address), calls.entry, self._isa)
+        traps = lower_traps.PlacedTrapTable(layout, memory.address)
+        code = lower_traps.lower_trap_handler(traps, calls.entry, self._isa)
         placed = None
         try:
             placed = InstalledDetour.install_or_reuse(

@@ -33,7 +33,7 @@ from gdb_optprobe.handlers.ir import (
     Register,
     nodes,
 )
-from gdb_optprobe.handlers.lower_returns import Part, Table, Trampoline, Way
+from gdb_optprobe.handlers.lower_returns import EntryContext, EntryPart, PlacedCallTable, Trampoline
 from gdb_optprobe.isa.base import Dead, Insn
 from gdb_optprobe.isa.code import Code, joined
 from gdb_optprobe.isa.codegen import EntryState, ProbeReadRoutines
@@ -91,7 +91,7 @@ class Kretprobe:
     earlier_counts: tuple[int, int, int] = (0, 0, 0)
     ended: bool = False
     costs: Costs = field(default_factory=lambda: Costs(0, 0, 0))
-    parts: tuple[Part, ...] = ()
+    parts: tuple[EntryPart, ...] = ()
     _probes: tuple[Probe, ...] = ()
     _readers: tuple[ProbeReadRoutines | None, ...] = ()
     _base: int | None = None
@@ -109,8 +109,8 @@ class Kretprobe:
         return cls(address, layout, memory, KretprobeStops(address, layout, behind))
 
     @property
-    def table(self) -> Table:
-        return Table(self.layout, self.memory.address)
+    def table(self) -> PlacedCallTable:
+        return PlacedCallTable(self.layout, self.memory.address)
 
     @property
     def stops(self) -> int:
@@ -237,7 +237,7 @@ class Kretprobe:
         self._arena_code = _code_range(new.detour.address, arena)
         self.costs = self._costs(made, new.detour, plan, target)
 
-    def _reuse_trampoline(self, code: Code, parts: Sequence[Part], arena: Arena) -> InstalledDetour | None:
+    def _reuse_trampoline(self, code: Code, parts: Sequence[EntryPart], arena: Arena) -> InstalledDetour | None:
         """A trampoline that was left and does the same; not where what it left for Python would be another's."""
         if any(part.flag or part.data for part in parts):
             return None
@@ -271,8 +271,8 @@ class Kretprobe:
         handler = self._probes[0].handler
         readers = next((each for each in self._readers if each is not None), None)
         before = EntryState(dead, per_cpu=handler.per_cpu, base=self._base, readers=readers)
-        way = Way(at, self._arena_code, self.address, target.hidden_returns)
-        return lower_returns.entry(self.table, way, before, _returning(target), self.parts)
+        way = EntryContext(at, self._arena_code, self.address, target.hidden_returns)
+        return lower_returns.lower_entry(self.table, way, before, _returning(target), self.parts)
 
     def _costs(self, made: Trampoline, trampoline: Detour, plan: Plan, target: Target) -> Costs:
         def insns(code: bytes, at: int) -> list[Insn]:
@@ -287,14 +287,14 @@ class Kretprobe:
         )
 
     def _trampoline_code(
-        self, probes: Sequence[Probe], parts: Sequence[Part], plan: Plan, target: Target, arena: Arena
+        self, probes: Sequence[Probe], parts: Sequence[EntryPart], plan: Plan, target: Target, arena: Arena
     ) -> tuple[Trampoline, Sequence[Code]]:
         isa = _returning(target)
         handlers = [self._return_handler(probe, part, isa.slot) for probe, part in zip(probes, parts, strict=True)]
         read = frozenset(name for handler in handlers for name in handler.program.registers)
         before = EntryState(kretprobe_check.dead_at_return(self.address, target), read, base=plan.base)
         leaving = self.stop_handlers.reserve_pad(tuple(part.flag for part in parts if part.flag), target, arena)
-        made = lower_returns.trampoline(self.table, before, isa, leaving)
+        made = lower_returns.lower_trampoline(self.table, before, isa, leaving)
         self.stop_handlers.has_flag_register = not made.kept.names
         plan = replace(plan, dead=made.dead)
         before = replace(before, dead=made.dead, kept=made.kept)
@@ -303,11 +303,11 @@ class Kretprobe:
             assert probe.counter is not None, "it was reserved with the point"
             code = handler.code(target.isa, plan, made.dead, probe.counter.address, probe.readers, kept=made.kept)
             looks = probe.spec.return_handler is not None
-            look = (lower_returns.look(before, isa, part.flag - part.area + SAVED),) if looks else ()
+            look = (lower_returns.lower_debugger_check(before, isa, part.flag - part.area + SAVED),) if looks else ()
             programs.append(joined((code, *look)))
         return made, programs
 
-    def _return_handler(self, probe: Probe, part: Part, slot: str) -> Handler:
+    def _return_handler(self, probe: Probe, part: EntryPart, slot: str) -> Handler:
         """What its program in the trampoline is."""
 
         def word(at: int) -> Expr:
@@ -358,7 +358,7 @@ class Kretprobe:
         self._last_entry, self._had_room = new, room
 
     @property
-    def _with_parts(self) -> Iterator[tuple[Probe, Part]]:
+    def _with_parts(self) -> Iterator[tuple[Probe, EntryPart]]:
         return zip(self._probes, self.parts, strict=True)
 
     @property
@@ -366,7 +366,7 @@ class Kretprobe:
         """Those that do something at the entry besides."""
         return [probe for probe in self._probes if probe.handler.entry.actions]
 
-    def _condition_holds(self, probe: Probe, part: Part, hit: Hit, target: Target) -> bool:
+    def _condition_holds(self, probe: Probe, part: EntryPart, hit: Hit, target: Target) -> bool:
         """Whether a probe looks at the call."""
         test = part.entry.condition
         return test is None or bool(self._evaluate(test, part, probe, hit, target))
@@ -402,7 +402,7 @@ class Kretprobe:
         )
         return None if handler(entered) else self.stop_handlers.keep_data(probe, data)
 
-    def _evaluate(self, node: Expr, part: Part, probe: Probe, hit: Hit, target: Target) -> int:
+    def _evaluate(self, node: Expr, part: EntryPart, probe: Probe, hit: Hit, target: Target) -> int:
         """0 for a fault, which is counted."""
         try:
             return interpreter.evaluate(node, probe.handler.interpreted_hit(hit))
@@ -448,14 +448,14 @@ def returns_on_stack(target: Target) -> bool:
     return _returning(target).link is None
 
 
-def parts_of(probes: Sequence[Probe]) -> tuple[Part, ...]:
+def parts_of(probes: Sequence[Probe]) -> tuple[EntryPart, ...]:
     """What these return probes of one function do at its entry, with their words one behind the other's."""
-    found: list[Part] = []
+    found: list[EntryPart] = []
     area = SAVED
     for probe in probes:
         handler, places = probe.handler, iter(range(area, area + _MOST * WORD, WORD))
         faults = probe.counter.address + WORD if probe.counter is not None and not handler.is_plain else 0
-        part = Part(
+        part = EntryPart(
             handler.entry,
             faults=faults,
             armed=next(places) if len(probes) > 1 and _may_leave_out(probe) else 0,

@@ -17,9 +17,9 @@ from gdb_optprobe.detours.stop_pad import Pad
 from gdb_optprobe.handlers import interpreter
 from gdb_optprobe.handlers.arithmetic import number
 from gdb_optprobe.handlers.ctype import Pointer
-from gdb_optprobe.handlers.lower_program import RUNG
-from gdb_optprobe.handlers.lower_returns import Leaving, Part
-from gdb_optprobe.handlers.scope import Value
+from gdb_optprobe.handlers.lower_program import RING_COUNT
+from gdb_optprobe.handlers.lower_returns import EntryPart, PadExit
+from gdb_optprobe.handlers.scope import Rvalue
 from gdb_optprobe.maps.call_table import SAVED, WORD, CallTable, CallTableLayout
 from gdb_optprobe.probes.installed_detour import install_pad
 from gdb_optprobe.probes.probe import Probe
@@ -107,7 +107,7 @@ class KretprobeStops:
         self.probes[probe.number] = probe
         return 1 << self._flags.setdefault(probe.number, min(len(self._flags), MOST_FLAGS - 1))
 
-    def reserve_pad(self, flags: tuple[int, ...], target: Target, arena: Arena) -> Leaving | None:
+    def reserve_pad(self, flags: tuple[int, ...], target: Target, arena: Arena) -> PadExit | None:
         """How a trampoline stops the guest whose parts have these flags. Raises Refused."""
         if not flags:
             return None
@@ -115,10 +115,10 @@ class KretprobeStops:
             isa = target.isa.returning
             assert isa is not None, "it has return probes"
             self.pad = install_pad(self.address, isa.end, target, arena)
-            bell = self.pad.bell
-            landing = ReturnLanding(self.pad.address, bell, bell + RUNG, partial(self._on_pad, target))
+            bell = self.pad.doorbell
+            landing = ReturnLanding(self.pad.address, bell, bell + RING_COUNT, partial(self._on_pad, target))
             self._breakpoint = target.stops.land_return(landing)
-        return Leaving(flags, self.pad.address, self.pad.bell)
+        return PadExit(flags, self.pad.address, self.pad.doorbell)
 
     def release_pad(self, arena: Arena) -> None:
         """No call is entered here any more."""
@@ -133,13 +133,13 @@ class KretprobeStops:
 
     # a Python handler ------------------------------------------------------------------------------------------------
 
-    def set_return_breakpoint(self, probe: Probe, part: Part, at: int, end: int, target: Target) -> None:
+    def set_return_breakpoint(self, probe: Probe, part: EntryPart, at: int, end: int, target: Target) -> None:
         """Have the handler of `probe` called where its program has set the flag. at, end: of what looks for it."""
         looks = target.isa.decode(target.machine.read(at, end - at), at)
         on_hit = partial(self._run_return_handler, probe, part, end, target)
         probe.return_breakpoints[looks[-1].address] = target.stops.set(looks[-1].address, on_hit)
 
-    def _run_return_handler(self, probe: Probe, part: Part, end: int, target: Target, hit: Hit) -> Move | None:
+    def _run_return_handler(self, probe: Probe, part: EntryPart, end: int, target: Target, hit: Hit) -> Move | None:
         isa = target.isa.returning
         assert isa is not None, "it has return probes"
         slot = hit.regs[isa.slot] - (part.area - SAVED)
@@ -155,7 +155,7 @@ class KretprobeStops:
                 target.machine.write(slot + part.flag, bytes(WORD))
         return Move({target.isa.pc: end})
 
-    def _return_hit(self, probe: Probe, part: Part, slot: bytes, target: Target, hit: Hit) -> ReturnHit:
+    def _return_hit(self, probe: Probe, part: EntryPart, slot: bytes, target: Target, hit: Hit) -> ReturnHit:
         call = self.layout.slot(slot)
 
         def word(at: int) -> int:
@@ -235,7 +235,7 @@ def retval(
     """What the function that is entered at `address` has returned; None for nothing, or for what fits no register."""
     names = target.at_return(address)
     found = names.names.dollar("retval") if names is not None else None
-    if not isinstance(found, Value):
+    if not isinstance(found, Rvalue):
         return None
     word = interpreter.evaluate(found.expr, interpreter.Hit(regs, read))
     return number(word, not isinstance(found.type, Pointer) and found.type.signed)

@@ -7,10 +7,10 @@ from dataclasses import replace
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.names import NamesAt
-from gdb_optprobe.handlers.compile import Limits, compile_handler
+from gdb_optprobe.handlers.compile import ProgramLimits, compile_handler
 from gdb_optprobe.handlers.ir import Constant, Program, Put, Register, nodes, operands
-from gdb_optprobe.handlers.lower_returns import Part, Table, Way, entry
-from gdb_optprobe.handlers.return_scope import SAVE, Entry, ReturnScope, compile_entry
+from gdb_optprobe.handlers.lower_returns import EntryContext, EntryPart, PlacedCallTable, lower_entry
+from gdb_optprobe.handlers.return_scope import SAVE, EntryProgram, ReturnScope, compile_entry
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.isa.codegen import EntryState, ProbeReadRoutines
 from gdb_optprobe.maps.call_table import CallTableLayout
@@ -19,7 +19,9 @@ from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 
 
-def compile_kretprobe(spec: Spec, address: int, target: Target, limits: Limits) -> tuple[Program, NamesAt, Entry]:
+def compile_kretprobe(
+    spec: Spec, address: int, target: Target, limits: ProgramLimits
+) -> tuple[Program, NamesAt, EntryProgram]:
     """For a function that is entered at `address`. Raises OptprobeError, pointing."""
     names, isa = target.at_return(address), target.isa.returning
     if names is None or isa is None:
@@ -35,9 +37,9 @@ def check_entry(handler: Handler, plan: Plan, target: Target, readers: ProbeRead
     isa = target.isa.returning
     assert isa is not None, "it was compiled"
     before = EntryState(plan.dead, per_cpu=handler.per_cpu, base=plan.base, readers=readers)
-    part = Part(handler.entry, around=handler.at_entry(plan.address))
-    table = Table(CallTableLayout(1, len(handler.entry.words)), plan.address)
-    entry(table, Way(plan.address, (plan.address, plan.end), plan.address), before, isa, [part])
+    part = EntryPart(handler.entry, around=handler.at_entry(plan.address))
+    table = PlacedCallTable(CallTableLayout(1, len(handler.entry.words)), plan.address)
+    lower_entry(table, EntryContext(plan.address, (plan.address, plan.end), plan.address), before, isa, [part])
 
 
 def without_stop(handler: Handler, target: Target) -> Handler:
@@ -47,7 +49,7 @@ def without_stop(handler: Handler, target: Target) -> Handler:
     return handler.storing([Put(Register(isa.slot), Constant(1))] if handler.stops else [])
 
 
-def entry_part(spec: Spec, node: object, kept: Entry) -> Fragment | None:
+def entry_part(spec: Spec, node: object, kept: EntryProgram) -> Fragment | None:
     """Where that was typed which `node` of the entry is in; None where it is not of the entry."""
     acting = [part for part in spec.entry_actions if part.first_word().text != SAVE]
     for part, action in zip(acting, kept.actions, strict=True):

@@ -18,10 +18,10 @@ from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.stop_pad import Pad
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
-from gdb_optprobe.handlers.compile import Limits, compile_handler
+from gdb_optprobe.handlers.compile import ProgramLimits, compile_handler
 from gdb_optprobe.handlers.ir import WORD
 from gdb_optprobe.handlers.lower_expressions import UNMAPPED, NotLowered
-from gdb_optprobe.handlers.return_scope import Entry
+from gdb_optprobe.handlers.return_scope import EntryProgram
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.source import fault
 from gdb_optprobe.handlers.supported import check_action
@@ -207,8 +207,8 @@ class Session:
             return Handler()
         returns = spec.kind is Kind.KRETPROBE
         condition, actions = spec.condition_part, spec.action_parts
-        limits = Limits(text=settings.string_length, stack=settings.stack_size // WORD)
-        entry = Entry()
+        limits = ProgramLimits(text=settings.string_length, stack=settings.stack_size // WORD)
+        entry = EntryProgram()
         if returns:
             program, scope, entry = compile_kretprobe(spec, plan.address, self.target, limits)
         else:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.stop_pad import Pad
 from gdb_optprobe.errors import Unreadable
-from gdb_optprobe.handlers.lower_program import RUNG
+from gdb_optprobe.handlers.lower_program import RING_COUNT
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.links import Links
 from gdb_optprobe.probes.probe import Probe
@@ -61,8 +61,8 @@ class StopPads:
             probe.address,
             pad.address,
             pad.via,
-            pad.bell,
-            pad.bell + RUNG,
+            pad.doorbell,
+            pad.doorbell + RING_COUNT,
             lambda: self._on_pad(probe),
             lambda hit: self._on_arrival(probe, hit),
         )

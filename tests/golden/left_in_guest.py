@@ -21,7 +21,7 @@ from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.guest.linux.arch.base import Loan, Room
 from gdb_optprobe.guest.linux.physical_patch import PhysicalPatch
 from gdb_optprobe.guest.linux.user.files import File
-from gdb_optprobe.handlers.compile import Limits, compile_handler
+from gdb_optprobe.handlers.compile import ProgramLimits, compile_handler
 from gdb_optprobe.handlers.ir import Constant
 from gdb_optprobe.handlers.return_scope import ReturnScope, compile_entry
 from gdb_optprobe.handlers.source import Fragment
@@ -105,7 +105,7 @@ def handler(spec: Spec) -> Handler:
     """What a hit does, where every function has the parameters of tests/handlers/world.py."""
     if spec.is_plain_count:
         return Handler()
-    limits, world, cpu = Limits(), World(), Constant(3)
+    limits, world, cpu = ProgramLimits(), World(), Constant(3)
     condition, actions = spec.condition_part, spec.action_parts
     if not spec.is_return:
         return Handler.of(compile_handler(condition, actions, world, limits), 0x2_0F00, cpu, table_bits=2, ring_bits=2)

@@ -12,8 +12,17 @@ import unicorn
 from unicorn import ppc_const, x86_const
 
 from gdb_optprobe.handlers.ir import Program
-from gdb_optprobe.handlers.lower_program import Surroundings, lower
-from gdb_optprobe.handlers.lower_returns import Leaving, Part, Table, Trampoline, Way, entry, look, trampoline
+from gdb_optprobe.handlers.lower_program import LoweringContext, lower
+from gdb_optprobe.handlers.lower_returns import (
+    EntryContext,
+    EntryPart,
+    PadExit,
+    PlacedCallTable,
+    Trampoline,
+    lower_debugger_check,
+    lower_entry,
+    lower_trampoline,
+)
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.code import Code, joined
 from gdb_optprobe.isa.codegen import EntryState
@@ -159,7 +168,7 @@ class World:
     seed: int = 0
     number: int = 0
     programs: tuple[Program, ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[EntryPart, ...] = ()
     flags: tuple[int, ...] = ()
     executed: int = 0
     at_pad: list[int] = field(default_factory=list)
@@ -185,8 +194,9 @@ class World:
         self.machine.hook_add(unicorn.UC_HOOK_CODE, self._count)
         if side is not INTEL:
             self.machine.reg_write(ppc_const.UC_PPC_REG_MSR, _LITTLE_ENDIAN)
-        way = Way(side.trampoline, (side.code, side.code + PAGE), hidden=side.hooks)
-        code = entry(self._table, way, EntryState(self.dead, base=side.base), side.returning, self.parts)(side.entry)
+        way = EntryContext(side.trampoline, (side.code, side.code + PAGE), hidden=side.hooks)
+        before = EntryState(self.dead, base=side.base)
+        code = lower_entry(self._table, way, before, side.returning, self.parts)(side.entry)
         self.end = side.entry + len(code)
         assert self.end < side.pad
         self.write(side.pad, side.returning.end)
@@ -196,19 +206,19 @@ class World:
         self.write(self.table, self.layout.initial())
 
     @property
-    def _table(self) -> Table:
-        return Table(self.layout, self.table)
+    def _table(self) -> PlacedCallTable:
+        return PlacedCallTable(self.layout, self.table)
 
     @cached_property
     def made(self) -> Trampoline:
         reads = {name for program in self.programs for name in program.registers}
         before = EntryState(self.dead_after, frozenset((*reads, "rax", "r3")), base=self.side.base)
-        leaving = Leaving(self.flags, self.side.pad, self.side.bell) if self.flags else None
-        return trampoline(self._table, before, self.side.returning, leaving)
+        leaving = PadExit(self.flags, self.side.pad, self.side.bell) if self.flags else None
+        return lower_trampoline(self._table, before, self.side.returning, leaving)
 
     def _whole(self) -> bytes:
         side, made = self.side, self.made
-        around = Surroundings(side.entry, dead=made.dead, base=side.base, kept=made.kept)
+        around = LoweringContext(side.entry, dead=made.dead, base=side.base, kept=made.kept)
         codes: list[Code] = [lambda at: side.isa.count(side.counter, at, made.dead, side.base)]
         at = side.counter + 8
         for program in self.programs:
@@ -217,7 +227,7 @@ class World:
             codes.append(lower(program, replace(around, objects=objects), side.isa.codegen))
         before = EntryState(made.dead, base=side.base, kept=made.kept)
         for number, flag in enumerate(self.flags, 1):
-            codes[number] = joined((codes[number], look(before, side.returning, flag)))
+            codes[number] = joined((codes[number], lower_debugger_check(before, side.returning, flag)))
         whole = made.code(codes)(side.trampoline)
         places = [*made.places(codes, [SAVED] * len(codes), side.trampoline)][1 : 1 + len(self.flags)]
         for number, (start, end) in enumerate(places):

@@ -23,7 +23,7 @@ from functools import cached_property
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.handlers import interpreter
 from gdb_optprobe.handlers.ir import Constant, Program, Register
-from gdb_optprobe.handlers.lower_program import Surroundings, lower
+from gdb_optprobe.handlers.lower_program import LoweringContext, lower
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.codegen import Label, ProbeReadRoutines
 from gdb_optprobe.isa.ppc64le import abi, encodings
@@ -76,7 +76,7 @@ class Trial:
         return found
 
     @cached_property
-    def around(self) -> Surroundings:
+    def around(self) -> LoweringContext:
         rng = random.Random(self.seed + 2)
         density = rng.choice((0, 0.1, 0.5, 1))
         registers = frozenset(name for name in _CAN_BE_DEAD if rng.random() < density)

@@ -21,6 +21,7 @@ from gdb_optprobe.handlers.ir import (
     Emit,
     Expr,
     Form,
+    HashMap,
     Load,
     Op,
     Operand,
@@ -30,9 +31,8 @@ from gdb_optprobe.handlers.ir import (
     Records,
     Register,
     Stop,
-    Table,
-    Text,
-    TextEquals,
+    StringEquals,
+    StringLoad,
     Unary,
     UnaryOp,
     Update,
@@ -119,7 +119,7 @@ def expressions(draw: st.DrawFn, bits: int = 64, signed: bool = False, depth: in
         return Load(draw(_addresses(depth)), size, of, mapped=True)
     if kind == 9:
         literal = draw(st.binary(max_size=3)).replace(b"\0", b"") + b"\0"
-        return TextEquals(draw(_addresses(0)), literal, mapped=True)
+        return StringEquals(draw(_addresses(0)), literal, mapped=True)
     op = draw(st.sampled_from(_OTHERS))
     if op in (Op.SHL, Op.SHR):
         count = st.one_of(st.integers(0, 66).map(Constant), expressions(*draw(_WIDTHS), depth - 1))
@@ -148,12 +148,12 @@ def _parts(draw: st.DrawFn, depth: int) -> tuple[Operand, ...]:
         if draw(st.integers(0, 3)):
             parts.append(draw(expressions(64, False, draw(st.integers(0, depth - 1)))))
         else:
-            parts.append(Text(draw(_addresses(0)), draw(st.integers(1, 16)), True, draw(st.booleans())))
+            parts.append(StringLoad(draw(_addresses(0)), draw(st.integers(1, 16)), True, draw(st.booleans())))
     return tuple(parts)
 
 
 def _columns(parts: tuple[Operand, ...]) -> tuple[Column, ...]:
-    return tuple(Column("", Form.TEXT, -(-part.size // 8) * 8 if isinstance(part, Text) else 8) for part in parts)
+    return tuple(Column("", Form.TEXT, -(-part.size // 8) * 8 if isinstance(part, StringLoad) else 8) for part in parts)
 
 
 @st.composite
@@ -168,7 +168,7 @@ def _actions(draw: st.DrawFn, index: int, depth: int) -> Action:
         value = draw(expressions(64, aggregate.signed, draw(st.integers(0, depth))))
     if kind == 1:
         by = draw(_parts(depth))
-        return Update(Table(f"{index}", _columns(by), aggregate), value, by)
+        return Update(HashMap(f"{index}", _columns(by), aggregate), value, by)
     return Update(Cell(f"{index}", aggregate), value)
 
 
@@ -204,7 +204,7 @@ def wild(program: Program, changes: Callable[[Operand], Operand]) -> Program:
             return value
         fields = {field.name: changed(getattr(value, field.name)) for field in dataclasses.fields(value)}
         again = dataclasses.replace(value, **fields)
-        return changes(again) if isinstance(again, Load | Text | TextEquals) else again
+        return changes(again) if isinstance(again, Load | StringLoad | StringEquals) else again
 
     found = changed(program)
     assert isinstance(found, Program)
@@ -225,10 +225,10 @@ def wild_programs(draw: st.DrawFn, bases: tuple[int, ...], depth: int = 2) -> Pr
         elif not draw(st.integers(0, 3)) and isinstance(node, Load):
             address = node.address
         match node:
-            case Text():
-                return Text(address, node.size, False, node.whole)
-            case TextEquals():
-                return TextEquals(address, draw(st.binary(max_size=17)).replace(b"\0", b"") + b"\0", False)
+            case StringLoad():
+                return StringLoad(address, node.size, False, node.whole)
+            case StringEquals():
+                return StringEquals(address, draw(st.binary(max_size=17)).replace(b"\0", b"") + b"\0", False)
             case Load():
                 return Load(address, node.size, node.signed)
         return node

@@ -22,9 +22,9 @@ from unicorn import x86_const
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.guest.linux.arch.x86_64.probe_read import Direct, routine
 from gdb_optprobe.handlers import interpreter
-from gdb_optprobe.handlers.ir import MASK, Cell, Constant, Program, Records, Stop, Table
+from gdb_optprobe.handlers.ir import MASK, Cell, Constant, HashMap, Program, Records, Stop
 from gdb_optprobe.handlers.lower_maps import layout
-from gdb_optprobe.handlers.lower_program import RUNG, Surroundings, lower
+from gdb_optprobe.handlers.lower_program import RING_COUNT, LoweringContext, lower
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.x86_64 import abi
 from gdb_optprobe.isa.x86_64.codegen import BACKEND
@@ -213,11 +213,11 @@ def places(program: Program, faults: int = FAULTS) -> tuple[int, ...]:
     return tuple(found)
 
 
-def initial(target: Cell | Table | Records) -> bytes:
+def initial(target: Cell | HashMap | Records) -> bytes:
     match target:
         case Cell(_, kind):
             return aggregate.encode(aggregate.initial(kind))
-        case Table():
+        case HashMap():
             return layout(target, TABLE_BITS).initial()
         case Records():
             return RING.initial()
@@ -229,14 +229,14 @@ def objects(program: Program, faults: int = FAULTS) -> dict[int, bytes]:
     ring_at = faults + RING_OFFSET
     found[ring_at] = RING.initial()
     assert all(at == ring_at or at + len(data) <= ring_at for at, data in found.items())
-    found[faults + BELL_OFFSET + RUNG] = bytes(8)
+    found[faults + BELL_OFFSET + RING_COUNT] = bytes(8)
     return found
 
 
-def surroundings(program: Program, dead: Dead = NOTHING_DEAD, faults: int = FAULTS) -> Surroundings:
+def surroundings(program: Program, dead: Dead = NOTHING_DEAD, faults: int = FAULTS) -> LoweringContext:
     where = places(program, faults)
-    found = Surroundings(CODE, where, faults, dead, OFFSET, None, TABLE_BITS, RING, KIND, CPU, READERS)
-    return replace(found, passed=dead, pad=PAD, bell=faults + BELL_OFFSET)
+    found = LoweringContext(CODE, where, faults, dead, OFFSET, None, TABLE_BITS, RING, KIND, CPU, READERS)
+    return replace(found, passed=dead, pad=PAD, doorbell=faults + BELL_OFFSET)
 
 
 def differences(program: Program, state: State, dead: Dead = NOTHING_DEAD, faults: int = FAULTS) -> Sequence[str]:
@@ -263,7 +263,7 @@ def wrong_objects(program: Program, left: Left, outcome: interpreter.Outcome, fa
     actions = [action for action in program.actions if not isinstance(action, Stop)]
     if left.stops != outcome.stops:
         yield f"it stops: {left.stops}"
-    rung = int.from_bytes(left.read(faults + BELL_OFFSET + RUNG, 8), "little")
+    rung = int.from_bytes(left.read(faults + BELL_OFFSET + RING_COUNT, 8), "little")
     if rung != left.stops:
         yield f"it has rung {rung} times"
     for index, (at, action) in enumerate(zip(places(program, faults), actions, strict=True)):
@@ -275,7 +275,7 @@ def wrong_objects(program: Program, left: Left, outcome: interpreter.Outcome, fa
                 expected = aggregate.update(kind, words, done.value) if done else words
                 if aggregate.decode(data) != expected:
                     yield f"{action.target}: {aggregate.decode(data)} for {expected}"
-            case Table(_, _, kind) as table:
+            case HashMap(_, _, kind) as table:
                 contents = layout(table, TABLE_BITS).decode(data)
                 words = aggregate.initial(kind)
                 keys = {done.data: aggregate.update(kind, words, done.value)} if done else {}

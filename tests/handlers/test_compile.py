@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.handlers.compile import Limits, compile_handler
+from gdb_optprobe.handlers.compile import ProgramLimits, compile_handler
 from gdb_optprobe.handlers.interpreter import Outcome, run
 from gdb_optprobe.handlers.ir import (
     Cell,
@@ -13,12 +13,12 @@ from gdb_optprobe.handlers.ir import (
     Constant,
     Emit,
     Form,
+    HashMap,
     Program,
     Records,
     Register,
     Stop,
-    Table,
-    Text,
+    StringLoad,
     Update,
     may_fault,
 )
@@ -27,7 +27,7 @@ from gdb_optprobe.maps.aggregate import Average, Count, Greatest, Least, Linear,
 from tests.handlers.world import FRAME, World, hit
 
 
-def compiled(actions: str = "", condition: str = "", limits: Limits | None = None) -> Program:
+def compiled(actions: str = "", condition: str = "", limits: ProgramLimits | None = None) -> Program:
     parts = split(Fragment.whole(actions)) if actions else ()
     return compile_handler(Fragment.whole(condition) if condition else None, parts, World(), limits)
 
@@ -69,7 +69,7 @@ def test_aggregates(action: str, aggregate: object) -> None:
 def test_keys_are_columns() -> None:
     (found,) = compiled("hist(count) by ($comm, fd, str(buf), file)").actions
     assert isinstance(found, Update)
-    assert found.target == Table(
+    assert found.target == HashMap(
         "hist(count) by ($comm, fd, str(buf), file)",
         (
             Column("$comm", Form.TEXT, 16),
@@ -80,8 +80,8 @@ def test_keys_are_columns() -> None:
         Powers(signed=False),
     )
     comm, _, name, file = found.by
-    assert isinstance(comm, Text) and (comm.size, comm.mapped, comm.whole) == (16, True, True)
-    assert name == Text(Register("rsi"), 64, mapped=False, whole=False)
+    assert isinstance(comm, StringLoad) and (comm.size, comm.mapped, comm.whole) == (16, True, True)
+    assert name == StringLoad(Register("rsi"), 64, mapped=False, whole=False)
     assert file == Register("rdi")
 
 
@@ -142,7 +142,7 @@ def test_texts_end_at_their_first_zero() -> None:
 
 
 def test_a_text_is_cut_at_the_limit() -> None:
-    program = compiled("count by str(file->name)", limits=Limits(text=5))
+    program = compiled("count by str(file->name)", limits=ProgramLimits(text=5))
     (done,) = run(program, hit()).done
     assert done.data == b"/etc/\0\0\0"
 

@@ -12,15 +12,15 @@ from gdb_optprobe.handlers.ir import (
     Emit,
     Expr,
     Form,
+    HashMap,
     Load,
     Op,
     Program,
     Records,
     Register,
-    Table,
     Update,
 )
-from gdb_optprobe.handlers.lower_program import Surroundings, lower
+from gdb_optprobe.handlers.lower_program import LoweringContext, lower
 from gdb_optprobe.isa.base import Dead, Flow
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.ppc64le.codegen import BACKEND
@@ -44,12 +44,12 @@ def _paca(offset: int, size: int) -> Expr:
 THIS_PID = Load(Binary(Op.ADD, _paca(CURRENT, 8), Constant(PID), 64, False), 4, True, mapped=True)
 COLUMN = Column("", Form.UNSIGNED)
 HIST = Update(Cell("h", Powers(False)), COUNT)
-COUNT_BY_PID = Update(Table("t", (COLUMN,), Count()), None, (THIS_PID,))
+COUNT_BY_PID = Update(HashMap("t", (COLUMN,), Count()), None, (THIS_PID,))
 THREE_WORDS = Emit(Records("r", (COLUMN,) * 3), (Register("r3"), Register("r4"), COUNT))
 
 
 def code_of(program: Program, dead: Dead, base: int | None) -> bytes:
-    around = Surroundings(
+    around = LoweringContext(
         VFS_READ,
         (OBJECT,) * len(program.objects),
         OBJECT + 0x10000,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 
 import pytest
@@ -21,6 +22,7 @@ from gdb_optprobe.handlers.ir import (
     Emit,
     Expr,
     Form,
+    HashMap,
     Load,
     Op,
     Or,
@@ -30,14 +32,13 @@ from gdb_optprobe.handlers.ir import (
     Records,
     Register,
     Stop,
-    Table,
-    Text,
-    TextEquals,
+    StringEquals,
+    StringLoad,
     Unary,
     UnaryOp,
     Update,
 )
-from gdb_optprobe.handlers.return_scope import Entry
+from gdb_optprobe.handlers.return_scope import EntryProgram
 from gdb_optprobe.maps.aggregate import Average, Count, Greatest, Least, Linear, Powers, Sum
 from tests.handlers.programs import programs
 
@@ -60,7 +61,7 @@ EXPRESSIONS: tuple[tuple[Expr, str], ...] = (
     (And(ONE, Clock()), "And(left=Constant(value=1), right=Clock())"),
     (Or(ONE, Clock()), "Or(left=Constant(value=1), right=Clock())"),
     (Choose(ONE, Clock(), ONE), "Choose(condition=Constant(value=1), yes=Clock(), no=Constant(value=1))"),
-    (TextEquals(ONE, b"dd\0", True), "TextEquals(address=Constant(value=1), literal=b'dd\\x00', mapped=True)"),
+    (StringEquals(ONE, b"dd\0", True), "TextEquals(address=Constant(value=1), literal=b'dd\\x00', mapped=True)"),
 )
 AGGREGATES = (
     (Count(), "Count()"),
@@ -76,13 +77,13 @@ WHOLE = Program(
     RDI,
     (
         Update(Cell("count", Count())),
-        Update(Table("count by $comm", (COLUMN,), Count()), None, (Text(RDI, 16, True, True),)),
+        Update(HashMap("count by $comm", (COLUMN,), Count()), None, (StringLoad(RDI, 16, True, True),)),
         Emit(Records("record 1", (Column("1", Form.SIGNED),), "", 2, True), (ONE,)),
         Put(RDI, ONE),
         Stop(),
     ),
 )
-ENTRY = Entry(ONE, (RDI,), (("n", 0, True),), (Update(Cell("count", Count())),))
+ENTRY = EntryProgram(ONE, (RDI,), (("n", 0, True),), (Update(Cell("count", Count())),))
 
 
 @pytest.mark.parametrize(("value", "text"), [*EXPRESSIONS, *AGGREGATES], ids=lambda value: type(value).__name__)
@@ -109,9 +110,14 @@ def test_the_text_of_everything_else_that_is_one_of_some() -> None:
     assert zlib.crc32("\n".join(members).encode()) == 0xd07dec1f
 
 
+RENAMED = {"HashMap": "Table", "StringLoad": "Text", "StringEquals": "TextEquals", "EntryProgram": "Entry"}
+"""Classes that had another name in versions without the encoding, which wrote `repr`."""
+_OLD_NAMES = re.compile(rf"\b({'|'.join(RENAMED)})(?=\()")
+
+
 @given(programs())
 def test_every_program_has_a_text(program: Program) -> None:
-    assert encode(program) == repr(program), "as long as no class is renamed: the text of versions without this file"
+    assert encode(program) == _OLD_NAMES.sub(lambda found: RENAMED[found[0]], repr(program)), "as it always was"
 
 
 def test_what_has_no_text_is_no_part_of_a_program() -> None:
@@ -122,5 +128,5 @@ def test_what_has_no_text_is_no_part_of_a_program() -> None:
 def test_every_class_of_a_program_has_a_text() -> None:
     """One that is added without a text would be found by a user."""
     known = {type(value) for value, _ in (*EXPRESSIONS, *AGGREGATES)}
-    known |= {Program, Update, Emit, Put, Stop, Cell, Table, Records, Column, Text, Entry}
+    known |= {Program, Update, Emit, Put, Stop, Cell, HashMap, Records, Column, StringLoad, EntryProgram}
     assert known == set(encoding._FIELDS)

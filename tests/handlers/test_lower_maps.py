@@ -15,11 +15,11 @@ from gdb_optprobe.handlers.ir import (
     Constant,
     Emit,
     Form,
+    HashMap,
     Op,
     Program,
     Records,
     Register,
-    Table,
     Update,
 )
 from gdb_optprobe.handlers.lower_maps import layout
@@ -53,7 +53,7 @@ from .running import (
 
 COLUMNS = (Column("a", Form.UNSIGNED), Column("b", Form.UNSIGNED))
 BY = (Register("rsi"), Register("rdx"))
-COUNT_BY = Program(None, (Update(Table("t", COLUMNS, Count()), None, BY),))
+COUNT_BY = Program(None, (Update(HashMap("t", COLUMNS, Count()), None, BY),))
 TABLE = layout(COUNT_BY.actions[0].target, TABLE_BITS)  # type: ignore[union-attr, arg-type]
 RECORD = Program(None, (Emit(Records("r", COLUMNS), BY),))
 ZEROS = dict.fromkeys((name for name in NUMBERS if name != "eflags"), 0)
@@ -155,7 +155,7 @@ AGGREGATES = (Count(), Sum(True), Least(True), Greatest(False), Average(True), P
 def test_a_hit_inside_a_hit(kind: aggregate.Aggregate) -> None:
     """After each instruction of the one, all of the other: of one key, and of a record."""
     value = None if isinstance(kind, Count) else Register("rcx")
-    target = Table("t", COLUMNS, kind)
+    target = HashMap("t", COLUMNS, kind)
     program = Program(
         Binary(Op.EQ, Register("rsi"), Constant(5), 64, False),
         (Update(target, value, BY), Emit(Records("r", COLUMNS), BY), Update(Cell("c", kind), value)),
@@ -194,7 +194,7 @@ LARGE = Binary(Op.GT, Register("rdx"), Constant(4096), 64, False)
         (Program(Binary(Op.LE, Register("rdx"), Constant(MASK), 64, False), (COUNT,)), 5),
         (Program(None, (Update(Cell("h", Powers(False)), Register("rdx")),)), 4),
         (Program(None, (Update(Cell("h", Powers(True)), Register("rdx")),)), 8),
-        (Program(None, (Update(Table("t", COLUMNS[:1], Count()), None, BY[:1]),)), 24),
+        (Program(None, (Update(HashMap("t", COLUMNS[:1], Count()), None, BY[:1]),)), 24),
         (Program(None, (Emit(Records("r", COLUMNS), BY),)), 26),
     ],
     ids=["false", "true", "hist", "signed", "by", "record"],

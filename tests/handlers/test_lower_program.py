@@ -23,13 +23,13 @@ from gdb_optprobe.handlers.ir import (
     Convert,
     Emit,
     Form,
+    HashMap,
     Load,
     Op,
     Program,
     Records,
     Register,
-    Table,
-    TextEquals,
+    StringEquals,
     Update,
 )
 from gdb_optprobe.handlers.lower_expressions import NotLowered
@@ -106,7 +106,7 @@ NOT_MAPPED = Load(TEXT, 8, False)
     ("program", "node"),
     [
         (Program(Binary(Op.EQ, NOT_MAPPED, Constant(1), 64, False)), NOT_MAPPED),
-        (Program(TextEquals(TEXT, b"dd\0", False)), TextEquals(TEXT, b"dd\0", False)),
+        (Program(StringEquals(TEXT, b"dd\0", False)), StringEquals(TEXT, b"dd\0", False)),
         (Program(Register("cr3")), Register("cr3")),
     ],
     ids=["load", "text", "register"],
@@ -127,7 +127,7 @@ def test_a_record_where_the_cpu_is_not_known_is_refused_for_that() -> None:
 
 def test_too_large_a_key_is_refused() -> None:
     by = tuple(Binary(Op.MUL, Register("rsi"), Constant(factor), 64, False) for factor in range(3, 20))
-    action = Update(Table("t", tuple(Column("", Form.UNSIGNED) for _ in by), Count()), None, by)
+    action = Update(HashMap("t", tuple(Column("", Form.UNSIGNED) for _ in by), Count()), None, by)
     program = Program(None, (action,))
     with pytest.raises(NotLowered, match="registers") as refused:
         lower(program, surroundings(program), BACKEND)

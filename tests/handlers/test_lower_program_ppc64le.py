@@ -19,11 +19,11 @@ from gdb_optprobe.handlers.ir import (
     Constant,
     Emit,
     Form,
+    HashMap,
     Op,
     Program,
     Records,
     Register,
-    Table,
     Update,
 )
 from gdb_optprobe.handlers.lower_maps import layout
@@ -133,7 +133,7 @@ AGGREGATES = (Count(), Sum(True), Least(True), Greatest(False), Average(True), P
 def test_a_hit_inside_a_hit(kind: aggregate.Aggregate) -> None:
     """Before each instruction of the one, all of the other: of one key, and of a record."""
     value = None if isinstance(kind, Count) else Register("r5")
-    target = Table("t", COLUMNS, kind)
+    target = HashMap("t", COLUMNS, kind)
     program = Program(
         Binary(Op.EQ, Register("r4"), Constant(5), 64, False),
         (Update(target, value, BY), Emit(Records("r", COLUMNS), BY), Update(Cell("c", kind), value)),

@@ -12,9 +12,9 @@ import pytest
 
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.ir import Cell, Constant, Expr, Load, Op, Program, Put, Register, Update
-from gdb_optprobe.handlers.lower_program import RUNG, Surroundings
-from gdb_optprobe.handlers.lower_returns import Part
-from gdb_optprobe.handlers.return_scope import Entry
+from gdb_optprobe.handlers.lower_program import RING_COUNT, LoweringContext
+from gdb_optprobe.handlers.lower_returns import EntryPart
+from gdb_optprobe.handlers.return_scope import EntryProgram
 from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.maps.aggregate import Sum
 from gdb_optprobe.maps.call_table import KEY, RETURN, SAVED, WORD, ActiveCall, CallTable, CallTableLayout
@@ -163,7 +163,7 @@ def test_returns_that_stop(side: Side, traced: bool) -> None:
         world.at_pad.clear()
         assert world.leave(sp, registers={**world.registers(sp), result.name: wanted}) == caller
         rung += wanted != 0
-        assert len(world.at_pad) == (wanted != 0) and world.word(side.bell + RUNG) == rung
+        assert len(world.at_pad) == (wanted != 0) and world.word(side.bell + RING_COUNT) == rung
         assert not traced or world.at_pad == [wanted] * (wanted != 0)
         assert bool(world.word(side.bell)) is (rung > 0)
         assert world.looked == [number for number in range(len(flags)) if wanted & 1 << number]
@@ -178,10 +178,10 @@ def test_actions_at_the_entry(side: Side, traced: bool) -> None:
     """They are carried out where a call has found room and its probe looks at it, and change no register."""
     tested, summed = (Register(name) for name in (("rdx", "rsi") if side is INTEL else ("r5", "r4")))
     total, calls = side.counter + 0x100, side.counter + 0x108
-    some = Entry(fold.binary(Op.AND, tested, Constant(1), 64, False), actions=(_sum(summed),))
+    some = EntryProgram(fold.binary(Op.AND, tested, Constant(1), 64, False), actions=(_sum(summed),))
     parts = (
-        Part(some, area=SAVED + WORD, armed=SAVED, around=Surroundings(0, (total,))),
-        Part(Entry(actions=(_sum(Constant(1)),)), area=SAVED + WORD, around=Surroundings(0, (calls,))),
+        EntryPart(some, area=SAVED + WORD, armed=SAVED, around=LoweringContext(0, (total,))),
+        EntryPart(EntryProgram(actions=(_sum(Constant(1)),)), area=SAVED + WORD, around=LoweringContext(0, (calls,))),
     )
     world = World(side, CallTableLayout(2, 1), traced, parts=parts)
     expected, seen = 0, list[int]()

@@ -12,7 +12,7 @@ import unicorn
 from unicorn import x86_const
 
 from gdb_optprobe.guest.linux.arch.x86_64.trap_entry import TRAPPING
-from gdb_optprobe.handlers.lower_traps import Traps, handler
+from gdb_optprobe.handlers.lower_traps import PlacedTrapTable, lower_trap_handler
 from gdb_optprobe.isa.trapping import Entry
 from gdb_optprobe.isa.x86_64 import X86_64, abi
 from gdb_optprobe.maps.trap_table import TrapTableLayout
@@ -41,7 +41,7 @@ def trapped(detours: Mapping[int, int], at: int, there: bytes = X86_64.trap, cs:
         machine.mem_map(page, 0x1_0000)
     executed: list[int] = []
     machine.hook_add(unicorn.UC_HOOK_CODE, lambda _, address, *__: executed.append(address))
-    code = handler(Traps(layout, TABLE), Entry(KERNELS), TRAPPING)(CODE)
+    code = lower_trap_handler(PlacedTrapTable(layout, TABLE), Entry(KERNELS), TRAPPING)(CODE)
     frame = random.Random(at).randbytes(128) + at.to_bytes(8, "little") + cs.to_bytes(8, "little")
     for where, data in ((CODE, code), (TABLE, table), (FRAME, frame), (TEXT + at % 0x1000, there)):
         machine.mem_write(where, data)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 
 from gdb_optprobe.guest.linux.arch.ppc64le.trap_entry import SAVED, TRAPPING
-from gdb_optprobe.handlers.lower_traps import Traps, handler
+from gdb_optprobe.handlers.lower_traps import PlacedTrapTable, lower_trap_handler
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.ppc64le import PPC64LE, abi
 from gdb_optprobe.isa.ppc64le.encodings import number, plain
@@ -55,7 +55,7 @@ class After:
 
 def trapped(detours: Mapping[int, int], at: int, there: bytes = PPC64LE.trap, msr: int = KERNEL) -> After:
     """A trap at `at`, where `there` stands by now. Asserts that nothing else was changed."""
-    code = handler(Traps(LAYOUT, TABLE), ENTRY, TRAPPING)(HERE)
+    code = lower_trap_handler(PlacedTrapTable(LAYOUT, TABLE), ENTRY, TRAPPING)(HERE)
     words = [word_of(code[i : i + 4]) for i in range(0, len(code), 4)]
     code = to_bytes(*(IN_USER_MODE.get(word, word) for word in words))
     rng = random.Random(at)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.arithmetic import Fault
 from gdb_optprobe.handlers.interpreter import Hit, evaluate
-from gdb_optprobe.handlers.ir import Cell, Choose, Constant, Expr, Load, Program, TextEquals, Update
+from gdb_optprobe.handlers.ir import Cell, Choose, Constant, Expr, Load, Program, StringEquals, Update
 from gdb_optprobe.handlers.lower_program import lower
 from gdb_optprobe.handlers.parser import parse_expression
 from gdb_optprobe.handlers.source import Fragment
@@ -36,7 +36,7 @@ def mapped(node: Any) -> Any:
     if not is_dataclass(node):
         return node
     changed = {field.name: mapped(getattr(node, field.name)) for field in fields(node)}
-    if isinstance(node, Load | TextEquals):
+    if isinstance(node, Load | StringEquals):
         changed["mapped"] = True
     return replace(node, **changed)  # type: ignore[type-var]
 

@@ -14,9 +14,9 @@ from gdb_optprobe.guest.linux.arch.x86_64.user_returns import RETURNING
 from gdb_optprobe.guest.linux.arch.x86_64.user_traps import REGISTERS, USER
 from gdb_optprobe.handlers import fold, lower_user_returns
 from gdb_optprobe.handlers.ir import Load
-from gdb_optprobe.handlers.lower_returns import Part
-from gdb_optprobe.handlers.lower_user_returns import Table, Way
-from gdb_optprobe.handlers.return_scope import Entry
+from gdb_optprobe.handlers.lower_returns import EntryPart
+from gdb_optprobe.handlers.lower_user_returns import FunctionContext, PlacedUserCallTable
+from gdb_optprobe.handlers.return_scope import EntryProgram
 from gdb_optprobe.isa.code import Code
 from gdb_optprobe.isa.codegen import EntryState
 from gdb_optprobe.isa.x86_64 import abi
@@ -59,7 +59,7 @@ class World:
             self.machine.mem_map(place, 0x10_0000)
         self.machine.mem_map(SPACES, 64 * SPACE)
         mm = Load(fold.constant(TASK), 8, signed=False, mapped=True)
-        table = Table(self.layout, TABLE, mm)
+        table = PlacedUserCallTable(self.layout, TABLE, mm)
         self.points = tuple(POINTS + 0x100 * number for number in range(2))
         self._at = CODE
         self.routine = self._put(lambda at: ROUTINE)
@@ -67,15 +67,16 @@ class World:
         backs = [self._put(lower_user_returns.returning(point, (), USER, RETURNING)) for point in self.points]
         self.entries = []
         for entry, point, back in zip(ENTRIES, self.points, backs, strict=True):
-            way = Way(point, back, TRAMPOLINE - entry - 1, size, most)
-            parts = (Part(Entry(words=tuple(fold.constant(point + word) for word in range(MOST_SAVED))), SAVED),)
-            code = lower_user_returns.entered(
+            way = FunctionContext(point, back, TRAMPOLINE - entry - 1, size, most)
+            words = tuple(fold.constant(point + word) for word in range(MOST_SAVED))
+            parts = (EntryPart(EntryProgram(words=words), SAVED),)
+            code = lower_user_returns.lower_call_entered(
                 table, way, parts, EntryState(USER.scratch), USER, RETURNING, BACKEND, self.routine
             )
             self.entries.append(self._put(code))
-        self.returned = self._put(lower_user_returns.returned(table, size, KERNELS, USER, RETURNING))
-        self.copied = self._put(lower_user_returns.copied(table, self.routine, KERNELS, RETURNING, BACKEND))
-        self.ended = self._put(lower_user_returns.ended(table, KERNELS, USER, RETURNING))
+        self.returned = self._put(lower_user_returns.lower_call_returned(table, size, KERNELS, USER, RETURNING))
+        self.copied = self._put(lower_user_returns.lower_space_copied(table, self.routine, KERNELS, RETURNING, BACKEND))
+        self.ended = self._put(lower_user_returns.lower_space_ended(table, KERNELS, USER, RETURNING))
         self.write(TABLE, self.layout.initial())
         for point in self.points:
             self.write(point, initial_counters(size))

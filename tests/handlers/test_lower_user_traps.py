@@ -12,8 +12,8 @@ import unicorn
 from unicorn import x86_const
 
 from gdb_optprobe.guest.linux.arch.x86_64.user_traps import REGISTERS, USER
-from gdb_optprobe.handlers.lower_mapped_file import Mapped
-from gdb_optprobe.handlers.lower_user_traps import UserTraps, gone, handler
+from gdb_optprobe.handlers.lower_mapped_file import FilePageOffsets
+from gdb_optprobe.handlers.lower_user_traps import PlacedUserTrapTable, lower_removed_trap, lower_user_trap_handler
 from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.isa.user import ABSENT, OTHER
 from gdb_optprobe.isa.x86_64 import abi
@@ -23,7 +23,7 @@ CODE, KERNELS, CALLER, TABLE, FRAME, STACK, KERNEL, OURS = range(0x10_0000, 0x90
 NUMBERS = {name: getattr(x86_const, f"UC_X86_REG_{name.upper()}") for name in abi.GENERAL}
 RECORD, OWNER, NODE, AREA, FILE, ENTRY, OTHER_NODE, OTHER_AREA, OTHER_FILE = range(KERNEL, KERNEL + 0x9000, 0x1000)
 INODE = KERNEL + 0x9000
-MAPPED = Mapped(bits=12, mapping=0x18, index=0x20, root=0x40, area=-0x20, file=0x90, inode=0x20)
+MAPPED = FilePageOffsets(bits=12, mapping=0x18, index=0x20, root=0x40, area=-0x20, file=0x90, inode=0x20)
 LEAF = OURS + 0x800
 PAGE_ENTRY = 0x8000_0000_1234_5867
 LAYOUT = UserTrapTableLayout(64)
@@ -121,7 +121,7 @@ def at(offset: int) -> int:
 
 def trapped(codes: Mapping[Key, int], offset: int, cs: int = USERS, **more: Any) -> After:
     """A trap that is so far in its page."""
-    code = handler(UserTraps(LAYOUT, TABLE), MAPPED, LEAF, KERNELS, USER)(CODE)
+    code = lower_user_trap_handler(PlacedUserTrapTable(LAYOUT, TABLE), MAPPED, LEAF, KERNELS, USER)(CODE)
     return ran(code, saved(PC + offset, cs), bytes(LAYOUT.encode(codes)), **more)
 
 
@@ -182,8 +182,8 @@ def test_what_changes_meanwhile_is_read_again(load: int) -> None:
     freed = {NODE - 0x20: OTHER_AREA, AREA + 0x90: OTHER_FILE, FILE + 0x20: INODE + 8}
     root = {OWNER + 0x40: OTHER_NODE, OTHER_FILE + 0x20: INODE}
     assert trapped(HERE, 0x234, meanwhile={load: freed | root}) == FOUND
-    gone = trapped(HERE, 0x234, meanwhile={load: {OWNER + 0x40: 0, ENTRY: 0, RECORD + 0x18: 0}})
-    assert gone in (FOUND, FOREIGN)
+    lower_removed_trap = trapped(HERE, 0x234, meanwhile={load: {OWNER + 0x40: 0, ENTRY: 0, RECORD + 0x18: 0}})
+    assert lower_removed_trap in (FOUND, FOREIGN)
 
 
 GONE = [(b"\x55\x48", CALLER, 1), (b"\xcc\x48", KERNELS, 0), (b"", KERNELS, 0)]
@@ -192,5 +192,5 @@ GONE = [(b"\x55\x48", CALLER, 1), (b"\xcc\x48", KERNELS, 0), (b"", KERNELS, 0)]
 @pytest.mark.parametrize(("there", "to", "back"), GONE)
 def test_a_trap_that_has_gone(there: bytes, to: int, back: int) -> None:
     """The instruction that is there again is run; a trap that is there by now is another's."""
-    code = gone(KERNELS, ProbeReadRoutines(OURS, OURS), USER)(CODE)
+    code = lower_removed_trap(KERNELS, ProbeReadRoutines(OURS, OURS), USER)(CODE)
     assert ran(code, saved(PC + 1), there=there) == After(to, PC + 1 - back)

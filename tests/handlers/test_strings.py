@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from gdb_optprobe.handlers.ctype import INT, OWN, Array, Pointer, Void
 from gdb_optprobe.handlers.interpreter import Hit, evaluate
-from gdb_optprobe.handlers.ir import Constant, Load, Register, Text, nodes
-from gdb_optprobe.handlers.scope import Meaning, Place, Value
+from gdb_optprobe.handlers.ir import Constant, Load, Register, StringLoad, nodes
+from gdb_optprobe.handlers.scope import Lvalue, Meaning, Rvalue
 from gdb_optprobe.handlers.source import Fragment
-from gdb_optprobe.handlers.strings import Characters, characters, equals
+from gdb_optprobe.handlers.strings import StringValue, characters, equals
 
 X = Register("x")
 CHAR, BYTE = OWN["char"], OWN["unsigned char"]
@@ -20,24 +20,24 @@ CHAR, BYTE = OWN["char"], OWN["unsigned char"]
 @pytest.mark.parametrize(
     ("meaning", "expected"),
     [
-        (Place(X, Array(CHAR, 16), mapped=True), Characters(X, 16, mapped=True)),
-        (Place(X, Array(BYTE, 16)), Characters(X, 16, mapped=False)),
-        (Place(X, Array(CHAR, 0), mapped=True), Characters(X, None, mapped=False)),
-        (Place(X, Array(CHAR, 16), per_cpu=True), None),
-        (Place(X, Array(INT, 16)), None),
-        (Place(X, CHAR), None),
-        (Value(X, Pointer(CHAR), mapped=True), Characters(X, None, mapped=False)),
-        (Value(X, Pointer(Void())), None),
-        (Value(X, INT), None),
+        (Lvalue(X, Array(CHAR, 16), mapped=True), StringValue(X, 16, mapped=True)),
+        (Lvalue(X, Array(BYTE, 16)), StringValue(X, 16, mapped=False)),
+        (Lvalue(X, Array(CHAR, 0), mapped=True), StringValue(X, None, mapped=False)),
+        (Lvalue(X, Array(CHAR, 16), per_cpu=True), None),
+        (Lvalue(X, Array(INT, 16)), None),
+        (Lvalue(X, CHAR), None),
+        (Rvalue(X, Pointer(CHAR), mapped=True), StringValue(X, None, mapped=False)),
+        (Rvalue(X, Pointer(Void())), None),
+        (Rvalue(X, INT), None),
     ],
 )
-def test_what_is_a_string(meaning: Meaning, expected: Characters | None) -> None:
+def test_what_is_a_string(meaning: Meaning, expected: StringValue | None) -> None:
     assert characters(meaning) == expected
 
 
 def test_as_a_part_of_a_key() -> None:
-    assert Characters(X, 16, mapped=True).operand(64) == Text(X, 16, mapped=True, whole=True)
-    assert Characters(X, None, mapped=False).operand(64) == Text(X, 64, mapped=False, whole=False)
+    assert StringValue(X, 16, mapped=True).operand(64) == StringLoad(X, 16, mapped=True, whole=True)
+    assert StringValue(X, None, mapped=False).operand(64) == StringLoad(X, 64, mapped=False, whole=False)
 
 
 @given(st.integers(1, 40), st.data())
@@ -51,7 +51,7 @@ def test_an_array_equals_what_it_holds_and_nothing_beyond_it_is_read(size: int, 
             assert 0 <= address <= address + count <= len(memory)
             return memory[address : address + count]
 
-        found = equals(Characters(Constant(0), size, mapped=False), literal, Fragment.whole("x"))
+        found = equals(StringValue(Constant(0), size, mapped=False), literal, Fragment.whole("x"))
         assert evaluate(found, Hit({}, read)) == (content == literal)
 
 
@@ -70,5 +70,5 @@ def test_an_array_equals_what_it_holds_and_nothing_beyond_it_is_read(size: int, 
     ],
 )
 def test_few_loads(size: int, literal: bytes, loads: list[int]) -> None:
-    found = equals(Characters(X, size, mapped=False), literal, Fragment.whole("x"))
+    found = equals(StringValue(X, size, mapped=False), literal, Fragment.whole("x"))
     assert [node.size for node in nodes(found) if isinstance(node, Load)] == loads

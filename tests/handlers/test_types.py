@@ -16,11 +16,11 @@ from gdb_optprobe.handlers.ir import (
     Op,
     PerCpuBase,
     Register,
-    TextEquals,
+    StringEquals,
     nodes,
 )
 from gdb_optprobe.handlers.parser import parse_expression
-from gdb_optprobe.handlers.scope import Value
+from gdb_optprobe.handlers.scope import Rvalue
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.handlers.types import Typer
 from tests.handlers.world import FILE, JIFFIES, NAME, PER_CPU, TASK, World, hit
@@ -29,7 +29,7 @@ RDI, RDX = Register("rdi"), Register("rdx")
 TWICE = Binary(Op.SHL, RDX, Constant(1), 64, False)
 
 
-def typed(text: str) -> Value:
+def typed(text: str) -> Rvalue:
     world = World()
     return Typer(world).value(parse_expression(Fragment.whole(text), world.is_type))
 
@@ -158,7 +158,7 @@ def test_a_short_name_is_one_load() -> None:
 
 
 def test_a_pointer_is_compared_up_to_the_first_difference() -> None:
-    assert typed('str($arg2) == "ab"').expr == TextEquals(Register("rsi"), b"ab\0", mapped=False)
+    assert typed('str($arg2) == "ab"').expr == StringEquals(Register("rsi"), b"ab\0", mapped=False)
 
 
 @pytest.mark.parametrize("text", ["*buf", "file[5].f_mode", 'str(buf) == ""', "*(long *)-4", "buf == 0 && *buf"])

@@ -26,7 +26,7 @@ from gdb_optprobe.handlers.ctype import (
 from gdb_optprobe.handlers.fold import constant
 from gdb_optprobe.handlers.interpreter import Hit
 from gdb_optprobe.handlers.ir import MASK, Clock, Expr, Frame, Load, Op, PerCpuBase, Register
-from gdb_optprobe.handlers.scope import Meaning, Missing, Place, Value
+from gdb_optprobe.handlers.scope import Lvalue, Meaning, Missing, Rvalue
 
 CHAR = OWN["char"]
 TASK = 0xFFFF_8880_0000_1000
@@ -99,37 +99,37 @@ class World:
         if name in PARAMETERS:
             register, type_ = PARAMETERS[name]
             word: Expr = Register(register)
-            return Value(word if isinstance(type_, Pointer) else fold.convert(word, type_.width, type_.signed), type_)
+            return Rvalue(word if isinstance(type_, Pointer) else fold.convert(word, type_.width, type_.signed), type_)
         match name:
             case "O_APPEND":
-                return Value(constant(1024), INT)
+                return Rvalue(constant(1024), INT)
             case "jiffies":
-                return Place(constant(JIFFIES), None, mapped=True)
+                return Lvalue(constant(JIFFIES), None, mapped=True)
             case "vfs_read":
-                return Place(constant(JIFFIES + 64), Function())
+                return Lvalue(constant(JIFFIES + 64), Function())
             case "runqueues":
-                return Place(constant(0x300), TASK_TYPE, per_cpu=True)
+                return Lvalue(constant(0x300), TASK_TYPE, per_cpu=True)
             case "irq_stat":
-                return Place(constant(0x300), Array(INT, 4), per_cpu=True)
+                return Lvalue(constant(0x300), Array(INT, 4), per_cpu=True)
             case "cpu_number":
-                return Place(constant(0x400), None, per_cpu=True)
+                return Lvalue(constant(0x400), None, per_cpu=True)
         return Missing(f"no parameter, register or symbol named '{name}'", "vfs_read has: file, buf, count, pos")
 
     def dollar(self, name: str) -> Meaning | Missing:
         task = Load(fold.binary(Op.ADD, PerCpuBase(), constant(0x200), 64, False), 8, False, mapped=True)
         match name:
             case "rdi" | "rsi":
-                return Value(Register(name), LONG)
+                return Rvalue(Register(name), LONG)
             case "arg1" | "arg2":
-                return Value(Register({"arg1": "rdi", "arg2": "rsi"}[name]), UNSIGNED_LONG)
+                return Rvalue(Register({"arg1": "rdi", "arg2": "rsi"}[name]), UNSIGNED_LONG)
             case "task":
-                return Value(task, Pointer(TASK_TYPE), mapped=True)
+                return Rvalue(task, Pointer(TASK_TYPE), mapped=True)
             case "pid":
-                return Place(task, INT, mapped=True)
+                return Lvalue(task, INT, mapped=True)
             case "comm":
-                return Place(fold.binary(Op.ADD, task, constant(8), 64, False), Array(CHAR, 16), mapped=True)
+                return Lvalue(fold.binary(Op.ADD, task, constant(8), 64, False), Array(CHAR, 16), mapped=True)
             case "time":
-                return Value(Clock(), UNSIGNED_LONG)
+                return Rvalue(Clock(), UNSIGNED_LONG)
         return Missing(f"no register or variable named '${name}'", "did you mean $rdi?")
 
     def per_cpu_base(self) -> Expr | Missing:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gdb_optprobe.handlers.ir import Cell, Column, Constant, Form, Program, Table, Update
+from gdb_optprobe.handlers.ir import Cell, Column, Constant, Form, HashMap, Program, Update
 from gdb_optprobe.maps.aggregate import Count, Sum
 from gdb_optprobe.probes.handler import Handler
 
-KEYED = Update(Table("count by 1", (Column("1", Form.UNSIGNED),), Count()), None, (Constant(1),))
+KEYED = Update(HashMap("count by 1", (Column("1", Form.UNSIGNED),), Count()), None, (Constant(1),))
 SUM = Update(Cell("sum(1)", Sum(False)), Constant(1))
 CONDITION = Constant(0)
 

@@ -16,10 +16,10 @@ from gdb_optprobe.handlers.ir import (
     Constant,
     Emit,
     Form,
+    HashMap,
     Program,
     Records,
     Register,
-    Table,
     Update,
 )
 from gdb_optprobe.maps.aggregate import Average, Count, Greatest, Least, Linear, Powers, Sum
@@ -34,9 +34,9 @@ ACTIONS: tuple[Action, ...] = (
     Update(Cell("sum", Sum(True)), Register("rdi")),
     Update(Cell("min", Least(True)), Register("rdi")),
     Update(Cell("max", Greatest(False)), Register("rdi")),
-    Update(Table("avg by x", (WORD,), Average(False)), Register("rdi"), (Register("rsi"),)),
+    Update(HashMap("avg by x", (WORD,), Average(False)), Register("rdi"), (Register("rsi"),)),
     Update(Cell("hist", Powers(False)), Register("rdi")),
-    Update(Table("lhist by x", (WORD,), Linear(0, 100, 10, False)), Register("rdi"), (Register("rsi"),)),
+    Update(HashMap("lhist by x", (WORD,), Linear(0, 100, 10, False)), Register("rdi"), (Register("rsi"),)),
     Emit(Records("record", (WORD, WORD)), (Register("rdi"), Register("rsi"))),
 )
 HANDLER = Handler.of(Program(Register("rdx"), ACTIONS), per_cpu=None, cpu=Constant(0))
@@ -87,7 +87,7 @@ def test_objects_stand_one_behind_the_other() -> None:
 
 
 def _is_table(action: Action) -> bool:
-    return isinstance(action, Update) and isinstance(action.target, Table)
+    return isinstance(action, Update) and isinstance(action.target, HashMap)
 
 
 def test_a_count_of_the_users_is_the_hits() -> None:

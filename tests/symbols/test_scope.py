@@ -38,7 +38,7 @@ from gdb_optprobe.handlers.ir import (
     Op,
     Register,
 )
-from gdb_optprobe.handlers.scope import Missing, Place, Value
+from gdb_optprobe.handlers.scope import Lvalue, Missing, Rvalue
 from gdb_optprobe.isa import ppc64le, x86_64
 from tests.symbols.blobs import BtfWriter
 
@@ -144,7 +144,7 @@ def stacked(register: str, offset: int) -> Expr:
 )
 def test_parameters(isa: Abi, name: str, type_: str, expected: Expr) -> None:
     found = scope(isa=isa).name(name)
-    assert isinstance(found, Value)
+    assert isinstance(found, Rvalue)
     assert (describe(found.type), found.expr) == (type_, expected)
 
 
@@ -161,21 +161,21 @@ def test_parameters(isa: Abi, name: str, type_: str, expected: Expr) -> None:
 )
 def test_parameters_beyond_the_registers(isa: Abi, name: str, expected: Expr) -> None:
     found = scope("many", isa).name(name)
-    assert isinstance(found, Value) and found.expr == expected
+    assert isinstance(found, Rvalue) and found.expr == expected
     positional = scope("many", isa).dollar(f"arg{int(name[1:]) + 1}")
-    assert positional == Value(expected, UNSIGNED_LONG)
+    assert positional == Rvalue(expected, UNSIGNED_LONG)
 
 
 @pytest.mark.parametrize("isa", [X86_64, PPC64LE])
 def test_what_follows_a_large_struct_is_not_guessed(isa: Abi) -> None:
-    assert isinstance(scope("hides", isa).name("one"), Value)
+    assert isinstance(scope("hides", isa).name("one"), Rvalue)
     for name in ("big", "lost"):
         assert isinstance(scope("hides", isa).name(name), Missing)
 
 
 def test_a_struct_that_the_registers_do_not_hold_is_not_guessed_either() -> None:
     assert "not known" in missing(scope("splits").name("behind"))
-    assert scope("splits", PPC64LE).name("behind") == Value(Register("r10"), LONG)
+    assert scope("splits", PPC64LE).name("behind") == Rvalue(Register("r10"), LONG)
 
 
 @pytest.mark.parametrize(
@@ -200,21 +200,21 @@ def test_names_that_mean_nothing(name: str, entry: bool, types: BtfTypes | None,
 
 
 def test_null_is_a_pointer() -> None:
-    assert scope(types=None).name("NULL") == Value(Constant(0), Pointer(Void()))
+    assert scope(types=None).name("NULL") == Rvalue(Constant(0), Pointer(Void()))
 
 
 def test_symbols() -> None:
-    assert scope().name("jiffies") == Place(Constant(DATA), None, mapped=True)
-    assert scope().name("freed") == Place(Constant(DATA + 0x10000), None)
-    assert scope().name("probed") == Place(Constant(PROBED), Function())
+    assert scope().name("jiffies") == Lvalue(Constant(DATA), None, mapped=True)
+    assert scope().name("freed") == Lvalue(Constant(DATA + 0x10000), None)
+    assert scope().name("probed") == Lvalue(Constant(PROBED), Function())
     pair = TYPES.named("struct", "pair")
-    assert scope().name("runqueues") == Place(Constant(0x1000), pair, per_cpu=True)
-    assert scope(types=None).name("runqueues") == Place(Constant(0x1000), None, per_cpu=True)
+    assert scope().name("runqueues") == Lvalue(Constant(0x1000), pair, per_cpu=True)
+    assert scope(types=None).name("runqueues") == Lvalue(Constant(0x1000), None, per_cpu=True)
 
 
 def test_enumerators_are_numbers() -> None:
-    assert scope().name("HIGH") == Value(Constant(7), INT)
-    assert scope().name("LOW") == Value(Constant(-2 & MASK), INT)
+    assert scope().name("HIGH") == Rvalue(Constant(7), INT)
+    assert scope().name("LOW") == Rvalue(Constant(-2 & MASK), INT)
 
 
 @pytest.mark.parametrize(
@@ -245,21 +245,21 @@ def test_enumerators_are_numbers() -> None:
     ],
 )
 def test_dollars(isa: Abi, name: str, type_: object, expected: Expr) -> None:
-    assert scope(isa=isa).dollar(name) == Value(expected, type_)  # type: ignore[arg-type]
+    assert scope(isa=isa).dollar(name) == Rvalue(expected, type_)  # type: ignore[arg-type]
 
 
 def test_the_running_thread() -> None:
     known = scope(isa=PPC64LE)
     pid = Binary(Op.ADD, TASK, Constant(2024), 64, False)
-    assert known.dollar("pid") == Place(pid, INT, mapped=True)
-    assert known.dollar("tgid") == Place(Binary(Op.ADD, TASK, Constant(2028), 64, False), INT, mapped=True)
+    assert known.dollar("pid") == Lvalue(pid, INT, mapped=True)
+    assert known.dollar("tgid") == Lvalue(Binary(Op.ADD, TASK, Constant(2028), 64, False), INT, mapped=True)
     comm = known.dollar("comm")
-    assert isinstance(comm, Place) and comm.mapped and isinstance(comm.type, Array) and comm.type.count == 16
+    assert isinstance(comm, Lvalue) and comm.mapped and isinstance(comm.type, Array) and comm.type.count == 16
     task = known.dollar("task")
-    assert isinstance(task, Value) and task.mapped and describe(task.type) == "struct task_struct *"
-    assert scope(isa=PPC64LE, types=None).dollar("task") == Value(TASK, Pointer(Void()), mapped=True)
+    assert isinstance(task, Rvalue) and task.mapped and describe(task.type) == "struct task_struct *"
+    assert scope(isa=PPC64LE, types=None).dollar("task") == Rvalue(TASK, Pointer(Void()), mapped=True)
     number = Load(Binary(Op.ADD, Register("r13"), Constant(8), 64, False), 2, False, mapped=True)
-    assert known.dollar("cpu") == Value(number, UNSIGNED_INT)
+    assert known.dollar("cpu") == Rvalue(number, UNSIGNED_INT)
     base = known.per_cpu_base()
     assert isinstance(base, Load) and base.mapped
 
@@ -291,9 +291,9 @@ def test_dollars_that_mean_nothing(name: str, entry: bool, message: str, hint: s
 
 
 def test_what_a_function_returned() -> None:
-    assert scope(entry=False, returns=True).dollar("retval") == Value(Convert(Register("rax"), 32, True), INT)
-    assert scope(entry=False, returns=True, types=None).dollar("retval") == Value(Register("rax"), LONG)
-    assert scope(isa=PPC64LE, returns=True, types=None).dollar("retval") == Value(Register("r3"), LONG)
+    assert scope(entry=False, returns=True).dollar("retval") == Rvalue(Convert(Register("rax"), 32, True), INT)
+    assert scope(entry=False, returns=True, types=None).dollar("retval") == Rvalue(Register("rax"), LONG)
+    assert scope(isa=PPC64LE, returns=True, types=None).dollar("retval") == Rvalue(Register("r3"), LONG)
     nothing = scope("many", returns=True).dollar("retval")
     assert isinstance(nothing, Missing) and "void" in nothing.message
 
@@ -301,12 +301,12 @@ def test_what_a_function_returned() -> None:
 def test_what_a_function_returned_by_debug_information() -> None:
     """Its variables are known where it is entered, but nowhere once it has returned."""
     debug: Any = SimpleNamespace(result=lambda: INT, parameters=lambda: {"count": INT})
-    debug.variable = lambda name: Value(Register("rdi"), INT)
+    debug.variable = lambda name: Rvalue(Register("rdi"), INT)
     there = replace(scope(entry=False, returns=True, types=None), debug=debug)
-    assert there.dollar("retval") == Value(Convert(Register("rax"), 32, True), INT)
+    assert there.dollar("retval") == Rvalue(Convert(Register("rax"), 32, True), INT)
     assert isinstance(there.name("count"), Missing)
     debug.result = lambda: None
-    assert there.dollar("retval") == Value(Register("rax"), LONG)
+    assert there.dollar("retval") == Rvalue(Register("rax"), LONG)
 
 
 def test_types() -> None:

@@ -10,7 +10,7 @@ from gdb_optprobe.guest.variables import located, meaning
 from gdb_optprobe.handlers.ctype import INT, LONG, UNSIGNED_LONG, Struct
 from gdb_optprobe.handlers.interpreter import Hit, evaluate
 from gdb_optprobe.handlers.ir import Expr, Register
-from gdb_optprobe.handlers.scope import Missing, Place, Value
+from gdb_optprobe.handlers.scope import Lvalue, Missing, Rvalue
 from gdb_optprobe.isa import ppc64le, x86_64
 
 X86_64 = abi.of(x86_64.X86_64)
@@ -80,22 +80,22 @@ def test_by_the_range_that_holds_the_address(address: int, expected: dict[str, s
     ],
 )
 def test_in_memory(where: str, abi: Abi, expected: int) -> None:
-    frame = Value(Register("rsp"), UNSIGNED_LONG)
+    frame = Rvalue(Register("rsp"), UNSIGNED_LONG)
     found = meaning(where, LONG, abi, lambda: _above(frame.expr))
-    assert isinstance(found, Place)
+    assert isinstance(found, Lvalue)
     assert word(found.address) == expected
 
 
 def _above(sp: Expr) -> Expr:
     found = meaning("a variable at offset 8 from base reg $rsp", LONG, X86_64, lambda: None)
-    assert isinstance(found, Place) and isinstance(sp, Register)
+    assert isinstance(found, Lvalue) and isinstance(sp, Register)
     return found.address
 
 
 def test_in_a_register() -> None:
     for type_, expected in ((LONG, 0x1234_5678_9ABC_DEF0), (INT, 0x9ABC_DEF0 - (1 << 32) & (1 << 64) - 1)):
         found = meaning("a variable in $rbx", type_, X86_64, lambda: None)
-        assert isinstance(found, Value) and found.type == type_
+        assert isinstance(found, Rvalue) and found.type == type_
         assert word(found.expr) == expected
 
 
@@ -109,7 +109,7 @@ def test_as_a_computation() -> None:
      7: DW_OP_stack_value
 """
     found = meaning(text, UNSIGNED_LONG, X86_64, lambda: None)
-    assert isinstance(found, Value)
+    assert isinstance(found, Rvalue)
     assert word(found.expr) == 2 * 0x1234_5678_9ABC_DEF0
 
 

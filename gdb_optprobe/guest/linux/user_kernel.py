@@ -14,7 +14,7 @@ from gdb_optprobe.guest.linux.user.mmu import Mmu
 from gdb_optprobe.guest.linux.user.pagecache import INDEX
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
 from gdb_optprobe.handlers.ir import Expr
-from gdb_optprobe.handlers.lower_mapped_file import Mapped
+from gdb_optprobe.handlers.lower_mapped_file import FilePageOffsets
 from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.isa.user_returns import UserReturning
 
@@ -55,7 +55,7 @@ class UserKernel:
 
     kernel: Kernel
     isa: UserTrapping
-    mapped: Mapped
+    mapped: FilePageOffsets
     writable: bytes
     leaf: bytes
     calls: TrapCalls
@@ -65,10 +65,10 @@ class UserKernel:
     returning: Callable[[], ReturnKernel] = no_returns
 
 
-def mapped(kernel: Kernel, mmu: Mmu) -> Mapped:
+def mapped(kernel: Kernel, mmu: Mmu) -> FilePageOffsets:
     """Raises OptprobeError."""
     offset = kernel.offset
-    return Mapped(
+    return FilePageOffsets(
         bits=mmu.kind.page.bit_length() - 1,
         mapping=offset("page", "mapping"),
         index=offset("page", *INDEX),

@@ -8,8 +8,8 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.ir import Expr, Load, Op
-from gdb_optprobe.handlers.scope import Missing, Value
-from gdb_optprobe.handlers.trap_frame import Saved
+from gdb_optprobe.handlers.scope import Missing, Rvalue
+from gdb_optprobe.handlers.trap_frame import TrapFrame
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.user import UserTrapping
 
@@ -24,8 +24,8 @@ class TrapSite:
     base: int | None = None
 
 
-def saved_registers(isa: UserTrapping, pc: str) -> Saved:
-    return Saved(isa.frame, isa.registers, pc, isa.behind, isa.resident)
+def saved_registers(isa: UserTrapping, pc: str) -> TrapFrame:
+    return TrapFrame(isa.frame, isa.registers, pc, isa.behind, isa.resident)
 
 
 def dead_at_trap(isa: UserTrapping) -> Dead:
@@ -37,5 +37,5 @@ def is_process(names: NamesAt, pid: int) -> Expr:
     found = names.names.dollar("tgid")
     if isinstance(found, Missing):
         raise OptprobeError(found.message, found.hint)
-    expr = found.expr if isinstance(found, Value) else Load(found.address, INT_SIZE, signed=True, mapped=True)
+    expr = found.expr if isinstance(found, Rvalue) else Load(found.address, INT_SIZE, signed=True, mapped=True)
     return fold.binary(Op.EQ, expr, fold.constant(pid), 64, False)

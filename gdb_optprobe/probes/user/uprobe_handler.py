@@ -7,12 +7,12 @@ from dataclasses import replace
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.stop_pad import Pad
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.handlers.compile import Limits, compile_handler
+from gdb_optprobe.handlers.compile import ProgramLimits, compile_handler
 from gdb_optprobe.handlers.ir import WORD, And, Program
 from gdb_optprobe.handlers.lower_expressions import UNMAPPED, NotLowered
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.source import fault
-from gdb_optprobe.handlers.trap_frame import framed
+from gdb_optprobe.handlers.trap_frame import read_from_frame
 from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.probes.handler import Handler
@@ -31,14 +31,14 @@ def compile_uprobe(spec: Spec, point: Uprobe, user: UserTarget, target: Target, 
     if spec.is_plain_count and not spec.pid:
         return Handler()
     condition, actions = spec.condition_part, spec.action_parts
-    limits = Limits(text=settings.string_length, stack=settings.stack_size // WORD)
+    limits = ProgramLimits(text=settings.string_length, stack=settings.stack_size // WORD)
     compiled = compile_handler(condition, actions, names.names, limits)
     check_stop(compiled, user.kernel.isa)
     if spec.pid:
         test = is_process(names, spec.pid)
         both = And(test, compiled.condition) if compiled.condition is not None else test
         compiled = replace(compiled, condition=both)
-    compiled = framed(compiled, saved_registers(user.kernel.isa, target.isa.pc))
+    compiled = read_from_frame(compiled, saved_registers(user.kernel.isa, target.isa.pc))
     bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
     found = Handler.of(compiled, names.per_cpu, names.cpu, names.reads, *bits)
     near = user.kernel.calls.handler

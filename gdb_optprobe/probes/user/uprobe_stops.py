@@ -25,8 +25,8 @@ from gdb_optprobe.guest.trap_frames import Gate, SavedRegisters
 from gdb_optprobe.handlers import interpreter
 from gdb_optprobe.handlers.arithmetic import number
 from gdb_optprobe.handlers.ctype import Pointer
-from gdb_optprobe.handlers.lower_program import RUNG
-from gdb_optprobe.handlers.scope import Value
+from gdb_optprobe.handlers.lower_program import RING_COUNT
+from gdb_optprobe.handlers.scope import Rvalue
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.code import Code, joined
 from gdb_optprobe.isa.codegen import Address, EntryState, RegisterPool
@@ -43,7 +43,7 @@ from gdb_optprobe.probes.user.trap_context import TrapSite
 from gdb_optprobe.probes.user.uprobe import Uprobe
 
 WORD = 8
-TICKET = RUNG + WORD
+TICKET = RING_COUNT + WORD
 """Behind the bell the 8 bytes that count the hits which stop in programs, wherever that began."""
 
 
@@ -87,11 +87,11 @@ class UprobeStops:
         pad = self._install_pad(0 if probe.spec.is_return else user.kernel.isa.behind, user, arena).pad
 
         def program(leaves: int) -> Code:
-            way = Pad(Slot(leaves, 0), b"", pad.bell)
+            way = Pad(Slot(leaves, 0), b"", pad.doorbell)
             return handler.code(self.target.isa, TrapSite(near), dead, memory, probe.readers, way)
 
         told = joined(
-            (_count_ticket(user.kernel.isa, dead, pad.bell + TICKET), stopping.call(probe.number, pad.address))
+            (_count_ticket(user.kernel.isa, dead, pad.doorbell + TICKET), stopping.call(probe.number, pad.address))
         )
         return with_stop_call(program, told, self.target.isa, near)
 
@@ -134,7 +134,7 @@ class UprobeStops:
             comes = partial(self._on_pad, user)
             ticket = partial(self._read_register, stopping.ticket)
             landing = ProgramLanding(
-                pad.address, pad.bell, pad.bell + RUNG, comes, ticket, saved_registers(user.kernel.isa)
+                pad.address, pad.doorbell, pad.doorbell + RING_COUNT, comes, ticket, saved_registers(user.kernel.isa)
             )
             point = self.target.stops.land_program(landing)
             self._pads[behind] = _StopPad(pad, point, Gate(behind, stopping.swapped))
@@ -213,7 +213,7 @@ def _return_value(
 ) -> tuple[str, int] | None:
     """What the function has returned, and which that is."""
     found = user.names_at_return(point.program.bits).names.dollar("retval")
-    if not isinstance(found, Value):
+    if not isinstance(found, Rvalue):
         return None
     word = interpreter.evaluate(found.expr, interpreter.Hit(registers, read))
     # Where a function has a local entry, that is behind its symbol.

@@ -90,7 +90,7 @@ class UprobeTraps:
 
         try:
             writable, leaf = put(lambda at: kernel.writable), put(lambda at: kernel.leaf)
-            nothing = put(lower_user_traps.gone(near, readers, kernel.isa))
+            nothing = put(lower_user_traps.lower_removed_trap(near, readers, kernel.isa))
             arena.reserve(near, self.target.isa.data_reach)
             known = {**codes, **dict.fromkeys(gone, nothing.detour.address)}
 
@@ -120,8 +120,8 @@ class UprobeTraps:
         kernel, near = user.kernel, user.kernel.calls.handler
         layout, memory, data, known = self._table(codes, nothing, near, arena)
         self.target.machine.write(memory.address, bytes(data))
-        table = lower_user_traps.UserTraps(layout, memory.address)
-        code = lower_user_traps.handler(table, kernel.mapped, leaf.detour.address, near, kernel.isa)
+        table = lower_user_traps.PlacedUserTrapTable(layout, memory.address)
+        code = lower_user_traps.lower_user_trap_handler(table, kernel.mapped, leaf.detour.address, near, kernel.isa)
         placed = None
         try:
             placed = self.install_or_reuse(code, near, arena)

@@ -22,7 +22,7 @@ from gdb_optprobe.guest.linux.user.mm_hooks import MmHooks
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user_kernel import ReturnKernel
 from gdb_optprobe.handlers import lower_user_returns
-from gdb_optprobe.handlers.lower_user_returns import Table, Way
+from gdb_optprobe.handlers.lower_user_returns import FunctionContext, PlacedUserCallTable
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.isa.code import Code
 from gdb_optprobe.maps.aggregate import encode
@@ -97,7 +97,7 @@ class _Trampoline:
 class _Installed:
     """In the guest. memory: the table. codes, calls: what the kernel comes to before it copies and ends spaces."""
 
-    table: Table
+    table: PlacedUserCallTable
     memory: Slot
     codes: tuple[InstalledDetour, ...]
     patches: tuple[Patch, ...]
@@ -130,7 +130,7 @@ class Uretprobes:
         function = self._install_return_code(program, address, probes, kernel, user, arena)
         assert function.installed is not None, "just served"
         bounds = [probe.spec.maxactive for probe in probes]
-        way = Way(
+        way = FunctionContext(
             function.counts.address,
             function.installed.detour.address,
             trampoline.address - address - user.kernel.isa.behind,
@@ -176,7 +176,7 @@ class Uretprobes:
         kernel = user.kernel.returning()
         found: dict[Key, int] = {}
         for trap, program in kept:
-            table = Table(LAYOUT, trap.calls, kernel.mm)
+            table = PlacedUserCallTable(LAYOUT, trap.calls, kernel.mm)
             made = self._place_trampoline(program, trap.address, trap.original, table, kernel, user, arena)
             self._trampolines[program.inode] = made
             found[made.key] = made.code.detour.address
@@ -285,7 +285,7 @@ class Uretprobes:
         memory = old or self._reserve_table(kernel, arena)
         if old is None:
             self.target.machine.write(memory.address, LAYOUT.initial())
-        table = Table(LAYOUT, memory.address, kernel.mm)
+        table = PlacedUserCallTable(LAYOUT, memory.address, kernel.mm)
         placed: list[InstalledDetour] = []
         patches: list[Patch] = []
         machine = self.target.isa.codegen
@@ -293,8 +293,11 @@ class Uretprobes:
             placed.append(self._install_hook_code(kernel.copied, lambda at: kernel.shared, arena))
             shared = placed[0].detour.address
             routines = (
-                (kernel.copied, lower_user_returns.copied(table, shared, kernel.copied.to, kernel.isa, machine)),
-                (kernel.ended, lower_user_returns.ended(table, kernel.ended.to, traps, kernel.isa)),
+                (
+                    kernel.copied,
+                    lower_user_returns.lower_space_copied(table, shared, kernel.copied.to, kernel.isa, machine),
+                ),
+                (kernel.ended, lower_user_returns.lower_space_ended(table, kernel.ended.to, traps, kernel.isa)),
             )
             for calls, code in routines:
                 placed.append(self._install_hook_code(calls, code, arena))
@@ -363,7 +366,7 @@ class Uretprobes:
         program: Program,
         address: int,
         original: bytes,
-        table: Table,
+        table: PlacedUserCallTable,
         kernel: ReturnKernel,
         user: UserTarget,
         arena: Arena,
@@ -371,7 +374,7 @@ class Uretprobes:
         """With code that nothing leads to yet. Raises Refused."""
         traps, handler = user.kernel.isa, user.kernel.calls.handler
         self.xol_slots.adopt_trampoline(program, address)
-        code = lower_user_returns.returned(table, program.bits // 8, handler, traps, kernel.isa)
+        code = lower_user_returns.lower_call_returned(table, program.bits // 8, handler, traps, kernel.isa)
         placed = self.traps.install_or_reuse(code, handler, arena)
         return _Trampoline(program, address, original, self.next_record(), placed)
 

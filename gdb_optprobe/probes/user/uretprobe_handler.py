@@ -9,10 +9,10 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.handlers import lower_user_returns
-from gdb_optprobe.handlers.compile import Limits
+from gdb_optprobe.handlers.compile import ProgramLimits
 from gdb_optprobe.handlers.ir import WORD
 from gdb_optprobe.handlers.lower_expressions import UNMAPPED, NotLowered
-from gdb_optprobe.handlers.lower_user_returns import Table, Way
+from gdb_optprobe.handlers.lower_user_returns import FunctionContext, PlacedUserCallTable
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.source import fault
 from gdb_optprobe.isa.base import Flow, Insn
@@ -46,7 +46,7 @@ def compile_uretprobe(
     at_entry = user.names(address, True, program.bits)
     if spec.is_plain_count and not spec.pid:
         return Handler()
-    limits = Limits(text=settings.string_length, stack=settings.stack_size // WORD)
+    limits = ProgramLimits(text=settings.string_length, stack=settings.stack_size // WORD)
     only = is_process(at_entry, spec.pid) if spec.pid else None
     registers = saved_registers(user.kernel.isa, target.isa.pc)
     compiled, entry = compile_program(spec, at_entry, user.names_at_return(program.bits), only, registers, limits)
@@ -59,8 +59,8 @@ def compile_uretprobe(
     probe.readers = None if isinstance(at_entry.reads, Missing) else ProbeReadRoutines(near, near)
     (part,) = entry_parts([probe])
     try:
-        table = Table(UserCallTableLayout(2), near, user.kernel.returning().mm)
-        entry_code(table, Way(near, near, 0, program.bits // 8, 1), [probe], user, near, target)
+        table = PlacedUserCallTable(UserCallTableLayout(2), near, user.kernel.returning().mm)
+        entry_code(table, FunctionContext(near, near, 0, program.bits // 8, 1), [probe], user, near, target)
         dead = lower_user_returns.dead_at_return(user.kernel.isa, isa)
         return_handler(handler, part, isa).code(target.isa, TrapSite(near), dead, near, probe.readers, trial_pad(near))
     except NotLowered as stuck:

@@ -178,7 +178,7 @@ class LinuxArch(Finder, Protocol):
         """
 
     def per_cpu(self, kernel: Kernel) -> int | None:
-        """See isa.emitter.Before."""
+        """See isa.codegen.EntryState."""
 
     def stacks(self, kernel: Kernel, machine: Machine, registers: Sequence[str]) -> Stacks: ...
 
