@@ -122,6 +122,7 @@ class FakeMachine:
         self.writes: list[tuple[int, bytes]] = []
         self._uc: Any = None
         self._most = 1
+        self._held: tuple[int, ...] = ()
 
     def read(self, address: int, size: int) -> bytes:
         at = address - START
@@ -186,7 +187,9 @@ class FakeMachine:
             self._uc = unicorn.Uc(unicorn.UC_ARCH_X86, unicorn.UC_MODE_64)
             held = (ctypes.c_ubyte * SIZE).from_buffer(self.memory)
             self._uc.mem_map_ptr(START, SIZE, unicorn.UC_PROT_ALL, ctypes.addressof(held))
-        self._uc.reg_write_batch(tuple(zip(REGISTERS, state, strict=True)))
+        if state is not self._held:
+            self._uc.reg_write_batch(tuple(zip(REGISTERS, state, strict=True)))
+        self._held = ()
         if most != self._most:
             self._uc.ctl_flush_tb()  # blocks that were translated with another end
             self._most = most
@@ -195,7 +198,8 @@ class FakeMachine:
         except unicorn.UcError as error:
             if error.errno != unicorn.UC_ERR_INSN_INVALID or most == 1:
                 raise
-        return tuple(self._uc.reg_read_batch(REGISTERS))
+        self._held = tuple(self._uc.reg_read_batch(REGISTERS))
+        return self._held
 
 
 @dataclass
