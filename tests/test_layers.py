@@ -124,6 +124,34 @@ def test_the_package_itself_does_not_import_gdb() -> None:
     assert not [name for name in at_once if name == "gdb" or name.startswith("gdb_optprobe.")]
 
 
+NAMES_ISAS = re.compile(r"x86|amd64|i386|ppc64|powerpc|aarch64|arm64", re.IGNORECASE)
+SOURCE = re.compile(r"arch/\w+/[\w./-]+")
+"""A file of Linux's, which a docstring may give as the source of a rule."""
+ISA_FOLDER = re.compile(r"gdb_optprobe\.(?:isa|guest\.linux\.arch)\.([a-z0-9]+_?\d+[a-z]*)(?:\.|$)")
+ISA_FOLDERS = (PACKAGE / "isa", PACKAGE / "guest/linux/arch")
+
+
+def knows_isa(path: Path) -> bool:
+    """Return whether a file is an ISA's own, or the list of all."""
+    below = [path.relative_to(folder).parts for folder in ISA_FOLDERS if folder in path.parents]
+    return any(len(parts) > 1 or parts == ("registry.py",) for parts in below)
+
+
+def test_no_other_file_names_an_isa() -> None:
+    """A new ISA is two folders, and a line in each registry."""
+    texts = {named(path): SOURCE.sub("", path.read_text()) for path in files() if not knows_isa(path)}
+    named_in = {path: NAMES_ISAS.findall(text) for path, text in texts.items()}
+    assert {path: found for path, found in named_in.items() if found} == {}
+
+
+def test_only_a_registry_imports_the_folders_of_isas() -> None:
+    """Within one ISA's folders all may import each other."""
+    for path in (path for path in files() if path.name != "registry.py"):
+        folders = {found for name in imported(path) if (found := ISA_FOLDER.match(name))}
+        assert not folders or knows_isa(path), named(path)
+        assert {found[1] for found in folders} <= set(path.relative_to(PACKAGE).parts), named(path)
+
+
 def test_no_state_at_module_level() -> None:
     """Tables are constants: upper case, and never changed. Everything else belongs to a Session."""
     found = {named(path): [*state(tree(path))] for path in LAYERED if path.name not in OF_GDB}

@@ -24,8 +24,8 @@ from gdb_optprobe.interrupts import held, unbroken
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.probes.stops import Arrival, Landing, ProgramArrival, ProgramLanding, ReturnLanding
 
-# Names of ISAs. Where GDB reports a watchpoint before the access (ppc64le), it makes a step then, and stops of two
-# vCPUs at once can get lost. On x86-64 the doorbell would save a slowdown of 2 %; it is not proven on several vCPUs.
+# Names of ISAs. Where GDB reports a watchpoint before the access, it makes a step then, and stops of two vCPUs at once
+# can get lost. Elsewhere the doorbell would save a slowdown of 2 %; it is not proven on several vCPUs.
 _WITH_BELL: tuple[str, ...] = ()
 
 

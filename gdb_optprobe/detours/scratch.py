@@ -24,7 +24,7 @@ def dead_before(cfg: Cfg, insn: Insn) -> Dead:
     after = cfg.function.own.get(insn.end)
     if after is None or cfg.ftrace_site(after) is None:
         return found
-    # ppc64le has an instruction before the site: what a tracer may clobber is dead before that too, if it is not read.
+    # There may be an instruction before the site: what a tracer may clobber is dead before that too, if it is not read.
     way_out = {insn.address: insn, after.address: after._replace(flow=Flow.RETURN)}
     clobbered = cfg.isa.dead_at(insn.address, way_out, None, lambda _: cfg.isa.dead_at_entry())
     return Dead(found.flags or clobbered.flags, found.registers | clobbered.registers)

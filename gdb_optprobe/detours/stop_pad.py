@@ -7,7 +7,7 @@
 A guest without GDB runs the first branch: the hit continues as one that does not stop.
 
 QEMU's TCG looks through its breakpoints at each jump that it does not know beforehand, and runs what shares a page with
-one by single instructions: on x86-64 one that is never hit costs a sixth of the time of a million reads. A watchpoint
+one by single instructions: one that is never hit costs a sixth of the time of a million reads. A watchpoint
 costs only accesses to its page. So the breakpoints at pads exist only between a ring and the stop at the pad.
 """
 

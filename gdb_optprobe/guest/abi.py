@@ -54,7 +54,7 @@ def of(isa: Isa) -> Abi:
 def slots(parameters: Sequence[Parameter], btf: Btf, abi: Abi) -> Mapping[str, int]:
     """Return the first argument word of each parameter at the entry, by name; counted from 0, registers first.
 
-    A small struct takes as many words as it fills (System V ABI AMD64, 3.2.3; ELFv2 ABI, 2.2.3.2). A parameter that may
+    A small struct takes as many words as it fills, as every ABI here has it. A parameter that may
     be in memory, or is neither a struct nor a number nor a pointer, is left out, with all that follow it.
     """
     found: dict[str, int] = {}

@@ -43,7 +43,7 @@ LONGEST_NAME = 512
 """KSYM_NAME_LEN, with the type in place of the zero: no token expands to more, nor do all tokens of a name."""
 # Limits (budget.py), and what Debian's kernels have at the most.
 LARGEST = 1 << 28
-"""Bytes that are searched: 17 MB of constants; the whole image of a ppc64le kernel, without bounds of constants."""
+"""Bytes that are searched: 17 MB of constants; the whole image of a kernel without bounds of constants."""
 MOST_SYMBOLS = 1 << 20
 """186,798."""
 MOST_CANDIDATES = 1 << 10
@@ -317,7 +317,7 @@ def _from_itself(words: bytes, at: int) -> array[int] | None:
 
 
 def _absolute_percpu(words: bytes, base: int) -> array[int] | None:
-    """CONFIG_KALLSYMS_ABSOLUTE_PERCPU (x86): a negative offset counts down from base - 1, others are absolute."""
+    """CONFIG_KALLSYMS_ABSOLUTE_PERCPU: a negative offset counts down from base - 1, others are absolute."""
     offsets = _s32s(words)
     if offsets[-1] >= 0:
         return None

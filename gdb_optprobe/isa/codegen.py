@@ -288,9 +288,8 @@ class EntryState:
 
     dead:    what may be overwritten.
     reads:   registers whose values the program reads.
-    per_cpu: where the kernel keeps what is added to per-CPU addresses: x86-64: the per-CPU address of `this_cpu_off`;
-             ppc64le: the offset of `data_offset` in the PACA. None where it is not known.
-    base:    of Isa.bases: what r2 is, on ppc64le.
+    per_cpu: where the kernel keeps what is added to per-CPU addresses: see the ISA. None where it is not known.
+    base:    of Isa.bases: what the register holds that counters are named by.
     readers: None where this guest has none.
     kept:    what is on the stack already; the stack pointer that a program reads is the one before.
     """

@@ -51,7 +51,7 @@ from gdb_optprobe.maps.ring import RingLayout
 from gdb_optprobe.probes.stops import Hit
 
 PER_CPU = "gs_base"
-"""What PerCpuBase is where it is a register: x86-64, in the kernel."""
+"""What PerCpuBase is where it is a register, in the kernel."""
 HITS = Cell("hits", Count())
 _NOTHING_DEAD = Dead()
 _NOTHING_KEPT = OuterSaves()

@@ -162,7 +162,7 @@ class Linux:
         names = scope.kernel_scope(self.kernel, self.current, self._types, of, site, convenience, debug)
         cpu = self.current.cpu
         number = None if isinstance(cpu, Missing) else cpu
-        return NamesAt(names, self.arch.per_cpu(self.kernel), number, self.reads, hertz(self.kernel))
+        return NamesAt(names, self.arch.per_cpu(self.kernel), number, self.reads, hertz(self.kernel, self.arch.clock))
 
     def at_return(
         self, address: int, convenience: Callable[[str], int | None], debug: DebugAt = lambda address, abi, frame: None

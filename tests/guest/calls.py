@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from gdb_optprobe.guest.linux.user.elf import PC, POWER, Elf, Kind
+from gdb_optprobe.guest.linux.arch.ppc64le.mmu import EM_PPC64
+from gdb_optprobe.guest.linux.arch.x86_64.mmu import KIND
+from gdb_optprobe.guest.linux.user.elf import Elf, Kind
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.x86_64 import X86_64
 from tests.guest.assembled import assembled, source_of
@@ -86,7 +88,7 @@ FUNCTIONS = ("test", "inner", "leaf")
 SELDOM = 4
 """How often `test` runs its nopl, however often it is called."""
 _DECODED = {"x86_64": X86_64.decode, "ppc64le": PPC64LE.decode}
-_KINDS = {"x86_64": PC, "ppc64le": Kind((POWER,), 1 << 16)}
+_KINDS = {"x86_64": KIND, "ppc64le": Kind((EM_PPC64,), 1 << 16, local_entries=True)}
 
 
 def build(folder: Path, count: int, arch: str = "x86_64") -> Path:

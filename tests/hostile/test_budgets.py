@@ -16,7 +16,8 @@ from gdb_optprobe.guest import kallsyms, kernel_image, symbolfile, vmlinux
 from gdb_optprobe.guest.btf import DEEPEST, MOST_MEMBERS, Btf
 from gdb_optprobe.guest.linux import kprobes, lists, tasks
 from gdb_optprobe.guest.linux.arch.ppc64le import radix, threads
-from gdb_optprobe.guest.linux.arch.x86_64 import image_padding, mid_function_entries, orc_unwind
+from gdb_optprobe.guest.linux.arch.x86_64 import image_padding, mid_function_entries, nops, orc_unwind
+from gdb_optprobe.guest.linux.arch.x86_64.mmu import KIND
 from gdb_optprobe.guest.linux.exiting import Listed
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.jump_labels import JumpLabels
@@ -240,7 +241,7 @@ def elf(sections: list[tuple[int, int, int, int, int]], body: bytes, loads: int 
         for kind, offset, size, link, each in sections
     )
     data = ident + head + load * loads + body + headers
-    return Elf.of("hostile", lambda offset, size: data[offset : offset + size], len(data))
+    return Elf.of("hostile", lambda offset, size: data[offset : offset + size], len(data), KIND)
 
 
 def overlapping(names: int, count: int) -> tuple[bytes, list[tuple[int, int, int, int, int]]]:
@@ -521,7 +522,7 @@ def test_pages_of_traced_functions_without_end(count: int) -> None:
             return (words * (size // 24 + 1))[:size]
 
     kernel = Kernel(Records(), symbols(ftrace_pages_start=HEAD))
-    found = within(lambda: len(FtraceSites(kernel)), LINES)
+    found = within(lambda: len(FtraceSites(kernel, nops.SITE)), LINES)
     assert "the kernel's list of traced functions has over" in found.error
 
 

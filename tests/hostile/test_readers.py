@@ -30,8 +30,8 @@ from gdb_optprobe.guest.btf import Btf
 from gdb_optprobe.guest.kernel_image import Run
 from gdb_optprobe.guest.linux import kprobes, lists
 from gdb_optprobe.guest.linux.arch.ppc64le import radix
-from gdb_optprobe.guest.linux.arch.x86_64 import jump_tables, mid_function_entries, orc_unwind, paging
-from gdb_optprobe.guest.linux.arch.x86_64.mmu import X86Mmu
+from gdb_optprobe.guest.linux.arch.x86_64 import jump_tables, mid_function_entries, nops, orc_unwind, paging
+from gdb_optprobe.guest.linux.arch.x86_64.mmu import KIND, X86Mmu
 from gdb_optprobe.guest.linux.arch.x86_64.smp_locks import SmpLocks
 from gdb_optprobe.guest.linux.arch.x86_64.static_calls import StaticCalls
 from gdb_optprobe.guest.linux.bug_table import BugTable
@@ -312,7 +312,7 @@ def of_elf(random: Random) -> Callable[[], Any]:
         return data[offset : offset + size]
 
     def read() -> None:
-        found = Elf.of("hostile", file, len(data))
+        found = Elf.of("hostile", file, len(data), KIND)
         asking(lambda: found.filler, lambda: found.first_code, lambda: found.resolve("answer"))
         asking(lambda: found.spell(0x400044), lambda: found.function(0x400068), lambda: found.entry_of(0x400040))
         asking(lambda: found.call_frames.rules(0x400008), lambda: found.text(0x400040, 64), lambda: found.offset(0))
@@ -324,12 +324,12 @@ def test_the_valid_ones_are_valid() -> None:
     """So that what is made of them comes far."""
     for bits in (32, 64):
         data = valid_elf(bits)
-        found = Elf.of("valid", lambda offset, size, data=data: data[offset : offset + size], len(data))
+        found = Elf.of("valid", lambda offset, size, data=data: data[offset : offset + size], len(data), KIND)
         assert found.resolve("answer") == 0x400040 and found.build_id == bytes(range(20))
         assert found.call_frames.data
     assert all(len(kallsyms.recover(data, blobs.RODATA)) == 1100 for data in valid_kallsyms())
     assert Btf(valid_btf()).field("s", "d.y").offset == 48
-    assert len(FtraceSites(ftrace_kernel(valid_ftrace()))) == 8
+    assert len(FtraceSites(ftrace_kernel(valid_ftrace()), nops.SITE)) == 8
     assert len(small_guest.saved(small_guest.guest(), small_guest.COUNTED)) > 4
     assert files.find(user_kernel(valid_files()), "/bin/sh").size == 9000
     assert vmlinux.read(valid_vmlinux()).symbols.names[0] == "_text"
@@ -581,7 +581,7 @@ def of_ftrace(random: Random) -> Callable[[], Any]:
     of = random.choice((None, (SITES, SITES + 0x1000)))
 
     def read() -> None:
-        sites = FtraceSites(kernel, of=of)
+        sites = FtraceSites(kernel, nops.SITE, of=of)
         asking(lambda: len(sites), lambda: sites.sites(SITES, SITES + 0x1000), lambda: sites.idle, sites.tracing)
 
     return read

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.current import Paca, on_ppc64le, on_x86_64
+from gdb_optprobe.guest.linux.arch.ppc64le import current as ppc64le
+from gdb_optprobe.guest.linux.arch.ppc64le.current import Paca
+from gdb_optprobe.guest.linux.arch.x86_64 import current as x86_64
 from gdb_optprobe.guest.linux.kernel import Kernel, Located
 from gdb_optprobe.handlers.interpreter import Hit, evaluate
 from gdb_optprobe.handlers.ir import Expr, Load
@@ -70,7 +72,7 @@ def value(node: Expr | Missing, pieces: Mapping[int, bytes], **registers: int) -
     ],
 )
 def test_x86_64(addresses: Mapping[str, int], more: Mapping[tuple[str, str], int]) -> None:
-    found = on_x86_64(kernel(addresses, {**MEMBERS, **more}))
+    found = x86_64.current(kernel(addresses, {**MEMBERS, **more}))
     pieces = {PER_CPU + 0x100: TASK.to_bytes(8, "little") + b"\3\0\0\0"}
     assert value(found.task, pieces) == TASK
     assert value(found.cpu, pieces) == 3
@@ -80,14 +82,14 @@ def test_x86_64(addresses: Mapping[str, int], more: Mapping[tuple[str, str], int
 
 
 def test_what_an_x86_64_kernel_lacks_is_said() -> None:
-    found = on_x86_64(kernel({}, {}))
+    found = x86_64.current(kernel({}, {}))
     assert isinstance(found.task, Missing) and "pcpu_hot" in found.task.message
     assert isinstance(found.cpu, Missing)
     assert isinstance(found.members["comm"], Missing) and "task_struct" in found.members["comm"].message
 
 
 def test_ppc64le() -> None:
-    found = on_ppc64le(Paca(current=0x10, number=8, pid=2024, comm=2528, per_cpu_offset=OFFSETS))
+    found = ppc64le.current(Paca(current=0x10, number=8, pid=2024, comm=2528, per_cpu_offset=OFFSETS))
     pieces = {PACA + 8: b"\2\0", PACA + 16: TASK.to_bytes(8, "little"), OFFSETS + 16: PER_CPU.to_bytes(8, "little")}
     assert value(found.task, pieces, r13=PACA) == TASK
     assert value(found.cpu, pieces, r13=PACA) == 2

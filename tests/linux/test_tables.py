@@ -102,7 +102,7 @@ def ftrace(*flags: int) -> tuple[Pages, FtraceSites]:
         memory.put(page + 16, pack("<ii", len(mine), 0))
         for slot, flag in enumerate(mine):
             memory.put_words(page + 0x40 + 16 * slot, TEXT + 0x100 * (2 * number + slot), flag)
-    return memory, FtraceSites(kernel(memory, {"ftrace_pages_start": TABLE + 0x1000}))
+    return memory, FtraceSites(kernel(memory, {"ftrace_pages_start": TABLE + 0x1000}), nops.SITE)
 
 
 def test_ftrace_pages_are_walked() -> None:
@@ -151,7 +151,7 @@ def test_what_is_at_an_idle_site_is_asked_of_the_kernel(nop: bytes) -> None:
         memory, _ = ftrace(0)
         nop_table(memory, nop)
         there = kernel(memory, {"ftrace_pages_start": TABLE + 0x1000, name: at})
-        sites = FtraceSites(there, nop=lambda there=there: nops.traced_place(there))
+        sites = FtraceSites(there, nops.SITE, nop=lambda there=there: nops.traced_place(there))
         assert sites.sites(TEXT, TEXT + 5)[0].idle == nop
         nop_table(memory, K8, P6)
         assert nops.traced_place(there) is None, "it does not tell which"
@@ -179,10 +179,10 @@ def test_tracing_is_told_by_the_list_of_tracers() -> None:
     memory = Pages()
     names = {"ftrace_ops_list": TABLE, "ftrace_list_end": TABLE + 0x40}
     memory.put_words(TABLE, TABLE + 0x40)
-    assert not FtraceSites(kernel(memory, names)).tracing()
+    assert not FtraceSites(kernel(memory, names), nops.SITE).tracing()
     memory.put_words(TABLE, TABLE + 0x80)
-    assert FtraceSites(kernel(memory, names)).tracing()
-    assert FtraceSites(kernel(memory, {})).tracing(), "unknown is not assumed to be none"
+    assert FtraceSites(kernel(memory, names), nops.SITE).tracing()
+    assert FtraceSites(kernel(memory, {}), nops.SITE).tracing(), "unknown is not assumed to be none"
 
 
 # --- jump tables ---------------------------------------------------------------------------------------------------

@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.arch.x86_64.mmu import KIND
 from gdb_optprobe.guest.linux.user.cfi import At, CallFrames, Computed, In, Lost, Rules, evaluate
-from gdb_optprobe.guest.linux.user.elf import PC, Elf
+from gdb_optprobe.guest.linux.user.elf import Elf
 from gdb_optprobe.isa.x86_64.user_frames import FRAMES
 from tests.examples import examples
 from tests.steps import calls_in
@@ -39,7 +40,7 @@ def host_library() -> Path:
 @cache
 def elf() -> Elf:
     data = host_library().read_bytes()
-    return Elf.of("libc", lambda offset, size: data[offset : offset + size], len(data), PC)
+    return Elf.of("libc", lambda offset, size: data[offset : offset + size], len(data), KIND)
 
 
 @cache
@@ -112,7 +113,7 @@ def test_frames_of_a_section_that_the_processor_s_abi_gives_a_type_of_its_own() 
     of_frames = [at for at in types if int.from_bytes(data[at + 12 : at + 20], "little") == known.address]
     for at in of_frames:
         data[at : at + 4] = (0x7000_0001).to_bytes(4, "little")
-    found = Elf.of("libc", lambda offset, size: bytes(data[offset : offset + size]), len(data), PC)
+    found = Elf.of("libc", lambda offset, size: bytes(data[offset : offset + size]), len(data), KIND)
     assert len(of_frames) == 1 and found.call_frames.data == known.data
 
 

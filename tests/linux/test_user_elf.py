@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.arch.x86_64.mmu import KIND
 from gdb_optprobe.guest.linux.user.elf import Elf
 from tests.examples import examples
 from tests.guest import answer
@@ -28,7 +29,7 @@ def elf(data: bytes) -> Elf:
         assert offset >= 0 and offset + size <= len(data), "never asked for what the file does not have"
         return data[offset : offset + size]
 
-    return Elf.of("answer", read, len(data))
+    return Elf.of("answer", read, len(data), KIND)
 
 
 @pytest.mark.parametrize("bits", [32, 64])

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.arch.x86_64.mmu import KIND
 from gdb_optprobe.guest.linux.arch.x86_64.user_traps import USER
 from gdb_optprobe.guest.linux.backtrace import MOST, Copy
 from gdb_optprobe.guest.linux.user import cfi
@@ -54,7 +55,7 @@ restore: .cfi_startproc
 
 def program(path: Path) -> Program:
     data = path.read_bytes()
-    elf = Elf.of(path.name, lambda offset, size: data[offset : offset + size], len(data))
+    elf = Elf.of(path.name, lambda offset, size: data[offset : offset + size], len(data), KIND)
     return Program(File(str(path), 0, 0, 0, len(data), 0), elf)
 
 

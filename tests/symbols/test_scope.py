@@ -12,7 +12,9 @@ import pytest
 from gdb_optprobe.guest import abi
 from gdb_optprobe.guest.abi import Abi
 from gdb_optprobe.guest.btf import Btf
-from gdb_optprobe.guest.linux.current import Current, Paca, on_ppc64le, unknown
+from gdb_optprobe.guest.linux.arch.ppc64le.current import Paca
+from gdb_optprobe.guest.linux.arch.ppc64le.current import current as current_of
+from gdb_optprobe.guest.linux.current import Current, unknown
 from gdb_optprobe.guest.scope import KernelScope, Site
 from gdb_optprobe.guest.types import BtfTypes
 from gdb_optprobe.handlers.ctype import (
@@ -111,7 +113,7 @@ def scope(
         Symbols(),
         types,
         isa,
-        current or on_ppc64le(PACA),
+        current or current_of(PACA),
         mapped=((DATA, DATA + 0x1000),),
         per_cpu=(0, 0x2000),
         convenience={"mine": -5}.get,

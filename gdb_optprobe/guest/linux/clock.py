@@ -1,17 +1,25 @@
-"""The frequency of the clock that handlers read, as the kernel has measured or been given it."""
+"""The rate of the clock that programs read, as the kernel has it."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.handlers.scope import Missing
 
-# arch/x86/kernel/tsc.c, arch/powerpc/kernel/time.c: the variable, its bytes, what it counts a second in.
-_KNOWN = (("tsc_khz", 4, 1000), ("tb_ticks_per_sec", 8, 1), ("tb_ticks_per_usec", 8, 1_000_000))
+
+class ClockRate(NamedTuple):
+    """A variable of the kernel: its bytes, and what it counts a second in."""
+
+    name: str
+    size: int
+    factor: int
 
 
-def hertz(kernel: Kernel) -> int | Missing:
-    """Ticks of the time stamp counter or the time base in a second."""
-    for name, size, factor in _KNOWN:
+def hertz(kernel: Kernel, rates: Sequence[ClockRate]) -> int | Missing:
+    """Return the ticks of the clock in a second, by the first of these variables that has been set."""
+    for name, size, factor in rates:
         address = kernel.symbols.address(name)
         if address is not None and (ticks := int.from_bytes(kernel.memory.read(address, size), "little")):
             return ticks * factor

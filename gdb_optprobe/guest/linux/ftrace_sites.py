@@ -4,7 +4,7 @@
                           │ next                  records:             
                           │ records ─► ┌──────┬───────┬────────┐
                           │ index      │ ip   │ flags │ module │         (include/linux/ftrace.h, struct dyn_ftrace;
-                          └ …          └──────┴───────┴────────┘          x86 has no third word)
+                          └ …          └──────┴───────┴────────┘          not on every ISA)    
 `flags` has the number of users in its low bits and states in its high ones. Where states begin has moved down (bit 23
 up to 6.2, bit 19 in 6.12), but only two states of a site without users may be set in between.
 
@@ -46,8 +46,8 @@ class Shape:
     record: Struct
 
 
-X86 = Shape(bytes.fromhex("0f1f440000"), Struct("<QQ"))  # arch/x86/include/asm/nops.h, BYTES_NOP5
-POWER = Shape(bytes.fromhex("00000060"), Struct("<QQQ"))  # of `mflr r0; nop` the second; struct dyn_arch_ftrace
+NO_SITE = Shape(b"", Struct("<QQ"))
+"""Where no site is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class FtraceSites:
     def __init__(
         self,
         kernel: Kernel,
-        shape: Shape = X86,
+        shape: Shape,
         of: tuple[int, int] | None = None,
         nop: Callable[[], bytes | None] = lambda: None,
     ) -> None:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from gdb_optprobe.budget import Budget
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
+from gdb_optprobe.guest.linux.ftrace_sites import NO_SITE, FtraceSites
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.module_symbols import ModuleSymbols
 from gdb_optprobe.guest.linux.modules import Module, Modules, State
@@ -194,7 +194,7 @@ class LoadedText:
         """The records of the sites around `address`."""
         found = self.at(address)
         if found is None and self._area[0] <= address < self._area[1]:
-            return FtraceSites(self._kernel, of=(0, 0))
+            return FtraceSites(self._kernel, NO_SITE, of=(0, 0))
         return found.ftrace if found is not None else self.core.ftrace
 
     def forget(self) -> None:

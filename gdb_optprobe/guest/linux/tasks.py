@@ -15,11 +15,10 @@ signal.h, for_each_process_thread; kernel/fork.c, copy_process; kernel/exit.c, r
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.budget import Budget
-from gdb_optprobe.guest.linux.arch.x86_64 import preemption
 from gdb_optprobe.guest.linux.exiting import exiting
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.lists import MOST
@@ -27,6 +26,7 @@ from gdb_optprobe.guest.linux.members import Members
 from gdb_optprobe.guest.linux.percpu import PerCpu
 from gdb_optprobe.guest_text import until_zero
 
+PLAUSIBLE = (1 << 13, 1 << 14, 1 << 15, 1 << 16)
 NAME_SIZE = 16
 DEAD = 0x80  # TASK_DEAD
 EXITING = 4  # PF_EXITING
@@ -74,10 +74,26 @@ class OnCpu:
     next: int
 
 
+@dataclass(frozen=True, slots=True)
+class TasksOf:
+    """What differs by ISA.
+
+    current:       per-CPU variables (symbol, struct, member) of the running thread, of which a kernel has one.
+    saved_sp:      the member of task_struct that has the stack pointer of a thread without a CPU.
+    preempt_count: how often preemption is disabled on the CPU with its per-CPU variables at an address.
+    """
+
+    current: Sequence[tuple[str, str, str]]
+    saved_sp: str
+    preempt_count: Callable[[Kernel, int], int]
+
+
 class Tasks:
     """Reads threads; offsets are looked up once. Raises OptprobeError where this kernel's cannot be enumerated."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, of: TasksOf) -> None:
+        """of: how this ISA keeps what is asked of a thread and a CPU."""
+        self._preempt_count = of.preempt_count
         self._kernel = kernel
         self._percpu = PerCpu.of(kernel)
         self._exiting = exiting(kernel, self._percpu)
@@ -97,14 +113,11 @@ class Tasks:
             thread_node_before=(self._thread_node + 8, 8),
             comm=(kernel.offset(task, "comm"), NAME_SIZE),
             signal=(kernel.offset(task, "signal"), 8),
-            sp=(kernel.offset(task, "thread.sp"), 8),
+            sp=(kernel.offset(task, of.saved_sp), 8),
         )
         self._idle = self._percpu.addresses("runqueues", "rq", "idle")
         self._curr = self._percpu.addresses("runqueues", "rq", "curr")
-        self._current = self._percpu.addresses_of_either(
-            ("current_task", "", ""),
-            ("pcpu_hot", "pcpu_hot", "current_task"),
-        )
+        self._current = self._percpu.addresses_of_either(*of.current)
 
     def on_cpus(self) -> tuple[OnCpu, ...]:
         """In the order of Linux's CPU numbers."""
@@ -124,7 +137,7 @@ class Tasks:
         self._add(found, (self._kernel.word(at) for at in self._idle))
         self._add(found, (address for cpu in cpus for address in (cpu.current, cpu.next)))
         self._add(found, self._exiting.unlisted())
-        counts = [preemption.count(self._kernel, base) for base in self._percpu.bases]
+        counts = [self._preempt_count(self._kernel, base) for base in self._percpu.bases]
         over = {
             address
             for cpu, count in zip(cpus, counts, strict=True)
@@ -178,6 +191,16 @@ class Tasks:
         number = values.__getitem__
         task = Task(address, name, *map(number, ("pid", "stack", "sp", "state", "flags", "exit_state")))
         return task, values
+
+
+def thread_size(kernel: Kernel) -> int:
+    """THREAD_SIZE, from the room that the linker left for init's stack (include/asm-generic/vmlinux.lds.h)."""
+    start = kernel.word(kernel.address("init_task") + kernel.offset("task_struct", "stack"))
+    for name in ("__end_init_stack", "__end_init_task"):
+        end = kernel.symbols.address(name)
+        if end is not None and end - start in PLAUSIBLE:
+            return end - start
+    raise NoSuchKernel("the size of a thread's stack is not known")
 
 
 def _may_be_over(count: int) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gdb_optprobe.guest.linux.arch.x86_64.mmu import KIND
 from gdb_optprobe.guest.linux.user.elf import Elf
 from qemu.guest import Guest
 from tests.guest import answer, returning_program
@@ -36,7 +37,7 @@ def program(linux: Guest, tmp_path: Path) -> Iterator[Path]:
 def theirs(linux: Guest, program: Path) -> dict[str, int]:
     """By function, the returns that the guest's own events see."""
     data = program.read_bytes()
-    elf = Elf.of(str(program), lambda offset, size: data[offset : offset + size], len(data))
+    elf = Elf.of(str(program), lambda offset, size: data[offset : offset + size], len(data), KIND)
     places = {each.name: elf.offset(each.address) for each in elf.symbols if each.name in RETURNS}
     events = "; ".join(f"echo 'r:{name} {PATH}:{at:#x}' >> uprobe_events" for name, at in places.items())
     linux.check(f"cd {TRACING}; echo > trace; {events}; echo 1 > events/uprobes/enable")

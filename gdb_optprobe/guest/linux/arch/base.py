@@ -21,6 +21,7 @@ from typing import Protocol
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
+from gdb_optprobe.guest.linux.clock import ClockRate
 from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
@@ -156,9 +157,10 @@ class Unwinder(Protocol):
 
 
 class LinuxArch(Finder, Protocol):
-    """loaded: from where to where modules can be."""
+    """clock: variables that may say how fast it runs. loaded: from where to where modules can be."""
 
     isa: Isa
+    clock: Sequence[ClockRate]
     loaded: tuple[int, int]
 
     def kernel(self, memory: Memory, symbols: SymbolTable, structures: Structures) -> Kernel: ...

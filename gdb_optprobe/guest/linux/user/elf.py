@@ -53,19 +53,19 @@ MOST_OF_NAMES = 8
 """Bytes of all names for each byte of their table, in which one's end may be another: 1."""
 MOST_TOLD = 16
 """How many functions of one name a message lists."""
-POWER = 21  # EM_PPC64
 _LOCATION = re.compile(r"(?P<symbol>[^+\s]+?)(\s*\+\s*(?P<offset>0[xX][0-9a-fA-F]+|\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What programs of a machine are: e_machine may be one of these, and a page has so many bytes."""
+    """What programs of a machine are: e_machine may be one of these, and a page has so many bytes.
+
+    local_entries: whether st_other says how far behind its global entry a function has a local one.
+    """
 
     machines: tuple[int, ...]
     page: int
-
-
-PC = Kind((3, 62), 4096)  # EM_386, EM_X86_64
+    local_entries: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Symbol:
 class Elf:
     """`name` is what messages call it. bits: 32 or 64. pie: it may be loaded anywhere. entry: where it begins to run.
 
-    sections: offset and number of the section headers, size of the file. machine: the ISA of the code. page: bytes of
+    sections: offset and number of the section headers, size of the file. local_entries: see Kind. page: bytes of
     a page. names: the section with the sections' names. named_by: the file that the symbols are from.
     """
 
@@ -147,13 +147,13 @@ class Elf:
     segments: tuple[Segment, ...]
     build_id: bytes
     sections: tuple[int, int, int]
-    machine: int
+    local_entries: bool
     page: int
     names: int = 0
     named_by: Elf | None = None
 
     @staticmethod
-    def of(name: str, read: Read, size: int, of: Kind = PC) -> Elf:
+    def of(name: str, read: Read, size: int, of: Kind) -> Elf:
         """Raises OptprobeError."""
         no_elf = OptprobeError(f"{name} is no program of this machine's (ELF)")
         if size < 64:
@@ -185,7 +185,7 @@ class Elf:
         table = (sections, section_count if section_each == layout.section.size else 0, size)
         bits = 64 if layout is _LAYOUTS[64] else 32
         build_id = next(filter(None, ids), b"")
-        return Elf(name, read, bits, kind == SHARED, entry, loads, build_id, table, machine, of.page, names)
+        return Elf(name, read, bits, kind == SHARED, entry, loads, build_id, table, of.local_entries, of.page, names)
 
     # where -----------------------------------------------------------------------------------------------------------
 
@@ -367,7 +367,7 @@ class Elf:
 
     def _local(self, other: int) -> int:
         """By bits 5 to 7 of st_other: 2 to 6 are instructions' numbers, as powers of two."""
-        return 4 << (other >> 5) - 2 if self.machine == POWER and 2 <= other >> 5 <= 6 else 0
+        return 4 << (other >> 5) - 2 if self.local_entries and 2 <= other >> 5 <= 6 else 0
 
 
 def _number(text: str) -> int | None:

@@ -22,7 +22,7 @@ from gdb_optprobe.guest_text import printable, raw
 MOST_LINKS = 40  # MAXSYMLINKS
 MOST_CHILDREN = 1 << 16
 """A limit (budget.py), of entries of directories and of mounts that are looked at on the way to one file, all together.
-/usr/lib/x86_64-linux-gnu of a desktop has 5,000.
+The libraries of a desktop are 5,000.
 """
 LONGEST = 4096
 NAME_MAX = 255

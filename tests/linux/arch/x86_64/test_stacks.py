@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.arch.x86_64 import stacks
 from gdb_optprobe.guest.linux.arch.x86_64.stacks import missing
 from gdb_optprobe.guest.linux.percpu import PerCpu
 from gdb_optprobe.guest.linux.tasks import Tasks
@@ -47,7 +48,7 @@ def test_per_cpu_bases() -> None:
 
 
 def test_every_thread_not_only_every_process() -> None:
-    found = Tasks(kernel(guest(), NAMES, OFFSETS)).all(set())
+    found = Tasks(kernel(guest(), NAMES, OFFSETS), stacks.TASKS).all(set())
     assert sorted(task.name for task in found.values()) == ["idle1", "init", "leader", "thread"]
     assert all(task.address == address for address, task in found.items())
 

@@ -17,6 +17,7 @@ from typing import Any
 import unicorn
 from unicorn import x86_const
 
+from gdb_optprobe.guest.linux.arch.x86_64.mmu import KIND
 from gdb_optprobe.guest.linux.arch.x86_64.user_traps import REGISTERS, USER
 from gdb_optprobe.guest.linux.user.elf import Elf
 from gdb_optprobe.isa.base import Flow, Insn, OutOfReach, Unrelocatable
@@ -223,7 +224,7 @@ def some_registers(insn: Insn, bits: int, chosen: random.Random) -> dict[str, in
 
 def windows(program: bytes, name: str, bits: int, chosen: random.Random) -> Iterator[Insn]:
     """Instructions of its code, at random, put where they can run."""
-    elf = Elf.of(name, lambda offset, size: program[offset : offset + size], len(program))
+    elf = Elf.of(name, lambda offset, size: program[offset : offset + size], len(program), KIND)
     while True:
         segment = chosen.choice(elf.code)
         at = chosen.randrange(segment.size - 64)

@@ -20,7 +20,7 @@ from gdb_optprobe.guest.linux.arch.base import (
     Unwinder,
     nowhere,
 )
-from gdb_optprobe.guest.linux.arch.ppc64le import back_chain, derive, program_check, room, stacks, user_kernel
+from gdb_optprobe.guest.linux.arch.ppc64le import back_chain, current, derive, program_check, room, stacks, user_kernel
 from gdb_optprobe.guest.linux.arch.ppc64le import find as finding
 from gdb_optprobe.guest.linux.arch.ppc64le import reads as reading
 from gdb_optprobe.guest.linux.arch.ppc64le import structures as code
@@ -29,7 +29,8 @@ from gdb_optprobe.guest.linux.arch.ppc64le.kernel_tree import VMALLOC, KernelMap
 from gdb_optprobe.guest.linux.arch.ppc64le.module_text import PowerModuleText
 from gdb_optprobe.guest.linux.arch.ppc64le.text import PowerText
 from gdb_optprobe.guest.linux.arch.ppc64le.trap_entry import TRAPPING
-from gdb_optprobe.guest.linux.current import Current, Paca, on_ppc64le, unknown
+from gdb_optprobe.guest.linux.clock import ClockRate
+from gdb_optprobe.guest.linux.current import Current, unknown
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
 from gdb_optprobe.guest.linux.kernel_discovery import View
 from gdb_optprobe.guest.linux.loaded_text import LoadedText, ModuleCode
@@ -72,6 +73,11 @@ class BackChain:
 
 class _Linux:
     isa: Isa = PPC64LE
+    # arch/powerpc/kernel/time.c
+    clock: Sequence[ClockRate] = (
+        ClockRate("tb_ticks_per_sec", 8, 1),
+        ClockRate("tb_ticks_per_usec", 8, 1_000_000),
+    )
     loaded = VMALLOC
     find = staticmethod(finding.find)
     notes = staticmethod(finding.notes)
@@ -129,7 +135,7 @@ class _Linux:
             found = derive.derive(kernel)
         except OptprobeError as error:
             return unknown(error.message)
-        return on_ppc64le(Paca(found.current, found.number, found.pid, found.comm, found.per_cpu_offset))
+        return current.current(current.Paca(found.current, found.number, found.pid, found.comm, found.per_cpu_offset))
 
     def reads(self, kernel: Kernel, machine: Machine, physical: Callable[[int], int | None]) -> Reads:
         return reading.reads(machine, kernel)

@@ -31,8 +31,8 @@ from gdb_optprobe.guest.linux.arch.ppc64le.constants import DerivedSymbols
 from gdb_optprobe.guest.linux.arch.ppc64le.stacks import exiting_of
 from gdb_optprobe.guest.linux.arch.ppc64le.structures import has_types
 from gdb_optprobe.guest.linux.arch.ppc64le.threads import Layout, Thread, Threads, cpus
-from gdb_optprobe.guest.linux.arch.x86_64.stacks import thread_size
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
+from gdb_optprobe.guest.linux.tasks import thread_size
 from gdb_optprobe.isa.ppc64le.fields import opcode, ra, rt, simm, word_of
 
 SP, PREVIOUS, NEXT, PACA = 1, 3, 4, 13  # registers: of _switch's arguments, the second is validate_sp's thread as well

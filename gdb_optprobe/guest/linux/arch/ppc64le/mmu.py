@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from gdb_optprobe.guest.linux.arch.ppc64le import radix
 from gdb_optprobe.guest.linux.arch.ppc64le.probe_read import LINEAR_BITS, LINEAR_MAP
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.user.elf import POWER, Kind
+from gdb_optprobe.guest.linux.user.elf import Kind
 from gdb_optprobe.guest.linux.user.mmu import Leaf, Mmu, ReadPhysical
 
 RECORDS = 0xC00C_0000_0000_0000
 """RADIX_VMEMMAP_START: of the kernel's four regions the last (arch/powerpc/include/asm/book3s/64/radix.h)."""
 PRIVILEGED = 8
+EM_PPC64 = 21
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class RadixMmu:
 
     @property
     def kind(self) -> Kind:
-        return Kind((POWER,), self.page)
+        return Kind((EM_PPC64,), self.page, local_entries=True)
 
     def records(self, kernel: Kernel) -> int:
         return RECORDS

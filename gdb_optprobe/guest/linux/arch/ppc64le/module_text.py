@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gdb_optprobe.guest.linux.arch.ppc64le.constants import EXCEPTION_ROW
+from gdb_optprobe.guest.linux.arch.ppc64le.ftrace import SITE
 from gdb_optprobe.guest.linux.arch.ppc64le.text import PowerText
 from gdb_optprobe.guest.linux.bug_table import row_size
-from gdb_optprobe.guest.linux.ftrace_sites import POWER, FtraceSites
+from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.module_symbols import ModuleSymbols
 from gdb_optprobe.guest.linux.modules import Module
@@ -35,7 +36,7 @@ class PowerModuleText(PowerText):
         """The guest has run, the module is the same."""
         self.module = module
         self.forget()
-        self.ftrace = FtraceSites(self._kernel, POWER, of=module.text)
+        self.ftrace = FtraceSites(self._kernel, SITE, of=module.text)
 
     def area(self, address: int) -> Area:
         found = super().area(address)

@@ -17,11 +17,12 @@ from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.guest.linux.arch.ppc64le import areas
 from gdb_optprobe.guest.linux.arch.ppc64le.barriers import Barriers
 from gdb_optprobe.guest.linux.arch.ppc64le.constants import EXCEPTION_ROW
+from gdb_optprobe.guest.linux.arch.ppc64le.ftrace import SITE
 from gdb_optprobe.guest.linux.arch.ppc64le.kernel_tree import VMALLOC
 from gdb_optprobe.guest.linux.arch.ppc64le.restarts import Restarts
 from gdb_optprobe.guest.linux.core_text import CoreText
 from gdb_optprobe.guest.linux.exception_table import ExceptionTable
-from gdb_optprobe.guest.linux.ftrace_sites import POWER, FtraceSites
+from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.text import FORBIDDEN, Area, Fact, Function, Jump, Mark, Overlay, Whole
@@ -47,7 +48,7 @@ class PowerText(CoreText):
     ) -> None:
         """originals: of a text that this one is beside, in place of an overlay."""
         found = originals or OriginalText(kernel, PPC64LE, overlay)
-        super().__init__(kernel, found, FtraceSites(kernel, POWER), areas.entry_text(kernel), VMALLOC)
+        super().__init__(kernel, found, FtraceSites(kernel, SITE), areas.entry_text(kernel), VMALLOC)
         self._never: dict[int, Mapping[int, Hazard]] = {}
 
     def through(self, read: Callable[[int, int], bytes]) -> PowerText:

@@ -19,8 +19,8 @@ from gdb_optprobe.guest.linux.arch.base import (
     Unwinder,
     nowhere,
 )
-from gdb_optprobe.guest.linux.arch.x86_64 import find as finding
 from gdb_optprobe.guest.linux.arch.x86_64 import (
+    current,
     frame_pointers,
     image_padding,
     invalid_op,
@@ -29,6 +29,7 @@ from gdb_optprobe.guest.linux.arch.x86_64 import (
     stacks,
     user_kernel,
 )
+from gdb_optprobe.guest.linux.arch.x86_64 import find as finding
 from gdb_optprobe.guest.linux.arch.x86_64 import reads as reading
 from gdb_optprobe.guest.linux.arch.x86_64.frame_pointers import FramePointers
 from gdb_optprobe.guest.linux.arch.x86_64.image_padding import NoFiller
@@ -36,7 +37,8 @@ from gdb_optprobe.guest.linux.arch.x86_64.lent import Lender
 from gdb_optprobe.guest.linux.arch.x86_64.module_text import ModuleText
 from gdb_optprobe.guest.linux.arch.x86_64.text import MODULES, KernelText, modules_area
 from gdb_optprobe.guest.linux.arch.x86_64.trap_entry import TRAPPING
-from gdb_optprobe.guest.linux.current import Current, on_x86_64
+from gdb_optprobe.guest.linux.clock import ClockRate
+from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
 from gdb_optprobe.guest.linux.loaded_text import LoadedText, ModuleCode
 from gdb_optprobe.guest.linux.modules import Module
@@ -55,6 +57,7 @@ PAD = 4
 
 class _Linux:
     isa: Isa = X86_64
+    clock: Sequence[ClockRate] = (ClockRate("tsc_khz", 4, 1000),)  # arch/x86/kernel/tsc.c
     loaded = MODULES
     find = staticmethod(finding.find)
     settle = staticmethod(finding.settle)
@@ -136,7 +139,7 @@ class _Linux:
             yield lent
 
     def current(self, kernel: Kernel) -> Current:
-        return on_x86_64(kernel)
+        return current.current(kernel)
 
     def reads(self, kernel: Kernel, machine: Machine, physical: Callable[[int], int | None]) -> Reads:
         return reading.reads(machine, kernel, physical)

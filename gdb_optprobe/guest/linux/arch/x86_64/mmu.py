@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.guest.linux.arch.x86_64 import paging
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
-from gdb_optprobe.guest.linux.user.elf import PC, Kind
+from gdb_optprobe.guest.linux.user.elf import Kind
 from gdb_optprobe.guest.linux.user.mmu import Leaf, Mmu, ReadPhysical
 
 FIXED_RECORDS = 0xFFFF_EA00_0000_0000
 """Where they are in kernels that do not choose (arch/x86/include/asm/pgtable_64_types.h, __VMEMMAP_BASE_L4)."""
+KIND = Kind((3, 62), 4096)  # EM_386, EM_X86_64
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class X86Mmu:
     start: int
     size: int
     la57: bool
-    kind: Kind = PC
+    kind: Kind = KIND
 
     def records(self, kernel: Kernel) -> int:
         variable = kernel.symbols.address("vmemmap_base")

@@ -51,7 +51,7 @@ class ModuleText(KernelText):
         self.ftrace = self._sites(module)
 
     def _sites(self, module: Module) -> FtraceSites:
-        return FtraceSites(self._kernel, of=module.text, nop=lambda: nops.traced_place(self._core_kernel))
+        return FtraceSites(self._kernel, nops.SITE, of=module.text, nop=lambda: nops.traced_place(self._core_kernel))
 
     def area(self, address: int) -> Area:
         found = super().area(address)

@@ -8,12 +8,18 @@
 
 from __future__ import annotations
 
+from struct import Struct
+
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.ftrace_sites import Shape
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.isa.x86_64 import X86_64
 
 SIZE = X86_64.branch_size
 ROWS = 10
+
+SITE = Shape(bytes.fromhex("0f1f440000"), Struct("<QQ"))
+"""A tracer's site (arch/x86/include/asm/nops.h, BYTES_NOP5)."""
 
 
 def traced_place(kernel: Kernel) -> bytes | None:

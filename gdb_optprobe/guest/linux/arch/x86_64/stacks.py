@@ -26,9 +26,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.arch.x86_64 import preemption
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.percpu import PerCpu
-from gdb_optprobe.guest.linux.tasks import Task, Tasks
+from gdb_optprobe.guest.linux.tasks import Task, Tasks, TasksOf, thread_size
 from gdb_optprobe.guest.machine import Machine, Vcpu
 from gdb_optprobe.guest.saved_pcs import SavedWords, Stack
 
@@ -38,9 +39,11 @@ INTERRUPTS = 1 << 9  # RFLAGS.IF
 ENTRY_STACK = PAGE
 EXCEPTIONS = ("DF", "NMI", "DB", "MCE", "VC", "VC2")
 SECURE_GUESTS_ONLY = ("VC", "VC2")  # mapped under SEV-ES alone
-PLAUSIBLE = (1 << 13, 1 << 14, 1 << 15, 1 << 16)
 # Where entry and exception stacks are seen (CPU_ENTRY_AREA_PGD), and those for 16-bit user stacks (ESPFIX_PGD_ENTRY).
 ENTRY_AREAS = (range(-4 << 39, -3 << 39), range(-2 << 39, -1 << 39))
+TASKS = TasksOf(
+    (("current_task", "", ""), ("pcpu_hot", "pcpu_hot", "current_task")), "thread.sp", preemption.count
+)
 OF_VCPU = ("rsp", "cpl", "eflags", "gs_base", "k_gs_base", "cr0")
 
 
@@ -58,7 +61,7 @@ class Stacks:
         self._kernel = kernel
         self._machine = machine
         self._registers = tuple(registers)
-        self._tasks = Tasks(kernel)
+        self._tasks = Tasks(kernel, TASKS)
         self._cpus = _CpuStacks(kernel)
         self._thread_size = thread_size(kernel)
 
@@ -191,20 +194,10 @@ class _CpuStacks:
         return True
 
 
-def thread_size(kernel: Kernel) -> int:
-    """THREAD_SIZE, from the room that the linker left for init's stack (include/asm-generic/vmlinux.lds.h)."""
-    start = kernel.word(kernel.address("init_task") + kernel.offset("task_struct", "stack"))
-    for name in ("__end_init_stack", "__end_init_task"):
-        end = kernel.symbols.address(name)
-        if end is not None and end - start in PLAUSIBLE:
-            return end - start
-    raise NoSuchKernel("the size of a thread's stack is not known")
-
-
 def missing(kernel: Kernel) -> str:
     """Why saved PCs cannot be enumerated in this kernel, in words; empty where they can."""
     try:
-        thread_size(kernel), _CpuStacks(kernel), Tasks(kernel)
+        thread_size(kernel), _CpuStacks(kernel), Tasks(kernel, TASKS)
     except OptprobeError as error:
         return error.message
     return ""

@@ -71,7 +71,7 @@ class KernelText(CoreText):
         originals: of a text that this one is beside, in place of an overlay.
         """
         entry = kernel.range("__entry_text_start", "__entry_text_end")
-        sites = FtraceSites(kernel, nop=lambda: nops.traced_place(kernel))
+        sites = FtraceSites(kernel, nops.SITE, nop=lambda: nops.traced_place(kernel))
         super().__init__(kernel, originals or OriginalText(kernel, isa, overlay), sites, entry, modules_area(kernel))
         self._isa = isa
         self._parts: dict[int, Part] = {}

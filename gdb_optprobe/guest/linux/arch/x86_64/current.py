@@ -1,0 +1,45 @@
+"""What runs, by the per-CPU variables current_task and cpu_number, members of pcpu_hot in some kernels."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.current import MEMBERS, PAGE, STACK_SIZE, Current, or_missing, plus, room_to
+from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
+from gdb_optprobe.handlers import fold
+from gdb_optprobe.handlers.ir import Choose, Expr, Frame, Load, Op, PerCpuBase, Register
+from gdb_optprobe.handlers.scope import Missing
+
+FRAME = ("rsp", "rbp")
+"""What ORC needs in functions of C."""
+
+
+def current(kernel: Kernel) -> Current:
+    """Return the expressions by per-CPU variables: addresses from the symbols and, within pcpu_hot, from the types."""
+
+    def variable(size: int, *places: tuple[str, str]) -> Expr:
+        missing: OptprobeError | None = None
+        for symbol, member in places:
+            try:
+                offset = kernel.address(symbol) + (kernel.offset(symbol, member) if member else 0)
+                return Load(plus(PerCpuBase(), offset), size, signed=False, mapped=True)
+            except OptprobeError as error:
+                missing = error
+        raise missing or NoSuchKernel("no per-CPU variable asked for")
+
+    task = or_missing(lambda: variable(8, ("current_task", ""), ("pcpu_hot", "current_task")))
+    cpu = or_missing(lambda: variable(4, ("cpu_number", ""), ("pcpu_hot", "cpu_number")))
+    members = {name: or_missing(partial(kernel.offset, "task_struct", name)) for name in MEMBERS}
+    top = or_missing(lambda: variable(8, ("cpu_current_top_of_stack", ""), ("pcpu_hot", "top_of_stack")))
+    return Current(task, cpu, PerCpuBase(), members, Frame((*FRAME,), _room(top)))
+
+
+def _room(top: Expr | Missing) -> Expr:
+    """Up to the end of the thread's stack; on others, which are not aligned to their size, to the end of the page."""
+    sp = Register(FRAME[0])
+    page = room_to(sp, PAGE)
+    if isinstance(top, Missing):
+        return page
+    above = fold.binary(Op.SUB, top, sp, 64, False)
+    return Choose(fold.binary(Op.LT, above, fold.constant(STACK_SIZE), 64, False), above, page)
