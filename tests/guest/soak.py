@@ -689,8 +689,9 @@ class Soak:
         assert self.gdb is not None
         self._note("quit")
         # Calls that are under way return to code of ours, and traps of programs may just be on their way.
-        rows = self._state()["probes"]
-        kept = any(row["kind"].startswith("u") or (row["calls"] and row["calls"][2]) for row in rows)
+        state = self._state()
+        rows = state["probes"]
+        kept = bool(state["patches"] and not rows) or any(row["kind"].startswith("u") or (row["calls"] and row["calls"][2]) for row in rows)
         self.gdb.quit(SOON)
         self.gdb = None
         self.probes.clear()
