@@ -691,7 +691,8 @@ class Soak:
         # Calls that are under way return to code of ours, and traps of programs may just be on their way.
         state = self._state()
         rows = state["probes"]
-        kept = bool(state["patches"] and not rows) or any(row["kind"].startswith("u") or (row["calls"] and row["calls"][2]) for row in rows)
+        kept = any(row["kind"].startswith("u") or (row["calls"] and row["calls"][2]) for row in rows)
+        kept = kept or bool(state["patches"] and not rows)
         self.gdb.quit(SOON)
         self.gdb = None
         self.probes.clear()
