@@ -3,7 +3,7 @@
     pad     │ branch behind the program │ branch to the probed address │
              ▲                           ▲
              GDB's breakpoint            where GDB sends a vCPU that stopped there
-    bell    │ a word that GDB watches │ … │ how often it was rung │ … nothing else of optprobe in this page of data
+    doorbell│ a word that GDB watches │ … │ how often it was rung │ … nothing else of optprobe in this page of data
 A guest without GDB runs the first branch: the hit continues as one that does not stop.
 
 QEMU's TCG looks through its breakpoints at each jump that it does not know beforehand, and runs what shares a page with

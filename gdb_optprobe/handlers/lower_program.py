@@ -8,7 +8,7 @@
     │   use beyond that       │           │
     │ action ─────────────────┼─► fault   │   faults + 1, on with the next
     │ …                       │           │
-    │ stop: ring the bell     │           │   GDB watches it, and sets a breakpoint at the pad
+    │ stop: ring the doorbell │           │   GDB watches it, and sets a breakpoint at the pad
     │ restore                 │           │
     │ stop: restore, ─────────┼─► the pad │   where GDB has a breakpoint; from there on, behind the program
     │ fault of the condition  │           │   faults + 1
@@ -58,7 +58,7 @@ from gdb_optprobe.isa.codegen import (
 from gdb_optprobe.maps.ring import RingLayout
 
 RING_COUNT = 64
-"""How far behind the bell the count is: what is watched is the bell alone."""
+"""Distance from the doorbell to its count: GDB watches the doorbell alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +164,10 @@ def _emit(
     return UsedRegisters(frozenset(condition.used), frozenset(actions.used))
 
 
-def ring_doorbell(emit: Emitter, bell: int) -> None:
+def ring_doorbell(emit: Emitter, doorbell: int) -> None:
     """Have a debugger come to the pads."""
-    emit.atomic_add(Address(offset=bell + RING_COUNT, near=True), 1)
-    emit.store(Address(offset=bell, near=True), 1)
+    emit.atomic_add(Address(offset=doorbell + RING_COUNT, near=True), 1)
+    emit.store(Address(offset=doorbell, near=True), 1)
 
 
 @contextmanager

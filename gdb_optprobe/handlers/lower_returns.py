@@ -112,7 +112,7 @@ class EntryPart:
 
 @dataclass(frozen=True, slots=True)
 class EntryRegisters:
-    """By the usual way through an entry, by the one through a slot that is taken, and by actions: see lowering.Used."""
+    """By the usual way through an entry, by the one through a slot that is taken, and by actions: see lower_program.UsedRegisters."""
 
     usual: frozenset[str] = frozenset()
     other: frozenset[str] = frozenset()
@@ -327,7 +327,7 @@ class PadExit:
     """A trampoline leaves to `pad` where one of `flags` (offsets in the slot) is set.
 
     Returning.slot holds all of them there, but where the trampoline saves registers, which are all as they were then.
-    doorbell: see lowering.Surroundings.
+    doorbell: see lower_program.LoweringContext.
     """
 
     flags: tuple[int, ...]

@@ -71,7 +71,7 @@ class CodeSite(Protocol):
 
 @dataclass(frozen=True)
 class Handler:
-    """program: counts the hit first; a `count` of the user's own is that. per_cpu: see isa.emitter.Before.
+    """program: counts the hit first; a `count` of the user's own is that. per_cpu: see isa.codegen.EntryState.
 
     cpu:        this CPU's number, where records can tell it.
     unmapped:   how memory that may not be there is read.
@@ -238,7 +238,7 @@ class Handler:
     ) -> Code:
         """What runs in a detour, with its memory at `memory`. dead: before the probed instruction.
 
-        pad: where it goes to stop. passed: of one that stops, what is dead where it does not. kept: see Before. Raises
+        pad: where it goes to stop. passed: of one that stops, what is dead where it does not. kept: see EntryState. Raises
         NotLowered.
         """
         if self.is_plain:
