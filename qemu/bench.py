@@ -12,14 +12,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from gdb_optprobe.costs.estimate import Cost, cost
-from gdb_optprobe.costs.measure import Reading
-from gdb_optprobe.costs.table import as_json, table
 from qemu import calls, timediff
 from qemu.bench_target import BENCH_TARGETS, BREAK, FUNCTION, PROGRAMS, RECORDS, BenchTarget, hits
 from qemu.cache import say
 from qemu.calls import Calls
 from qemu.channel import ChannelError
+from qemu.costs.estimate import Cost, cost
+from qemu.costs.measure import Reading
+from qemu.costs.table import as_json, table
 from qemu.debian import FetchError
 from qemu.debugger import Debugger, DebuggerError
 from qemu.guest import Guest, GuestError, Options

@@ -17,9 +17,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gdb_optprobe.costs.measure import Reading, middle
-from gdb_optprobe.costs.table import aligned, number
 from qemu.cache import say
+from qemu.costs.measure import Reading, middle
+from qemu.costs.table import aligned, number
 from qemu.debugger import Debugger, DebuggerError
 from qemu.guest import Guest, GuestError
 from qemu.reads import Reads

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from gdb_optprobe.costs.table import aligned, number
 from qemu.bench_target import BENCH_TARGETS, FUNCTION
 from qemu.cache import guests_directory, say
 from qemu.channel import ChannelError
+from qemu.costs.table import aligned, number
 from qemu.debian import FetchError
 from qemu.debugger import Debugger, DebuggerError, gdb_program, lines_to_start
 from qemu.guest import Guest, GuestError, Options

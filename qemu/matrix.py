@@ -17,12 +17,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from gdb_optprobe.costs.table import aligned
 from qemu import versions
 from qemu.battery import BROKEN, FACILITIES, REFUSED, UNTRIED, WORKS, Battery, Outcome
 from qemu.build import RECIPES, BuildError, build_all, built_kernels
 from qemu.cache import say
 from qemu.channel import ChannelError
+from qemu.costs.table import aligned
 from qemu.debian import FetchError
 from qemu.debugger import Debugger, DebuggerError, gdb_program
 from qemu.guest import Guest, GuestError, Options

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from gdb_optprobe.costs.measure import Reading, each, least
+from qemu.costs.measure import Reading, each, least
 from qemu.debugger import Debugger
 from qemu.guest import Guest
 from qemu.processes import cpu_seconds

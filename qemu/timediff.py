@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from gdb_optprobe.costs.table import aligned, number
 from qemu.cache import say
+from qemu.costs.table import aligned, number
 from qemu.debugger import Debugger, DebuggerError
 from qemu.linux_event import LIST, linux_event
 from qemu.reads import Reads

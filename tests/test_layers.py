@@ -20,7 +20,6 @@ HEIGHT = {
     "debugger": 5,
     "recovery": 4,
     "probes": 3,
-    "costs": 3,
     "detours": 2,
     "handlers": 1,
     "guest": 1,

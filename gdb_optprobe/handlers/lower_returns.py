@@ -112,7 +112,7 @@ class EntryPart:
 
 @dataclass(frozen=True, slots=True)
 class EntryRegisters:
-    """By the usual way through an entry, by the one through a slot that is taken, and by actions: see lower_program.UsedRegisters."""
+    """Registers by the usual way through an entry, by that through a taken slot, and by actions: as UsedRegisters."""
 
     usual: frozenset[str] = frozenset()
     other: frozenset[str] = frozenset()

@@ -238,8 +238,8 @@ class Handler:
     ) -> Code:
         """What runs in a detour, with its memory at `memory`. dead: before the probed instruction.
 
-        pad: where it goes to stop. passed: of one that stops, what is dead where it does not. kept: see EntryState. Raises
-        NotLowered.
+        pad: where it goes to stop. passed: of one that stops, what is dead where it does not. kept: as there.
+        Raises NotLowered.
         """
         if self.is_plain:
             return lambda at: isa.count(memory, at, dead, plan.base)

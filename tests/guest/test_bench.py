@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from gdb_optprobe.costs.estimate import Cost, cost
-from gdb_optprobe.costs.measure import Reading
 from qemu.bench_target import BENCH_TARGETS, BREAK, FUNCTION, PROGRAMS, RECORDS, BenchTarget, hits
 from qemu.calls import Calls
+from qemu.costs.estimate import Cost, cost
+from qemu.costs.measure import Reading
 from qemu.debugger import Debugger
 from qemu.guest import Guest, Options
 from qemu.reads import Reads

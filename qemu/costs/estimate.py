@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gdb_optprobe.costs.measure import Reading, middle, spread
+from qemu.costs.measure import Reading, middle, spread
 
 # A difference of host times counts as measured when it is so many times what repeated readings differ by.
 CLEAR = 3.0

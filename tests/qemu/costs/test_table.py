@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gdb_optprobe.costs.estimate import Cost
-from gdb_optprobe.costs.table import as_json, number, table
+from qemu.costs.estimate import Cost
+from qemu.costs.table import as_json, number, table
 
 OPTIMIZED = Cost("optimized", 2.04, 0.0, -0.00002, 7e-9, estimated=True)
 BREAKPOINT = Cost("breakpoint", None, 2.0, 12.0, 0.007)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gdb_optprobe.costs.measure import Reading, each, least, middle, spread
+from qemu.costs.measure import Reading, each, least, middle, spread
 
 
 def test_what_both_runs_share_does_not_count() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gdb_optprobe.costs.estimate import cost
-from gdb_optprobe.costs.measure import Reading
+from qemu.costs.estimate import cost
+from qemu.costs.measure import Reading
 
 UNPROBED = [Reading(1390, 0, 0, seconds, seconds) for seconds in (4.9e-6, 5.0e-6, 5.1e-6)]
 
