@@ -59,7 +59,7 @@ class ArenaCode:
 
 @dataclass(frozen=True, slots=True)
 class CallStacks:
-    """saved: all that may be a saved PC. hides: whether there may be stacks beside these.
+    """saved: all that may be a saved PC. may_miss_stacks: whether there may be stacks beside these.
 
     code: None where return addresses need not be where `judge` is told that they are.
     """

@@ -1,6 +1,6 @@
 """The arena that an earlier GDB left in the guest, by its journal.
 
-    LinuxArch.places ──► a journal there? ──► Earlier ──► empty: what was begun to be given back is given back
+    LinuxArch.places ──► a journal there? ──► RecordedArena ──► empty: what was begun to be given back is given back
                                             └──────► a Room, as it was
 """
 

@@ -34,7 +34,7 @@ class PreservedRegisters:
 
 @dataclass(frozen=True)
 class Branch:
-    """addresses: of its sites, ascending. plan: of any of them. serves: the numbers of the probes it counts for."""
+    """addresses: of its sites, ascending. plan: of any of them. probe_numbers: of the probes it counts for."""
 
     plan: Plan
     addresses: tuple[int, ...]

@@ -40,7 +40,7 @@ class Collector:
     """Frees the slots of one session's arena, and keeps account of it. Times are in seconds.
 
     check_alive: see Optimizer.
-    hindered: why the stacks could not be told the last time, in words; "" where they could.
+    blocked_by: why the stacks could not be told the last time, in words; "" where they could.
     """
 
     target: Target

@@ -37,7 +37,7 @@ def install_pad(address: int, data: bytes, target: Target, arena: Arena) -> Pad:
 class InstalledDetour:
     """`detour` is written and read back; nothing leads to it yet.
 
-    moment: when it was placed; None where it was an earlier session's, and something led there then.
+    installed_at: the moment when it was placed; None where it was an earlier session's, and something led there then.
     """
 
     slot: Slot

@@ -68,14 +68,14 @@ class Costs:
 
 @dataclass
 class Kretprobe:
-    """memory: of the table. stopping: how its calls' returns stop the guest.
+    """memory: of the table. stop_handlers: how its calls' returns stop the guest.
 
-    trampoline: of the calls that are entered now. serves: numbers of the probes it runs.
+    trampoline: of the calls that are entered now. probe_numbers: of the probes it runs.
 
-    left:   trampolines that calls from before may return to, by address.
+    left_trampolines: those that calls from before may return to, by address.
     closed: no call is entered here any more.
-    older:  points of the same function whose tables had no room for what is kept now: their calls count here.
-    before: what those counted that are gone: returns, missed, dropped.
+    older:  kretprobes of the same function whose tables had no room for what is kept now: their calls count here.
+    earlier_counts: what those counted that are gone: returns, missed, dropped.
     ended:  its probes are deleted: calls of others do not count here, nor its calls with others.
     """
 

@@ -82,8 +82,9 @@ class _Registers(Mapping[str, int]):
 class KretprobeStops:
     """Of one table of calls. address: the function's entry.
 
-    behind: see Behind. probes: that may stop the guest, by number.
-    tells:  whether a register at the pad holds the flags, see Leaving; else all that may stop are taken to do so.
+    find_return: see FindReturn. probes: that may stop the guest, by number.
+    has_flag_register: whether a register at the pad holds the flags, see Leaving; else all that may stop are
+            taken to do so.
     """
 
     address: int

@@ -46,7 +46,7 @@ class AttributedCall:
 
 @dataclass
 class Kretprobes:
-    """points: that have a table in the guest."""
+    """known: the kretprobes that have a table in the guest."""
 
     known: list[Kretprobe] = field(default_factory=list)
 

@@ -61,7 +61,7 @@ class Optimizer:
     """Decides and carries out the tiers of a session's sites.
 
     check_alive: raises OptprobeError where the guest is another one than was probed, after it was forgotten.
-    untouched: from where to where nothing of the guest's text has run yet.
+    not_yet_run: from where to where nothing of the guest's text has run yet.
     """
 
     target: Target

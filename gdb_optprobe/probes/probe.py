@@ -27,8 +27,8 @@ class Probe:
     readers: what its program calls, as `counter`.
     home:    where it is in a module, as one types it; "" elsewhere. It comes back there when the module does.
     waits:   why it is nowhere in the guest just now; None where it is.
-    pad, point: where its program leaves to when it stops, once it has been optimized; the breakpoint there.
-    looks:   of a return probe with a Python handler, the stop points in trampolines, by address.
+    pad, pad_breakpoint: where its program leaves to when it stops, once it has been optimized; the breakpoint there.
+    return_breakpoints: of a return probe with a Python handler, the stop points in trampolines, by address.
     """
 
     number: int

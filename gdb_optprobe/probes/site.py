@@ -31,12 +31,12 @@ class Site:
     """All probes at one address.
 
     plan:   how it is to be probed (the best that is safe).
-    placed: the plan that is carried out in the guest now; None while nothing is there.
+    installed_plan: the plan that is carried out in the guest now; None while nothing is there.
     branch: what leads to the programs, while optimized.
-    point:  of its return probes, once there was one. next_point: what comes in its place.
-    pinned: it stays a stop point for now, because somebody steps through it.
-    stands: whether the text here is still what was probed; a module may be gone whenever the guest has run.
-    waits:  who is inside the bytes that the branch would cover; "" when nobody stands in the way.
+    kretprobe: of its return probes, once there was one. next_kretprobe: what replaces it.
+    pinned: it stays a stop point for now, because the user steps through it.
+    is_text_there: whether the text here is still what was probed; a module may be gone whenever the guest has run.
+    blocked_by: the threads inside the bytes that the branch would cover, in words; "" where there are none.
     """
 
     address: int

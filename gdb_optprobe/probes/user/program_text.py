@@ -3,7 +3,7 @@
     arm ──► every space that runs it: a page of its own already: written while the guest stands
                                       else: the guest copies the page and writes (guest/linux/user/writer.py)
     fork    copies the page, and us with it
-    mmap    exec's and a loader's: code in the guest writes it before anybody can run there (arrivals.py)
+    mmap    exec's and a loader's: code in the guest writes it before anybody can run there (mmap_hook.py)
     disarm  every space again, children that are being made too: written back while the guest stands
 
 Bytes are armed in the order they are given, each once all before it are in that space: what leads to others comes last.
@@ -62,8 +62,8 @@ class _Installed:
 class ProgramText:
     """What is armed in one guest.
 
-    run: lets the guest run for so many seconds. writer, arrivals: given before anything is armed.
-    stands: whether the user looks at where a program has stopped: it would go on unseen, were the guest to run.
+    run: lets the guest run for so many seconds. writer, mmap_patcher: given before anything is installed.
+    shows_program: whether the user looks at where a program has stopped: it would go on unseen, were the guest to run.
     """
 
     programs: Programs

@@ -19,7 +19,7 @@ from gdb_optprobe.probes.target import Target
 
 @dataclass
 class TextWriter:
-    """In the guest: `made`."""
+    """writer: what uses the code in the guest, once that is installed."""
 
     target: Target
     writer: Writer | None = None

@@ -34,7 +34,7 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class XolTrap:
-    """A trap that stands in place of `tail`. placed: its code. number: in the journal."""
+    """A trap that stands in place of `tail`. installed: its code. record: its number in the journal."""
 
     tail: Tail
     installed: InstalledDetour
@@ -69,9 +69,10 @@ def lay_out(parts: Iterable[CodePart], address: int) -> Iterator[InstalledPart]:
 
 @dataclass
 class Uprobe:
-    """A probed instruction. number: in the journal.
+    """A probed instruction. record: its number in the journal.
 
-    needs_copy: it may have to be run out of line. placed: its code, where a trap stands. step: the trap behind it.
+    needs_copy: it may have to be run out of line. installed: its code, where it has a trap.
+    xol_trap: the trap behind its copy.
     parts: of its code, as they were placed last.
     """
 

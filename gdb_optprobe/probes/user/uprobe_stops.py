@@ -64,7 +64,7 @@ class Shown:
 
 @dataclass
 class UprobeStops:
-    """point: where a probe is. counts: how often each probe has stopped the guest, by its number.
+    """uprobe_of: where a probe is. counts: how often each probe has stopped the guest, by its number.
 
     shown: by vCPUs, the programs that were stopped there last, where their code was.
     """

@@ -60,7 +60,8 @@ KeptTrampolines = Sequence[tuple[TrapRecord, Program]]
 class Uretprobe:
     """A function with return probes, or that had some. counts: where its calls are counted.
 
-    placed: what their return comes to; left: what that of earlier ones may. serves: numbers of the probes it runs.
+    installed: code that their return comes to; retired: code that earlier calls may return to.
+    probe_numbers: of the probes that it runs.
     """
 
     program: Program
@@ -79,7 +80,7 @@ class Uretprobe:
 
 @dataclass
 class _Trampoline:
-    """address: in the program. number: in the journal. armed: whether processes that come get it."""
+    """address: in the program. record: its number in the journal. is_installed: whether processes that come get it."""
 
     program: Program
     address: int
@@ -105,7 +106,7 @@ class _Installed:
 
 @dataclass
 class Uretprobes:
-    """functions: with return probes, by program and address. left: without, which calls may still return from."""
+    """functions: with return probes, by program and address. retired: without, which calls may still return from."""
 
     target: Target
     traps: UprobeTraps

@@ -26,7 +26,7 @@ from gdb_optprobe.probes.user.xol import XolSlots
 
 @dataclass(frozen=True)
 class XolSteps:
-    """Puts copies into programs, and traps at their ends. number: a new one, of a trap in the journal."""
+    """Puts copies into programs, and traps at their ends. next_record: a new number for a trap in the journal."""
 
     target: Target
     traps: UprobeTraps
