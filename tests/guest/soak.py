@@ -636,6 +636,11 @@ class Soak:
             way = "recover"
         self._note(f"optprobe {way}")
         said = self._try(f"optprobe {way}")
+        if "continue for a moment, then try again" in said:
+            # On a busy host the guest hardly runs while the recovery lets it.
+            self._note(said)
+            self("optprobe run -for 2")
+            said = self._try(f"optprobe {way}")
         assert not said.startswith("optprobe recover") or "no probes of an earlier GDB" in said, said
         self.told[way] += 1
         if "no probes of an earlier GDB" in said:
