@@ -375,7 +375,7 @@ class Arena:
 
         empty = [slot for slot in self.data.dirty if not is_used(slot)]
         for slot in empty:
-            # What is told of a table of calls goes with its memory.
+            # A call table's records go with its memory.
             for item in (Item.DATA, Item.POINT, Item.CALLS):
                 self.journal.drop(item, slot.address)
             self._allocated_after.pop(slot.address, None)

@@ -107,7 +107,8 @@ class Collector:
 
     def garbage(self, arena: Arena) -> tuple[Slot, ...]:
         """What is to be collected: not the trampolines that calls may return to for as long as they please."""
-        return tuple(slot for slot in arena.dirty() if slot.address not in self.kretprobes.left_trampolines)
+        left = self.kretprobes.left_trampolines
+        return tuple(slot for slot in arena.dirty() if slot.address not in left)
 
     def unsettled(self, arena: Arena) -> tuple[Slot, ...]:
         """Return what is free as soon as no thread is inside: no active call returns there."""

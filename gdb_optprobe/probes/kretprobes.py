@@ -174,8 +174,7 @@ class Kretprobes:
 
         Until a call has left its trampoline the table has it, and from before it is given that return address.
         """
-        waited_for = {at for point in self.known if point.read_calls(target).active for at in point.left_trampolines}
-        return self.left_trampolines - waited_for
+        return self.left_trampolines - self.awaited(target)
 
     def active_calls(
         self, target: Target, arena: Arena, points: Iterable[Kretprobe] | None = None
