@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.x86_64.mmu import KIND
 from gdb_optprobe.guest.linux.user.elf import Elf
+from tests.booted import answer
 from tests.examples import examples
-from tests.guest import answer
 
 
 @pytest.fixture(scope="module")

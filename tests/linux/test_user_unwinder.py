@@ -20,9 +20,9 @@ from gdb_optprobe.guest.linux.user.files import File
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user.unwinder import Loaded, Process, Source, UserFrame
 from gdb_optprobe.isa.x86_64.user_frames import FRAMES
+from tests.booted import stacked
+from tests.booted.assembled import assembled
 from tests.examples import examples
-from tests.guest import stacked
-from tests.guest.assembled import assembled
 
 STACK = 0x7FFD_0000_1000
 BIAS = 0x5555_5555_4000

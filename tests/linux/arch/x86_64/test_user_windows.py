@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 
 from qemu.kernels import busybox
-from tests.guest.conftest import FULL
+from tests.booted.conftest import FULL
 from tests.linux.arch.x86_64.user_windows import Windows, windows
 
 WINDOWS = 16_000 if FULL else 600

@@ -1,0 +1,89 @@
+"""Return probes in the bare-metal guests: no register, flag or byte differs that a caller could rely on."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from tests.booted.batch import MARK, batch, keep
+from tests.booted.conftest import FULL, Boot
+from tests.booted.micro_table import LAYOUTS, STATES
+from tests.booted.test_micro_probes import ONE_ROUND, ready
+from tests.booted.test_returns import total_of
+
+COMMANDS = f"source {Path(__file__).with_name('probe_returns.py')}"
+REFUSED = {
+    "x86_64": {"ret_imm16": "returns on another stack than its caller's"},
+    "ppc64le": {"beyond_any_branch": "no free memory for detours is within reach"},
+}
+EVERY = 1 if FULL else 5
+DEPTH = 1000
+ARENA_SIZE = 1 << 16
+NUMBER = {"x86_64": ("$rdi", "$rdx"), "ppc64le": ("$r3", "$r4")}
+"""Of the factorial: where it has it when it is entered, and when it has returned."""
+
+
+@pytest.mark.parametrize("arch", REFUSED)
+def test_every_function_leaves_the_same(boot: Boot, arch: str) -> None:
+    """The runner relies on all registers, flags and the stack across each call, whatever an ABI says."""
+    script = [*ready(arch), COMMANDS, f"probe-returns {arch} {EVERY}", "optprobe check"]
+    finished = batch(boot(arch=arch, micro=True), script)
+    assert finished.status == 0, finished.output
+    functions = finished.json("returns")
+    assert all(why in functions[name][0] for name, why in REFUSED[arch].items() if name in functions)
+    assert not {name: why for name, (why, _, _) in functions.items() if why and name not in REFUSED[arch]}
+    different = {name for name, (_, _, equal) in functions.items() if not equal}
+    assert not different
+    calls = {name: counts for name, (why, counts, _) in functions.items() if not why}
+    assert not {name: counts for name, counts in calls.items() if counts not in ([STATES, 0, 0, 0], [0, 0, 0, 0])}
+    assert sum(counts[0] for counts in calls.values()) > 0.9 * STATES * len(calls) > 100, "some the CPU lacks"
+
+
+@pytest.mark.parametrize("arch", NUMBER)
+def test_calls_within_calls(boot: Boot, tmp_path: Path, arch: str) -> None:
+    """A factorial of depth 1000 and a tail recursion: each level has its own data. A callee that leaves all alone."""
+    layout, (now, then) = LAYOUTS[arch], NUMBER[arch]
+
+    def dump(name: str) -> str:
+        return f"dump binary memory {tmp_path}/{name} &results ((char*)&results)+{layout.size}"
+
+    script = [
+        *ready(arch),
+        f"set var *(long*)&depth = {DEPTH}",
+        *ONE_ROUND,
+        dump("before"),
+        "python from tests.booted.probe_hazards import session_of_micro; session_of_micro()",
+        f"optprobe add factorial -return -maxactive {DEPTH} entry do save n = {now} if $saved.n == {then} "
+        "do sum($saved.n)",
+        f"optprobe add countdown -return -maxactive {DEPTH} entry do save n = {now} do sum($saved.n)",
+        "optprobe add quiet -return -maxactive 1",
+        *ONE_ROUND,
+        dump("after"),
+        keep("list", "optprobe list"),
+        f'python print("{MARK}arena"); print(t)',
+        total_of(1),
+        total_of(2),
+        "optprobe check",
+    ]
+    finished = batch(boot(arch=arch, micro=True), script)
+    assert finished.status == 0, finished.output
+    before, after = (b"".join(layout.settled((tmp_path / name).read_bytes())) for name in ("before", "after"))
+    start = finished.json("arena")
+    differ = [new for old, new in zip(*map(_words, (before, after)), strict=True) if old != new]
+    assert all(start <= word < start + ARENA_SIZE for word in differ), "but for return addresses on the stack"
+    assert bool(differ) is (arch == "ppc64le"), "which the guest shows where functions keep them in their frames"
+    probes = finished.json("list")
+    assert {probe["tier"] for probe in probes} == {"optimized"}
+    calls = STATES * DEPTH
+    assert [probe["hits"] for probe in probes[:2]] == [calls, calls]
+    assert [probe["calls"] for probe in probes[:2]] == 2 * [
+        {"entries": calls, "returns": calls, "active": 0, "missed": 0, "dropped": 0, "out": []}
+    ]
+    assert [finished.json(f"sum {number}") for number in (1, 2)] == 2 * [STATES * DEPTH * (DEPTH + 1) // 2]
+    assert probes[2]["hits"] == probes[2]["calls"]["entries"] >= STATES
+
+
+def _words(data: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"<{len(data) // 8}Q", data)

@@ -1,0 +1,21 @@
+"""A bounded run ends in time, however fast hits that stop the guest follow one another."""
+
+from __future__ import annotations
+
+from qemu.guest import Guest
+from tests.booted.batch import batch, keep, timed
+
+ROUNDS = 6
+SLICE = 0.2
+SLOWEST = 5.0
+
+
+def test_run_ends_in_time_where_the_guest_is_hardly_ever_running(linux: Guest) -> None:
+    stops = [f"optprobe add {place} -tier breakpoint" for place in ("hrtimer_interrupt", "__schedule", "*schedule+5")]
+    rounds = [timed(f"run{number}", f"optprobe run -for {SLICE}") for number in range(ROUNDS)]
+    found = batch(linux, [*stops, *rounds, keep("list", "optprobe list"), "optprobe delete"])
+    assert found.status == 0, found.output
+    assert "time is up" not in found.output and found.output.count(f"ran for {SLICE:g} s") == ROUNDS, found.output
+    for number in range(ROUNDS):
+        assert SLICE <= found.json(f"run{number}") < SLOWEST
+    assert sum(probe["hits"] for probe in found.json("list")) > ROUNDS

@@ -1,0 +1,168 @@
+"""The trapped tier: an instruction that traps, which is handled in the guest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from qemu.guest import Guest
+from tests.booted.batch import Workload, batch, keep
+from tests.booted.gdb import TRACING, Console, release
+from tests.booted.test_exact import HITS as MANY
+from tests.booted.test_exact import arm, quiet, two_dd
+
+HITS = MANY // 2
+# A static key in the scheduler is switched, on x86-64 by traps of the guest's own; a kprobe of its own stays a trap.
+KEY = "/proc/sys/kernel/sched_schedstats"
+SWITCH = f"for n in $(seq 40); do echo 1 > {KEY}; echo 0 > {KEY}; done"
+UNOPTIMIZED = "/proc/sys/debug/kprobes-optimization"
+DD = "dd if=/dev/zero of=/dev/null bs=7 count={} 2>/dev/null"
+
+
+@dataclass(frozen=True)
+class Places:
+    """probed, event: in `read_zero`, which runs once for each read of dd's. behind: in ksys_read.
+
+    no_kprobe: functions where Linux allows none, in which every interrupt or trap runs.
+    """
+
+    probed: tuple[str, ...]
+    event: str
+    behind: str
+    no_kprobe: tuple[str, ...]
+
+
+OF_ARCH = {
+    "x86_64": Places(
+        ("read_zero", "read_zero+0xe", "read_zero+0x13"),
+        "read_zero+5",
+        "ksys_read+7",
+        ("irqentry_enter", "irqentry_exit"),
+    ),
+    "ppc64le": Places(
+        ("read_zero", "read_zero+0x10", "read_zero+0x18"),
+        "read_zero+0x20",
+        "ksys_read+0x18",
+        ("interrupt_enter_prepare", "interrupt_exit_kernel_prepare", "program_check_exception", "do_program_check"),
+    ),
+}
+
+
+@pytest.fixture
+def traced(each_linux: Guest) -> Iterator[Guest]:
+    """The session's guests, whose own kprobes are traps."""
+    each_linux.check(f"echo 0 > {UNOPTIMIZED}")
+    yield each_linux
+    quiet(each_linux)
+    each_linux.check(f"echo 1 > {UNOPTIMIZED}")
+
+
+def event_hits(guest: Guest) -> tuple[int, ...]:
+    """Of the only event of the guest's own: hits, and those that it missed."""
+    return tuple(map(int, guest.check(f"cat {TRACING}/kprobe_profile").split()[1:]))
+
+
+def test_traps_count_what_the_guest_counts(traced: Guest) -> None:
+    """Beside traps of the guest's own, which go on and off meanwhile."""
+    places = OF_ARCH[traced.options.arch]
+    one, other, last = places.probed
+    script: list[str | Workload] = ["python from gdb_optprobe.probes import kernel_traps; kernel_traps.SLOTS = 4"]
+    script += [f"optprobe add {place} -tier trapped" for place in (one, other, places.behind)]
+    script += [f'optprobe add {last} -tier trapped if $comm == "dd" do count by $comm']
+    script += ["optprobe add ksys_read -tier trapped -return do count, latency", arm(places.event)]
+    script += [Workload(f"({SWITCH}) & {two_dd(HITS).command}", 120), keep("list", "optprobe list")]
+    script += ["optprobe report 4", "optprobe check", "optprobe delete", "optprobe check"]
+    finished = batch(traced, script)
+    assert finished.status == 0, finished.output
+    assert finished.output.count("holds what we wrote") == 2
+    assert f"[dd]: {2 * HITS}" in finished.output
+    found = finished.json("list")
+    assert {(probe["tier"], probe["stops"]) for probe in found} == {("trapped", 0)}
+    zeros, behind, returns = found[:2] + found[3:4], found[2], found[4]
+    assert [probe["hits"] for probe in zeros] == [2 * HITS] * 3
+    assert event_hits(traced) == (2 * HITS, 0)
+    assert (returns["missed"], returns["dropped"]) == (0, 0)
+    assert returns["hits"] + returns["active"] == behind["hits"] >= 2 * HITS
+    assert traced.problems() == []
+
+
+def test_where_linux_allows_no_kprobe(traced: Guest) -> None:
+    """In what every interrupt runs, or every trap of the guest's own, while all of it traps."""
+    places = OF_ARCH[traced.options.arch]
+    script: list[str | Workload] = [f"optprobe add {name} -tier trapped" for name in places.no_kprobe]
+    script += [arm(places.event), two_dd(HITS // 10), keep("list", "optprobe list")]
+    script += ["optprobe check", "optprobe delete"]
+    finished = batch(traced, script)
+    assert finished.status == 0, finished.output
+    probes = finished.json("list")
+    assert {probe["tier"] for probe in probes} == {"trapped"}
+    assert min(probe["hits"] for probe in probes) > 100
+    assert traced.problems() == []
+
+
+def test_switched_off_and_on_again(each_linux: Guest) -> None:
+    with Console(each_linux) as gdb:
+        gdb("optprobe add vfs_read -tier trapped")
+        gdb("set optprobe trap off")
+        assert gdb.probe(1)["tier"] in ("emulated", "boosted")
+        gdb("set optprobe trap on")
+        assert gdb.probe(1)["tier"] == "trapped"
+        gdb.send("continue")
+        each_linux.check(DD.format(300))
+        gdb.interrupt()
+        assert gdb.hits(1) >= 300 and gdb.probe(1)["stops"] == 0
+
+
+def test_a_kprobe_of_the_guests_where_a_trap_of_ours_was(traced: Guest) -> None:
+    """What looks at traps is still ours then."""
+    place = OF_ARCH[traced.options.arch].probed[1]
+    with Console(traced) as gdb:
+        gdb(f"optprobe add {place} -tier trapped")
+        gdb("optprobe delete")
+        gdb.send("continue")
+        traced.check(f"cd {TRACING}; echo 'p {place}' > kprobe_events; echo 1 > events/kprobes/enable")
+        traced.check(DD.format(300))
+        gdb.interrupt()
+    assert event_hits(traced) == (300, 0)
+
+
+def test_another_gdb_takes_traps_over(traced: Guest) -> None:
+    traced.check(f"cd {TRACING}; echo 'p {OF_ARCH[traced.options.arch].event}' > kprobe_events")
+    traced.check(f"echo 1 > {TRACING}/events/kprobes/enable")
+    with Console(traced) as gdb:
+        assert "trapped" in gdb("optprobe add read_zero -tier trapped")
+        gdb.send("continue")
+        traced.check(DD.format(500))
+        gdb.kill()
+    traced.check(DD.format(500))
+    with Console(traced) as gdb:
+        assert "trapped" in gdb("optprobe recover")
+        assert gdb("optprobe check") == "The guest's memory holds what we wrote.\n"
+        gdb.send("continue")
+        traced.check(DD.format(500))
+        gdb.interrupt()
+        assert gdb.hits(1) == 1500
+        # Nothing else gets the memory in which the trap is looked up.
+        gdb("optprobe add vfs_read do count by $comm, hist($arg3)")
+        gdb.send("continue")
+        traced.check(DD.format(500))
+        gdb.kill()
+    assert event_hits(traced) == (2000, 0)
+    with Console(traced) as gdb:
+        assert "2 probes" in gdb("optprobe recover -remove")
+        assert gdb("optprobe check") == "The guest's memory holds what we wrote.\n"
+    release(traced)
+    assert traced.problems() == []
+
+
+def test_a_kprobe_of_the_guests_on_a_trap_of_ours_is_refused(each_linux: Guest) -> None:
+    """It would execute the trap elsewhere."""
+    place = OF_ARCH[each_linux.options.arch].probed[1]
+    with Console(each_linux) as gdb:
+        gdb(f"optprobe add {place} -tier trapped")
+        gdb.send("continue")
+        status, _ = each_linux.run(f"echo 'p {place}' > {TRACING}/kprobe_events")
+        gdb.interrupt()
+    assert status != 0
