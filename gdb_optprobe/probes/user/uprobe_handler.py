@@ -21,10 +21,10 @@ from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user.target import UserTarget
 from gdb_optprobe.probes.user.trap_context import TrapSite, dead_at_trap, is_process, saved_registers
-from gdb_optprobe.probes.user.uprobe import Uprobe
+from gdb_optprobe.probes.user.uprobe_site import UprobeSite
 
 
-def compile_uprobe(spec: Spec, point: Uprobe, user: UserTarget, target: Target, settings: Settings) -> Handler:
+def compile_uprobe(spec: Spec, point: UprobeSite, user: UserTarget, target: Target, settings: Settings) -> Handler:
     """What a hit does. Raises OptprobeError, pointing at what cannot be done."""
     program = point.program
     names = user.names(point.insn.address, program.is_entry(point.insn.address), program.bits)

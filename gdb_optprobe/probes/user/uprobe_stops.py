@@ -40,7 +40,7 @@ from gdb_optprobe.probes.stops import ProgramArrival, ProgramLanding, StopPoint
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user.target import UserTarget
 from gdb_optprobe.probes.user.trap_context import TrapSite
-from gdb_optprobe.probes.user.uprobe import Uprobe
+from gdb_optprobe.probes.user.uprobe_site import UprobeSite
 
 WORD = 8
 TICKET = RING_COUNT + WORD
@@ -71,7 +71,7 @@ class UprobeStops:
 
     target: Target
     registry: Registry
-    uprobe_of: Callable[[Probe], Uprobe]
+    uprobe_of: Callable[[Probe], UprobeSite]
     counts: Counter[int] = field(default_factory=Counter)
     shown: dict[Vcpu, Shown] = field(default_factory=dict)
     _pads: dict[int, _StopPad] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class UprobeStops:
         """By which a debugger sees the program of who stands at `pc`; None where that is no place of ours."""
         return next((place.gate for place in self._pads.values() if place.pad.address == pc), None)
 
-    def traps_near(self, points: Iterable[Uprobe], start: int, end: int) -> Mapping[Patch, tuple[int, ...]]:
+    def traps_near(self, points: Iterable[UprobeSite], start: int, end: int) -> Mapping[Patch, tuple[int, ...]]:
         """From `start` to before `end`, as the process that the user is shown has them; by probes' numbers."""
         shown = self.shown.get(self.target.machine.selected()) if self.target.stops.selects_program() else None
         if shown is None:
@@ -209,7 +209,7 @@ class _Registers(Mapping[str, int]):
 
 
 def _return_value(
-    point: Uprobe, user: UserTarget, registers: Mapping[str, int], read: Callable[[int, int], bytes]
+    point: UprobeSite, user: UserTarget, registers: Mapping[str, int], read: Callable[[int, int], bytes]
 ) -> tuple[str, int] | None:
     """What the function has returned, and which that is."""
     found = user.names_at_return(point.program.bits).names.dollar("retval")

@@ -20,7 +20,7 @@ from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.results import Results
 from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.target import Target
-from gdb_optprobe.probes.user.uprobe import Uprobe
+from gdb_optprobe.probes.user.uprobe_site import UprobeSite
 from gdb_optprobe.probes.user.uprobes import Uprobes
 from gdb_optprobe.probes.user.uretprobe import Uretprobe
 from gdb_optprobe.probes.views import (
@@ -83,7 +83,7 @@ def uprobe_view(probe: Probe, users: Uprobes, found: Results, target: Target) ->
     )
 
 
-def _skippable(point: Uprobe, code: Sequence[Insn]) -> int:
+def _skippable(point: UprobeSite, code: Sequence[Insn]) -> int:
     """How many instructions of `code` the shortest ways through the probes' programs leave out."""
     programs = [
         [insn for insn in code if each.start <= insn.address < each.end] for each in point.parts if each.part.program
@@ -91,14 +91,14 @@ def _skippable(point: Uprobe, code: Sequence[Insn]) -> int:
     return sum(sum(map(probe_views.cost_of, program)) - shortest(program, probe_views.cost_of) for program in programs)
 
 
-def _stack_cost(point: Uprobe, target: Target) -> int:
+def _stack_cost(point: UprobeSite, target: Target) -> int:
     """Instructions that the code does not show: it takes one word of a stack after the other."""
     objects = [each for probe in point.enabled for each in probe.handler.objects]
     words = sum(each.stack - 1 for each in objects if isinstance(each, Records) and each.tried)
     return words * target.user().kernel.isa.frames[point.program.bits].cost if words else 0
 
 
-def _frames(point: Uprobe, target: Target) -> Callable[[Mapping[str, int], bytes], Iterator[FrameView]]:
+def _frames(point: UprobeSite, target: Target) -> Callable[[Mapping[str, int], bytes], Iterator[FrameView]]:
     """Of hits' stacks, by the probed file and the program that ran."""
     user, bits = target.user(), point.program.bits
     frames, decode = user.kernel.isa.frames[bits], partial(user.kernel.isa.decode, bits=bits)
@@ -127,7 +127,7 @@ def _frames(point: Uprobe, target: Target) -> Callable[[Mapping[str, int], bytes
     return unwound
 
 
-def show_view(view: ProbeView, point: Uprobe, target: Target, isa: UserTrapping) -> ShowView:
+def show_view(view: ProbeView, point: UprobeSite, target: Target, isa: UserTrapping) -> ShowView:
     """The instruction in the program's file, what stands there in processes, and the code that traps come to."""
     insn = point.insn
     code: tuple[CodeLine, ...] = ()

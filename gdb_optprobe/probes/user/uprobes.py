@@ -46,8 +46,8 @@ from gdb_optprobe.probes.user.target import UserTarget
 from gdb_optprobe.probes.user.text_writer import TextWriter
 from gdb_optprobe.probes.user.trap_context import TrapSite, dead_at_trap
 from gdb_optprobe.probes.user.trap_records import TrapRecord, traps_stay
-from gdb_optprobe.probes.user.uprobe import LONGEST, CodePart, Uprobe, decode_instruction, lay_out
 from gdb_optprobe.probes.user.uprobe_handler import compile_uprobe
+from gdb_optprobe.probes.user.uprobe_site import LONGEST, CodePart, UprobeSite, decode_instruction, lay_out
 from gdb_optprobe.probes.user.uprobe_stops import UprobeStops
 from gdb_optprobe.probes.user.uprobe_traps import UprobeTraps
 from gdb_optprobe.probes.user.uretprobe import Uretprobes
@@ -82,7 +82,7 @@ class Uprobes:
     xol_steps: XolSteps = field(init=False)
     _writer: TextWriter = field(init=False)
     _mmap_patcher: MmapPatcher = field(init=False)
-    _uprobes: dict[int, Uprobe] = field(default_factory=dict)
+    _uprobes: dict[int, UprobeSite] = field(default_factory=dict)
     _programs: ProbedPrograms = field(default_factory=ProbedPrograms)
     _xol_slots: XolSlots = field(default_factory=XolSlots)
     _next: int = 1
@@ -96,7 +96,7 @@ class Uprobes:
         self._writer = TextWriter(self.target)
         self._mmap_patcher = MmapPatcher(self.target)
 
-    def _plan(self, spec: Spec) -> tuple[UserTarget, Uprobe, Handler]:
+    def _plan(self, spec: Spec) -> tuple[UserTarget, UprobeSite, Handler]:
         """Return what a probe would be, all asked that `add` asks. Raises OptprobeError; nothing is changed."""
         self._check(spec)
         user = requirements.check_guest(self.optimizer)
@@ -212,7 +212,7 @@ class Uprobes:
             arena.refill_reserve()
             self._update_hooks()
 
-    def _resolve(self, spec: Spec, user: UserTarget) -> Uprobe:
+    def _resolve(self, spec: Spec, user: UserTarget) -> UprobeSite:
         """Where the probe would be. Raises OptprobeError."""
         for action in spec.action_parts:
             check_action(action)
@@ -226,7 +226,7 @@ class Uprobes:
         address = program.resolve(place)
         return self._find_or_create(program, decode_instruction(program, address, user.kernel.isa), user)
 
-    def _install(self, probe: Probe, point: Uprobe, user: UserTarget) -> Probe:
+    def _install(self, probe: Probe, point: UprobeSite, user: UserTarget) -> Probe:
         """Raises OptprobeError, the guest as it was."""
         arena = self.optimizer.take_arena()
         try:
@@ -273,7 +273,7 @@ class Uprobes:
     def has_probe(self, probe: Probe) -> bool:
         return probe.number in self._uprobes
 
-    def uprobe_of(self, probe: Probe) -> Uprobe:
+    def uprobe_of(self, probe: Probe) -> UprobeSite:
         return self._uprobes[probe.number]
 
     def remove(self, probes: Sequence[Probe]) -> None:
@@ -357,13 +357,13 @@ class Uprobes:
         if spec.has_python_handler:
             raise OptprobeError("a Python handler cannot run where a program is probed", "use an action in its place")
 
-    def _find_or_create(self, program: Program, insn: Insn, user: UserTarget) -> Uprobe:
+    def _find_or_create(self, program: Program, insn: Insn, user: UserTarget) -> UprobeSite:
         for point in self._uprobes.values():
             if (point.program.inode, point.insn.address) == (program.inode, insn.address):
                 return point
         emulated = user.kernel.isa.emulation(insn, program.bits, 0)
         needs_copy = emulated is None or emulated.may_fail
-        point = Uprobe(program, insn, needs_copy, user.kernel.isa.trap, self._next_record())
+        point = UprobeSite(program, insn, needs_copy, user.kernel.isa.trap, self._next_record())
         if point.needs_copy:
             # What cannot be copied is refused before anything is written.
             encode_copy(insn, program, first_slot(program), user.kernel.isa)
@@ -374,7 +374,7 @@ class Uprobes:
         number, self._next = self._next, self._next + 1
         return number
 
-    def _handler(self, spec: Spec, point: Uprobe, user: UserTarget, settings: Settings) -> Handler:
+    def _handler(self, spec: Spec, point: UprobeSite, user: UserTarget, settings: Settings) -> Handler:
         """What a hit does. Raises OptprobeError, pointing at what cannot be done."""
         if spec.is_return:
             return compile_uretprobe(spec, point.program, point.insn.address, user, self.target, settings)
@@ -415,7 +415,7 @@ class Uprobes:
 
     # a probed instruction --------------------------------------------------------------------------------------------
 
-    def _settle(self, point: Uprobe, user: UserTarget, arena: Arena) -> None:
+    def _settle(self, point: UprobeSite, user: UserTarget, arena: Arena) -> None:
         """What is in the guest for `point` is what its enabled probes want. Raises OptprobeError."""
         program, address = point.program, point.insn.address
         self._settle_uretprobes(point)
@@ -445,7 +445,7 @@ class Uprobes:
                 self._remove_traps(point, user, arena)
                 raise
 
-    def _set_code(self, point: Uprobe, parts: Sequence[CodePart], user: UserTarget, arena: Arena) -> None:
+    def _set_code(self, point: UprobeSite, parts: Sequence[CodePart], user: UserTarget, arena: Arena) -> None:
         """Have traps at `point` come to these, one behind the other. Raises Refused."""
         code, near = joined([part.code for part in parts]), user.kernel.calls.handler
         placed = self.optimizer.with_memory(lambda: self.traps.install_code(code, near, arena), arena)
@@ -457,7 +457,7 @@ class Uprobes:
         self._release_code(point, arena)
         point.installed, point.parts = placed, tuple(lay_out(parts, placed.detour.address))
 
-    def _remove_traps(self, point: Uprobe, user: UserTarget, arena: Arena) -> None:
+    def _remove_traps(self, point: UprobeSite, user: UserTarget, arena: Arena) -> None:
         """Raises OptprobeError where traps are left; they lead to what does nothing but the instruction."""
         try:
             user.texts.remove(point.program, [point.insn.address])
@@ -469,12 +469,12 @@ class Uprobes:
         self._release_code(point, arena)
         arena.journal.drop(Item.USER, point.record)
 
-    def _release_code(self, point: Uprobe, arena: Arena) -> None:
+    def _release_code(self, point: UprobeSite, arena: Arena) -> None:
         if point.installed is not None:
             point.installed.release(self.target, arena, reached=True)
             point.installed = None
 
-    def _settle_uretprobes(self, point: Uprobe) -> None:
+    def _settle_uretprobes(self, point: UprobeSite) -> None:
         """Calls are entered for the return probes that are switched on, and for no others."""
         returns = [probe for probe in point.probes if probe.spec.is_return]
         if not returns:
@@ -483,7 +483,7 @@ class Uprobes:
             self.uretprobes.retire(point.program, point.insn.address)
 
     def _code(
-        self, point: Uprobe, copy: int | None, emulates: bool, user: UserTarget, arena: Arena
+        self, point: UprobeSite, copy: int | None, emulates: bool, user: UserTarget, arena: Arena
     ) -> Sequence[CodePart]:
         """What a trap at `point` comes to."""
         parts: list[CodePart] = []
@@ -501,7 +501,7 @@ class Uprobes:
         return [*parts, *self._instruction_code(point, copy, emulates, self.traps.writable, user)]
 
     def _instruction_code(
-        self, point: Uprobe, copy: int | None, emulates: bool, writable: int, user: UserTarget
+        self, point: UprobeSite, copy: int | None, emulates: bool, writable: int, user: UserTarget
     ) -> Iterator[CodePart]:
         """What does, or has done, what the probed instruction does."""
         isa, insn = user.kernel.isa, point.insn
@@ -512,7 +512,7 @@ class Uprobes:
             moved = isa.moved(copy - insn.address - isa.behind)
             yield CodePart(f"on in a copy of {insn.text}, at {copy:#x} in the program", moved)
 
-    def trial(self, spec: Spec) -> tuple[Uprobe, bytes]:
+    def trial(self, spec: Spec) -> tuple[UprobeSite, bytes]:
         """The instruction that a probe would be on, and code as long as what a hit of a count would run.
 
         Raises OptprobeError.

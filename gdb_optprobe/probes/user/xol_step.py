@@ -19,7 +19,7 @@ from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import trap_records
 from gdb_optprobe.probes.user.target import UserTarget
-from gdb_optprobe.probes.user.uprobe import Tail, Uprobe, XolTrap
+from gdb_optprobe.probes.user.uprobe_site import Tail, UprobeSite, XolTrap
 from gdb_optprobe.probes.user.uprobe_traps import UprobeTraps
 from gdb_optprobe.probes.user.xol import XolSlots
 
@@ -33,7 +33,7 @@ class XolSteps:
     xol_slots: XolSlots
     next_record: Callable[[], int]
 
-    def install_copy(self, point: Uprobe, emulation: bool, user: UserTarget) -> tuple[int | None, Tail | None]:
+    def install_copy(self, point: UprobeSite, emulation: bool, user: UserTarget) -> tuple[int | None, Tail | None]:
         """Where the instruction's copy is, in every process that has the program, and the jump at its end.
 
         None where there is none, or it ends in another way. Raises OptprobeError.
@@ -48,7 +48,7 @@ class XolSteps:
             user.texts.install(program, parts, first=True)
         return copy, tail
 
-    def install_trap(self, point: Uprobe, tail: Tail, user: UserTarget, arena: Arena) -> None:
+    def install_trap(self, point: UprobeSite, tail: Tail, user: UserTarget, arena: Arena) -> None:
         """Have the copy end with a trap. Raises OptprobeError."""
         if point.xol_trap is not None:
             return
@@ -60,7 +60,7 @@ class XolSteps:
         trap_records.write_trap(point.xol_trap.record, program, tail.address, tail.jump[: len(isa.trap)], arena.journal)
         user.texts.exchange(program, tail.address, tail.trapping(isa.trap))
 
-    def remove_trap(self, point: Uprobe, user: UserTarget, arena: Arena) -> None:
+    def remove_trap(self, point: UprobeSite, user: UserTarget, arena: Arena) -> None:
         """Have the copy end with its jump. Raises OptprobeError."""
         step, program = point.xol_trap, point.program
         if step is None:

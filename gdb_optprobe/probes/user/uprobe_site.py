@@ -1,4 +1,4 @@
-"""An instruction of a program that is probed."""
+"""One probed instruction of a program: the probes there, and the code that its traps come to."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def lay_out(parts: Iterable[CodePart], address: int) -> Iterator[InstalledPart]:
 
 
 @dataclass
-class Uprobe:
-    """A probed instruction. record: its number in the journal.
+class UprobeSite:
+    """All probes on one instruction of a program.
 
-    needs_copy: it may have to be run out of line. installed: its code, where it has a trap.
+    needs_copy: whether the instruction may have to be run out of line. record: the trap's number in the journal.
+    installed: the code that its traps come to, while they are in the processes. parts: of that code.
     xol_trap: the trap behind its copy.
-    parts: of its code, as they were placed last.
     """
 
     program: Program
