@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import time
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -66,4 +68,20 @@ def in_memory(work: Callable[[], Any], read: int) -> Outcome:
     finally:
         tracemalloc.stop()
     assert peak <= MEMORY + EACH * read, f"{peak >> 20} MiB for {read:,} bytes"
+    return found
+
+
+def soon(work: Callable[[], Any], seconds: float) -> Outcome:
+    """The same, of a reading that may take the CPU for so long.
+
+    Python's collector does not run meanwhile: it walks all that the cases before have left, for over a second.
+    """
+    gc.disable()
+    before = time.process_time()
+    try:
+        found = outcome(work)
+        taken = time.process_time() - before
+    finally:
+        gc.enable()
+    assert taken < seconds, f"{taken:.2f} s of the CPU"
     return found
