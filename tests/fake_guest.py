@@ -28,6 +28,7 @@ from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.linux import physical_patch
 from gdb_optprobe.guest.linux.arch.base import LinuxArch, Room
 from gdb_optprobe.guest.linux.arch.x86_64.trap_entry import TRAPPING
+from gdb_optprobe.guest.linux.linux import LinuxGuest
 from gdb_optprobe.guest.linux.physical_patch import PhysicalPatch
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
 from gdb_optprobe.guest.machine import Vcpu
@@ -42,7 +43,6 @@ from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.trapping import Entry
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.probes.arena_source import ArenaSource
-from gdb_optprobe.probes.linux import Linux
 from gdb_optprobe.probes.linux_arena import LinuxArena
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.settings import Settings
@@ -252,8 +252,11 @@ class FakeTracer:
     def release(self, site: FtraceSite) -> None:
         self._machine.write(self.records[site.address], b"\0")
 
+    def give_back(self) -> None:
+        """No site stays disabled."""
+
     def forget(self, site: FtraceSite) -> None:
-        """No text goes."""
+        """No text is unloaded."""
 
     def passed_over(self) -> Sequence[int]:
         return ()
@@ -406,7 +409,7 @@ class FakeGuest:
             memory[DATA - START : STACKS - START] = bytes([FILL]) * (STACKS - DATA)
         return bytes(memory)
 
-    def _linux(self) -> Linux:
+    def _linux(self) -> LinuxGuest:
         place = Room(((CODE, JOURNAL),), (DATA, STACKS), FILL, journal=(JOURNAL, DATA))
         take = partial(physical_patch.apply, (MAPPED,), self.machine)
         give_back = partial(physical_patch.undo, (MAPPED,), self.machine)
@@ -418,7 +421,7 @@ class FakeGuest:
         recovered = SimpleNamespace(build="fake", text=(START, RECORDS), still_there=lambda machine: True)
         kernel = fakes.kernel(cast(Any, self.machine), {})
         ours: Any = self
-        return Linux(
+        return LinuxGuest(
             cast(Any, recovered), ours.machine, ours.machine, self.isa, kernel, ours, ours.text, ours.text,
             cast(LinuxArch, arch),
         )  # fmt: skip

@@ -32,6 +32,7 @@ from gdb_optprobe.guest.linux.arch.base import LinuxArch, Unwinder
 from gdb_optprobe.guest.linux.arch.registry import ARCHES
 from gdb_optprobe.guest.linux.backtrace import Copy, backtrace
 from gdb_optprobe.guest.linux.kernel_discovery import DiscoveredKernel, KnownFailures, discover
+from gdb_optprobe.guest.linux.linux import LinuxGuest
 from gdb_optprobe.guest.memory import KernelMemory
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.handlers.scope import Scope
@@ -40,10 +41,10 @@ from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.registry import ISAS, by_name
 from gdb_optprobe.probes.arena_source import GivenArena
 from gdb_optprobe.probes.leftovers import CALLS, LEFT, RECOVER
-from gdb_optprobe.probes.linux import Linux
 from gdb_optprobe.probes.linux_arena import LinuxArena
 from gdb_optprobe.probes.original_text import OriginalText
 from gdb_optprobe.probes.session import Session
+from gdb_optprobe.probes.site_tracer import SiteTracer
 from gdb_optprobe.probes.target import Target
 
 
@@ -62,7 +63,7 @@ class Attachment:
     session: Session
     machine: GdbMachine
     stops: GdbStops
-    linux: Linux | None
+    linux: LinuxGuest | None
     unwind: UnwindKernel | None
     symbols: int | None = None
     leaving: gdb.Breakpoint | None = None
@@ -262,7 +263,7 @@ def attach(
     machine.memory = memory
     original = OriginalText()
     layouts = partial(objfiles.layouts, recovered.build)
-    linux = Linux.of(recovered, machine, memory, isa, arch, original, progress, layouts)
+    linux = LinuxGuest.of(recovered, machine, memory, isa, arch, original, progress, layouts)
     arena = original.arena = LinuxArena(linux, current_settings, note)
     unwind = _unwind(linux, recovered, machine)
     loaded = gdb_symbols.provide(recovered, cache, isa.elf, unwound=unwind is not None)
@@ -272,7 +273,7 @@ def attach(
         isa=isa,
         text=linux.text,
         stops=stops,
-        tracer=linux.tracer,
+        tracer=SiteTracer(linux.text, memory),
         arena_source=arena,
         saved=linux.saved,
         hides=linux.hides,
@@ -301,13 +302,13 @@ def attach(
     return Attachment(connection, session, machine, stops, linux, unwind, loaded)
 
 
-def _step_out(machine: GdbMachine, linux: Linux, ranges: Sequence[tuple[int, int]]) -> None:
+def _step_out(machine: GdbMachine, linux: LinuxGuest, ranges: Sequence[tuple[int, int]]) -> None:
     """See Target."""
     machine.step_out(linux.isa.pc, ranges)
     linux.forget()
 
 
-def _unwind(linux: Linux, recovered: DiscoveredKernel, machine: GdbMachine) -> UnwindKernel | None:
+def _unwind(linux: LinuxGuest, recovered: DiscoveredKernel, machine: GdbMachine) -> UnwindKernel | None:
     # Packets of our own in the middle of unwinding make GDB 13 crash: an unwinder reads through GDB alone.
     unwinder = linux.unwinder(machine.read_selected, quietly=True)
     if unwinder is None:
@@ -395,7 +396,7 @@ def _run(seconds: float | None) -> str | None:
     return stops.told.rstrip() if stops is not None and stops.told else describe(stop)
 
 
-def _still_there(linux: Linux) -> bool:
+def _still_there(linux: LinuxGuest) -> bool:
     """See Target."""
     try:
         return linux.still_there()

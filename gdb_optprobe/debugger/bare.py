@@ -123,6 +123,9 @@ class BareText:
     def release(self, site: FtraceSite) -> None:
         """There is no tracer."""
 
+    def give_back(self) -> None:
+        """There is no tracer."""
+
     def _symbol(self, address: int) -> tuple[str, int, int] | None:
         """Return name, start and end (the next symbol's start) of the function symbol around `address`."""
         text = gdb.execute(f"info symbol {address:#x}", to_string=True).split(" in section ")

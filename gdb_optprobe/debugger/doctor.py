@@ -14,10 +14,10 @@ from gdb_optprobe.debugger.attach import Attachment, attachments, stopped_guest
 from gdb_optprobe.debugger.parameters import current_settings
 from gdb_optprobe.detours.refusal import Refusal, Refused, reason_of
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.linux import LinuxGuest
 from gdb_optprobe.guest_text import one_line, until_zero
 from gdb_optprobe.isa import assemble
 from gdb_optprobe.probes import facilities
-from gdb_optprobe.probes.linux import Linux
 from gdb_optprobe.probes.views import DoctorView, GuestView
 
 BANNER = "linux_banner"
@@ -65,7 +65,7 @@ def _guest(attachment: Attachment | None) -> GuestView:
     return GuestView(architecture, vcpus, _banner(linux) if linux is not None else "")
 
 
-def _banner(linux: Linux) -> str:
+def _banner(linux: LinuxGuest) -> str:
     """Return the kernel's banner. Where only functions have symbols, look for it among the first constants."""
     found = linux.kernel.symbols.address(BANNER)
     start = found or linux.recovered.image.rodata.start

@@ -119,7 +119,7 @@ class Lifecycle:
             return
         if attachment.linux is not None:
             attachment.linux.forget()
-            self._quietly(attachment.linux.tracer.give_back)
+            self._quietly(attachment.session.target.tracer.give_back)
         if attachment.session.module_tracker.is_needed:
             self._quietly(attachment.session.check_alive)
         self._quietly(partial(self._look, attachment))

@@ -9,7 +9,7 @@ from gdb_optprobe.debugger.locations import Locations
 from gdb_optprobe.debugger.messages import warn
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import abi
-from gdb_optprobe.probes.linux import Linux
+from gdb_optprobe.guest.linux.linux import LinuxGuest
 from gdb_optprobe.probes.stops import Hit, StopPoint, Stops
 
 LOADED = "do_init_module"
@@ -18,7 +18,7 @@ LOADED = "do_init_module"
 
 @dataclass(frozen=True)
 class LinuxModules:
-    linux: Linux
+    linux: LinuxGuest
     locations: Locations
     stops: Stops
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+from gdb_optprobe.guest.linux.linux import LinuxGuest
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.names import NamesAt
-from gdb_optprobe.probes.linux import Linux
 from gdb_optprobe.probes.user.program_text import ProgramText
 from gdb_optprobe.probes.user.target import UserTarget
 
@@ -21,7 +21,7 @@ class LinuxPrograms:
     is_stopped: see UserTexts.
     """
 
-    linux: Linux
+    linux: LinuxGuest
     convenience: Callable[[str], int | None]
     run: Callable[[float], object]
     is_stopped: Callable[[], bool]

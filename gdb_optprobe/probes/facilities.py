@@ -17,11 +17,11 @@ from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.kernel import NoSuchKernel
+from gdb_optprobe.guest.linux.linux import LinuxGuest
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.probes import probe_views
 from gdb_optprobe.probes.leftovers import LEFT, RECOVER
-from gdb_optprobe.probes.linux import Linux
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.user import requirements
@@ -74,7 +74,7 @@ def of_no_guest(error: OptprobeError) -> tuple[FacilityView, ...]:
     return tuple(FacilityView(name, "", why) for name in NAMES)
 
 
-def of_guest(session: Session, linux: Linux | None) -> tuple[FacilityView, ...]:
+def of_guest(session: Session, linux: LinuxGuest | None) -> tuple[FacilityView, ...]:
     """Return the facilities of the guest of `session`. linux: its kernel; None where it is no Linux."""
     questions = dict(_Guest(session).questions)
     if linux is not None:
@@ -146,7 +146,7 @@ class _Guest:
 class _Kernel(_Guest):
     """What is asked of a Linux kernel besides."""
 
-    def __init__(self, session: Session, linux: Linux) -> None:
+    def __init__(self, session: Session, linux: LinuxGuest) -> None:
         super().__init__(session)
         self.linux = linux
 

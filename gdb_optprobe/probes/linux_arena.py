@@ -12,9 +12,9 @@ from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.base import Room, Say, StaysLent
+from gdb_optprobe.guest.linux.linux import LinuxGuest
 from gdb_optprobe.probes.arena_record import RecordedArena, encode_room, find_arena
 from gdb_optprobe.probes.arena_source import given_arena
-from gdb_optprobe.probes.linux import Linux
 from gdb_optprobe.probes.original import unpatched
 from gdb_optprobe.probes.settings import ArenaRanges, Settings
 
@@ -23,7 +23,7 @@ from gdb_optprobe.probes.settings import ArenaRanges, Settings
 class LinuxArena:
     """See ArenaSource. tell: tells the user a sentence. code: where detours are, in what was found last."""
 
-    linux: Linux
+    linux: LinuxGuest
     settings: Callable[[], Settings]
     tell: Say = lambda _: None
     room: Room | None = None

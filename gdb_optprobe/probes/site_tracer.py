@@ -1,8 +1,6 @@
-"""The guest's function tracer and the sites where branches of ours stand: one of the two."""
+"""Keep the guest's function tracer off the sites where probes have put branches."""
 
 from __future__ import annotations
-
-from typing import Protocol
 
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.patch import Patch
@@ -14,25 +12,18 @@ from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.guest.text import FtraceSite
 
 
-class Traced(Protocol):
-    """A kernel: its text, with the tracer's sites, and its memory."""
-
-    @property
-    def text(self) -> LoadedText: ...
-
-    @property
-    def memory(self) -> Memory: ...
-
-
 class NoSuchRecord(OptprobeError):
-    """The guest's tracer knows a site no more."""
+    """The guest's tracer has no record of a site any more."""
 
 
 class SiteTracer:
-    """The guest's function tracer, kept off the sites where branches of ours stand."""
+    """Implements probes.target.Tracer by the flags in the tracer's records (guest/linux/ftrace_sites.py).
 
-    def __init__(self, linux: Traced) -> None:
-        self._linux = linux
+    held: sites with a branch. owed: sites without one that stay disabled while a tracer runs: it has not counted them.
+    """
+
+    def __init__(self, text: LoadedText, memory: Memory) -> None:
+        self._text, self._memory = text, memory
         self._held: dict[int, FtraceSite] = {}
         self._owed: dict[int, FtraceSite] = {}
 
@@ -42,7 +33,7 @@ class SiteTracer:
         self._owed.pop(site.address, None)
         if not record.disabled:
             if record.in_use:
-                raise Refused(Refusal.FTRACE_IN_USE.because(site=self._linux.text.spell(site.address)))
+                raise Refused(Refusal.FTRACE_IN_USE.because(site=self._text.spell(site.address)))
             self._change(ftrace_sites.disable(record))
         self._held[site.address] = site
 
@@ -57,13 +48,13 @@ class SiteTracer:
         self._owed.pop(site.address, None)
 
     def passed_over(self) -> tuple[int, ...]:
-        if not (self._held or self._owed) or not self._linux.text.ftrace.tracing():
+        if not (self._held or self._owed) or not self._text.ftrace.tracing():
             return ()
         return tuple(sorted({*self._held, *self._owed}))
 
     def give_back(self) -> None:
         """Give back what is owed, as soon as no tracer runs."""
-        if not self._owed or self._linux.text.ftrace.tracing():
+        if not self._owed or self._text.ftrace.tracing():
             return
         owed, self._owed = self._owed, {}
         for site in owed.values():
@@ -76,10 +67,10 @@ class SiteTracer:
                 self._change(ftrace_sites.enable(record))
 
     def _record(self, site: FtraceSite) -> ftrace_sites.Record:
-        record = self._linux.text.ftrace_of(site.address).record(site.address)
+        record = self._text.ftrace_of(site.address).record(site.address)
         if record is None:
-            raise NoSuchRecord(f"the tracer's record of {self._linux.text.spell(site.address)} is gone")
+            raise NoSuchRecord(f"the tracer's record of {self._text.spell(site.address)} is gone")
         return record
 
     def _change(self, change: ftrace_sites.FlagsChange) -> None:
-        patch.apply([Patch(change.at, change.old, change.new)], self._linux.memory)
+        patch.apply([Patch(change.at, change.old, change.new)], self._memory)

@@ -19,19 +19,22 @@ from gdb_optprobe.probes.user.target import UserTarget
 
 
 class Tracer(Protocol):
-    """The guest's own function tracer, which must keep off a site while our branch stands there."""
+    """The guest's own function tracer, which must keep off a site while a branch of a probe is there."""
 
     def hold(self, site: FtraceSite) -> None:
-        """Mark the site as disabled in the guest's records. Raises Refused when a tracer has come meanwhile."""
+        """Mark the site as disabled in the guest's records. Raises Refused where a tracer has come meanwhile."""
 
     def release(self, site: FtraceSite) -> None:
-        """Give the site back."""
+        """Enable the site again, or later, where a tracer runs now."""
+
+    def give_back(self) -> None:
+        """Enable the sites that were released while a tracer ran, once none runs."""
 
     def passed_over(self) -> Sequence[int]:
-        """Sites that a tracer, which runs now, does not see because of us, even where our branch has gone."""
+        """Return sites that a tracer which runs now does not see, though their branch may be gone."""
 
     def forget(self, site: FtraceSite) -> None:
-        """The text around the site is gone, and the guest's record of it."""
+        """Drop a site: the text around it was unloaded, and the guest's record of it."""
 
 
 class Modules(Protocol):

@@ -19,7 +19,7 @@ import gdb
 from gdb_optprobe.debugger.attach import attachments
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.guest import kallsyms
-from gdb_optprobe.probes.linux import Linux
+from gdb_optprobe.guest.linux.linux import LinuxGuest
 
 OWNED = b"\x1b]0;mod\n\x07\0"
 
@@ -59,7 +59,7 @@ class Lies(gdb.Command):
                     linux.machine.write(at, data)
                 self._before.clear()
 
-    def _symbols(self, linux: Linux) -> None:
+    def _symbols(self, linux: LinuxGuest) -> None:
         constants = linux.recovered.image.rodata
         data = linux.memory.read(constants.start, min(constants.size, 8 << 20))
         # Of 256 tokens the digits have their own codes, and tell where the table ends. Its index follows.
@@ -74,11 +74,11 @@ class Lies(gdb.Command):
                 return
         raise gdb.GdbError("no tokens are found")
 
-    def _circle(self, linux: Linux, head: int) -> None:
+    def _circle(self, linux: LinuxGuest, head: int) -> None:
         first = linux.kernel.word(head)
         self._write(linux, first, first.to_bytes(8, "little"))
 
-    def _write(self, linux: Linux, at: int, data: bytes) -> None:
+    def _write(self, linux: LinuxGuest, at: int, data: bytes) -> None:
         self._before.append((at, linux.memory.read(at, len(data))))
         linux.machine.write(at, data)
 

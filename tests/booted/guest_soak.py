@@ -16,7 +16,7 @@ import gdb
 from gdb_optprobe.debugger.attach import attachments, current_session
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.probes.linux import Linux
+from gdb_optprobe.guest.linux.linux import LinuxGuest
 from gdb_optprobe.probes.linux_arena import LinuxArena
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.views import ProbeView
@@ -25,7 +25,7 @@ from tests.booted import guest_events, hot_code
 MARK = "@@soak "
 
 
-def linux() -> Linux:
+def linux() -> LinuxGuest:
     assert attachments.current is not None and attachments.current.linux is not None
     return attachments.current.linux
 

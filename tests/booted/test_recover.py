@@ -298,9 +298,9 @@ def test_a_journal_that_cannot_be_leaves_the_guest_as_it_is(linux: Guest) -> Non
 
 HIDDEN = """python
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.probes.linux import Linux
+from gdb_optprobe.guest.linux.linux import LinuxGuest
 def hide(for_runs):
-    saved, forget, runs = Linux.saved, Linux.forget, []
+    saved, forget, runs = LinuxGuest.saved, LinuxGuest.forget, []
     def hidden(self):
         if len(runs) < for_runs:
             raise OptprobeError("2 of 2 threads that are just ending cannot be found")
@@ -308,7 +308,7 @@ def hide(for_runs):
     def ran(self):
         runs.append(1)
         forget(self)
-    Linux.saved, Linux.forget = hidden, ran
+    LinuxGuest.saved, LinuxGuest.forget = hidden, ran
 end
 """
 

@@ -12,9 +12,9 @@ import pytest
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.base import LinuxArch, Loan, Room, StaysLent
+from gdb_optprobe.guest.linux.linux import LinuxGuest
 from gdb_optprobe.maps.journal_format import MAGIC, Damaged, decode
 from gdb_optprobe.probes import arena_record
-from gdb_optprobe.probes.linux import Linux
 from gdb_optprobe.probes.linux_arena import LinuxArena
 from gdb_optprobe.probes.settings import Settings
 from tests.linux.fakes import Pages
@@ -28,7 +28,7 @@ def test_a_kernel_whose_memory_for_detours_was_undone_is_not_the_one_that_was_pr
     room = Room(((0, 8),), (8, 16), 0, stands=lambda: mapped)
     anything: Any = SimpleNamespace(still_there=lambda _: True, forget=lambda: None, alignment=4)
     port = cast(LinuxArch, SimpleNamespace(room=lambda machine, kernel: room, places=lambda machine, kernel: ()))
-    arena = LinuxArena(Linux(*[anything] * 8, port), Settings)
+    arena = LinuxArena(LinuxGuest(*[anything] * 8, port), Settings)
     assert arena.stands()
     arena.find()
     mapped = False
@@ -45,7 +45,7 @@ def test_a_kernel_whose_memory_for_detours_was_undone_is_not_the_one_that_was_pr
 def test_code_under_an_earlier_gdb_s_branch_is_shown_while_the_branch_stands() -> None:
     """A reading that was taken before the branch went must agree with one from after that."""
     anything: Any = SimpleNamespace()
-    arena = LinuxArena(Linux(*[anything] * 9), Settings)
+    arena = LinuxArena(LinuxGuest(*[anything] * 9), Settings)
     arena._covered = [Patch(0x1004, b"AAAAA", b"\xe9\1\2\3\4")]
     before, after = b"0000\xe9\1\2\3\0045555", b"0000AAAAA5555"
     for start in range(13):
@@ -85,7 +85,7 @@ def lending(fails: bool = False, stays: bool = False) -> tuple[LinuxArena, Pages
     )
     port = cast(LinuxArch, SimpleNamespace(room=lambda machine, kernel: planned, places=lambda machine, kernel: ()))
     known = cast(Any, SimpleNamespace(read=memory.read, write=memory.write, forget=lambda: None))
-    linux = Linux(anything, anything, known, *[anything] * 5, port)
+    linux = LinuxGuest(anything, anything, known, *[anything] * 5, port)
     return LinuxArena(linux, Settings, lambda text: events.append(text)), memory, events
 
 

@@ -1,4 +1,4 @@
-"""One running Linux kernel, put together: its text, its tracer, its stacks, memory for detours."""
+"""One running Linux kernel, put together: its text, its stacks, what names mean in it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ from gdb_optprobe.guest.user_scope import user_scope
 from gdb_optprobe.handlers.ir import Expr
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.record import Isa
-from gdb_optprobe.probes.site_tracer import SiteTracer
 
 LARGEST_BTF = 1 << 26
 NO_TYPES = "before the first optprobe command, load its vmlinux with debug information: symbol-file FILE"
@@ -41,7 +40,7 @@ DebugAt = Callable[[int, abi.Abi, Callable[[], Expr | None]], Debug | None]
 
 
 @dataclass
-class Linux:
+class LinuxGuest:
     """What is known of the guest's kernel, and what of it must be forgotten when the guest has run.
 
     originals: what text held before an earlier GDB changed it, by address. Raises OptprobeError.
@@ -56,15 +55,11 @@ class Linux:
     core: LinuxText
     text: LoadedText
     arch: LinuxArch
-    tracer: SiteTracer = field(init=False)
     _saved: list[SavedWords] | None = None
     _moment: int = 0
     _constants: dict[str, int | None] = field(default_factory=dict)
     unwind_missing: OptprobeError | None = None
     originals: Callable[[], Originals] = dict
-
-    def __post_init__(self) -> None:
-        self.tracer = SiteTracer(self)
 
     @classmethod
     def of(
@@ -77,7 +72,7 @@ class Linux:
         overlay: Overlay,
         say: Say,
         layouts: Callable[[], Layouts | None] = no_layouts,
-    ) -> Linux:
+    ) -> LinuxGuest:
         """`overlay` shows the original bytes in place of our branches. layouts: GDB's, of this kernel."""
 
         def blob() -> bytes:
