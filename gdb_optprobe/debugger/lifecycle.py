@@ -128,7 +128,7 @@ class Lifecycle:
         """Try waiting probes again. Raises OptprobeError."""
         try:
             # An unwinder may read only through GDB: a user program may not map the kernel's memory.
-            attachment.session.uprobes.uretprobes.read_calls_if_hidden(attachment.machine.read_selected)
+            attachment.session.uprobes.rethooks.read_calls_if_hidden(attachment.machine.read_selected)
             attachment.session.optimizer.on_stop()
         except Unreadable:
             if not self._is_gone(attachment):

@@ -19,7 +19,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.base import Unwinder
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.isa.record import Isa
-from gdb_optprobe.probes.kretprobe_hits import key_after
+from gdb_optprobe.probes.return_stops import key_after
 from gdb_optprobe.probes.session import Session
 
 MASK = (1 << 64) - 1
@@ -109,7 +109,7 @@ class KernelUnwinder(gdb.unwinder.Unwinder):
             sp = state.registers[isa.sp] + session.pushed_at(detour, pc) & MASK
             registers = _before_call(state.registers, detour, isa)
             return FrameId(sp - WORD, pc), State({**registers, isa.pc: original, isa.sp: sp}, exact=True)
-        if (trampoline := session.optimizer.kretprobes.trampoline_at(pc)) is not None:
+        if (trampoline := session.optimizer.rethooks.trampoline_at(pc)) is not None:
             return _returning(trampoline, state, session, kernel)
         try:
             found = kernel.unwinder.caller(state.registers, state.exact)
@@ -126,9 +126,9 @@ def _through(state: State, session: Session, kernel: Kernel) -> State:
     """Return the state with the real return address where a call returns to a trampoline of a return probe."""
     isa = kernel.isa
     pc, sp = state.registers[isa.pc], state.registers[isa.sp]
-    if state.exact or session.optimizer.kretprobes.trampoline_at(pc) is None:
+    if state.exact or session.optimizer.rethooks.trampoline_at(pc) is None:
         return state
-    back = session.optimizer.kretprobes.return_address(pc, key_after(sp, session.target), kernel.read)
+    back = session.optimizer.rethooks.return_address(pc, key_after(sp, session.target), kernel.read)
     return State({**state.registers, isa.pc: back}, exact=False) if back is not None else state
 
 
@@ -168,10 +168,10 @@ def _innermost(pending: gdb.PendingFrame, kernel: Kernel, session: Session) -> d
 
 def _through_programs(pending: gdb.PendingFrame, kernel: Kernel, session: Session) -> gdb.UnwindInfo | None:
     """Unwind from the trampoline of a uretprobe to where the program's call really returns."""
-    if not session.uprobes.uretprobes.functions and not session.uprobes.uretprobes.retired:
+    if not session.uprobes.rethooks.functions and not session.uprobes.rethooks.retired:
         return None
     pc, sp = (int(pending.read_register(name)) & MASK for name in (kernel.isa.pc, kernel.isa.sp))
-    back = session.uprobes.uretprobes.return_address(pc, sp, kernel.read)
+    back = session.uprobes.rethooks.return_address(pc, sp, kernel.read)
     if back is None:
         return None
     registers = {name: int(pending.read_register(name)) & MASK for name in kernel.registers()}

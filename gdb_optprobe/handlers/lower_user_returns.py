@@ -15,7 +15,12 @@ from dataclasses import dataclass, replace
 
 from gdb_optprobe.handlers.ir import MASK, Expr
 from gdb_optprobe.handlers.lower_expressions import ExpressionLowering
-from gdb_optprobe.handlers.lower_returns import EntryPart, lower_entry_actions, lower_entry_conditions, lower_kept_words
+from gdb_optprobe.handlers.lower_kernel_returns import (
+    EntryPart,
+    lower_entry_actions,
+    lower_entry_conditions,
+    lower_kept_words,
+)
 from gdb_optprobe.handlers.lower_slot_search import SlotArray, lower_home
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.code import Code, joined

@@ -33,7 +33,7 @@ MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class ActiveCall:
+class CallSlot:
     """A call. key: its stack address + 1. back: where it returns to. saved: what its entry kept."""
 
     key: int
@@ -53,7 +53,7 @@ class CallTable:
     returns: int
     missed: int
     dropped: int
-    active: tuple[ActiveCall, ...]
+    active: tuple[CallSlot, ...]
 
     @property
     def entries(self) -> int:
@@ -107,11 +107,11 @@ class CallTableLayout:
         keys = memoryview(data[SLOTS : self.end]).cast("Q")[:: self.slot_size // WORD]
         return [SLOTS + self.slot_size * number for number, key in enumerate(keys) if key]
 
-    def find(self, data: bytes, key: int) -> tuple[ActiveCall, ...]:
+    def find(self, data: bytes, key: int) -> tuple[CallSlot, ...]:
         """The calls with this key, the newest first."""
         return tuple(slot for at in self.search(key) if (slot := self.slot(data, at)).key == key)
 
-    def enter(self, data: bytes, new: ActiveCall, alive: bool) -> tuple[bytes, bool]:
+    def enter(self, data: bytes, new: CallSlot, alive: bool) -> tuple[bytes, bool]:
         """The table after a call was entered, and whether there was room; as the guest itself does it.
 
         alive: earlier calls with the same key are under way: it returns to one of our own trampolines. Others are
@@ -121,7 +121,7 @@ class CallTableLayout:
         if not alive:
             for at in self._before_free(data, places):
                 if self.slot(data, at).key == new.key:
-                    data = _added(self._with(data, at, ActiveCall(0, 0)), DROPPED, 1)
+                    data = _added(self._with(data, at, CallSlot(0, 0)), DROPPED, 1)
         taken = self._before_free(data, places)
         if len(taken) == len(places):
             return _added(data, MISSED, 1), False
@@ -135,14 +135,14 @@ class CallTableLayout:
         """The table without the newest call with this key, as if it had not been entered."""
         for at in self.search(key):
             if self.slot(data, at).key == key:
-                return self._with(data, at, ActiveCall(0, 0))
+                return self._with(data, at, CallSlot(0, 0))
         return data
 
     def drop(self, data: bytes, keys: Collection[int]) -> bytes:
         """The table without all calls that have one of these keys: they never return."""
         for at in self.taken_slots(data):
             if self.slot(data, at).key in keys:
-                data = _added(self._with(data, at, ActiveCall(0, 0)), DROPPED, 1)
+                data = _added(self._with(data, at, CallSlot(0, 0)), DROPPED, 1)
         return data
 
     def miss(self, data: bytes, calls: int = 1) -> bytes:
@@ -152,12 +152,12 @@ class CallTableLayout:
     def _before_free(self, data: bytes, places: Sequence[int]) -> Sequence[int]:
         return list(takewhile(lambda at: self.slot(data, at).key, places))
 
-    def slot(self, data: bytes, at: int = 0) -> ActiveCall:
+    def slot(self, data: bytes, at: int = 0) -> CallSlot:
         """What the slot at that offset holds."""
         key, back, *saved = decode(data[at : at + SAVED + WORD * self.saved])
-        return ActiveCall(key, back, tuple(saved))
+        return CallSlot(key, back, tuple(saved))
 
-    def _with(self, data: bytes, at: int, slot: ActiveCall) -> bytes:
+    def _with(self, data: bytes, at: int, slot: CallSlot) -> bytes:
         saved = (*slot.saved, *(0,) * self.saved)[: self.saved]
         words = encode((slot.key, slot.back, *saved))
         return data[:at] + words + data[at + len(words) :]

@@ -34,7 +34,7 @@ BEING_FILLED = 1
 
 
 @dataclass(frozen=True, slots=True)
-class UserCall:
+class UserCallSlot:
     """at: the address on the user's stack; None while that is not known yet. mm: whose stack."""
 
     at: int | None
@@ -94,13 +94,13 @@ class UserCallTableLayout:
         """The slot where the search for a key begins."""
         return ((key + mm) * FACTOR & MASK) >> SHIFT & self.homes - 1
 
-    def calls(self, data: bytes) -> Iterator[UserCall]:
+    def calls(self, data: bytes) -> Iterator[UserCallSlot]:
         """Those under way, in the order of their slots."""
         return (call for _, call in self.places(data))
 
-    def places(self, data: bytes) -> Iterator[tuple[int, UserCall]]:
+    def places(self, data: bytes) -> Iterator[tuple[int, UserCallSlot]]:
         """The same with the offsets of their slots."""
         for at in range(0, self.end, SLOT):
             key, mm, back, code, point, trampoline = decode(data[at : at + SAVED])
             if key:
-                yield at, UserCall(key >> 1 if key != BEING_FILLED else None, mm, back, code, point, trampoline)
+                yield at, UserCallSlot(key >> 1 if key != BEING_FILLED else None, mm, back, code, point, trampoline)

@@ -157,8 +157,8 @@ def _site_programs(site: Site, target: Target, keeps: PreservedRegisters) -> Seq
 
     counted = [probe for probe in site.enabled if not probe.is_return]
     codes = [(probe, of(probe, probe.counter)) for probe in counted if probe.counter is not None]
-    if site.kretprobe is not None and (returning := site.return_probes):
-        codes.append((returning[-1], site.kretprobe.entry_code(dead, target)))
+    if site.rethook is not None and (returning := site.return_probes):
+        codes.append((returning[-1], site.rethook.entry_code(dead, target)))
     return codes
 
 

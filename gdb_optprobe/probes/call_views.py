@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from gdb_optprobe.maps.call_table import CallTable
-from gdb_optprobe.probes.kretprobes import AttributedCall
+from gdb_optprobe.probes.kernel_rethooks import ActiveCall
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.spec import Kind
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.views import ActiveCallView, CallsView, ProbeView
 
 
-def calls_view(found: CallTable, out: Sequence[AttributedCall]) -> CallsView:
+def calls_view(found: CallTable, out: Sequence[ActiveCall]) -> CallsView:
     """out: those of `found` that are under way, and whose they are."""
     callers = [ActiveCallView(one.caller.who, one.caller.pid, one.caller.name) for one in out]
     callers.sort(key=lambda one: (one.pid is None, one.pid, one.who))
@@ -25,14 +25,14 @@ def deleted_kretprobes(optimizer: Optimizer) -> Iterator[ProbeView]:
     kept = {
         id(point)
         for site in optimizer.registry.sites()
-        if site.kretprobe is not None
-        for point in site.kretprobe.tables
+        if site.rethook is not None
+        for point in site.rethook.tables
     }
-    points = [point for point in optimizer.kretprobes.known if id(point) not in kept]
-    out = optimizer.kretprobes.active_calls(target, arena, points) if arena is not None else []
-    for address in sorted({one.kretprobe.address for one in out}):
-        here = [one for one in out if one.kretprobe.address == address]
-        tables = [point.read_calls(target) for point in points if any(point is one.kretprobe for one in here)]
+    points = [point for point in optimizer.rethooks.known if id(point) not in kept]
+    out = optimizer.rethooks.active_calls(target, arena, points) if arena is not None else []
+    for address in sorted({one.rethook.address for one in out}):
+        here = [one for one in out if one.rethook.address == address]
+        tables = [point.read_calls(target) for point in points if any(point is one.rethook for one in here)]
         yield _deleted_kretprobe(address, tables, here, target)
 
 
@@ -45,7 +45,7 @@ def describe(views: Iterable[ProbeView]) -> Iterator[str]:
 
 
 def _deleted_kretprobe(
-    address: int, tables: Sequence[CallTable], out: Sequence[AttributedCall], target: Target
+    address: int, tables: Sequence[CallTable], out: Sequence[ActiveCall], target: Target
 ) -> ProbeView:
     symbol = target.symbol(address)
     counts = [(table.returns, table.missed, table.dropped) for table in tables]

@@ -19,7 +19,7 @@ from enum import Enum
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.probes.kretprobes import Kretprobes
+from gdb_optprobe.probes.kernel_rethooks import KernelRethooks
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.views import CollectorView
 
@@ -44,7 +44,7 @@ class Collector:
     """
 
     target: Target
-    kretprobes: Kretprobes
+    rethooks: KernelRethooks
     check_alive: Callable[[], None]
     blocked_by: str = ""
     _runs: Counter[Trigger] = field(default_factory=Counter)
@@ -66,17 +66,17 @@ class Collector:
         """
         if self.target.stacks_missing:
             return 0
-        self.kretprobes.active_calls(self.target, arena)
+        self.rethooks.active_calls(self.target, arena)
         if not arena.dirty():
             arena.reclaim(lambda slots: ())
             # A table's memory is used again by whatever comes next.
-            self.kretprobes.forget_freed(self.target, arena)
+            self.rethooks.forget_freed(self.target, arena)
             arena.journal.flush()
             return 0
         self.check_alive()
         begun = time.monotonic()
         try:
-            freed = arena.reclaim(lambda slots: self.kretprobes.busy_slots(slots, self.target))
+            freed = arena.reclaim(lambda slots: self.rethooks.busy_slots(slots, self.target))
             self._stacks = sum(1 for saved in self.target.saved() if saved.address)
             self.blocked_by = ""
         except OptprobeError as error:
@@ -84,7 +84,7 @@ class Collector:
             self.blocked_by = error.message
             freed = ()
         arena.wipe(freed, self.target.machine)
-        self.kretprobes.forget_freed(self.target, arena)
+        self.rethooks.forget_freed(self.target, arena)
         # GDB may be killed: the next one takes what is still noted for memory in use, and for tables.
         arena.journal.flush()
         self._last = time.monotonic()
@@ -107,12 +107,12 @@ class Collector:
 
     def garbage(self, arena: Arena) -> tuple[Slot, ...]:
         """What is to be collected: not the trampolines that calls may return to for as long as they please."""
-        left = self.kretprobes.left_trampolines
+        left = self.rethooks.left_trampolines
         return tuple(slot for slot in arena.dirty() if slot.address not in left)
 
     def unsettled(self, arena: Arena) -> tuple[Slot, ...]:
         """Return what is free as soon as no thread is inside: no active call returns there."""
-        awaited = self.kretprobes.awaited(self.target)
+        awaited = self.rethooks.awaited(self.target)
         return tuple(slot for slot in arena.dirty() if slot.address not in awaited)
 
     def view(self, arena: Arena | None) -> CollectorView | None:

@@ -15,7 +15,7 @@ from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import NO_MEMORY, Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.handlers.supported import check_action
-from gdb_optprobe.probes import kretprobes, probe_views
+from gdb_optprobe.probes import kernel_rethooks, probe_views
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.installed_detour import InstalledDetour
 from gdb_optprobe.probes.optimizer import Optimizer
@@ -92,7 +92,7 @@ class Explainer:
         arena, reach = self.optimizer.find_arena(), self.target.isa.data_reach
         _unless_full(arena, lambda: arena.check_data(probe.handler.size, probe.address, reach))
         if probe.is_return and self.registry.site(probe.address) is None:
-            kretprobes.check_memory(probe, self.target, arena)
+            kernel_rethooks.check_memory(probe, self.target, arena)
 
     def _check_code(self, plan: Plan) -> None:
         """Raises Refused where there is no memory for a detour of `plan`."""

@@ -9,7 +9,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.handlers.compile import ProgramLimits, compile_handler
 from gdb_optprobe.handlers.ir import Constant, Program, Put, Register, nodes, operands
-from gdb_optprobe.handlers.lower_returns import EntryContext, EntryPart, PlacedCallTable, lower_entry
+from gdb_optprobe.handlers.lower_kernel_returns import EntryContext, EntryPart, PlacedCallTable, lower_entry
 from gdb_optprobe.handlers.return_scope import SAVE, EntryProgram, ReturnScope, compile_entry
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.isa.codegen import EntryState, ProbeReadRoutines

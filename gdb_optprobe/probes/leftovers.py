@@ -19,13 +19,13 @@ from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.maps.journal_format import Damaged
 from gdb_optprobe.probes.journal_records import ProbeRecord, read_probe
-from gdb_optprobe.probes.kretprobe_records import read_kretprobes
 from gdb_optprobe.probes.optimizer import Optimizer
+from gdb_optprobe.probes.rethook_records import read_rethooks
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import trap_records as user_notes
 from gdb_optprobe.probes.user.trap_records import TrapRecord
 from gdb_optprobe.probes.user.uprobes import Uprobes
-from gdb_optprobe.probes.user.uretprobe import LAYOUT
+from gdb_optprobe.probes.user.user_rethooks import LAYOUT
 
 TRIES, PAUSE = 20, 0.05
 LEFT = "probes of an earlier GDB are in this guest"
@@ -47,8 +47,8 @@ def clear_leftovers(target: Target, optimizer: Optimizer, users: Uprobes) -> Non
         raise OptprobeError(LEFT, RECOVER)
     left, _, undone = read_leftovers(target, users)
     arena = adopt_arena(left, undone, target, optimizer, users)
-    arena.release_data((*optimizer.traps.memory, *users.uretprobes.memory))
-    optimizer.kretprobes.end_adopted(arena)
+    arena.release_data((*optimizer.traps.memory, *users.rethooks.memory))
+    optimizer.rethooks.end_adopted(arena)
     optimizer.write_records()
 
 
@@ -69,7 +69,7 @@ def read_leftovers(target: Target, users: Uprobes) -> tuple[ArenaContents, Seque
 def read_records(left: ArenaContents) -> tuple[Sequence[ProbeRecord], Sequence[TrapRecord]]:
     """Return the records of probes and of traps in programs. Raises Damaged where they contradict each other."""
     found = [read_probe(number, value, left) for number, value in sorted((left.probes or {}).items())]
-    read_kretprobes(left, None)
+    read_rethooks(left, None)
     traps = user_notes.read_traps(left.users or {})
     calls = {trap.calls: left.data_at(trap.calls) for trap in traps if trap.calls}
     if any(memory is None or memory.size < LAYOUT.size for memory in calls.values()):

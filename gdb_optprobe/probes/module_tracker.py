@@ -151,13 +151,13 @@ class ModuleTracker:
             self._forget_branch(branch)
         probes = [probe for site in sites for probe in list(site.probes)]
         for site in sites:
-            if site.kretprobe is not None:
-                found = site.kretprobe.all_calls(self.target)
+            if site.rethook is not None:
+                found = site.rethook.all_calls(self.target)
                 before = found.returns + len(found.active), found.missed, found.dropped
                 self._call_counts |= {probe.number: before for probe in site.probes if probe.is_return}
             site.remove_breakpoint(self.target, arena)
             if arena is not None:
-                self.optimizer.kretprobes.close(site, self.target, arena)
+                self.optimizer.rethooks.close(site, self.target, arena)
             site.abandon()
         for probe in probes:
             self.mark_gone(probe)
@@ -220,8 +220,8 @@ class ModuleTracker:
         self.track(probe, site)
         self.optimizer.reserve(probe, plan)
         before = self._call_counts.pop(probe.number, None)
-        if before is not None and site.next_kretprobe is not None:
-            site.next_kretprobe.earlier_counts = before
+        if before is not None and site.next_rethook is not None:
+            site.next_rethook.earlier_counts = before
         return True
 
 

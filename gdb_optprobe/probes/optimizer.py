@@ -34,14 +34,14 @@ from gdb_optprobe.probes.arena_memory import ArenaMemory
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.collector import Collector, Trigger
 from gdb_optprobe.probes.journal_records import write_probe
+from gdb_optprobe.probes.kernel_rethooks import ActiveCall, KernelRethooks
 from gdb_optprobe.probes.kernel_traps import KernelTraps
-from gdb_optprobe.probes.kretprobe_records import read_kretprobes
-from gdb_optprobe.probes.kretprobes import AttributedCall, Kretprobes
 from gdb_optprobe.probes.links import Links
 from gdb_optprobe.probes.lost_branches import LostBranches
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.read_registers import ReadRegisters
 from gdb_optprobe.probes.registry import Registry
+from gdb_optprobe.probes.rethook_records import read_rethooks
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Spec
@@ -71,7 +71,7 @@ class Optimizer:
     links: Links = field(init=False)
     read_registers: ReadRegisters = field(init=False)
     stop_pads: StopPads = field(init=False)
-    kretprobes: Kretprobes = field(default_factory=Kretprobes)
+    rethooks: KernelRethooks = field(default_factory=KernelRethooks)
     collector: Collector = field(init=False)
     memory: ArenaMemory = field(init=False)
     throttle: Throttle = field(default_factory=Throttle)
@@ -84,7 +84,7 @@ class Optimizer:
     def __post_init__(self) -> None:
         self.links = Links(self.target, self.registry)
         self.stop_pads = StopPads(self.target, self.registry, self.links)
-        self.collector = Collector(self.target, self.kretprobes, self.check_alive)
+        self.collector = Collector(self.target, self.rethooks, self.check_alive)
         self.traps = KernelTraps(self.target)
         self.memory = ArenaMemory(self.target)
         self._cfgs = CfgCache(self.target.isa, self.target.text)
@@ -159,7 +159,7 @@ class Optimizer:
 
     def _on_arena(self, arena: Arena) -> None:
         if arena.earlier is not None:
-            self.kretprobes.known += read_kretprobes(arena.earlier, arena)
+            self.rethooks.known += read_rethooks(arena.earlier, arena)
         for probe in self.registry.probes():
             write_probe(probe, arena.journal)
 
@@ -231,7 +231,7 @@ class Optimizer:
             self.with_memory(lambda: branch_patch.reserve(probe, self.target, arena), arena)
             if probe.is_return:
                 site = self.registry.site_of(probe)
-                self.with_memory(lambda: self.kretprobes.reserve(site, self.target, arena), arena)
+                self.with_memory(lambda: self.rethooks.reserve(site, self.target, arena), arena)
 
     def needs_memory(self, probe: Probe, plan: Plan) -> bool:
         """Whether `probe` needs memory before anything is written into the text."""
@@ -294,21 +294,21 @@ class Optimizer:
         self.retry(grow=self.throttle.is_due and self._is_some_half_full())
 
     def _is_some_half_full(self) -> bool:
-        points = [site.kretprobe for site in self.registry.sites() if site.kretprobe is not None]
+        points = [site.rethook for site in self.registry.sites() if site.rethook is not None]
         with self.throttle.measure():
             return any(point.is_half_full(self.target) for point in points)
 
-    def active_calls(self, site: Site) -> Sequence[AttributedCall]:
+    def active_calls(self, site: Site) -> Sequence[ActiveCall]:
         """Calls that the return probes of `site` saw entered and that have not returned."""
-        tables = site.kretprobe.tables if site.kretprobe is not None else ()
-        return self.kretprobes.active_calls(self.target, self.arena, tables) if self.arena is not None else ()
+        tables = site.rethook.tables if site.rethook is not None else ()
+        return self.rethooks.active_calls(self.target, self.arena, tables) if self.arena is not None else ()
 
     def _grow_calls(self, site: Site) -> bool:
         """Whether calls at `site` get a larger table; where there is no memory for one they are missed some day."""
-        if site.kretprobe is None or self.arena is None:
+        if site.rethook is None or self.arena is None:
             return False
         try:
-            return self.kretprobes.grow(site, self.target, self.arena)
+            return self.rethooks.grow(site, self.target, self.arena)
         except OptprobeError:
             return False
 
@@ -338,7 +338,7 @@ class Optimizer:
             self.arena.pads.release(probe.pad.slot)
             probe.pad = None
         if probe.is_return and probe.waits is None and not self.registry.site_of(probe).gone:
-            self.kretprobes.release(self.registry.site_of(probe), probe, self.target, self.arena)
+            self.rethooks.release(self.registry.site_of(probe), probe, self.target, self.arena)
 
     def _replan(self, site: Site, neighbours: Neighbours) -> None:
         if not site.enabled:
@@ -453,7 +453,7 @@ class Optimizer:
         wanted = branch_patch.probe_numbers(group), group[0].plan.displaced, group[0].plan.tier
         if branch is None or (branch.probe_numbers, branch.plan.displaced, branch.plan.tier) != wanted:
             return None
-        if any(site.next_kretprobe is not None for site in group):
+        if any(site.next_rethook is not None for site in group):
             return None
         return branch if self.read_registers.is_preserved(branch) else None
 

@@ -18,7 +18,7 @@ from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.maps.call_table import CallTable
 from gdb_optprobe.probes import call_views, save
 from gdb_optprobe.probes.handler import Handler
-from gdb_optprobe.probes.kretprobes import AttributedCall
+from gdb_optprobe.probes.kernel_rethooks import ActiveCall
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.results import Results, Row
 from gdb_optprobe.probes.site import Site
@@ -71,7 +71,7 @@ def read_results(probes: Sequence[Probe], target: Target, whole: bool = False) -
 
 def read_calls(site: Site, probe: Probe, target: Target) -> CallTable | None:
     """The calls of the function that a return probe is on; None for others."""
-    return site.kretprobe.all_calls(target) if site.kretprobe is not None and probe.is_return else None
+    return site.rethook.all_calls(target) if site.rethook is not None and probe.is_return else None
 
 
 def clear_results(probes: Iterable[Probe], target: Target, is_inside: Callable[[Probe], bool]) -> None:
@@ -108,7 +108,7 @@ def _adjacent(slots: Sequence[Slot]) -> list[list[Slot]]:
 
 
 def probe_view(
-    probe: Probe, site: Site, found: Results, target: Target, out: Callable[[Site], Sequence[AttributedCall]]
+    probe: Probe, site: Site, found: Results, target: Target, out: Callable[[Site], Sequence[ActiveCall]]
 ) -> ProbeView:
     """One row of the listing, or of the report where tables were read too. out: calls of a site that are under way."""
     tier = site.tier if probe.enabled and site.tier is not None else site.plan.tier
@@ -291,8 +291,8 @@ def _detour_view(site: Site, target: Target) -> DetourView | None:
     plan = site.installed_plan or site.plan
     most = added_instructions(plan, detour, target)
     least = most - _skippable(plan, detour, target)
-    if site.kretprobe is not None and site.return_probes:
-        costs = site.kretprobe.costs
+    if site.rethook is not None and site.return_probes:
+        costs = site.rethook.costs
         most, least = most - costs.rare + costs.trampoline, least + costs.least
     return DetourView(detour.address, detour.size, count, most, least, detour.head)
 

@@ -82,7 +82,7 @@ def may_be_busy(site: Site, target: Target, arena: Arena | None) -> bool:
     detours = (*left, *((site.branch.detour,) if site.branch is not None else ()))
     inside = [(one.address, one.end) for one in detours]
     # Whoever is yet to come to a trampoline has not begun.
-    inside += [(one.address + 1, one.end) for one in (site.kretprobe.trampolines if site.kretprobe is not None else ())]
+    inside += [(one.address + 1, one.end) for one in (site.rethook.trampolines if site.rethook is not None else ())]
     if not inside or target.stacks_missing:
         return bool(inside)
     try:

@@ -409,7 +409,7 @@ class Session:
 
     def is_inside(self, pc: int) -> bool:
         """Whether `pc` is in code of ours that a hit runs through."""
-        found = self.registry.detour_at(pc) or self.optimizer.kretprobes.trampoline_at(pc)
+        found = self.registry.detour_at(pc) or self.optimizer.rethooks.trampoline_at(pc)
         return found is not None or self.in_probe_read(pc)
 
     def pushed_at(self, detour: Detour, pc: int) -> int:
@@ -537,7 +537,7 @@ class Session:
     def abandon(self) -> None:
         """The guest is gone, or is another one now: forget what was in it, touching nothing."""
         self.registry.abandon()
-        self.optimizer.kretprobes.abandon()
+        self.optimizer.rethooks.abandon()
         self.module_tracker.abandon()
         self.uprobes.abandon()
         self.optimizer.traps.abandon()

@@ -19,8 +19,8 @@ from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.isa.base import Effects, ReadMemory
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.installed_detour import InstalledDetour
-from gdb_optprobe.probes.kretprobe import Kretprobe
 from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.rethook import Rethook
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.stops import Hit, Move, StopPoint
 from gdb_optprobe.probes.target import Target
@@ -33,7 +33,7 @@ class Site:
     plan:   how it is to be probed (the best that is safe).
     installed_plan: the plan that is carried out in the guest now; None while nothing is there.
     branch: what leads to the programs, while optimized.
-    kretprobe: of its return probes, once there was one. next_kretprobe: what replaces it.
+    rethook: of its return probes, once there was one. next_rethook: what replaces it.
     pinned: it stays a stop point for now, because the user steps through it.
     is_text_there: whether the text here is still what was probed; a module may be gone whenever the guest has run.
     blocked_by: the threads inside the bytes that the branch would cover, in words; "" where there are none.
@@ -44,8 +44,8 @@ class Site:
     probes: list[Probe] = field(default_factory=list)
     installed_plan: Plan | None = None
     branch: Branch | None = None
-    kretprobe: Kretprobe | None = None
-    next_kretprobe: Kretprobe | None = None
+    rethook: Rethook | None = None
+    next_rethook: Rethook | None = None
     is_text_there: Callable[[], bool] = lambda: True
     blocked_by: str = ""
     pinned: bool = False
@@ -97,15 +97,15 @@ class Site:
     def stops(self) -> int:
         """How often the guest was stopped here."""
         others = [point for probe in self.probes for point in probe.breakpoints]
-        returned = self.kretprobe.stops if self.kretprobe is not None else 0
+        returned = self.rethook.stops if self.rethook is not None else 0
         return self.stops_before + returned + sum(
             point.moved + 2 * point.stepped for point in (*self._breakpoints, *others)
         )
 
     @property
-    def latest_kretprobe(self) -> Kretprobe | None:
+    def latest_rethook(self) -> Rethook | None:
         """Of its return probes, for calls from now on."""
-        return self.next_kretprobe or self.kretprobe
+        return self.next_rethook or self.rethook
 
     def resume_address(self) -> int | None:
         """Where who stands here with his hit run goes on while the text may hold a branch; None: here."""
@@ -121,8 +121,8 @@ class Site:
             for probe in self._last_hit:
                 if probe.enabled:
                     probe.undo_hit()
-            if self.kretprobe is not None:
-                self.kretprobe.undo_entry(target)
+            if self.rethook is not None:
+                self.rethook.undo_entry(target)
         self._set_installed(self.plan)
 
     def detach_branch(self) -> None:
@@ -147,16 +147,16 @@ class Site:
         """Have a trampoline for calls that are entered from now on, where there are return probes. Raises Refused."""
         if arena is None or not (probes := self.return_probes):
             return
-        point = self.latest_kretprobe
+        point = self.latest_rethook
         assert point is not None, "it was reserved with the probe"
         for probe in probes:
             assert probe.counter is not None, "it was reserved with the point"
         point.install_trampoline(probes, self.plan, target, arena)
-        if self.next_kretprobe is not None:
-            if self.kretprobe is not None:
-                self.kretprobe.close(target, arena)
-                point.older.append(self.kretprobe)
-            self.kretprobe, self.next_kretprobe = self.next_kretprobe, None
+        if self.next_rethook is not None:
+            if self.rethook is not None:
+                self.rethook.close(target, arena)
+                point.older.append(self.rethook)
+            self.rethook, self.next_rethook = self.next_rethook, None
 
     def _stop_point(self, plan: Plan, target: Target) -> StopPoint:
         restarts = target.isa.restarts(plan.insn)
@@ -182,7 +182,7 @@ class Site:
         for probe in self.probes:
             probe.remove_breakpoints()
         self.branch = self._copy = self.installed_plan = None
-        self.kretprobe = self.next_kretprobe = None
+        self.rethook = self.next_rethook = None
         self.gone = True
 
     def _probe_numbers(self) -> tuple[int, ...]:
@@ -217,8 +217,8 @@ class Site:
         """Whether the guest holds what this hit is going to use: not where it was reset, or put back, meanwhile."""
         used = [(plan.insn.address, plan.insn.data)] if plan.tier is Tier.EMULATED else []
         detours = [] if self._copy is None else [self._copy.detour]
-        if self.kretprobe is not None and self.kretprobe.trampoline is not None:
-            detours.append(self.kretprobe.trampoline.detour)
+        if self.rethook is not None and self.rethook.trampoline is not None:
+            detours.append(self.rethook.trampoline.detour)
         used += [(detour.address, detour.data) for detour in detours]
         try:
             return all(target.machine.read(at, len(data)) == data for at, data in used)
@@ -226,8 +226,8 @@ class Site:
             return False
 
     def _run_entry(self, hit: Hit, target: Target) -> None:
-        if self.kretprobe is not None and self.return_probes:
-            self.kretprobe.run_entry(hit, target)
+        if self.rethook is not None and self.return_probes:
+            self.rethook.run_entry(hit, target)
 
     def run_stopped(self, by: Probe, hit: Hit, target: Target) -> None:
         """The program of `by` has stopped who stands here: what comes behind it runs now, so that this is one stop."""

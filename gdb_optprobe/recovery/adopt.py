@@ -63,14 +63,14 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
         except OptprobeError as error:
             lost.append(f"probe {one.number}, {one.spec.location}, is not recovered: {error.message}")
     there = [probe for probe in probes if probe.waits is None]
-    returns = session.optimizer.kretprobes
+    returns = session.optimizer.rethooks
     for site in {probe.address: session.registry.site_of(probe) for probe in there}.values():
         returns.adopt(site, session.target)
     memory = {probe.counter for probe in probes if probe.counter is not None}
     memory |= {point.memory for point in returns.known if not point.closed}
     kept = (left.data_at(one.data) for one in programs if one.data is not None)
     arena.release_data(
-        memory.union(filter(None, kept), session.optimizer.traps.memory, session.uprobes.uretprobes.memory)
+        memory.union(filter(None, kept), session.optimizer.traps.memory, session.uprobes.rethooks.memory)
     )
     for probe in there:
         try:
@@ -91,7 +91,7 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
     for one in found:
         if one.number not in recovered:
             arena.journal.drop(Item.PROBE, one.number)
-    points = (session.registry.site_of(probe).latest_kretprobe for probe in there)
+    points = (session.registry.site_of(probe).latest_rethook for probe in there)
     returns.end_adopted(arena, [table for point in points if point is not None for table in point.tables])
     session.optimizer.write_records(probes)
     # What is left of the earlier GDB's code goes now: the guest may not stop again before this GDB is killed too.
@@ -111,10 +111,10 @@ def remove(session: Session, timeout: float) -> int:
     session.check_alive()
     left, found, undone = read_leftovers(session.target, session.uprobes)
     arena = adopt_arena(left, undone, session.target, session.optimizer, session.uprobes)
-    arena.release_data((*session.optimizer.traps.memory, *session.uprobes.uretprobes.memory))
+    arena.release_data((*session.optimizer.traps.memory, *session.uprobes.rethooks.memory))
     for one in found:
         arena.journal.drop(Item.PROBE, one.number)
-    session.optimizer.kretprobes.end_adopted(arena)
+    session.optimizer.rethooks.end_adopted(arena)
     session.optimizer.write_records()
     session.uprobes.tidy()
     if not session.optimizer.release_arena():
@@ -166,6 +166,6 @@ def _reserve(session: Session, probe: Probe) -> None:
     """Reserve the memory that the probe lacks. Active calls of a return probe go on counting in the old tables."""
     site = session.registry.site_of(probe)
     session.optimizer.reserve(probe, site.plan)
-    if site.next_kretprobe is not None:
-        points = [point for point in session.optimizer.kretprobes.known if point.closed and not point.ended]
-        site.next_kretprobe.older = [point for point in points if point.address == probe.address]
+    if site.next_rethook is not None:
+        points = [point for point in session.optimizer.rethooks.known if point.closed and not point.ended]
+        site.next_rethook.older = [point for point in points if point.address == probe.address]

@@ -120,7 +120,7 @@ def _memory(session: Session) -> dict[str, Any]:
     arena = optimizer.arena
     if arena is None:
         return {"code": 0, "data": 0, "free": None, "dirty": 0, "unowned": [], "over": [], "tables": {}}
-    points = optimizer.kretprobes.known
+    points = optimizer.rethooks.known
     owned = {probe.counter.address for probe in session.registry.probes() if probe.counter is not None}
     owned |= {slot.address for slot in optimizer.traps.memory} | {point.memory.address for point in points}
     owned |= {slot.address for slot in optimizer._lost_branches.counters.values()}
@@ -139,9 +139,9 @@ def _memory(session: Session) -> dict[str, Any]:
         row[1] += point.memory.size
         row[2] += len(point.read_calls(session.target).active)
     served = {
-        id(table) for site in session.registry.sites() if site.kretprobe is not None for table in site.kretprobe.tables
+        id(table) for site in session.registry.sites() if site.rethook is not None for table in site.rethook.tables
     }
-    served |= {id(site.next_kretprobe) for site in session.registry.sites() if site.next_kretprobe is not None}
+    served |= {id(site.next_rethook) for site in session.registry.sites() if site.next_rethook is not None}
     over = [p for p in points if id(p) not in served and not p.read_calls(session.target).active]
     return {
         "code": arena.code.used,

@@ -56,7 +56,7 @@ class ProbeReturns(gdb.Command):
             some = functions[first : first + AT_ONCE]
             added = {number: self._added(session, word(entry + 8)) for number, (_, entry) in some}
             run()
-            ours = {point.trampoline.detour.address for point in session.optimizer.kretprobes.known if point.trampoline}
+            ours = {point.trampoline.detour.address for point in session.optimizer.rethooks.known if point.trampoline}
             for number, (name, _) in some:
                 probe = added[number]
                 left = [_seen_by_caller(record, ours, caller) for record in results(layout, number)]

@@ -217,11 +217,11 @@ def test_memory_of_calls_that_never_end_does_not_grow_with_kills(boot: Boot, arc
 
 def test_calls_of_tables_that_are_gone_count_after_a_kill(linux: Guest) -> None:
     """And those of a deleted probe, whose calls are under way, do not count with those of the next one."""
-    sleep, small = "sleep 1000 </dev/null >/dev/null 2>&1 &", "from gdb_optprobe.probes import kretprobe"
+    sleep, small = "sleep 1000 </dev/null >/dev/null 2>&1 &", "from gdb_optprobe.probes import rethook"
     counts: list[dict[str, int]] = []
     with Console(linux) as gdb:
         gdb("set optprobe guardian off")
-        gdb(f"python {small}; kretprobe.SLOTS = 16")
+        gdb(f"python {small}; rethook.SLOTS = 16")
         gdb("optprobe add hrtimer_nanosleep -return do hist($elapsed)")
         gdb("python from gdb_optprobe.debugger.attach import current_session as s; s().optimizer.throttle.share = 1")
         for _ in range(3):

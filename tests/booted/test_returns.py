@@ -172,7 +172,7 @@ STATE = (
     "python from gdb_optprobe.debugger.attach import current_session; "
     "from json import dumps; _o = current_session().optimizer; _a = _o.arena; "
     "print('@@{0}'); "
-    "_k = _o.kretprobes; _all = [_k.known, _k.left_trampolines, _a.dirty()]; "
+    "_k = _o.rethooks; _all = [_k.known, _k.left_trampolines, _a.dirty()]; "
     "print(dumps([*map(len, _all), _a.code.used, _a.data.used]))"
 )
 
@@ -237,7 +237,7 @@ STOPS = 1000 if FULL else 15
 LOOKS = (
     "python from gdb_optprobe.debugger.attach import current_session; from random import Random; "
     "from json import dumps; _s, _r = current_session(), Random(6); _o = _s.optimizer; "
-    "_k = _o.kretprobes; "
+    "_k = _o.rethooks; "
     f"_a = [_s.run(0.05 * _r.random()) and len(_k.active_calls(_s.target, _o.arena)) for _ in range({STOPS})]; "
     "print('@@looks'); print(dumps(_a))"
 )
@@ -332,7 +332,7 @@ def test_the_table_grows_with_the_calls_under_way(traced: Guest) -> None:
     """At stops that occur anyway; calls that were entered before return through the old one, and count."""
     emptied(traced)
     script: list[str | Workload] = [
-        "python from gdb_optprobe.probes import kretprobe; kretprobe.SLOTS = 16",
+        "python from gdb_optprobe.probes import rethook; rethook.SLOTS = 16",
         "optprobe add hrtimer_nanosleep -return do hist($elapsed)",
         "python from gdb_optprobe.debugger.attach import current_session as s; s().optimizer.throttle.share = 1",
         *(sleepers(count) for count in (14, 40, 60)),
@@ -373,7 +373,7 @@ def test_backtraces_show_where_calls_really_return(traced: Guest) -> None:
         "python print('@@finished'); gdb.execute('bt')",
         "delete",
         "python from gdb_optprobe.debugger.attach import current_session; "
-        "gdb.execute('tbreak *%#x' % current_session().optimizer.kretprobes.known[-1].trampoline.detour.address)",
+        "gdb.execute('tbreak *%#x' % current_session().optimizer.rethooks.known[-1].trampoline.detour.address)",
         "continue",
         "python print('@@trampoline'); gdb.execute('bt')",
         "finish",

@@ -19,7 +19,7 @@ SKIPPED, CHOSEN = 4, 3
 GONE = Path(__file__).with_name("guest_gone.py")
 ARGUMENT = {"x86_64": "rdx", "ppc64le": "r5"}
 SESSION = "from gdb_optprobe.debugger.attach import current_session as session"
-KEPT = "sum(kretprobe.stop_handlers.kept_count for kretprobe in session().optimizer.kretprobes.known)"
+KEPT = "sum(rethook.stop_handlers.kept_count for rethook in session().optimizer.rethooks.known)"
 
 
 def show(name: str, expression: str) -> str:

@@ -8,7 +8,7 @@ import gdb
 
 import gdb_optprobe
 from gdb_optprobe.debugger import api
-from gdb_optprobe.probes.kretprobe_hits import EntryHit, ReturnHit
+from gdb_optprobe.probes.return_stops import EntryHit, ReturnHit
 from gdb_optprobe.probes.stops import Hit
 from gdb_optprobe.probes.views import ProbeView
 

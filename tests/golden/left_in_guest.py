@@ -28,14 +28,14 @@ from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.maps.call_table import CallTableLayout
 from gdb_optprobe.maps.ring import RingPosition
-from gdb_optprobe.probes import arena_record, journal_records, kretprobe_records
+from gdb_optprobe.probes import arena_record, journal_records, rethook_records
 from gdb_optprobe.probes.handler import Handler
-from gdb_optprobe.probes.kretprobe import Kretprobe
 from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.rethook import Rethook
 from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.user import trap_records
-from gdb_optprobe.probes.user.uretprobe import LAYOUT
+from gdb_optprobe.probes.user.user_rethooks import LAYOUT
 from tests.handlers.world import World
 
 KERNEL = 0xFFFF_FFFF_8100_0000
@@ -156,7 +156,7 @@ def _leave_kretprobe(guest: Guest, arena: Arena) -> None:
     guest.write(table.address, layout.initial())
     _branch(guest, arena, WRITE, [memory.address, table.address])
     arena.journal.put(Item.POINT, table.address, [WRITE, layout.slots, layout.saved])
-    kretprobe_records.write_counts(Kretprobe.adopted(WRITE, layout, table, {}, arena, (5, 1, 2)), arena)
+    rethook_records.write_counts(Rethook.adopted(WRITE, layout, table, {}, arena, (5, 1, 2)), arena)
     journal_records.write_probe(Probe(2, SPECS[2], WRITE, made, SIZES, counter=memory), arena.journal)
 
 

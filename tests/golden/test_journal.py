@@ -16,14 +16,14 @@ from gdb_optprobe.detours.arena_contents import restoring_patches
 from gdb_optprobe.detours.journal import Item, TableKind
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.maps import journal_format
-from gdb_optprobe.maps.call_table import ActiveCall
+from gdb_optprobe.maps.call_table import CallSlot
 from gdb_optprobe.maps.ring import RingPosition
 from gdb_optprobe.probes import arena_record
 from gdb_optprobe.probes.arena_record import RecordedArena
 from gdb_optprobe.probes.journal_records import ProbeRecord, fingerprint
-from gdb_optprobe.probes.kretprobe_records import read_kretprobes
 from gdb_optprobe.probes.leftovers import read_records
 from gdb_optprobe.probes.results import Results, Row
+from gdb_optprobe.probes.rethook_records import read_rethooks
 from tests.golden import golden, left_in_guest
 from tests.golden.left_in_guest import BINARY, CODE, DATA, FILL, MAIN, NOP5, READ, SIZES, SPECS, WRITE, Guest, handler
 
@@ -115,9 +115,9 @@ def test_what_was_counted() -> None:
 def test_the_calls_under_way() -> None:
     guest, left = as_it_was(), found().left
     arena = Arena(Ranges((CODE,), (DATA,), FILL), X86_64.alignment)
-    (point,) = read_kretprobes(left, arena)
+    (point,) = read_rethooks(left, arena)
     assert (point.address, point.earlier_counts, point.layout.slots, point.ended) == (WRITE, (5, 1, 2), 4, False)
     calls = point.layout.decode(guest.read(point.memory.address, point.layout.size))
-    assert calls.active == (ActiveCall(0xFFFF_C900_0010_7001, READ + 0x80, (5000, 77)),)
+    assert calls.active == (CallSlot(0xFFFF_C900_0010_7001, READ + 0x80, (5000, 77)),)
     assert (calls.returns, calls.missed, calls.dropped) == (7, 1, 0)
     assert left.tables[TableKind.USER_CALLS] in left.data

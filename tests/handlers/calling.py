@@ -12,8 +12,7 @@ import unicorn
 from unicorn import ppc_const, x86_const
 
 from gdb_optprobe.handlers.ir import Program
-from gdb_optprobe.handlers.lower_program import LoweringContext, lower
-from gdb_optprobe.handlers.lower_returns import (
+from gdb_optprobe.handlers.lower_kernel_returns import (
     EntryContext,
     EntryPart,
     PadExit,
@@ -23,6 +22,7 @@ from gdb_optprobe.handlers.lower_returns import (
     lower_entry,
     lower_trampoline,
 )
+from gdb_optprobe.handlers.lower_program import LoweringContext, lower
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.code import Code, joined
 from gdb_optprobe.isa.codegen import EntryState

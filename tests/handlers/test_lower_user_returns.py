@@ -14,7 +14,7 @@ from gdb_optprobe.guest.linux.arch.x86_64.user_returns import RETURNING
 from gdb_optprobe.guest.linux.arch.x86_64.user_traps import REGISTERS, USER
 from gdb_optprobe.handlers import fold, lower_user_returns
 from gdb_optprobe.handlers.ir import Load
-from gdb_optprobe.handlers.lower_returns import EntryPart
+from gdb_optprobe.handlers.lower_kernel_returns import EntryPart
 from gdb_optprobe.handlers.lower_user_returns import FunctionContext, PlacedUserCallTable
 from gdb_optprobe.handlers.return_scope import EntryProgram
 from gdb_optprobe.isa.code import Code
@@ -28,7 +28,7 @@ from gdb_optprobe.maps.user_call_table import (
     SAVED,
     SLOT,
     CallCounters,
-    UserCall,
+    UserCallSlot,
     UserCallTableLayout,
     initial_counters,
 )
@@ -115,7 +115,7 @@ class World:
     def put(self, space: int, at: int, word: int) -> None:
         self.write(place_of(space) + at - STACKS, word.to_bytes(self.size, "little"))
 
-    def calls(self) -> list[UserCall]:
+    def calls(self) -> list[UserCallSlot]:
         return list(self.layout.calls(self.read(TABLE, self.layout.size)))
 
     def counts(self) -> tuple[CallCounters, ...]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gdb_optprobe.maps.call_table import ActiveCall, CallTableLayout, changes
+from gdb_optprobe.maps.call_table import CallSlot, CallTableLayout, changes
 
 STACK = 0xFFFF_C900_0010_0000
 
@@ -36,8 +36,8 @@ STEPS = st.lists(
 def test_calls_return_where_they_came_from(slots: int, steps: list[Step]) -> None:
     """Against a plain stack for each key. A call is missed only where every slot is taken, by others' or by its own."""
     layout = CallTableLayout(slots, 1)
-    data, calls = layout.initial(), dict[int, list[ActiveCall]]()
-    dead: set[ActiveCall] = set()
+    data, calls = layout.initial(), dict[int, list[CallSlot]]()
+    dead: set[CallSlot] = set()
     missed = returns = dropped = 0
     for step, (place, kind) in enumerate(steps):
         key = STACK + 0x4000 * (place // 3) + 8 * (place % 3) + 1
@@ -48,7 +48,7 @@ def test_calls_return_where_they_came_from(slots: int, steps: list[Step]) -> Non
                 assert layout.find(data, key)[0] == under_way.pop()
                 data, returns = layout.remove(data, key), returns + 1
             continue
-        new = ActiveCall(key, step + 1, (step,))
+        new = CallSlot(key, step + 1, (step,))
         data, room = layout.enter(data, new, alive=kind == "tail")
         assert all(data[at : at + 8] == word != before[at : at + 8] for at, word in changes(before, data))
         found = layout.decode(data)
@@ -77,9 +77,9 @@ def test_there_is_room_for_as_many_calls_as_there_are_slots(slots: int, same: bo
     data = layout.initial()
     places = [0] * slots if same else chosen.sample(range(4 * slots), slots)
     for number, place in enumerate(places):
-        data, room = layout.enter(data, ActiveCall(STACK + 16 * place + 1, number + 1), alive=same)
+        data, room = layout.enter(data, CallSlot(STACK + 16 * place + 1, number + 1), alive=same)
         assert room
-    data, room = layout.enter(data, ActiveCall(STACK - 15, 1), alive=False)
+    data, room = layout.enter(data, CallSlot(STACK - 15, 1), alive=False)
     assert not room
     if not same:
         chosen.shuffle(places)
@@ -92,11 +92,11 @@ def test_the_dead_make_room_where_no_slot_is_free() -> None:
     layout = CallTableLayout(8)
     data = layout.initial()
     for number in range(8):
-        data, room = layout.enter(data, ActiveCall(STACK + 1, number + 1), alive=number > 0)
+        data, room = layout.enter(data, CallSlot(STACK + 1, number + 1), alive=number > 0)
         assert room
-    data, room = layout.enter(data, ActiveCall(STACK + 1, 9), alive=False)
+    data, room = layout.enter(data, CallSlot(STACK + 1, 9), alive=False)
     found = layout.decode(data)
-    assert room and (found.missed, found.dropped, found.active) == (0, 8, (ActiveCall(STACK + 1, 9),))
+    assert room and (found.missed, found.dropped, found.active) == (0, 8, (CallSlot(STACK + 1, 9),))
 
 
 def test_a_search_ends() -> None:

@@ -35,7 +35,7 @@ def code_of(isa: Isa, *handlers: Handler) -> list[str]:
     pad = SimpleNamespace(address=at + PAD, doorbell=at + DATA + 0x800)
     nothing = {"counter": None, "readers": None, "pad": pad, "is_return": False}
     enabled = [SimpleNamespace(handler=handler, address=at, **nothing) for handler in handlers]
-    site = cast(Site, SimpleNamespace(address=at, plan=plan, enabled=enabled, kretprobe=None))
+    site = cast(Site, SimpleNamespace(address=at, plan=plan, enabled=enabled, rethook=None))
     arena = Arena(Ranges((), ((at + DATA, at + DATA + 0x1000),)))
     read = [name for one in handlers for name in (isa.registers if one.stops else one.reads)]
     keeps = PreservedRegisters(frozenset(read), frozenset(name for name in read if read.count(name) > 1))

@@ -17,7 +17,7 @@ from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.maps import journal_format as form
 from gdb_optprobe.probes import collector
 from gdb_optprobe.probes.collector import PAGE, PATIENCE, Collector, Trigger
-from gdb_optprobe.probes.kretprobes import Kretprobes
+from gdb_optprobe.probes.kernel_rethooks import KernelRethooks
 from tests.detours.fakes import FakeMemory
 
 START, SIZE, EACH = 0xFFFFFFFF82000000, 4 * PAGE, 64
@@ -75,7 +75,7 @@ class World:
     def __init__(self, stacks_missing: str = "") -> None:
         self.arena = Arena(Ranges(((START, START + SIZE),), (), FILL))
         self.target = Target(stacks_missing)
-        self.collector = Collector(self.target, Kretprobes(), self.target.check_alive)  # type: ignore[arg-type]
+        self.collector = Collector(self.target, KernelRethooks(), self.target.check_alive)  # type: ignore[arg-type]
 
     def released(self, count: int) -> list[Slot]:
         """Detours that stood, and that nothing leads to any more."""
@@ -191,7 +191,7 @@ def test_the_table_of_a_function_goes_with_its_memory_where_no_code_waits() -> N
     """Its memory is used again by whatever comes next: a journal that knows two owners is not believed."""
     data = (START + SIZE, START + 2 * SIZE)
     arena, target = Arena(Ranges(((START, START + SIZE),), (data,), FILL)), Target()
-    returns = Kretprobes()
+    returns = KernelRethooks()
     slot = arena.allocate_data(64, START, 1 << 31)
     point = Closed(slot)
     returns.known = [point]  # type: ignore[list-item]
@@ -210,6 +210,6 @@ def test_commit_waits_for_a_trampoline_that_no_active_call_returns_to() -> None:
         (slot,) = world.released(1)
         held = SimpleNamespace(active=[0] * active)
         point = SimpleNamespace(left_trampolines={slot.address: None}, read_calls=lambda _, held=held: held)
-        world.collector.kretprobes.known = [point]  # type: ignore[list-item]
+        world.collector.rethooks.known = [point]  # type: ignore[list-item]
         assert len(world.collector.unsettled(world.arena)) == expected
         world.arena.code.reclaim([slot])

@@ -22,7 +22,7 @@ from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user.uprobe_site import UprobeSite
 from gdb_optprobe.probes.user.uprobes import Uprobes
-from gdb_optprobe.probes.user.uretprobe import Uretprobe
+from gdb_optprobe.probes.user.user_rethooks import UserRethook
 from gdb_optprobe.probes.views import (
     ActiveCallView,
     CallsView,
@@ -38,7 +38,7 @@ from gdb_optprobe.probes.views import (
 def uprobe_view(probe: Probe, users: Uprobes, found: Results, target: Target) -> ProbeView:
     """address: the one that the program was linked for."""
     point = users.uprobe_of(probe)
-    function = users.uretprobes.functions.get((point.program.inode, probe.address)) if probe.spec.is_return else None
+    function = users.rethooks.functions.get((point.program.inode, probe.address)) if probe.spec.is_return else None
     calls = _calls_view(function, users) if function is not None else None
     stands = point.installed is not None
     detour = point.installed.detour if point.installed is not None else None
@@ -165,18 +165,18 @@ def deleted_views(optimizer: Optimizer, users: Uprobes) -> Iterator[ProbeView]:
     The kernel's come first.
     """
     yield from call_views.deleted_kretprobes(optimizer)
-    if not users.uretprobes.has_retired:
+    if not users.rethooks.has_retired:
         return
     users.tidy()
-    for function in users.uretprobes.retired:
+    for function in users.rethooks.retired:
         if (calls := _calls_view(function, users)).active:
             place = function.program.spell(function.address)
             yield call_views.deleted_view(Kind.URETPROBE, function.address, place, place, calls)
 
 
-def _calls_view(function: Uretprobe, users: Uprobes) -> CallsView:
-    counts = users.uretprobes.read_counts(function)
-    out = users.uretprobes.active_calls() if counts.active else ()  # a large table, of all functions
+def _calls_view(function: UserRethook, users: Uprobes) -> CallsView:
+    counts = users.rethooks.read_counts(function)
+    out = users.rethooks.active_calls() if counts.active else ()  # a large table, of all functions
     own = [call for call in out if call.point == function.counts.address]
     spaces = {space.mm: space.processes for space in users.spaces(function.program)} if own else {}
     who = [process for call in own for process in spaces.get(call.mm, ())[:1]]

@@ -50,8 +50,8 @@ from gdb_optprobe.probes.user.uprobe_handler import compile_uprobe
 from gdb_optprobe.probes.user.uprobe_site import LONGEST, CodePart, UprobeSite, decode_instruction, lay_out
 from gdb_optprobe.probes.user.uprobe_stops import UprobeStops
 from gdb_optprobe.probes.user.uprobe_traps import UprobeTraps
-from gdb_optprobe.probes.user.uretprobe import Uretprobes
 from gdb_optprobe.probes.user.uretprobe_handler import compile_uretprobe
+from gdb_optprobe.probes.user.user_rethooks import UserRethooks
 from gdb_optprobe.probes.user.xol import XolSlots, encode_copy, first_slot
 from gdb_optprobe.probes.user.xol_step import XolSteps
 
@@ -78,7 +78,7 @@ class Uprobes:
     settings: Callable[[], Settings]
     traps: UprobeTraps = field(init=False)
     stops: UprobeStops = field(init=False)
-    uretprobes: Uretprobes = field(init=False)
+    rethooks: UserRethooks = field(init=False)
     xol_steps: XolSteps = field(init=False)
     _writer: TextWriter = field(init=False)
     _mmap_patcher: MmapPatcher = field(init=False)
@@ -91,7 +91,7 @@ class Uprobes:
     def __post_init__(self) -> None:
         self.traps = UprobeTraps(self.target)
         self.stops = UprobeStops(self.target, self.registry, self.uprobe_of)
-        self.uretprobes = Uretprobes(self.target, self.traps, self.stops, self._xol_slots, self._next_record)
+        self.rethooks = UserRethooks(self.target, self.traps, self.stops, self._xol_slots, self._next_record)
         self.xol_steps = XolSteps(self.target, self.traps, self._xol_slots, self._next_record)
         self._writer = TextWriter(self.target)
         self._mmap_patcher = MmapPatcher(self.target)
@@ -172,7 +172,7 @@ class Uprobes:
         trampolines = [trap for trap in left if trap.calls]
         for trap in [trap for trap in left if not trap.calls] + trampolines:
             program = programs[trap.file.inode]
-            if trap in trampolines and self.uretprobes.has_active_calls(trap.calls, arena):
+            if trap in trampolines and self.rethooks.has_active_calls(trap.calls, arena):
                 kept.append((trap, program))
                 continue
             change = TextChange(trap.address, trap.original, user.kernel.isa.trap)
@@ -193,10 +193,10 @@ class Uprobes:
         if not taken.trampolines:
             return ()
         user, standing = self.target.user(), {change.address: change.old for change in undone}
-        codes = self.uretprobes.adopt_trampolines(taken.trampolines, user, arena)
+        codes = self.rethooks.adopt_trampolines(taken.trampolines, user, arena)
         self.traps.install(user, self._install_probe_read(user, arena), arena, standing, codes, taken.removed)
-        self.uretprobes.adopt_table(taken.trampolines, standing, user, arena)
-        return {change.address for change in (*self.traps.patches, *self.uretprobes.patches)}
+        self.rethooks.adopt_table(taken.trampolines, standing, user, arena)
+        return {change.address for change in (*self.traps.patches, *self.rethooks.patches)}
 
     def adopt_traps(self, taken: AdoptedTraps, arena: Arena) -> None:
         """Where traps of an earlier GDB's were until now: who has just come to one goes on. Raises OptprobeError."""
@@ -208,7 +208,7 @@ class Uprobes:
             for key in taken.removed:
                 self.traps.adopt_trap(key)
             arena.release_reserve()
-            self.uretprobes.adopt_calls(taken.trampolines, user, arena)
+            self.rethooks.adopt_calls(taken.trampolines, user, arena)
             arena.refill_reserve()
             self._update_hooks()
 
@@ -221,7 +221,7 @@ class Uprobes:
             raise OptprobeError(f"'{spec.location}' is no place in a program", "-user BINARY:SYMBOL or BINARY:OFFSET")
         program = user.texts.program(path, Path(spec.file) if spec.file else None)
         armed = any(point.program.inode == program.inode for point in self._uprobes.values())
-        if self._programs.update(program, armed or self.uretprobes.has_trampoline(program)):
+        if self._programs.update(program, armed or self.rethooks.has_trampoline(program)):
             self._xol_slots.forget(program.inode)
         address = program.resolve(place)
         return self._find_or_create(program, decode_instruction(program, address, user.kernel.isa), user)
@@ -294,7 +294,7 @@ class Uprobes:
         if arena is None or not self.traps.patches or self.target.stops.shows_program():
             return
         user = self.target.user()
-        if self.uretprobes.tidy(user, arena) and not self._uprobes:
+        if self.rethooks.tidy(user, arena) and not self._uprobes:
             for program in self._programs:
                 user.texts.retain(program, [at for copy in self._xol_slots.slots_of(program) for at in copy])
             self._mmap_patcher.remove(arena)
@@ -305,7 +305,7 @@ class Uprobes:
 
     def _update_hooks(self) -> None:
         """No probe of the kernel can be where the kernel comes to code of ours."""
-        self.registry.hooks = (*self._mmap_patcher.patches, *self.uretprobes.patches)
+        self.registry.hooks = (*self._mmap_patcher.patches, *self.rethooks.patches)
 
     def spaces(self, program: Program) -> tuple[AddressSpace, ...]:
         """Those that run it. Raises OptprobeError."""
@@ -315,8 +315,8 @@ class Uprobes:
         """How many calls of its function found no room."""
         point = self._uprobes.get(probe.number)
         key = (point.program.inode, probe.address) if point is not None else None
-        function = self.uretprobes.functions.get(key) if key is not None else None
-        return self.uretprobes.read_counts(function).missed if function is not None else 0
+        function = self.rethooks.functions.get(key) if key is not None else None
+        return self.rethooks.read_counts(function).missed if function is not None else 0
 
     def traps_near(self, start: int, end: int) -> Mapping[Patch, tuple[int, ...]]:
         """From `start` to before `end`, as the process that the user is shown has them; by probes' numbers."""
@@ -334,7 +334,7 @@ class Uprobes:
             self.target.user().texts.abandon()
         self.traps.abandon()
         self.stops.abandon()
-        self.uretprobes.abandon()
+        self.rethooks.abandon()
         self._writer.abandon()
         self._mmap_patcher.abandon()
         self.registry.hooks = ()
@@ -478,9 +478,9 @@ class Uprobes:
         """Calls are entered for the return probes that are switched on, and for no others."""
         returns = [probe for probe in point.probes if probe.spec.is_return]
         if not returns:
-            self.uretprobes.release(point.program, point.insn.address)
+            self.rethooks.release(point.program, point.insn.address)
         elif not any(probe.enabled for probe in returns):
-            self.uretprobes.retire(point.program, point.insn.address)
+            self.rethooks.retire(point.program, point.insn.address)
 
     def _code(
         self, point: UprobeSite, copy: int | None, emulates: bool, user: UserTarget, arena: Arena
@@ -495,7 +495,7 @@ class Uprobes:
         if returns := [probe for probe in point.enabled if probe.spec.is_return]:
             program, address = point.program, point.insn.address
             entry = self.optimizer.with_memory(
-                lambda: self.uretprobes.install_entry(program, address, returns, user, arena), arena
+                lambda: self.rethooks.install_entry(program, address, returns, user, arena), arena
             )
             parts.append(CodePart("the entry of a call whose return is probed", entry))
         return [*parts, *self._instruction_code(point, copy, emulates, self.traps.writable, user)]

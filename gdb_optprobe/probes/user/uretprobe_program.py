@@ -14,7 +14,7 @@ from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.handlers import fold, lower_user_returns
 from gdb_optprobe.handlers.compile import ProgramLimits, compile_handler
 from gdb_optprobe.handlers.ir import And, Expr, Load, Op, Program, Register
-from gdb_optprobe.handlers.lower_returns import EntryPart
+from gdb_optprobe.handlers.lower_kernel_returns import EntryPart
 from gdb_optprobe.handlers.lower_user_returns import FunctionContext, PlacedUserCallTable
 from gdb_optprobe.handlers.return_scope import EntryProgram, ReturnScope, compile_entry
 from gdb_optprobe.handlers.trap_frame import TrapFrame, read_from_frame, replace_register

@@ -23,12 +23,12 @@ from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.isa.base import ReadMemory
-from gdb_optprobe.maps.call_table import WORD, ActiveCall, CallTableLayout
-from gdb_optprobe.probes import kretprobe, kretprobe_records
+from gdb_optprobe.maps.call_table import WORD, CallSlot, CallTableLayout
+from gdb_optprobe.probes import rethook, rethook_records
 from gdb_optprobe.probes.active_calls import ArenaCode, Caller, CallStacks, call_stacks
-from gdb_optprobe.probes.kretprobe import Kretprobe, return_address_slot, returns_on_stack, table_layout
-from gdb_optprobe.probes.kretprobe_hits import FindReturn
 from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.rethook import Rethook, return_address_slot, returns_on_stack, table_layout
+from gdb_optprobe.probes.return_stops import FindReturn
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.target import Target
 
@@ -36,19 +36,19 @@ GROWTH = 4
 
 
 @dataclass(frozen=True, slots=True)
-class AttributedCall:
+class ActiveCall:
     """A call of the function of `point`, and who makes it."""
 
-    kretprobe: Kretprobe
-    call: ActiveCall
+    rethook: Rethook
+    call: CallSlot
     caller: Caller
 
 
 @dataclass
-class Kretprobes:
-    """known: the kretprobes that have a table in the guest."""
+class KernelRethooks:
+    """known: the rethooks that have a table in the guest."""
 
-    known: list[Kretprobe] = field(default_factory=list)
+    known: list[Rethook] = field(default_factory=list)
 
     @property
     def left_trampolines(self) -> frozenset[int]:
@@ -87,11 +87,11 @@ class Kretprobes:
 
     def reserve(self, site: Site, target: Target, arena: Arena) -> None:
         """Memory for the calls of the function that is entered at `site`, and what its probes keep. Raises Refused."""
-        has = site.latest_kretprobe
+        has = site.latest_rethook
         probes = [probe for probe in site.probes if probe.is_return]
-        wanted = table_layout(probes, max(kretprobe.SLOTS, has.layout.slots if has is not None else 0))
+        wanted = table_layout(probes, max(rethook.SLOTS, has.layout.slots if has is not None else 0))
         if has is None or has.layout.slots != wanted.slots or has.layout.saved < wanted.saved:
-            site.next_kretprobe = self._create(site.address, wanted, target, arena)
+            site.next_rethook = self._create(site.address, wanted, target, arena)
 
     def adopt(self, site: Site, target: Target) -> None:
         """An earlier session's tables of calls of the function that is entered at `site`: its probes are there again.
@@ -102,26 +102,26 @@ class Kretprobes:
         tables = [point for point in self.known if point.address == site.address and point.closed and not point.ended]
         if not (probes and tables):
             return
-        wanted = table_layout(probes, max(kretprobe.SLOTS, *(point.layout.slots for point in tables)))
+        wanted = table_layout(probes, max(rethook.SLOTS, *(point.layout.slots for point in tables)))
         fits = (point for point in tables if point.layout.slots == wanted.slots and point.layout.saved >= wanted.saved)
         if (point := next(fits, None)) is not None:
             point.reopen(self._find_return(target))
             point.older = [other for other in tables if other is not point]
-            site.next_kretprobe = point
+            site.next_rethook = point
 
-    def end_adopted(self, arena: Arena, tables: Iterable[Kretprobe] = ()) -> None:
+    def end_adopted(self, arena: Arena, tables: Iterable[Rethook] = ()) -> None:
         """Of an earlier session's tables all but these are of probes that are no more."""
         kept = {id(point) for point in tables}
         for point in self.known:
             if point.closed and not point.ended and id(point) not in kept:
                 point.ended = True
-                kretprobe_records.write_counts(point, arena)
+                rethook_records.write_counts(point, arena)
 
     def grow(self, site: Site, target: Target, arena: Arena) -> bool:
         """A larger table for calls from now on, where this one is half full; whether there is one. Raises Refused."""
-        point = site.kretprobe
+        point = site.rethook
         probes = [probe for probe in site.probes if probe.is_return]
-        if point is None or site.next_kretprobe is not None or all(probe.spec.maxactive for probe in probes):
+        if point is None or site.next_rethook is not None or all(probe.spec.maxactive for probe in probes):
             return False
         if not point.is_half_full(target):
             return False
@@ -129,12 +129,12 @@ class Kretprobes:
         if not point.is_half_full(target):
             return False
         layout = table_layout(probes, GROWTH * point.layout.slots)
-        site.next_kretprobe = self._create(site.address, layout, target, arena)
+        site.next_rethook = self._create(site.address, layout, target, arena)
         return True
 
-    def _create(self, address: int, layout: CallTableLayout, target: Target, arena: Arena) -> Kretprobe:
+    def _create(self, address: int, layout: CallTableLayout, target: Target, arena: Arena) -> Rethook:
         try:
-            point = Kretprobe.create(address, layout, target, arena, self._find_return(target))
+            point = Rethook.create(address, layout, target, arena, self._find_return(target))
         except Refused as refused:
             raise _with_size(layout, refused, arena) from None
         self.known.append(point)
@@ -153,13 +153,13 @@ class Kretprobes:
 
     def close(self, site: Site, target: Target, arena: Arena) -> None:
         """No call is entered at `site` any more."""
-        for point in (site.kretprobe, site.next_kretprobe):
+        for point in (site.rethook, site.next_rethook):
             if point is not None:
                 point.close(target, arena)
                 for table in point.tables:
                     table.ended = True
-                    kretprobe_records.write_counts(table, arena)
-        site.kretprobe = site.next_kretprobe = None
+                    rethook_records.write_counts(table, arena)
+        site.rethook = site.next_rethook = None
 
     def busy_slots(self, slots: Sequence[Range], target: Target) -> Collection[Range]:
         """Those of `slots`, left by us, in which somebody is or may come to."""
@@ -177,8 +177,8 @@ class Kretprobes:
         return self.left_trampolines - self.awaited(target)
 
     def active_calls(
-        self, target: Target, arena: Arena, points: Iterable[Kretprobe] | None = None
-    ) -> list[AttributedCall]:
+        self, target: Target, arena: Arena, points: Iterable[Rethook] | None = None
+    ) -> list[ActiveCall]:
         """The calls that have not returned, and whose they are; what is seen never to return is dropped.
 
         points: whose calls; else of all.
@@ -187,7 +187,7 @@ class Kretprobes:
         if not any(active for _, active in tables):
             return []
         judged = self._call_stacks(target, arena)
-        found: list[AttributedCall] = []
+        found: list[ActiveCall] = []
         for point, active in tables:
             over = {
                 call.key for call in active if judged is not None and call.at is not None and judged.is_over(call.at)
@@ -197,7 +197,7 @@ class Kretprobes:
             for call in active:
                 if call.key not in over:
                     caller = judged.caller(call.at) if judged is not None and call.at is not None else Caller()
-                    found.append(AttributedCall(point, call, caller))
+                    found.append(ActiveCall(point, call, caller))
         return found
 
     def _call_stacks(self, target: Target, arena: Arena) -> CallStacks | None:
@@ -243,11 +243,11 @@ class Kretprobes:
                 newer.earlier_counts = returns, missed, dropped
                 newer.older = [*(each for each in newer.older if each is not old), *old.older]
                 if newer not in gone:
-                    kretprobe_records.write_counts(newer, arena)
+                    rethook_records.write_counts(newer, arena)
         self.known = [point for point in self.known if point not in gone]
 
 
-def _is_hidden(call: ActiveCall, point: Kretprobe, target: Target) -> bool:
+def _is_hidden(call: CallSlot, point: Rethook, target: Target) -> bool:
     """Whether a call that is under way does not show on its stack that it returns to us."""
     at = return_address_slot(call.key, target)
     if at is None:
@@ -261,7 +261,7 @@ def _is_hidden(call: ActiveCall, point: Kretprobe, target: Target) -> bool:
 
 def check_memory(probe: Probe, target: Target, arena: Arena) -> None:
     """Raises Refused where there is no memory for calls of the function that `probe` is the first return probe of."""
-    layout = table_layout([probe], kretprobe.SLOTS)
+    layout = table_layout([probe], rethook.SLOTS)
     try:
         arena.check_data(layout.size, probe.address, target.isa.data_reach)
     except Refused as refused:

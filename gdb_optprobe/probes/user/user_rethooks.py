@@ -31,7 +31,7 @@ from gdb_optprobe.maps.user_call_table import (
     CODE,
     COUNTERS_SIZE,
     CallCounters,
-    UserCall,
+    UserCallSlot,
     UserCallTableLayout,
     initial_counters,
 )
@@ -57,7 +57,7 @@ KeptTrampolines = Sequence[tuple[TrapRecord, Program]]
 
 
 @dataclass
-class Uretprobe:
+class UserRethook:
     """A function with return probes, or that had some. counts: where its calls are counted.
 
     installed: code that their return comes to; retired: code that earlier calls may return to.
@@ -105,7 +105,7 @@ class _Installed:
 
 
 @dataclass
-class Uretprobes:
+class UserRethooks:
     """functions: with return probes, by program and address. retired: without, which calls may still return from."""
 
     target: Target
@@ -113,10 +113,10 @@ class Uretprobes:
     stops: UprobeStops
     xol_slots: XolSlots
     next_record: Callable[[], int]
-    functions: dict[tuple[int, int], Uretprobe] = field(default_factory=dict)
-    retired: list[Uretprobe] = field(default_factory=list)
+    functions: dict[tuple[int, int], UserRethook] = field(default_factory=dict)
+    retired: list[UserRethook] = field(default_factory=list)
     _installed: _Installed | None = None
-    _read_at_stop: Sequence[UserCall] = ()
+    _read_at_stop: Sequence[UserCallSlot] = ()
     _trampolines: dict[int, _Trampoline] = field(default_factory=dict)
 
     # calls are seen --------------------------------------------------------------------------------------------------
@@ -157,10 +157,10 @@ class Uretprobes:
         """Whether there is something that nobody probes any more."""
         return bool(self.retired) or (self._installed is not None and not self.functions)
 
-    def read_counts(self, function: Uretprobe) -> CallCounters:
+    def read_counts(self, function: UserRethook) -> CallCounters:
         return CallCounters.decode(self.target.machine.read(function.counts.address, COUNTERS_SIZE))
 
-    def active_calls(self) -> Sequence[UserCall]:
+    def active_calls(self) -> Sequence[UserCallSlot]:
         """All calls that have a slot."""
         there = self._installed
         return list(LAYOUT.calls(self.target.machine.read(there.memory.address, LAYOUT.size))) if there else ()
@@ -215,7 +215,7 @@ class Uretprobes:
             spaces = {space.mm for space in user.texts.spaces(program.file)}
             self._redirect_calls(there, function, spaces if trap is not kept[-1][0] else None)
 
-    def _redirect_calls(self, there: _Installed, function: Uretprobe, spaces: Collection[int] | None) -> None:
+    def _redirect_calls(self, there: _Installed, function: UserRethook, spaces: Collection[int] | None) -> None:
         """Calls in these spaces, or in all, return to the function's code and are counted there."""
         active = 0
         taken = {function.counts.address for function in self.retired}
@@ -252,7 +252,7 @@ class Uretprobes:
         found = {*places.values()}
         return found.pop() if len(found) == 1 else None
 
-    def _matching_calls(self, pc: int, sp: int, read: ReadMemory) -> Iterator[UserCall]:
+    def _matching_calls(self, pc: int, sp: int, read: ReadMemory) -> Iterator[UserCallSlot]:
         """Those that may be it, the newest of a space first."""
         if pc >> 63 or not any(one.address - pc & PAGE - 1 == 0 for one in self._trampolines.values()):
             return
@@ -261,7 +261,7 @@ class Uretprobes:
         at = {sp - isa.popped(size) for size in sizes}
         yield from (call for call in self._read_calls(read) if call.trampoline == pc and call.at in at)
 
-    def _read_calls(self, read: ReadMemory) -> Sequence[UserCall]:
+    def _read_calls(self, read: ReadMemory) -> Sequence[UserCallSlot]:
         if self._installed is None:
             return ()
         try:
@@ -379,11 +379,11 @@ class Uretprobes:
         placed = self.traps.install_or_reuse(code, handler, arena)
         return _Trampoline(program, address, original, self.next_record(), placed)
 
-    def _create_function(self, program: Program, address: int, near: int, arena: Arena) -> Uretprobe:
+    def _create_function(self, program: Program, address: int, near: int, arena: Arena) -> UserRethook:
         """With nothing counted yet. Raises Refused."""
         counts = arena.allocate_data(COUNTERS_SIZE, near, self.target.isa.data_reach)
         self.target.machine.write(counts.address, initial_counters(program.bits // 8))
-        return Uretprobe(program, address, counts)
+        return UserRethook(program, address, counts)
 
     def _install_return_code(
         self,
@@ -393,7 +393,7 @@ class Uretprobes:
         kernel: ReturnKernel,
         user: UserTarget,
         arena: Arena,
-    ) -> Uretprobe:
+    ) -> UserRethook:
         """Have the function's calls that are entered from now on return to code for `probes`. Raises OptprobeError."""
         near, traps = user.kernel.calls.handler, user.kernel.isa
         function = self.functions.get((program.inode, address))

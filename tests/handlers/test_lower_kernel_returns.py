@@ -12,12 +12,12 @@ import pytest
 
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.ir import Cell, Constant, Expr, Load, Op, Program, Put, Register, Update
+from gdb_optprobe.handlers.lower_kernel_returns import EntryPart
 from gdb_optprobe.handlers.lower_program import RING_COUNT, LoweringContext
-from gdb_optprobe.handlers.lower_returns import EntryPart
 from gdb_optprobe.handlers.return_scope import EntryProgram
 from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.maps.aggregate import Sum
-from gdb_optprobe.maps.call_table import KEY, RETURN, SAVED, WORD, ActiveCall, CallTable, CallTableLayout
+from gdb_optprobe.maps.call_table import KEY, RETURN, SAVED, WORD, CallSlot, CallTable, CallTableLayout
 from tests.handlers.calling import INTEL, SIDES, Side, World
 
 DEPTH = 1000
@@ -50,7 +50,7 @@ def test_calls_on_many_stacks(side: Side, slots: int, saved: int, number: int, t
             assert last == back
         else:
             back = side.trampoline if kind == "tail" else world.caller()
-            model, room = world.layout.enter(model, ActiveCall(sp + 1, back), alive=kind == "tail")
+            model, room = world.layout.enter(model, CallSlot(sp + 1, back), alive=kind == "tail")
             assert world.enter(sp, back) is (room or kind == "tail")
             entries += 1
             if kind == "abandoned":
@@ -239,6 +239,6 @@ def test_what_a_call_costs(name: str, traced: bool) -> None:
     assert (entered, world.executed - 1) == COSTS[name, traced]
 
 
-def keys(found: CallTable) -> list[ActiveCall]:
+def keys(found: CallTable) -> list[CallSlot]:
     """Without what was saved."""
-    return [ActiveCall(each.key, each.back) for each in found.active]
+    return [CallSlot(each.key, each.back) for each in found.active]

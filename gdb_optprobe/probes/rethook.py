@@ -17,7 +17,7 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.slots import Slot
-from gdb_optprobe.handlers import fold, interpreter, lower_returns
+from gdb_optprobe.handlers import fold, interpreter, lower_kernel_returns
 from gdb_optprobe.handlers.arithmetic import Fault
 from gdb_optprobe.handlers.interpreter import Outcome
 from gdb_optprobe.handlers.ir import (
@@ -33,18 +33,18 @@ from gdb_optprobe.handlers.ir import (
     Register,
     nodes,
 )
-from gdb_optprobe.handlers.lower_returns import EntryContext, EntryPart, PlacedCallTable, Trampoline
+from gdb_optprobe.handlers.lower_kernel_returns import EntryContext, EntryPart, PlacedCallTable, Trampoline
 from gdb_optprobe.isa.base import Dead, Insn
 from gdb_optprobe.isa.code import Code, joined
 from gdb_optprobe.isa.codegen import EntryState, ProbeReadRoutines
 from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.isa.return_codegen import ReturnBackend
-from gdb_optprobe.maps.call_table import SAVED, WORD, ActiveCall, CallTable, CallTableLayout, changes
+from gdb_optprobe.maps.call_table import SAVED, WORD, CallSlot, CallTable, CallTableLayout, changes
 from gdb_optprobe.probes import kretprobe_check
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.installed_detour import InstalledDetour
-from gdb_optprobe.probes.kretprobe_hits import EntryHit, FindReturn, KretprobeStops
 from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.return_stops import EntryHit, FindReturn, ReturnStops
 from gdb_optprobe.probes.stops import Hit
 from gdb_optprobe.probes.target import Target
 
@@ -67,14 +67,14 @@ class Costs:
 
 
 @dataclass
-class Kretprobe:
+class Rethook:
     """memory: of the table. stop_handlers: how its calls' returns stop the guest.
 
     trampoline: of the calls that are entered now. probe_numbers: of the probes it runs.
 
     left_trampolines: those that calls from before may return to, by address.
     closed: no call is entered here any more.
-    older:  kretprobes of the same function whose tables had no room for what is kept now: their calls count here.
+    older:  rethooks of the same function whose tables had no room for what is kept now: their calls count here.
     earlier_counts: what those counted that are gone: returns, missed, dropped.
     ended:  its probes are deleted: calls of others do not count here, nor its calls with others.
     """
@@ -82,12 +82,12 @@ class Kretprobe:
     address: int
     layout: CallTableLayout
     memory: Slot
-    stop_handlers: KretprobeStops
+    stop_handlers: ReturnStops
     trampoline: InstalledDetour | None = None
     probe_numbers: tuple[int, ...] = ()
     left_trampolines: dict[int, Detour] = field(default_factory=dict)
     closed: bool = False
-    older: list[Kretprobe] = field(default_factory=list)
+    older: list[Rethook] = field(default_factory=list)
     earlier_counts: tuple[int, int, int] = (0, 0, 0)
     ended: bool = False
     costs: Costs = field(default_factory=lambda: Costs(0, 0, 0))
@@ -96,17 +96,17 @@ class Kretprobe:
     _readers: tuple[ProbeReadRoutines | None, ...] = ()
     _base: int | None = None
     _arena_code: tuple[int, int] = (0, 0)
-    _last_entry: ActiveCall | None = None
+    _last_entry: CallSlot | None = None
     _had_room: bool = False
 
     @classmethod
     def create(
         cls, address: int, layout: CallTableLayout, target: Target, arena: Arena, behind: FindReturn
-    ) -> Kretprobe:
+    ) -> Rethook:
         """For the function that is entered at `address`. Raises Refused where there is no memory."""
         memory = arena.allocate_data(layout.size, address, target.isa.data_reach)
         target.machine.write(memory.address, layout.initial())
-        return cls(address, layout, memory, KretprobeStops(address, layout, behind))
+        return cls(address, layout, memory, ReturnStops(address, layout, behind))
 
     @property
     def table(self) -> PlacedCallTable:
@@ -127,10 +127,10 @@ class Kretprobe:
         arena: Arena,
         before: tuple[int, int, int] = (0, 0, 0),
         ended: bool = False,
-    ) -> Kretprobe:
+    ) -> Rethook:
         """Of an earlier session, with the trampolines that calls may return to: no call is entered here any more."""
         ours = next((_code_range(at, arena) for at in left), (0, 0))
-        stopping = KretprobeStops(address, layout, lambda pc, key: None)  # nobody sees to its flags
+        stopping = ReturnStops(address, layout, lambda pc, key: None)  # nobody sees to its flags
         return cls(
             address,
             layout,
@@ -145,7 +145,7 @@ class Kretprobe:
 
     def reopen(self, behind: FindReturn) -> None:
         """Calls are entered here once more: those that an earlier session saw go on in the same table."""
-        self.stop_handlers = KretprobeStops(self.address, self.layout, behind)
+        self.stop_handlers = ReturnStops(self.address, self.layout, behind)
         self.closed = False
 
     def is_arena_code(self, address: int) -> bool:
@@ -162,7 +162,7 @@ class Kretprobe:
         return (*((self.trampoline.detour,) if self.trampoline is not None else ()), *self.left_trampolines.values())
 
     @property
-    def tables(self) -> Iterator[Kretprobe]:
+    def tables(self) -> Iterator[Rethook]:
         """This point and those before it, whose calls count here."""
         yield self
         for point in self.older:
@@ -272,7 +272,7 @@ class Kretprobe:
         readers = next((each for each in self._readers if each is not None), None)
         before = EntryState(dead, per_cpu=handler.per_cpu, base=self._base, readers=readers)
         way = EntryContext(at, self._arena_code, self.address, target.hidden_returns)
-        return lower_returns.lower_entry(self.table, way, before, _returning(target), self.parts)
+        return lower_kernel_returns.lower_entry(self.table, way, before, _returning(target), self.parts)
 
     def _costs(self, made: Trampoline, trampoline: Detour, plan: Plan, target: Target) -> Costs:
         def insns(code: bytes, at: int) -> list[Insn]:
@@ -294,7 +294,7 @@ class Kretprobe:
         read = frozenset(name for handler in handlers for name in handler.program.registers)
         before = EntryState(kretprobe_check.dead_at_return(self.address, target), read, base=plan.base)
         leaving = self.stop_handlers.reserve_pad(tuple(part.flag for part in parts if part.flag), target, arena)
-        made = lower_returns.lower_trampoline(self.table, before, isa, leaving)
+        made = lower_kernel_returns.lower_trampoline(self.table, before, isa, leaving)
         self.stop_handlers.has_flag_register = not made.kept.names
         plan = replace(plan, dead=made.dead)
         before = replace(before, dead=made.dead, kept=made.kept)
@@ -303,7 +303,8 @@ class Kretprobe:
             assert probe.counter is not None, "it was reserved with the point"
             code = handler.code(target.isa, plan, made.dead, probe.counter.address, probe.readers, kept=made.kept)
             looks = probe.spec.return_handler is not None
-            look = (lower_returns.lower_debugger_check(before, isa, part.flag - part.area + SAVED),) if looks else ()
+            flag = part.flag - part.area + SAVED
+            look = (lower_kernel_returns.lower_debugger_check(before, isa, flag),) if looks else ()
             programs.append(joined((code, *look)))
         return made, programs
 
@@ -339,7 +340,7 @@ class Kretprobe:
         key = isa.key_of(hit.regs[target.isa.sp])
         back = hit.regs[isa.link] if isa.link else int.from_bytes(hit.read(isa.shown_at(key), WORD), "little")
         before = self._read(target)
-        new, alive = ActiveCall(key, back), self.is_arena_code(back) or back in target.hidden_returns
+        new, alive = CallSlot(key, back), self.is_arena_code(back) or back in target.hidden_returns
         timed = any(Clock() in nodes(node) for part in self.parts for at, node in part.kept if at != part.time)
         after, room = (self.layout.miss(before), False) if timed else self.layout.enter(before, new, alive)
         if room:

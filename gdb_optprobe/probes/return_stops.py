@@ -17,8 +17,8 @@ from gdb_optprobe.detours.stop_pad import Pad
 from gdb_optprobe.handlers import interpreter
 from gdb_optprobe.handlers.arithmetic import number
 from gdb_optprobe.handlers.ctype import Pointer
+from gdb_optprobe.handlers.lower_kernel_returns import EntryPart, PadExit
 from gdb_optprobe.handlers.lower_program import RING_COUNT
-from gdb_optprobe.handlers.lower_returns import EntryPart, PadExit
 from gdb_optprobe.handlers.scope import Rvalue
 from gdb_optprobe.maps.call_table import SAVED, WORD, CallTable, CallTableLayout
 from gdb_optprobe.probes.installed_detour import install_pad
@@ -79,7 +79,7 @@ class _Registers(Mapping[str, int]):
 
 
 @dataclass
-class KretprobeStops:
+class ReturnStops:
     """Of one table of calls. address: the function's entry.
 
     find_return: see FindReturn. probes: that may stop the guest, by number.

@@ -11,14 +11,14 @@ from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.maps import validate
 from gdb_optprobe.maps.call_table import CallTableLayout
 from gdb_optprobe.maps.journal_format import Damaged
-from gdb_optprobe.probes.kretprobe import Kretprobe
+from gdb_optprobe.probes.rethook import Rethook
 
 _NOTHING = [0, 0, 0, 0]
 
 
-def read_kretprobes(left: ArenaContents, arena: Arena | None) -> list[Kretprobe]:
+def read_rethooks(left: ArenaContents, arena: Arena | None) -> list[Rethook]:
     """Of the functions whose return probes `left` had; without an arena it is only looked at. Raises Damaged."""
-    found: list[Kretprobe] = []
+    found: list[Rethook] = []
     for at, value in sorted((left.points or {}).items()):
         memory = left.data_at(at)
         try:
@@ -35,11 +35,11 @@ def read_kretprobes(left: ArenaContents, arena: Arena | None) -> list[Kretprobe]
         if arena is not None:
             ended = ended or address not in _probed_addresses(left)
             trampolines = _trampolines(left, address, at)
-            found.append(Kretprobe.adopted(address, layout, memory, trampolines, arena, before, ended))
+            found.append(Rethook.adopted(address, layout, memory, trampolines, arena, before, ended))
     return found
 
 
-def write_counts(point: Kretprobe, arena: Arena) -> None:
+def write_counts(point: Rethook, arena: Arena) -> None:
     """Have another GDB know what the table in the guest does not tell."""
     value = [int(point.ended), *point.earlier_counts]
     if value != _NOTHING:
