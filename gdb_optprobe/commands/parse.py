@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from gdb_optprobe.commands.options import DASHES, Line, Option, option_at, take_option
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.handlers.clauses import check_action
 from gdb_optprobe.handlers.source import Fragment, fault, outside, split, whole_number
-from gdb_optprobe.handlers.supported import check_action
 from gdb_optprobe.probes.spec import Kind, Spec
 
 TIERS = tuple(tier.value for tier in Tier)

@@ -25,10 +25,10 @@ from gdb_optprobe.handlers.ctype import (
     Pointer,
     Struct,
     Void,
+    one_spelling,
 )
 from gdb_optprobe.handlers.ir import Expr
 from gdb_optprobe.handlers.scope import Meaning, Missing
-from gdb_optprobe.handlers.typenames import one_spelling
 
 DEEPEST = 64
 

@@ -13,7 +13,7 @@ from gdb_optprobe.guest.cache import Cache
 from gdb_optprobe.guest.linux.kernel_discovery import DiscoveredKernel
 from gdb_optprobe.guest.symbolfile import ASIDE, load_command, outermost_file, quoted, symbol_file
 from gdb_optprobe.host_files import until_exit
-from gdb_optprobe.isa.elf import ElfMachine
+from gdb_optprobe.isa.abi import ElfMachine
 
 # One that every kernel has, at the start of its code; one that no other program has.
 WITNESS = "_text"

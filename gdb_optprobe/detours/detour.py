@@ -28,8 +28,7 @@ from dataclasses import dataclass
 
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.tier import Tier
-from gdb_optprobe.isa.base import Flow, Insn
-from gdb_optprobe.isa.code import Code
+from gdb_optprobe.isa.base import Code, Flow, Insn
 from gdb_optprobe.isa.record import Isa
 
 

@@ -5,17 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gdb_optprobe.detours import scratch
-from gdb_optprobe.detours.cfg import CfgCache
+from gdb_optprobe.detours.cfg import Cfg, CfgCache
 from gdb_optprobe.detours.plan_request import Neighbour, PlanContext, PlanRequest, TierLimits
 from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
 from gdb_optprobe.detours.regions import Region, region
 from gdb_optprobe.detours.tier import BEST_FIRST, Tier
-from gdb_optprobe.guest.text import Area, FtraceSite
-from gdb_optprobe.isa.base import Dead, Insn
+from gdb_optprobe.guest.text import Area, Fact, FtraceSite
+from gdb_optprobe.isa.base import Dead, Flow, Insn
 
 __all__ = ["Neighbour", "Plan", "PlanRequest", "TierLimits", "may_share_detour", "plan", "plans"]
 
@@ -168,7 +167,7 @@ def _optimized(context: PlanContext) -> Plan | Reason:
         Tier.OPTIMIZED,
         found.displaced,
         original=found.original,
-        dead=scratch.dead_before(context.cfg, context.insn),
+        dead=_dead_before(context.cfg, context.insn),
         base=context.cfg.base_values.get(context.address),
         needs_quiescence=found.needs_quiescence,
         ftrace=found.ftrace,
@@ -196,7 +195,7 @@ def _trapped(context: PlanContext) -> Plan | Reason:
         Tier.TRAPPED,
         (insn,),
         original=insn.data[: len(cfg.isa.trap)],
-        dead=scratch.dead_before(cfg, insn),
+        dead=_dead_before(cfg, insn),
         base=cfg.base_values.get(context.address),
         ftrace=cfg.ftrace_site(insn),
     )
@@ -280,3 +279,45 @@ def _nearest(context: PlanContext) -> int | None:
         if isinstance(region(there), Region):
             return insn.address
     return None
+
+
+def _dead_before(cfg: Cfg, insn: Insn) -> Dead:
+    """Return the registers and flags that are dead before `insn`."""
+    if cfg.ftrace_site(insn) is not None:
+        return cfg.isa.dead_at_entry()
+    code = cfg.function.whole.code
+    found = cfg.isa.dead_at(insn.address, code, _other_successors(cfg), lambda last: _dead_at_exit(cfg, last))
+    after = cfg.function.own.get(insn.end)
+    if after is None or cfg.ftrace_site(after) is None:
+        return found
+    # There may be an instruction before the site: what a tracer may clobber is dead before that too, if it is not read.
+    way_out = {insn.address: insn, after.address: after._replace(flow=Flow.RETURN)}
+    clobbered = cfg.isa.dead_at(insn.address, way_out, None, lambda _: cfg.isa.dead_at_entry())
+    return Dead(found.flags or clobbered.flags, found.registers | clobbered.registers)
+
+
+def _dead_at_exit(cfg: Cfg, insn: Insn) -> Dead:
+    """Return what is dead where `insn` leaves the function."""
+    if insn.flow is Flow.RETURN:
+        return cfg.isa.dead_at_return() if cfg.is_traced(cfg.function.start) else Dead()
+    if insn.target is None or insn.target in cfg.function.whole.code:
+        return Dead()
+    return cfg.isa.dead_at_entry() if cfg.is_traced(insn.target) else Dead()
+
+
+def _other_successors(cfg: Cfg) -> Mapping[int, Sequence[int]]:
+    """Return where else execution may continue, now or once the guest has rewritten an instruction.
+
+    Each counts as another path. A jump label is a nop or a jump; a fault goes to its fixup; a static call that is a
+    nop now may call anything (an address outside of the function makes everything live).
+    """
+    whole = cfg.function.whole
+    also: dict[int, list[int]] = {}
+    for jump in whole.jumps:
+        insn = whole.code.get(jump.source)
+        if insn is not None and jump.target != insn.target:
+            also.setdefault(jump.source, []).extend([jump.target, insn.end])
+    for mark in cfg.marks.values():
+        if mark.fact is Fact.STATIC_CALL:
+            also.setdefault(mark.address, []).append(0)
+    return also

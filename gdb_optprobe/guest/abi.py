@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from gdb_optprobe.guest.btf import Btf, Enum, Int, Parameter, Pointer, Struct
 from gdb_optprobe.handlers import ctype
 from gdb_optprobe.handlers.ctype import LONG, UNSIGNED_INT, UNSIGNED_LONG, Function, Scalar
-from gdb_optprobe.isa.convention import Holds, Part
+from gdb_optprobe.isa.abi import Holds, Part
 from gdb_optprobe.isa.record import Isa
 
 
 @dataclass(frozen=True, slots=True)
 class Abi:
-    """See isa.convention.Convention. registers: by name, the type that GDB gives them."""
+    """See isa.abi.Convention. registers: by name, the type that GDB gives them."""
 
     registers: Mapping[str, Scalar]
     parts: Mapping[str, Part]

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from gdb_optprobe.guest.symbols import FUNCTION_TYPES, KERNEL_HALF, Symbols
 from gdb_optprobe.guest_text import is_plain
-from gdb_optprobe.isa.elf import ElfMachine
+from gdb_optprobe.isa.abi import ElfMachine
 
 __all__ = ["ASIDE", "CIE_ID", "frames_file", "load_command", "outermost_file", "quoted", "symbol_file"]
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gdb_optprobe.guest.symbolfile import CIE_ID, frames_file
-from gdb_optprobe.isa.elf import ElfMachine
+from gdb_optprobe.isa.abi import ElfMachine
 
 GATES = 0xFFFF_8000_0000_0000
 """No memory on any ISA: a hole in the kernel's half of the addresses."""
@@ -41,7 +41,7 @@ class SavedRegisters:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """The one for a saved PC that is so far behind the instruction to be shown. swapped: see isa/user_stops.py."""
+    """The one for a saved PC that is so far behind the instruction to be shown. swapped: see isa/user.py."""
 
     behind: int
     swapped: Mapping[str, str]

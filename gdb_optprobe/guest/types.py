@@ -20,8 +20,8 @@ from gdb_optprobe.handlers.ctype import (
     Pointer,
     Struct,
     Void,
+    one_spelling,
 )
-from gdb_optprobe.handlers.typenames import one_spelling
 
 DEEPEST = 64
 

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.lexer import Kind
 from gdb_optprobe.handlers.parser import IsType, Parser
 from gdb_optprobe.handlers.source import Fragment, fault
@@ -36,6 +37,13 @@ ACTIONS: Mapping[str, Usage] = {
     "stack": Usage("stack"),
     "stop": Usage("stop"),
 }
+
+
+def check_action(action: Fragment) -> None:
+    """Raise OptprobeError, pointing, if there is no such action: before anything is looked up in the guest."""
+    name = action.first_word()
+    if name.text not in ACTIONS:
+        raise _unknown(name)
 
 
 def parse_action(part: Fragment, is_type: IsType) -> Action:
@@ -69,9 +77,13 @@ def _usage(parser: Parser) -> Usage:
         return ACTIONS[token.text]
     if token.kind is Kind.END:
         raise fault("an action is missing", token.where, f"the actions are {', '.join(ACTIONS)}")
-    close = difflib.get_close_matches(token.text, ACTIONS, 1)
+    raise _unknown(token.where)
+
+
+def _unknown(name: Fragment) -> OptprobeError:
+    close = difflib.get_close_matches(name.text, ACTIONS, 1)
     hint = f"did you mean '{close[0]}'?" if close else f"the actions are {', '.join(ACTIONS)}"
-    raise fault(f"no action named '{token.text}'", token.where, hint)
+    return fault(f"no action named '{name.text}'", name, hint)
 
 
 def _several(parser: Parser) -> tuple[Expression, ...]:

@@ -16,8 +16,7 @@ from gdb_optprobe.handlers.lower_expressions import ExpressionLowering
 from gdb_optprobe.handlers.lower_program import LoweringContext, lower_action, refused, ring_doorbell
 from gdb_optprobe.handlers.lower_slot_search import SlotArray, lower_home, lower_next_slot
 from gdb_optprobe.handlers.return_scope import EntryProgram
-from gdb_optprobe.isa.base import Dead
-from gdb_optprobe.isa.code import Code, joined
+from gdb_optprobe.isa.base import Code, Dead, joined
 from gdb_optprobe.isa.codegen import (
     Address,
     Arithmetic,

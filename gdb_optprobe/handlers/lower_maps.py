@@ -1,16 +1,17 @@
-"""An action's effect on a table or a ring (maps/hash_map.py, maps/ring.py), as native code."""
+"""Lower an action's effect on a map: an aggregate, a hash map, a ring (maps/), as native code, each word atomically."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 from gdb_optprobe.handlers.arithmetic import number as as_number
 from gdb_optprobe.handlers.ir import Constant, Emit, Expr, HashMap, Operand, StringLoad, Update
-from gdb_optprobe.handlers.lower_aggregates import update
 from gdb_optprobe.handlers.lower_expressions import ExpressionLowering
 from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, Emitter, Label, MemoryValue
 from gdb_optprobe.maps import ring
+from gdb_optprobe.maps.aggregate import MASK, Aggregate, Average, Count, Greatest, Least, Linear, Powers, Sum
 from gdb_optprobe.maps.hash_map import CLAIMED, FACTOR, OVERFLOW, PROBES, READY, HashMapLayout
 from gdb_optprobe.maps.ring import RingLayout
 
@@ -178,3 +179,65 @@ def _store_fields(emit: Emitter, words: ExpressionLowering, place: str, fields: 
             for word in words.words(stack, field):
                 emit.store(Address(place, at), word)
                 at += 8
+
+
+def update(emit: Emitter, aggregate: Aggregate, at: Address, value: str | int) -> None:
+    """Lower `aggregate.update` for the aggregate at an address. value: a register or a word; of a count, any."""
+    match aggregate:
+        case Count():
+            emit.atomic_add(at, 1)
+        case Sum():
+            emit.atomic_add(at, value)
+        case Average():
+            emit.atomic_add(at, 1)
+            emit.atomic_add(_beyond(at, 1), value)
+        case _ if isinstance(value, int):
+            with emit.pool.scratch() as register:
+                emit.constant(register, value)
+                update(emit, aggregate, at, register)
+        case Least(signed) | Greatest(signed):
+            emit.atomic_extreme(Comparison.LT if isinstance(aggregate, Least) else Comparison.GT, at, value, signed)
+            emit.store(_beyond(at, 1), 1)
+        case Powers(signed):
+            _powers(emit, signed, at, value)
+        case Linear():
+            _linear(emit, aggregate, at, value)
+
+
+def _beyond(at: Address, words: int) -> Address:
+    return replace(at, offset=at.offset + 8 * words)
+
+
+def _powers(emit: Emitter, signed: bool, at: Address, value: str) -> None:
+    """Add 1 to a bucket: the first word counts negative values, the second 0, the third 1, of logarithm 0."""
+    found = Label()
+    with emit.pool.scratch() as index:
+        if signed:
+            emit.constant(index, -2 & MASK)
+            emit.branch(Comparison.LT, value, 0, True, found)
+        emit.logarithm(index, value)
+        emit.bind(found)
+        emit.atomic_add(replace(_beyond(at, 2), index=index), 1)
+
+
+def _linear(emit: Emitter, histogram: Linear, at: Address, value: str) -> None:
+    """Add 1 to a bucket. From low on, the distance from it is an unsigned word, whatever the sign."""
+    below, above, done = Label(), Label(), Label()
+    low, span = histogram.low & MASK, histogram.high - histogram.low
+    if low or histogram.signed:
+        emit.branch(Comparison.LT, value, low, histogram.signed, below)
+    with emit.pool.scratch() as index:
+        emit.binary(Arithmetic.SUB, index, value, low, 64, False)
+        emit.branch(Comparison.GE, index, span, False, above)
+        if histogram.step & histogram.step - 1:
+            emit.binary(Arithmetic.DIV, index, index, histogram.step, 64, False)
+        elif histogram.step > 1:
+            emit.binary(Arithmetic.SHR, index, index, histogram.step.bit_length() - 1, 64, False)
+        emit.atomic_add(replace(_beyond(at, 1), index=index), 1)
+    emit.jump(done)
+    emit.bind(below)
+    emit.atomic_add(at, 1)
+    emit.jump(done)
+    emit.bind(above)
+    emit.atomic_add(_beyond(at, histogram.words - 1), 1)
+    emit.bind(done)

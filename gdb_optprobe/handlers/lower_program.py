@@ -39,11 +39,9 @@ from gdb_optprobe.handlers.ir import (
     Update,
     nodes,
 )
-from gdb_optprobe.handlers.lower_aggregates import update
 from gdb_optprobe.handlers.lower_expressions import ExpressionLowering, NotLowered
-from gdb_optprobe.handlers.lower_maps import count_by, layout, record
-from gdb_optprobe.isa.base import Dead
-from gdb_optprobe.isa.code import Code
+from gdb_optprobe.handlers.lower_maps import count_by, layout, record, update
+from gdb_optprobe.isa.base import Code, Dead
 from gdb_optprobe.isa.codegen import (
     Address,
     Backend,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gdb_optprobe.handlers.lower_slot_search import SlotArray, lower_home, lower_next_slot
-from gdb_optprobe.isa.code import Code
+from gdb_optprobe.isa.base import Code
 from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, Label, MemoryValue
 from gdb_optprobe.isa.trapping import Entry, Trapping
 from gdb_optprobe.maps.trap_table import DETOUR, FACTOR, KEY, SHIFT, SLOT, TrapTableLayout

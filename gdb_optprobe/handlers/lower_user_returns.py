@@ -22,8 +22,7 @@ from gdb_optprobe.handlers.lower_kernel_returns import (
     lower_kept_words,
 )
 from gdb_optprobe.handlers.lower_slot_search import SlotArray, lower_home
-from gdb_optprobe.isa.base import Dead
-from gdb_optprobe.isa.code import Code, joined
+from gdb_optprobe.isa.base import Code, Dead, joined
 from gdb_optprobe.isa.codegen import (
     Address,
     Arithmetic,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gdb_optprobe.handlers import lower_mapped_file
 from gdb_optprobe.handlers.lower_mapped_file import UNKNOWN, FilePageOffsets, LookupExits
 from gdb_optprobe.handlers.lower_slot_search import SlotArray, lower_home, lower_next_slot
-from gdb_optprobe.isa.code import Code, joined
+from gdb_optprobe.isa.base import Code, joined
 from gdb_optprobe.isa.codegen import (
     Address,
     Arithmetic,

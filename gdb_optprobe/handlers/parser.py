@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.handlers.ctype import QUALIFIERS, TAGGED, WORDS, spelling
 from gdb_optprobe.handlers.lexer import Kind, Token, tokens
 from gdb_optprobe.handlers.source import Fragment, fault
 from gdb_optprobe.handlers.syntax import (
@@ -30,7 +31,6 @@ from gdb_optprobe.handlers.syntax import (
     Unary,
     inner,
 )
-from gdb_optprobe.handlers.typenames import QUALIFIERS, TAGGED, WORDS, spelling
 
 IsType = Callable[[str], bool]
 

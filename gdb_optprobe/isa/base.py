@@ -6,15 +6,16 @@ unsigned integers. A reader who knows one ISA finds each function of another in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from gdb_optprobe.isa.code import Code
-
 LONGEST = 16
 """Bytes that no instruction of any ISA exceeds."""
+
+Code = Callable[[int], bytes]
+"""Instructions by the address that they will run at, of the same size at every one. The last one falls through."""
 
 ReadMemory = Callable[[int, int], bytes]
 
@@ -127,3 +128,15 @@ class Effects:
 
     registers: Mapping[str, int]
     writes: tuple[tuple[int, bytes], ...] = ()
+
+
+def joined(parts: Sequence[Code]) -> Code:
+    """Return the code of all parts, one behind the other."""
+
+    def whole(at: int) -> bytes:
+        code = b""
+        for part in parts:
+            code += part(at + len(code))
+        return code
+
+    return whole

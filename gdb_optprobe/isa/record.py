@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from gdb_optprobe.isa.abi import Convention, ElfMachine
 from gdb_optprobe.isa.base import Before, Dead, Effects, Hazard, Insn, ReadMemory, Relocated
 from gdb_optprobe.isa.codegen import Backend
-from gdb_optprobe.isa.convention import Convention
-from gdb_optprobe.isa.elf import ElfMachine
 from gdb_optprobe.isa.return_codegen import ReturnBackend
 
 

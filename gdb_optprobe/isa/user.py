@@ -6,11 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gdb_optprobe.isa.base import Dead, Insn
-from gdb_optprobe.isa.code import Code
+from gdb_optprobe.isa.abi import ElfMachine, UserFrames
+from gdb_optprobe.isa.base import Code, Dead, Insn
 from gdb_optprobe.isa.codegen import Emitter, EntryState, MemoryValue
-from gdb_optprobe.isa.user_frames import UserFrames
-from gdb_optprobe.isa.user_stops import UserStopping
 
 ABSENT, OTHER = 0, 1
 """What a routine that looks a page up leaves in place of its record: there is none, or none that we have written to."""
@@ -147,3 +145,24 @@ class UserTrapping(Protocol):
 
     def moved(self, distance: int) -> Code:
         """The saved PC goes on by so much; back."""
+
+
+class UserStopping(Protocol):
+    """How an ISA comes to a place where a debugger may stop it, and goes on behind it.
+
+    machine: for the file that GDB is given.
+    number:  the register that says there on whose behalf. ticket: the one that says which hit that is.
+    place:   the code of the place: back to who has called it.
+    columns: DWARF's numbers of the registers that a trap saves, by name; of the PC, what its frames' is.
+    swapped: by name of a register that is the kernel's there, the one that holds the program's, "" for none.
+    """
+
+    machine: ElfMachine
+    number: str
+    ticket: str
+    place: bytes
+    columns: Mapping[str, int]
+    swapped: Mapping[str, str]
+
+    def call(self, number: int, place: int) -> Code:
+        """In a trap's code: nothing is changed but what that may change between two programs."""

@@ -20,8 +20,7 @@ from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.scope import Missing
-from gdb_optprobe.isa.base import Dead, OutOfReach
-from gdb_optprobe.isa.code import Code, joined
+from gdb_optprobe.isa.base import Code, Dead, OutOfReach, joined
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.probes.branch import Branch, PreservedRegisters
 from gdb_optprobe.probes.installed_detour import InstalledDetour, install_pad

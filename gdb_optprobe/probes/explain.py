@@ -14,7 +14,7 @@ from gdb_optprobe.detours.detour import Detour, build_count, build_detour
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import NO_MEMORY, Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
-from gdb_optprobe.handlers.supported import check_action
+from gdb_optprobe.handlers.clauses import check_action
 from gdb_optprobe.probes import kernel_rethooks, probe_views
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.installed_detour import InstalledDetour

@@ -40,8 +40,7 @@ from gdb_optprobe.handlers.lower_program import LoweringContext, lower
 from gdb_optprobe.handlers.return_scope import EntryProgram
 from gdb_optprobe.handlers.scope import UNREAD, Missing
 from gdb_optprobe.handlers.source import Fragment
-from gdb_optprobe.isa.base import Dead
-from gdb_optprobe.isa.code import Code
+from gdb_optprobe.isa.base import Code, Dead
 from gdb_optprobe.isa.codegen import OuterSaves, ProbeReadRoutines
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.maps import aggregate

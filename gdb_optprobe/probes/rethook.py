@@ -34,8 +34,7 @@ from gdb_optprobe.handlers.ir import (
     nodes,
 )
 from gdb_optprobe.handlers.lower_kernel_returns import EntryContext, EntryPart, PlacedCallTable, Trampoline
-from gdb_optprobe.isa.base import Dead, Insn
-from gdb_optprobe.isa.code import Code, joined
+from gdb_optprobe.isa.base import Code, Dead, Insn, joined
 from gdb_optprobe.isa.codegen import EntryState, ProbeReadRoutines
 from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.isa.return_codegen import ReturnBackend

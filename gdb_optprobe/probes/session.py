@@ -18,13 +18,13 @@ from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.stop_pad import Pad
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
+from gdb_optprobe.handlers.clauses import check_action
 from gdb_optprobe.handlers.compile import ProgramLimits, compile_handler
 from gdb_optprobe.handlers.ir import WORD
 from gdb_optprobe.handlers.lower_expressions import UNMAPPED, NotLowered
 from gdb_optprobe.handlers.return_scope import EntryProgram
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.source import fault
-from gdb_optprobe.handlers.supported import check_action
 from gdb_optprobe.interrupts import checkpoint
 from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.isa.paths import depth

@@ -23,8 +23,7 @@ from gdb_optprobe.handlers.lower_kernel_returns import (
     lower_trampoline,
 )
 from gdb_optprobe.handlers.lower_program import LoweringContext, lower
-from gdb_optprobe.isa.base import Dead
-from gdb_optprobe.isa.code import Code, joined
+from gdb_optprobe.isa.base import Code, Dead, joined
 from gdb_optprobe.isa.codegen import EntryState
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.ppc64le import abi as power

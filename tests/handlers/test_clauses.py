@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.handlers.clauses import parse_action
+from gdb_optprobe.handlers.clauses import check_action, parse_action
 from gdb_optprobe.handlers.source import Fragment
 
 from .shown import shown
@@ -73,3 +73,23 @@ def test_what_is_no_action_is_pointed_at(text: str, message: str, marked: str, h
     assert first.startswith(message)
     assert line[carets.index("^") :].ljust(1)[: len(carets.strip())] == marked
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["count", "count by $comm", "sum(x)", "lhist(x, 0, 9, 3)", "stop", "latency by $comm"])
+def test_actions_that_there_are_pass_the_check(text: str) -> None:
+    check_action(Fragment.whole(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("conut", "no action named 'conut'"),
+        ("nonsense(1)", "no action named 'nonsense'"),
+        ("(x)", "no action named '(x)'"),
+    ],
+)
+def test_other_actions_are_refused_before_anything_is_looked_up(text: str, message: str) -> None:
+    with pytest.raises(OptprobeError) as refused:
+        check_action(Fragment.whole(text))
+    assert refused.value.message.startswith(message)
+    assert refused.value.hint

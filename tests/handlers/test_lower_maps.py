@@ -26,8 +26,8 @@ from gdb_optprobe.handlers.lower_maps import layout
 from gdb_optprobe.handlers.lower_program import lower
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.x86_64 import X86_64
+from gdb_optprobe.isa.x86_64.abi import COST
 from gdb_optprobe.isa.x86_64.codegen import BACKEND
-from gdb_optprobe.isa.x86_64.user_frames import COST
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.maps.aggregate import Average, Count, Greatest, Least, Linear, Powers, Sum
 from gdb_optprobe.maps.hash_map import CLAIMED, PROBES

@@ -17,7 +17,7 @@ from gdb_optprobe.handlers.ir import Load
 from gdb_optprobe.handlers.lower_kernel_returns import EntryPart
 from gdb_optprobe.handlers.lower_user_returns import FunctionContext, PlacedUserCallTable
 from gdb_optprobe.handlers.return_scope import EntryProgram
-from gdb_optprobe.isa.code import Code
+from gdb_optprobe.isa.base import Code
 from gdb_optprobe.isa.codegen import EntryState
 from gdb_optprobe.isa.x86_64 import abi
 from gdb_optprobe.isa.x86_64.codegen import BACKEND

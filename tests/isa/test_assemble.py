@@ -7,7 +7,7 @@ import pytest
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.x86_64.mmap_hook import Mapping
 from gdb_optprobe.isa.assemble import check
-from gdb_optprobe.isa.x86_64.assembly import assembled
+from gdb_optprobe.isa.x86_64.templates import assembled
 
 SAME = [
     ("mov r8d, 0x8", "mov r8d, 8"),

@@ -20,7 +20,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.x86_64.mmu import KIND
 from gdb_optprobe.guest.linux.user.cfi import At, CallFrames, Computed, In, Lost, Rules, evaluate
 from gdb_optprobe.guest.linux.user.elf import Elf
-from gdb_optprobe.isa.x86_64.user_frames import FRAMES
+from gdb_optprobe.isa.x86_64.abi import FRAMES
 from tests.examples import examples
 from tests.steps import calls_in
 

@@ -19,7 +19,7 @@ from gdb_optprobe.guest.linux.user.elf import Elf
 from gdb_optprobe.guest.linux.user.files import File
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user.unwinder import Loaded, Process, Source, UserFrame
-from gdb_optprobe.isa.x86_64.user_frames import FRAMES
+from gdb_optprobe.isa.x86_64.abi import FRAMES
 from tests.booted import stacked
 from tests.booted.assembled import assembled
 from tests.examples import examples

@@ -13,7 +13,7 @@ from unicorn import x86_const
 from gdb_optprobe.guest.linux.arch.x86_64.user_stops import STOPPING
 from gdb_optprobe.guest.linux.arch.x86_64.user_traps import REGISTERS, USER
 from gdb_optprobe.guest.trap_frames import GATES, ROOM, Gate, trap_frames
-from gdb_optprobe.isa.code import Code
+from gdb_optprobe.isa.base import Code
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.probes.user.uprobe_stops import saved_registers, with_stop_call
 

@@ -11,7 +11,7 @@ import pytest
 
 from gdb_optprobe.guest.symbolfile import ASIDE, load_command, outermost_file, symbol_file
 from gdb_optprobe.guest.symbols import Symbols
-from gdb_optprobe.isa.elf import ElfMachine
+from gdb_optprobe.isa.abi import ElfMachine
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.x86_64 import X86_64
 from qemu.debugger import DebuggerError, gdb_program

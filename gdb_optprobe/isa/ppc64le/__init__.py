@@ -8,9 +8,7 @@ from gdb_optprobe.isa.codegen import Backend
 from gdb_optprobe.isa.ppc64le import (
     abi,
     codegen,
-    convention,
     decoder,
-    elf,
     emulator,
     jump_tables,
     liveness,
@@ -44,8 +42,8 @@ class _PPC64LE:
     breakpoint = to_bytes(relocator.TRAP)  # trap: BREAKPOINT_INSTRUCTION of asm/probes.h
     short_registers: tuple[str, ...] = abi.SHORT
     stub_numbers: Mapping[str, int] = abi.STUB_NUMBERS
-    convention = convention.CONVENTION
-    elf = elf.MACHINE
+    convention = abi.CONVENTION
+    elf = abi.MACHINE
     codegen: Backend = codegen.BACKEND
     returning: ReturnBackend | None = return_codegen.RETURN_BACKEND
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gdb_optprobe.isa.abi import Convention, ElfMachine, Holds, UserFrames
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.ppc64le.fields import MASK, simm, word_of
 
@@ -14,7 +15,7 @@ REGISTERS = (*GENERAL, PC, FLAGS, LR, CTR, XER)
 SHORT = (FLAGS, XER)  # of 4 bytes, as GDB has them
 # In the stub's packets (QEMU, gdb-xml/power64-core.xml).
 STUB_NUMBERS = {name: number for number, name in enumerate(GENERAL)} | {PC: 64, FLAGS: 66, LR: 67, CTR: 68, XER: 69}
-# Fields of CR: names of ours, for what is dead. GDB knows the register as a whole.
+# Fields of CR in `Dead.registers`; GDB has no names for single fields.
 CR_FIELDS = tuple(f"cr{number}" for number in range(8))
 
 # 64-Bit ELF V2 ABI Specification, 2.2.2 and 2.2.3.
@@ -40,9 +41,34 @@ CLOBBERED_AT_RETURN = frozenset(("r0", *(f"r{number}" for number in range(5, 13)
 LT, GT, EQ, SO = 8, 4, 2, 1
 XER_SO, XER_OV, XER_CA, XER_OV32, XER_CA32 = (1 << bit for bit in (31, 30, 29, 19, 18))
 
+MACHINE = ElfMachine("ppc64le", 21, 2, bytes((1, 0, 1, 1, 65, 0x0C, 1, 0, 0x07, 65, 0, 0)))  # ELF ABI version 2
+
+COST = 170  # measured in a guest that counts instructions, with radix page tables
+_DWARF_NUMBERS = {number: f"r{number}" for number in (0, 1, 12, *range(28, 32))} | {65: LR}
+FRAMES = {64: UserFrames(8, COST, SP, PC, _DWARF_NUMBERS, CALLEE_SAVED, LR, LR_SAVE)}
+
+CONVENTION = Convention(
+    registers={
+        **dict.fromkeys(GENERAL, Holds.UNSIGNED),
+        PC: Holds.CODE,
+        LR: Holds.CODE,
+        CTR: Holds.UNSIGNED,
+        FLAGS: Holds.FLAGS,
+        XER: Holds.FLAGS,
+    },
+    parts={},
+    pc=PC,
+    sp=SP,
+    arguments=ARGUMENTS,
+    stacked=STACKED_ARGUMENTS,
+    aggregate=64,
+    result=RETURN_VALUES[0],
+    signed_char=False,
+)
+
 
 def entry(address: int, code: Mapping[int, Insn]) -> int:
-    """The local entry of the function at `address`: behind the two instructions that make its TOC, if it has them.
+    """Return the local entry of the function at `address`: behind the two instructions that make its TOC, if any.
 
     A call through the global entry passes it, and a call inside the kernel arrives there (ELFv2 ABI, 2.3.2.1).
     """
@@ -50,7 +76,7 @@ def entry(address: int, code: Mapping[int, Insn]) -> int:
 
 
 def toc(address: int, code: Mapping[int, Insn]) -> int | None:
-    """What r2 is in the function at `address`: `addis r2,r12,…; addi r2,r2,…`; None where it does not say."""
+    """Return r2 in the function at `address`: `addis r2,r12,…; addi r2,r2,…`; None if it does not begin so."""
     first, second = (word_of(code[at].data) if at in code else 0 for at in (address, address + 4))
     if first >> 16 != _ADDIS_R2_R12 or second >> 16 != _ADDI_R2_R2:
         return None
@@ -58,10 +84,10 @@ def toc(address: int, code: Mapping[int, Insn]) -> int | None:
 
 
 def bases(start: int, code: Mapping[int, Insn]) -> Mapping[int, int]:
-    """By instruction: what r2, the TOC, certainly holds before it, in the function that begins at `start`.
+    """Return, by instruction, the value of r2, the TOC, before it, in the function that begins at `start`.
 
-    Not in the two instructions that make it, nor behind an indirect call until r2 is reloaded from its place in the
-    frame (ELFv2 ABI, 2.2.3.1), and nowhere in a function that does anything else with it.
+    It is not known in the two instructions that make it, nor behind an indirect call until r2 is reloaded from its
+    place in the frame (ELFv2 ABI, 2.2.3.1), and nowhere in a function that does anything else with it.
     """
     value = toc(start, code)
     if value is None:
@@ -75,7 +101,7 @@ def bases(start: int, code: Mapping[int, Insn]) -> Mapping[int, int]:
 
 
 def _may_write_r2(insn: Insn) -> bool:
-    """Whether r2 is the destination, or is updated: read off the text, which names the destination first."""
+    """Return whether r2 is the destination, or is updated. The text names the destination first."""
     if word_of(insn.data) == _ORI_R2_R2_0:  # ends a dispatch group and changes nothing
         return False
     mnemonic, _, operands = insn.text.partition(" ")

@@ -10,16 +10,23 @@ from gdb_optprobe.isa.return_codegen import ReturnBackend
 from gdb_optprobe.isa.x86_64 import (
     abi,
     codegen,
-    convention,
     decoder,
-    elf,
     emulator,
     liveness,
     relocator,
     return_codegen,
     writer,
 )
-from gdb_optprobe.isa.x86_64.trap import LANDING, TRAPS
+
+# What probes write into code: an invalid opcode of one byte, where the saved PC stays. No `int3`: a breakpoint that GDB
+# sets on one is permanent to GDB, which never writes it and steps over it itself. A far jump or a far call, which the
+# guest's own kprobes refuse (prepare_emulation in kprobes/core.c): a copy would trap elsewhere.
+_TRAPS = (b"\xea", b"\x9a")  # jmp ptr16:32, call ptr16:32: #UD in 64-bit mode (SDM volume 2, JMP, CALL)
+
+# movq $0, -40(%rsp); movq $0, -48(%rsp): the PC of the frame that iretq has just left, in both places that the stack's
+# alignment gives it (SDM volume 3, 6.14.2). A thread that sleeps on a stack where it stays would seem to be in the
+# detour. The kernel keeps nothing below the stack pointer (-mno-red-zone).
+_LANDING = bytes.fromhex("48c74424d800000000 48c74424d000000000")
 
 
 class _X86_64:
@@ -33,13 +40,13 @@ class _X86_64:
     pc, sp, flags = abi.PC, abi.SP, abi.FLAGS
     registers: tuple[str, ...] = abi.REGISTERS
     breakpoint = b"\xcc"
-    traps: tuple[bytes, ...] = TRAPS
+    traps: tuple[bytes, ...] = _TRAPS
     trap = traps[0]
-    landing = LANDING
+    landing = _LANDING
     short_registers: tuple[str, ...] = abi.SHORT
     stub_numbers: Mapping[str, int] = abi.STUB_NUMBERS
-    convention = convention.CONVENTION
-    elf = elf.MACHINE
+    convention = abi.CONVENTION
+    elf = abi.MACHINE
     codegen: Backend = codegen.BACKEND
     returning: ReturnBackend | None = return_codegen.RETURN_BACKEND
 

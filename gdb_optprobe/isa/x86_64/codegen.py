@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.codegen import (
@@ -39,9 +40,8 @@ from gdb_optprobe.isa.x86_64.encoder import (
     push,
     relative,
 )
-from gdb_optprobe.isa.x86_64.operands import fits_operand, moved, within
 from gdb_optprobe.isa.x86_64.writer import DROP, MASK, fits
-from gdb_optprobe.isa.x86_64.writer import signed as as_number
+from gdb_optprobe.isa.x86_64.writer import signed as signed_number
 
 # Condition codes (SDM volume 2, appendix B.1.4.7): the lowest four bits of jcc, setcc and cmovcc.
 _UNSIGNED = {Comparison.EQ: 4, Comparison.NE: 5, Comparison.LT: 2, Comparison.GE: 3, Comparison.LE: 6, Comparison.GT: 7}
@@ -105,7 +105,7 @@ class X86Emitter:
         number = NUMBERS[to]
         if word < 1 << 32:
             self._code(bytes((0x41,)) * (number > 7) + bytes((0xB8 | number & 7,)) + immediate(word, 4))
-        elif fits(as_number(word)):
+        elif fits(signed_number(word)):
             self._move(b"\xc7", 0, to, tail=immediate(word, 4))
         else:
             self._code(bytes((0x48 | number >> 3, 0xB8 | number & 7)) + immediate(word, 8))
@@ -221,7 +221,7 @@ class X86Emitter:
             self._test(left, mask, 8)
         else:
             with self._reached(left.memory) as memory:
-                self._test(memory, within(mask, left), left.size)
+                self._test(memory, _within(mask, left), left.size)
         self._jump(_UNSIGNED[Comparison.NE if any_set else Comparison.EQ], label)
 
     def restore_and_jump(self, names: Sequence[str], address: int) -> None:
@@ -232,7 +232,7 @@ class X86Emitter:
 
     def store(self, memory: Address, word: str | int, size: int = 8) -> None:
         with self._reached(memory) as reached:
-            if isinstance(word, int) and (size < 8 or fits(as_number(word))):
+            if isinstance(word, int) and (size < 8 or fits(signed_number(word))):
                 self._move(b"\xc6" if size == 1 else b"\xc7", 0, reached, size, immediate(word, min(size, 4)))
             else:
                 with self._in_register(word) as source:
@@ -243,7 +243,7 @@ class X86Emitter:
             if word == 1:  # changes all flags but CF
                 self._move(b"\xff", 0, reached, prefix=LOCK)
                 self.pool.used.add(FLAGS)
-            elif isinstance(word, int) and fits(as_number(word)):
+            elif isinstance(word, int) and fits(signed_number(word)):
                 self._alter(b"\x81", 0, reached, tail=immediate(word, 4), prefix=LOCK)
             else:
                 with self._in_register(word) as source:
@@ -342,7 +342,7 @@ class X86Emitter:
         self._alter(b"\x0f\xaf" if op is Arithmetic.MUL else _SIMPLE[op][0], to, other, size)
 
     def _operate_number(self, op: Arithmetic, to: str, left: str, number: int, size: int) -> None:
-        value = as_number(number)
+        value = signed_number(number)
         if op is Arithmetic.AND and number in (0xFF, 0xFFFF, 0xFFFF_FFFF):
             self._extended(to, left, number.bit_length() // 8, False)
         elif op is Arithmetic.AND and number < 1 << 32:
@@ -363,7 +363,7 @@ class X86Emitter:
         """`op operand, number`, of the group with 81 (SDM volume 2, table A-6)."""
         if size == 1:
             self._alter(b"\x80", extension, operand, size, immediate(number, 1))
-        elif fits(as_number(number, 8 * size), 8):
+        elif fits(signed_number(number, 8 * size), 8):
             self._alter(b"\x83", extension, operand, size, immediate(number, 1))
         else:
             self._alter(b"\x81", extension, operand, size, immediate(number, min(size, 4)))
@@ -414,13 +414,13 @@ class X86Emitter:
         if isinstance(left, str):
             if right == 0:
                 self._alter(b"\x85", left, left)
-            elif isinstance(right, int) and fits(as_number(right)):
+            elif isinstance(right, int) and fits(signed_number(right)):
                 self._immediate(_CMP, left, right, 8)
             else:
                 with self._in_register(right) as other:
                     self._alter(b"\x3b", left, other)
             return codes
-        if isinstance(right, int) and fits_operand(right, left):
+        if isinstance(right, int) and _fits_operand(right, left):
             with self._reached(left.memory) as memory:
                 self._immediate(_CMP, memory, right, left.size)
             return _UNSIGNED if left.size < 8 and not left.signed else codes
@@ -438,7 +438,7 @@ class X86Emitter:
             size = min(size, 4)
         if size == 1:
             self._alter(b"\xf6", 0, operand, size, immediate(mask, 1))
-        elif size < 8 or fits(as_number(mask)):
+        elif size < 8 or fits(signed_number(mask)):
             self._alter(b"\xf7", 0, operand, size, immediate(mask, min(size, 4)))
         else:
             with self._in_register(mask) as other:
@@ -447,7 +447,7 @@ class X86Emitter:
     @contextmanager
     def _reached(self, memory: Address) -> Iterator[Address]:
         """The same address with an offset of 32 bits, from nothing, a register or the instruction."""
-        if fits(as_number(memory.offset)) or is_relative(memory):
+        if fits(signed_number(memory.offset)) or is_relative(memory):
             yield memory
             return
         with self._in_register(memory.offset & MASK) as far:
@@ -517,3 +517,23 @@ class _X86Backend:
 
 BACKEND = _X86Backend()
 _: Backend = BACKEND
+
+
+def moved(memory: Address, places: Mapping[str, str]) -> Address:
+    """Return the same address once its registers have moved to `places`."""
+    base, index = (None if name is None else places.get(name, name) for name in (memory.base, memory.index))
+    return replace(memory, base=base, index=index)
+
+
+def _within(mask: int, value: MemoryValue) -> int:
+    """Return the bits of the value in memory that a mask of the whole word tests."""
+    bits = 8 * value.size
+    beyond = mask >> bits and value.signed
+    return mask & (1 << bits) - 1 | (1 << bits - 1 if beyond else 0)
+
+
+def _fits_operand(word: int, value: MemoryValue) -> bool:
+    """Return whether `word` can be compared with the value in memory without extending that."""
+    if value.size == 8 or value.signed:
+        return fits(signed_number(word), min(8 * value.size, 32))
+    return word < 1 << 8 * value.size

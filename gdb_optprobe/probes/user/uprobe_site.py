@@ -9,8 +9,7 @@ from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.pagecache import NotInMemory
 from gdb_optprobe.guest.linux.user.program import Program
-from gdb_optprobe.isa.base import Insn
-from gdb_optprobe.isa.code import Code
+from gdb_optprobe.isa.base import Code, Insn
 from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.probes.installed_detour import InstalledDetour
 from gdb_optprobe.probes.probe import Probe

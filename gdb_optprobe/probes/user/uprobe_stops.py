@@ -27,8 +27,7 @@ from gdb_optprobe.handlers.arithmetic import number
 from gdb_optprobe.handlers.ctype import Pointer
 from gdb_optprobe.handlers.lower_program import RING_COUNT
 from gdb_optprobe.handlers.scope import Rvalue
-from gdb_optprobe.isa.base import Dead
-from gdb_optprobe.isa.code import Code, joined
+from gdb_optprobe.isa.base import Code, Dead, joined
 from gdb_optprobe.isa.codegen import Address, EntryState, RegisterPool
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.user import UserTrapping

@@ -19,8 +19,7 @@ from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers import lower_user_traps
-from gdb_optprobe.isa.base import Insn
-from gdb_optprobe.isa.code import Code
+from gdb_optprobe.isa.base import Code, Insn
 from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.maps import user_trap_table

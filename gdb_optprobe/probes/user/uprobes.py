@@ -22,9 +22,8 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.mm import AddressSpace, Busy
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user.writer import flags
-from gdb_optprobe.handlers.supported import check_action
-from gdb_optprobe.isa.base import Insn
-from gdb_optprobe.isa.code import joined
+from gdb_optprobe.handlers.clauses import check_action
+from gdb_optprobe.isa.base import Insn, joined
 from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.maps.user_call_table import COUNTERS_SIZE
 from gdb_optprobe.maps.user_trap_table import Key

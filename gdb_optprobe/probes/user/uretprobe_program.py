@@ -18,7 +18,7 @@ from gdb_optprobe.handlers.lower_kernel_returns import EntryPart
 from gdb_optprobe.handlers.lower_user_returns import FunctionContext, PlacedUserCallTable
 from gdb_optprobe.handlers.return_scope import EntryProgram, ReturnScope, compile_entry
 from gdb_optprobe.handlers.trap_frame import TrapFrame, read_from_frame, replace_register
-from gdb_optprobe.isa.code import Code
+from gdb_optprobe.isa.base import Code
 from gdb_optprobe.isa.codegen import EntryState
 from gdb_optprobe.isa.user_returns import UserReturning
 from gdb_optprobe.maps import call_table

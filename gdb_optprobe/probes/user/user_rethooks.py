@@ -23,8 +23,7 @@ from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user_kernel import ReturnKernel
 from gdb_optprobe.handlers import lower_user_returns
 from gdb_optprobe.handlers.lower_user_returns import FunctionContext, PlacedUserCallTable
-from gdb_optprobe.isa.base import ReadMemory
-from gdb_optprobe.isa.code import Code
+from gdb_optprobe.isa.base import Code, ReadMemory
 from gdb_optprobe.maps.aggregate import encode
 from gdb_optprobe.maps.user_call_table import (
     ACTIVE,

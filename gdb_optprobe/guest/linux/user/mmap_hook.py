@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.trap_calls import Originals, code_at
-from gdb_optprobe.isa.base import Flow, Insn
-from gdb_optprobe.isa.code import Code
+from gdb_optprobe.isa.base import Code, Flow, Insn
 from gdb_optprobe.isa.record import Isa
 
 MAPS, WRITES = "vm_mmap_pgoff", "access_remote_vm"

@@ -20,8 +20,8 @@ from gdb_optprobe.guest.linux.user import cfi
 from gdb_optprobe.guest.linux.user.cfi import At, CallFrames, Computed, In, Lost, Rule, Rules
 from gdb_optprobe.guest.linux.user.elf import Elf
 from gdb_optprobe.guest.linux.user.program import Program
+from gdb_optprobe.isa.abi import UserFrames
 from gdb_optprobe.isa.base import Flow, Insn
-from gdb_optprobe.isa.user_frames import UserFrames
 
 LONGEST_CALL = 8
 """Bytes of one, at most."""

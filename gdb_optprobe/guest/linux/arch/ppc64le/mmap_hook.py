@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gdb_optprobe.isa.code import Code
+from gdb_optprobe.isa.base import Code
 from gdb_optprobe.isa.codegen import Comparison, Label
 from gdb_optprobe.isa.ppc64le import encodings
 from gdb_optprobe.isa.ppc64le.abi import HEADER, LR_SAVE

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gdb_optprobe.isa.code import Code
-from gdb_optprobe.isa.ppc64le.abi import CTR, FLAGS, GENERAL, LR, PC, XER
-from gdb_optprobe.isa.ppc64le.elf import MACHINE
+from gdb_optprobe.isa.base import Code
+from gdb_optprobe.isa.ppc64le.abi import CTR, FLAGS, GENERAL, LR, MACHINE, PC, XER
 from gdb_optprobe.isa.ppc64le.encodings import NONE, FarBranch, logical, number, placed
 from gdb_optprobe.isa.ppc64le.fields import to_bytes
-from gdb_optprobe.isa.user_stops import UserStopping
+from gdb_optprobe.isa.user import UserStopping
 
 _BLR = 0x4E80_0020
 

@@ -19,11 +19,10 @@ from typing import ClassVar
 
 from gdb_optprobe.guest.linux.arch.ppc64le import leaf_entry
 from gdb_optprobe.guest.linux.arch.ppc64le.user_stops import STOPPING
-from gdb_optprobe.isa.base import Dead, Hazard, Insn, Unrelocatable
-from gdb_optprobe.isa.code import Code
+from gdb_optprobe.isa.base import Code, Dead, Hazard, Insn, Unrelocatable
 from gdb_optprobe.isa.codegen import Address, Comparison, EntryState, Label, MemoryValue
 from gdb_optprobe.isa.ppc64le import codegen, reservations
-from gdb_optprobe.isa.ppc64le.abi import CR_FIELDS, CTR, FLAGS, GENERAL, LR, PC, XER
+from gdb_optprobe.isa.ppc64le.abi import CR_FIELDS, CTR, FLAGS, FRAMES, GENERAL, LR, PC, XER
 from gdb_optprobe.isa.ppc64le.codegen import BACKEND
 from gdb_optprobe.isa.ppc64le.decoder import decode
 from gdb_optprobe.isa.ppc64le.encodings import (
@@ -65,11 +64,9 @@ from gdb_optprobe.isa.ppc64le.fields import (
 )
 from gdb_optprobe.isa.ppc64le.register_effects import SPR_CTR, SPR_LR
 from gdb_optprobe.isa.ppc64le.relocator import PROBE, is_nop, relocate
-from gdb_optprobe.isa.ppc64le.user_frames import FRAMES
 from gdb_optprobe.isa.ppc64le.value_codegen import BITS
 from gdb_optprobe.isa.ppc64le.writer import branch
-from gdb_optprobe.isa.user import Emulation, UserEmitter, UserTrapping
-from gdb_optprobe.isa.user_stops import UserStopping
+from gdb_optprobe.isa.user import Emulation, UserEmitter, UserStopping, UserTrapping
 
 MSR = "msr"
 _NIP = 256

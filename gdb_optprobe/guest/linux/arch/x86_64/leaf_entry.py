@@ -17,7 +17,7 @@ from functools import cache
 from gdb_optprobe.guest.linux.arch.x86_64 import paging
 from gdb_optprobe.guest.linux.arch.x86_64.probe_read import Direct
 from gdb_optprobe.isa.user import ABSENT, OTHER, Leaf
-from gdb_optprobe.isa.x86_64.assembly import Assembled, assembled
+from gdb_optprobe.isa.x86_64.templates import Assembled, assembled
 
 REGISTERS = Leaf("rax", "rcx", "r9", "r10", ("rdx", "r8"))
 SPECIAL = 1 << 9

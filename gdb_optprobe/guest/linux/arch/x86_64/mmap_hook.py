@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gdb_optprobe.isa.code import Code
-from gdb_optprobe.isa.x86_64.assembly import assembled
+from gdb_optprobe.isa.base import Code
 from gdb_optprobe.isa.x86_64.encoder import Relative
+from gdb_optprobe.isa.x86_64.templates import assembled
 from gdb_optprobe.maps.mmap_patches import DATA, FAILED, INODE, INSIDE, LENGTH, OFFSET, OLD, ROWS, SIZE
 
 EXECUTABLE, WRITABLE, SHARED = 4, 2, 1  # PROT_EXEC, PROT_WRITE; MAP_SHARED and MAP_SHARED_VALIDATE, not MAP_PRIVATE

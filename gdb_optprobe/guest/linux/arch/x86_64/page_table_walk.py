@@ -18,7 +18,7 @@ from functools import cache
 
 from gdb_optprobe.guest.linux.arch.x86_64 import paging
 from gdb_optprobe.guest.linux.arch.x86_64.probe_read import PAGE, Direct
-from gdb_optprobe.isa.x86_64.assembly import Assembled, assembled
+from gdb_optprobe.isa.x86_64.templates import Assembled, assembled
 
 _CONSTANTS = ("tables", "base", "size")
 

@@ -22,7 +22,7 @@ from functools import cache
 
 from gdb_optprobe.guest.linux.arch.x86_64 import paging
 from gdb_optprobe.isa.codegen import ProbeReadCode
-from gdb_optprobe.isa.x86_64.assembly import Assembled, assembled
+from gdb_optprobe.isa.x86_64.templates import Assembled, assembled
 
 PAGE = 4096
 LEGACY = range(0xA_0000, 0x10_0000)

@@ -9,10 +9,9 @@ from __future__ import annotations
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.codegen import Address, EntryState, Label, MemoryValue, RegisterPool
 from gdb_optprobe.isa.trapping import Entry, TrapEmitter, Trapping
-from gdb_optprobe.isa.x86_64 import codegen
+from gdb_optprobe.isa.x86_64 import X86_64, codegen
 from gdb_optprobe.isa.x86_64.abi import CALLEE_SAVED, CARRY, GENERAL
 from gdb_optprobe.isa.x86_64.codegen import BACKEND
-from gdb_optprobe.isa.x86_64.trap import TRAPS
 
 _FRAME = "rdi"
 _IP, _CS = 128, 136
@@ -49,7 +48,7 @@ class _TrapEmitter(codegen.X86Emitter):
 
 
 class _Trapping:
-    traps: tuple[tuple[int, int], ...] = tuple((0xFF, trap[0]) for trap in TRAPS)
+    traps: tuple[tuple[int, int], ...] = tuple((0xFF, trap[0]) for trap in X86_64.traps)
     size = 1
 
     def emitter(self, entry: Entry) -> TrapEmitter:

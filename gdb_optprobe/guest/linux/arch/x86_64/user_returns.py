@@ -13,9 +13,8 @@ from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.codegen import Address, Comparison, EntryState, Label
 from gdb_optprobe.isa.user_returns import UserReturnEmitter, UserReturning
 from gdb_optprobe.isa.x86_64.abi import ARGUMENTS, CARRY, FLAGS
-from gdb_optprobe.isa.x86_64.codegen import X86Emitter
+from gdb_optprobe.isa.x86_64.codegen import X86Emitter, moved
 from gdb_optprobe.isa.x86_64.encoder import LOCK, Relative
-from gdb_optprobe.isa.x86_64.operands import moved
 
 _NOT_BELOW = 3  # jae: CF clear, as `writable` leaves it where it has found the place
 _READS = re.compile(r"^pop(?!cnt)|^push\w? +(0x0)?\(%[re]sp\)|^mov\w? +(0x0)?\(%[re]sp\), *%")

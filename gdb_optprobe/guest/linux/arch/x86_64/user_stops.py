@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gdb_optprobe.isa.code import Code, joined
-from gdb_optprobe.isa.user_stops import UserStopping
-from gdb_optprobe.isa.x86_64.elf import MACHINE
+from gdb_optprobe.isa.base import Code, joined
+from gdb_optprobe.isa.user import UserStopping
+from gdb_optprobe.isa.x86_64.abi import MACHINE
 from gdb_optprobe.isa.x86_64.encoder import Relative, immediate, instruction
 
 _WIPE = bytes.fromhex("48c74424f800000000")  # movq $0, -8(%rsp)

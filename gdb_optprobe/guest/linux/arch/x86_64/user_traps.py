@@ -13,16 +13,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from gdb_optprobe.guest.linux.arch.x86_64 import leaf_entry
 from gdb_optprobe.guest.linux.arch.x86_64.user_stops import STOPPING
-from gdb_optprobe.isa.base import Dead, Insn
-from gdb_optprobe.isa.code import Code, joined
+from gdb_optprobe.isa.base import Code, Dead, Insn, joined
 from gdb_optprobe.isa.codegen import Address, EntryState, MemoryValue
-from gdb_optprobe.isa.user import Emulation, UserEmitter, UserTrapping
-from gdb_optprobe.isa.user_stops import UserStopping
-from gdb_optprobe.isa.x86_64.abi import ARITHMETIC_FLAGS, CALLEE_SAVED, CARRY, GENERAL
+from gdb_optprobe.isa.user import Emulation, UserEmitter, UserStopping, UserTrapping
+from gdb_optprobe.isa.x86_64.abi import ARITHMETIC_FLAGS, CALLEE_SAVED, CARRY, FRAMES, GENERAL
 from gdb_optprobe.isa.x86_64.codegen import BACKEND, X86Emitter
 from gdb_optprobe.isa.x86_64.encoder import Relative, immediate, instruction, push
 from gdb_optprobe.isa.x86_64.user_code import copied, decoded
-from gdb_optprobe.isa.x86_64.user_frames import FRAMES
 from gdb_optprobe.isa.x86_64.writer import fits
 
 _ORDER = ("r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx", "rsi", "rdi")
