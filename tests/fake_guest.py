@@ -49,7 +49,7 @@ from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.stops import Hit, Landing, OnHit
 from gdb_optprobe.probes.target import NoModules, Target
 from tests.detours.fakes import code
-from tests.linux import fakes
+from tests.guest.linux import fake_kernel
 
 START = 0x1000_0000  # Unicorn without page tables has no upper half
 SIZE = 0x80000
@@ -419,7 +419,7 @@ class FakeGuest:
             trap_calls=lambda kernel, originals: self.trap_calls(), user_kernel=_probe_no_programs,
         )
         recovered = SimpleNamespace(build="fake", text=(START, RECORDS), still_there=lambda machine: True)
-        kernel = fakes.kernel(cast(Any, self.machine), {})
+        kernel = fake_kernel.kernel(cast(Any, self.machine), {})
         ours: Any = self
         return LinuxGuest(
             cast(Any, recovered), ours.machine, ours.machine, self.isa, kernel, ours, ours.text, ours.text,

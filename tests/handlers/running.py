@@ -31,7 +31,7 @@ from gdb_optprobe.isa.x86_64.codegen import BACKEND
 from gdb_optprobe.isa.x86_64.writer import branch
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.maps.ring import RingLayout
-from tests.linux.arch.x86_64.tables import Tables
+from tests.guest.linux.arch.x86_64.tables import Tables
 
 AREA = 512
 PAGE = 4096

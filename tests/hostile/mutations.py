@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 
 from gdb_optprobe.errors import Unreadable
-from tests.linux.fakes import PAGE, Machine, Pages
+from tests.guest.linux.fake_kernel import PAGE, Machine, Pages
 
 EDGES = (0, 1, 2, 3, 4, 7, 8, 0x7F, 0x80, 0xFF, 0x100, 0xFFF, 0x1000, 0x7FFF, 0xFFFF, 1 << 16, 1 << 20, (1 << 31) - 1,
          1 << 31, (1 << 32) - 1, 1 << 32, 1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 8, (1 << 64) - 1)  # fmt: skip

@@ -36,12 +36,12 @@ from gdb_optprobe.handlers.types import _no_member
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.maps import journal_format
 from gdb_optprobe.maps.ring import RingLayout, RingPosition
+from tests.guest import blobs, elf_blobs
+from tests.guest.blobs import BtfWriter
+from tests.guest.linux import test_kprobes
+from tests.guest.linux.arch.x86_64 import test_orc_unwind
+from tests.guest.linux.fake_kernel import Pages, Structures, kernel, symbols
 from tests.hostile.measured import in_memory, outcome, within
-from tests.linux import test_kprobes
-from tests.linux.arch.x86_64 import test_orc_unwind
-from tests.linux.fakes import Pages, Structures, kernel, symbols
-from tests.symbols import blobs, elf_blobs
-from tests.symbols.blobs import BtfWriter
 
 FUNC_PROTO, FUNC, TYPEDEF, ARRAY, ENUM = 13, 12, 8, 3, 6
 LINES = 2_000_000

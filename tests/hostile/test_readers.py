@@ -59,14 +59,15 @@ from gdb_optprobe.maps.user_call_table import UserCallTableLayout
 from gdb_optprobe.probes import journal_records
 from gdb_optprobe.probes.user import trap_records
 from tests.detours import test_journal
+from tests.guest import blobs, elf_blobs
+from tests.guest.linux import fake_kernel, test_kprobes, test_modules
+from tests.guest.linux.arch.ppc64le import small_guest as power_guest
+from tests.guest.linux.arch.x86_64 import small_guest, test_orc_unwind
+from tests.guest.linux.fake_kernel import Pages, Structures
+from tests.guest.linux.user import test_files
 from tests.hostile.measured import in_memory, outcome, soon, within
 from tests.hostile.mutations import EDGES, Liar, mutated
-from tests.linux import fakes, small_guest, test_kprobes, test_modules, test_user_files
-from tests.linux.arch.ppc64le import power_guest
-from tests.linux.arch.x86_64 import test_orc_unwind
-from tests.linux.fakes import Pages, Structures
 from tests.probes import test_journal_records
-from tests.symbols import blobs, elf_blobs
 
 pytestmark = pytest.mark.stress
 
@@ -512,7 +513,7 @@ def of_modules(random: Random) -> Callable[[], Any]:
     offsets = {f"module.{name}": at for name, at in test_modules.OFFSETS.items()} if random.random() < 0.7 else {}
     if offsets and random.random() < 0.1:
         offsets[random.choice(list(offsets))] = random.choice(EDGES[:-6])
-    names = fakes.symbols(modules=test_modules.HEAD)
+    names = fake_kernel.symbols(modules=test_modules.HEAD)
     kernel = Kernel(memory, names, Structures(offsets))
 
     def read() -> None:
@@ -526,7 +527,7 @@ def of_modules(random: Random) -> Callable[[], Any]:
 
 
 @cache
-def valid_threads() -> fakes.Machine:
+def valid_threads() -> fake_kernel.Machine:
     there = small_guest.guest()
     small_guest.end_thread(there)
     return there
@@ -540,7 +541,7 @@ def of_threads(random: Random) -> Callable[[], Any]:
 
 
 @cache
-def valid_power_threads() -> fakes.Machine:
+def valid_power_threads() -> fake_kernel.Machine:
     there = power_guest.guest()
     power_guest.accounted(there)
     return there
@@ -572,7 +573,7 @@ def valid_ftrace() -> Pages:
 
 def ftrace_kernel(memory: Pages) -> Kernel:
     names = {"ftrace_pages_start": 0xFFFFFFFF82000000, "ftrace_ops_list": 0xFFFFFFFF82000800, "ftrace_list_end": SITES}
-    return fakes.kernel(memory, names, {"ftrace_page.next": 0, "ftrace_page.records": 8, "ftrace_page.index": 16})
+    return fake_kernel.kernel(memory, names, {"ftrace_page.next": 0, "ftrace_page.records": 8, "ftrace_page.index": 16})
 
 
 def of_ftrace(random: Random) -> Callable[[], Any]:
@@ -607,7 +608,7 @@ def of_tables(random: Random) -> Callable[[], Any]:
         first = TABLE + random.choice((0, 0, 8, 0x400, 3))
         sizes = (0, 8, 0x60, 0x300, 0xC00, 7, 1 << 20, 1 << 24, 0x7D000000 - 0x400)
         names |= {start: first, stop: first + random.choice(sizes)}
-    kernel = fakes.kernel(memory, names, {"bug_entry.flags": 10} if random.random() < 0.5 else {})
+    kernel = fake_kernel.kernel(memory, names, {"bug_entry.flags": 10} if random.random() < 0.5 else {})
 
     def read() -> None:
         end = SITES + 0x400
@@ -626,13 +627,13 @@ def valid_kprobes() -> Pages:
 def of_kprobes(random: Random) -> Callable[[], Any]:
     memory = Liar(valid_kprobes(), random)
     plain = {name.removeprefix("d_"): at for name, at in test_kprobes.NAMES.items()}
-    kernel = fakes.kernel(memory, plain, test_kprobes.LAYOUT)
+    kernel = fake_kernel.kernel(memory, plain, test_kprobes.LAYOUT)
     return lambda: kprobes.known(kernel, X86_64)
 
 
 @cache
-def valid_files() -> test_user_files.Kernel:
-    guest = test_user_files.Kernel()
+def valid_files() -> test_files.Kernel:
+    guest = test_files.Kernel()
     file = guest.inode(stat.S_IFREG, 9000)
     top = guest.within(guest.root, bin=guest.inode(stat.S_IFDIR), data=guest.inode(stat.S_IFDIR))
     guest.within(top["bin"], busybox=file, sh=guest.inode(stat.S_IFLNK, link="/bin/busybox"))
@@ -641,7 +642,7 @@ def valid_files() -> test_user_files.Kernel:
     guest.put_words(mount + 0x18, top["data"])
     guest.listed(guest.mount + 0x60, [mount + 0x70])
     found = files.find(guest.known, "/bin/busybox")
-    cached = [test_user_files.page(guest, found, index, b"x") for index in range(2)]
+    cached = [test_files.page(guest, found, index, b"x") for index in range(2)]
     node = guest.new()
     guest.put_words(node + 0x28, *cached)
     guest.put_words(found.mapping + 8, node + 2)
@@ -649,7 +650,7 @@ def valid_files() -> test_user_files.Kernel:
 
 
 def user_kernel(memory: Pages) -> Kernel:
-    return fakes.kernel(memory, {"d_init_task": test_user_files.INIT}, test_user_files.OFFSETS)
+    return fake_kernel.kernel(memory, {"d_init_task": test_files.INIT}, test_files.OFFSETS)
 
 
 def of_files(random: Random) -> Callable[[], Any]:
@@ -658,7 +659,7 @@ def of_files(random: Random) -> Callable[[], Any]:
     def read() -> None:
         asking(lambda: files.find(kernel, "/data/program"), lambda: files.find(kernel, "/bin/../bin/sh"))
         file = files.find(kernel, "/bin/sh")
-        frames = PageFrames.of(kernel, X86Mmu(test_user_files.DIRECT, 1 << 32, False))
+        frames = PageFrames.of(kernel, X86Mmu(test_files.DIRECT, 1 << 32, False))
         asking(lambda: PageCache(kernel, frames, file).read(100, 6000), lambda: spaces(kernel, file, 4096))
         asking(lambda: files.written(kernel, file.inode))
 
@@ -728,7 +729,7 @@ def of_code(random: Random) -> Callable[[], Any]:
         text += random.choice(opcodes) + random.choice((b"", struct.pack("<i", random.randrange(-size, size))))
         text += random.choice((b"", struct.pack("<I", 0x81000000 + random.randrange(size))))
     code = bytes(text[:size])
-    names = fakes.symbols(_stext=SITES, one=SITES + 0x100, two=SITES + 0x200, d_end=SITES + size)
+    names = fake_kernel.symbols(_stext=SITES, one=SITES + 0x100, two=SITES + 0x200, d_end=SITES + size)
     constants = struct.pack("<128Q", *(SITES + random.randrange(size) for _ in range(128)))
 
     def memory(at: int, length: int) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.probes.facilities import of_guest
-from tests.linux.fakes import Pages, kernel
+from tests.guest.linux.fake_kernel import Pages, kernel
 
 TEXT = 0xFFFF_FFFF_8100_0000
 

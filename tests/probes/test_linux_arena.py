@@ -17,7 +17,7 @@ from gdb_optprobe.maps.journal_format import MAGIC, Damaged, decode
 from gdb_optprobe.probes import arena_record
 from gdb_optprobe.probes.linux_arena import LinuxArena
 from gdb_optprobe.probes.settings import Settings
-from tests.linux.fakes import Pages
+from tests.guest.linux.fake_kernel import Pages
 
 FILL = 0xCC
 
