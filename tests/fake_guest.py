@@ -391,6 +391,7 @@ class FakeGuest:
     machine: FakeMachine = field(init=False)
     text: FakeText = field(init=False)
     stops: FakeStops = field(default_factory=FakeStops, init=False)
+    steps: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.machine = FakeMachine(self.memory or self._memory(), self.threads)
@@ -455,6 +456,7 @@ class FakeGuest:
             at_return=lambda address: known if address in entries else None,
             trap_calls=self.trap_calls,
             forget=self._forget,
+            moment=lambda: self.steps,
         )
 
     def _resolve(self, location: str, glob: bool) -> tuple[int, ...]:
@@ -505,6 +507,7 @@ class FakeGuest:
 
     def step(self, number: int) -> int:
         """Run one instruction of a thread, or its trap; return its address, which a hit may have moved."""
+        self.steps += 1
         state = self.machine.threads[number]
         pc = state[PC]
         for point in list(self.stops.points.get(pc, ())):

@@ -16,7 +16,7 @@ all of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TypeVar
@@ -56,6 +56,24 @@ FAR = 1 << 16
 """Bytes within which a straight-line run surely ends."""
 
 
+@dataclass(frozen=True)
+class _Planned:
+    """A plan, and what it was made from: it holds while the guest stands, until something of that is different.
+
+    neighbours: what was asked about probes nearby, by address.
+    """
+
+    plan: Plan
+    limits: TierLimits
+    neighbours: Mapping[int, Neighbour | None]
+
+    def is_valid(self, limits: TierLimits, neighbours: Neighbours) -> bool:
+        """Return whether the same plan would be made again."""
+        if self.limits != limits:
+            return False
+        return all(neighbours(at) == found for at, found in self.neighbours.items() if at != self.plan.address)
+
+
 @dataclass
 class Optimizer:
     """Decides and carries out the tiers of a session's sites.
@@ -78,6 +96,8 @@ class Optimizer:
     traps: KernelTraps = field(init=False)
     _cfgs: CfgCache = field(init=False)
     _lost_branches: LostBranches = field(default_factory=LostBranches)
+    _planned: dict[int, _Planned] = field(default_factory=dict)
+    _planned_at: object = None
     not_yet_run: tuple[int, int] = (0, 0)
     _used_when_full: int = 0
 
@@ -103,8 +123,7 @@ class Optimizer:
         ):
             raise Refused(Refusal.TEXT_CHANGED.because(address=self.target.text.spell(address)))
         limits = self._limits(specs)
-        request = PlanRequest(address, neighbours or self._neighbours(), self.target.breakpoints())
-        best = plan(request, self._cfgs, limits)
+        best = self._plan_once(address, limits, neighbours or self._neighbours())
         if best.tier not in _NEED_MEMORY:
             return best
         try:
@@ -112,6 +131,27 @@ class Optimizer:
         except Refused as refused:
             why = refused.reason
         return self._plan_without_detour(address, limits, why) if why is not None else best
+
+    def _plan_once(self, address: int, limits: TierLimits, neighbours: Neighbours) -> Plan:
+        """Return the best plan for `address`: the one that was made already where nothing has changed since."""
+        breakpoints = self.target.breakpoints()
+        moment = self.target.moment(), breakpoints
+        if self._planned_at != moment:
+            self._planned.clear()
+            self._planned_at = moment
+        known = self._planned.get(address)
+        if known is not None and known.is_valid(limits, neighbours):
+            return known.plan
+        asked: dict[int, Neighbour | None] = {}
+
+        def ask(at: int) -> Neighbour | None:
+            # What is planned is a probe here, whether it is registered yet or not.
+            found = asked[at] = neighbours(at) if at != address else None
+            return found
+
+        made = plan(PlanRequest(address, ask, breakpoints), self._cfgs, limits)
+        self._planned[address] = _Planned(made, limits, asked)
+        return made
 
     def _plan_without_detour(self, address: int, limits: TierLimits, reason: Reason) -> Plan:
         """The best plan for `address` that needs no detour, where a better one could not be carried out."""
@@ -204,6 +244,7 @@ class Optimizer:
         neighbours = self._neighbours()
         for site in sites:
             self._replan(site, neighbours)
+        self._planned.clear()  # what is written from here on may be in a plan's way
         groups = _groups(sites)
         new = [group for group in groups if self._must_be_quiescent(group[0].plan) and not self._current_branch(group)]
         if new and self.arena is not None and self.arena.retired:
