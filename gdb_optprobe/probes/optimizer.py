@@ -58,7 +58,7 @@ FAR = 1 << 16
 
 @dataclass(frozen=True)
 class _Planned:
-    """A plan, and what it was made from: it holds while the guest stands, until something of that is different.
+    """A plan, and what it was made from: it holds until the guest runs, or something of that changes.
 
     neighbours: what was asked about probes nearby, by address.
     """
@@ -117,7 +117,7 @@ class Optimizer:
 
     # what would be best ------------------------------------------------------------------------------------------
     def plan(self, address: int, specs: Sequence[Spec], neighbours: Neighbours | None = None) -> Plan:
-        """The best plan for probes `specs` at `address` as things stand. Raises Refused where there is none."""
+        """Return the best plan for probes `specs` at `address` as all is now. Raises Refused where there is none."""
         if self._lost_branches.covers(address) or any(
             hook.address <= address < hook.end for hook in self.registry.hooks
         ):
@@ -178,7 +178,7 @@ class Optimizer:
         )
 
     def _neighbours(self) -> Neighbours:
-        """What probes stand on an instruction now; each is looked at once."""
+        """Return a function that finds the probe on an instruction; each is looked at once."""
 
         @cache
         def neighbour(address: int) -> Neighbour | None:
@@ -304,7 +304,7 @@ class Optimizer:
                 self._release_tracer(branch.plan)
 
     def _must_be_quiescent(self, plan: Plan) -> bool:
-        """Whether somebody may be inside what `plan` displaces, and nobody may be."""
+        """Return whether a saved PC may be inside what `plan` displaces, and must not be."""
         return plan.needs_quiescence and not self.not_yet_run[0] <= plan.head < self.not_yet_run[1]
 
     def tidy(self) -> None:
@@ -387,7 +387,7 @@ class Optimizer:
         try:
             site.plan = self.plan(site.address, site.specs, neighbours)
         except Refused as refused:
-            # Somebody put a breakpoint of his own there, say: what is known of the code is what it was.
+            # The guest's own kprobe came there, say: what is known of the code is what it was.
             site.plan = replace(_as_breakpoint(site.plan), reason=refused.reason)
 
     def _affected_sites(self, addresses: Sequence[int]) -> list[Site]:
