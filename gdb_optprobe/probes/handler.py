@@ -10,6 +10,7 @@ A hit is one where the condition holds.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Protocol
@@ -20,6 +21,7 @@ from gdb_optprobe.handlers import interpreter
 from gdb_optprobe.handlers.interpreter import Outcome
 from gdb_optprobe.handlers.ir import (
     WORD,
+    Action,
     And,
     Cell,
     Expr,
@@ -36,10 +38,11 @@ from gdb_optprobe.handlers.ir import (
     nodes,
     operands,
 )
+from gdb_optprobe.handlers.lower_expressions import UNMAPPED, NotLowered
 from gdb_optprobe.handlers.lower_program import LoweringContext, lower
-from gdb_optprobe.handlers.return_scope import EntryProgram
+from gdb_optprobe.handlers.return_scope import SAVE, EntryProgram
 from gdb_optprobe.handlers.scope import UNREAD, Missing
-from gdb_optprobe.handlers.source import Fragment
+from gdb_optprobe.handlers.source import Fragment, fault
 from gdb_optprobe.isa.base import Code, Dead
 from gdb_optprobe.isa.codegen import OuterSaves, ProbeReadRoutines
 from gdb_optprobe.isa.record import Isa
@@ -47,6 +50,7 @@ from gdb_optprobe.maps import aggregate
 from gdb_optprobe.maps.aggregate import Count
 from gdb_optprobe.maps.hash_map import HashMapLayout
 from gdb_optprobe.maps.ring import RingLayout
+from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.stops import Hit
 
 PER_CPU = "gs_base"
@@ -280,16 +284,32 @@ class Handler:
         """What it does at a hit that stopped the guest there."""
         return interpreter.run(Program(None, self.entry.actions), self.interpreted_hit(hit))
 
-    def source_of(self, node: object, condition: Fragment | None, actions: Sequence[Fragment]) -> Fragment:
-        """Where that was typed which `node` is in: the condition or an action."""
-        test = self.program.condition
+    @contextmanager
+    def errors_at_source(self, spec: Spec) -> Iterator[None]:
+        """Raise an OptprobeError that points at what was typed for NotLowered. spec: what this was compiled from."""
+        try:
+            yield
+        except NotLowered as stuck:
+            why = Missing(stuck.why)
+            if stuck.why == UNMAPPED and isinstance(self.unmapped, Missing):
+                why = self.unmapped  # why such memory is not read in this guest
+            raise fault(why.message, self._source_of(stuck.node, spec), why.hint) from None
+
+    def _source_of(self, node: object, spec: Spec) -> Fragment:
+        """Return the part of the typed line that `node` was compiled from; a part near it where that is not known."""
+        at_entry = [part for part in spec.entry_actions if part.first_word().text != SAVE]
+        if (found := _action_with(node, at_entry, self.entry.actions)) is not None:
+            return found
+        if any(each is node for expression in self.entry.expressions for each in nodes(expression)):
+            # A saved word, the condition at the entry, or a parameter that the program at the return names.
+            first = spec.entry_actions[0] if spec.entry_actions else spec.entry_condition
+            if first is not None:
+                return first
+        test, condition = self.program.condition, spec.condition_part
         if condition is not None and test is not None and any(each is node for each in nodes(test)):
             return condition
-        others = [part for part in actions if part.text != "count"]
-        for part, action in zip(others, self.program.actions[1:], strict=True):
-            if action is node or any(each is node for operand in operands(action) for each in nodes(operand)):
-                return part
-        return condition or actions[0]
+        others = [part for part in spec.action_parts if part.text != "count"]
+        return _action_with(node, others, self.program.actions[1:]) or condition or spec.action_parts[0]
 
     def _addresses(self, memory: int) -> Iterator[int]:
         """Of each object, in their order."""
@@ -309,3 +329,11 @@ class Handler:
 def _is_count(action: object) -> bool:
     """A count without a key: the hits themselves."""
     return isinstance(action, Update) and isinstance(action.target, Cell) and isinstance(action.target.aggregate, Count)
+
+
+def _action_with(node: object, parts: Sequence[Fragment], actions: Sequence[Action]) -> Fragment | None:
+    """Return the part that was compiled to the action with `node` in it; None where no action has it."""
+    for part, action in zip(parts, actions, strict=True):
+        if action is node or any(each is node for operand in operands(action) for each in nodes(operand)):
+            return part
+    return None

@@ -8,10 +8,9 @@ from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.handlers.compile import ProgramLimits, compile_handler
-from gdb_optprobe.handlers.ir import Constant, Program, Put, Register, nodes, operands
+from gdb_optprobe.handlers.ir import Constant, Program, Put, Register
 from gdb_optprobe.handlers.lower_kernel_returns import EntryContext, EntryPart, PlacedCallTable, lower_entry
-from gdb_optprobe.handlers.return_scope import SAVE, EntryProgram, ReturnScope, compile_entry
-from gdb_optprobe.handlers.source import Fragment
+from gdb_optprobe.handlers.return_scope import EntryProgram, ReturnScope, compile_entry
 from gdb_optprobe.isa.codegen import EntryState, ProbeReadRoutines
 from gdb_optprobe.maps.call_table import CallTableLayout
 from gdb_optprobe.probes.handler import Handler
@@ -47,15 +46,3 @@ def without_stop(handler: Handler, target: Target) -> Handler:
     isa = target.isa.returning
     assert isa is not None, "it was compiled"
     return handler.storing([Put(Register(isa.slot), Constant(1))] if handler.stops else [])
-
-
-def entry_part(spec: Spec, node: object, kept: EntryProgram) -> Fragment | None:
-    """Where that was typed which `node` of the entry is in; None where it is not of the entry."""
-    acting = [part for part in spec.entry_actions if part.first_word().text != SAVE]
-    for part, action in zip(acting, kept.actions, strict=True):
-        if action is node or any(each is node for operand in operands(action) for each in nodes(operand)):
-            return part
-    if any(each is node for expression in kept.expressions for each in nodes(expression)):
-        parts = (*spec.entry_actions, *((spec.entry_condition,) if spec.entry_condition is not None else ()))
-        return parts[0] if parts else None
-    return None

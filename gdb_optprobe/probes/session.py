@@ -21,10 +21,8 @@ from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
 from gdb_optprobe.handlers.clauses import check_action
 from gdb_optprobe.handlers.compile import ProgramLimits, compile_handler
 from gdb_optprobe.handlers.ir import WORD
-from gdb_optprobe.handlers.lower_expressions import UNMAPPED, NotLowered
 from gdb_optprobe.handlers.return_scope import EntryProgram
 from gdb_optprobe.handlers.scope import Missing
-from gdb_optprobe.handlers.source import fault
 from gdb_optprobe.interrupts import checkpoint
 from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.isa.paths import depth
@@ -32,7 +30,7 @@ from gdb_optprobe.probes import call_views, kretprobe_check, memory_check, probe
 from gdb_optprobe.probes.borrowing import prepare
 from gdb_optprobe.probes.explain import Explainer
 from gdb_optprobe.probes.handler import Handler
-from gdb_optprobe.probes.kretprobe_program import check_entry, compile_kretprobe, entry_part, without_stop
+from gdb_optprobe.probes.kretprobe_program import check_entry, compile_kretprobe, without_stop
 from gdb_optprobe.probes.leftovers import clear_leftovers
 from gdb_optprobe.probes.module_tracker import ModuleTracker
 from gdb_optprobe.probes.optimizer import Optimizer
@@ -206,28 +204,23 @@ class Session:
         if spec.is_plain_count:
             return Handler()
         returns = spec.kind is Kind.KRETPROBE
-        condition, actions = spec.condition_part, spec.action_parts
         limits = ProgramLimits(text=settings.string_length, stack=settings.stack_size // WORD)
         entry = EntryProgram()
         if returns:
             program, scope, entry = compile_kretprobe(spec, plan.address, self.target, limits)
         else:
             scope = self.target.scope(plan.address)
-            program = compile_handler(condition, actions, scope.names, limits)
+            program = compile_handler(spec.condition_part, spec.action_parts, scope.names, limits)
         bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
         handler = replace(Handler.of(program, scope.per_cpu, scope.cpu, scope.reads, *bits), entry=entry)
         pad = Pad(Slot(plan.address, 0), b"", plan.address)
         somewhere = None if isinstance(scope.reads, Missing) else ProbeReadRoutines(plan.address, plan.address)
         dead = kretprobe_check.dead_at_return(plan.address, self.target) if returns else plan.dead
-        try:
+        with handler.errors_at_source(spec):
             if returns:
                 check_entry(handler, plan, self.target, somewhere)
             tried = without_stop(handler, self.target) if returns else handler
             tried.code(self.target.isa, plan, dead, plan.address, somewhere, pad)
-        except NotLowered as stuck:
-            why = scope.reads if stuck.why == UNMAPPED and isinstance(scope.reads, Missing) else Missing(stuck.why)
-            part = entry_part(spec, stuck.node, entry) or handler.source_of(stuck.node, condition, actions)
-            raise fault(why.message, part, why.hint) from None
         return handler
 
     def _register(self, spec: Spec, plan: Plan, handler: Handler) -> Probe:

@@ -9,9 +9,7 @@ from gdb_optprobe.detours.stop_pad import Pad
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.compile import ProgramLimits, compile_handler
 from gdb_optprobe.handlers.ir import WORD, And, Program
-from gdb_optprobe.handlers.lower_expressions import UNMAPPED, NotLowered
 from gdb_optprobe.handlers.scope import Missing
-from gdb_optprobe.handlers.source import fault
 from gdb_optprobe.handlers.trap_frame import read_from_frame
 from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.isa.user import UserTrapping
@@ -30,9 +28,8 @@ def compile_uprobe(spec: Spec, point: UprobeSite, user: UserTarget, target: Targ
     names = user.names(point.insn.address, program.is_entry(point.insn.address), program.bits)
     if spec.is_plain_count and not spec.pid:
         return Handler()
-    condition, actions = spec.condition_part, spec.action_parts
     limits = ProgramLimits(text=settings.string_length, stack=settings.stack_size // WORD)
-    compiled = compile_handler(condition, actions, names.names, limits)
+    compiled = compile_handler(spec.condition_part, spec.action_parts, names.names, limits)
     check_stop(compiled, user.kernel.isa)
     if spec.pid:
         test = is_process(names, spec.pid)
@@ -43,11 +40,8 @@ def compile_uprobe(spec: Spec, point: UprobeSite, user: UserTarget, target: Targ
     found = Handler.of(compiled, names.per_cpu, names.cpu, names.reads, *bits)
     near = user.kernel.calls.handler
     somewhere = None if isinstance(names.reads, Missing) else ProbeReadRoutines(near, near)
-    try:
+    with found.errors_at_source(spec):
         found.code(target.isa, TrapSite(near), dead_at_trap(user.kernel.isa), near, somewhere, trial_pad(near))
-    except NotLowered as stuck:
-        why = names.reads if stuck.why == UNMAPPED and isinstance(names.reads, Missing) else Missing(stuck.why)
-        raise fault(why.message, found.source_of(stuck.node, condition, actions), why.hint) from None
     return found
 
 

@@ -7,21 +7,17 @@ from dataclasses import replace
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.program import Program
-from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.handlers import lower_user_returns
 from gdb_optprobe.handlers.compile import ProgramLimits
 from gdb_optprobe.handlers.ir import WORD
-from gdb_optprobe.handlers.lower_expressions import UNMAPPED, NotLowered
 from gdb_optprobe.handlers.lower_user_returns import FunctionContext, PlacedUserCallTable
 from gdb_optprobe.handlers.scope import Missing
-from gdb_optprobe.handlers.source import fault
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.isa.user_returns import UserReturning
 from gdb_optprobe.maps.user_call_table import UserCallTableLayout
 from gdb_optprobe.probes.handler import Handler
-from gdb_optprobe.probes.kretprobe_program import entry_part
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.spec import Spec
@@ -58,22 +54,12 @@ def compile_uretprobe(
     probe = Probe(0, spec, address, handler)
     probe.readers = None if isinstance(at_entry.reads, Missing) else ProbeReadRoutines(near, near)
     (part,) = entry_parts([probe])
-    try:
+    with handler.errors_at_source(spec):
         table = PlacedUserCallTable(UserCallTableLayout(2), near, user.kernel.returning().mm)
         entry_code(table, FunctionContext(near, near, 0, program.bits // 8, 1), [probe], user, near, target)
         dead = lower_user_returns.dead_at_return(user.kernel.isa, isa)
         return_handler(handler, part, isa).code(target.isa, TrapSite(near), dead, near, probe.readers, trial_pad(near))
-    except NotLowered as stuck:
-        raise _with_position(stuck, spec, handler, at_entry) from None
     return handler
-
-
-def _with_position(stuck: NotLowered, spec: Spec, handler: Handler, names: NamesAt) -> OptprobeError:
-    why = names.reads if stuck.why == UNMAPPED and isinstance(names.reads, Missing) else Missing(stuck.why)
-    part = entry_part(spec, stuck.node, handler.entry)
-    if part is None:
-        part = handler.source_of(stuck.node, spec.condition_part, spec.action_parts)
-    return fault(why.message, part, why.hint)
 
 
 def _check_function(program: Program, address: int, traps: UserTrapping, isa: UserReturning) -> None:
