@@ -80,7 +80,7 @@ def write_probe(probe: Probe, journal: Journal) -> None:
         "file": _valid_or_empty(fields.file, spec.file),
         "pid": min(spec.pid, BOUND - 1),
         "home": _valid_or_empty(fields.home, probe.home),
-        "waits": probe.waits is not None,
+        "waits": not probe.is_in_kernel,
         "off": not probe.enabled,
         "python": probe.spec.has_python_handler,
         "data": probe.counter.address if probe.counter is not None else 0,

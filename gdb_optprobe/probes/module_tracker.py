@@ -23,7 +23,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.optimizer import Optimizer
-from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.probe import Presence, Probe
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.site import Site
@@ -71,12 +71,13 @@ class ModuleTracker:
 
     def wait_for_load(self, probe: Probe, why: str = "") -> None:
         """`probe`, which is new, waits for its module."""
-        self.registry.set_absent(probe, Refusal.PENDING.because(location=probe.spec.location, why=why))
+        self._set_pending(probe, why)
         self._tried_modules = None
 
     def mark_gone(self, probe: Probe) -> None:
         """The module that `probe` was in is gone."""
-        self.registry.set_absent(probe, Refusal.MODULE_GONE.because(module=probe.home.partition(":")[0]))
+        why = Refusal.MODULE_GONE.because(module=probe.home.partition(":")[0])
+        self.registry.set_absent(probe, Presence.GONE, why)
         self._tried_modules = None
 
     def update_load_hook(self) -> None:
@@ -91,8 +92,7 @@ class ModuleTracker:
     @property
     def is_needed(self) -> bool:
         """Whether there is anything to notice."""
-        waiting = (probe.waits is not None and not probe.spec.in_program for probe in self.registry.probes())
-        return bool(self._modules) or any(waiting)
+        return bool(self._modules) or any(probe.presence is not Presence.HERE for probe in self.registry.probes())
 
     def abandon(self) -> None:
         """The guest is gone."""
@@ -178,7 +178,7 @@ class ModuleTracker:
     # coming ----------------------------------------------------------------------------------------------------------
 
     def _install_loaded(self) -> None:
-        waiting = [probe for probe in self.registry.probes() if probe.waits is not None and _can_come_back(probe)]
+        waiting = [probe for probe in self.registry.probes() if _can_come_back(probe)]
         if not waiting:
             return
         there = self.target.modules.staying()
@@ -192,11 +192,13 @@ class ModuleTracker:
                     placed.append(probe)
             except OptprobeError as error:
                 self._tried_modules = None  # what is in the way may leave: the guest's own probe, say
-                why = f": {error.message}"
-                self.registry.set_absent(probe, Refusal.PENDING.because(location=probe.spec.location, why=why))
-        sites = {probe.address: self.registry.site_of(probe) for probe in placed}
-        self.optimizer.settle(sites.values())
+                self._set_pending(probe, f": {error.message}")
+        self.optimizer.settle(self.registry.sites(placed))
         self.optimizer.write_records(placed)
+
+    def _set_pending(self, probe: Probe, why: str) -> None:
+        reason = Refusal.PENDING.because(location=probe.spec.location, why=why)
+        self.registry.set_absent(probe, Presence.PENDING, reason)
 
     def _install(self, probe: Probe) -> bool:
         """Whether `probe` has a place. Raises OptprobeError where it has one and cannot be there as it was."""
@@ -226,5 +228,5 @@ class ModuleTracker:
 
 
 def _can_come_back(probe: Probe) -> bool:
-    """Whether a probe comes back by itself: an address means nothing in another load."""
-    return not (probe.spec.in_program or probe.spec.location.strip().startswith("*"))
+    """Return whether a probe is absent and comes back by itself: an address means nothing in another load."""
+    return probe.presence is not Presence.HERE and not probe.spec.location.strip().startswith("*")

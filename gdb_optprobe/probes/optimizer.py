@@ -378,7 +378,7 @@ class Optimizer:
         if probe.pad is not None:
             self.arena.pads.release(probe.pad.slot)
             probe.pad = None
-        if probe.is_return and probe.waits is None and not self.registry.site_of(probe).gone:
+        if probe.is_return and probe.is_in_kernel and not self.registry.site_of(probe).gone:
             self.rethooks.release(self.registry.site_of(probe), probe, self.target, self.arena)
 
     def _replan(self, site: Site, neighbours: Neighbours) -> None:

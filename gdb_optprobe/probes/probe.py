@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 from gdb_optprobe.detours.refusal import Reason
 from gdb_optprobe.detours.slots import Slot
@@ -13,20 +14,28 @@ from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.maps.ring import START, RingPosition
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.results import Results
-from gdb_optprobe.probes.spec import Kind, Spec
+from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.stops import StopPoint
+
+
+class Presence(Enum):
+    """Whether the text that a probe is on is in the guest: pending until a module brings it, gone with the module."""
+
+    HERE = "here"
+    PENDING = "pending"
+    GONE = "gone"
 
 
 @dataclass(slots=True)
 class Probe:
-    """A probe that a user added.
+    """A probe that a user added, of any kind: its spec says which.
 
     handler: what a hit does. sizes: the settings that it was made with.
     seen:    what hits left that we saw while the guest was stopped; what others did is in `counter`.
     counter: its memory in the guest, once it has been optimized. since: records in it before that were cleared away.
     readers: what its program calls, as `counter`.
     home:    where it is in a module, as one types it; "" elsewhere. It comes back there when the module does.
-    waits:   why it is nowhere in the guest just now; None where it is.
+    presence, absence: whether its text is in the guest, and why not; the registry sets both.
     pad, pad_breakpoint: where its program leaves to when it stops, once it has been optimized; the breakpoint there.
     return_breakpoints: of a return probe with a Python handler, the stop points in trampolines, by address.
     """
@@ -41,7 +50,8 @@ class Probe:
     readers: ProbeReadRoutines | None = None
     since: RingPosition = START
     home: str = ""
-    waits: Reason | None = None
+    presence: Presence = Presence.HERE
+    absence: Reason | None = None
     pad: Pad | None = None
     pad_breakpoint: StopPoint | None = None
     return_breakpoints: dict[int, StopPoint] = field(default_factory=dict)
@@ -94,7 +104,12 @@ class Probe:
     @property
     def is_return(self) -> bool:
         """Whether it is a return probe."""
-        return self.spec.kind is Kind.KRETPROBE
+        return self.spec.is_return
+
+    @property
+    def is_in_kernel(self) -> bool:
+        """Whether it is at a site in the kernel's text now."""
+        return self.presence is Presence.HERE and not self.spec.in_program
 
     @property
     def may_stop(self) -> bool:

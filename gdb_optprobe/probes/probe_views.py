@@ -19,7 +19,7 @@ from gdb_optprobe.maps.call_table import CallTable
 from gdb_optprobe.probes import call_views, save
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.kernel_rethooks import ActiveCall
-from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.probe import Presence, Probe
 from gdb_optprobe.probes.results import Results, Row
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.target import Target
@@ -150,22 +150,20 @@ def probe_view(
 
 def absent_view(probe: Probe, found: Results, target: Target) -> ProbeView:
     """The same of a probe that is nowhere in the guest."""
-    assert probe.waits is not None
-    gone = probe.waits.code == Refusal.MODULE_GONE.code
-    state = "gone" if gone else "pending"
+    state = probe.presence.value
     return ProbeView(
         number=probe.number,
         name=probe.spec.name,
         kind=probe.spec.kind.value,
         location=probe.spec.location,
-        address=probe.address if gone else 0,
+        address=probe.address if probe.presence is Presence.GONE else 0,
         symbol=probe.home,
         tier="",
         state=state,
         tags=(state.upper(), *(() if probe.enabled else ("DISABLED",))),
         enabled=probe.enabled,
         needs_gdb=False,
-        reason=reason_view(probe.waits),
+        reason=reason_view(probe.absence),
         patch_size=0,
         original_bytes=b"",
         patched_bytes=b"",

@@ -1,9 +1,9 @@
-"""Which probes there are, and at which addresses."""
+"""Which probes there are, and at which instructions of the kernel and of programs."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.patch import Patch
@@ -11,12 +11,13 @@ from gdb_optprobe.detours.refusal import Reason
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.isa.base import LONGEST
 from gdb_optprobe.probes.branch import Branch
-from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.probe import Presence, Probe
 from gdb_optprobe.probes.site import Site
+from gdb_optprobe.probes.user.uprobe_site import UprobeSite
 
 
 class Registry:
-    """Probes by number and sites by address. It changes nothing in the guest.
+    """Probes of all kinds by number, and their sites: the kernel's by address. It changes nothing in the guest.
 
     hooks: what else of ours stands in the kernel's text, for as long as it does: no probe can be there.
     """
@@ -25,6 +26,7 @@ class Registry:
         self.hooks: tuple[Patch, ...] = ()
         self._probes: dict[int, Probe] = {}
         self._sites: dict[int, Site] = {}
+        self._uprobe_sites: dict[int, UprobeSite] = {}  # by the numbers of their probes
         self._addresses: list[int] = []
         self._reading: list[int] = []
         self._branches: dict[int, Branch] = {}
@@ -41,30 +43,38 @@ class Registry:
         """New probes come behind it."""
         self._next = max(self._next, number + 1)
 
-    def add(self, probe: Probe, site: Site) -> None:
-        probe.waits = None
+    def add(self, probe: Probe, site: Site | UprobeSite) -> None:
+        """Add `probe`, which is at `site`."""
+        probe.presence, probe.absence = Presence.HERE, None
         self._probes[probe.number] = probe
+        site.probes.append(probe)
+        if isinstance(site, UprobeSite):
+            self._uprobe_sites[probe.number] = site
+            return
         if site.address not in self._sites:
             insort(self._addresses, site.address)
         self._sites[site.address] = site
-        site.probes.append(probe)
         if probe.read_registers != frozenset():
             insort(self._reading, probe.address)
 
-    def set_absent(self, probe: Probe, why: Reason) -> None:
-        """`probe` is nowhere in the guest, and keeps its number. Its site goes with the last one there."""
-        if probe.waits is None and self.has(probe):
-            self._leave(probe)
+    def set_absent(self, probe: Probe, presence: Presence, why: Reason) -> None:
+        """Add `probe` as pending or gone, or make it so; it leaves its site and keeps its number."""
+        if self.has(probe):
+            self.leave_site(probe)
         self._probes[probe.number] = probe
-        probe.waits = why
+        probe.presence, probe.absence = presence, why
 
     def remove(self, probe: Probe) -> None:
-        """Forget a probe; its site goes with the last one there."""
+        """Forget a probe."""
+        self.leave_site(probe)
         del self._probes[probe.number]
-        if probe.waits is None:
-            self._leave(probe)
 
-    def _leave(self, probe: Probe) -> None:
+    def leave_site(self, probe: Probe) -> None:
+        """Remove `probe` from its site, if it has one; a site goes with its last probe."""
+        if (uprobe_site := self._uprobe_sites.pop(probe.number, None)) is not None:
+            uprobe_site.probes.remove(probe)
+        if not probe.is_in_kernel:
+            return
         site = self._sites[probe.address]
         site.probes.remove(probe)
         if probe.read_registers != frozenset():
@@ -90,12 +100,24 @@ class Registry:
         return self._probes.get(probe.number) is probe
 
     def site_of(self, probe: Probe) -> Site:
-        """Of one that is somewhere in the guest."""
+        """Return the site of a probe that is in the kernel."""
         return self._sites[probe.address]
 
-    def sites(self) -> Iterator[Site]:
-        """All sites, by address."""
-        return iter([self._sites[address] for address in self._addresses])
+    def uprobe_site_of(self, probe: Probe) -> UprobeSite:
+        """Return the site of a probe that is in a program."""
+        return self._uprobe_sites[probe.number]
+
+    def sites(self, probes: Iterable[Probe] | None = None) -> list[Site]:
+        """Return the sites in the kernel, by address; of these probes, in their order, where some are given."""
+        if probes is None:
+            return [self._sites[address] for address in self._addresses]
+        return [self._sites[at] for at in dict.fromkeys(probe.address for probe in probes if probe.is_in_kernel)]
+
+    def uprobe_sites(self, probes: Iterable[Probe] | None = None) -> list[UprobeSite]:
+        """Return the sites in programs; of these probes, where some are given."""
+        numbers = self._uprobe_sites.keys() if probes is None else [probe.number for probe in probes]
+        found = (self._uprobe_sites[number] for number in numbers if number in self._uprobe_sites)
+        return list({site.key: site for site in found}.values())
 
     @property
     def has_readers(self) -> bool:
@@ -163,6 +185,7 @@ class Registry:
         """The guest that held it all is gone."""
         for site in self._sites.values():
             site.abandon()
+        self._uprobe_sites.clear()
         self._heads.clear()
         self._slots.clear()
         self._branches.clear()

@@ -70,7 +70,7 @@ def _commands(some: Sequence[Probe], target: Target, takes: CanProbe) -> list[st
             raise NotSaved(
                 [f"{add_command(spec, _location(probe, target))}: its handlers are Python's" for probe in some]
             )
-        if any(probe.home or probe.waits is not None for probe in some):
+        if any(probe.home or not probe.is_in_kernel for probe in some):
             return [line for probe in some for line in _add_lines(probe, _location(probe, target), pending=True)]
         if _is_whole(some, target, takes):
             return _add_lines(some[0], spec.location if len(some) > 1 else _as_typed(some[0], target), spec.glob)
@@ -173,7 +173,7 @@ def _as_typed(probe: Probe, target: Target) -> str:
 
 def _location(probe: Probe, target: Target) -> str:
     """symbol+offset, where only this address is called so; else counted from the kernel's start."""
-    if probe.home or probe.waits is not None:
+    if probe.home or not probe.is_in_kernel:
         return probe.home or probe.spec.location
     name = target.symbol(probe.address)
     # The guest's: what is no name would be evaluated.

@@ -103,7 +103,7 @@ class Session:
 
     def _note(self, probe: Probe) -> str:
         """Why calls may not come by it; see Target."""
-        return "" if probe.waits is not None or probe.spec.in_program else self.target.bypassed(probe.address)
+        return self.target.bypassed(probe.address) if probe.is_in_kernel else ""
 
     def _add_spec(self, spec: Spec, addresses: Sequence[int]) -> Sequence[Probe]:
         """Put the probes of one location where they belong. Raises OptprobeError, the guest as it was."""
@@ -171,7 +171,7 @@ class Session:
                 created += new
                 for probe, plan in zip(new, plans, strict=True):
                     reserve(probe, self.optimizer, partial(self.optimizer.reserve, probe, plan))
-                self.optimizer.settle(self._sites_of(new))
+                self.optimizer.settle(self.registry.sites(new))
                 created = self._without_missed(created, new)
                 self.optimizer.write_records([probe for probe in new if self.registry.has(probe)])
         except BaseException:
@@ -243,11 +243,11 @@ class Session:
             probe.enabled = False
         failure: OptprobeError | None = None
         try:
-            self.optimizer.settle(self._sites_of(probes))
+            self.optimizer.settle(self.registry.sites(probes))
             self.uprobes.remove(probes)
         except OptprobeError as error:
             failure = error
-        left = sum(self.registry.site_of(probe).gone for probe in probes if probe.waits is None)
+        left = sum(self.registry.site_of(probe).gone for probe in probes if probe.is_in_kernel)
         for probe in probes:
             self.optimizer.release_counter(probe)
             self.registry.remove(probe)
@@ -269,10 +269,10 @@ class Session:
         self.uprobes.check_switch(probes, on)
         self.target.guard()
         if on:
-            prepare(self.optimizer, ((probe.address, probe.spec) for probe in probes if probe.waits is None))
+            prepare(self.optimizer, ((probe.address, probe.spec) for probe in probes if probe.is_in_kernel))
         for probe in probes:
             probe.enabled = on
-        self.optimizer.settle(self._sites_of(probes))
+        self.optimizer.settle(self.registry.sites(probes))
         self.uprobes.settle(probes)
         self.optimizer.write_records(probes)
         self.module_tracker.update_load_hook()
@@ -300,9 +300,6 @@ class Session:
         """Names of functions that begin with `prefix`, for completion."""
         return self.target.completions(prefix)
 
-    def _sites_of(self, probes: Sequence[Probe]) -> list[Site]:
-        return list({one.address: self.registry.site_of(one) for one in probes if one.waits is None}.values())
-
     # looking -----------------------------------------------------------------------------------------------------
 
     def views(self, numbers: Sequence[int] | None = None) -> tuple[ProbeView, ...]:
@@ -323,7 +320,7 @@ class Session:
             user_present.uprobe_view(probe, self.uprobes, found[probe.number], self.target)
             if probe.spec.in_program
             else probe_views.absent_view(probe, found[probe.number], self.target)
-            if probe.waits is not None
+            if not probe.is_in_kernel
             else probe_views.probe_view(
                 probe, self.registry.site_of(probe), found[probe.number], self.target, under_way
             )
@@ -335,10 +332,10 @@ class Session:
         (view,) = self._views([probe])
         if probe.spec.in_program:
             return user_present.show_view(
-                view, self.uprobes.uprobe_of(probe), self.target, self.target.user().kernel.isa
+                view, self.registry.uprobe_site_of(probe), self.target, self.target.user().kernel.isa
             )
-        if probe.waits is not None:
-            raise OptprobeError(f"probe {number} has no code to show: {probe.waits.text}", probe.waits.hint)
+        if probe.absence is not None:
+            raise OptprobeError(f"probe {number} has no code to show: {probe.absence.text}", probe.absence.hint)
         return probe_views.show_view(view, self.registry.site_of(probe), self.target)
 
     def explain(self, *specs: Spec) -> tuple[ExplainView, ...]:
@@ -353,7 +350,7 @@ class Session:
 
     def missed(self, number: int) -> int:
         (probe,) = self.registry.probes([number])
-        if probe.waits is not None:
+        if not probe.is_in_kernel:
             return self.uprobes.missed(probe)
         calls = probe_views.read_calls(self.registry.site_of(probe), probe, self.target)
         return calls.missed if calls is not None else 0
@@ -366,7 +363,7 @@ class Session:
         """Start counting from zero."""
 
         def is_inside(probe: Probe) -> bool:
-            return probe.waits is None and self.optimizer.may_be_busy(self.registry.site_of(probe))
+            return probe.is_in_kernel and self.optimizer.may_be_busy(self.registry.site_of(probe))
 
         probes = self.registry.probes(numbers)
         probe_views.clear_results(probes, self.target, is_inside)
@@ -529,10 +526,10 @@ class Session:
 
     def abandon(self) -> None:
         """The guest is gone, or is another one now: forget what was in it, touching nothing."""
+        self.uprobes.abandon()
         self.registry.abandon()
         self.optimizer.rethooks.abandon()
         self.module_tracker.abandon()
-        self.uprobes.abandon()
         self.optimizer.traps.abandon()
 
 

@@ -62,9 +62,9 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
             probes.append(_adopt_probe(session, one, left))
         except OptprobeError as error:
             lost.append(f"probe {one.number}, {one.spec.location}, is not recovered: {error.message}")
-    there = [probe for probe in probes if probe.waits is None]
+    there = [probe for probe in probes if probe.is_in_kernel]
     returns = session.optimizer.rethooks
-    for site in {probe.address: session.registry.site_of(probe) for probe in there}.values():
+    for site in session.registry.sites(there):
         returns.adopt(site, session.target)
     memory = {probe.counter for probe in probes if probe.counter is not None}
     memory |= {point.memory for point in returns.known if not point.closed}
@@ -81,7 +81,7 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
             session.registry.remove(probe)
             probes.remove(probe)
     there = [probe for probe in there if session.registry.has(probe)]
-    session.optimizer.settle([session.registry.site_of(probe) for probe in there])
+    session.optimizer.settle(session.registry.sites(there))
     for one in programs:
         try:
             probes.append(session.uprobes.add_recovered(one, left.data_at(one.data) if one.data is not None else None))

@@ -8,7 +8,7 @@ from typing import cast
 from gdb_optprobe.commands.parse import parse_add
 from gdb_optprobe.detours.refusal import Refusal
 from gdb_optprobe.handlers.source import Fragment
-from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.probe import Presence, Probe
 from gdb_optprobe.probes.save import commands, with_variables
 from gdb_optprobe.probes.settings import ArenaRanges, Settings
 from gdb_optprobe.probes.spec import Kind, Spec
@@ -64,7 +64,8 @@ def probes() -> list[Probe]:
     made = [Probe(number, spec, _address(spec)) for number, spec in enumerate(SPECS, 1)]
     made.insert(1, Probe(99, SPECS[0], SYMBOLS["vfs_write"], enabled=False))
     pending = next(probe for probe in made if probe.spec.pending)
-    pending.waits = Refusal.PENDING.because(location="dummy:dummy_xmit", why="")
+    pending.presence = Presence.PENDING
+    pending.absence = Refusal.PENDING.because(location="dummy:dummy_xmit", why="")
     both = next(probe for probe in made if probe.spec.glob)
     made.insert(made.index(both) + 1, Probe(98, both.spec, SYMBOLS["vfs_write"]))
     return made

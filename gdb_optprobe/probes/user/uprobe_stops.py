@@ -11,7 +11,7 @@ be made anew while somebody stands there; returns, whose PC is saved otherwise, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -63,14 +63,13 @@ class Shown:
 
 @dataclass
 class UprobeStops:
-    """uprobe_of: where a probe is. counts: how often each probe has stopped the guest, by its number.
+    """counts: how often each probe has stopped the guest, by its number.
 
     shown: by vCPUs, the programs that were stopped there last, where their code was.
     """
 
     target: Target
     registry: Registry
-    uprobe_of: Callable[[Probe], UprobeSite]
     counts: Counter[int] = field(default_factory=Counter)
     shown: dict[Vcpu, Shown] = field(default_factory=dict)
     _pads: dict[int, _StopPad] = field(default_factory=dict)
@@ -98,14 +97,14 @@ class UprobeStops:
         """By which a debugger sees the program of who stands at `pc`; None where that is no place of ours."""
         return next((place.gate for place in self._pads.values() if place.pad.address == pc), None)
 
-    def traps_near(self, points: Iterable[UprobeSite], start: int, end: int) -> Mapping[Patch, tuple[int, ...]]:
+    def traps_near(self, start: int, end: int) -> Mapping[Patch, tuple[int, ...]]:
         """From `start` to before `end`, as the process that the user is shown has them; by probes' numbers."""
         shown = self.shown.get(self.target.machine.selected()) if self.target.stops.selects_program() else None
         if shown is None:
             return {}
         return {
             Patch(at, point.insn.data[: len(point.trap)], point.trap): tuple(each.number for each in point.enabled)
-            for point in points
+            for point in self.registry.uprobe_sites()
             if point.installed is not None
             and point.program.inode == shown.inode
             and start <= (at := point.insn.address + shown.bias) < end
@@ -154,7 +153,7 @@ class UprobeStops:
         if probe is None or not probe.enabled or not probe.handler.stops:
             return None
         self.counts[probe.number] += 1
-        point, registers = self.uprobe_of(probe), _Registers(isa, told[isa.frame], machine.read)
+        point, registers = self.registry.uprobe_site_of(probe), _Registers(isa, told[isa.frame], machine.read)
         returned = _return_value(point, user, registers, machine.read) if probe.spec.is_return else None
         at = registers[self.target.isa.pc] - isa.behind
         self.shown.pop(vcpu, None)

@@ -37,7 +37,7 @@ from gdb_optprobe.probes.views import (
 
 def uprobe_view(probe: Probe, users: Uprobes, found: Results, target: Target) -> ProbeView:
     """address: the one that the program was linked for."""
-    point = users.uprobe_of(probe)
+    point = users.registry.uprobe_site_of(probe)
     function = users.rethooks.functions.get((point.program.inode, probe.address)) if probe.spec.is_return else None
     calls = _calls_view(function, users) if function is not None else None
     stands = point.installed is not None

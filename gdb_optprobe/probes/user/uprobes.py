@@ -16,7 +16,6 @@ from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.patch import Patch
-from gdb_optprobe.detours.refusal import Reason
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.mm import AddressSpace, Busy
@@ -55,8 +54,6 @@ from gdb_optprobe.probes.user.xol import XolSlots, encode_copy, first_slot
 from gdb_optprobe.probes.user.xol_step import XolSteps
 
 INT_SIZE = 4
-IN_PROGRAM = Reason("USER_TEXT", "its code is a program's, not the kernel's")
-"""Why such a probe is nowhere in the kernel's text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +78,6 @@ class Uprobes:
     xol_steps: XolSteps = field(init=False)
     _writer: TextWriter = field(init=False)
     _mmap_patcher: MmapPatcher = field(init=False)
-    _uprobes: dict[int, UprobeSite] = field(default_factory=dict)
     _programs: ProbedPrograms = field(default_factory=ProbedPrograms)
     _xol_slots: XolSlots = field(default_factory=XolSlots)
     _next: int = 1
@@ -89,7 +85,7 @@ class Uprobes:
 
     def __post_init__(self) -> None:
         self.traps = UprobeTraps(self.target)
-        self.stops = UprobeStops(self.target, self.registry, self.uprobe_of)
+        self.stops = UprobeStops(self.target, self.registry)
         self.rethooks = UserRethooks(self.target, self.traps, self.stops, self._xol_slots, self._next_record)
         self.xol_steps = XolSteps(self.target, self.traps, self._xol_slots, self._next_record)
         self._writer = TextWriter(self.target)
@@ -219,7 +215,7 @@ class Uprobes:
         if not path or not place:
             raise OptprobeError(f"'{spec.location}' is no place in a program", "-user BINARY:SYMBOL or BINARY:OFFSET")
         program = user.texts.program(path, Path(spec.file) if spec.file else None)
-        armed = any(point.program.inode == program.inode for point in self._uprobes.values())
+        armed = any(point.program.inode == program.inode for point in self.registry.uprobe_sites())
         if self._programs.update(program, armed or self.rethooks.has_trampoline(program)):
             self._xol_slots.forget(program.inode)
         address = program.resolve(place)
@@ -230,9 +226,7 @@ class Uprobes:
         arena = self.optimizer.take_arena()
         try:
             self._reserve(probe, user, arena)
-            self.registry.set_absent(probe, IN_PROGRAM)
-            self._uprobes[probe.number] = point
-            point.probes.append(probe)
+            self.registry.add(probe, point)
             write_probe(probe, arena.journal)
             self._settle(point, user, arena)
         except BaseException:
@@ -246,7 +240,7 @@ class Uprobes:
     def check_switch(self, probes: Sequence[Probe], on: bool) -> None:
         """Raises OptprobeError where these cannot be switched on or off before the guest has run on: see UserTexts."""
         numbers = {probe.number for probe in probes}
-        for point in [self._uprobes[number] for number in numbers & self._uprobes.keys()]:
+        for point in self.registry.uprobe_sites(probes):
             texts = self.target.user().texts
             if on and point.installed is None:
                 texts.check_install(point.program, {point.insn.address: point.trap})
@@ -255,36 +249,27 @@ class Uprobes:
 
     def settle(self, probes: Sequence[Probe]) -> None:
         """Probes of ours among these were switched on or off. Raises OptprobeError."""
-        points = {
-            self._uprobes[probe.number].key: self._uprobes[probe.number] for probe in probes if self.has_probe(probe)
-        }
+        self._settle_all(self.registry.uprobe_sites(probes))
+
+    def _settle_all(self, points: Sequence[UprobeSite]) -> None:
         if points:
             user, arena = self.target.user(), self.optimizer.take_arena()
-            for point in points.values():
+            for point in points:
                 self._settle(point, user, arena)
 
     def resettle(self) -> None:
         """A setting may have changed. Raises OptprobeError."""
         if self._emulation != (emulation := self.settings().emulation):
             self._emulation = emulation
-            self.settle([probe for point in self._uprobes.values() for probe in point.probes])
-
-    def has_probe(self, probe: Probe) -> bool:
-        return probe.number in self._uprobes
-
-    def uprobe_of(self, probe: Probe) -> UprobeSite:
-        return self._uprobes[probe.number]
+            self._settle_all(self.registry.uprobe_sites())
 
     def remove(self, probes: Sequence[Probe]) -> None:
         """Those of ours among these are taken out of the guest, and forgotten here. Raises OptprobeError."""
-        ours = [probe for probe in probes if self.has_probe(probe)]
-        points = {self._uprobes[probe.number].key: self._uprobes[probe.number] for probe in ours}
-        for probe in ours:
-            self._uprobes.pop(probe.number).probes.remove(probe)
-        if points:
-            user, arena = self.target.user(), self.optimizer.take_arena()
-            for point in points.values():
-                self._settle(point, user, arena)
+        points = self.registry.uprobe_sites(probes)
+        for probe in probes:
+            if probe.spec.in_program:
+                self.registry.leave_site(probe)
+        self._settle_all(points)
         self.tidy()
 
     def tidy(self) -> None:
@@ -293,7 +278,7 @@ class Uprobes:
         if arena is None or not self.traps.patches or self.target.stops.shows_program():
             return
         user = self.target.user()
-        if self.rethooks.tidy(user, arena) and not self._uprobes:
+        if self.rethooks.tidy(user, arena) and not self.registry.uprobe_sites():
             for program in self._programs:
                 user.texts.retain(program, [at for copy in self._xol_slots.slots_of(program) for at in copy])
             self._mmap_patcher.remove(arena)
@@ -312,24 +297,23 @@ class Uprobes:
 
     def missed(self, probe: Probe) -> int:
         """How many calls of its function found no room."""
-        point = self._uprobes.get(probe.number)
-        key = (point.program.inode, probe.address) if point is not None else None
-        function = self.rethooks.functions.get(key) if key is not None else None
-        return self.rethooks.read_counts(function).missed if function is not None else 0
+        inodes = [point.program.inode for point in self.registry.uprobe_sites([probe])]
+        functions = [self.rethooks.functions.get((inode, probe.address)) for inode in inodes]
+        return sum(self.rethooks.read_counts(function).missed for function in functions if function is not None)
 
     def traps_near(self, start: int, end: int) -> Mapping[Patch, tuple[int, ...]]:
         """From `start` to before `end`, as the process that the user is shown has them; by probes' numbers."""
-        return self.stops.traps_near(self._uprobes.values(), start, end)
+        return self.stops.traps_near(start, end)
 
     def problems(self) -> Sequence[str]:
         """Where the kernel or a process does not have what was written, in words."""
         hooks = patch.check((*self.traps.patches, *self.registry.hooks), self.target.machine)
-        texts = self.target.user().texts.problems() if self._uprobes else ()
+        texts = self.target.user().texts.problems() if self.registry.uprobe_sites() else ()
         return (*(str(change.message) for change in hooks), *texts)
 
     def abandon(self) -> None:
         """The guest that held it all is gone."""
-        if self._uprobes:
+        if self.registry.uprobe_sites():
             self.target.user().texts.abandon()
         self.traps.abandon()
         self.stops.abandon()
@@ -337,7 +321,6 @@ class Uprobes:
         self._writer.abandon()
         self._mmap_patcher.abandon()
         self.registry.hooks = ()
-        self._uprobes.clear()
         self._programs.clear()
         self._xol_slots.clear()
 
@@ -357,7 +340,7 @@ class Uprobes:
             raise OptprobeError("a Python handler cannot run where a program is probed", "use an action in its place")
 
     def _find_or_create(self, program: Program, insn: Insn, user: UserTarget) -> UprobeSite:
-        for point in self._uprobes.values():
+        for point in self.registry.uprobe_sites():
             if (point.program.inode, point.insn.address) == (program.inode, insn.address):
                 return point
         emulated = user.kernel.isa.emulation(insn, program.bits, 0)
