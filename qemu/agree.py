@@ -89,7 +89,7 @@ def run(seed: int, count: int) -> Found:
 
 
 def agree(told: Answer, done: Answer) -> bool:
-    """Whether they say the same: of a refusal, its reason in words."""
+    """Return whether they say the same: of a refusal, its reason in words."""
     if not done.words:
         return told == done
     if told.words:
@@ -127,7 +127,7 @@ def added(line: str, kept: list[int] | None) -> Answer:
 
 
 def one(view: dict[str, object]) -> tuple[str, str, str]:
-    """What waits until a branch can be written is what `explain` says it will be."""
+    """Return what waits until a branch can be written is what `explain` says it will be."""
     reason = view["reason"]
     if view["state"] == "optimizing":
         return str(view["address"]), "optimized", ""
@@ -165,7 +165,7 @@ def questions(rng: random.Random, count: int, kept: Sequence[int]) -> Iterator[s
 
 
 def program_offset(rng: random.Random) -> int:
-    """An offset in the code of PROGRAM, most often where a function begins."""
+    """Return an offset in the code of PROGRAM, most often where a function begins."""
     try:
         program = attachments.seen().session.target.user().texts.program(PROGRAM, None)
     except OptprobeError:

@@ -97,7 +97,7 @@ class Battery:
         self.end()
 
     def _refused(self) -> Outcome | None:
-        """What the tool says where it refuses the guest as a whole: a kernel without symbols, say."""
+        """Return what the tool says where it refuses the guest as a whole: a kernel without symbols, say."""
         try:
             self.ask("optprobe list")
         except Refused as error:
@@ -180,7 +180,7 @@ class Battery:
         return int(view["number"])
 
     def parameter(self, name: str, number: int) -> str:
-        """How a parameter is asked for at an entry: by its name, by its number where the kernel has no types."""
+        """Return how a parameter is asked for at an entry: by its name, by its number where the kernel has no types."""
         facilities = json.loads(self.gdb("optprobe doctor -json"))["facilities"]
         typed = next(row["state"] == WORKS for row in facilities if row["name"] == "types")
         return name if typed else f"$arg{number}"
@@ -194,12 +194,12 @@ class Battery:
         return next(view for view in self.views() if view["number"] == number)
 
     def maps(self, number: int) -> dict[str, list[dict[str, Any]]]:
-        """What the probe's actions gathered, by action."""
+        """Return what the probe's actions gathered, by action."""
         lines = map(json.loads, self.gdb(f"optprobe report {number} -json").splitlines())
         return {line["action"]: line["entries"] for line in lines if line["type"] == "map"}
 
     def boundaries(self, function: str, count: int) -> list[int]:
-        """The first instructions of a function, as far as they follow one another."""
+        """Return the first instructions of a function, as far as they follow one another."""
         self.gdb("optprobe list")
         found = []
         for address, text in LINE.findall(self.gdb(f"x/{count}i {function}")):
@@ -389,7 +389,7 @@ def user(battery: Battery) -> str:
 
 
 def module(battery: Battery) -> str:
-    """A probe that waits for its module, and counts from the first call."""
+    """Return a probe that waits for its module, and counts from the first call."""
     if "dummy" not in battery.guest.options.modules:
         raise Untried("no module dummy is kept of this kernel")
     battery.ask("optprobe add dummy_xmit -pending")
@@ -416,7 +416,7 @@ def module(battery: Battery) -> str:
 
 
 def agreement(battery: Battery) -> str:
-    """What `explain` says of random places is what `add` does."""
+    """Return what `explain` says of random places is what `add` does."""
     # The questions about programs are about busybox: its pages must be in the guest's memory.
     battery.run_in_guest("busybox true")
     battery.gdb(f"python agree_seed, agree_count = {battery.guest.options.processors}, {QUESTIONS}")
@@ -443,7 +443,7 @@ def recovery(battery: Battery) -> str:
 
 
 def removal(battery: Battery) -> str:
-    """When GDB has left, text is what it was before: branches, traps, and the filler that detours were in."""
+    """Return when GDB has left, text is what it was before: branches, traps, and the filler that detours were in."""
     with tempfile.TemporaryDirectory() as folder:
         before = _text(battery, Path(folder, "before"))
         for location in (ENTRY, CALLER, "vfs_*", f"{CALLER} -return", f"{CALLER} -tier trapped"):
@@ -466,7 +466,7 @@ def removal(battery: Battery) -> str:
 
 
 def _text(battery: Battery, file: Path) -> bytes:
-    """The kernel's text, as a GDB finds it that comes after the last one has left."""
+    """Return the kernel's text, as a GDB finds it that comes after the last one has left."""
     battery.end()
     battery.gdb(f"source {ROOT}/text_dump.py")
     battery.gdb("optprobe list")

@@ -114,7 +114,7 @@ def costs(reads: Reads, debugger: Debugger, arguments: argparse.Namespace) -> li
 
 
 def verdict(target: BenchTarget, costs: list[Cost], read: float) -> list[str]:
-    """The targets of the project beside what Linux needs. read: seconds that one takes without a probe."""
+    """Return the targets of the project beside what Linux needs. read: seconds that one takes without a probe."""
     took = {cost.name: cost.instructions or 0.0 for cost in costs}
     targets = [("a count at a function's entry", took[OPTIMIZED], target.most, LINUX_OPTIMIZED)]
     if target.trapped is not None:
@@ -188,7 +188,7 @@ class Bench:
         ]
 
     def _returns(self) -> Iterator[Cost]:
-        """A probe that stops the guest at the entry; the trampoline is in the guest in every tier."""
+        """Yield a probe that stops the guest at the entry; the trampoline is in the guest in every tier."""
         for tier in ("breakpoint", "boosted"):
             yield self._row(f"a return, {tier}", self._ours(FUNCTION, tier, "-return"), self._stopping)
 
@@ -199,7 +199,7 @@ class Bench:
             yield self._row(name, probe, hits(clause, self._running), "optprobe report -clear")
 
     def _trapped(self) -> Iterator[Cost]:
-        """Where traps are handled in the guest."""
+        """Yield where traps are handled in the guest."""
         if self._target.trapped is not None:
             yield self._row(TRAPPED, self._ours(self._target.behind, "trapped"), self._running)
 

@@ -24,7 +24,7 @@ RECORDS = 8192
 
 
 def hits(clause: str, most: int) -> int:
-    """How many hits are measured, of `most`: what else the guest reads meanwhile is recorded too."""
+    """Return how many hits are measured, of `most`: what else the guest reads meanwhile is recorded too."""
     return min(most, RECORDS - 1500) if "record" in clause else most
 
 

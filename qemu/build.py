@@ -80,7 +80,7 @@ class Built:
 
 
 def recipe(name: str) -> Recipe:
-    """The recipe of that name. BuildError where there is none."""
+    """Return the recipe of that name. BuildError where there is none."""
     found = next((each for each in RECIPES if each.name == name), None)
     if found is None:
         raise BuildError(f"no kernel {name} is built here; there are: {', '.join(each.name for each in RECIPES)}")
@@ -88,19 +88,19 @@ def recipe(name: str) -> Recipe:
 
 
 def built_kernels() -> Iterator[Built]:
-    """What is in the cache, of the options as they are now."""
+    """Yield what is in the cache, of the options as they are now."""
     for each in RECIPES:
         if (found := _in_cache(each)) is not None:
             yield found
 
 
 def build(name: str) -> Built:
-    """The kernel `name`, built now unless the cache has it. BuildError or FetchError where it cannot be had."""
+    """Return the kernel `name`, built now unless the cache has it. BuildError or FetchError where it cannot be had."""
     return build_all([name])[0]
 
 
 def build_all(names: Iterable[str]) -> list[Built]:
-    """The same for several: the source is unpacked once."""
+    """Return the same for several: the source is unpacked once."""
     wanted = [recipe(name) for name in names]
     top = _top()
     with locked(top / ".lock"):
@@ -174,7 +174,9 @@ def _check_tools(clang: bool) -> None:
 
 
 def clang_suffix() -> str | None:
-    """What the kernel's makefiles want as LLVM=: "-19", or "1" for programs without a number; None without clang."""
+    """Return what the kernel's makefiles want as LLVM=: "-19", or "1" for programs without a number; None without
+    clang.
+    """
     numbers = sorted((int(found[1]) for found in map(CLANG.fullmatch, _programs("clang-*")) if found), reverse=True)
     for number in numbers:
         if number >= OLDEST_CLANG and all(map(shutil.which, (f"ld.lld-{number}", f"llvm-nm-{number}"))):
@@ -196,7 +198,7 @@ def _version(clang: str) -> int:
 
 
 def _clang_of_debian() -> int:
-    """The newest that the host's package lists have."""
+    """Return the newest that the host's package lists have."""
     said = subprocess.run(["apt-cache", "pkgnames", "clang-"], capture_output=True, text=True).stdout.split()
     return max((int(found[1]) for found in map(CLANG.fullmatch, said) if found), default=OLDEST_CLANG)
 
@@ -233,7 +235,7 @@ def _build(of: Recipe, source: Path, out: Path) -> None:
 
 
 def lost_options(wanted: str, config: str) -> list[str]:
-    """The lines of a fragment that did not make it into the configuration."""
+    """Return the lines of a fragment that did not make it into the configuration."""
     have = set(config.splitlines())
     return [line for line in wanted.splitlines() if line.startswith("CONFIG_") and line not in have]
 

@@ -29,7 +29,7 @@ def cache_directory() -> Path:
 
 
 def guests_directory() -> Path:
-    """Where running guests have their sockets; short, because a unix socket's path has at most 107 bytes.
+    """Return where running guests have their sockets; short, because a unix socket's path has at most 107 bytes.
 
     A user that can connect to them can do anything to a guest, and through QEMU to this user's files. Raises OSError
     where another user made the folder first, or may look into it.

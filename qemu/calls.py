@@ -127,7 +127,7 @@ class Calls:
         self._calls, self._times = calls, times
 
     def run(self, sizes: Sequence[int] = ()) -> list[Row]:
-        """All rows of programs of these word sizes, in their order; of all that there are."""
+        """Return all rows of programs of these word sizes, in their order; of all that there are."""
         return [row for bits in sizes or BITS[self._arch] for row in self._rows(bits)]
 
     def _rows(self, bits: int) -> Iterator[Row]:
@@ -234,7 +234,7 @@ def put(guest: Callable[[str], str], data: bytes, path: str) -> None:
 
 
 def report(rows: Sequence[Row], append: str) -> list[str]:
-    """A table, and what share of Linux's instructions ours take."""
+    """Return a table, and what share of Linux's instructions ours take."""
     cells = [["", "traps", "instructions", "µs"]]
     for row in rows:
         traps = "-" if row.traps is None else f"{row.traps:.1f}"
@@ -252,7 +252,7 @@ def _verdict(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def as_json(rows: Sequence[Row]) -> list[Mapping[str, object]]:
-    """The same for programs."""
+    """Return the same for programs."""
     return [
         {
             "type": "program",

@@ -32,7 +32,7 @@ class Command:
         self._socket.sendall(f"{self._token} {command}\n".encode())
 
     def wait(self, timeout: float = 60.0) -> tuple[int, str]:
-        """The exit status and what the command printed (both streams), once it has ended.
+        """Return the exit status and what the command printed (both streams), once it has ended.
 
         timeout: seconds. ChannelError when they pass first; waiting again is allowed, giving up too:
         the command then runs on and its output is lost.

@@ -53,7 +53,7 @@ def has(package: str, arch: str, suite: str = "") -> bool:
 
 
 def depends(stanza: str) -> list[str]:
-    """The names a control stanza depends on, without versions; of alternatives the first."""
+    """Return the names a control stanza depends on, without versions; of alternatives the first."""
     for line in stanza.splitlines():
         if line.startswith("Depends:"):
             return [item.split("|")[0].split("(")[0].strip() for item in line[8:].split(",")]

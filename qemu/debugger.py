@@ -71,7 +71,7 @@ def knows(architecture: str) -> bool:
 
 
 def lines_to_start(socket: Path | str) -> tuple[str, ...]:
-    """The first commands of a GDB."""
+    """Return the first commands of a GDB."""
     return f"target remote {socket}", f"source {ROOT}/scripts/optprobe.py"
 
 
@@ -105,7 +105,7 @@ class Debugger:
         return self._process.pid
 
     def __call__(self, line: str, timeout: float = TIMEOUT) -> str:
-        """What GDB prints for one line. DebuggerError when the line fails."""
+        """Return what GDB prints for one line. DebuggerError when the line fails."""
         printed, failed, why = self._until(self._send(f"python optprobe_try({line!r})"), timeout).partition(FAILED)
         if failed:
             raise DebuggerError(f"{line}: {why.strip().removeprefix('optprobe: ')}")
@@ -183,7 +183,7 @@ class Debugger:
         return mark
 
     def _until(self, mark: str, timeout: float) -> str:
-        """What is printed before `mark`, without GDB's prompts."""
+        """Return what is printed before `mark`, without GDB's prompts."""
         assert self._process.stdout is not None
         deadline = time.monotonic() + timeout
         while mark.encode() not in self._printed:

@@ -83,7 +83,7 @@ def demo(arguments: argparse.Namespace, stack: ExitStack) -> int:
 
 
 def boot(arguments: argparse.Namespace) -> Guest:
-    """A guest; with an initramfs of the user's it may lack our init, and then there is no workload."""
+    """Return a guest; with an initramfs of the user's it may lack our init, and then there is no workload."""
     say("booting a guest, a few seconds")
     options = Options(arch=arguments.arch, kernel=arguments.kernel, initrd=arguments.initrd)
     if not arguments.initrd:

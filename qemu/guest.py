@@ -147,7 +147,7 @@ class Guest:
 
     @classmethod
     def find(cls, directory: Path) -> Guest:
-        """The guest that another process left running in `directory`. GuestError when none runs there."""
+        """Return the guest that another process left running in `directory`. GuestError when none runs there."""
         try:
             known = json.loads((directory / "guest.json").read_text())
         except FileNotFoundError:
@@ -211,14 +211,14 @@ class Guest:
         return Command(self.directory / "channel.sock", command)
 
     def log(self) -> str:
-        """The complete kernel log since the guest was started, over every reset."""
+        """Return the complete kernel log since the guest was started, over every reset."""
         try:
             return (self.directory / "console.log").read_text(errors="replace").replace("\r\n", "\n")
         except FileNotFoundError:
             return ""
 
     def problems(self) -> list[str]:
-        """The lines of the log that tell of trouble; see `health.problems`."""
+        """Return the lines of the log that tell of trouble; see `health.problems`."""
         return health.problems(self.log())
 
     @property
@@ -227,7 +227,7 @@ class Guest:
         return self.running and not self.problems()
 
     def qmp(self, timeout: float = 10.0) -> Qmp:
-        """A connection to QEMU itself, for use in a `with` block; timeout: seconds for each answer."""
+        """Return a connection to QEMU itself, for use in a `with` block; timeout: seconds for each answer."""
         return Qmp(self.directory / "qmp.sock", timeout)
 
     def reset(self, timeout: float = 120.0) -> None:
@@ -306,7 +306,7 @@ class Guest:
 
 
 def _temporary_directory() -> Path:
-    """A new run directory; those of guests that ended without `stop`, by a signal, are removed."""
+    """Return a new run directory; those of guests that ended without `stop`, by a signal, are removed."""
     for place in guests_directory().glob("guest-*"):
         with contextlib.suppress(OSError):
             pid = json.loads((place / "guest.json").read_text())["pid"]
@@ -342,7 +342,7 @@ def _boot_files(options: Options) -> list[str]:
 
 
 def _our_initramfs(machine: Machine, package: str, suite: str, modules: Sequence[str]) -> Path:
-    """The initramfs in the cache, made anew when our init, busybox or the modules are newer."""
+    """Return the initramfs in the cache, made anew when our init, busybox or the modules are newer."""
     of = f"-{suite}-{package}-{'-'.join(modules)}" if modules else ""
     place = cache_directory() / f"initramfs-{machine.debian}{of}.gz"
     files = stock_modules(package, machine.debian, modules, suite) if modules else {}
@@ -355,7 +355,7 @@ def _our_initramfs(machine: Machine, package: str, suite: str, modules: Sequence
 
 
 def _wiring(options: Options, place: Path) -> list[str]:
-    """The guest's lines to the outside, all below its run directory."""
+    """Return the guest's lines to the outside, all below its run directory."""
 
     def listening(name: str) -> list[str]:
         return ["-chardev", f"socket,id={name},path={place}/{name}.sock,server=on,wait=off"]

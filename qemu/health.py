@@ -21,5 +21,5 @@ HARMLESS = re.compile(
 
 
 def problems(log: str) -> list[str]:
-    """The lines of a kernel log that tell of a WARNING, BUG, Oops, stall, lockup, ftrace failure …"""
+    """Return the lines of a kernel log that tell of a WARNING, BUG, Oops, stall, lockup, ftrace failure …"""
     return [line for line in log.splitlines() if SIGNS.search(line) and not HARMLESS.search(line)]

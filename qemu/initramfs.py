@@ -36,13 +36,13 @@ class Entry:
 
 
 def archive(entries: Iterable[Entry]) -> bytes:
-    """The entries as an uncompressed newc archive; a directory must come before what it holds."""
+    """Return the entries as an uncompressed newc archive; a directory must come before what it holds."""
     trailer = Entry("TRAILER!!!", 0)
     return b"".join(_record(number, entry) for number, entry in enumerate([*entries, trailer], start=1))
 
 
 def initramfs(busybox: bytes, files: Mapping[str, bytes] | None = None) -> bytes:
-    """The compressed archive a kernel boots from.
+    """Return the compressed archive a kernel boots from.
 
     busybox: the statically linked program for the guest's architecture.
     files:   further files by path; each is made executable, its directories are made.

@@ -70,13 +70,13 @@ def stock_modules(package: str, arch: str, names: Iterable[str], suite: str = ""
 
 
 def image_package(package: str, stanza: str) -> str:
-    """The package that holds the kernel: the image a meta package depends on, else the package itself."""
+    """Return the package that holds the kernel: the image a meta package depends on, else the package itself."""
     images = [name for name in debian.depends(stanza) if name.startswith("linux-image-")]
     return images[0] if images else package
 
 
 def busybox(arch: str) -> bytes:
-    """The statically linked busybox for an architecture: the host's where it fits, else from the archive."""
+    """Return the statically linked busybox for an architecture: the host's where it fits, else from the archive."""
     if HOST_BUSYBOX.is_file():
         program = HOST_BUSYBOX.read_bytes()
         if _is_static(program, arch):
@@ -155,7 +155,7 @@ def _kernel_in(place: Path) -> Kernel:
 
 
 def _is_static(program: bytes, arch: str) -> bool:
-    """Whether a 64-bit little-endian ELF file is for `arch` and names no interpreter."""
+    """Return whether a 64-bit little-endian ELF file is for `arch` and names no interpreter."""
     if program[:6] != b"\x7fELF\x02\x01" or int.from_bytes(program[18:20], "little") != ELF_MACHINES[arch]:
         return False
     start = int.from_bytes(program[32:40], "little")

@@ -33,7 +33,7 @@ def linux_event(
     text: str = "",
     sort: str = "p",
 ) -> Iterator[None]:
-    """An event at `location` for the length of a `with` block; nothing else may be traced meanwhile.
+    """Yield an event at `location` for the length of a `with` block; nothing else may be traced meanwhile.
 
     guest:        runs a command in it; see `Reads.guest`.
     optimization: whether Linux may optimize.

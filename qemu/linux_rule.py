@@ -49,7 +49,7 @@ def boostable(data: bytes) -> bool:
 
 
 def ranges(blacklist: str) -> list[tuple[int, int]]:
-    """What the guest's file of that name says: lines of 0x…-0x… and a name, the end outside."""
+    """Return what the guest's file of that name says: lines of 0x…-0x… and a name, the end outside."""
     rows = (line.split()[0].split("-") for line in blacklist.splitlines() if line.startswith("0x"))
     return sorted((int(start, 16), int(end, 16)) for start, end in rows)
 
@@ -63,7 +63,7 @@ class LinuxRule:
         self._thunks = thunks
 
     def optimizable(self, function: Function) -> list[Insn]:
-        """The instructions of the function that Linux would optimize a probe on."""
+        """Return the instructions of the function that Linux would optimize a probe on."""
         text, start, end, insns = self._text, function.start, function.end, function.hot
         if text.exceptions.faulting(start, end) or any(map(self._is_indirect_jump, insns)):
             return []
@@ -89,7 +89,7 @@ class LinuxRule:
 
 
 def _window(insns: Sequence[Insn], index: int) -> int:
-    """The bytes of the instructions that a jump at one of them covers; 0 where one of them is not boostable."""
+    """Return the bytes of the instructions that a jump at one of them covers; 0 where one of them is not boostable."""
     size = 0
     while size < JUMP:
         if index == len(insns) or not boostable(insns[index].data):
@@ -100,6 +100,6 @@ def _window(insns: Sequence[Insn], index: int) -> int:
 
 
 def _crosses(rows: Sequence[tuple[int, int]], start: int, end: int) -> bool:
-    """Whether one of the sorted, disjoint ranges shares a byte with [start, end)."""
+    """Return whether one of the sorted, disjoint ranges shares a byte with [start, end)."""
     last = bisect_left(rows, (end, 0)) - 1
     return last >= 0 and rows[last][1] > start

@@ -38,7 +38,7 @@ _PLAIN_SPRS = frozenset((1, 8, 9))  # XER, LR, CTR
 
 @lru_cache(1 << 16)
 def computed(data: bytes) -> bool:
-    """Whether analyse_instr() has computed the instruction, and it is no conditional branch."""
+    """Return whether analyse_instr() has computed the instruction, and it is no conditional branch."""
     word = word_of(data)
     match opcode(word):
         case op if op in _IMMEDIATE or op == _B:
@@ -65,7 +65,7 @@ class PowerRule:
         self._blacklist = sorted(blacklist)
 
     def optimizable(self, function: Function) -> list[Insn]:
-        """The instructions of the function that Linux would optimize a probe on."""
+        """Return the instructions of the function that Linux would optimize a probe on."""
         text, start, end = self._text, function.start, function.end
         taken = {mark.address for mark in text.marks(start, end) if mark.fact in (Fact.JUMP_LABEL, Fact.BUG)}
         taken.update(site.address for site in text.ftrace_sites(start, end))

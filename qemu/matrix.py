@@ -207,7 +207,7 @@ def table(results: Sequence[Result]) -> list[str]:
 
 
 def markdown(results: Sequence[Result]) -> list[str]:
-    """The same for the docs."""
+    """Return the same for the docs."""
     facilities = _facilities(results)
     lines = [f"| | {' | '.join(facilities)} | cost |", "|---" * (len(facilities) + 2) + "|"]
     for result in results:
@@ -218,7 +218,7 @@ def markdown(results: Sequence[Result]) -> list[str]:
 
 
 def _told(row: Row) -> str:
-    """The row's name, with this machine's own QEMU and GDB by their versions."""
+    """Return the row's name, with this machine's own QEMU and GDB by their versions."""
     arch = Options().arch if row.kernel.startswith(BUILT) else versions.arch(row.kernel)
     qemu, gdb = _version(MACHINES[arch].qemu), _version(gdb_program())
     return row.name.replace(f"QEMU {HERE}", f"QEMU {qemu}").replace(f"GDB {HERE}", f"GDB {gdb}")
@@ -233,7 +233,7 @@ def _version(program: str) -> str:
 
 
 def _facilities(results: Sequence[Result]) -> list[str]:
-    """The columns: what was tried, "boot" where that failed."""
+    """Return the columns: what was tried, "boot" where that failed."""
     return [name for name in ("boot", *FACILITIES) if any(name in result.outcomes for result in results)]
 
 
@@ -265,7 +265,7 @@ def as_json(result: Result) -> dict[str, object]:
 
 
 def _read(file: Path, rows: Sequence[Row]) -> dict[str, Result]:
-    """What an earlier run kept, by row."""
+    """Return what an earlier run kept, by row."""
     named, found = {row.name: row for row in rows}, {}
     for line in map(json.loads, file.read_text().splitlines() if file.exists() else ()):
         if line["row"] in named:

@@ -25,7 +25,7 @@ class BuildError(Exception):
 
 
 def build(arch: str) -> Path:
-    """The micro guest of an architecture, built unless the cache holds it for exactly these sources.
+    """Return the micro guest of an architecture, built unless the cache holds it for exactly these sources.
 
     BuildError when there is none for `arch`, binutils are missing, or the sources are wrong.
     """
@@ -54,7 +54,7 @@ def _link(folder: Path, work: Path) -> Path:
 
 
 def _tool(arch: str, name: str) -> str:
-    """The assembler or linker for an architecture, which need not be the host's."""
+    """Return the assembler or linker for an architecture, which need not be the host's."""
     program = MACHINES[arch].binutils + name
     if shutil.which(program) is None:
         raise BuildError(f"{program} (binutils) is not installed; scripts/setup installs it")

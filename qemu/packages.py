@@ -53,7 +53,7 @@ def missing(needs: Iterable[Need] = NEEDS) -> list[str]:
 
 
 def install_line(packages: Iterable[str]) -> str:
-    """What root types to install the packages."""
+    """Return what root types to install the packages."""
     return f"apt-get install --no-install-recommends -y {' '.join(packages)}"
 
 

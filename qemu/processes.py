@@ -15,7 +15,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> Callable[[], None] | None:
-    """A `preexec_fn` for a process that is to end with this one, whatever ends us.
+    """Return a `preexec_fn` for a process that is to end with this one, whatever ends us.
 
     The signal follows the thread that started the process, so None outside the main thread.
     """

@@ -54,7 +54,7 @@ class Reads:
         return found
 
     def best(self, reads: int, times: int) -> Reading:
-        """The same, of the least disturbed runs: for host times on a machine that does other things too."""
+        """Return the same, of the least disturbed runs: for host times on a machine that does other things too."""
         short, long = ([self._run(count) for _ in range(times)] for count in (1, 1 + reads))
         return each(least(short), least(long), reads)
 

@@ -74,7 +74,7 @@ class RspProxy:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def count(self) -> Count:
-        """All that went through since the start."""
+        """Return all that went through since the start."""
         return Count(self._sent.packets + self._received.packets, self._received.stops)
 
     def sent(self) -> list[bytes]:

@@ -95,7 +95,7 @@ def positive(text: str) -> int:
 
 
 def guest_for(name: str | None, arch: str) -> AbstractContextManager[Guest]:
-    """The running guest called `name`, or one that ends with the block."""
+    """Return the running guest called `name`, or one that ends with the block."""
     if name is not None:
         return nullcontext(Guest.find(guests_directory() / name))
     say("booting a guest, a few seconds")
@@ -122,7 +122,7 @@ def report(subject: Subject, every: int, listing: bool) -> None:
 
 class Rule(Protocol):
     def optimizable(self, function: Function) -> list[Insn]:
-        """The instructions of the function that Linux would optimize a probe on."""
+        """Return the instructions of the function that Linux would optimize a probe on."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Subject:
         return self.arch.entry(function, self.text)
 
     def is_traced(self, function: int) -> bool:
-        """Whether it has a tracer's site."""
+        """Return whether it has a tracer's site."""
         return bool(self.text.ftrace_sites(function, self.entry(function) + NEAR))
 
     def entered(self, function: Function) -> bool:
@@ -156,7 +156,7 @@ class Subject:
 
 
 def subject_of(guest: Guest) -> Subject:
-    """The kernel of a running guest, copied: the guest is no longer needed. Raises GuestError, OptprobeError."""
+    """Return the kernel of a running guest, copied: the guest is no longer needed. Raises GuestError, OptprobeError."""
     isa = ISAS[guest.options.arch]
     blacklist = ranges(guest.check(f"cat {BLACKLIST}"))
     frozen, cache, arch = take_snapshot(guest), default_cache(), registry.of(isa)
@@ -184,7 +184,7 @@ def _rule(kernel: Kernel, text: LinuxText, blacklist: Sequence[tuple[int, int]])
 
 
 def functions(subject: Subject, every: int = 1) -> list[int]:
-    """Where the functions behind every Nth symbol of core text start, ascending, each once."""
+    """Return where the functions behind every Nth symbol of core text start, ascending, each once."""
     start, end = subject.kernel.range("_stext", "_etext")
     columns = subject.symbols.symbols
     named = zip(columns.addresses, columns.types, strict=True)
@@ -240,14 +240,14 @@ class Tally:
         self.seconds += other.seconds
 
     def listing(self, subject: Subject) -> Iterator[str]:
-        """The functions, by address."""
+        """Yield the functions, by address."""
         yield f"{'instructions':>12} {'optimizable':>12}  function"
         for start, (all_, those) in sorted(self.by_function.items()):
             yield f"{all_:12,} {those:12,}  {subject.text.spell(start)}"
 
 
 def survey(subject: Subject, chosen: Sequence[int]) -> Tally:
-    """Every instruction of the functions that start at the addresses `chosen`, with a process for each CPU."""
+    """Return every instruction of the functions that start at the addresses `chosen`, with a process for each CPU."""
     chunks = [chosen[at : at + CHUNK] for at in range(0, len(chosen), CHUNK)]
     count = max(1, min(len(os.sched_getaffinity(0)), len(chunks)))
     found = Tally()
@@ -258,7 +258,7 @@ def survey(subject: Subject, chosen: Sequence[int]) -> Tally:
 
 
 def _start(subject: Subject, chunks: Sequence[Sequence[int]]) -> Connection:
-    """What a process of its own, with the same memory as ours, sends; EOFError where it ends before."""
+    """Return what a process of its own, with the same memory as ours, sends; EOFError where it ends before."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
 
     def run() -> None:
@@ -294,7 +294,7 @@ def _sweep(subject: Subject, chunks: Sequence[Sequence[int]]) -> Tally:
 
 
 def codes_of(start: int, cfgs: CfgCache) -> dict[int, str]:
-    """Every instruction of the function that starts there, with the code of why it is refused."""
+    """Return every instruction of the function that starts there, with the code of why it is refused."""
     asked = list(sweep(start, cfgs))
     # Where not all that lands in a function is known, the planner cannot know what fills the gap behind it.
     while asked and cfgs.isa.fills(asked[-1][0]):
@@ -306,7 +306,7 @@ def codes_of(start: int, cfgs: CfgCache) -> dict[int, str]:
 
 
 def no_return(subject: Subject, function: int, cfgs: CfgCache) -> str:
-    """The code of why the return of the function that starts there cannot be probed; "" where it can."""
+    """Return the code of why the return of the function that starts there cannot be probed; "" where it can."""
     address = subject.entry(function)
     try:
         if not subject.is_traced(function):  # there a breakpoint is possible at least
@@ -318,7 +318,7 @@ def no_return(subject: Subject, function: int, cfgs: CfgCache) -> str:
 
 
 def _refused(address: int, cfgs: CfgCache) -> str:
-    """Why no tier at all is possible there; "" where one is."""
+    """Return why no tier at all is possible there; "" where one is."""
     try:
         plan(PlanRequest(address), cfgs)
     except Refused as refused:
@@ -330,7 +330,7 @@ def _refused(address: int, cfgs: CfgCache) -> str:
 
 
 def table(subject: Subject, found: Tally) -> Iterator[str]:
-    """A line for each reason: how many instructions, their share, and an example in the planner's own words."""
+    """Yield a line for each reason: how many instructions, their share, and an example in the planner's own words."""
     cfgs = CfgCache(subject.isa, subject.text)
     yield f"{'instructions':>12} {'share':>8}  reason"
     for code, count in found.codes.most_common():
@@ -340,7 +340,7 @@ def table(subject: Subject, found: Tally) -> Iterator[str]:
 
 
 def returns(found: Tally) -> Iterator[str]:
-    """How many functions' returns can be probed, with a tracer's site and without, and why not the others'."""
+    """Yield how many functions' returns can be probed, with a tracer's site and without, and why not the others'."""
     can = found.returns[""]
     share = can / found.returns.total()
     yield f"returns: {can:,} of {found.returns.total():,} functions, {share:.2%}; {found.traced:,} have a tracer's site"
@@ -348,7 +348,7 @@ def returns(found: Tally) -> Iterator[str]:
 
 
 def _words(address: int, cfgs: CfgCache) -> str:
-    """Why the planner would not optimize a probe there."""
+    """Return why the planner would not optimize a probe there."""
     try:
         reason = plan(PlanRequest(address), cfgs).why_not(Tier.OPTIMIZED)
     except Refused as refused:

@@ -94,7 +94,7 @@ class TimeDifference:
         debugger(f"source {HERE}/sampler.py")
 
     def run(self) -> Report:
-        """All columns."""
+        """Return all columns."""
         frequency = int(re.findall(r"timebase\s*: (\d+)", self._reads.guest("cat /proc/cpuinfo"))[0])
         unprobed = median(self._ticks("no probe", OFFSET, _nothing))
         host = median(self._stopped("no probe, by the host's clock", frequency, _nothing))
@@ -116,7 +116,7 @@ class TimeDifference:
         return linux_event(self._reads.guest, place, optimization, tag)
 
     def _optimizes(self, place: str) -> bool:
-        """Whether Linux does, given the time of many jiffies."""
+        """Return whether Linux does, given the time of many jiffies."""
         with self._event(place, True, ""):
             return any(
                 place in line and "OPTIMIZED" in line for line in self._reads.guest(f"sleep 1; {LIST}").splitlines()
@@ -150,7 +150,7 @@ class TimeDifference:
         return tuple((behind["arrived"] - before["left"]) * frequency for before, behind in pairs)
 
     def _fork(self, offset: int, registers: Sequence[str], places: Sequence[str]) -> Seen:
-        """What was seen at each place at the last forks."""
+        """Return what was seen at each place at the last forks."""
         moved = self._symbols[UNUSED]
         address = {"before": moved, "behind": moved + 4 * WORD}
         with self._instrumented(self._symbols[FUNCTION] + offset, moved):
@@ -206,7 +206,7 @@ def _nothing() -> Iterator[None]:
 
 
 def branch(start: int, target: int) -> int:
-    """The word of `b target` at `start`."""
+    """Return the word of `b target` at `start`."""
     return BRANCH | target - start & REACH
 
 
@@ -236,7 +236,7 @@ def _ratio(pair: Pair) -> str:
 
 
 def as_json(found: Report) -> list[Mapping[str, object]]:
-    """The same for programs."""
+    """Return the same for programs."""
     return [
         {
             "type": "time_difference",

@@ -361,7 +361,7 @@ class OneArena:
     def left(self) -> ArenaContents | None:
         return None
 
-    def stands(self) -> bool:
+    def is_in_place(self) -> bool:
         return True
 
     @property

@@ -172,7 +172,9 @@ def parse_doctor(text: str) -> Nothing:
 
 
 def sides(expression: str) -> tuple[str, str] | None:
-    """What a comparison compares: ("$optprobe_hits(1)", "1000"); None where the expression is no single comparison."""
+    """Return what a comparison compares: ("$optprobe_hits(1)", "1000"); None where the expression is no single
+    comparison.
+    """
     bare = set(outside(expression))
     found = [match for match in re.finditer(r"==|!=|<=|>=|<<|>>|->|&&|\|\||[<>?]", expression) if match.start() in bare]
     compared = [match for match in found if match[0] in ("==", "!=", "<=", ">=", "<", ">")]

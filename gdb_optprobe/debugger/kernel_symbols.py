@@ -22,7 +22,7 @@ ENTRY = "__entry_text_start", "__entry_text_end"
 
 
 def of_another_program() -> bool:
-    """Whether GDB's symbol file is of something that is no Linux kernel: a guest without an operating system.
+    """Return whether GDB's symbol file is of something that is no Linux kernel: a guest without an operating system.
 
     Not what the user has added to it: a Linux guest's program, say.
     """
@@ -81,7 +81,7 @@ def _end_stacks(recovered: DiscoveredKernel, cache: Cache, machine: ElfMachine) 
 def _known(
     recovered: DiscoveredKernel, cache: Cache, machine: ElfMachine, unwound: bool
 ) -> tuple[Path, tuple[int, int]] | None:
-    """The file that an earlier session made of the same symbols, and where the code in it begins and ends."""
+    """Return the file that an earlier session made of the same symbols, and where the code in it begins and ends."""
     made = recovered.shelf.facts().get(MADE) if recovered.shelf is not None else None
     match made:
         case [str(of), str(hash_), int(start), int(end)] if of == _purpose(recovered, machine, unwound):

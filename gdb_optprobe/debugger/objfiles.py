@@ -19,7 +19,7 @@ BYTE = 8
 
 
 def files() -> Mapping[str, Path]:
-    """What GDB has symbols of, by build-id."""
+    """Return what GDB has symbols of, by build-id."""
     return {each.build_id: Path(each.filename) for each in _objfiles() if each.build_id and each.filename}
 
 
@@ -61,7 +61,7 @@ class Structures:
 
 
 def _place(type_: gdb.Type, name: str, base: int = 0) -> tuple[int, gdb.Type] | None:
-    """The first bit of a member and its type; members of anonymous structs and unions are found too."""
+    """Return the first bit of a member and its type; members of anonymous structs and unions are found too."""
     type_ = type_.strip_typedefs()
     if type_.code not in (gdb.TYPE_CODE_STRUCT, gdb.TYPE_CODE_UNION):
         return None

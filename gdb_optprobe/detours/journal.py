@@ -129,7 +129,7 @@ class Journal:
         """Return whether it is written: there is memory for it, and it has not become full."""
         return self._open
 
-    def stands(self) -> bool:
+    def is_in_place(self) -> bool:
         """Whether the guest holds it as it was written last: not where another snapshot of it was loaded."""
         if not self._open:
             return True

@@ -1,4 +1,4 @@
-"""What a user may call registers, and where arguments are: an ISA's convention in the types of C."""
+"""The names that a user may give registers, and where arguments are: an ISA's calling convention with C types."""
 
 from __future__ import annotations
 

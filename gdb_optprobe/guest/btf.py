@@ -222,7 +222,7 @@ class Btf:
         return len(self._places)
 
     def struct(self, name: str) -> Struct:
-        """The struct or union called `name` (a tag, or a typedef of one)."""
+        """Return the struct or union called `name` (a tag, or a typedef of one)."""
         for number in self._named(name):
             if self._kind(number) in (STRUCT, UNION):
                 return self._struct(number)
@@ -237,7 +237,7 @@ class Btf:
         return any(self._kind(number) in (STRUCT, UNION) for number in self._named(name))
 
     def function(self, name: str) -> Function | None:
-        """The function called `name`, with its parameters; None where BTF has none, or several that differ."""
+        """Return the function called `name`, with its parameters; None where BTF has none, or several that differ."""
         numbers = [number for number in self._named(name) if self._kind(number) == FUNC]
         if len(numbers) > MOST_NAMESAKES:
             raise _damaged(f"it has over {MOST_NAMESAKES:,} functions '{name}'")
@@ -249,12 +249,14 @@ class Btf:
         return next(iter(found.values())) if len(found) == 1 else None
 
     def variable(self, name: str) -> int | None:
-        """The number of a variable's type; None where BTF has none of that name: a kernel's has the per-CPU ones."""
+        """Return the number of a variable's type; None where BTF has none of that name: a kernel's has the per-CPU
+        ones.
+        """
         found = next((number for number in self._named(name) if self._kind(number) == VAR), None)
         return None if found is None else self._words[self._places[found] + 2]
 
     def find(self, keyword: str, name: str) -> int | None:
-        """The number of a type by what C calls it: "struct", "union", "enum", "typedef" or "int", and a name."""
+        """Return the number of a type by what C calls it: "struct", "union", "enum", "typedef" or "int", and a name."""
         kinds = {
             "struct": (STRUCT,),
             "union": (UNION,),
@@ -268,7 +270,7 @@ class Btf:
         return self._found[keyword, name]
 
     def constant(self, name: str) -> int | None:
-        """The value of an enumerator of any enum."""
+        """Return the value of an enumerator of any enum."""
         if self._constants is None:
             found: dict[str, int] = {}
             for number in range(1, len(self)):
@@ -279,11 +281,11 @@ class Btf:
         return self._constants.get(name)
 
     def offset(self, name: str, path: str) -> int:
-        """Bytes from the start of struct `name` to the member that `path` ("a.b[2].c") leads to."""
+        """Return the bytes from the start of struct `name` to the member that `path` ("a.b[2].c") leads to."""
         return self.field(name, path).offset
 
     def has(self, name: str, path: str) -> bool:
-        """Whether struct `name` exists and has the member that `path` leads to."""
+        """Return whether struct `name` exists and has the member that `path` leads to."""
         try:
             self.field(name, path)
         except OptprobeError:
@@ -291,7 +293,7 @@ class Btf:
         return True
 
     def field(self, name: str, path: str) -> Field:
-        """As `offset`, with size and type."""
+        """Return offset, size and type of that member."""
         current: Type = self.struct(name)
         found: Field | None = None
         offset = 0
@@ -314,7 +316,7 @@ class Btf:
         return found
 
     def size(self, number: int) -> int:
-        """sizeof a type; 0 for one that has none."""
+        """Return sizeof a type; 0 for one that has none."""
         count, inner = 1, number
         for _ in range(DEEPEST):
             resolved = self.resolve(inner)
@@ -330,7 +332,7 @@ class Btf:
         return count * each
 
     def resolve(self, number: int) -> Type:
-        """The type with this number, without typedefs and qualifiers around it."""
+        """Return the type with this number, without typedefs and qualifiers around it."""
         for _ in range(DEEPEST):
             found = self.type(number)
             if not isinstance(found, Typedef | Qualified):
@@ -339,7 +341,7 @@ class Btf:
         raise _damaged(f"type {number} is defined by itself, or nested too deeply")
 
     def type(self, number: int) -> Type:
-        """The type with this number."""
+        """Return the type with this number."""
         if not number:
             return Void()
         if number >= len(self):
@@ -374,7 +376,7 @@ class Btf:
         raise _damaged(f"type {number} is of kind {kind}")
 
     def _index(self) -> array[int]:
-        """Where each type begins, in words; the place of type 0 is not used."""
+        """Return where each type begins, in words; the place of type 0 is not used."""
         words = self._words
         each = [EACH.get(kind, 0) for kind in range(32)]
         size = [3 + FIXED.get(kind, 0) for kind in range(32)]
@@ -402,7 +404,7 @@ class Btf:
         return self._words[self._places[number] + 1] >> 24 & 31
 
     def _named(self, name: str) -> Iterator[int]:
-        """Numbers of the types called `name`. Each string is there once (deduplicated by libbpf): offsets will do."""
+        """Yield the numbers of the types called `name`. libbpf stores each string once, so offsets are compared."""
         wanted = b"\0" + name.encode() + b"\0"
         offset = self._strings.find(wanted) + 1
         at = 0
@@ -458,7 +460,7 @@ class Btf:
                 found.append(Member(label, bits // 8, type_, bits % 8 if bit_size else 0, bit_size))
 
     def _int_bits(self, number: int) -> int:
-        """Before kind_flag a bitfield was a member of an integer type with fewer bits than its bytes have."""
+        """Return the bits of an integer type: before kind_flag a bitfield's type had fewer bits than its bytes have."""
         if 0 < number < len(self) and self._kind(number) == INT:
             place = self._places[number]
             bits = self._words[place + 3] & 0xFF

@@ -1,8 +1,8 @@
-"""What was found out about a kernel once, on disk by what it was derived from, so that the next session starts sooner.
+"""A cache on disk of facts about kernels, keyed by a hash of what they were derived from: later sessions start sooner.
 
     $OPTPROBE_CACHE, or ${XDG_CACHE_HOME:-~/.cache}/optprobe
     └── symbols/
-        ├── BUILD-ID/             what a guest says of itself: it only finds the candidates
+        ├── BUILD-ID/             as the guest has it: only finds the candidates
         │   └── KEY/              hash of the tables that the symbols were read from (guest/kallsyms_tables.py)
         │       ├── facts         where these tables and the note with the build-id lie, and of which file GDB has it
         │       ├── symbols       addresses from _text (KASLR does not matter), types and names of all symbols
@@ -10,10 +10,10 @@
         └── files/
             └── HASH.elf          a file for GDB, by the hash of what is in it
 
-A guest may claim to be any other. So nothing is believed of one guest because another one said it: a
+A guest may claim to be any other. So a fact read in one guest is not used for another unless its input is the same: a
 reader of the cache has first read, in its own guest, all data that the cached fact was derived from, and has the hash
-of that data. A cache is only a shortcut: a file that is damaged, unreadable, of another format or of another user is as
-good as none, and one that cannot be written is done without. Files appear whole: they are written aside and renamed.
+of that data. The cache is optional: a file that is damaged, unreadable, of another format or of another user counts as
+missing, and a failure to write is ignored. Files appear whole: they are written aside and renamed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ MOST_BUILDS, MOST_KERNELS, MOST_OF_A_KIND, MOST_FILES = 32, 4, 16, 64
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A kernel that is kept, of the build-id that the guest has too: it may be the guest's. note: its address."""
+    """A cached kernel with the guest's build-id: it may be the guest's. note: address of the build-id's note."""
 
     build: str
     note: int
@@ -81,7 +81,7 @@ class Cache:
 
     @property
     def refused(self) -> OptprobeError | None:
-        """Why nothing is kept: other users may change what is there. None where it is this user's alone."""
+        """Return why nothing is cached: other users may change the folder. None where only this user may."""
         return refusal(self.folder.parent)
 
     def claims(self, text: int, read: Callable[[int, int], bytes]) -> Iterator[Claim]:
@@ -108,7 +108,7 @@ class Cache:
     def file(self, hash_: str) -> Path | None:
         """Return the file for GDB with what has this hash; None where there is none, or it is damaged."""
         path = self.folder / FILES / f"{hash_}.elf"
-        # GDB opens it again later: another user may not put another one there meanwhile.
+        # GDB opens the file again later, so no other user may be able to replace it meanwhile.
         folders = (self.folder.parent, self.folder, path.parent)
         if not HASH.fullmatch(hash_) or not path.parent.is_dir() or any(map(refusal, folders)):
             return None
@@ -142,10 +142,10 @@ class Shelf:
         return self.folder.name
 
     def load(self, name: str) -> bytes | None:
-        """What `store` was given; None where that is lost."""
+        """Return what `store` was given; None where it is missing."""
         body = self._opened(name, LARGEST_FILE)
         if body is not None:
-            # It is used: others make room first.
+            # Mark it as used, so that others are removed first.
             for path in (self.folder / name, self.folder, self.folder.parent):
                 with suppress(OSError):
                     os.utime(path)
@@ -167,7 +167,7 @@ class Shelf:
         self._write(FACTS, json.dumps({**self.facts(), **facts}).encode())
 
     def symbols(self, text: int) -> Symbols | None:
-        """The symbols of this kernel, loaded at `text`."""
+        """Return the symbols of this kernel, loaded at `text`."""
         data = self.load(SYMBOLS)
         return _decode(data, text) if data is not None else None
 
@@ -178,7 +178,7 @@ class Shelf:
             self.store(SYMBOLS, data)
 
     def _opened(self, name: str, largest: int) -> bytes | None:
-        """What is in a file, if it is whole and of this name."""
+        """Return a file's content, if it is whole and has this name."""
         data = _read(self.folder / name, largest)
         if data is None:
             return None
@@ -189,13 +189,13 @@ class Shelf:
         _write(self.folder / name, MAGIC + self._seal(name, body) + body, self.folder.parents[2])
 
     def _seal(self, name: str, body: bytes) -> bytes:
-        """A hash with the file's name: one that was moved is as good as none."""
+        """Return the hash of the body and the file's name: a file that was renamed counts as missing."""
         label = f"{self.folder.parent.name}/{self.key}/{name}\n"
         return sha256(label.encode() + body).digest()
 
 
 def default_cache(environment: Mapping[str, str] = os.environ) -> Cache:
-    """Where the user wants it, or where the XDG base directory specification does."""
+    """Return the cache in the folder that the user chose, or in the one of the XDG base directory specification."""
     own = environment.get("OPTPROBE_CACHE")
     home = environment.get("XDG_CACHE_HOME") or "~/.cache"
     root = Path(own) if own else Path(home) / "optprobe"
@@ -213,7 +213,8 @@ def _from_json(data: bytes) -> object:
 
 
 def _encode(symbols: Symbols, text: int) -> bytes | None:
-    """Columns: addresses from `text` but for absolute ones, then types and names as JSON. None beyond the bounds."""
+    """Encode symbols: addresses from `text` except absolute ones, then types and names as JSON. None beyond the bounds.
+    """
     absolute = bisect_left(symbols.addresses, KERNEL_HALF)
     offsets = [address - text for address in symbols.addresses[absolute:]]
     if len(symbols) > MOST_SYMBOLS or any(not -KERNEL_HALF <= offset < KERNEL_HALF for offset in offsets):
@@ -224,7 +225,7 @@ def _encode(symbols: Symbols, text: int) -> bytes | None:
 
 
 def _decode(data: bytes, text: int) -> Symbols | None:
-    """None where this cannot be the symbols of a kernel at `text`."""
+    """Decode symbols; None where these cannot be the symbols of a kernel at `text`."""
     if len(data) < COLUMNS.size:
         return None
     count, absolute = COLUMNS.unpack_from(data)
@@ -263,7 +264,8 @@ def _noted(read: Callable[[int, int], bytes], address: int) -> bytes:
 
 
 def _read(path: Path, largest: int) -> bytes | None:
-    """What is in a file of the user's own; None where there is none, or it is something else, or too large."""
+    """Return the content of a file that belongs to this user; None where there is none, or it is no file, or too large.
+    """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(handle, "rb") as file:
@@ -276,7 +278,9 @@ def _read(path: Path, largest: int) -> bytes | None:
 
 
 def _write(path: Path, data: bytes, root: Path) -> bool:
-    """root: the folder that the user named, which is not mended; those in it are."""
+    """Write a file. root: the folder that the user named, which is not changed; the modes of folders in it are
+    corrected.
+    """
     try:
         if refusal(root):
             return False
@@ -297,7 +301,7 @@ def _write(path: Path, data: bytes, root: Path) -> bool:
 
 
 def _make_folder(folder: Path) -> None:
-    """Nothing in it is for other users. One of this user's that others may write to is so no longer. Raises OSError."""
+    """Make a folder for this user alone. One that others may write to is closed to them. Raises OSError."""
     if not folder.is_dir():
         _make_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -307,7 +311,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _latest(folder: Path, name: re.Pattern[str], most: int | None = None) -> list[Path]:
-    """What has such a name, the one that was used last first."""
+    """Return the paths with such a name, the last used first."""
     found: list[tuple[float, Path]] = []
     with suppress(OSError):
         for entry in folder.iterdir():
@@ -318,7 +322,7 @@ def _latest(folder: Path, name: re.Pattern[str], most: int | None = None) -> lis
 
 
 def _make_room(folder: Path, name: re.Pattern[str], most: int, newcomer: str) -> None:
-    """Remove what was used the longest ago, so that `newcomer` is one of `most` at the most."""
+    """Remove the least recently used, so that `newcomer` is one of `most` at the most."""
     if refusal(folder):
         return
     others = [path for path in _latest(folder, name) if path.name != newcomer]

@@ -7,7 +7,7 @@
     │              │                                   │ returned: restore       │  the result is read here
     │              │ ◄─────────────────────────────────┤ done: jmp safe point    │
     └──────────────┘                                   └─────────────────────────┘
-Whatever happens to the debugger in the middle, the guest finishes the call and runs the safe point's own code. The
+Even if the debugger is killed in the middle, the guest finishes the call and runs the safe point's own code. The
 function may sleep and come back on another vCPU: only the calling thread reaches `returned` and `done`, and the PC
 of the vCPU that is seen there is set back. Segment bases and control registers are never touched.
 
@@ -27,7 +27,7 @@ from gdb_optprobe.isa.calling import Calling, Thunk
 INTERRUPTS = 1 << 9  # eflags.IF
 TRIES = 64
 RESTORES = 5.0
-"""Seconds that the guest has for a few instructions."""
+"""Seconds after which a few instructions of the guest count as not executed."""
 LATER = "let the guest do something, then try again"
 
 

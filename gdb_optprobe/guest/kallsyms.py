@@ -15,8 +15,8 @@ scripts/kallsyms.c writes its tables in one of these orders; kernel/kallsyms.c r
 
 Each table is aligned to 8 bytes, or each to 4. From the token table the search goes back over the markers to the names;
 their lengths must meet every marker; then to the number before them, and to the offsets on either side, which must
-ascend and put the kernel's own boundaries in order, around what was read. Nothing is taken on trust: these are a
-guest's bytes.
+ascend and put the kernel's own boundaries in order, around what was read. All of it is checked: these are a guest's
+bytes.
 """
 
 from __future__ import annotations
@@ -75,8 +75,7 @@ class NoSymbolTable(OptprobeError):
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """The token table at `start`, its index ending at `end` (offsets in the data searched).
-
-    alignments: those by which the tables may be aligned; the first that comes out is the one.
+    alignments: possible alignments of the tables; the first with which all tables are found is used.
     """
 
     start: int
@@ -104,7 +103,7 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Symbols, and the addresses between which lie the tables that they were read from and nothing else.
+    """Symbols, and the addresses of the tables that they were read from.
 
     names: from the number of names to the end of the token index. offsets: with the word behind, the base of most.
     """
@@ -120,7 +119,7 @@ def recover(rodata: bytes, at: int = 0) -> Symbols:
 
 
 def read(memory: Callable[[int, int], bytes], start: int, size: int) -> Symbols:
-    """As `find`, without where they were read."""
+    """Return what `find` returns, without the addresses of the tables."""
     return find(memory, start, size).symbols
 
 
@@ -214,7 +213,7 @@ def _agree(index: array[int], strings: Sequence[bytes]) -> bool:
 
 
 def _name_tables(rodata: bytes, tokens: Tokens, budget: Budget) -> Iterator[Names]:
-    """Tables of names that end in markers before the token table (kallsyms_seqs_of_names may lie between)."""
+    """Yield the tables of names that end in markers before the token table (kallsyms_seqs_of_names may lie between)."""
     for start, markers in _marker_tables(rodata, tokens.start, budget):
         for alignment in tokens.alignments:
             if not start % alignment:
@@ -224,7 +223,7 @@ def _name_tables(rodata: bytes, tokens: Tokens, budget: Budget) -> Iterator[Name
 def _name_tables_before(
     rodata: bytes, start: int, markers: array[int], alignment: int, budget: Budget
 ) -> Iterator[Names]:
-    """Tables of names that end where the `markers` start, but for the alignment."""
+    """Yield the tables of names that end where the `markers` start, less alignment."""
     least = (len(markers) - 1) * NAMES_PER_MARKER
     latest = (start - markers[-1] - 2) // alignment * alignment
     for names_start in range(latest, max(alignment, latest - LARGEST_STRIDE), -alignment):
@@ -237,7 +236,7 @@ def _name_tables_before(
 
 
 def _marker_tables(rodata: bytes, before: int, budget: Budget) -> Iterator[tuple[int, array[int]]]:
-    """Runs of ascending numbers that begin with 0, nearest to `before` first."""
+    """Yield runs of ascending numbers that begin with 0, nearest to `before` first."""
     end = before // 4
     first = max(0, end - budget.left)
     words = _u32s(rodata[4 * first : 4 * end])
@@ -268,7 +267,7 @@ def _strides(words: array[int], at: int) -> bool:
 def _walk(
     rodata: bytes, start: int, count: int, markers: array[int], alignment: int, budget: Budget
 ) -> Names | None:
-    """Every name's place, or None where a length leads past a marker.
+    """Find every name; return None where a length leads past a marker.
 
     The length is one byte, or two (ULEB128) for a name of 128 tokens or more, since 6.1 (73bbb94466fd).
     """
@@ -293,7 +292,7 @@ def _walk(
 
 
 def _addresses(rodata: bytes, tokens: Tokens, names: Names, at: int) -> Iterator[tuple[int, array[int]]]:
-    """Where offsets may be, before the names or after the token index, and the addresses that ascend by them.
+    """Yield where offsets may be, before the names or after the token index, and the ascending addresses they give.
 
     at: the address of `rodata`.
     """
@@ -312,12 +311,12 @@ def _addresses(rodata: bytes, tokens: Tokens, names: Names, at: int) -> Iterator
 
 
 def _from_itself(words: bytes, at: int) -> array[int] | None:
-    """Each offset is relative to its own address (offset_to_ptr); the table is at the address `at`."""
+    """Decode offsets relative to their own addresses (offset_to_ptr); the table is at the address `at`."""
     return _ascending([at + 4 * number + offset for number, offset in enumerate(_s32s(words))])
 
 
 def _absolute_percpu(words: bytes, base: int) -> array[int] | None:
-    """CONFIG_KALLSYMS_ABSOLUTE_PERCPU: a negative offset counts down from base - 1, others are absolute."""
+    """Decode with CONFIG_KALLSYMS_ABSOLUTE_PERCPU: a negative offset counts down from base - 1, others are absolute."""
     offsets = _s32s(words)
     if offsets[-1] >= 0:
         return None
@@ -337,7 +336,7 @@ def _ascending(addresses: list[int]) -> array[int] | None:
 
 
 def _symbols(rodata: bytes, tokens: Tokens, names: Names, at: int, budget: Budget) -> Found | None:
-    """None where a symbol has no name, or where no offsets give symbols that agree with one another."""
+    """Return the symbols; None where one has no name, or where no offsets give symbols that agree with one another."""
     budget.spend(names.count)
     typed = _expanded(rodata, tokens, names)
     if not typed or not all(typed):
@@ -353,7 +352,7 @@ def _symbols(rodata: bytes, tokens: Tokens, names: Names, at: int, budget: Budge
 
 
 def _expanded(rodata: bytes, tokens: Tokens, names: Names) -> list[str]:
-    """Names with their types; none where one becomes longer than names are, or all of them together do."""
+    """Return the names with their types; an empty list where one of them, or all together, become too long."""
     expand = tokens.strings.__getitem__
     join = "".join
     found: list[str] = []
@@ -369,9 +368,8 @@ def _expanded(rodata: bytes, tokens: Tokens, names: Names) -> list[str]:
 
 
 def _agrees(symbols: Symbols, table: int) -> bool:
-    """Whether the kernel's boundaries are in order, its constants where the `table` was read, and no symbol nowhere.
-
-    Per-CPU symbols apart, which may count from 0, the kernel's addresses are all in one half.
+    """Return whether the kernel's boundaries are in order and around the `table`, and no symbol is in user space.
+    All addresses must be in one half, except those of per-CPU symbols, which may count from 0.
     """
     known = {name: symbols.address(name) for name in dict.fromkeys(name for pair in BOUNDARIES for name in pair)}
     for first, last in BOUNDARIES:

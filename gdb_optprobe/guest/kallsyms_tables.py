@@ -1,10 +1,10 @@
-"""The tables that a kernel's symbols were read from, and the hash of what is in them.
+"""The tables that a kernel's symbols were read from, and the hash of their content.
 
     names    ┌ num_syms │ names │ markers │ … │ token_table │ token_index ┐
     offsets  ┌ s32 for each symbol │ relative_base, if the kernel has one ┐
 
-All that reading them depends on is in these bytes and in where they lie from `_text` on: two kernels of one hash have
-the same symbols, wherever address randomization put them. The base is the one word that it moves.
+The symbols depend on these bytes and on their offsets from `_text` alone: two kernels with the same hash have the same
+symbols, wherever address randomization put them. The base is the only word that it relocates.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class KallsymsTables:
-    """Where they begin and end, both from `_text` on. offsets: with the word behind, which may be the base."""
+    """Bounds of the tables, as offsets from `_text`. offsets: with the word behind, which may be the base."""
 
     names: Span
     offsets: Span
 
     @classmethod
     def of(cls, fact: object) -> KallsymsTables | None:
-        """What `fact` made; None for anything else."""
+        """Decode what `fact` made; None for anything else."""
         if not isinstance(fact, list) or len(fact) != 4 or any(type(each) is not int for each in fact):
             return None
         found = cls((fact[0], fact[1]), (fact[2], fact[3]))
         return found if all(_is_sound(span) for span in (found.names, found.offsets)) else None
 
     def fact(self) -> list[int]:
-        """What JSON can hold."""
+        """Return the tables as JSON can hold them."""
         return [*self.names, *self.offsets]
 
     def key(self, text: int, read: Callable[[int, int], bytes]) -> str | None:
-        """The hash of what is there in the kernel at `text`; None where that cannot be read, or is no table."""
+        """Return the hash of the tables of the kernel at `text`; None where they cannot be read, or are no tables."""
         if not all(_is_sound(span) for span in (self.names, self.offsets)):
             return None
         try:

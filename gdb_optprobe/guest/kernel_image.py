@@ -54,7 +54,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """Where a kernel lies. `text` starts at `_text`; `data` ends with the last page the kernel's image has mapped."""
+    """The addresses of a kernel. `text` starts at `_text`; `data` ends with the last page that the image has mapped."""
 
     text: Run
     rodata: Run
@@ -70,7 +70,7 @@ class BuildId:
 
 
 def find(runs: Iterable[Run]) -> Image:
-    """The kernel among the mappings of the kernel's part of the address space. Raises OptprobeError."""
+    """Return the kernel among the mappings of the kernel's half of the address space. Raises OptprobeError."""
     known = list(merged(runs))
     if not known:
         raise OptprobeError("no Linux kernel is mapped in the guest", "let the guest boot, then try again")
@@ -88,7 +88,7 @@ def find(runs: Iterable[Run]) -> Image:
 
 
 def build_id(rodata: bytes) -> BuildId:
-    """The kernel's build-id, from its .notes. Raises OptprobeError where it has none."""
+    """Return the kernel's build-id, from its .notes. Raises OptprobeError where it has none."""
     found = find_build_id(rodata)
     if found is None:
         raise OptprobeError("the guest's kernel has no build-id")
@@ -96,7 +96,7 @@ def build_id(rodata: bytes) -> BuildId:
 
 
 def find_build_id(rodata: bytes) -> BuildId | None:
-    """As `build_id`, None where there is none. Notes within embedded ELF files (the vDSO's among them) do not count."""
+    """Return the build-id; None where there is none. Notes in embedded ELF files (the vDSO's) do not count."""
     embedded = list(islice(_embedded(rodata), MOST_EMBEDDED + 1))
     if len(embedded) > MOST_EMBEDDED:
         raise OverBudget("the read-only data of the guest's kernel", MOST_EMBEDDED, "ELF files within")
@@ -108,13 +108,13 @@ def find_build_id(rodata: bytes) -> BuildId | None:
 
 
 def is_note_of(build: str, data: bytes) -> bool:
-    """Whether `data` begins with the note of this build-id (in hex)."""
+    """Return whether `data` begins with the note of this build-id (in hex)."""
     note = NOTE.match(data)
     return note is not None and _described(data, note) == build
 
 
 def banner(rodata: bytes) -> str:
-    """The line that begins "Linux version", or nothing."""
+    """Return the line that begins "Linux version"; "" without one."""
     found = BANNER.search(rodata)
     return printable(found[0]) if found else ""
 
@@ -124,7 +124,7 @@ def _described(data: bytes, note: re.Match[bytes]) -> str:
 
 
 def merged(runs: Iterable[Run]) -> Iterator[Run]:
-    """Neighbours of one protection as one run, ascending."""
+    """Yield neighbours with the same protection as one run, ascending."""
     last: Run | None = None
     for run in sorted(runs, key=lambda run: run.start):
         same = last and (last.writable, last.executable) == (run.writable, run.executable)
@@ -143,7 +143,7 @@ def _largest(runs: Iterable[Run]) -> Run | None:
 
 
 def _embedded(data: bytes) -> Iterator[tuple[int, int]]:
-    """Where whole ELF files lie in `data`: they end with their section headers."""
+    """Yield (start, end) of whole ELF files in `data`: they end with their section headers."""
     for magic in ELF.finditer(data):
         start = magic.start()
         form, offset, sizes = SECTION_HEADERS[magic[1]]

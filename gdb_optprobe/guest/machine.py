@@ -45,7 +45,7 @@ class Machine(Memory, PhysicalMemory, Protocol):
     def write_registers(self, vcpu: Vcpu, values: Mapping[str, int]) -> None: ...
 
     def translates_pages(self) -> bool:
-        """Whether QEMU itself translates addresses (TCG), each by the page it is in, and no processor's cache does."""
+        """Return whether QEMU translates addresses itself (TCG): page by page, with no processor's cache involved."""
 
     def run_until(self, addresses: Sequence[int], timeout: float) -> Vcpu | None:
         """Run every vCPU until one is about to execute one of `addresses`; None when `timeout` seconds pass first.

@@ -17,8 +17,7 @@ from gdb_optprobe.guest.machine import PhysicalMemory
 __all__ = ["KernelMemory", "VirtualMemory", "Walk"]
 
 PAGE = 4096
-# Set in every address of the kernel's. The others are the selected vCPU's own, and no walk of the kernel's tables finds
-# them.
+# Set in every kernel address. Others belong to the program of the selected vCPU: the kernel's tables do not have them.
 KERNEL_BIT = 63
 
 # From a virtual address to (its physical address, bytes from there to the end of the page or run); None where unmapped.
@@ -48,7 +47,9 @@ class KernelMemory:
         self._runs: list[tuple[int, int]] = []
 
     def forget(self) -> None:
-        """The guest has run: page tables may have changed, and the selected vCPU may see the kernel now, or not."""
+        """Drop cached translations: the guest has run, so page tables may have changed, and the selected vCPU's view
+        too.
+        """
         self._blind = False
         self._starts.clear()
         self._runs.clear()
@@ -83,12 +84,12 @@ class KernelMemory:
         self._blind = True
 
     def physical(self, address: int) -> int | None:
-        """The physical address behind `address`; None where the kernel maps nothing."""
+        """Return the physical address of `address`; None where the kernel maps nothing."""
         run = self._translate(address)
         return None if run is None else run[0]
 
     def _extents(self, address: int, size: int) -> list[tuple[int, int]]:
-        """The physical runs (address, size) behind a virtual one, as long as they can be. Raises Unreadable."""
+        """Return the physical runs (address, size) of a virtual one, each as long as it can be. Raises Unreadable."""
         extents: list[tuple[int, int]] = []
         for at, length in self._pieces(address, size):
             if extents and sum(extents[-1]) == at:
@@ -108,7 +109,7 @@ class KernelMemory:
             at += length
 
     def _translate(self, address: int) -> tuple[int, int] | None:
-        """As `Walk`, from what earlier walks have found where that is enough."""
+        """Return what `Walk` returns, from earlier walks where they suffice."""
         index = bisect_right(self._starts, address) - 1
         if index >= 0:
             physical, size = self._runs[index]
@@ -121,7 +122,7 @@ class KernelMemory:
         return run
 
     def _keep(self, address: int, physical: int, size: int) -> None:
-        """Note the run from the start of the page of `address`, cut where a known one begins."""
+        """Cache the run from the start of the page of `address`, cut where a known one begins."""
         into = address % PAGE
         start, end = address - into, address + size
         index = bisect_left(self._starts, start)

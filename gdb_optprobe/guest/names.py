@@ -1,4 +1,4 @@
-"""What names mean at a probed address, as a session is told it."""
+"""The meaning of names at a probed address, passed in to a session."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ UNTIMED = Missing("how fast this guest's clock runs is not known")
 
 @dataclass(frozen=True, slots=True)
 class NamesAt:
-    """What names mean at an address, and what else programs there need.
-
+    """The meaning of names at an address, and what else programs there need.
     per_cpu: see isa.codegen.EntryState.
     cpu:     this CPU's number.
     hertz:   ticks of Clock in a second.
-    reads:   how memory that may not be there is read.
+    reads:   how memory that may not be mapped is read.
     """
 
     names: Scope

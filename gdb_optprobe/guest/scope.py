@@ -1,4 +1,4 @@
-"""What names mean at a probed address of a Linux kernel: by its symbols, its own types, debug information and the ABI.
+"""The meaning of names at a probed address of a Linux kernel: symbols, its own types, debug information and the ABI.
 
 `KernelScope` is a `handlers.scope.Scope`.
 """
@@ -56,14 +56,14 @@ class Symbols(Protocol):
 
 
 class Debug(Protocol):
-    """What debug information tells of one address: debugger/dwarf.py."""
+    """Debug information at one address: debugger/dwarf.py."""
 
     def names(self) -> Sequence[str]: ...
 
     def parameters(self) -> Mapping[str, CType]: ...
 
     def result(self) -> CType | None:
-        """What the function returns; None where that is not known."""
+        """Return the type that the function returns; None where it is not known."""
 
     def variable(self, name: str) -> Meaning | Missing | None: ...
 
@@ -76,8 +76,7 @@ class Debug(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What is probed. function: its name; "" where none is known.
-
+    """The probed address. function: the function's name; "" where none is known.
     entry:   the address is the function's entry: its arguments are where the ABI has them.
     returns: the function has just returned.
     """
@@ -94,8 +93,8 @@ class KernelScope:
 
     mapped:      ranges (start, end) of the kernel's image that are always mapped.
     per_cpu:     the range (start, end) of symbols that are templates of per-CPU variables.
-    convenience: of GDB's variables, the value; None where there is none of that name.
-    debug:       what GDB's debug information tells of the address; asked before `types`.
+    convenience: returns the value of a GDB variable; None where there is none of that name.
+    debug:       GDB's debug information at the address; it takes precedence over `types`.
     """
 
     site: Site
@@ -191,15 +190,15 @@ class KernelScope:
 
     @cached_property
     def _parameters(self) -> Mapping[str, int]:
-        """The types of the function's parameters, by name."""
+        """Return the first argument word of each of the function's parameters, by name."""
         return {each.name: each.type for each in self._prototype.parameters if each.name} if self._prototype else {}
 
     def _variable(self, name: str) -> Meaning | Missing | None:
-        """A local or a parameter that debug information knows; None where it has none of that name."""
+        """Return a local or a parameter of the debug information; None where it has none of that name."""
         if self.debug is None:
             return None
         if self.site.returns:
-            # Neither variables nor parameters are anywhere any more; a symbol of that name is not meant.
+            # The frame is gone, and a symbol of that name is not meant.
             gone = name in self.debug.parameters()
             return Missing(f"'{name}' is not available at this address") if gone else None
         if self.site.entry and (passed := self._passed(name)) is not None:
@@ -210,7 +209,8 @@ class KernelScope:
         return found
 
     def _passed(self, name: str) -> Rvalue | None:
-        """A parameter as the ABI passes it: code that is not optimized stores it elsewhere, but later."""
+        """Return a parameter as the ABI passes it: unoptimized code stores it elsewhere, but later than at the entry.
+        """
         assert self.debug is not None
         for slot, (each, type_) in enumerate(self.debug.parameters().items()):
             if not isinstance(type_, Integer | Enum | Pointer) or (size_of(type_) or 0) > 8:
@@ -245,7 +245,7 @@ class KernelScope:
         return Rvalue(self._word(number - 1), UNSIGNED_LONG)
 
     def _word(self, slot: int) -> Expr:
-        """A word of a function's arguments, at its entry."""
+        """Return a word of a function's arguments, at its entry."""
         registers = self.abi.arguments
         if slot < len(registers):
             return Register(registers[slot])
@@ -339,14 +339,14 @@ def kernel_scope(
     convenience: Callable[[str], int | None] = lambda name: None,
     debug: Debug | None = None,
 ) -> KernelScope:
-    """The scope at a site of a running kernel."""
+    """Return the scope at a site of a running kernel."""
     kept = tuple((start, end) for start, end in (kernel.range(*names) for names in _KEPT) if start < end)
     templates = kernel.range("__per_cpu_start", "__per_cpu_end")
     return KernelScope(site, kernel.symbols, types, abi, current, kept, templates, convenience, debug)
 
 
 def _as_type(word: Expr, type_: Scalar) -> Expr:
-    """What a register holds of a type: the ABIs leave open what is above its bits."""
+    """Return a register's value as a type: the ABIs leave the bits above it undefined."""
     if isinstance(type_, Pointer):
         return word
     return fold.convert(word, type_.width, type_.signed)

@@ -5,8 +5,8 @@
     .percpu  NOBITS         per-CPU offsets, which KASLR leaves alone
     .symtab
     .strtab
-    .debug_frame            says of all code that its caller is not known: where our unwinder, which is asked first,
-                            knows none (the stack ends there), GDB ends the backtrace instead of guessing on
+    .debug_frame            marks all code as outermost: where our unwinder, which GDB asks first, has no caller
+                            (the stack ends there), GDB ends the backtrace instead of guessing
 
 Such a file holds no contents, so GDB reads all memory from the guest. `-o OFFSET` would move the per-CPU offsets too,
 and GDB 13 moves absolute symbols like all others: hence three sections, each placed by `-s` (see `load_command`).
@@ -39,7 +39,7 @@ TEXT, DATA, PERCPU = 1, 2, 3
 # Not 0, where the offsets begin: to add-symbol-file an address of 0 means that none was given.
 PERCPU_START = 16
 ASIDE = 8
-"""Where no section of a kernel's is."""
+"""An address at which no section of a kernel is."""
 
 CIE_ID = 0xFFFF_FFFF
 
@@ -59,7 +59,7 @@ class _Section:
 
 
 def symbol_file(symbols: Symbols, text: tuple[int, int], machine: ElfMachine, outermost: bool = False) -> bytes:
-    """An ELF file of `symbols` at their addresses; code is at `text` (start, end).
+    """Return an ELF file of `symbols` at their addresses; code is at `text` (start, end).
 
     GDB prints names as they are, so those that no compiler makes are left out.
 
@@ -102,7 +102,8 @@ def _plain(symbols: Symbols) -> Symbols:
 
 
 def load_command(path: str, text: tuple[int, int], slide: int) -> str:
-    """The GDB command that loads the file made for code at `text` into a kernel that lies `slide` bytes higher."""
+    """Return the GDB command that loads the file made for code at `text`, for a kernel that lies `slide` bytes higher.
+    """
     start, end = text[0] + slide, text[1] + slide
     return f"add-symbol-file {quoted(path)} -s .text {start:#x} -s .data {end:#x} -s .percpu {PERCPU_START:#x}"
 
@@ -114,22 +115,21 @@ def quoted(path: str) -> str:
 
 
 def frames_file(frames: bytes, start: int, size: int, machine: ElfMachine) -> bytes:
-    """An ELF file with this .debug_frame, of code at `start`, and nothing else."""
+    """Return an ELF file with this .debug_frame, of code at `start`, and nothing else."""
     code = _Section(b".text", SHT_NOBITS, SHF_ALLOC | SHF_EXECINSTR, start, size, alignment=16)
     sections = [_Section(b"", SHT_NULL, alignment=0), code, _Section(b".debug_frame", SHT_PROGBITS, data=frames)]
     return _elf(machine, sections)
 
 
 def outermost_file(code: tuple[int, int], machine: ElfMachine) -> bytes:
-    """An ELF file that says of `code` (start, end) that it is the outermost; its one section is elsewhere.
-
-    For beside a vmlinux: a section of the same addresses would hide the vmlinux's symbols.
+    """Return an ELF file that marks `code` (start, end) as outermost; its one section is elsewhere.
+    It is used beside a vmlinux: a section at the same addresses would hide the vmlinux's symbols.
     """
     return frames_file(_frames(*code, machine), ASIDE, 1, machine)
 
 
 def _frames(start: int, end: int, machine: ElfMachine) -> bytes:
-    """Call frame information: all code from `start` to `end` is the outermost."""
+    """Return call frame information that marks the code from `start` to `end` as outermost."""
     cie = struct.pack("<I", CIE_ID) + machine.outermost
     fde = struct.pack("<IQQ", 0, start, end - start)
     return struct.pack("<I", len(cie)) + cie + struct.pack("<I", len(fde)) + fde
@@ -141,7 +141,7 @@ def _percpu_size(symbols: Symbols) -> int:
 
 
 def _entries(symbols: Symbols, text: tuple[int, int]) -> tuple[list[bytes], list[bytes]]:
-    """The symbol table's entries, local ones (which must come first) and others."""
+    """Return the symbol table's entries, local ones, which must come first, and others."""
     start, end = text
     local: list[bytes] = []
     other: list[bytes] = []
@@ -166,7 +166,7 @@ def _entries(symbols: Symbols, text: tuple[int, int]) -> tuple[list[bytes], list
 
 
 def _sizes(addresses: Sequence[int]) -> Iterable[int]:
-    """From each address to the next higher one; 0 for the last."""
+    """Yield the distance from each address to the next higher one; 0 for the last."""
     sizes = [0] * len(addresses)
     following = last = addresses[-1] if addresses else 0
     for index in range(len(addresses) - 1, -1, -1):

@@ -1,4 +1,4 @@
-"""Names for addresses and addresses for names, wherever the symbols came from (kallsyms, a vmlinux, the cache)."""
+"""Names for addresses and addresses for names, from any source of symbols (kallsyms, a vmlinux, the cache)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gdb_optprobe.guest_text import is_plain
 
 __all__ = ["KERNEL_HALF", "Located", "Symbol", "SymbolTable", "Symbols"]
 
-# Addresses below are no places in memory but per-CPU offsets (CONFIG_KALLSYMS_ABSOLUTE_PERCPU), which KASLR spares.
+# Values below are not addresses but per-CPU offsets (CONFIG_KALLSYMS_ABSOLUTE_PERCPU), which KASLR does not move.
 KERNEL_HALF = 1 << 63
 
 # Types of symbols of code, as in nm(1).
@@ -39,7 +39,7 @@ class Symbols:
         return len(self.addresses)
 
     def moved(self, slide: int) -> Symbols:
-        """The same symbols of a kernel loaded `slide` bytes higher; what is absolute stays."""
+        """Return the symbols of a kernel loaded `slide` bytes higher; absolute ones do not change."""
         if not slide:
             return self
         first = bisect_left(self.addresses, KERNEL_HALF)
@@ -48,7 +48,7 @@ class Symbols:
         return Symbols(moved, self.names, self.types)
 
     def address(self, name: str) -> int | None:
-        """The first symbol called `name`, by a scan: for the few names needed before there is a table."""
+        """Return the first symbol called `name`, by a linear scan: for the few names needed before there is a table."""
         try:
             return self.addresses[self.names.index(name)]
         except ValueError:
@@ -97,7 +97,7 @@ class SymbolTable:
         return len(self.symbols)
 
     def lookup(self, name: str) -> list[int]:
-        """Every address called `name`, ascending: static functions of one name are common in a kernel."""
+        """Return every address called `name`, ascending: static functions of one name are common in a kernel."""
         indices = self._aliases.get(name) if self._index() else None
         if indices is None:
             only = self._index().get(name)
@@ -106,12 +106,12 @@ class SymbolTable:
         return sorted({addresses[index] for index in indices})
 
     def address(self, name: str) -> int | None:
-        """The first address called `name`; None where there is none."""
+        """Return the first address called `name`; None where there is none."""
         index = self._index().get(name)
         return None if index is None else self.symbols.addresses[index]
 
     def require(self, name: str) -> int:
-        """The one address called `name`. Raises OptprobeError where there is none or more than one."""
+        """Return the one address called `name`. Raises OptprobeError where there is none or more than one."""
         found = self.lookup(name)
         if not found:
             raise OptprobeError(f"no symbol named '{name}' in this kernel")
@@ -123,12 +123,15 @@ class SymbolTable:
         return found[0]
 
     def at(self, address: int) -> Located | None:
-        """The symbol that covers `address`; of several at one address, the first that is a function, or the first."""
+        """Return the symbol that covers `address`; of several at one address, the first that is a function, or the
+        first.
+        """
         symbol = self.symbol_at(address)
         return None if symbol is None else Located(symbol.name, address - symbol.address, symbol.size)
 
     def symbol_at(self, address: int) -> Symbol | None:
-        """As `at`, whole. None for user space and for what lies beyond the last symbol (modules among it)."""
+        """Return the whole symbol that `at` finds; None for user space and behind the last symbol (modules among it).
+        """
         addresses = self.symbols.addresses
         end = bisect_right(addresses, address)
         if not end or address < KERNEL_HALF or addresses[end - 1] < KERNEL_HALF:
@@ -157,7 +160,7 @@ class SymbolTable:
         return [symbol for symbol in found if not functions_only or self._is_function(symbol)]
 
     def functions(self) -> Iterator[Symbol]:
-        """Every function, ascending; one symbol of each address (see `at`)."""
+        """Yield every function, ascending; one symbol of each address (see `at`)."""
         last = None
         for index, kind in enumerate(self.symbols.types):
             if kind in FUNCTION_TYPES and self.symbols.addresses[index] != last:

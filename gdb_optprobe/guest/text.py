@@ -1,4 +1,4 @@
-"""What is known of the code in a guest: the interface `Text`, filled by a kernel's arch.
+"""The code of a guest: the interface `Text`, implemented by a kernel's arch.
 
     function           hot part                      cold part (somewhere else)
     ┌──────────────┐   ┌───────────────────┐         ┌───────────────────┐
@@ -22,7 +22,7 @@ from gdb_optprobe.isa.base import Hazard, Insn
 
 
 class Area(Enum):
-    """What an address belongs to."""
+    """The kind of code at an address."""
 
     TEXT = "text"
     ENTRY = "entry text"  # may run on the user's page tables, before the kernel's own state is set up
@@ -38,14 +38,14 @@ class Area(Enum):
 
 
 FORBIDDEN = {Hazard.TRAP: Area.TRAP, Hazard.SYSTEM: Area.SYSTEM, Hazard.RESERVED: Area.RESERVATION}
-"""What an address belongs to where its ISA says (`Isa.forbidden`) that nothing may stop and nothing may run."""
+"""The area of an address at which its ISA forbids stops and detours (`Isa.forbidden`)."""
 
 Overlay = Callable[[int, bytes], bytes]
 """From memory's bytes at an address to the original ones: without the branches of probes, say."""
 
 
 class Fact(Enum):
-    """What the guest's own tables say of some bytes of text."""
+    """A fact from the guest's own tables about some bytes of text."""
 
     EXCEPTION = "a fault of this instruction is recovered by its address"
     JUMP_LABEL = "the guest rewrites this jump or nop at any time"
@@ -57,7 +57,7 @@ class Fact(Enum):
     KPROBE = "a kprobe of the guest's own is registered here, and may be armed at any time"
     KPROBE_BREAKPOINT = "its breakpoint is here, in place of the original instruction's first byte"
     KPROBE_JUMP = "its jump is here, in place of the original instructions"
-    UNKNOWN = "where the guest keeps what it knows of this instruction cannot be told"
+    UNKNOWN = "the guest's tables that list this instruction are not known"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Jump:
-    """Execution may go from `source` to `target` without a return address being made.
+    """Execution may pass from `source` to `target` without a return address being saved.
 
     kind: in words, as a reader of a refusal sees it: "a … at `source` lands at `target`".
     """
@@ -101,9 +101,9 @@ class FtraceSite:
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """A patch at `address` that is not ours, of which nothing tells what it covers. why: in words, where that helps.
-
-    What is decoded behind it, in the same function, may be anything.
+    """A patch at `address` that is not ours; which instructions it covers is not known. why: in words, where that
+    helps.
+    Instructions decoded behind it, in the same function, may be wrong.
     """
 
     address: int
@@ -120,7 +120,7 @@ class Whole:
     jumps:       all jumps that start in the part asked for or lead into it, wherever they start; pointers to places
                  inside it are jumps of where they are kept. Of the other parts, what tables of the kernel say.
     blind_jumps: addresses of jumps with unknown targets, which may be inside this function.
-    missing:     why what leads into the function cannot be found out, in words; "" where it was not asked or is known.
+    missing:     why the jumps into the function cannot be found, in words; "" where they are known or not needed.
     """
 
     code: Mapping[int, Insn]
@@ -163,11 +163,11 @@ class Function:
         return tuple(self.own[at] for at in sorted(self.own))
 
     def jumps_into(self, start: int, end: int) -> Iterator[Jump]:
-        """Return jumps to strictly inside [start, end): a branch may be placed at `start` itself."""
+        """Yield the jumps to strictly inside [start, end): a branch may be placed at `start` itself."""
         return (jump for jump in self.whole.jumps if start < jump.target < end)
 
     def run(self, address: int, size: int) -> tuple[Insn, ...]:
-        """The instructions from `address` on that cover `size` bytes, or fewer where the code ends."""
+        """Return the instructions that cover `size` bytes from `address` on, or fewer where the code ends."""
         found: list[Insn] = []
         at = address
         while at < address + size and (insn := self.own.get(at)) is not None:
@@ -182,13 +182,13 @@ class Text(Protocol):
     def area(self, address: int) -> Area: ...
 
     def function(self, address: int) -> Function | None:
-        """The function around `address`; None where no symbol says that there is one."""
+        """Return the function around `address`; None where no symbol says that there is one."""
 
     def marks(self, start: int, end: int) -> Sequence[Mark]:
-        """What the guest's tables say of the bytes [start, end)."""
+        """Return the facts about the bytes [start, end) from the guest's tables."""
 
     def ftrace_sites(self, start: int, end: int) -> Sequence[FtraceSite]:
-        """Sites that share a byte with [start, end), as the guest has them now."""
+        """Return the sites that overlap [start, end), as the guest has them now."""
 
     def spell(self, address: int) -> str:
-        """For a reader: 0xffffffff81000010 <name+16>."""
+        """Return an address for a reader: 0xffffffff81000010 <name+16>."""

@@ -1,9 +1,10 @@
-"""What GDB needs to see a program from within a trap's code: a file with nothing but call frame information.
+"""Call frame information with which GDB unwinds from a trap's code to the program: an ELF file with nothing else.
 
     frame 0   in our code   ─►   frame 1   a gate   ─►   frame 2   the program, with its saved registers
-The PC that a frame has is taken for a return address, that of a call before it, but outside of a signal's frame: at a
-function's first instruction GDB would see the function before. No unwinder in Python can make such a frame, DWARF can:
-so our unwinder leads to a gate, an address that nothing is at, and this file says what is beyond it.
+GDB takes the PC of an outer frame for a return address and shows the instruction before it, except behind a signal's
+frame: at a function's first instruction it would show the function before. An unwinder in Python cannot make a
+signal's frame, DWARF can. So our unwinder leads to a gate, an address without memory, and this file describes the
+frame behind it.
 """
 
 from __future__ import annotations
@@ -28,9 +29,8 @@ _PLUS, _DEREF, _LITERAL, _MINUS = 0x23, 0x06, 0x30, 0x1C
 
 @dataclass(frozen=True, slots=True)
 class SavedRegisters:
-    """frame: DWARF's number of the register that leads to the saved ones. registers: how far in each is, by its number.
-
-    pc: its number.
+    """Where the saved registers are.
+    frame: DWARF's number of the register that leads to them. registers: offset of each, by its number. pc: its number.
     """
 
     machine: ElfMachine
@@ -41,7 +41,7 @@ class SavedRegisters:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """The one for a saved PC that is so far behind the instruction to be shown. swapped: see isa/user.py."""
+    """The gate for a saved PC that is so many bytes behind the instruction to be shown. swapped: see isa/user.py."""
 
     behind: int
     swapped: Mapping[str, str]
@@ -56,7 +56,7 @@ def is_gate(pc: int) -> bool:
 
 
 def trap_frames(saved: SavedRegisters) -> bytes:
-    """The file, to be loaded with its code at GATES."""
+    """Return the file, to be loaded with its code at GATES."""
     found = b""
     for behind in range(MOST_BEHIND + 1):
         cie = struct.pack("<I", CIE_ID) + bytes((1,)) + b"zS\0" + bytes((1, 1, saved.pc, 0)) + _rules(saved, behind)

@@ -1,4 +1,4 @@
-"""The guest's own types (btf.py) as those that handlers/ computes with, each converted when it is asked for."""
+"""The guest's own types (btf.py), converted to the C types of handlers/ when they are looked up."""
 
 from __future__ import annotations
 
@@ -33,17 +33,19 @@ class BtfTypes:
         self.btf = btf
 
     def named(self, keyword: str, name: str) -> CType | None:
-        """keyword: "struct", "union", "enum", or "" for a typedef. None where this kernel has no such type."""
+        """Return a type by name; None where this kernel has none. keyword: "struct", "union", "enum", or "" for a
+        typedef.
+        """
         number = self.btf.find(keyword or "typedef", name)
         return None if number is None else self.type(number)
 
     def plain_char(self) -> CType | None:
-        """`char`, which is signed or not as the kernel was compiled."""
+        """Return `char`, signed or not as the kernel was compiled."""
         number = self.btf.find("int", "char")
         return None if number is None else self.type(number)
 
     def type(self, number: int, depth: int = 0) -> CType:
-        """The type with this number, without typedefs and qualifiers. Of one nested beyond reason, void."""
+        """Return the type with this number, without typedefs and qualifiers; void where it is nested too deeply."""
         if depth > DEEPEST:
             return Void()
         inner = partial(self.type, depth=depth + 1)
@@ -84,5 +86,5 @@ class BtfTypes:
 
 
 def own_type(name: str) -> CType | None:
-    """What needs no type information: C's own types, by their one spelling, and the usual names of some."""
+    """Return a type that needs no type information: C's own, by their one spelling, and usual names like u64."""
     return OWN.get(TYPEDEFS.get(name, name))

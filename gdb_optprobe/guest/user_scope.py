@@ -1,4 +1,4 @@
-"""What names mean in a user's program on Linux: its registers, what runs, and the kernel's own names.
+"""The meaning of names in a user's program on Linux: its registers, the running thread, and the kernel's own names.
 
 `UserScope` is a `handlers.scope.Scope`. A register is one of the program's; where it is kept is known elsewhere.
 """
@@ -20,7 +20,7 @@ from gdb_optprobe.isa.user import UserTrapping
 
 @dataclass(frozen=True)
 class UserScope(KernelScope):
-    """bits: 32 or 64, of the program. frames, executable: what its stack is unwound from: registers, and what runs."""
+    """bits: 32 or 64, of the program. frames: registers to unwind from. executable: identifies the running program."""
 
     bits: int = 64
     frames: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class UserScope(KernelScope):
         return Rvalue(fold.convert(found.expr, 32, True), INT)
 
     def _word(self, slot: int) -> Expr:
-        """The user's stack may be anything: it is read as such."""
+        """Return a word of the arguments. The user's stack may not be mapped, so it is read as such memory."""
         registers = self.abi.arguments if self.bits == 64 else ()
         if slot < len(registers):
             return Register(registers[slot])
@@ -56,7 +56,7 @@ class UserScope(KernelScope):
 
 
 def user_scope(kernel: KernelScope, bits: int, isa: UserTrapping, offset: Offset) -> UserScope:
-    """With what is known of the kernel. offset: of a member in its structure."""
+    """Return the scope, which adds a program's names to the kernel's. offset: returns a member's offset."""
     own = {each.name: getattr(kernel, each.name) for each in fields(kernel)}
     names = {register: name for name, register in isa.resident.items()}
     current = rename_registers(kernel.current, names)

@@ -1,6 +1,6 @@
-"""Where a variable lives at an address, in GDB's words, as what it means to a program.
+"""Parse GDB's description of where a variable is at an address, into an expression of handlers/.
 
-GDB resolves DWARF, but its Python tells no locations; `info scope *ADDRESS` does, in these forms (dwarf2/loc.c):
+GDB resolves DWARF, but its Python API has no locations; `info scope *ADDRESS` prints them so (dwarf2/loc.c):
 
     Symbol p is a variable in $rdi, length 8.
     Symbol n is multi-location:
@@ -44,7 +44,9 @@ class _Unknown(Exception):
 
 
 def located(text: str, address: int) -> Mapping[str, str]:
-    """By name, innermost blocks first, where GDB says each variable is at `address`; "" where it is nowhere there."""
+    """Return GDB's words for where each variable is at `address`, by name, innermost blocks first; "" where it is
+    nowhere.
+    """
     found: dict[str, str] = {}
     for name, where in _SYMBOL.findall(text):
         found.setdefault(name, _at(where, address))
@@ -60,7 +62,7 @@ def _at(where: str, address: int) -> str:
 
 
 def meaning(where: str, type_: CType, abi: Abi, frame: Callable[[], Expr | None]) -> Meaning | Missing:
-    """What a variable of that type means. frame: its function's CFA; None where that is not known."""
+    """Return the meaning of a variable of that type. frame: its function's CFA; None where that is not known."""
     if register := re.fullmatch(r"a variable in \$(\w+)", where):
         return _held(Register(register[1]), type_) if register[1] in abi.registers else _elsewhere()
     if based := re.fullmatch(r"a variable at frame base reg \$(\w+) offset (-?\d+)\+(-?\d+)", where):
@@ -93,7 +95,7 @@ def _computed(where: str, type_: CType, abi: Abi, frame: Callable[[], Expr | Non
 
 
 def _step(name: str, operand: str, stack: list[Expr], abi: Abi, frame: Callable[[], Expr | None]) -> None:
-    """One operation of DWARF 5, 2.5.1. Raises _Unknown, in words."""
+    """Run one operation of DWARF 5, 2.5.1. Raises _Unknown, in words."""
     number = next(_numbers(operand), 0)
     if name in ("fbreg", "call_frame_cfa"):
         base = frame()
@@ -117,7 +119,7 @@ def _step(name: str, operand: str, stack: list[Expr], abi: Abi, frame: Callable[
         right, left = stack.pop(), stack.pop()
         stack.append(fold.binary(_ARITHMETIC[name], left, right, _WIDTH, False))
     elif "entry_value" in name:
-        raise _Unknown("only what it was at the function's entry is known: probe that")
+        raise _Unknown("only its value at the function's entry is known: probe that")
     else:
         raise _Unknown(f"it is computed with DW_OP_{name}, which is not supported")
 

@@ -1,4 +1,4 @@
-"""Symbols of a vmlinux, the ELF file that a kernel's build leaves, where the kernel in memory has not all of them.
+"""Symbols of a vmlinux, the ELF file of a kernel's build, where the kernel in memory does not have all of them.
 
     the kernel has              taken of the vmlinux
     no kallsyms                 all symbols
@@ -50,7 +50,7 @@ class Vmlinux:
     start: int
 
     def at(self, start: int) -> Symbols:
-        """The symbols of a kernel that lies at `start`. Raises OptprobeError where some would lie beyond all memory."""
+        """Return the symbols of a kernel at `start`. Raises OptprobeError where some would be beyond all memory."""
         try:
             return self.symbols.moved(start - self.start)
         except OverflowError:
@@ -58,7 +58,7 @@ class Vmlinux:
 
 
 def load(path: Path) -> Vmlinux:
-    """Raises OptprobeError."""
+    """Read a vmlinux. Raises OptprobeError."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -79,12 +79,12 @@ def read(data: bytes) -> Vmlinux:
 
 
 def has_data(symbols: Symbols) -> bool:
-    """Whether a kernel's symbols are more than its code's (CONFIG_KALLSYMS_ALL)."""
+    """Return whether a kernel's symbols are more than its code's (CONFIG_KALLSYMS_ALL)."""
     return not STATIC_VARIABLES.isdisjoint(symbols.types)
 
 
 def completed(symbols: Symbols, others: Symbols) -> Symbols:
-    """`symbols` and those of `others` that are no code, by names that the first do not have."""
+    """Return `symbols`, with the data symbols of `others` that have names which `symbols` does not have."""
     known = set(symbols.names)
     added = (row for row in _rows(others) if row[2] not in FUNCTION_TYPES and row[1] not in known)
     return _columns(merge(_rows(symbols), added, key=lambda row: row[0]))
@@ -137,7 +137,7 @@ def _symbols(data: bytes) -> Symbols | None:
 
 
 def _letter(type_: int, flags: int) -> str:
-    """As nm(1) has it, of a local symbol; nothing for a section that is not in memory."""
+    """Return nm(1)'s letter of a local symbol; "" for a section that is not in memory."""
     if not flags & ALLOC:
         return ""
     if flags & CODE:

@@ -70,7 +70,7 @@ class RecordedArena:
             self.room,
             take=lambda: None,
             give_back=give_back,
-            stands=lambda: physical_patch.are_in_place(self.mapping, machine),
+            is_in_place=lambda: physical_patch.are_in_place(self.mapping, machine),
             mapping=self.mapping,
             loan=self.loan,
         )

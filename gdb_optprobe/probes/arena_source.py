@@ -34,7 +34,7 @@ class ArenaSource(Protocol):
         Raises OptprobeError.
         """
 
-    def stands(self) -> bool:
+    def is_in_place(self) -> bool:
         """Return whether the guest has it as it was taken and last changed. Raises Unreadable."""
 
     @property
@@ -64,7 +64,7 @@ class GivenArena:
     def left(self) -> ArenaContents | None:
         return None
 
-    def stands(self) -> bool:
+    def is_in_place(self) -> bool:
         return True
 
     @property

@@ -42,9 +42,9 @@ class LinuxArena:
         left = self.left()
         return {text.address: text.original for text in left.texts} if left is not None else {}
 
-    def stands(self) -> bool:
+    def is_in_place(self) -> bool:
         """Return whether the guest has it as it was taken and last changed. Raises Unreadable."""
-        return not self._took or self.room is None or (self.room.stands() and self._journal.stands())
+        return not self._took or self.room is None or (self.room.is_in_place() and self._journal.is_in_place())
 
     @property
     def keeps_journal(self) -> bool:

@@ -419,7 +419,8 @@ class Session:
             return True
         source = self.target.arena_source
         try:
-            return self.target.still_there() and source.stands() and (source.keeps_journal or self.something_left())
+            still = self.target.still_there() and source.is_in_place()
+            return still and (source.keeps_journal or self.something_left())
         except (Unreadable, Unreachable):
             return False
 
@@ -435,7 +436,7 @@ class Session:
             "add what you want of them again" if number else "give the command again",
         )
         try:
-            same = self.target.still_there() and self.target.arena_source.stands()
+            same = self.target.still_there() and self.target.arena_source.is_in_place()
             if same:
                 self.module_tracker.update()
                 same = self.something_left()

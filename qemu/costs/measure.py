@@ -40,15 +40,16 @@ def each(short: Reading, long: Reading, events: int) -> Reading:
 
 
 def middle(readings: Sequence[Reading]) -> Reading:
-    """The median of repeated readings, column by column: one disturbed run changes nothing."""
+    """Return the median of repeated readings, column by column: one disturbed run changes nothing."""
     return Reading(*(median(column) for column in zip(*(one.values() for one in readings), strict=True)))
 
 
 def least(readings: Sequence[Reading]) -> Reading:
-    """The least of repeated runs, column by column: other programs of the host make a run longer, never shorter."""
+    """Return the least of repeated runs, column by column: other programs of the host make a run longer, never shorter.
+    """
     return Reading(*(min(column) for column in zip(*(one.values() for one in readings), strict=True)))
 
 
 def spread(values: Sequence[float]) -> float:
-    """How far apart repeated readings lie."""
+    """Return how far apart repeated readings lie."""
     return max(values) - min(values)

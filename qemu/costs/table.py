@@ -10,7 +10,9 @@ COLUMNS = ("", "instructions", "stops", "packets", "µs", "ratio")
 
 
 def table(costs: Sequence[Cost], unit: Cost) -> list[str]:
-    """A line for each cost, what a hit costs in each column; `ratio` is that of the host times to that of `unit`."""
+    """Return a line for each cost, what a hit costs in each column; `ratio` is that of the host times to that of
+    `unit`.
+    """
     rows = [COLUMNS, *(_row(cost, unit) for cost in costs)]
     return aligned(rows)
 
@@ -22,7 +24,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def as_json(costs: Sequence[Cost], unit: Cost) -> list[Mapping[str, object]]:
-    """The same for programs."""
+    """Return the same for programs."""
     return [
         {
             "type": "cost",

@@ -105,9 +105,9 @@ def test_an_older_snapshot_is_noticed(some: list[tuple[int, Any]], back: int) ->
         snapshots.append(bytes(memory.data))
     now = snapshots[-1]
     older = snapshots[max(0, len(snapshots) - 1 - back)]
-    assert journal.stands()
+    assert journal.is_in_place()
     memory.data[:] = older
-    assert journal.stands() == (older == now or not journal._open)
+    assert journal.is_in_place() == (older == now or not journal._open)
 
 
 def test_what_was_written_in_another_time_is_no_later_state_of_this_one() -> None:
@@ -124,9 +124,9 @@ def test_what_was_written_in_another_time_is_no_later_state_of_this_one() -> Non
 
     before, _ = noted(1, 2)
     memory, journal = noted(1)
-    assert journal.stands()
+    assert journal.is_in_place()
     memory.data[:] = before.data
-    assert not journal.stands()
+    assert not journal.is_in_place()
 
 
 def test_one_that_was_never_taken_up_is_cleared() -> None:

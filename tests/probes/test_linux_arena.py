@@ -25,21 +25,21 @@ FILL = 0xCC
 def test_a_kernel_whose_memory_for_detours_was_undone_is_not_the_one_that_was_probed() -> None:
     """A reset guest may have the same kernel at the same place: on ppc64le its page of data is text again."""
     mapped = True
-    room = Room(((0, 8),), (8, 16), 0, stands=lambda: mapped)
+    room = Room(((0, 8),), (8, 16), 0, is_in_place=lambda: mapped)
     anything: Any = SimpleNamespace(still_there=lambda _: True, forget=lambda: None, alignment=4)
     port = cast(LinuxArch, SimpleNamespace(room=lambda machine, kernel: room, places=lambda machine, kernel: ()))
     arena = LinuxArena(LinuxGuest(*[anything] * 8, port), Settings)
-    assert arena.stands()
+    assert arena.is_in_place()
     arena.find()
     mapped = False
-    assert arena.stands(), "nothing was changed yet"
+    assert arena.is_in_place(), "nothing was changed yet"
     arena.take()
-    assert not arena.stands()
+    assert not arena.is_in_place()
     mapped = True
-    assert arena.stands()
+    assert arena.is_in_place()
     arena.give_back()
     mapped = False
-    assert arena.stands(), "there is nothing left to be undone"
+    assert arena.is_in_place(), "there is nothing left to be undone"
 
 
 def test_code_under_an_earlier_gdb_s_branch_is_shown_while_the_branch_stands() -> None:

@@ -1,4 +1,4 @@
-"""Unwind a stack from a copy of it, taken at a hit: what the guest has on it since is something else."""
+"""Unwind a stack from a copy of it, taken at a hit: the guest has overwritten the stack since."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST = 64
 
 @dataclass(slots=True)
 class Copy:
-    """What was on the stack from `start` on. missed: more of it was asked for."""
+    """The stack from `start` on, as it was. missed: an address beyond the copy was read."""
 
     start: int
     data: bytes
@@ -28,7 +28,7 @@ class Copy:
 
 
 def backtrace(unwinder: Unwinder, registers: Mapping[str, int], pc: str, copy: Copy) -> Iterator[tuple[int, bool]]:
-    """The PC of each frame, the innermost first, and whether it is the next instruction, no return address.
+    """Yield the PC of each frame, the innermost first, and whether it is the next instruction, no return address.
 
     (0, True) where the copy ends before the stack does.
     """

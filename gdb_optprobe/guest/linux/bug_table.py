@@ -1,12 +1,12 @@
-"""The bug table: instructions by which the kernel says WARN and BUG, recognised by their addresses.
+"""The bug table: the instructions of WARN and BUG, which the kernel recognises by their addresses.
 
     __start___bug_table           (include/asm-generic/bug.h, CONFIG_GENERIC_BUG_RELATIVE_POINTERS)
     ┌──────────────┬────────────┬──────────┬──────────┬───────────┐
     │ bug_addr s32 │ format s32 │ file s32 │ line u16 │ flags u16 │
     └──────────────┴────────────┴──────────┴──────────┴───────────┘
          file and line are missing without CONFIG_DEBUG_BUGVERBOSE, format is in newer kernels alone
-A row ends with its flags: where these are, the types say. Without types, rows are as long as they must be to
-begin with addresses of code.
+A row ends with its flags: the types have their offset. Without types, rows have the length with which each begins with
+an address of code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_OF_THEM = 0.6
 
 
 class BugTable:
-    """Where the length of rows is not known, every instruction that is asked for may be in the table."""
+    """The table. Where the length of rows is not known, any instruction may be in it."""
 
     def __init__(self, kernel: Kernel) -> None:
         start, stop = kernel.range("__start___bug_table", "__stop___bug_table")
@@ -39,7 +39,7 @@ class BugTable:
 
 
 def row_size(kernel: Kernel) -> int:
-    """Bytes of a row. Raises OptprobeError where that is not known."""
+    """Return the bytes of a row. Raises OptprobeError where they are not known."""
     layout = _layout(kernel)
     if layout is None:
         raise NoSuchKernel("the rows of this kernel's bug table are of an unknown length")
@@ -47,7 +47,7 @@ def row_size(kernel: Kernel) -> int:
 
 
 def _layout(kernel: Kernel) -> Struct | None:
-    """None where no length of rows comes out."""
+    """Return the layout of a row; None where it cannot be derived."""
     try:
         flags = kernel.offset("bug_entry", "flags")
     except OptprobeError:

@@ -5,7 +5,7 @@
     __SCK__tp_func_NAME ─► func: what the tracepoint's static call leads to: a single function is called directly
     __SCK__NAME ─────────► func: what any static call leads to now (include/linux/static_call_types.h)
 
-What a static call was made to lead to is not kept: a function is taken for that where both have one name.
+The kernel does not keep the initial target of a static call: a function is taken for it if both have one name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROW, MOST = 24, 64
 
 
 def note(kernel: Kernel, name: str, start: int) -> str:
-    """Why calls of the function `name` at `start` may not come by it, in words; "" where nothing is known of that."""
+    """Return why calls of the function `name` at `start` may bypass it, in words; "" where nothing is known."""
     try:
         if name.startswith(ITERATOR):
             return _iterator(kernel, name, start)
@@ -43,7 +43,7 @@ def _iterator(kernel: Kernel, name: str, start: int) -> str:
 
 
 def _attached(kernel: Kernel, event: str, iterator: int) -> int | None:
-    """How many functions are attached to the tracepoint; None where that is not known."""
+    """Return the number of functions attached to the tracepoint; None where it is not known."""
     at = kernel.symbols.address(f"{TRACEPOINT}{event}")
     if at is None or kernel.structures is None:
         return None
@@ -66,7 +66,7 @@ def _replaced(kernel: Kernel, name: str, start: int) -> str:
 
 
 def _elsewhere(kernel: Kernel, target: int, start: int) -> str:
-    """What a static call does that leads to `target`, in words; "" where that is the function at `start`."""
+    """Return what a static call to `target` does, in words; "" where that is the function at `start`."""
     if target == start:
         return ""
     found = kernel.symbols.at(target) if target else None

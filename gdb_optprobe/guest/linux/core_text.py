@@ -1,4 +1,4 @@
-"""The text of a Linux kernel's image, as far as no architecture matters: an arch adds the rest.
+"""The text of a Linux kernel's image: the part that is the same on every architecture.
 
     _stext ──────────────────── _etext      _sinittext ──── _einittext
     │ functions, entry text among them │      │ init: freed after boot │      modules' text: elsewhere
@@ -30,7 +30,7 @@ _BOUNDARY = re.compile(r"__\w+_text_end")
 
 
 def is_boundary(name: str) -> bool:
-    """Whether a symbol is where the linker ended a part of the text: what follows without another one is filler."""
+    """Return whether the linker ended a part of the text at this symbol: until the next symbol there is padding."""
     return _BOUNDARY.fullmatch(name) is not None
 
 
@@ -45,7 +45,7 @@ class CoreText(ABC):
         entry: tuple[int, int],
         modules: tuple[int, int],
     ) -> None:
-        """entry, modules: from where to where such text is."""
+        """Take a kernel's text. entry, modules: start and end of entry text and of modules' text."""
         self._kernel = kernel
         self.originals = originals
         self._functions: dict[int, Function] = {}
@@ -65,11 +65,11 @@ class CoreText(ABC):
 
     @abstractmethod
     def _named(self, name: str) -> Area:
-        """What the function `name` of the kernel's text is."""
+        """Return the kind of code that the function `name` of the kernel's text is."""
 
     @abstractmethod
     def _decode(self, start: int, end: int) -> Function:
-        """The function [start, end)."""
+        """Return the function [start, end)."""
 
     @cached_property
     def jump_labels(self) -> JumpLabels:
@@ -89,7 +89,7 @@ class CoreText(ABC):
         return self._core(address) if found is Area.TEXT else found
 
     def _core(self, address: int) -> Area:
-        """What `address` of the text that is no entry text belongs to."""
+        """Return the area of an `address` of the text that is not entry text."""
         found = self._kernel.symbols.at(address)
         return self._named(found.name) if found is not None else Area.TEXT
 
@@ -110,7 +110,7 @@ class CoreText(ABC):
         return [*found, *self._kprobes(start, end)]
 
     def _kprobes(self, start: int, end: int) -> Iterator[Mark]:
-        """Those of the guest's own: whoever writes where they do loses them, or is overwritten."""
+        """Yield marks of the guest's own kprobes: a patch over one is overwritten, or the kprobe is lost."""
         for probe in self.originals.kprobes(start, end):
             # On a tracer's site a kprobe is one of the tracer's users: it writes nothing itself.
             if probe.written or not self.ftrace.within(probe.address, probe.address + 1):
@@ -131,7 +131,7 @@ class CoreText(ABC):
         return found.name if found is not None else f"{address:#x}"
 
     def _bounds(self, address: int) -> tuple[int, int] | None:
-        """Where the function around `address` starts and ends."""
+        """Return start and end of the function around `address`."""
         bounds = self._kernel.symbols.function_bounds(address)
         if bounds is None or not self._text[0] <= bounds[0] < self._text[1] or bounds[1] - bounds[0] > LARGEST:
             return None

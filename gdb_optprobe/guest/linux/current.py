@@ -1,4 +1,4 @@
-"""What runs: the expressions of the current thread and CPU, `$task`, `$cpu`, and what `$pid`, `$tgid`, `$comm` are."""
+"""The running thread and CPU: the expressions of `$task`, `$cpu`, `$pid`, `$tgid` and `$comm`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Found = TypeVar("Found")
 class Current:
     """task, cpu, per_cpu: expressions of the thread's address, the CPU's number, the base of its per-CPU variables.
 
-    members: where a thread has its pid, tgid and comm. frame: what its stack is unwound from.
+    members: offsets of pid, tgid and comm in a thread. frame: the registers that its stack is unwound from.
     """
 
     task: Expr | Missing
@@ -39,13 +39,13 @@ class Current:
 
 
 def room_to(sp: Expr, size: int) -> Expr:
-    """Return how far it is from `sp` up to the next multiple of a power of two."""
+    """Return the distance from `sp` up to the next multiple of a power of two."""
     below = fold.binary(Op.AND, sp, fold.constant(size - 1), 64, False)
     return fold.binary(Op.SUB, fold.constant(size), below, 64, False)
 
 
 def unknown(why: str) -> Current:
-    """Where nothing is known of the running thread, for the reason given in words."""
+    """Return a Current of which nothing is known, for the reason given in words."""
     missing = Missing(why)
     return Current(missing, missing, missing, dict.fromkeys(MEMBERS, missing))
 

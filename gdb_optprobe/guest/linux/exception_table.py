@@ -19,7 +19,7 @@ ROW = Struct("<iii")
 
 class ExceptionTable:
     def __init__(self, kernel: Kernel, row: Struct = ROW) -> None:
-        """row: its first two numbers are the references; not every ISA has a third."""
+        """Read the table. row: its first two numbers are the references; not every ISA has a third."""
         start, stop = kernel.range("__start___ex_table", "__stop___ex_table")
         pairs = [(at + one[0] & MASK, at + 4 + one[1] & MASK) for at, one in kernel.rows(start, stop, row)]
         self._insns = sorted(pairs)

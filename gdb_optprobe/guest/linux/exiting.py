@@ -1,8 +1,8 @@
-"""Threads that end: the blind spot of the kernel's lists.
+"""Threads that exit, and are on no list of the kernel's any more.
 
-A thread that ends is taken off the lists (release_task) before it has run its last instruction, and may lose its CPU
-in between. RCU Tasks waits for threads to leave trampolines, as we do, and has the same blind spot; so the kernel
-keeps account of whoever is in it (kernel/rcu/tasks.h, kernel/exit.c):
+A thread that exits is taken off the lists (release_task) before it has run its last instruction, and may lose its CPU
+in between. RCU Tasks waits for threads to leave trampolines, as we do, and cannot see such threads either; so the
+kernel tracks them separately (kernel/rcu/tasks.h, kernel/exit.c):
 
     do_exit: exit_tasks_rcu_start ─► exit_state ─► off the lists ─► preempt_disable ─► exit_tasks_rcu_finish ─► dead
                        └─────────────── accounted for, may lose its CPU ───┘                    └──── on its CPU ────┘
@@ -30,8 +30,7 @@ NOT_PREEMPTED = (0, 1)  # preempt_dynamic_none, preempt_dynamic_voluntary
 
 
 class Thread(Protocol):
-    """What is asked of a thread that was found.
-
+    """What `Exiting` needs to know of a thread that was found.
     ending: it has its exit_state, which it gets behind exit_tasks_rcu_start. dead: behind exit_tasks_rcu_finish.
     """
 
@@ -44,21 +43,21 @@ class Thread(Protocol):
 
 class Exiting(Protocol):
     def unlisted(self) -> Iterator[int]:
-        """Addresses of threads that end and may be on no list of threads; others may be among them."""
+        """Yield addresses of threads that exit and may be on no list of threads; others may be among them."""
 
     def check(self, accounted: Collection[Thread], moving: bool) -> None:
-        """Raises OptprobeError when a thread that ends may still be hidden.
+        """Raise OptprobeError if a thread that exits may still be hidden.
 
         accounted: all threads found, but those on a CPU that may be behind exit_tasks_rcu_finish.
         moving: a CPU may be moving threads from queue to queue now.
         """
 
     def hides(self) -> bool:
-        """Whether one may be hidden, be it that it has nothing but return addresses on its stack."""
+        """Return whether a thread may be hidden, even one with only return addresses on its stack."""
 
 
 def exiting(kernel: Kernel, percpu: PerCpu) -> Exiting:
-    """How this kernel keeps account of threads that end. Raises OptprobeError for one that could hide some."""
+    """Return how this kernel tracks threads that exit. Raises OptprobeError for a kernel that could hide some."""
     srcu = kernel.symbols.address("tasks_rcu_exit_srcu")
     if srcu is not None:
         return Counted(
@@ -117,7 +116,7 @@ class Counted:
         return self._count() != 0
 
     def _others(self) -> bool:
-        """Whether a queue of another class has a thread."""
+        """Return whether a queue of another class has a thread."""
         memory = self.percpu.kernel.memory
         queues = self.percpu.addresses("runqueues")
         return any(any(memory.read(queue + offset, 4)) for queue in queues for offset in self.others)
@@ -152,7 +151,7 @@ class Listed:
             yield from members(kernel, (base + data & MASK) + self.exit_list, self.node, budget)
 
     def check(self, accounted: Collection[Thread], moving: bool) -> None:
-        """None can hide."""
+        """Pass: no thread can be hidden."""
 
     def hides(self) -> bool:
         return False
@@ -164,7 +163,7 @@ class Unneeded:
         return iter(())
 
     def check(self, accounted: Collection[Thread], moving: bool) -> None:
-        """None matters."""
+        """Pass: a hidden thread does not matter."""
 
     def hides(self) -> bool:
         return True

@@ -1,6 +1,6 @@
-"""Where the frame of a probed function begins: the canonical frame address (CFA) of DWARF 5, 6.4.
+"""The canonical frame address (CFA; DWARF 5, 6.4) of a probed function's frame.
 
-The kernel's own unwinder is asked, with made-up registers that lie far apart: its answer tells which one it went by.
+The kernel's unwinder is run with made-up register values that lie far apart: its answer shows which register it used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The places where functions call their tracers, and the records by which the kernel manages them.
+"""Ftrace sites: the instructions at which functions call tracers, and the kernel's records of them.
 
     ftrace_pages_start ─► ftrace_page ──────────► ftrace_page ─► …        (kernel/trace/ftrace.c)
                           │ next                  records:             
@@ -47,7 +47,7 @@ class Shape:
 
 
 NO_SITE = Shape(b"", Struct("<QQ"))
-"""Where no site is."""
+"""An address at which no site is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +64,12 @@ class Record:
 
     @property
     def in_use(self) -> bool:
-        """A tracer has counted itself in, or the site is in a state that only tracers bring about."""
+        """Whether a tracer has counted itself in, or the site is in a state that only tracers cause."""
         return bool(self.flags & ~(DISABLED | HISTORY))
 
 
 class FtraceSites:
-    """Where the sites are never changes (modules aside); `flags` are read anew each time they are asked for."""
+    """The sites. Their addresses never change (modules aside); `flags` are read anew at each call."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class FtraceSites:
 
     @cached_property
     def _index(self) -> tuple[list[int], list[int]]:
-        """Addresses of sites, ascending, and of their records."""
+        """Return the addresses of sites, ascending, and of their records."""
         kernel = self._kernel
         head = kernel.symbols.address("ftrace_pages_start")
         pairs: list[tuple[int, int]] = []
@@ -142,14 +142,14 @@ class FtraceSites:
         return most if 2 * unused.count(most) > len(unused) else self._shape.nop
 
     def _at(self, ip: int, size: int) -> bytes:
-        """b"" where no text is: that of init has gone."""
+        """Read text; b"" where there is none: init text is freed."""
         try:
             return self._kernel.memory.read(ip, size)
         except Unreadable:
             return b""
 
     def within(self, start: int, end: int) -> Sequence[int]:
-        """Sites that share a byte with [start, end)."""
+        """Return the sites that overlap [start, end)."""
         ips = self._index[0]
         return ips[bisect_left(ips, start - len(self._shape.nop) + 1) : bisect_left(ips, end)]
 
@@ -169,12 +169,12 @@ class FtraceSites:
         return self.records([ip]).get(ip)
 
     def sites(self, start: int, end: int) -> Sequence[FtraceSite]:
-        """For the planner: the sites that share a byte with [start, end)."""
+        """Return the sites that overlap [start, end), as the planner needs them."""
         records = self.records(self.within(start, end)).values()
         return [FtraceSite(r.ip, len(self._shape.nop), r.in_use, self.idle) for r in records]
 
     def tracing(self) -> bool:
-        """Whether any tracer is registered (kernel/trace/ftrace.c: ftrace_ops_list ends in ftrace_list_end)."""
+        """Return whether any tracer is registered (kernel/trace/ftrace.c: ftrace_ops_list ends in ftrace_list_end)."""
         first = self._kernel.symbols.address("ftrace_ops_list")
         last = self._kernel.symbols.address("ftrace_list_end")
         return first is None or last is None or self._kernel.word(first) != last
@@ -182,7 +182,7 @@ class FtraceSites:
 
 @dataclass(frozen=True, slots=True)
 class FlagsChange:
-    """A record's flags, 8 bytes `at`, from `old` to `new`: what a patch is made of."""
+    """A change of a record's flags, 8 bytes `at`, from `old` to `new`, to be made by a patch."""
 
     at: int
     old: bytes

@@ -1,4 +1,4 @@
-"""Jump labels: a nop or a jump, which the kernel turns into the other at any time.
+"""Jump labels: each is a nop or a jump, and the kernel exchanges them at any time.
 
     __start___jump_table          (include/linux/jump_label.h, CONFIG_HAVE_ARCH_JUMP_LABEL_RELATIVE)
     ┌──────────┬────────────┬─────────┐
@@ -25,5 +25,5 @@ class JumpLabels:
         )
 
     def within(self, start: int, end: int) -> list[tuple[int, int]]:
-        """(address of the nop or jump, its target) for those in [start, end)."""
+        """Return (address of the nop or jump, its target) for those in [start, end)."""
         return self._rows[bisect_left(self._rows, (start, 0)) : bisect_left(self._rows, (end, 0))]

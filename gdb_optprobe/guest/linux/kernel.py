@@ -1,4 +1,4 @@
-"""What readers of a running kernel are given: its memory, its symbols, the layout of its structures."""
+"""A running kernel as its readers use it: memory, symbols, and the layout of structures."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Symbols(Protocol):
 
 
 class Structures(Protocol):
-    """Where members of structures are: guest/btf.py. Raises OptprobeError for what does not exist."""
+    """Offsets of structure members: guest/btf.py. Raises OptprobeError for members that do not exist."""
 
     def offset(self, struct: str, member: str) -> int: ...
 
@@ -58,7 +58,7 @@ LARGEST_BODY = 1 << 12
 
 
 class NoSuchKernel(OptprobeError):
-    """The running kernel lacks something by which it was to be read."""
+    """The running kernel lacks something that is needed to read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Kernel:
         return NoSuchKernel(f"this kernel has no symbol {symbol}, nor any of its data (CONFIG_KALLSYMS_ALL)", VMLINUX)
 
     def range(self, start: str, stop: str) -> tuple[int, int]:
-        """What lies between two symbols; empty where the kernel has neither. Raises OverBudget."""
+        """Return [start, end) between two symbols; (0, 0) where the kernel has neither. Raises OverBudget."""
         first, last = self.symbols.address(start), self.symbols.address(stop)
         if first is None or last is None or first > last:
             return 0, 0
@@ -88,7 +88,7 @@ class Kernel:
         return first, last
 
     def offset(self, struct: str, *members: str) -> int:
-        """Where a member is; of several names the first that exists, as kernels renamed it."""
+        """Return a member's offset; of several names that of the first that exists, as kernels renamed it."""
         if self.structures is None:
             raise NoSuchKernel("the layout of this kernel's structures is not known (no BTF)")
         missing: OptprobeError | None = None
@@ -110,13 +110,13 @@ class Kernel:
         return bounds[0], self.read(bounds[0], min(bounds[1], bounds[0] + LARGEST_BODY))
 
     def read(self, start: int, end: int) -> bytes:
-        """A long range in pieces that every stub takes."""
+        """Read a range, a long one in pieces that every stub accepts."""
         if end - start > LARGEST_READ:
             raise OverBudget(f"what lies at {start:#x}", LARGEST_READ, "bytes")
         return b"".join(self.memory.read(at, min(CHUNK, end - at)) for at in range(start, end, CHUNK))
 
     def rows(self, start: int, end: int, layout: Struct) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """The rows of a table with their addresses."""
+        """Yield the rows of a table with their addresses."""
         if end - start > MOST_ROWS * layout.size:
             raise OverBudget(f"the table at {start:#x}", MOST_ROWS, "rows")
         data = self.read(start, end - (end - start) % layout.size)

@@ -31,7 +31,7 @@ NO_SYMBOLS = Symbols(array("Q"), (), "")
 TABLES = "tables"
 Read = Callable[[int, int], bytes]
 Files = Mapping[str, Path]
-"""By build-id, the files that GDB has symbols of."""
+"""The files that GDB has loaded symbols from, by build-id."""
 
 
 class Guest(Machine, VirtualMemory, Protocol):
@@ -39,36 +39,38 @@ class Guest(Machine, VirtualMemory, Protocol):
 
 
 class View(Protocol):
-    """How one kernel's addresses are translated, whatever the vCPUs do."""
+    """Translation of one kernel's addresses, independent of what the vCPUs do."""
 
     def walk(self, address: int) -> tuple[int, int] | None:
-        """A `guest.memory.Walk`."""
+        """Translate by the kernel's tables: a `guest.memory.Walk`."""
 
     def now(self, address: int) -> int | None:
-        """The physical address behind `address` as the vCPUs have it now; None where none of them runs a kernel there.
+        """Return the physical address of `address` if a vCPU runs a kernel there now; else None.
+        there.
 
         A reset leaves the old kernel's memory behind, page tables and all.
         """
 
 
 class Finder(Protocol):
-    """Where a kernel lies: the part that an arch fills (arch/base.py)."""
+    """The addresses of a kernel: the part of LinuxArch that finds it (arch/base.py)."""
 
     def find(self, machine: Machine) -> tuple[Image, View] | None:
-        """The image, as far as it is known without symbols; None where no kernel is mapped. Raises OptprobeError."""
+        """Return the image, as far as it is known without symbols; None where no kernel is mapped. Raises
+        OptprobeError.
+        """
 
     def settle(self, where: Image, view: View, symbols: SymbolTable) -> tuple[Image, View]:
-        """The same, with what symbols add."""
+        """Return image and view, completed by means of the symbols."""
 
     def notes(self, where: Image, symbols: SymbolTable, read: Read) -> tuple[int, int]:
-        """Where the kernel's ELF notes are among: start and end."""
+        """Return [start, end) of memory that has the kernel's ELF notes."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiscoveredKernel:
-    """A kernel found in guest memory. note: where the note with the build-id lies.
-
-    shelf: what is kept of a kernel with these symbols; None where they are not its own alone.
+    """A kernel found in guest memory. note: address of the note with the build-id.
+    shelf: the cache of a kernel with these symbols; None where they are not only its own.
     """
 
     image: Image
@@ -79,7 +81,7 @@ class DiscoveredKernel:
     shelf: Shelf | None = None
 
     def still_there(self, machine: Machine) -> bool:
-        """Whether a vCPU still runs this build at this address."""
+        """Return whether a vCPU still runs this build at this address."""
         physical = self.view.now(self.note)
         return physical is not None and kernel_image.is_note_of(self.build, machine.read_physical(physical, NOTE_SIZE))
 
@@ -90,7 +92,7 @@ class DiscoveredKernel:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """As `Recovered`, before it is known what the symbols say."""
+    """A DiscoveredKernel before its symbols were used."""
 
     build: str
     symbols: Symbols
@@ -113,10 +115,10 @@ def discover(
     vain: KnownFailures,
     files: Files | None = None,
 ) -> DiscoveredKernel | None:
-    """The kernel of this guest; None where no kernel is mapped at all. Raises OptprobeError (not booted yet).
+    """Return the kernel of this guest; None where no kernel is mapped. Raises OptprobeError (not booted yet).
 
-    vain: remembers where there are no symbols, so that the same kernel is not searched by each command.
-    files: one of the running kernel, known by its build-id, has the symbols that the kernel lacks.
+    vain: remembers failed searches, so that the same kernel is not searched by each command.
+    files: a file with the running kernel's build-id gives the symbols that the kernel lacks.
     """
     found = finder.find(machine)
     if found is None:
@@ -131,7 +133,7 @@ def discover(
 
 
 def _cached(where: Image, memory: KernelMemory, cache: Cache) -> Known | None:
-    """What is kept of a kernel with the same tables, all of which are read: a build-id is but what the guest says."""
+    """Return a cached kernel with the same tables. They are read whole: a build-id can be forged."""
     keys: dict[KallsymsTables, str | None] = {}
     for claim in cache.claims(where.text.start, memory.read):
         tables = KallsymsTables.of(claim.shelf.facts().get(TABLES))
@@ -153,7 +155,7 @@ def _sought(
     vain: KnownFailures,
     files: Files,
 ) -> Known:
-    """By the kernel's own symbols, else by the vmlinux that GDB has. Raises NoSymbolTable."""
+    """Return the kernel with its own symbols, or those of the vmlinux that GDB has. Raises NoSymbolTable."""
     kernel = where, memory.read(where.rodata.start, CHUNK)
     read = _in_chunks(memory)
     if kernel not in vain.known:
@@ -173,7 +175,7 @@ def _sought(
 
 
 def _note(where: Image, finder: Finder, symbols: Symbols, read: Read) -> tuple[str, int]:
-    """The build-id and where its note lies."""
+    """Return the build-id and the address of its note."""
     start, end = finder.notes(where, SymbolTable(symbols), read)
     found = kernel_image.build_id(read(start, min(end - start, kallsyms.LARGEST)))
     return found.hex, start + found.offset
@@ -181,7 +183,7 @@ def _note(where: Image, finder: Finder, symbols: Symbols, read: Read) -> tuple[s
 
 @dataclass(slots=True)
 class Heard:
-    """Memory from `start` on as it was read, once: a guest may show another one at the next read."""
+    """Memory from `start` on, as it was read once: a guest may answer the next read differently."""
 
     start: int
     memory: Read
@@ -194,7 +196,7 @@ class Heard:
         return data
 
     def again(self, address: int, size: int) -> bytes:
-        """Raises Unreadable for what was not read."""
+        """Read from the copy. Raises Unreadable beyond it."""
         start = address - self.start
         if not 0 <= start <= start + size <= len(self.data):
             raise Unreadable(address, size)
@@ -214,7 +216,7 @@ def _kept(found: kallsyms.Found, where: Image, build: str, note: int, heard: Hea
 
 
 def _completed(known: Known, where: Image, files: Files) -> Known:
-    """With the symbols of data that GDB's vmlinux has, where the kernel has none of its own."""
+    """Add the data symbols of GDB's vmlinux, where the kernel has none of its own."""
     if known.build not in files or vmlinux.has_data(known.symbols):
         return known
     others = vmlinux.load(files[known.build]).at(where.text.start)

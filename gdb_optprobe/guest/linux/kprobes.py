@@ -77,14 +77,15 @@ def known(kernel: Kernel, isa: Isa) -> list[Kprobe]:
 
 
 def find(kernel: Kernel) -> None:
-    """Have what `known` needs derived, where code tells it; why it cannot be is said by `known`."""
+    """Derive what `known` needs from code, where that is possible. `known` reports why it is not."""
     kernel.symbols.address(TABLE)
     with suppress(OptprobeError):
         Layout.of(kernel)
 
 
 def original(text: bytes, base: int, probes: Iterable[Kprobe]) -> bytes:
-    """`text`, read at `base`, as it would be without these kprobes. One that is not armed has changed nothing."""
+    """Return `text`, read at `base`, as it would be without these kprobes. One that is not armed has changed nothing.
+    """
     found = bytearray(text)
     for probe in probes:
         for at, (beneath, written) in enumerate(zip(probe.beneath, probe.written, strict=True), probe.address - base):
@@ -94,13 +95,13 @@ def original(text: bytes, base: int, probes: Iterable[Kprobe]) -> bytes:
 
 
 def hashed(address: int) -> int:
-    """hash_ptr(): which of the lists the kprobe at `address` is in."""
+    """Return the number of the list that the kprobe at `address` is in: hash_ptr()."""
     return (address * GOLDEN & MASK) >> 64 - BITS
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where members are. copied, slot, size: of a struct optimized_kprobe; None where kernel or ISA has none."""
+    """Offsets of members. copied, slot, size: of a struct optimized_kprobe; None where kernel or ISA has none."""
 
     node: int
     address: int
@@ -112,7 +113,7 @@ class Layout:
 
     @classmethod
     def of(cls, kernel: Kernel) -> Layout:
-        """Raises OptprobeError."""
+        """Return the layout. Raises OptprobeError."""
 
         def optimized(member: str) -> int | None:
             try:
@@ -127,7 +128,7 @@ class Layout:
 
 
 def _probes(kernel: Kernel, head: int, layout: Layout, budget: Budget) -> Iterator[int]:
-    """The kprobes in an hlist (include/linux/list.h)."""
+    """Yield the kprobes in an hlist (include/linux/list.h)."""
     node = head
     seen: set[int] = set()
     while node:
@@ -157,7 +158,8 @@ def _kprobe(kernel: Kernel, isa: Isa, layout: Layout, probe: int, address: int) 
 def _optimized(
     kernel: Kernel, isa: Isa, layout: Layout, probe: int, address: int, opcode: bytes
 ) -> tuple[int, bytes, bytes]:
-    """(bytes that the guest may write, its jump, what the jump covers); no jump where there can be none."""
+    """Return (bytes that the guest may write, its jump, the code that the jump covers); b"" for a jump that cannot be.
+    """
     width = len(isa.breakpoint)
     plain = width, b"", b""
     aggregate = kernel.symbols.address("aggr_pre_handler")

@@ -1,4 +1,4 @@
-"""The kernel's circular lists. A stopped guest's may be half changed, but never in the direction that is walked.
+"""The kernel's circular lists. One of a stopped guest may be half changed, but never in the direction that is walked.
 
 `list_add` and `list_del` complete the new member before the one store that links it in, or out, forwards.
 """
@@ -18,7 +18,8 @@ Lists of anything else have a smaller limit of their own.
 
 
 def members(kernel: Kernel, head: int, node: int, budget: Budget | None = None) -> Iterator[int]:
-    """The structures in the list at `head`; `node` is where each has its links. Raises OptprobeError when broken.
+    """Yield the structures in the list at `head`; `node` is the offset of their links. Raises OptprobeError when
+    broken.
 
     An empty list may be one that was never set up. budget: of several lists together.
     """

@@ -31,7 +31,7 @@ class ModuleCode(Text, Protocol):
     ftrace: FtraceSites
 
     def renew(self, module: Module) -> None:
-        """The guest has run; the module is the same, its state may be another."""
+        """Take the module as it is after the guest has run: its state may have changed."""
 
     def symbol(self, address: int) -> str: ...
 
@@ -53,7 +53,7 @@ class LoadedText:
         area: tuple[int, int],
         text_of: Callable[[Module], ModuleCode],
     ) -> None:
-        """See the top. area: of modules. text_of: raises OptprobeError for a module with unreadable symbols."""
+        """Join texts. area: of modules. text_of: raises OptprobeError for a module with unreadable symbols."""
         self.core = core
         self._kernel = kernel
         self._area = area
@@ -69,7 +69,7 @@ class LoadedText:
     # --- modules ---------------------------------------------------------------------------------------------------
 
     def modules(self) -> Sequence[ModuleCode]:
-        """Those that are there now, those that are about to go among them."""
+        """Return the modules that are loaded now, those that are about to be unloaded among them."""
         if not self._current:
             self._look()
             self._current = True
@@ -110,9 +110,8 @@ class LoadedText:
             raise NoSuchKernel(self.strange[""])
 
     def arriving(self, address: int) -> ModuleCode:
-        """The struct module at `address` was given to do_init_module(): its tables are complete, nothing of it has run.
-
-        Raises OptprobeError where that is not borne out.
+        """Return the module at `address`, a struct module that was passed to do_init_module().
+        Its tables are complete and none of its code has run. Raises OptprobeError where the state is another.
         """
         self._current = False
         self.modules()
@@ -126,7 +125,7 @@ class LoadedText:
         self.modules()
         text = self._texts.get(found.identity)
         if text is None:
-            raise NoSuchKernel(self.strange.get(found.name, f"the module {found.name} is not coming"))
+            raise NoSuchKernel(self.strange.get(found.name, f"the module {found.name} is not being loaded"))
         return text
 
     def at(self, address: int) -> ModuleCode | None:
@@ -137,7 +136,7 @@ class LoadedText:
         return self.known(address)
 
     def known(self, address: int) -> ModuleCode | None:
-        """As `at`, by what was last read: nothing is read now."""
+        """Return what `at` returns, from what was read last: nothing is read now."""
         place = bisect_right(self._starts, address) - 1
         if place < 0 or not self._area[0] <= address < self._area[1]:
             return None
@@ -152,7 +151,7 @@ class LoadedText:
         return found.module.identity if found is not None else None
 
     def called(self, name: str) -> ModuleCode | None:
-        """The module of that name that can be probed; its hyphens may be typed as such."""
+        """Return the module of that name that can be probed; hyphens in its name are accepted."""
         wanted = name.replace("-", "_")
         return next((text for text in self._staying() if text.module.name.replace("-", "_") == wanted), None)
 
@@ -162,11 +161,11 @@ class LoadedText:
     # --- names -----------------------------------------------------------------------------------------------------
 
     def staying(self) -> frozenset[Identity]:
-        """Those that can be probed."""
+        """Return the identities of modules that can be probed."""
         return frozenset(text.module.identity for text in self._staying())
 
     def symbol(self, address: int) -> str:
-        """MODULE:NAME+OFFSET; "" where no module's symbol is."""
+        """Return MODULE:NAME+OFFSET; "" where no module has a symbol."""
         found = self.at(address)
         return found.symbol(address) if found is not None else ""
 
@@ -174,12 +173,12 @@ class LoadedText:
         return self.called(module) is not None
 
     def bounds(self, address: int) -> tuple[int, int] | None:
-        """Start and end of the function of a module that covers `address`."""
+        """Return start and end of the module's function that covers `address`."""
         found = self.at(address)
         return found.symbols.function_bounds(address) if found is not None else None
 
     def names(self, module: str = "") -> Iterator[tuple[str, int]]:
-        """Functions of one module, or of all, with aliases; none of a module that is about to go."""
+        """Yield functions of one module, or of all, with aliases; none of a module that is about to be unloaded."""
         one = self.called(module) if module else None
         texts: Iterable[ModuleCode] = self._staying() if not module else () if one is None else (one,)
         return (pair for text in texts for pair in text.symbols.functions())
@@ -191,7 +190,7 @@ class LoadedText:
         return self.core.ftrace
 
     def ftrace_of(self, address: int) -> FtraceSites:
-        """The records of the sites around `address`."""
+        """Return the ftrace sites of the text around `address`."""
         found = self.at(address)
         if found is None and self._area[0] <= address < self._area[1]:
             return FtraceSites(self._kernel, NO_SITE, of=(0, 0))

@@ -1,4 +1,4 @@
-"""Some members of a structure of the kernel's, read in the fewest bytes and packets that do."""
+"""Some members of a kernel structure, read with few bytes and packets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Members:
 
     @staticmethod
     def of(**members: tuple[int, int]) -> Members:
-        """members: offset and size of each."""
+        """Plan the reads. members: offset and size of each."""
         reads: list[tuple[int, int, tuple[tuple[str, int, int], ...]]] = []
         for name, (offset, size) in sorted(members.items(), key=lambda item: item[1]):
             if reads and offset - sum(reads[-1][:2]) < GAP and offset + size - reads[-1][0] <= PACKET:
@@ -31,7 +31,7 @@ class Members:
         return Members(tuple(reads))
 
     def read(self, kernel: Kernel, address: int) -> dict[str, int]:
-        """The members of the structure at `address`, as unsigned numbers."""
+        """Return the members of the structure at `address`, as unsigned numbers."""
         found = {}
         for start, length, members in self.reads:
             data = kernel.memory.read(address + start, length)

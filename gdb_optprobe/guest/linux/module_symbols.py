@@ -39,7 +39,7 @@ _TABLES = {
     "static_call_sites": ("__start_static_call_sites", "__stop_static_call_sites"),
     "bug_table": ("__start___bug_table", "__stop___bug_table"),
 }
-# What a module has none of, whatever the kernel has.
+# Tables that only the kernel has, never a module.
 _NONE = (
     ("__static_call_text_start", "__static_call_text_end"),
     ("__entry_text_start", "__entry_text_end"),
@@ -51,7 +51,7 @@ class ModuleSymbols:
     """`guest.linux.kernel.Symbols` of a module. Raises OptprobeError where its symbols cannot be read."""
 
     def __init__(self, module: Module, kernel: Kernel, bug: int, extable: int = 12) -> None:
-        """bug, extable: bytes of a row of the bug table, and of the exception table."""
+        """Read the symbols. bug, extable: bytes of a row of the bug table, and of the exception table."""
         self._module = module
         self._core: Names = kernel.symbols
         self._kernel = kernel
@@ -83,7 +83,7 @@ class ModuleSymbols:
         return (bounds[0], last) if address < last else None
 
     def functions(self) -> Iterator[tuple[str, int]]:
-        """All, ascending, with aliases."""
+        """Yield all functions, ascending, with aliases."""
         start, end = self._module.text
         symbols = self.table.symbols
         for name, address, kind in zip(symbols.names, symbols.addresses, symbols.types, strict=True):
@@ -91,7 +91,7 @@ class ModuleSymbols:
                 yield name, address
 
     def _end(self, start: int, following: int) -> int:
-        """Of the function at `start`, which reaches to what is `following` unless there are zeros in between."""
+        """Return the end of the function at `start`: `following`, less zeros before it."""
         if start not in self._ends:
             end = start + self._sizes.get(start, 0)
             gap = self._kernel.read(end, following) if start < end < following else b"\xff"
@@ -115,7 +115,7 @@ def _extent(table: Table, row: int) -> Range:
 
 
 def _symbols(module: Module, kernel: Kernel) -> tuple[Symbols, dict[int, int]]:
-    """Sorted by address, the ends of the module's memory among them; and the size of what is at an address."""
+    """Return the symbols, sorted, with the ends of the module's memory among them, and their sizes by address."""
     table = module.symbols
     if table.count > MOST_SYMBOLS:
         raise OverBudget(f"the module {module.name}", MOST_SYMBOLS, "symbols")

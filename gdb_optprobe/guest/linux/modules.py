@@ -1,4 +1,4 @@
-"""The modules of a running kernel: where the text of each is, and where the tables by which the kernel knows it.
+"""The modules of a running kernel: the addresses of their text and of the kernel's tables about it.
 
     modules ─► struct module ─► struct module ─► …             (include/linux/module.h, kernel/module/main.c)
                │ state, name            memory of its own
@@ -10,10 +10,10 @@
     COMING     its tables are complete from do_init_module() on, not before
     LIVE
     GOING      its exit runs; text and symbols are there
-    UNFORMED   being put together, or taken apart: as good as not there
+    UNFORMED   being constructed or freed: not used
 
 A module is used only if all of its data is consistent; else it is skipped and reported (`strange`).
-Where the kernel has no types, layouts are found by what they point to, in the first module there is; tables are not.
+Where the kernel has no types, layouts are derived from where the first module's pointers lead; tables are not.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Module:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """The same for as long as this module stays loaded, whatever its state."""
+        """A value that is the same for as long as this module stays loaded, whatever its state."""
         return self.address, self.name, self.text, self.load
 
     @property
@@ -108,7 +108,7 @@ _LOAD = ("args", "sect_attrs", "notes_attrs", "holders_dir")
 
 @dataclass(frozen=True, slots=True)
 class Mem:
-    """mem[] of struct module: where the first is, how far the next, and where in each its address and size are."""
+    """mem[] of struct module: offset of the first, distance to the next, and offsets of address and size in each."""
 
     first: int
     stride: int
@@ -118,7 +118,7 @@ class Mem:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where struct module has what. mem: where mem[] is; None before 6.4.
+    """Offsets in struct module. mem: of mem[]; None before 6.4.
 
     tabled: whether all tables are known.
     """
@@ -134,7 +134,7 @@ class Layout:
 
     @classmethod
     def of(cls, kernel: Kernel) -> Layout:
-        """By the kernel's types. Raises OptprobeError where it has none."""
+        """Return the layout by the kernel's types. Raises OptprobeError where it has none."""
         needed = ("state", "list", "name", "core_kallsyms.symtab", "core_kallsyms.num_symtab", "core_kallsyms.strtab")
         offsets = {name: kernel.offset("module", name) for name in needed}
         wanted = [name for pointer, (count, _) in _TABLES.items() for name in (pointer, count)]
@@ -144,7 +144,7 @@ class Layout:
             stride, odd = divmod(mem["arch"] - mem["mem"], MEMORIES)
             base, size = (kernel.offset("module_memory", name) for name in ("base", "size"))
             if odd or stride < max(base + 8, size + 4):
-                raise NoSuchKernel("where modules keep their memory is not known")
+                raise NoSuchKernel("the layout of modules' memory is not known")
             return cls(offsets, Mem(mem["mem"], stride, base, size))
         parts = [f"{layout}.{part}" for layout in ("core_layout", "init_layout") for part in _PARTS]
         offsets |= {name: kernel.offset("module", name) for name in parts}
@@ -152,7 +152,7 @@ class Layout:
 
     @classmethod
     def derived(cls, address: int, data: bytes) -> Layout:
-        """By what the struct module at `address` points to. Raises OptprobeError.
+        """Derive the layout from the pointers of the struct module at `address`. Raises OptprobeError.
 
         struct module_layout: base, four sizes of 4 bytes, and mtn.mod, which is the module; init's comes behind core's.
         struct mod_kallsyms: symtab, num_symtab, strtab, typetab, which layout_symtab() puts one right behind the other.
@@ -168,7 +168,7 @@ class Layout:
         core = next((at for at in layouts if 0 <= address - word(at) < size(at + 8)), None)
         init = next((at for at in layouts if core is not None and at > core), None)
         if core is None or init is None:
-            raise NoSuchKernel("where modules keep their memory is not known (no BTF)")
+            raise NoSuchKernel("the layout of modules' memory is not known (no BTF)")
         start, end = word(core), word(core) + size(core + 8)
         for at in range(init, len(data) - 56, 8):
             symbols, strings, types = word(at), word(at + 16), word(at + 24)
@@ -178,7 +178,7 @@ class Layout:
                 layout = {f"core_layout.{part}": core + offset for part, offset in parts.items()}
                 layout |= {f"init_layout.{part}": init + offset for part, offset in parts.items()}
                 return cls({"state": 0, "list": LINKS, "name": NAME, **layout, **named}, tabled=False)
-        raise NoSuchKernel("where modules keep their symbols is not known (no BTF)")
+        raise NoSuchKernel("the layout of modules' symbols is not known (no BTF)")
 
 
 # struct mod_kallsyms, and behind it what every load allocates (include/linux/module.h).
@@ -203,7 +203,7 @@ def _those_there(kernel: Kernel, members: tuple[str, ...]) -> dict[str, int]:
 
 
 def _told(kernel: Kernel) -> Layout | None:
-    """None where the kernel's types do not tell."""
+    """Return the layout by the kernel's types; None where they do not have it."""
     try:
         return Layout.of(kernel)
     except OptprobeError:
@@ -222,7 +222,7 @@ class Modules:
         self.strange: dict[str, str] = {}
 
     def loaded(self) -> Iterator[Module]:
-        """Those there now, but for what is UNFORMED. Raises OptprobeError where the list is broken."""
+        """Yield the loaded modules, except UNFORMED ones. Raises OptprobeError where the list is broken."""
         self.strange = {}
         links = self._layout.offsets["list"] if self._layout is not None else LINKS
         for number, address in enumerate(lists.members(self._kernel, self._head, links)):
@@ -253,7 +253,7 @@ class Modules:
         if state is State.UNFORMED:
             return None
         if not name:
-            raise NoSuchKernel("its name is none")
+            raise NoSuchKernel("its name is not valid")
         text, init, constants, data = words.ranges()
         for start, end in (text, init, *constants, *data):
             if start and not (self._area[0] <= start <= end <= self._area[1] and end - start <= LARGEST):
@@ -288,12 +288,12 @@ class _Words:
         self._layout = layout
 
     def number(self, member: str, size: int = 8) -> int:
-        """0 for a member that this kernel has not."""
+        """Return a member; 0 where this kernel does not have it."""
         offset = self._layout.offsets.get(member)
         return self._at(offset, size) if offset is not None else 0
 
     def name(self) -> str:
-        """"" for what is no name."""
+        """Return the name; "" where it is not a valid one."""
         at = self._layout.offsets["name"]
         return guest_text.name(self._data[at : at + NAME_SIZE].partition(b"\0")[0])
 
@@ -302,7 +302,7 @@ class _Words:
         return Table(start, rows) if start and rows else Table()
 
     def ranges(self) -> tuple[Range, Range, tuple[Range, ...], tuple[Range, ...]]:
-        """Text, init's text, constants, data."""
+        """Return text, init's text, constants, data."""
         if self._layout.mem is not None:
             mem = self._layout.mem
             starts = [mem.first + mem.stride * number for number in range(MEMORIES)]

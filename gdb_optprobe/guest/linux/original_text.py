@@ -1,8 +1,8 @@
-"""The one way from memory's bytes to the original ones: without what the guest's own kprobes wrote, and what we wrote.
+"""Original text: the bytes of memory without the patches of the guest's own kprobes and without ours.
 
     memory ──► the guest's kprobes are looked through ──► our branches are ──► what is decoded
-Whoever decodes the guest's text comes this way. Where the kprobes cannot be listed, `missing` says why: then a
-breakpoint instruction, and a jump to no known code, are all that tells of one, and nothing behind them is decoded.
+All code that decodes the guest's text reads it here. Where the kprobes cannot be listed, `missing` returns why: then
+only a breakpoint instruction, or a jump to no known code, shows one, and nothing behind them is decoded.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from gdb_optprobe.isa.record import Isa
 
 
 class OriginalText:
-    """Good until the guest runs: `forget`. It is an Overlay itself."""
+    """An Overlay. It is valid until the guest runs: call `forget` then."""
 
     def __init__(self, kernel: Kernel, isa: Isa, overlay: Overlay | None = None) -> None:
-        """See the top. overlay: replaces the branches of probes by the original bytes."""
+        """Read through kprobes. overlay: replaces the branches of probes by the original bytes."""
         self._kernel = kernel
         self._isa = isa
         self._ours = overlay or (lambda _, data: data)
         self._known: tuple[Sequence[Kprobe], OptprobeError | None] | None = None
 
     def __call__(self, address: int, data: bytes) -> bytes:
-        """The original bytes of `data`, which was read at `address` since the guest stopped."""
+        """Return the original bytes of `data`, which was read at `address` since the guest stopped."""
         return self._ours(address, kprobes.original(data, address, self._of(address, address + len(data))))
 
     def through(self, kernel: Kernel) -> OriginalText:
-        """The same of a kernel that is read in another way."""
+        """Return the same for a kernel that is read in another way."""
         return OriginalText(kernel, self._isa, self._ours)
 
     def find(self) -> None:
-        """Find out where and how the guest lists its kprobes: from then on nothing is read for that but the lists."""
+        """Find where and how the guest lists its kprobes: from then on only the lists are read for that."""
         kprobes.find(self._kernel)
 
     def read(self, start: int, end: int) -> bytes:
-        """The original text from `start` to `end`."""
+        """Return the original text from `start` to `end`."""
         return self(start, self._kernel.read(start, end))
 
     def kprobes(self, start: int, end: int) -> Sequence[Kprobe]:
@@ -59,7 +59,7 @@ class OriginalText:
         return error.message if error is not None else ""
 
     def forget(self) -> None:
-        """The guest has run."""
+        """Drop what was read: the guest has run."""
         self._known = None
 
     def _of(self, start: int, end: int) -> Sequence[Kprobe]:
@@ -74,6 +74,8 @@ class OriginalText:
         return self._known
 
     def _is_on_ours(self, probe: Kprobe) -> bool:
-        """It was put there when our branch was: to the guest our branch is the original instruction."""
+        """Return whether it was put there while our branch was there: to the guest the branch is the original
+        instruction.
+        """
         data = kprobes.original(self._kernel.memory.read(probe.address, self._isa.branch_size), probe.address, [probe])
         return self._ours(probe.address, data) != data

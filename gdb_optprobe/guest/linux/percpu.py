@@ -27,7 +27,7 @@ class PerCpu:
         return PerCpu(kernel, tuple(int.from_bytes(data[n : n + 8], "little") for n in range(0, len(data), 8)))
 
     def addresses(self, symbol: str, struct: str = "", member: str = "") -> tuple[int, ...]:
-        """Where each CPU has the variable, or a member of it."""
+        """Return the address of the variable, or a member of it, on each CPU."""
         offset = self.kernel.address(symbol) + (self.kernel.offset(struct, member) if struct else 0)
         return tuple(base + offset & MASK for base in self.bases)
 
@@ -35,7 +35,7 @@ class PerCpu:
         return tuple(self.kernel.word(at) for at in self.addresses(symbol, struct, member))
 
     def addresses_of_either(self, *places: tuple[str, str, str]) -> tuple[int, ...]:
-        """`addresses` of the first of several (symbol, struct, member) that this kernel has: variables move."""
+        """Return `addresses` of the first of several (symbol, struct, member) that this kernel has: variables move."""
         missing: OptprobeError | None = None
         for place in places:
             try:

@@ -1,4 +1,4 @@
-"""Changes of physical memory, which is how page tables are changed, with every vCPU stopped."""
+"""Patches of physical memory, with which page tables are changed while every vCPU is stopped."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gdb_optprobe.guest.machine import PhysicalMemory
 
 
 class Changed(OptprobeError):
-    """Memory is not what it was when the change was planned, or cannot be written."""
+    """Memory has changed since the patch was planned, or cannot be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class PhysicalPatch:
     """Bytes at a physical address that change from `old` to `new`.
 
-    changes: the guest changes them later; they are not compared before the old ones are put back.
+    changes: the guest changes them later, so they are not compared before the old ones are restored.
     """
 
     address: int
@@ -41,12 +41,12 @@ def apply(patches: Sequence[PhysicalPatch], memory: PhysicalMemory) -> None:
 
 
 def are_in_place(patches: Sequence[PhysicalPatch], memory: PhysicalMemory) -> bool:
-    """Whether what was written is still there: it is not once the guest was reset."""
+    """Return whether the new bytes are still there: they are gone after a reset of the guest."""
     return all(patch.changes or memory.read_physical(patch.address, len(patch.new)) == patch.new for patch in patches)
 
 
 def undo(patches: Sequence[PhysicalPatch], memory: PhysicalMemory) -> None:
-    """Put the old bytes back, last first, where the new ones are still there."""
+    """Restore the old bytes, last patch first, where the new ones are still there."""
     for patch in reversed(patches):
         if patch.changes or memory.read_physical(patch.address, len(patch.new)) == patch.new:
             memory.write_physical(patch.address, patch.old)

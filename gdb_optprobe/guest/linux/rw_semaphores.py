@@ -4,7 +4,7 @@
     rwbase.readers     PREEMPT_RT: bit 31: readers may come; bit 30: a writer has it; below: readers
     readers            (include/linux/rwbase_rt.h); with no `rwbase` in older ones
 
-A word that is none of these is not believed.
+Any other word is an error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class RwSemaphore:
-    """Where a structure has one. preempts: whether it is one of PREEMPT_RT."""
+    """The offset of a semaphore in a structure. preempts: whether it is one of PREEMPT_RT."""
 
     name: str
     offset: int
@@ -36,7 +36,7 @@ class RwSemaphore:
 
     @staticmethod
     def of(kernel: Kernel, struct: str, *names: str) -> RwSemaphore:
-        """names: of the member, as kernels renamed it. Raises OptprobeError."""
+        """Return the semaphore. names: of the member, as kernels renamed it. Raises OptprobeError."""
         missing: OptprobeError | None = None
         for name in names:
             for member in MEMBERS:
@@ -49,7 +49,7 @@ class RwSemaphore:
         raise missing or NoSuchKernel(f"struct {struct}: no semaphore asked for")
 
     def state(self, kernel: Kernel, address: int) -> State:
-        """That of the structure at `address`. Raises OptprobeError."""
+        """Return the state in the structure at `address`. Raises OptprobeError."""
         at = address + self.offset
         if self.preempts:
             word = int.from_bytes(kernel.memory.read(at, 4), "little")

@@ -1,8 +1,9 @@
-"""Where a thread of Linux may be brought to call a function that sleeps: it holds no lock there.
+"""Addresses at which a thread of Linux may be made to call a function that sleeps: it holds no lock there.
 
 A system call's first function is entered before anything is locked, whatever called it. A kernel thread that waits is
-at the entry of `schedule_timeout`; those that work for others, or free memory, may hold locks there. It has told there
-already that it waits, of which a kernel that checks what may sleep would warn: there only system calls serve.
+at the entry of `schedule_timeout`; workers, and threads that free memory, may hold locks there. The thread's state is
+no longer TASK_RUNNING there, of which a kernel with CONFIG_DEBUG_ATOMIC_SLEEP would warn: there only system calls are
+used.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ KERNEL_THREAD, WORKER, IO_WORKER, RECLAIMS = 0x00200000, 0x20, 0x10, 0x800
 
 @dataclass(frozen=True, slots=True)
 class SafePoints:
-    """avoid: whether something else stops the guest at an address."""
+    """The addresses. avoid: whether something else stops the guest at an address."""
 
     machine: Machine
     kernel: Kernel
@@ -38,7 +39,7 @@ class SafePoints:
         return tuple(at for at in found if at is not None and not self.avoid(at))
 
     def may_call(self, vcpu: Vcpu) -> bool:
-        """Whether the thread on `vcpu`, at one of them, may sleep and holds no lock."""
+        """Return whether the thread on `vcpu`, which is at a safe point, may sleep and holds no lock."""
         if not self.vcpus.may_sleep(self.machine, self.kernel, vcpu):
             return False
         pc = self.vcpus.writing.pc
@@ -52,9 +53,9 @@ class SafePoints:
         return bool(flags & KERNEL_THREAD) and not flags & (WORKER | IO_WORKER | RECLAIMS)
 
     def _flags(self) -> int | None:
-        """Where a thread's flags are; None where IDLE_POINT is no safe point.
-
-        That is where the kernel warns of it, or the layout of structures is not known: then threads are not told.
+        """Return the offset of a thread's flags; None where IDLE_POINT is no safe point.
+        That is where the kernel would warn, or where the layout of structures is not known: threads cannot be
+        distinguished.
         """
         if self.kernel.symbols.address(WARNS) is not None:
             return None
@@ -64,6 +65,6 @@ class SafePoints:
             return None
 
     def _entered(self, name: str) -> int | None:
-        """Where the kernel's function of that name is entered."""
+        """Return the address at which the function of that name is entered."""
         at = self.kernel.symbols.address(name)
         return self.vcpus.entry(self.kernel, at) if at is not None else None

@@ -1,6 +1,6 @@
 """Offsets of structure members: from the kernel's own BTF, else from its vmlinux in GDB.
 
-Each session reads them anew: a guest that lies about its types is not to be believed about another one.
+Each session reads them anew: a guest that lies about its types must not affect another one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ class Layouts(Protocol):
     """Debug information of the running kernel: debugger/objfiles.py."""
 
     def offset(self, struct: str, member: str) -> int | None:
-        """None where there is no such member."""
+        """Return a member's offset; None where there is no such member."""
 
     def bits(self, struct: str) -> Mapping[str, tuple[int, int]]: ...
 
 
 def no_layouts() -> Layouts | None:
-    """GDB has no debug information of this kernel."""
+    """Return None: GDB has no debug information of this kernel."""
     return None
 
 
@@ -41,7 +41,7 @@ class KernelStructures:
 
     @cached_property
     def btf(self) -> Btf:
-        """All of it."""
+        """The kernel's BTF, whole."""
         return Btf(self._blob())
 
     def source(self) -> str:
@@ -54,7 +54,7 @@ class KernelStructures:
             return "debug information of the vmlinux that GDB has"
 
     def offset(self, struct: str, member: str) -> int:
-        """Bytes from the start of `struct` to `member`. Raises OptprobeError where there is none; -1 remembers that."""
+        """Return a member's offset. Raises OptprobeError where there is none, which is cached as -1."""
         name = f"{struct}.{member}"
         if name not in self._known:
             found = self._look_up(struct, member)
@@ -64,7 +64,7 @@ class KernelStructures:
         return self._known[name]
 
     def fact(self, name: str) -> object:
-        """What `learn` was given in this session; None where nothing was."""
+        """Return what `learn` was given in this session; None where nothing was."""
         return self._facts.get(name)
 
     def learn(self, name: str, value: object) -> None:
@@ -82,7 +82,7 @@ class KernelStructures:
         return btf.offset(struct, member) if btf.has_struct(struct) and btf.has(struct, member) else None
 
     def bits(self, struct: str) -> dict[str, tuple[int, int]]:
-        """Every bitfield of `struct`: its first bit, counted from the struct's start, and how many it has."""
+        """Return every bitfield of `struct`: (first bit, counted from the struct's start, and number of bits)."""
         return dict(self._bits(struct))
 
     def _bits(self, struct: str) -> Mapping[str, tuple[int, int]]:

@@ -54,12 +54,12 @@ class Task:
 
     @property
     def ending(self) -> bool:
-        """It is behind exit_tasks_rcu_start: see exiting.py."""
+        """Whether it is behind exit_tasks_rcu_start: see exiting.py."""
         return bool(self.exit_state)
 
     @property
     def dead(self) -> bool:
-        """It is behind exit_tasks_rcu_finish."""
+        """Whether it is behind exit_tasks_rcu_finish."""
         return bool(self.state & DEAD)
 
     def __str__(self) -> str:
@@ -92,7 +92,7 @@ class Tasks:
     """Reads threads; offsets are looked up once. Raises OptprobeError where this kernel's cannot be enumerated."""
 
     def __init__(self, kernel: Kernel, of: TasksOf) -> None:
-        """of: how this ISA keeps what is asked of a thread and a CPU."""
+        """Look up the offsets. of: what differs by ISA."""
         self._preempt_count = of.preempt_count
         self._kernel = kernel
         self._percpu = PerCpu.of(kernel)
@@ -120,14 +120,14 @@ class Tasks:
         self._current = self._percpu.addresses_of_either(*of.current)
 
     def on_cpus(self) -> tuple[OnCpu, ...]:
-        """In the order of Linux's CPU numbers."""
+        """Return the threads of each CPU, in the order of Linux's CPU numbers."""
         word = self._kernel.word
         return tuple(
             OnCpu(word(current), word(following)) for current, following in zip(self._current, self._curr, strict=True)
         )
 
     def all(self, masked: Collection[int]) -> dict[int, Task]:
-        """Every thread, by address. Raises OptprobeError where a list is broken, or one may be hidden just now.
+        """Return every thread, by address. Raises OptprobeError where a list is broken or a thread may be hidden now.
 
         masked: numbers of the CPUs that are in the kernel with interrupts off.
         """
@@ -149,11 +149,11 @@ class Tasks:
         return found
 
     def hides(self) -> bool:
-        """Whether a thread that ends may be none of them: see exiting.py."""
+        """Return whether a thread that exits may be missing: see exiting.py."""
         return self._exiting.hides()
 
     def _listed(self, found: dict[int, Task]) -> None:
-        """Processes from init's own on, and the threads of each."""
+        """Add all processes from init's own on, with the threads of each."""
         budget = Budget(MOST, "the guest", "threads")
         leader = self._init
         while leader not in found:
@@ -194,7 +194,7 @@ class Tasks:
 
 
 def thread_size(kernel: Kernel) -> int:
-    """THREAD_SIZE, from the room that the linker left for init's stack (include/asm-generic/vmlinux.lds.h)."""
+    """Return THREAD_SIZE, from the room that the linker left for init's stack (include/asm-generic/vmlinux.lds.h)."""
     start = kernel.word(kernel.address("init_task") + kernel.offset("task_struct", "stack"))
     for name in ("__end_init_stack", "__end_init_task"):
         end = kernel.symbols.address(name)
@@ -204,12 +204,14 @@ def thread_size(kernel: Kernel) -> int:
 
 
 def _may_be_over(count: int) -> bool:
-    """Behind exit_tasks_rcu_finish preemption is disabled once, twice with pi_lock, and there may be an interrupt."""
+    """Return whether the preempt count is one that a thread may have behind exit_tasks_rcu_finish.
+    There preemption is disabled once, or twice with pi_lock, and an interrupt may have come.
+    """
     return count in (1, 2) or count >= FIRST_INTERRUPT
 
 
 def _may_move(cpu: OnCpu, count: int, threads: Mapping[int, Task]) -> bool:
-    """Whether a CPU with interrupts off may be moving a thread from queue to queue.
+    """Return whether a CPU with interrupts off may be moving a thread from queue to queue.
 
     A mover holds a queue's lock, is in a soft interrupt, or looks for a thread to run in its place (kernel/sched/
     core.c and fair.c): preemption is off, and so are interrupts until the thread is in a queue again. So a hard

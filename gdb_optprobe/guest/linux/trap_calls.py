@@ -1,4 +1,4 @@
-"""Where a kernel goes from a trap to its handler, and where ours comes between."""
+"""The kernel's code from a trap to its handler, and where it is patched to call our handler instead."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ DEPTH = 3
 
 @dataclass(frozen=True, slots=True)
 class TrapCalls:
-    """handler: the address of the kernel's code that ours takes the place of.
+    """handler: the address of the kernel's handler, which ours replaces.
 
     calls:   every instruction that leads there, each of the size of a branch: a call, or the first of that code itself.
-    entry:   what is so where ours begins.
+    entry:   the state of the CPU where our handler begins.
     ways_in: all code between a trap and these calls: it must have no trap. Interrupts are off in it.
-    trap:    the trap that this kernel takes for none of its own, where that is not the ISA's first.
+    trap:    a trap that this kernel does not use itself, where that is not the ISA's first.
     trapping: how code is made that takes such traps; None of a handler that takes others.
     beside:  entry code that this calls: a thread in it returns to it, or to where the thread came from.
     """
@@ -44,7 +44,7 @@ Originals = Mapping[int, bytes]
 def find(
     kernel: Kernel, isa: Isa, originals: Originals, handler: str, callers: Sequence[str]
 ) -> TrapCalls:
-    """By the names of the handler, and of the functions that call it. Raises OptprobeError."""
+    """Return the calls, by the names of the handler and of the functions that call it. Raises OptprobeError."""
     to = kernel.symbols.address(handler)
     if to is None:
         raise OptprobeError(f"the kernel has no {handler}")
@@ -58,7 +58,7 @@ def find(
 def _ways_in(
     kernel: Kernel, isa: Isa, originals: Originals, calls: Sequence[Insn]
 ) -> Iterator[tuple[int, int]]:
-    """The code before these calls, and all that it calls or jumps to, with what this does."""
+    """Yield (start, end) of the code before these calls and of all that it calls or jumps to."""
     found = {_bounds(kernel, call.address) for call in calls}
     code: list[Insn] = []
     for call in calls:
@@ -75,14 +75,15 @@ def _ways_in(
 def targets(kernel: Kernel, code: Iterable[Insn]) -> set[int]:
     """Return where `code` calls and jumps to in the kernel's own text.
 
-    Where no symbol is, a tracer that runs now has code of its own: calls go there in the place of a nop.
+    A target without a symbol is a running tracer's trampoline: the call there replaces a nop.
     """
     found = {insn.target for insn in code if insn.target is not None}
     return {target for target in found if kernel.symbols.at(target) is not None}
 
 
 def code_at(kernel: Kernel, isa: Isa, originals: Originals, at: int) -> list[Insn]:
-    """The code of the symbol around `at`, as it was before we or the guest's own kprobes came. Raises OptprobeError."""
+    """Return the code of the symbol around `at`, without our patches and the guest's own kprobes. Raises OptprobeError.
+    """
     start, end = _bounds(kernel, at)
     code = bytearray(OriginalText(kernel, isa).read(start, end))
     for at, original in originals.items():

@@ -1,4 +1,4 @@
-"""What probes on user programs need to know of a kernel."""
+"""The facts about a kernel that probes on user programs need."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from gdb_optprobe.isa.user_returns import UserReturning
 
 @dataclass(frozen=True, slots=True)
 class ReturnKernel:
-    """What return probes on programs need besides. mm: an expression of the address space that runs.
+    """The facts that return probes on programs need besides. mm: the expression of the running address space.
 
-    shared: code of the routine that tells where a word on a stack is which forks may share.
+    shared: code of the routine that finds a word on a stack that forks may share.
     copied, ended: the kernel's hooks for a copied address space, and for one that no thread runs in any more.
     """
 
@@ -35,21 +35,18 @@ class ReturnKernel:
 
 
 def no_returns() -> ReturnKernel:
-    """Raises OptprobeError."""
+    """Raise OptprobeError."""
     raise OptprobeError("-return is not built yet for this guest's programs")
 
 
 @dataclass(frozen=True, slots=True)
 class UserKernel:
-    """What uprobes need of a kernel.
-
-    mapped: how the file with a trap is found. writable: code of the routine that isa.emulation calls.
-
-    leaf:   code of the routine that looks a user's page up.
-    kernel: with the structures by which programs are looked into.
-    calls:  where it calls its handler of the trap.
+    """Facts about a kernel that uprobes need.
+    mapped: offsets with which the file of a trap is found. writable: code of the routine that isa.emulation calls.
+    leaf:   code of the routine that looks up a user's page.
+    kernel: with the structures that describe programs.
+    calls:  the calls of the kernel's handler of the trap.
     arriving: the mmap hook, which sees new mappings.
-
     returning: raises OptprobeError where returns cannot be probed.
     """
 
@@ -66,7 +63,7 @@ class UserKernel:
 
 
 def mapped(kernel: Kernel, mmu: Mmu) -> FilePageOffsets:
-    """Raises OptprobeError."""
+    """Return the offsets with which a page's file is found. Raises OptprobeError."""
     offset = kernel.offset
     return FilePageOffsets(
         bits=mmu.kind.page.bit_length() - 1,

@@ -163,7 +163,7 @@ def test_bad_input_is_one_line_and_the_file_on_the_host_has_to_be_the_same(linux
         linux.run("rm -f /tmp/stripped")
     lines = [line for line in found.output.splitlines() if line.startswith(("refused", "program", "place"))]
     assert [line.split(";")[0] for line in lines if line.startswith("refused")] == [
-        "refused: the guest knows of no file /tmp/nosuch",
+        "refused: the guest has no file /tmp/nosuch in memory",
         "refused: tmp/stripped is no path in the guest",
         "refused: /dev/null is no regular file of the guest",
         "refused: /tmp is no regular file of the guest",
@@ -171,7 +171,7 @@ def test_bad_input_is_one_line_and_the_file_on_the_host_has_to_be_the_same(linux
         "refused: /tmp/stripped has no symbols: it is stripped",
         "refused: offset 0x10 of /tmp/stripped is outside its code",
         "refused: offset 0xfffffffff of /tmp/stripped is outside its code",
-        "refused: answer+ is no place in /tmp/stripped",
+        "refused: answer+ is no location in /tmp/stripped",
         "refused: offset -0x1 of /tmp/stripped is outside its code",
         "refused: answer+0x1000 is in no code of /tmp/stripped",
         "refused: /tmp/stripped has no function nosuch",

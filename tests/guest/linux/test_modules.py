@@ -263,7 +263,7 @@ def test_a_module_whose_name_is_none_is_told_by_its_address(name: bytes) -> None
     memory.put(MODULE + 0x18, name + bytes(8))
     found = reader(memory)
     assert not list(found.loaded())
-    assert found.strange == {f"{MODULE:#x}": "its name is none"}
+    assert found.strange == {f"{MODULE:#x}": "its name is not valid"}
 
 
 def test_symbols_of_a_module_with_terminal_escapes_are_left_out() -> None:

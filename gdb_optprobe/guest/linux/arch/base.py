@@ -48,10 +48,10 @@ class Facts(Protocol):
     """What is known of a kernel, and kept while the session lasts."""
 
     def bits(self, struct: str) -> Mapping[str, tuple[int, int]]:
-        """The bitfields of a structure, by name: their first bit and how many they have. Raises OptprobeError."""
+        """Return the bitfields of a structure, by name: (first bit, number of bits). Raises OptprobeError."""
 
     def fact(self, name: str) -> object:
-        """What `learn` was given; None where nothing was."""
+        """Return what `learn` was given; None where nothing was."""
 
     def learn(self, name: str, value: object) -> None:
         """Keep a value until the session ends."""
@@ -74,27 +74,27 @@ class LinuxText(Text, Protocol):
     def ftrace(self) -> FtraceSites: ...
 
     def forget(self) -> None:
-        """Read anew: the guest has run, or a branch of a probe has come or gone."""
+        """Drop what was read: the guest has run, or a probe's branch was written or removed."""
 
 
 class Stacks(Protocol):
     def saved(self) -> Iterable[SavedWords]:
-        """Everything that may hold a saved PC now. Raises OptprobeError where something cannot be enumerated now."""
+        """Return all memory that may hold a saved PC now. Raises OptprobeError where some cannot be enumerated now."""
 
     def hides(self) -> bool:
-        """Whether a thread that ends may have return addresses on a stack that is not among them."""
+        """Return whether a thread that exits may have return addresses on a stack that `saved` does not list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """Memory that the kernel has lent: where it has it, and its size."""
+    """Memory that the kernel has lent: its address and size."""
 
     area: int
     size: int
 
 
 class StaysLent(OptprobeError):
-    """No detours are left in the memory, but the kernel did not take it back."""
+    """The memory holds no detours any more, but the kernel did not take it back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +103,14 @@ class Room:
     code memory holds.
 
     take:      makes it ready for use.
-    give_back: undoes that, once nothing is left in it.
-    stands:    whether that is still so: not after a reset of the guest.
-    mapping:   what `take` changes, and `give_back` undoes.
+    give_back: undoes `take`, once nothing is left in it.
+    is_in_place: whether what `take` wrote is still there: it is gone after a reset of the guest.
+    mapping:   what `take` changes and `give_back` undoes.
     journal:   memory like the code's, see detours/journal.py; empty where there is too little.
-    borrow:    where the kernel has to lend it first: runs the guest; the same room, lent. told: that, for the user.
-    loan, repay: what was lent, and for a place of `LinuxArch.places` what gives it back, see `give_back`.
-    as_found:  for a place, the code as `LinuxArch.room` finds it where no detours are in it; without, as it is.
+    borrow:    set where the kernel has to lend the memory first: runs the guest and returns the room, lent. told: the
+               sentence that announces this to the user.
+    loan, repay: what was lent, and for a room of `LinuxArch.places` what gives it back, see `give_back`.
+    as_found:  for a room of `places`, the code ranges as `LinuxArch.room` finds them where they hold no detours.
     """
 
     code: tuple[tuple[int, int], ...]
@@ -117,7 +118,7 @@ class Room:
     fill: int
     take: Callable[[], None] = lambda: None
     give_back: Callable[[], None] = lambda: None
-    stands: Callable[[], bool] = lambda: True
+    is_in_place: Callable[[], bool] = lambda: True
     mapping: tuple[PhysicalPatch, ...] = ()
     journal: tuple[int, int] = (0, 0)
     borrow: Callable[[], Room] | None = None
@@ -128,32 +129,34 @@ class Room:
 
 
 class Reads(Protocol):
-    """How memory that may not be there is read."""
+    """Reads of memory that may not be mapped."""
 
     @property
     def routine(self) -> ProbeReadCode: ...
 
     def read(self, registers: Mapping[str, int], address: int, size: int) -> bytes:
-        """What the routine would read on a vCPU with these registers. Raises Unreadable."""
+        """Return what the routine would read on a vCPU with these registers. Raises Unreadable."""
 
 
 class Unwinder(Protocol):
-    """From a frame to its caller, by registers' names as GDB has them. how: by what, in words."""
+    """Find a frame's caller, by registers with GDB's names. how: by what data, in words."""
 
     @property
     def how(self) -> str: ...
 
     def knows(self, pc: int) -> bool:
-        """Whether `pc` is in code that it knows."""
+        """Return whether this unwinder covers the code at `pc`."""
 
     def caller(self, registers: Mapping[str, int], exact: bool) -> tuple[Mapping[str, int], bool] | None:
-        """The caller's registers, and whether its PC is the next instruction (no return address); None at the end.
+        """Return the caller's registers and whether its PC is the next instruction (no return address); None at the
+        end.
+        end.
 
         exact: the same of the frame that is given.
         """
 
     def over(self, read: ReadMemory) -> Unwinder:
-        """The same, of a stack that `read` reads."""
+        """Return this unwinder for a stack that `read` reads."""
 
 
 class LinuxArch(Finder, Protocol):
@@ -168,13 +171,13 @@ class LinuxArch(Finder, Protocol):
     def text(self, kernel: Kernel, overlay: Overlay, shelf: Shelf | None, say: Say) -> LinuxText: ...
 
     def modular(self, kernel: Kernel, text: LinuxText) -> LoadedText:
-        """`text` with that of the modules which are loaded."""
+        """Return `text` with the text of loaded modules added."""
 
     def entry(self, function: int, text: Text) -> int:
         """Return the address at which to probe the function with its symbol at `function`."""
 
     def entered(self, function: Function, unwinder: Unwinder | None) -> bool:
-        """Return whether calls are known to enter `function` where it starts, and to return to their caller.
+        """Return whether `function` is only entered at its start by calls, and returns to its caller.
 
         Asked of code without a tracer's site: assembly has places with names that no code calls.
         """
@@ -188,33 +191,36 @@ class LinuxArch(Finder, Protocol):
         """Return why not all stacks can be enumerated, in words; "" when they can."""
 
     def room(self, machine: Machine, kernel: Kernel) -> Room:
-        """Memory for detours, the guest unchanged. Raises OptprobeError."""
+        """Return memory for detours, without changing the guest. Raises OptprobeError."""
 
     def places(self, machine: Machine, kernel: Kernel) -> Iterable[Room]:
-        """Where `room` may have found memory before, whatever it holds now. Raises OptprobeError.
+        """Yield every place where `room` may have found memory before, whatever it holds now. Raises OptprobeError.
 
         The code's ranges are the widest; what was found of them is in the journal.
         """
 
     def current(self, kernel: Kernel) -> Current:
-        """The expressions of the running thread and its CPU."""
+        """Return the expressions for the running thread and its CPU."""
 
     def reads(self, kernel: Kernel, machine: Machine, physical: Callable[[int], int | None]) -> Reads:
-        """physical: by the kernel's page tables. Raises OptprobeError where memory that may not be there is not read.
+        """Return how memory that may not be mapped is read. Raises OptprobeError where this kernel gives no way to do
+        it.
+        physical: translates by the kernel's page tables.
         """
 
     def trap_calls(self, kernel: Kernel, originals: Originals) -> TrapCalls:
-        """Raises OptprobeError."""
+        """Return where the kernel handles traps. Raises OptprobeError."""
 
     def user_kernel(
         self, kernel: Kernel, machine: Machine, physical: Callable[[int], int | None], originals: Originals
     ) -> UserKernel:
-        """Raises OptprobeError where the guest's programs are not probed. physical: see `reads`."""
+        """Return what probes on programs need. Raises OptprobeError where the guest's programs cannot be probed.
+        physical: see `reads`.
+        """
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, facts: Facts, read: ReadMemory, module: ModuleAt = nowhere
     ) -> Unwinder:
-        """Raises OptprobeError where this kernel's stack cannot be unwound.
-
+        """Return an unwinder of the kernel's stack. Raises OptprobeError where it cannot be unwound.
         module: finds the module of an address in its text.
         """

@@ -13,5 +13,5 @@ ARCHES: tuple[LinuxArch, ...] = (LINUX_X86_64, LINUX_PPC64LE)
 
 
 def of(isa: Isa, arches: Sequence[LinuxArch] = ARCHES) -> LinuxArch | None:
-    """Return what Linux does on an ISA; None where that is not known."""
+    """Return the Linux record of an ISA; None where there is none."""
     return next((arch for arch in arches if arch.isa is isa), None)

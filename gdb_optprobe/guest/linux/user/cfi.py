@@ -1,9 +1,9 @@
-"""How the caller of a place in a program is found, as its file says: .eh_frame. Pure: bytes in.
+"""Call frame information of a program, .eh_frame: how a frame's caller is found. Pure: bytes in.
 
-    .eh_frame ─► CIE: what all its FDEs begin with ─► FDE: code from … to …, and what changes where
+    .eh_frame ─► CIE: common to its FDEs ─► FDE: code from … to …, and the changes at its instructions
     place ─► its FDE ─► instructions up to there ─► Rules: the frame's address (CFA), and where registers are
 
-DWARF 4, 6.4; Linux Standard Base, 10.6 (Exception Frames). Every number is checked as a stranger's.
+DWARF 4, 6.4; Linux Standard Base, 10.6 (Exception Frames). Every number is checked.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _SLOW = (None, 0)
 
 
 class Damaged(OptprobeError):
-    """What no compiler has written."""
+    """The section has data that no compiler writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """What is so far from the CFA in memory; whole: the address itself."""
+    """The register is saved in memory, so far from the CFA; whole: it is that address itself."""
 
     offset: int
     whole: bool = False
@@ -57,14 +57,14 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class In:
-    """What another register holds."""
+    """The register is in another register."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What is where an expression leads; whole: the expression's value itself."""
+    """The register is saved at an expression's value; whole: it is that value itself."""
 
     expression: bytes
     whole: bool = False
@@ -72,7 +72,7 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Undefined. An undefined return address means that there is no caller."""
+    """The register is undefined. An undefined return address means that there is no caller."""
 
 
 Rule = At | In | Computed | Lost
@@ -92,7 +92,7 @@ class Rules:
 
 
 class _Bytes:
-    """Read from the front. Raises Damaged."""
+    """A reader from the front. Raises Damaged."""
 
     def __init__(self, data: bytes, at: int = 0, end: int | None = None) -> None:
         self.data, self.at, self.end = data, at, len(data) if end is None else end
@@ -145,7 +145,7 @@ class _Common:
 
 @dataclass(frozen=True, slots=True)
 class _Described:
-    """An FDE: code from start to end. program: where in the section its instructions begin and end."""
+    """An FDE: code from start to end. program: start and end of its instructions, in the section."""
 
     start: int
     end: int
@@ -155,7 +155,7 @@ class _Described:
 
 @dataclass(slots=True)
 class _Index:
-    """FDEs in columns: from where to where their code is, and where they are in the section, sizes first.
+    """FDEs in columns: starts and ends of their code, and their offsets in the section, sizes first.
 
     cut: the section has more than MOST_FRAMES.
     """
@@ -166,7 +166,7 @@ class _Index:
     cut: bool
 
     def in_order(self) -> _Index:
-        """Ascending by where code begins."""
+        """Return the index sorted by the start of code."""
         if all(map(le, self.starts, self.starts[1:])):
             return self
         order = sorted(range(len(self.starts)), key=self.starts.__getitem__)
@@ -178,14 +178,15 @@ class _Index:
 
 @dataclass(frozen=True)
 class CallFrames:
-    """data: of .eh_frame, which is at `address`; word: bytes of an address. It may be empty."""
+    """The section. data: of .eh_frame, which is at `address`; word: bytes of an address. It may be empty."""
 
     data: bytes = b""
     address: int = 0
     word: int = 8
 
     def rules(self, address: int) -> Rules | None:
-        """Before the instruction there; None where nothing is said of it. Raises Damaged, OverBudget."""
+        """Return the rules before the instruction at `address`; None where there are none. Raises Damaged, OverBudget.
+        """
         index = self._index
         at = bisect_right(index.starts, address) - 1
         if at < 0 or address >= index.ends[at]:
@@ -202,12 +203,12 @@ class CallFrames:
 
     @cached_property
     def _commons(self) -> dict[int, _Common]:
-        """Those that were read, by where they begin."""
+        """The CIEs that were read, by their offsets."""
         return {}
 
     @cached_property
     def _index(self) -> _Index:
-        """As far as they are none damaged."""
+        """The FDEs up to the first damaged one."""
         starts, ends, places = array("Q"), array("Q"), array("Q")
         reader = _Bytes(self.data)
         data, size, mask = self.data, len(self.data), (1 << 8 * self.word) - 1
@@ -249,7 +250,7 @@ class CallFrames:
         return _Index(starts, ends, places, cut).in_order()
 
     def _next(self, reader: _Bytes) -> _Bytes | None:
-        """What the size there is of; None at the end. Raises Damaged."""
+        """Return a reader of the next entry, which begins with its size; None at the end. Raises Damaged."""
         size = reader.number(4)
         if not size:
             return None
@@ -259,12 +260,12 @@ class CallFrames:
         return _Bytes(self.data, start, start + size)
 
     def _range(self, reader: _Bytes, common: _Common) -> tuple[int, int]:
-        """From where to where an FDE's code is. Raises Damaged."""
+        """Return start and end of an FDE's code. Raises Damaged."""
         start, size = self._encoded(reader, common.encoding), self._encoded(reader, common.encoding & 0x0F)
         return start, min(start + size, MASK)
 
     def _common(self, at: int) -> _Common:
-        """The CIE that begins at `at`. Raises Damaged."""
+        """Return the CIE at `at`. Raises Damaged."""
         if at not in self._commons:
             if len(self._commons) >= MOST_COMMONS:
                 raise Damaged("descriptions of frames have too little in common")
@@ -300,7 +301,7 @@ class CallFrames:
         return _Common(code, data, back, encoding, augmented, b"S" in name, (end, reader.end))
 
     def _one(self, at: int) -> _Described:
-        """The FDE that is there. Raises Damaged."""
+        """Return the FDE at `at`. Raises Damaged."""
         reader = self._next(_Bytes(self.data, at))
         assert reader is not None, "it was read before"
         body = reader.at
@@ -311,7 +312,7 @@ class CallFrames:
         return _Described(start, end, common, (reader.at, reader.end))
 
     def _encoded(self, reader: _Bytes, encoding: int) -> int:
-        """A pointer (DW_EH_PE_…)."""
+        """Read a pointer (DW_EH_PE_…)."""
         if encoding == _OMITTED:
             return 0
         here = self.address + reader.at
@@ -336,17 +337,17 @@ class _Machine:
         self._kept: list[tuple[tuple[int, int] | bytes, dict[int, Rule]]] = []
 
     def begin(self, reader: _Bytes) -> None:
-        """What every FDE begins with."""
+        """Run the CIE's instructions, with which every FDE begins."""
         self.run(reader, 0, MASK)
         self._first = dict(self.registers)
 
     def run(self, reader: _Bytes, at: int, until: int) -> None:
-        """What holds at `until`, of code that begins at `at`."""
+        """Run instructions up to the rules for `until`, of code that begins at `at`."""
         while reader.at < reader.end and at <= until:
             at = self._step(reader, reader.number(1), at)
 
     def _step(self, reader: _Bytes, opcode: int, at: int) -> int:
-        """Where the following ones hold."""
+        """Run one instruction and return the address from which the following ones apply."""
         common, registers, low = self._common, self.registers, opcode & 0x3F
         match opcode & 0xC0:
             case 0x40:
@@ -432,9 +433,8 @@ class _Machine:
 
 
 def evaluate(expression: bytes, stack: list[int], register: Callable[[int], int], read: Callable[[int], int]) -> int:
-    """A DWARF expression (DWARF 4, 2.5). stack: with what is on it first. register, read: by number, by address.
-
-    Raises Damaged where it has what frames are never described by; what these raise.
+    """Evaluate a DWARF expression (DWARF 4, 2.5). stack: its initial content. register, read: by number, by address.
+    Raises Damaged for operations that descriptions of frames do not use, and what `register` and `read` raise.
     """
     if len(expression) > LARGEST_EXPRESSION:
         raise Damaged("an expression of a frame is too long")

@@ -1,10 +1,10 @@
-"""A program's file: where its code is, and what its symbols are. Pure: bytes in.
+"""A program's ELF file: its code and its symbols. Pure: bytes in.
 
     header ─► program headers: PT_LOAD: what is mapped where; PT_NOTE: the build-id
            └► section headers: SYMTAB, DYNSYM and their strings; .eh_frame
 
 System V ABI, chapters 4 and 5; 32-bit and 64-bit, little-endian. Addresses are the file's own ("virtual"), as symbols
-have them; where the program is loaded elsewhere, all are shifted alike. Every number is checked as a stranger's.
+have them; where the program is loaded elsewhere, all are shifted alike. Every number is checked.
 """
 
 from __future__ import annotations
@@ -58,9 +58,8 @@ _LOCATION = re.compile(r"(?P<symbol>[^+\s]+?)(\s*\+\s*(?P<offset>0[xX][0-9a-fA-F
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What programs of a machine are: e_machine may be one of these, and a page has so many bytes.
-
-    local_entries: whether st_other says how far behind its global entry a function has a local one.
+    """Programs of a machine: e_machine may be one of these, and a page has so many bytes.
+    local_entries: whether st_other has the distance from a function's global entry to its local one.
     """
 
     machines: tuple[int, ...]
@@ -102,7 +101,8 @@ _LAYOUTS = {
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What is mapped: `size` bytes of the file from `offset` on, at `address`, and zeros up to `memory` bytes.
+    """A segment that is mapped: `size` bytes of the file from `offset` on, at `address`, and zeros up to `memory`
+    bytes.
 
     code: executable.
     """
@@ -123,7 +123,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Symbol:
-    """size: 0 where the file does not say. local: how far in the local entry is (ELFv2 ABI, 3.4.1)."""
+    """A function or label. size: 0 where the file has none. local: offset of its local entry (ELFv2 ABI, 3.4.1)."""
 
     address: int
     size: int
@@ -154,7 +154,7 @@ class Elf:
 
     @staticmethod
     def of(name: str, read: Read, size: int, of: Kind) -> Elf:
-        """Raises OptprobeError."""
+        """Read a file. Raises OptprobeError."""
         no_elf = OptprobeError(f"{name} is no program of this machine's (ELF)")
         if size < 64:
             raise no_elf
@@ -195,17 +195,15 @@ class Elf:
 
     @property
     def first_code(self) -> int:
-        """The address of the first executable segment: the kernel's mm->start_code, less what it is shifted by.
-
+        """The address of the first executable segment: the kernel's mm->start_code, less its load offset.
         (fs/binfmt_elf.c, load_elf_binary: the lowest p_vaddr with PF_X)
         """
         return min(segment.address for segment in self.code)
 
     @property
     def filler(self) -> tuple[int, int]:
-        """Behind the last code: what of its last page the file's code does not need, mapped executable. May be empty.
-
-        What the file has there, if anything, belongs to another segment, which is mapped elsewhere.
+        """The padding behind the last code: the rest of its last page, mapped executable. It may be empty.
+        Bytes that the file has there belong to another segment, which is mapped elsewhere.
         """
         last = max(self.code, key=lambda segment: segment.end)
         end = -(-last.end // self.page) * self.page
@@ -214,21 +212,21 @@ class Elf:
         return (last.end, last.end if taken or last.memory > last.size else end)
 
     def offset(self, address: int) -> int:
-        """Where in the file the code at `address` is. Raises OptprobeError."""
+        """Return the offset in the file of the code at `address`. Raises OptprobeError."""
         for segment in self.code:
             if segment.holds(address):
                 return address - segment.address + segment.offset
         raise OptprobeError(f"{address:#x} is in no code of {self.name}", self._ranges())
 
     def address(self, offset: int) -> int:
-        """Of the code at that offset in the file. Raises OptprobeError."""
+        """Return the address of the code at an offset in the file. Raises OptprobeError."""
         for segment in self.code:
             if segment.offset <= offset < segment.offset + segment.size:
                 return offset - segment.offset + segment.address
         raise OptprobeError(f"offset {offset:#x} of {self.name} is outside its code", self._ranges())
 
     def text(self, address: int, size: int) -> bytes:
-        """At most `size` bytes of code, fewer where it ends. Raises OptprobeError."""
+        """Read at most `size` bytes of code, fewer where it ends. Raises OptprobeError."""
         segment = next((segment for segment in self.code if segment.holds(address)), None)
         at = self.offset(address)
         assert segment is not None, "self.offset raises"
@@ -241,11 +239,11 @@ class Elf:
     # symbols ---------------------------------------------------------------------------------------------------------
 
     def resolve(self, location: str) -> int:
-        """The address of SYMBOL, SYMBOL+OFFSET or an offset in the file. Raises OptprobeError."""
+        """Return the address of SYMBOL, SYMBOL+OFFSET or an offset in the file. Raises OptprobeError."""
         found = _LOCATION.fullmatch(location.strip())
         if found is None:
             raise OptprobeError(
-                f"{location or 'nothing'} is no place in {self.name}",
+                f"{location or 'nothing'} is no location in {self.name}",
                 "BINARY:SYMBOL, BINARY:SYMBOL+OFFSET or BINARY:OFFSET",
             )
         symbol, more = found["symbol"], int(found["offset"] or "0", 0)
@@ -258,12 +256,12 @@ class Elf:
         return address
 
     def entry_of(self, address: int) -> int | None:
-        """Where the function is entered that is there, by those in the program: its local entry."""
+        """Return the address at which the function at `address` is entered from the program itself: its local entry."""
         symbol = self._around(address)
         return None if symbol is None else symbol.address + symbol.local
 
     def _named(self, name: str, to_entry: bool) -> int:
-        """to_entry: as a probe on a function of the kernel, and as perf has it, at the local one; else the symbol's."""
+        """Return a symbol's address. to_entry: its local entry, as for a kprobe on a function and in perf."""
         if not self.symbols:
             raise OptprobeError(
                 f"{self.name} has no symbols: it is stripped",
@@ -279,7 +277,7 @@ class Elf:
         return found.pop()
 
     def spell(self, address: int) -> str:
-        """symbol+0x3; the offset in the file where no symbol is known; the address outside code."""
+        """Return symbol+0x3; the offset in the file where no symbol is known; the address outside code."""
         symbol = self._around(address)
         if symbol is None:
             inside = any(segment.holds(address) for segment in self.code)
@@ -287,7 +285,7 @@ class Elf:
         return symbol.name + (f"+{address - symbol.address:#x}" if address > symbol.address else "")
 
     def function(self, address: int) -> tuple[int, int] | None:
-        """Start and end of the function there, as its symbol has them; None where none tells, or tells too much."""
+        """Return start and end of the function at `address`, by its symbol; None where it has none, or is too large."""
         symbol = self._around(address)
         end = self._end(symbol) if symbol is not None else 0
         return None if symbol is None or end - symbol.address > LARGEST_FUNCTION else (symbol.address, end)
@@ -302,7 +300,7 @@ class Elf:
         return symbol if address < self._end(symbol) else None
 
     def _end(self, symbol: Symbol) -> int:
-        """Where its size ends it; without one, the next symbol or its segment."""
+        """Return the end of a symbol: by its size, else the next symbol or the end of its segment."""
         if symbol.size:
             return symbol.address + symbol.size
         index = bisect_right(self.symbols, symbol.address, key=lambda symbol: symbol.address)
@@ -327,7 +325,7 @@ class Elf:
 
     @cached_property
     def call_frames(self) -> CallFrames:
-        """What it says of its functions' callers, or the file that its symbols are from. Raises OptprobeError."""
+        """Its .eh_frame, or that of the file that its symbols are from. Raises OptprobeError."""
         try:
             found = self._own_call_frames()
         except OptprobeError:
@@ -366,7 +364,7 @@ class Elf:
                 yield Symbol(value, size, printable(strings[name:end]), self._local(other))
 
     def _local(self, other: int) -> int:
-        """By bits 5 to 7 of st_other: 2 to 6 are instructions' numbers, as powers of two."""
+        """Return the distance of the local entry, by bits 5 to 7 of st_other: 2 to 6 are its log2 in bytes."""
         return 4 << (other >> 5) - 2 if self.local_entries and 2 <= other >> 5 <= 6 else 0
 
 
@@ -384,7 +382,7 @@ def _bounded(read: Read, offset: int, size: int, end: int, name: str) -> bytes:
 
 
 def _build_id(notes: bytes) -> bytes:
-    """(name size, size, type), name and description, each filled up to four bytes."""
+    """Return the build-id of notes: (name size, size, type), name and description, each padded to four bytes."""
     at = 0
     while at + 12 <= len(notes):
         name, size, kind = struct.unpack_from("<III", notes, at)

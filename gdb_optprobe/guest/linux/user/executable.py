@@ -27,13 +27,14 @@ NAMES = (DENTRY, INODE, NUMBER, WRITTEN)
 
 
 class Offset(Protocol):
-    """Of a structure's member: of several names the first that exists. Raises OptprobeError."""
+    """Return the offset of a structure's member; of several names the first that exists. Raises OptprobeError."""
 
     def __call__(self, struct: str, *members: str) -> int: ...
 
 
 def words(task: Expr | Missing, offset: Offset) -> tuple[tuple[str, Expr], ...]:
-    """Of the thread that runs, by name; none where this kernel does not say where they are."""
+    """Return expressions that identify the running thread's file, by name; none where this kernel does not have them.
+    """
     if isinstance(task, Missing):
         return ()
     try:
@@ -55,7 +56,7 @@ def words(task: Expr | Missing, offset: Offset) -> tuple[tuple[str, Expr], ...]:
 
 
 def executable(programs: Programs, taken: Mapping[str, int]) -> Program | None:
-    """What these words say now; None where its file is not what it was, or cannot be read."""
+    """Return the program that these words identify; None where its file has changed, or cannot be read."""
     kernel = programs.kernel
     try:
         if not taken.get(INODE) or kernel.word(taken[DENTRY] + kernel.offset("dentry", "d_inode")) != taken[INODE]:
@@ -69,7 +70,7 @@ def executable(programs: Programs, taken: Mapping[str, int]) -> Program | None:
 
 
 def is_as_it_was(programs: Programs, program: Program) -> bool:
-    """Whether the file has in it what it had when the program was found."""
+    """Return whether the file's content is the same as when the program was found."""
     kernel, file = programs.kernel, program.file
     try:
         size = kernel.word(file.inode + kernel.offset("inode", "i_size"))

@@ -1,6 +1,6 @@
-"""A file of the guest's by its path: what its kernel keeps of directories in memory.
+"""Find a file of the guest by its path, in the directories that its kernel has in memory.
 
-    process 1 ─► fs->root ─► dentry ─d_subdirs─► dentry ─► …          a mount's root takes its mountpoint's place
+    process 1 ─► fs->root ─► dentry ─d_subdirs─► dentry ─► …          a mount's root replaces its mountpoint
                              inode: S_IFLNK ─► i_link: the path continues there
 
 A file that is open or mapped has its directories in memory up to the root (fs/dcache.c). It need not
@@ -41,8 +41,7 @@ OVERLAY = 0x794C7630
 @dataclass(frozen=True, slots=True)
 class File:
     """A regular file. inode, mapping: addresses of the kernel's struct inode and struct address_space.
-
-    path: as it is shown. inode, number and device together are the file's identity, for as long as it stays in memory.
+    path: as messages print it. inode, number and device together identify the file as long as it stays in memory.
     """
 
     path: str
@@ -55,24 +54,26 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A dentry as it is seen through a mount (struct mount)."""
+    """A dentry as seen through a mount (struct mount)."""
 
     mount: int
     dentry: int
 
 
 def find(kernel: Kernel, path: str) -> File:
-    """The file at `path`, as typed or as it is shown, as process 1 sees it. Raises OptprobeError."""
+    """Return the file at `path`, typed or printed, as process 1 sees it. Raises OptprobeError."""
     return _Names(kernel).file(raw(path))
 
 
 def named(kernel: Kernel, dentry: int) -> File:
-    """What an entry of a directory leads to, by its name there alone. Raises OptprobeError."""
+    """Return what an entry of a directory leads to, by its name there alone. Raises OptprobeError."""
     return _Names(kernel).named(dentry)
 
 
 def written(kernel: Kernel, inode: int) -> int:
-    """When a file was written to last, as one number (seconds << SECONDS_SHIFT | nanoseconds). Raises OptprobeError."""
+    """Return when a file was last written to, as one number (seconds << SECONDS_SHIFT | nanoseconds).
+    Raises OptprobeError.
+    """
     seconds, nanoseconds = (
         int.from_bytes(kernel.memory.read(inode + kernel.offset("inode", *names), size), "little")
         for names, size in zip(WRITTEN, (8, 4), strict=True)
@@ -99,7 +100,7 @@ class _Names:
         self._link = offset("inode", "i_link")
 
     def file(self, path: bytes) -> File:
-        """Raises OptprobeError."""
+        """Return the file at `path`. Raises OptprobeError."""
         if not path.startswith(b"/"):
             shown, hint = printable(path), "it begins with /, as in -user /bin/busybox:main"
             raise OptprobeError(f"{shown} is no path in the guest", hint)
@@ -108,7 +109,7 @@ class _Names:
         return self._at(path, self._inode(self._walk(path).dentry))
 
     def named(self, dentry: int) -> File:
-        """Raises OptprobeError."""
+        """Return the file of a dentry. Raises OptprobeError."""
         length = min(self._number(dentry + self._length, 4), NAME_MAX)
         name = self._kernel.memory.read(self._kernel.word(dentry + self._name), length)
         return self._at(name, self._inode(dentry))
@@ -149,7 +150,7 @@ class _Names:
                 continue
             found = self._child(trail[-1], name)
             if found is None:
-                raise OptprobeError(f"the guest knows of no file {printable(path)}", IN_MEMORY)
+                raise OptprobeError(f"the guest has no file {printable(path)} in memory", IN_MEMORY)
             target = self._target(found, path)
             if target is None:
                 trail.append(found)
@@ -162,7 +163,7 @@ class _Names:
         return trail[-1]
 
     def _root(self) -> _Place:
-        """Of process 1: the first that was made of another than init_task."""
+        """Return the root of process 1: the first process with an fs that is not init_task's."""
         kernel = self._kernel
         tasks = kernel.offset("task_struct", "tasks")
         pid = kernel.offset("task_struct", "pid")
@@ -174,7 +175,7 @@ class _Names:
         raise NoSuchKernel("the guest has no process 1 yet")
 
     def _top(self, place: _Place) -> _Place:
-        """What is mounted there last."""
+        """Return the place with the file system that was mounted there last."""
         for _ in range(MOST_LINKS):
             above = next((m for m in self._mounted_in(place.mount) if self._point(m) == place.dentry), None)
             if above is None:
@@ -199,7 +200,7 @@ class _Names:
         return None
 
     def _entries(self, directory: int) -> Iterator[int]:
-        """The dentries in a directory: in a list with two ends, since Linux 6.8 in one with one."""
+        """Yield the dentries in a directory: a doubly linked list, since Linux 6.8 an hlist."""
         kernel = self._kernel
         head = directory + self._children
         seen: set[int] = set()
@@ -213,14 +214,14 @@ class _Names:
             at = kernel.word(at)
 
     def _named(self, dentry: int, length: int) -> bytes:
-        """The name, where it has that length."""
+        """Return the name, if it has that length; else b""."""
         kernel = self._kernel
         if self._number(dentry + self._length, 4) != length:
             return b""
         return kernel.memory.read(kernel.word(dentry + self._name), length)
 
     def _target(self, place: _Place, path: bytes) -> bytes | None:
-        """Where a symbolic link leads; None where it is none."""
+        """Return where a symbolic link leads; None where it is none."""
         inode = self._inode(place.dentry)
         if not stat.S_ISLNK(self._number(inode + self._mode, 2)):
             return None

@@ -2,9 +2,9 @@
 
     address_space ─► i_mmap: red-black tree of vm_area_struct (shared.rb) ─► vm_mm ─► processes with this mm
 
-That tree has them all, whether the process is in the list of tasks yet, or still (mm/interval_tree.c): a child that is
-half made too. So do the kernel's uprobes find them (kernel/events/uprobes.c, build_map_info). It is read only while
-i_mmap_rwsem is free: a thread that changes the tree holds it.
+That tree has all mappings, also those of a process that is not yet, or no longer, in the list of tasks
+(mm/interval_tree.c), such as a half-made child. The kernel's uprobes find them so too (kernel/events/uprobes.c,
+build_map_info). It is read only while i_mmap_rwsem is free: a thread that changes the tree holds it.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class AddressSpace:
         return self.offset <= offset < self.offset + self.end - self.start
 
     def address(self, offset: int) -> int:
-        """Of what is at that offset of the file, which is mapped here."""
+        """Return the address of that offset of the file, which is mapped here."""
         return self.start + offset - self.offset
 
 
 def spaces(kernel: Kernel, file: File, page: int) -> tuple[AddressSpace, ...]:
-    """Every private, executable mapping of `file`, by address space and address. Raises Busy, OptprobeError.
+    """Return every private, executable mapping of `file`, by address space and address. Raises Busy, OptprobeError.
 
     page: bytes of a page.
     """
@@ -73,7 +73,7 @@ def spaces(kernel: Kernel, file: File, page: int) -> tuple[AddressSpace, ...]:
 
 
 def check(kernel: Kernel, file: File, page: int) -> None:
-    """Read where `file` is mapped, as `spaces` does, whoever runs it. Raises Busy, OptprobeError."""
+    """Read the mappings of `file` as `spaces` does, without the processes. Raises Busy, OptprobeError."""
     reader = _Reader(kernel, page)
     kernel.offset("task_struct", "tgid"), kernel.offset("task_struct", "comm")
     for area in reader.areas(file):
@@ -111,7 +111,7 @@ class _Reader:
         return [area for area in areas if _is_private_code(area["flags"])]
 
     def _areas(self, file: File) -> Iterator[int]:
-        """Each node of the tree once."""
+        """Yield each node of the tree once."""
         kernel = self._kernel
         root = kernel.word(file.mapping + kernel.offset("address_space", "i_mmap"))
         seen: set[int] = set()
@@ -136,7 +136,7 @@ class _Reader:
         return AddressSpace(area["mm"], area["start"], area["end"], area["page"] * self._size, own)
 
     def _processes(self) -> dict[int, list[Process]]:
-        """By their address space, in the order of the list of tasks."""
+        """Return the processes by their address spaces, in the order of the list of tasks."""
         kernel = self._kernel
         tasks = kernel.offset("task_struct", "tasks")
         mm = kernel.offset("task_struct", "mm")
@@ -147,7 +147,7 @@ class _Reader:
 
 
 def process(kernel: Kernel, task: int) -> Process:
-    """The one that a thread belongs to."""
+    """Return the process that a thread belongs to."""
     layout = Members.of(
         pid=(kernel.offset("task_struct", "tgid"), 4), comm=(kernel.offset("task_struct", "comm"), NAME_SIZE)
     )
@@ -157,5 +157,5 @@ def process(kernel: Kernel, task: int) -> Process:
 
 
 def _is_private_code(flags: int) -> bool:
-    """As valid_vma has it (kernel/events/uprobes.c), of what is executable now: no data, which may be that too."""
+    """Return whether it is a mapping of valid_vma (kernel/events/uprobes.c) that is executable now."""
     return bool(flags & EXECUTE) and flags & (MAY_EXECUTE | MAY_SHARE | HUGE | WRITE) == MAY_EXECUTE

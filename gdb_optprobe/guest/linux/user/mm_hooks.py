@@ -1,4 +1,4 @@
-"""The kernel's calls of its own uprobes for address spaces: one is copied, one has no user any more.
+"""The kernel's calls of its own uprobes when an address space is copied, and when its last user is gone.
 
     dup_mmap ─► uprobe_dup_mmap(old, new)      before the new one has its first page (kernel/fork.c)
     __mmput  ─► uprobe_clear_state(mm)         no thread runs in it; an exec's old one too
@@ -22,23 +22,24 @@ ENDED, ENDERS = "uprobe_clear_state", ("__mmput", "mmput", "mmput_async_fn", "mm
 
 @dataclass(frozen=True, slots=True)
 class MmHooks:
-    """to: the kernel's function. calls: that lead there, each of the size of a branch."""
+    """Calls of a function. to: the kernel's function. calls: the instructions that lead there, of the size of a branch.
+    """
 
     to: int
     calls: tuple[Insn, ...]
 
 
 Entry = Callable[[Kernel, int], int]
-"""Where a function of the kernel's is entered, by its symbol's address."""
+"""Returns the entry of a kernel function, by its symbol's address."""
 
 
 def copied(kernel: Kernel, isa: Isa, originals: Originals, entry: Entry) -> MmHooks:
-    """Raises OptprobeError where this kernel has none."""
+    """Return the hook of copied address spaces. Raises OptprobeError where this kernel has none."""
     return _found(kernel, isa, originals, entry, COPIED, COPIERS)
 
 
 def ended(kernel: Kernel, isa: Isa, originals: Originals, entry: Entry) -> MmHooks:
-    """Raises OptprobeError where this kernel has none."""
+    """Return the hook of ended address spaces. Raises OptprobeError where this kernel has none."""
     return _found(kernel, isa, originals, entry, ENDED, ENDERS)
 
 

@@ -1,7 +1,7 @@
-"""Where a kernel maps files into programs, and code that comes in between: exec and mmap, of any word size.
+"""The kernel's calls that map files into programs (exec and mmap, of any word size), which the mmap hook intercepts.
 
     elf_map ─► vm_mmap ─────────┐
-    mmap(2) ─► ksys_mmap_pgoff ─┴─► vm_mmap_pgoff (mm/util.c): takes mmap_lock, maps, lets it go
+    mmap(2) ─► ksys_mmap_pgoff ─┴─► vm_mmap_pgoff (mm/util.c): takes mmap_lock, maps, releases it
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gdb_optprobe.isa.record import Isa
 
 MAPS, WRITES = "vm_mmap_pgoff", "access_remote_vm"
 WAITS = "schedule_timeout_killable"
-"""Returns at once, with time left, where the thread has been killed: for him nothing is written (mm/gup.c)."""
+"""Returns at once, with time left, if the thread was killed: then nothing is written into its memory (mm/gup.c)."""
 CALLERS = ("vm_mmap", "ksys_mmap_pgoff")
 
 
@@ -34,7 +34,7 @@ class MmapHook:
 
 
 def calls(kernel: Kernel, isa: Isa, originals: Originals, to: int) -> tuple[Insn, ...]:
-    """to: where the function is entered. Raises OptprobeError where the kernel maps files in another way."""
+    """Return the calls. to: the function's entry. Raises OptprobeError where the kernel maps files in another way."""
     found: list[Insn] = []
     for name in CALLERS:
         code = code_at(kernel, isa, originals, kernel.address(name))

@@ -1,4 +1,4 @@
-"""What page tables of programs, and the kernel's records of pages, are like on a machine."""
+"""Page tables of programs, and the kernel's records of pages (struct page), as they differ by machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Leaf:
 
 
 class Mmu(Protocol):
-    """kind: what programs are. start, size: of the kernel's map of physical memory."""
+    """kind: of programs. start, size: of the kernel's map of physical memory."""
 
     @property
     def kind(self) -> Kind: ...
@@ -36,7 +36,7 @@ class Mmu(Protocol):
     def size(self) -> int: ...
 
     def records(self, kernel: Kernel) -> int:
-        """Where the record (struct page) of the page at 0 is."""
+        """Return the address of the record (struct page) of the page at 0."""
 
     def leaf(self, read: ReadPhysical, table: int, address: int) -> Leaf | None:
-        """table: the physical address of the top table of a space."""
+        """Return the page that maps `address`; None without one. table: the physical address of a space's top table."""

@@ -9,12 +9,12 @@ from gdb_optprobe.guest.linux.user.elf import Kind
 from gdb_optprobe.guest.linux.user.mmu import Mmu
 
 RECORD = 64
-"""Bytes of a struct page (include/linux/mm_types.h): were it another, no page would hold what is looked for."""
+"""Bytes of a struct page (include/linux/mm_types.h). With another size no page would pass the checks."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageFrames:
-    """start, size: of the direct map. records: where that of frame 0 is. kind: what programs are."""
+    """start, size: of the direct map. records: address of the record of frame 0. kind: of programs."""
 
     kernel: Kernel
     start: int
@@ -39,11 +39,11 @@ class PageFrames:
         return number * self.page
 
     def record(self, physical: int) -> int:
-        """Where the record of the page is that `physical` is in."""
+        """Return the address of the record of the page that has `physical`."""
         return self.records + physical // self.page * RECORD
 
     def read(self, physical: int, size: int) -> bytes:
-        """Within one page."""
+        """Read within one page."""
         return self.kernel.memory.read(self._at(physical), size)
 
     def write(self, physical: int, data: bytes) -> None:

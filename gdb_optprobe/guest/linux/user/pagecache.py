@@ -1,9 +1,9 @@
-"""What of a file is in the guest's memory: its page cache.
+"""The page cache: the parts of a file that are in the guest's memory.
 
     address_space ─► i_pages: xarray ─► slots of 64 ─► … ─► struct page ─► frame
                      an entry's low bits: 00 a page, 10 a node, or, below 256, "as in slot N"   (include/linux/xarray.h)
 
-A page is believed where it says itself which file and which part of it it holds.
+A page is accepted if its own record has the file and the index.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gdb_optprobe.guest.linux.user.files import File
 from gdb_optprobe.guest.linux.user.page_frames import PageFrames
 
 INDEX = ("index", "__folio_index")
-"""Of struct page: which part of its file it holds; the second since page and folio went apart."""
+"""Of struct page: the index in its file; the second name since page and folio were separated."""
 SLOTS = 64
 SLOT_BITS = 6
 INTERNAL = 2
@@ -32,14 +32,14 @@ class NotInMemory(OptprobeError):
 
 @dataclass(frozen=True)
 class PageCache:
-    """Reads what of `file` is in memory."""
+    """Reads the part of `file` that is in memory."""
 
     kernel: Kernel
     frames: PageFrames
     file: File
 
     def read(self, offset: int, size: int) -> bytes:
-        """Bytes of the file. Raises NotInMemory; OptprobeError where the file ends before."""
+        """Read bytes of the file. Raises NotInMemory; OptprobeError where the file ends before."""
         if offset < 0 or size < 0 or offset + size > self.file.size:
             raise OptprobeError(f"{self.file.path} ends at {self.file.size:#x}, before {offset + size:#x}")
         data, page = bytearray(), self.frames.page
@@ -50,7 +50,7 @@ class PageCache:
         return bytes(data)
 
     def _frame(self, index: int) -> int:
-        """Where page `index` of the file is in physical memory. Raises NotInMemory."""
+        """Return the physical address of page `index` of the file. Raises NotInMemory."""
         found = self._entry(index)
         if not found or found & 3:
             raise NotInMemory(
@@ -60,7 +60,7 @@ class PageCache:
         first = self.kernel.word(found + self.kernel.offset("page", *INDEX))
         owner = self.kernel.word(found + self.kernel.offset("page", "mapping"))
         if owner != self.file.mapping or not first <= index < first + LARGEST:
-            raise NoSuchKernel(f"page {index} of {self.file.path} is changing hands just now", "try again")
+            raise NoSuchKernel(f"page {index} of {self.file.path} is being replaced just now", "try again")
         return self.frames.frame(found) + (index - first) * self.frames.page
 
     def _entry(self, index: int) -> int:

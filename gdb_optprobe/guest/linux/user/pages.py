@@ -1,9 +1,9 @@
-"""Pages of an address space: which are its own, and so can be written without the file's being changed.
+"""Pages of an address space, and which of them are private: those can be written without changing the file.
 
     mm_struct ─► pgd ─► page tables ─► frame ─► struct page: mapping & 3 == 1: anonymous, no page of a file's
                                     (include/linux/page-flags.h, PAGE_MAPPING_ANON; 3: merged with others, KSM)
 
-An entry that is not dirty may be that of a page that the guest has a copy of on disk: what is written may get lost.
+A page with an entry that is not dirty may have a copy on disk: a write to it may get lost.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Pages:
         return self.of(mm).read(address, size)
 
     def find(self, mm: int, address: int) -> Leaf | None:
-        """The page that a program of the space may use there now."""
+        """Return the page that a program of the space may use at `address` now."""
         top = self.kernel.word(mm + self.kernel.offset("mm_struct", "pgd")) - self.frames.start
         return self.mmu.leaf(self.frames.read, top, address)
 
     def is_private(self, page: Leaf) -> bool:
-        """Whether it can be written: it is the space's own, or shared with its forks alone."""
+        """Return whether it can be written: it is the space's own, or shared only with its forks."""
         if not page.is_kept:
             return False
         record = self.frames.record(page.frame)
@@ -57,14 +57,14 @@ class Standing:
     _found: dict[int, tuple[int, bool] | None] = field(default_factory=dict)
 
     def read(self, address: int, size: int) -> bytes | None:
-        """What is there, within one page; None where no page is there now."""
+        """Read within one page; None where no page is there now."""
         found = self._page(address)
         return None if found is None else self.pages.frames.read(found[0] + address % self.pages.frames.page, size)
 
     def write(self, address: int, old: bytes, new: bytes) -> bool:
         """Replace `old` by `new`; False, nothing written, where the page is not the space's own.
 
-        Both within one page. What has gone there meanwhile is left alone. Raises Changed.
+        Both within one page. Raises Changed where the page has neither.
         """
         found = self._page(address)
         if found is None or not self.is_own(address):
@@ -80,12 +80,12 @@ class Standing:
         return True
 
     def is_own(self, address: int) -> bool:
-        """Whether `write` can write there."""
+        """Return whether `write` can write at `address`."""
         found = self._page(address)
         return found is not None and found[1]
 
     def _page(self, address: int) -> tuple[int, bool] | None:
-        """Where it is in physical memory, and whether it is the space's own."""
+        """Return the physical address, and whether the page is the space's own."""
         start = address - address % self.pages.frames.page
         if start not in self._found:
             page = self.pages.find(self.mm, start)
@@ -94,7 +94,7 @@ class Standing:
 
 
 def within_pages(address: int, data: bytes) -> tuple[tuple[int, bytes], ...]:
-    """`data` at `address`, in pieces that lie in one page each."""
+    """Return `data` at `address` as pieces that lie in one page each."""
     starts = [0, *range(SMALLEST - address % SMALLEST, len(data), SMALLEST)]
     ends = [*starts[1:], len(data)]
     return tuple((address + start, data[start:end]) for start, end in zip(starts, ends, strict=True))

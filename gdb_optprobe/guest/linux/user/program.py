@@ -1,4 +1,4 @@
-"""A program of the guest's: its file, and what is in it, from the guest's memory or the same file on the host."""
+"""A program of the guest: its file, and the content from the guest's memory or from the same file on the host."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ LARGEST = 1 << 32
 
 @dataclass(frozen=True)
 class Program:
-    """file: the guest's. elf: what is in it; its symbols may be those of a file of the host's.
-
+    """file: the guest's. elf: its content; its symbols may be those of a file of the host.
     written: see files.written, as it was when `elf` was read.
     """
 
@@ -33,7 +32,7 @@ class Program:
     written: int = 0
 
     def is_as(self, other: Program) -> bool:
-        """Whether it is the same file with the same in it, as far as it is laid out."""
+        """Return whether it is the same file with the same layout."""
         files = [(each.file.inode, each.file.number, each.file.device, each.file.size) for each in (self, other)]
         elves = [(each.elf.bits, each.elf.entry, each.elf.segments, each.elf.build_id) for each in (self, other)]
         return files[0] == files[1] and elves[0] == elves[1]
@@ -66,24 +65,23 @@ class Program:
         return self.elf.resolve(location)
 
     def spell(self, address: int) -> str:
-        """busybox:main+0x4"""
+        """Return an address as text: busybox:main+0x4."""
         return f"{self.path.rpartition('/')[2]}:{self.elf.spell(address)}"
 
     def function(self, address: int) -> tuple[int, int] | None:
         return self.elf.function(address)
 
     def code_start(self, address: int) -> int:
-        """Where the code begins that `address` is in."""
+        """Return the start of the code that contains `address`."""
         return next(segment.address for segment in self.elf.code if segment.holds(address))
 
     def is_entry(self, address: int) -> bool:
-        """Whether arguments are where a function finds them: at its symbol, and at its local entry."""
+        """Return whether arguments are where the ABI has them: at a function's symbol, and at its local entry."""
         bounds = self.elf.function(address)
         return bounds is not None and address in (bounds[0], self.elf.entry_of(address))
 
     def offset(self, address: int) -> int:
-        """Where in the file the page has it that is mapped there: code, or what is behind it in its last page.
-
+        """Return the offset in the file of the page mapped there: code, or the rest of its last page.
         Raises OptprobeError.
         """
         start, end = self.filler
@@ -92,8 +90,7 @@ class Program:
         return self.elf.offset(start - 1) + 1 + address - start
 
     def text(self, address: int, size: int) -> bytes:
-        """What the file has for the program's memory there: code, or what is behind it in its last page.
-
+        """Return the file's bytes for the program's memory there: code, or the rest of its last page.
         Raises OptprobeError.
         """
         start, end = self.filler
@@ -105,7 +102,9 @@ class Program:
 
 
 def find(kernel: Kernel, frames: PageFrames, path: str, host: Path | None = None) -> Program:
-    """The program at `path` in the guest. host: the same on the host, or with its symbols. Raises OptprobeError."""
+    """Return the program at `path` in the guest. host: the same file on the host, or one with its symbols.
+    Raises OptprobeError.
+    """
     file = files.find(kernel, path)
     written = files.written(kernel, file.inode)
     cache = PageCache(kernel, frames, file)
@@ -131,13 +130,13 @@ def find(kernel: Kernel, frames: PageFrames, path: str, host: Path | None = None
 
 
 def inside(kernel: Kernel, frames: PageFrames, file: File) -> Program:
-    """The program in a file that was found before. Raises OptprobeError."""
+    """Return the program in a file that was found before. Raises OptprobeError."""
     elf = Elf.of(file.path, PageCache(kernel, frames, file).read, file.size, frames.kind)
     return Program(file, elf, files.written(kernel, file.inode))
 
 
 def _same(own: Elf, theirs: Elf) -> bool:
-    """By the build-id; without one they are loaded alike, and their code begins alike."""
+    """Compare two files: by the build-id; without one, by their segments and the beginning of their code."""
     if own.build_id or theirs.build_id:
         return own.build_id == theirs.build_id and own.bits == theirs.bits
     at = own.first_code
@@ -146,7 +145,8 @@ def _same(own: Elf, theirs: Elf) -> bool:
 
 
 def _both(own: Elf, theirs: Elf) -> Elf:
-    """The guest's code with the host's symbols; where both are loaded alike, the host's bytes serve too."""
+    """Return the guest's code with the host's symbols; where both have the same segments, also with the host's bytes.
+    """
 
     def read(offset: int, size: int) -> bytes:
         try:
@@ -161,7 +161,7 @@ def _both(own: Elf, theirs: Elf) -> Elf:
 
 def _contents(host: Path) -> bytes:
     try:
-        # Its name may come from a journal, which is the guest's.
+        # The name may come from a journal, which is guest memory.
         return read_regular(expanded(host), LARGEST)
     except OSError as error:
         raise OptprobeError(f"{host} cannot be read: {error.strerror}") from None

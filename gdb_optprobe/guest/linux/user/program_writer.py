@@ -1,6 +1,6 @@
-"""What code that writes into programs needs of an instruction set: see guest/linux/user/writer.py for all of it.
+"""The code that writes into programs, as an instruction set implements it: see writer.py for the whole.
 
-    table ─► 0 registers `table` and `pc` as they were │ 16 whether it is done with │ 24 rows, until a mm of 0
+    table ─► 0 registers `table` and `pc` as they were │ 16 whether it is done      │ 24 rows, until a mm of 0
     row      0 mm │ 8 address │ 16 where the data is │ 24 its size │ 28 flags │ 32 how many bytes were written
 """
 
@@ -16,7 +16,7 @@ ROW = struct.Struct("<QQQIIi4x")
 
 
 class Writing(Protocol):
-    """pc, table: the registers that set a vCPU on its way. read: what `back` needs. last: see `code`."""
+    """pc, table: the registers that start a vCPU. read: the registers that `back` needs. last: see `code`."""
 
     pc: str
     table: str
@@ -24,10 +24,9 @@ class Writing(Protocol):
     last: int
 
     def code(self, address: int, write: int, put: int) -> bytes:
-        """At `address`: calls write(mm, address, data, size, flags) and put(mm) for each row; as it was before, on.
-
-        Its last instruction, of `last` bytes, goes back. Raises OutOfReach.
+        """Return the code for `address`: it calls write(mm, address, data, size, flags) and put(mm) for each row.
+        Then it restores all registers; its last instruction, of `last` bytes, returns. Raises OutOfReach.
         """
 
     def back(self, registers: Mapping[str, int], word: Callable[[int], int]) -> Mapping[str, int]:
-        """What the last instruction would do to registers. word: 8 bytes of the kernel's memory."""
+        """Return the registers after the last instruction. word: reads 8 bytes of the kernel's memory."""

@@ -1,4 +1,4 @@
-"""What is needed of a kernel to look into its programs: made once."""
+"""A kernel's programs: the facts with which they are found and read, derived once."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ from gdb_optprobe.guest.machine import Machine, Vcpu
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """vcpus: how the kernel's threads are met.
-
-    constant: the value of an enumerator of the kernel's; None where it has none of that name.
-    forget: the guest has run.
+    """vcpus: the kernel's threads on their vCPUs.
+    constant: the value of a kernel's enumerator; None where it has none of that name.
+    forget: to be called after the guest has run.
     """
 
     machine: Machine
@@ -53,9 +52,8 @@ class Programs:
         return program.find(self.kernel, self.frames, path, host)
 
     def check(self) -> None:
-        """Look where the program of process 1 is mapped: every probe on a program needs what this reads.
-
-        Raises Busy, or OptprobeError where programs cannot be met.
+        """Read the mappings of the program of process 1: every probe on a program needs what this reads.
+        Raises Busy, or OptprobeError where programs cannot be found.
         """
         kernel = self.kernel
         at = kernel.offset("inode", "i_count")
@@ -69,7 +67,7 @@ class Programs:
         mm.check(kernel, File("the first program", inode, 0, 0, 0, mapping), self.frames.page)
 
     def _spaces(self) -> Iterator[int]:
-        """The address space of each process; 0 of a thread of the kernel's."""
+        """Yield the address space of each process; 0 for a kernel thread."""
         kernel = self.kernel
         tasks, of_task = kernel.offset("task_struct", "tasks"), kernel.offset("task_struct", "mm")
         return (kernel.word(task + of_task) for task in members(kernel, kernel.address("init_task") + tasks, tasks))
@@ -79,15 +77,15 @@ class Programs:
         return program.inside(self.kernel, self.frames, file)
 
     def mapping(self, file: File) -> tuple[AddressSpace, ...]:
-        """Where the file's code is mapped. Raises Busy, OptprobeError."""
+        """Return the mappings of the file's code. Raises Busy, OptprobeError."""
         return mm.spaces(self.kernel, file, self.frames.page)
 
     def current(self, vcpu: Vcpu) -> int:
-        """The thread on `vcpu`, which is in the kernel."""
+        """Return the thread on `vcpu`, which is in the kernel."""
         return self.vcpus.current(self.machine, self.kernel, vcpu)
 
     def hold(self, file: File, by: int) -> None:
-        """Keep the inode in memory, as igrab does (by=1), or no more (by=-1), unless that would have it freed here."""
+        """Take a reference to the inode, as igrab does (by=1), or drop it (by=-1), unless that would free it here."""
         at = file.inode + self.kernel.offset("inode", "i_count")
         count = int.from_bytes(self.kernel.memory.read(at, 4), "little") + by
         if count > 0:

@@ -1,8 +1,8 @@
 """Unwind a user program from registers and stack words copied at a hit. The process may be gone.
 
-    place in the file ─► .eh_frame says how ─► its caller ─► …       as GDB has it
+    place in the file ─► rules in .eh_frame ─► its caller ─► …       as GDB does it
                       └► none: words that point right behind a call in the program's text, which are uncertain;
-                         but for functions that have called others where the ABI links their frames
+                         where the ABI links frames, only those that the links lead to
 Where a call returns to a trap of a uretprobe, the caller is not on the stack.
 """
 
@@ -33,7 +33,7 @@ class UserFrame:
 
     address: in the process; 0 where the caller is not known.
     symbol:  "" in a file that is not known, or has no symbols in memory; of an address 0, the limit that was met.
-    sure:    else it may be left from an earlier call, or its file has been written to since.
+    sure:    false if it may be left from an earlier call, or its file has been written to since.
     """
 
     address: int
@@ -53,7 +53,7 @@ class _State:
 
 
 class _Untold(OptprobeError):
-    """Nothing says how a frame's caller is found."""
+    """No data describe how a frame's caller is found."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Source:
 
     @cached_property
     def call_frames(self) -> CallFrames | None:
-        """None where they cannot be read now: that is not tried again."""
+        """Its .eh_frame; None where it cannot be read now: that is not tried again."""
         try:
             return self.program.elf.call_frames
         except OptprobeError:
@@ -73,7 +73,7 @@ class Source:
 
     @cached_property
     def has_symbols(self) -> bool:
-        """Whether they can be read now, if only to see that there are none."""
+        """Whether symbols can be read now, even if there are none."""
         try:
             return self.program.elf.symbols is not None
         except OptprobeError:
@@ -82,7 +82,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A file in a process. bias: how far it is loaded from where it was linked for."""
+    """A file in a process. bias: load address less link address."""
 
     source: Source
     bias: int
@@ -102,7 +102,7 @@ class Loaded:
         return self.source.call_frames.rules(address - self.bias)
 
     def holds(self, address: int) -> bool:
-        """Whether its code is there."""
+        """Return whether its code is at `address`."""
         return any(segment.holds(address - self.bias) for segment in self.elf.code)
 
     def may_have_uprobe(self, address: int) -> bool:
@@ -119,14 +119,14 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Process:
-    """As it was at a hit. files: those known of it. decode: code at an address."""
+    """A process as it was at a hit. files: the known files that it has mapped. decode: code at an address."""
 
     files: tuple[Loaded, ...]
     frames: UserFrames
     decode: Callable[[bytes, int], list[Insn]]
 
     def callers(self, registers: Mapping[str, int], copy: Copy) -> Iterator[UserFrame]:
-        """The innermost frame first, that of the PC. registers: at the hit."""
+        """Yield the frames, innermost first, that of the PC. registers: at the hit."""
         state, unknown = _State(registers, exact=True), UNKNOWN
         for _ in range(MOST):
             pc = state.registers[self.frames.pc]
@@ -147,7 +147,7 @@ class Process:
         yield from self._guessed(state, copy)
 
     def _caller(self, state: _State, copy: Copy) -> _State | None:
-        """None where there is none. Raises Unreadable, OptprobeError."""
+        """Return the caller's state; None where there is none. Raises Unreadable, OptprobeError."""
         if not self._is_certain(state):
             raise _Untold("the file has been written to since")
         inside = self._inside(state)
@@ -159,7 +159,8 @@ class Process:
         return found
 
     def _inside(self, state: _State) -> int:
-        """Where it is, or has called: that may be its function's last instruction."""
+        """Return an address inside the function: a return address may be just behind the function's last instruction.
+        """
         return state.registers[self.frames.pc] - (not state.exact)
 
     def _is_certain(self, state: _State) -> bool:
@@ -167,7 +168,8 @@ class Process:
         return file is None or file.source.certain
 
     def _linked(self, state: _State, copy: Copy) -> _State:
-        """A function that has called another has linked its frame to its caller's, where the ABI has such links."""
+        """Follow the link of a frame: a function that has called another has stored it, where the ABI has such links.
+        """
         frames = self.frames
         if frames.chain is None or state.exact:
             raise _Untold("nothing tells of this code's frames")
@@ -177,13 +179,13 @@ class Process:
         return _State({frames.sp: sp, frames.pc: _word(copy, sp + frames.chain, frames.word)}, exact=False)
 
     def _guessed(self, state: _State, copy: Copy) -> Iterator[UserFrame]:
-        """What may be return addresses."""
+        """Yield frames of words that may be return addresses."""
         found = filter(self._is_behind_call, self._words(state, copy))
         for address, _ in zip(found, range(MOST), strict=False):
             yield UserFrame(address, self._spell(address, False), sure=False)
 
     def _words(self, state: _State, copy: Copy) -> Iterator[int]:
-        """Those of the frames that are linked, where the ABI has such links; else all."""
+        """Yield the words of linked frames, where the ABI has such links; else all words of the stack."""
         frames, sp = self.frames, state.registers[self.frames.sp]
         if state.exact and frames.link and state.registers[frames.link] != state.registers[frames.pc]:
             yield state.registers[frames.link]
@@ -223,7 +225,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """A frame of which the file tells."""
+    """A frame with rules in the file."""
 
     frames: UserFrames
     rules: Rules
@@ -231,7 +233,7 @@ class _Frame:
     copy: Copy
 
     def caller(self) -> _State | None:
-        """None where there is none. Raises Unreadable, OptprobeError."""
+        """Return the caller's state; None where there is none. Raises Unreadable, OptprobeError."""
         frames, rules, cfa = self.frames, self.rules, self._cfa()
         back = rules.registers.get(rules.back, In(rules.back))
         if isinstance(back, Lost):
@@ -252,7 +254,7 @@ class _Frame:
         return _State({**found, frames.pc: pc}, rules.interrupted)
 
     def _is_above(self, sp: int) -> bool:
-        """A frame is not empty but where the return address is in a register."""
+        """Return whether `sp` is a valid next SP: a frame is only empty where the return address is in a register."""
         now = self.state.registers[self.frames.sp]
         return sp > now or (sp == now and self.state.exact and bool(self.frames.link))
 
@@ -263,7 +265,7 @@ class _Frame:
         return self._register(number) + offset & self._mask
 
     def _if_there(self, rule: Rule, cfa: int) -> int | None:
-        """A register that may never be needed."""
+        """Return a register, or None where it cannot be read: it may never be needed."""
         try:
             return None if isinstance(rule, Lost) else self._value(rule, cfa)
         except (Unreadable, _Untold):

@@ -1,4 +1,4 @@
-"""How the kernel's threads are met on their vCPUs, as what writes into programs has to know."""
+"""The kernel's threads on their vCPUs: the facts that writing into programs needs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Vcpus(Protocol):
     def writing(self) -> Writing: ...
 
     def current(self, machine: Machine, kernel: Kernel, vcpu: Vcpu) -> int:
-        """The thread on `vcpu`, which is in the kernel."""
+        """Return the thread on `vcpu`, which is in the kernel."""
 
     def may_sleep(self, machine: Machine, kernel: Kernel, vcpu: Vcpu) -> bool:
-        """Whether that thread, at a function's first instruction, has neither interrupts nor preemption off."""
+        """Return whether that thread, at a function's first instruction, has neither interrupts nor preemption off."""
 
     def numbers(self, kernel: Kernel, function: str) -> tuple[Collection[int], ...]:
         """Return the numbers that the kernel's `function` puts into the registers of the fifth and sixth argument.

@@ -1,4 +1,4 @@
-"""Write into address spaces of programs: the guest does it itself, with a copy of the page that is the space's own.
+"""Write into programs: the guest does it itself, and copies a shared page first.
 
     vCPU at a safe point      thunk (code)                               table (data)
     ┌───────────────┐  PC,    ┌──────────────────────────────────────┐   ┌───────────────────────────────┐
@@ -56,19 +56,19 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Where the kernel's access_remote_vm and mmput are."""
+    """Addresses of the kernel's access_remote_vm and mmput."""
 
     write: int
     put: int
 
 
 def calls(kernel: Kernel) -> Calls:
-    """Raises OptprobeError."""
+    """Return the addresses. Raises OptprobeError."""
     return Calls(kernel.address("access_remote_vm"), kernel.address("mmput"))
 
 
 def check(programs: Programs) -> None:
-    """Raises OptprobeError where this kernel does not tell what every write needs."""
+    """Raise OptprobeError where a fact that every write needs is not known of this kernel."""
     kernel = programs.kernel
     flags(programs)
     calls(kernel)
@@ -87,7 +87,7 @@ def _lock(kernel: Kernel) -> RwSemaphore:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What a vCPU is to carry out, and the registers that set it on its way."""
+    """The writes that a vCPU carries out, and the registers that start it."""
 
     table: int
     writes: tuple[Write, ...]
@@ -145,7 +145,8 @@ class Writer:
         return Started(table, tuple(taken), {writing.pc: self.address, writing.table: table})
 
     def results(self, started: Started) -> tuple[bool, ...] | None:
-        """Of each of its writes whether it was carried out; None while they are. Ask before `start` is called again."""
+        """Return, for each of its writes, whether it was carried out; None while it runs. Call it before `start` again.
+        """
         if not self._is_free(started.table):
             return None
         rows = ROW.iter_unpack(self.machine.read(started.table + HEAD.size, ROW.size * ROWS))
@@ -153,7 +154,7 @@ class Writer:
         return tuple((write.mm, write.address) in done for write in started.writes)
 
     def may_start(self, vcpu: Vcpu) -> bool:
-        """Whether the thread on `vcpu`, at one of `safe_points`, may sleep and holds no lock."""
+        """Return whether the thread on `vcpu`, which is at one of `safe_points`, may sleep and holds no lock."""
         return self._points.may_call(vcpu)
 
     def safe_points(self) -> tuple[int, ...]:
@@ -176,9 +177,8 @@ class Writer:
     # now -------------------------------------------------------------------------------------------------------------
 
     def write(self, writes: Sequence[Write], timeout: float) -> tuple[bool, ...]:
-        """Run the guest until all is written: of each whether it was; not where the space or the page has gone.
-
-        Raises CallFailed.
+        """Run the guest until all is written. Return for each write whether it was carried out: not if space or page is
+        gone. Raises CallFailed.
         """
         deadline = time.monotonic() + timeout
         done: list[bool] = []
@@ -270,10 +270,9 @@ class Writer:
 
 
 def flags(programs: Programs) -> int:
-    """Return what has access_remote_vm write into private copies: FOLL_WRITE and FOLL_FORCE. Raises OptprobeError.
-
-    Types tell them only where they are enumerators; the kernel's own ptrace reads a thread's memory with FOLL_FORCE,
-    and writes it with both (kernel/ptrace.c). What both tell must agree.
+    """Return the flags with which access_remote_vm writes into private copies: FOLL_WRITE and FOLL_FORCE. Raises
+    OptprobeError. Types have them only where they are enumerators; the kernel's own ptrace reads a thread's memory with
+    FOLL_FORCE, and writes it with both (kernel/ptrace.c). If both sources are known they must agree.
     """
     told = [value for name in FLAGS if (value := programs.constant(name)) is not None]
     found = _of_ptrace(programs)
@@ -285,7 +284,7 @@ def flags(programs: Programs) -> int:
 
 
 def _of_ptrace(programs: Programs) -> int | None:
-    """The flags follow what is read or written: the only argument that differs between the two, by one bit."""
+    """Return the flags of ptrace's calls: the argument that differs between read and write, by one bit."""
     each = (programs.vcpus.numbers(programs.kernel, name) for name in (PEEKS, POKES))
     for reads, writes in zip(*each, strict=True):
         if len(reads) == len(writes) == 1:
@@ -296,7 +295,7 @@ def _of_ptrace(programs: Programs) -> int | None:
 
 
 def _that_fit(writes: Sequence[Write]) -> Sequence[Write]:
-    """The first of `writes` that one table has room for. Raises OptprobeError where the first has none."""
+    """Return the first of `writes` that fit into one table. Raises OptprobeError where the first does not fit."""
     size = 0
     for number, write in enumerate(writes[:ROWS]):
         size += len(write.data)

@@ -253,7 +253,7 @@ def test_a_page_of_another_file_is_not_believed(guest: Kernel) -> None:
     guest.put_words(file.mapping + 8, record)
     assert cache.read(0, 1) == b"a"
     guest.put_words(record + 0x18, file.mapping + 8)
-    with pytest.raises(OptprobeError, match="changing hands"):
+    with pytest.raises(OptprobeError, match="being replaced"):
         cache.read(0, 1)
     guest.put_words(file.mapping + 8, FIXED_RECORDS - 64)
     with pytest.raises(OptprobeError):

@@ -49,7 +49,7 @@ from gdb_optprobe.isa.record import Isa
 
 @dataclass(frozen=True, slots=True)
 class BackChain:
-    """By the stack's own chain, and the code of the innermost function."""
+    """Unwind by the stack's back chain, and the code of the innermost function."""
 
     text: tuple[int, int]
     code: PowerText
@@ -87,7 +87,9 @@ class _Linux:
         return finding.settle(where, symbols), KernelMap(view, symbols)
 
     def kernel(self, memory: Memory, symbols: SymbolTable, structures: Structures) -> Kernel:
-        """By its code where it has no types; what reads tables takes the layout that kernels have had for long then."""
+        """Return the kernel. Without types its structures are derived from its code; the layout of tables is then the
+        one that kernels have had for long.
+        """
         names = DerivedSymbols(symbols, memory)
         try:
             structures.offset("task_struct", "tasks")
@@ -107,12 +109,14 @@ class _Linux:
         return LoadedText(text, kernel, VMALLOC, of)
 
     def entry(self, function: int, text: Text) -> int:
-        """The local entry: a call through the global one passes it, and a call inside the kernel arrives there."""
+        """Return the local entry: a call through the global one passes it, and a call inside the kernel goes there
+        directly.
+        """
         found = text.function(function)
         return PPC64LE.entry(function, found.own) if found is not None else function
 
     def entered(self, function: Function, unwinder: Unwinder | None) -> bool:
-        """Compiled code, and what leaves LR alone and returns by it."""
+        """Return whether it is compiled code, or code that does not write LR and returns by it."""
         return function.compiled or is_leaf(function.own)
 
     def per_cpu(self, kernel: Kernel) -> int | None:

@@ -1,7 +1,7 @@
-"""Code of a ppc64le kernel that is not what it seems, by where it stands and by its symbols.
+"""Code of a ppc64le kernel that cannot be probed where its symbol is, by its address and by its symbols.
 
     _stext … __end_soft_masked   vectors and what they lead to: interrupted registers are still in the CPU's own, and an
-                                 interrupt there is told from others by its address (exceptions-64s.S, interrupt_64.S)
+                                 interrupt there is recognised by its address (exceptions-64s.S, interrupt_64.S)
     head_64.S, rtas_entry.S, *_realmode …      without address translation                        EARLY
     optprobe_template_, kvm_emulate_, …        templates that the kernel copies                   COPIED
     optinsn_slot, kvm_tmp                      room for what the kernel writes: a branch that
@@ -29,14 +29,14 @@ _ENTRY = re.compile(r"ret_from_|(fast_)?interrupt_return|system_call_|soft_nmi_c
 
 
 def entry_text(kernel: Kernel) -> tuple[int, int]:
-    """From the first vector to the end of what vectors lead to."""
+    """Return [start, end) from the first vector to the end of the code that vectors lead to."""
     start = kernel.address("_stext")
     ends = [kernel.symbols.address(name) for name in ENTRY_ENDS]
     return start, max((end for end in ends if end is not None), default=start)
 
 
 def of(name: str) -> Area:
-    """What the function `name` of the kernel's text is."""
+    """Return the kind of code that the function `name` of the kernel's text is."""
     if name in _NO_CODE:
         return Area.NOT_TEXT
     for pattern, area in ((_EARLY, Area.EARLY), (_COPIED, Area.COPIED), (_ENTRY, Area.ENTRY)):

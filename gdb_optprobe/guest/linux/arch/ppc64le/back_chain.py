@@ -6,8 +6,8 @@
            │ LR of callees  │      │ LR of this     │      16: where the frame below returns to
            │ …              │      │ one's callee   │
            └────────────────┘      └────────────────┘
-A function that has not made its frame yet, or never does, is told from its own code: how far r1 is from where it was at
-the entry, and whether LR still holds the return address. An interrupt leaves a marker in its frame, and a pt_regs.
+Whether a function has made its frame follows from its code: the distance of r1 from its value at the entry, and whether
+LR still holds the return address. An interrupt leaves a marker in its frame, and a pt_regs.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ class State:
 @dataclass(frozen=True, slots=True)
 class Frame:
     """What a function has done to its stack before an instruction.
-
-    size:  bytes from r1 to where it was at the entry; None where that varies, and the back chain says it.
+    size:  bytes from r1 to its value at the entry; None where that varies: the back chain has it.
     in_lr: LR holds the return address; else it is saved where the caller provides for that.
     copy:  a general register that holds it too, -1 for none.
     """
@@ -63,9 +62,8 @@ class Frame:
 
 
 def unwind(state: State, function: Callable[[int], Function | None], read: ReadMemory) -> State | None:
-    """The caller's frame; None where the kernel's stack ends, or nothing is known.
-
-    function: the one around a PC; None where nobody knows.
+    """Return the caller's frame; None where the kernel's stack ends, or nothing is known.
+    function: finds the function around a PC; returns None where there is none.
     """
     try:
         return _unwind(state, function, read)
@@ -87,12 +85,12 @@ def _unwind(state: State, function: Callable[[int], Function | None], read: Read
     if frame.size != 0 and caller_sp <= sp:
         return None
     back = state.registers[LR] if frame.in_lr else _word(caller_sp + LR_SAVE, read)
-    # It was just returned to, and where nobody unwinds further GDB 13 asks for it.
+    # LR at a frame that a call has returned to is its return address. GDB 13 asks for LR of the outermost frame.
     return State({PC: back, SP: caller_sp, LR: back}, exact=False) if back else None
 
 
 def _interrupted(sp: int, read: ReadMemory) -> State | None:
-    """The code that was interrupted, where the frame at `sp` is an interrupt's."""
+    """Return the interrupted code, where the frame at `sp` is an interrupt's."""
     for offset in MARKERS:
         if _word(sp + offset, read) == MARKER:
             values = struct.unpack(f"<{len(PT_REGS)}Q", read(sp + offset + 16, 8 * len(PT_REGS)))
@@ -101,7 +99,9 @@ def _interrupted(sp: int, read: ReadMemory) -> State | None:
 
 
 def frame_at(pc: int, start: int, code: Mapping[int, Insn]) -> Frame:
-    """What the function at `start` has done before `pc`, by any way there; only the back chain, if none is found."""
+    """Return the frame that the function at `start` has before `pc`; only the back chain where no path to `pc` is
+    found.
+    """
     pending, seen = [(start, Frame())], set()
     for _ in range(STEPS):
         if not pending:

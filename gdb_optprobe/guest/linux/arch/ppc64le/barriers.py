@@ -2,7 +2,7 @@
 
     __start___barrier_nospec_fixup ─► s64, relative to itself ─► the barrier    (asm/feature-fixups.h; debugfs
                                                                                  powerpc/barrier_nospec)
-The kernel writes there without a look at what it overwrites.
+The kernel writes there without reading what it overwrites.
 """
 
 from __future__ import annotations
@@ -19,5 +19,5 @@ class Barriers:
         self._places = sorted(at + offset & MASK for at, (offset,) in kernel.rows(start, stop, BARRIER_ROW))
 
     def within(self, start: int, end: int) -> list[int]:
-        """Addresses in [start, end) that are rewritten."""
+        """Return the addresses in [start, end) that are rewritten."""
         return self._places[bisect_left(self._places, start) : bisect_left(self._places, end)]

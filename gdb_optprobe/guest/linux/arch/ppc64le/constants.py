@@ -11,7 +11,8 @@
                                      udelay                    tb_ticks_per_usec, by a load
                                      get_kprobe                kprobe_table
 
-Each is believed only where what it leads to is what it must be: a table of references to text, a list of pages.
+Each is accepted only where the memory that it leads to is what it must be: a table of references to text, a list of
+pages.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ LARGEST_TABLE = 1 << 22
 SAMPLES = 64
 TICKS_A_MICROSECOND = range(1, 10_000)
 BARRIER_ROW = Struct("<q")
-"""asm/feature-fixups.h, NOSPEC_BARRIER_FIXUP_SECTION: where a barrier or its nop is, relative to itself."""
+"""asm/feature-fixups.h, NOSPEC_BARRIER_FIXUP_SECTION: the address of a barrier or its nop, relative to itself."""
 
 RESTART_ROW = Struct("<QQQ")
-"""asm/interrupt.h, struct restart_table_entry: from where to where, and where it goes on."""
+"""asm/interrupt.h, struct restart_table_entry: start, end, and where it continues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +60,14 @@ class Constants:
 
 
 def by_abi(_: Insn) -> Collection[int]:
-    """General registers that the callee of a call may overwrite (ELFv2 ABI, 2.2.2)."""
+    """Return the general registers that the callee of a call may overwrite (ELFv2 ABI, 2.2.2)."""
     return CLOBBERED_BY_CALLS
 
 
 def constants(code: Sequence[Insn], toc: int, clobbered: Callable[[Insn], Collection[int]] = by_abi) -> Constants:
-    """What a function makes of r2 and of numbers, its instructions taken as they stand. clobbered: by a call."""
+    """Return the addresses that code makes of r2 and of numbers. It is read from start to end, without its branches.
+    clobbered: the registers that a call overwrites.
+    """
     known: dict[int, int] = {2: toc}
     made: dict[int, None] = {}
     used: dict[int, None] = {}
@@ -95,7 +98,7 @@ def constants(code: Sequence[Insn], toc: int, clobbered: Callable[[Insn], Collec
 
 @dataclass
 class DerivedSymbols:
-    """`symbols`, and names of data that are found out when they are first asked for."""
+    """`symbols`, and names of data that are derived when they are first looked up."""
 
     symbols: SymbolTable
     memory: Memory
@@ -105,7 +108,7 @@ class DerivedSymbols:
     _original: Overlay | None = None
 
     def read_through(self, original: Overlay) -> None:
-        """Look through what the guest's own kprobes have written. `original` may ask for what is derived here."""
+        """Read what was there before the guest's own kprobes wrote. `original` may look up what is derived here."""
         self._original = original
 
     def address(self, name: str) -> int | None:
@@ -126,7 +129,7 @@ class DerivedSymbols:
         return self.symbols.function_bounds(address)
 
     def constants_of(self, function: str) -> Constants:
-        """Of the function of that name; none where there is no such function, or its TOC is not known."""
+        """Return the constants of a function; none where there is no such function, or its TOC is not known."""
         try:
             code = self.code(function)
         except NoSuchKernel:
@@ -135,14 +138,16 @@ class DerivedSymbols:
         return constants(code, toc, self.clobbered) if toc is not None else Constants((), ())
 
     def code(self, function: str) -> Sequence[Insn]:
-        """The instructions of the function of that name. Raises NoSuchKernel where there is none of them."""
+        """Return the instructions of a function. Raises NoSuchKernel where the kernel has no such function."""
         bounds = self.symbols.function_bounds(self.symbols.address(function) or 0)
         if bounds is None or not 0 < bounds[1] - bounds[0] <= LARGEST_FUNCTION:
-            raise NoSuchKernel(f"this kernel has no types (BTF), and no {function} to tell what they would")
+            raise NoSuchKernel(f"this kernel has no types (BTF), and no {function} from which to derive them")
         return self._decode(*bounds)
 
     def overwritten(self, insn: Insn, held: Iterable[int], unknown: bool = True) -> list[int]:
-        """The registers among `held` that the instruction gives another value. unknown: whether one not known does."""
+        """Return the registers among `held` that the instruction overwrites.
+        unknown: whether an instruction that is not known overwrites all.
+        """
         if insn.flow in (Flow.CALL, Flow.INDIRECT_CALL):
             clobbered = self.clobbered(insn)
             return [register for register in held if register in clobbered]
@@ -150,8 +155,8 @@ class DerivedSymbols:
         return [register for register in held if (unknown if uses is None else uses.kills >> register & 1)]
 
     def clobbered(self, call: Insn) -> Collection[int]:
-        """General registers that a call overwrites: by the ABI, or by the callee's code where that calls nothing more.
-
+        """Return the general registers that a call overwrites: by the ABI, or by the callee's code if that calls
+        nothing.
         Entry code is not compiled, and what the kernel patches calls of into it (flush_branch_caches) keeps registers
         that the ABI does not.
         """
@@ -185,9 +190,9 @@ class DerivedSymbols:
         return [register for register in range(32) if kills >> register & 1]
 
     def _decode(self, start: int, end: int) -> Sequence[Insn]:
-        """Of one function. What it tells does not change: it is read once."""
+        """Decode one function. What is derived from it does not change, so it is read once."""
         if start not in self._codes:
-            # The kernel puts no kprobe on what tells where its kprobes are.
+            # The kernel has no kprobe on the code by which its kprobes are found, so that is read as it is.
             original, self._original = self._original, None
             try:
                 data = self.memory.read(start, end - start)
@@ -199,12 +204,12 @@ class DerivedSymbols:
         return self._codes[start]
 
     def in_text(self, address: int) -> bool:
-        """Exit text, which is behind init text, has no name."""
+        """Return whether `address` is in text. Exit text, which is behind init text, has no name."""
         start, end = self.symbols.address("_stext") or 0, self.symbols.address("_einittext") or 0
         return start <= address < end + LARGEST_EXIT_TEXT
 
     def word(self, address: int) -> int | None:
-        """None where there is no memory."""
+        """Read a word; None where there is no memory."""
         try:
             return int.from_bytes(self.memory.read(address, 8), "little")
         except OptprobeError:
@@ -212,10 +217,9 @@ class DerivedSymbols:
 
 
 def _leaves(insn: Insn) -> bool:
-    """Whether it leads where its own bytes do not say.
-
-    A bcctr that counts by the register it jumps by is invalid (Power ISA 3.1B, Book I, 2.4): that flushes the cache of
-    branches.
+    """Return whether it branches to an address that is not in its encoding.
+    A bcctr that counts by the register it jumps by is invalid (Power ISA 3.1B, Book I, 2.4): the kernel uses it to
+    flush the cache of branches.
     """
     word = word_of(insn.data)
     flushes = opcode(word) == CR_OPS and xo(word) == BCCTR and not rt(word) & BO_NO_CTR
@@ -226,7 +230,8 @@ Derived = Mapping[str, int | None]
 
 
 def _table(first: str, last: str, function: str, row: Struct, columns: int) -> Callable[[DerivedSymbols], Derived]:
-    """A table of which each row begins with `columns` references to text, each relative to itself."""
+    """Return how to derive a table. Each of its rows begins with `columns` references to text, relative to themselves.
+    """
 
     def derive(symbols: DerivedSymbols) -> Derived:
         for start, end in permutations(symbols.constants_of(function).made, 2):
@@ -235,7 +240,7 @@ def _table(first: str, last: str, function: str, row: Struct, columns: int) -> C
         return {first: None, last: None}
 
     def holds(symbols: DerivedSymbols, start: int, end: int) -> bool:
-        """Looks at the first rows and the last."""
+        """Return whether the first and the last rows have references to text."""
         for at in {start, max(start, end - SAMPLES * row.size)}:
             size = min(SAMPLES * row.size, end - at, CHUNK)
             try:
@@ -252,7 +257,7 @@ def _table(first: str, last: str, function: str, row: Struct, columns: int) -> C
 
 
 def _restarts(symbols: DerivedSymbols) -> Derived:
-    """A table of addresses of text."""
+    """Derive a table of addresses of text."""
     first, last = "__start___restart_table", "__stop___restart_table"
     for start, end in permutations(symbols.constants_of("search_kernel_restart_table").made, 2):
         if not 0 < end - start <= CHUNK or (end - start) % RESTART_ROW.size:
@@ -267,7 +272,7 @@ def _restarts(symbols: DerivedSymbols) -> Derived:
 
 
 def _ftrace_pages(symbols: DerivedSymbols) -> Derived:
-    """The variable that leads to a page whose first record is that of a place in text."""
+    """Derive the variable that leads to a page of records, the first of which has an address of text."""
     for variable in symbols.constants_of("ftrace_location_range").used:
         page = symbols.word(variable)
         records = symbols.word(page + 8) if page is not None else None
@@ -278,7 +283,7 @@ def _ftrace_pages(symbols: DerivedSymbols) -> Derived:
 
 
 def _ftrace_ops(symbols: DerivedSymbols) -> Derived:
-    """The head of the list, and the member by which every list ends: its `next` is nobody."""
+    """Derive the head of the list, and the member by which every list ends: its `next` is null."""
     found = symbols.constants_of("is_ftrace_trampoline")
     for variable in found.used:
         for end in found.made:
@@ -293,7 +298,7 @@ def _ftrace_ops(symbols: DerivedSymbols) -> Derived:
 
 
 def _modules(symbols: DerivedSymbols) -> Derived:
-    """The head of a list that all who walk the modules' begin with."""
+    """Derive the head of the list of modules: the one that all functions that walk it begin with."""
     walkers = ("find_module_all", "module_get_kallsym", "module_kallsyms_lookup_name", "print_modules")
     used = [found.used for name in walkers if (found := symbols.constants_of(name)).used]
     common = set.intersection(*map(set, used)) if len(used) > 1 else set()
@@ -306,7 +311,7 @@ def _modules(symbols: DerivedSymbols) -> Derived:
 
 
 def _ticks(symbols: DerivedSymbols) -> Derived:
-    """The only variable that `udelay` reads, which multiplies by it."""
+    """Derive the only variable that `udelay` reads; it multiplies by it."""
     used = symbols.constants_of("udelay").used
     plausible = len(used) == 1 and symbols.word(used[0]) in TICKS_A_MICROSECOND
     return {"tb_ticks_per_usec": used[0] if plausible else None}
@@ -322,7 +327,9 @@ _BARRIER = _table(
 
 
 def _kprobes(symbols: DerivedSymbols) -> Derived:
-    """Lists: each empty, or of kernel memory. Which kprobe is in which list is proven each time that they are read."""
+    """Derive the array of lists: each is empty or leads to kernel memory. The lists of kprobes are verified at each
+    read.
+    """
     size = 8 << kprobes.BITS
     for start in symbols.constants_of("get_kprobe").made:
         try:

@@ -1,4 +1,4 @@
-"""What runs: r13 points to the paca, with __current and paca_index in it (arch/powerpc/include/asm/paca.h)."""
+"""The running thread and CPU: r13 points to the paca, with __current and paca_index (asm/paca.h)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Paca:
 
 
 def current(paca: Paca) -> Current:
-    """By offsets that the kernel's code told: no types are needed."""
+    """Return the expressions, by offsets that were derived from the kernel's code: no types are needed."""
     number = Load(plus(Register("r13"), paca.number), 2, signed=False, mapped=True)
     scaled = fold.binary(Op.SHL, number, fold.constant(3), 64, False)
     base = Load(plus(scaled, paca.per_cpu_offset), 8, signed=False, mapped=True)

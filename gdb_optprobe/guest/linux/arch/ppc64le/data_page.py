@@ -1,14 +1,14 @@
-"""A page of the image's gap that the kernel maps like text, made one of data: detours need more than other gaps have.
+"""A page of the image's gap, which the kernel maps like text, remapped as data: other gaps are too small for detours.
 
     … rodata │ gap: zero, one leaf of the radix tree for each 2 MiB                     │ __init_begin
              │                 │ data: R X becomes R W  │ code: R X, as it is            │        `below`
          … rodata │ gap of less than a leaf                      │ table                │ __init_begin
                   │ data: R W          │ code: R X, as it is     │ of the leaf's pages           `split`
 
-`below`: one entry of 8 bytes changes. Nobody has ever used the page, so no translation of it is cached that lacks the
-right to write (Power ISA 3.1B, Book III, 6.10: those that are need a tlbie).
-`split`: the leaf has constants too, and a processor may have cached it as a whole. QEMU's TCG caches translations by
-its own pages, of which the gap's were never used: only there.
+`below`: one entry of 8 bytes changes. The page was never accessed, so no translation of it is cached that lacks the
+right to write (Power ISA 3.1B, Book III, 6.10: cached ones need a tlbie).
+`split`: the leaf has constants too, and a processor may have cached it as a whole. It is used under QEMU's TCG alone,
+which caches translations by its own pages: those of the gap were never accessed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ReadPhysical = Callable[[int, int], bytes]
 
 @dataclass(frozen=True, slots=True)
 class DataPage:
-    """start, end: of the page or pages. switch: makes them data. is_data: they are, since an earlier session."""
+    """start, end: of the page or pages. switch: makes them data. is_data: an earlier session has made them data."""
 
     start: int
     end: int
@@ -35,9 +35,8 @@ class DataPage:
 
 
 def below(code: int, bottom: int, read_physical: ReadPhysical, root: int) -> DataPage | None:
-    """The next whole page below `code` and above `bottom`; None where it is not mapped like text or as this makes it.
-
-    root: the physical address of the kernel's tree.
+    """Return the next whole page below `code` and above `bottom`.
+    None where it is not mapped like text, or as this makes it. root: the physical address of the kernel's tree.
     """
     page = radix.translate(read_physical, root, code - 1)
     if page is not None and page.address + page.size > code:
@@ -53,9 +52,8 @@ def below(code: int, bottom: int, read_physical: ReadPhysical, root: int) -> Dat
 
 
 def split(start: int, end: int, table: int, size: int, read_physical: ReadPhysical, root: int) -> DataPage | None:
-    """Have `start` to `end` data, and the other pages of their leaf text as before; None where no leaf has them.
-
-    table: where the leaf's pages, of `size` bytes each, get their entries.
+    """Return [start, end) as data, the other pages of their leaf text as before; None where no leaf has them.
+    table: where the entries of the leaf's pages go; size: bytes of each page.
     """
     leaf = radix.translate(read_physical, root, start)
     if leaf is None or leaf.writable or not leaf.executable or leaf.physical != leaf.address - LINEAR_MAP[0]:
@@ -66,7 +64,7 @@ def split(start: int, end: int, table: int, size: int, read_physical: ReadPhysic
 
 
 def was_split(bottom: int, end: int, read_physical: ReadPhysical, root: int) -> DataPage | None:
-    """What `split` has made of pages between `bottom` and `end`; None where it has not."""
+    """Return what `split` has made of pages between `bottom` and `end`; None where it has made nothing."""
     pages, at = [], bottom
     while at < end and (page := radix.translate(read_physical, root, at)) is not None:
         pages.append(page)
@@ -88,7 +86,7 @@ def was_split(bottom: int, end: int, read_physical: ReadPhysical, root: int) -> 
 
 
 def _switch(at: int, leaf: radix.Page, table: int, size: int, start: int, end: int) -> tuple[PhysicalPatch, ...]:
-    """What takes the place of `leaf`, whose entry is `at`: a table in which those from `start` to `end` are data."""
+    """Return the patches that replace `leaf`, with its entry `at`, by a table in which [start, end) is data."""
     entries = b"".join(
         _entry(leaf.entry & ~radix.FRAME | address - LINEAR_MAP[0], start <= address < end).to_bytes(8, "big")
         for address in range(leaf.address, leaf.address + leaf.size, size)
@@ -99,6 +97,6 @@ def _switch(at: int, leaf: radix.Page, table: int, size: int, start: int, end: i
 
 
 def _entry(entry: int, is_data: bool) -> int:
-    """A page's: the machine has no reason to change it."""
+    """Return a page's entry. Referenced and changed are set, so that the machine does not write to it."""
     entry |= radix.REFERENCED | radix.CHANGED
     return entry & ~radix.EXECUTE | radix.WRITE if is_data else entry

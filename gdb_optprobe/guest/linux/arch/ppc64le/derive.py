@@ -15,8 +15,8 @@
     idle_task                addi …; ld r3,IDLE(r9)    __per_cpu_offset, runqueues
     set_cpu_online           addi r10,…                __cpu_online_mask, then __num_online_cpus
 
-What a function leaves open (which constant is which, which load is of what) is tried, and believed only where a walk
-over all threads and CPUs finds nothing else than threads, stacks and pacas, and where just one way does.
+What a function does not decide (which constant is which, which load is of what) is tried in all combinations. One is
+accepted if a walk over all threads and CPUs finds only threads, stacks and pacas, and if no other one does.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ EMERGENCY = ("emergency_sp", "nmi_emergency_sp", "mc_emergency_sp")
 
 
 def derive(kernel: Kernel) -> Layout:
-    """By the kernel's types where it has them, else by its code. Raises NoSuchKernel: what could not be found."""
+    """Return the layout, by the kernel's types or else by its code. Raises NoSuchKernel with what could not be found.
+    """
     typed = has_types(kernel)
     if not typed and kernel.symbols.address("preempt_schedule") is not None:
         raise NoSuchKernel("this kernel preempts threads, and without types (BTF) one that ends could not be found")
@@ -58,7 +59,7 @@ def derive(kernel: Kernel) -> Layout:
 
 
 def by_types(kernel: Kernel) -> Layout:
-    """Raises OptprobeError."""
+    """Return the layout by types. Raises OptprobeError."""
     task, paca = partial(kernel.offset, "task_struct"), partial(kernel.offset, "paca_struct")
     return Layout(
         kernel.address("init_task"), task("tasks"), task("thread_node"), task("signal"),
@@ -72,7 +73,7 @@ def by_types(kernel: Kernel) -> Layout:
 
 
 def by_code(kernel: Kernel) -> list[Layout]:
-    """All that its code may mean. Raises NoSuchKernel."""
+    """Return all layouts that the code allows. Raises NoSuchKernel."""
     symbols = kernel.symbols
     if not isinstance(symbols, DerivedSymbols):
         raise NoSuchKernel("the code of this kernel is not known")
@@ -92,7 +93,7 @@ def by_code(kernel: Kernel) -> list[Layout]:
 
 
 def missing(kernel: Kernel) -> str:
-    """Why saved PCs cannot be enumerated in this kernel, in words; empty where they can."""
+    """Return why saved PCs cannot be enumerated in this kernel, in words; "" where they can."""
     try:
         derive(kernel), exiting_of(kernel)
     except OptprobeError as error:
@@ -126,7 +127,7 @@ class _Switching:
 
 
 def _stacks(symbols: DerivedSymbols, size: int) -> tuple[int, tuple[int, ...]]:
-    """Where a thread has its stack, and a paca the ends of its emergency stacks."""
+    """Return the offset of the stack in a thread, and of the ends of emergency stacks in a paca."""
     name = "validate_sp"
     stack = _one(name, (offset for word, offset in _through(symbols, name, {NEXT}) if _is(LD, word)))
     emergency, loaded = [], dict[int, int]()
@@ -142,7 +143,7 @@ def _stacks(symbols: DerivedSymbols, size: int) -> tuple[int, tuple[int, ...]]:
 
 
 def _names(symbols: DerivedSymbols, current: int) -> tuple[int, int, int]:
-    """Where a paca has its number, a thread its pid and its name."""
+    """Return the offsets of the number in a paca, and of pid and name in a thread."""
     name = "dump_stack_print_info"
     number = _one(name, (offset for word, offset in _through(symbols, name, {PACA}) if opcode(word) == LHZ))
 
@@ -166,9 +167,8 @@ class _Lists:
 
     @staticmethod
     def found(kernel: Kernel, symbols: DerivedSymbols) -> list[_Lists]:
-        """What leads from a thread to the next takes a node's offset away again; what compares with a head adds it.
-
-        init_task is the only thread of its process: its node and the head lead to each other.
+        """Yield candidates. The step from a thread to the next subtracts a node's offset; a comparison with a head adds
+        it. init_task is the only thread of its process: its node and the head lead to each other.
         """
         name = "normalize_rt_tasks"
         words = [word_of(insn.data) for insn in symbols.code(name)]
@@ -221,7 +221,7 @@ class _Machine:
 
 
 def _holds(kernel: Kernel, layout: Layout) -> bool:
-    """A walk finds nothing but threads; idle threads and stacks of CPUs are what they must be."""
+    """Return whether a walk finds only threads, and idle threads and stacks of CPUs are valid."""
     try:
         those = cpus(kernel, layout)
         threads = Threads(kernel, layout)
@@ -242,7 +242,7 @@ def _holds(kernel: Kernel, layout: Layout) -> bool:
 
 
 def _sleep(kernel: Kernel, layout: Layout, threads: Sequence[Thread]) -> bool:
-    """Saved SPs are in stacks, and most are those of frames whose back chain leads up: a new thread has none yet."""
+    """Return whether saved SPs are in stacks and most have a back chain that leads up; a new thread has none yet."""
     alive = [thread for thread in threads if thread.stack]
     ends = [thread.stack + layout.thread_size for thread in alive]
     if not all(thread.stack < thread.sp < end for thread, end in zip(alive, ends, strict=True)):
@@ -260,7 +260,7 @@ def _through(
     held: Iterable[int],
     loads: Callable[[int], bool] = lambda _: False,
 ) -> Iterator[tuple[int, int]]:
-    """Words and offsets of what uses one value as a base: in registers `held`, or that an instruction `loads`."""
+    """Yield (word, offset) of instructions with one value as their base: in registers `held`, or that one `loads`."""
     now = set(held)
     for insn in symbols.code(function):
         word = word_of(insn.data)
@@ -274,18 +274,18 @@ def _through(
 
 
 def _is(form: int, word: int) -> bool:
-    """ld or std: other instructions share their opcodes."""
+    """Return whether it is ld or std: other instructions share their opcodes."""
     return opcode(word) == form and not word & 3
 
 
 def _clears_below(word: int) -> int:
-    """Of `clrrdi`, which is `rldicr` by 0: 1 shifted by how many bits are cleared; 0 for other rotations."""
+    """Return, for `clrrdi` (`rldicr` by 0), 1 shifted by the number of bits cleared; 0 for other rotations."""
     last = word >> 6 & 31 | word & 32
     return 1 << 63 - last if word >> 2 & 7 == 1 and not word >> 11 & 31 and not word & 2 else 0
 
 
 def _one(function: str, found: Iterable[int]) -> int:
-    """What a function says, if it is one thing. Raises NoSuchKernel."""
+    """Return the value that a function's code gives, if it gives one. Raises NoSuchKernel."""
     distinct = set(found)
     if len(distinct) != 1:
         raise NoSuchKernel(f"the code of {function} does not tell where this kernel keeps its threads and stacks")

@@ -40,7 +40,7 @@ class LinearMap:
         return (address - start, end - address) if start <= address < end else None
 
     def now(self, address: int) -> int | None:
-        """Firmware is big-endian: where no vCPU is little-endian, no kernel of ours runs."""
+        """Translate while a little-endian vCPU runs: firmware is big-endian, so without one no such kernel runs."""
         found = self.walk(address)
         return found[0] if found is not None and runs_little_endian(self.machine) else None
 
@@ -51,7 +51,7 @@ def runs_little_endian(machine: Machine) -> bool:
 
 
 def find(machine: Machine) -> tuple[Image, View] | None:
-    """Where it must be. What is text is not known before its symbols are."""
+    """Return the image: its place is fixed, and its text is not known before its symbols are. Raises OptprobeError."""
     if not runs_little_endian(machine):
         raise OptprobeError("the guest's CPU is not in 64-bit little-endian mode", "let the guest boot, then try again")
     start = LINEAR_MAP[0]
@@ -60,7 +60,7 @@ def find(machine: Machine) -> tuple[Image, View] | None:
 
 
 def settle(where: Image, symbols: SymbolTable) -> Image:
-    """The image's parts. Raises OptprobeError where these are no symbols of a kernel."""
+    """Return the image's parts. Raises OptprobeError where the symbols are not a kernel's."""
     text, constants = symbols.require("_stext"), _constants(symbols)
     return Image(
         Run(text, constants[0] - text, writable=False, executable=True),
@@ -70,12 +70,12 @@ def settle(where: Image, symbols: SymbolTable) -> Image:
 
 
 def _constants(symbols: SymbolTable) -> tuple[int, int]:
-    """Read-only data, with the gap behind it. Raises OptprobeError."""
+    """Return read-only data, with the gap behind them. Raises OptprobeError."""
     return symbols.require("_etext"), symbols.require("__init_begin")
 
 
 def notes(where: Image, symbols: SymbolTable, read: Read) -> tuple[int, int]:
-    """From the first constant to the gap behind the last: kallsyms has no names for them."""
+    """Return [start, end) from the first constant to the gap behind the last: kallsyms has no names for ELF notes."""
     start, end = _constants(symbols)
     end = min(end, start + LARGEST_IMAGE)
     for at in range(start, end, PIECE):

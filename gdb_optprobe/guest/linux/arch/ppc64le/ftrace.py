@@ -1,4 +1,4 @@
-"""A tracer's site: the second of `mflr r0; nop`; its record is that of struct dyn_arch_ftrace too."""
+"""An ftrace site of ppc64le: the second instruction of `mflr r0; nop`. Its record has a struct dyn_arch_ftrace too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel's own radix tree: what it maps beside the linear map, where modules are, whatever a vCPU translates by.
+"""The kernel's own radix tree: it maps modules and all else beside the linear map, whichever tree a vCPU uses.
 
     MSR[DR] = 0     firmware and the first instructions of some interrupts: addresses are physical, and the stub reads
                     the linear map alone
@@ -25,13 +25,13 @@ CHANGES_MAPPINGS = ("radix__change_memory_range", "__map_kernel_page")
 
 
 def of(machine: Machine, kernel: Kernel) -> int | None:
-    """Return the physical address of the kernel's tree; None where nothing tells it."""
+    """Return the physical address of the kernel's tree; None where the code does not show it."""
     symbols = kernel.symbols
     return _root(machine, symbols, kernel.address("_stext")) if isinstance(symbols, DerivedSymbols) else None
 
 
 def _root(machine: Machine, symbols: DerivedSymbols, text: int) -> int | None:
-    """What `pgd_offset_k` reads, in a function that changes mappings: the tree that maps text where text is."""
+    """Return the tree that `pgd_offset_k` reads, in a function that changes mappings, if it maps text where text is."""
     for function in CHANGES_MAPPINGS:
         found = symbols.constants_of(function)
         for variable in (*found.used, *found.made):
@@ -50,7 +50,7 @@ def _root(machine: Machine, symbols: DerivedSymbols, text: int) -> int | None:
 
 @dataclass
 class KernelMap:
-    """A `View` of all that the kernel maps: the linear map, and what its tree has where that is known."""
+    """A `View` of all that the kernel maps: the linear map, and its tree's mappings where the tree is known."""
 
     linear: LinearMap
     symbols: SymbolTable
@@ -75,7 +75,7 @@ class KernelMap:
 
 @dataclass(frozen=True, slots=True)
 class _Physical:
-    """`guest.machine.Memory` of the linear map, whatever a vCPU translates by."""
+    """`guest.machine.Memory` of the linear map, whichever tree a vCPU uses."""
 
     machine: Machine
     linear: LinearMap

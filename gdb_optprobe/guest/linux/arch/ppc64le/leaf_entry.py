@@ -1,4 +1,4 @@
-"""The page that a user's address is on: its entry in the radix tree, and the kernel's record of it (struct page).
+"""Find the page of a user's address: its entry in the radix tree, and the kernel's record of it (struct page).
 
     address ─► SPR PID ─► the process table ─► … ─► leaf of the smallest size: the user's, of RAM with records ─► record
 Interrupts are off, and so no table is freed meanwhile (mm/gup.c, gup_fast). Entries are big-endian (Power ISA 3.1B,
@@ -6,7 +6,7 @@ Book III, 6.7.10); `value` is as a load has it, reversed.
 
     r11   address             kept
     r10                   ─►  the record; ABSENT; OTHER: no page that can have been written to here
-    r9                    ─►  where the linear map has the entry, of what level ever; r8 ─► what it was
+    r9                    ─►  where the linear map has the entry, of any level; r8 ─► its value
     r7, r6, cr0               lost
 """
 
@@ -32,7 +32,7 @@ _SIZE_OF_ENTRY = 4  # of a process's in the table, as a shift
 
 
 def routine(linear: Linear, records: int) -> bytes:
-    """The code, wherever it stands. records: where they begin. Raises OptprobeError where keystone cannot be loaded."""
+    """Return the position-independent code. records: address of the first. Raises OptprobeError without keystone."""
     return encodings.placed([*_parts(linear, records)], 0)
 
 
@@ -41,7 +41,7 @@ def _parts(linear: Linear, records: int) -> Iterator[Item]:
     yield from (*load(7, LINEAR_MAP | linear.processes), plain("mfpid", "r10"))
     yield from (rotate("rldicr", "r10", "r10", _SIZE_OF_ENTRY, 63 - _SIZE_OF_ENTRY), plain("add", "r9", "r7", "r10"))
     yield from (plain("ldbrx", "r10", "r10", "r7"), number("ld", "r8", "r9", 0))
-    # What is no longer a process's entry is 0.
+    # The entry of a process that has ended is 0.
     yield from (rotate("rldicl", "r7", "r10", 0, 59), compare("cmpldi", 0, "r7", linear.indexes[0]))
     yield _where(Comparison.NE, other)
     yield from (rotate("rldicl", "r7", "r11", 64 - ADDRESS_BITS, ADDRESS_BITS), compare("cmpldi", 0, "r7", 0))
@@ -70,6 +70,6 @@ def _parts(linear: Linear, records: int) -> Iterator[Item]:
 
 
 def _where(test: Comparison, label: Label) -> LabelBranch:
-    """By cr0."""
+    """Return a branch on cr0."""
     bit, where_set = BITS[test]
     return LabelBranch(label, BO_NO_CTR | (BO_CR_TRUE if where_set else 0), bit)

@@ -1,7 +1,7 @@
 """Kernel memory beyond the linear map, whatever the vCPUs are doing: the records of pages (struct page) are there.
 
-One that runs a program sees none of it; the linear map is read as physical memory then (guest/memory.py), and has all
-tables of the radix tree that leads to the rest.
+A vCPU that runs a program cannot translate it. The linear map is then read as physical memory (guest/memory.py); it has
+all tables of the radix tree that maps the rest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gdb_optprobe.guest.machine import Memory
 
 @dataclass(frozen=True, slots=True)
 class RadixMemory:
-    """`guest.machine.Memory`. root: the physical address of the kernel's tree. What is read lies in one page."""
+    """`guest.machine.Memory`. root: the physical address of the kernel's tree. Each read lies in one page."""
 
     memory: Memory
     root: int
@@ -28,7 +28,7 @@ class RadixMemory:
         self.memory.write(self._linear(address, len(data)), data)
 
     def _linear(self, address: int, size: int) -> int:
-        """Where the linear map has it."""
+        """Return the address in the linear map."""
         start, end = LINEAR_MAP
         if start <= address < end or not address >> 63:
             return address

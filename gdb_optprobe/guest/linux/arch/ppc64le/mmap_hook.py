@@ -1,9 +1,9 @@
-"""Code that the kernel comes to in place of a function that maps files: it maps, and writes what of ours belongs there.
+"""The mmap hook: runs in place of a kernel function that maps files; it maps, then writes our patches into the mapping.
 
     call ─► not executable, shared, no file ─► the kernel's own
        └──► the kernel's own ─► each row of the file's, within what was mapped: read, compared, written ─► back
-See maps/mmap_patches.py, and ../x86_64/mmap_hook.py, which is the same. Who is here holds no lock and may sleep. r2 is
-the kernel's TOC, which functions find and keep that are called at their local entries (ELFv2 ABI, 2.3.2.1).
+See maps/mmap_patches.py, and ../x86_64/mmap_hook.py, which is the same. The thread holds no lock here and may sleep. r2
+is the kernel's TOC; functions called at their local entries need it and keep it (ELFv2 ABI, 2.3.2.1).
 (mm/util.c, vm_mmap_pgoff(file, addr, len, prot, flag, pgoff))
 """
 
@@ -51,9 +51,8 @@ class Mapping:
     bits: int
 
     def code(self, table: int, force: int) -> Code:
-        """table: where the rows are. force: what has `writes` write into private copies.
-
-        Raises OptprobeError where keystone cannot be loaded or is wrong.
+        """Return the code. Raises OptprobeError where keystone cannot be loaded or assembles wrongly.
+        table: address of the rows. force: flag that makes `writes` write into private copies.
         """
         items = [*self._parts(table, force)]
         return lambda at: encodings.placed(items, at)
@@ -96,7 +95,7 @@ class Mapping:
         yield from (*_counted(FAILED, 1), LabelBranch(done))
         yield from (following, number("addi", _ROW, _ROW, SIZE), LabelBranch(row))
         yield from (done, plain("lwsync"), *_counted(INSIDE, -1), logical("or", "r3", _RESULT, _RESULT))
-        # What functions that were called have left there would be taken for somebody who is here.
+        # Clear LR that callees saved there: a scan of the stack would take it for a thread inside this code.
         yield from (number("addi", "r12", "r0", 0), number("std", "r12", _SP, LR_SAVE))
         yield number("addi", _SP, _SP, _FRAME)
         yield from (number("ld", name, _SP, -8 * (32 - int(name[1:]))) for name in _SAVED)
@@ -104,7 +103,7 @@ class Mapping:
         yield from (maps, FarBranch(self.maps))
 
     def _accesses(self, flags: int) -> Iterator[Item]:
-        """What the row is of, from or to where r5 leads; whether all of it was, in cr0."""
+        """Yield a call that reads or writes the row's bytes, to or from where r5 leads; cr0: whether all were."""
         yield from (number("ld", "r3", "r13", self.current), number("ld", "r3", "r3", self.mm))
         yield from (logical("or", "r4", _AT, _AT), number("lwz", "r6", _ROW, LENGTH))
         yield from (number("addi", "r7", "r0", flags), FarBranch(self.writes, link=True))
@@ -112,13 +111,13 @@ class Mapping:
 
 
 def _counted(offset: int, by: int) -> Iterator[Item]:
-    """A word of the table, by one more or less, by atomic operations."""
+    """Yield an atomic addition to a word of the table."""
     again = Label()
     yield from (number("addi", "r12", _TABLE, offset), again, plain("ldarx", "r11", "r0", "r12"))
     yield from (number("addi", "r11", "r11", by), plain("stdcx.", "r11", "r0", "r12"), _where(Comparison.NE, again))
 
 
 def _where(test: Comparison, label: Label) -> LabelBranch:
-    """By cr0."""
+    """Return a branch on cr0."""
     bit, where_set = BITS[test]
     return LabelBranch(label, BO_NO_CTR | (BO_CR_TRUE if where_set else 0), bit)

@@ -1,7 +1,7 @@
 """The text of modules on ppc64le: too far from the kernel's for a branch to a detour.
 
-What the kernel rewrites there, or knows by its address, is in tables (jump labels, faults, traps) that cannot be found
-without BTF: then nothing is copied, and nothing is computed in an instruction's place. A breakpoint needs neither.
+Code that the kernel rewrites there, or knows by its address, is in tables (jump labels, faults, traps) that cannot be
+found without BTF: then no instruction is copied or emulated. A breakpoint needs neither.
 Barriers and features of a module are settled when it is loaded.
 """
 
@@ -26,14 +26,14 @@ class PowerModuleText(PowerText):
     """Fills guest.text.Text for one module."""
 
     def __init__(self, module: Module, kernel: Kernel, originals: OriginalText) -> None:
-        """Raises OptprobeError."""
+        """Read the module. Raises OptprobeError."""
         self.module = module
         self.symbols = ModuleSymbols(module, kernel, row_size(kernel), EXCEPTION_ROW.size)
         super().__init__(replace(kernel, symbols=self.symbols), originals=originals)
         self.renew(module)
 
     def renew(self, module: Module) -> None:
-        """The guest has run, the module is the same."""
+        """Take the module as it is after the guest has run."""
         self.module = module
         self.forget()
         self.ftrace = FtraceSites(self._kernel, SITE, of=module.text)
@@ -52,6 +52,6 @@ class PowerModuleText(PowerText):
         return f"{address:#x} <{name}>" if name else f"{address:#x}"
 
     def symbol(self, address: int) -> str:
-        """MODULE:NAME+OFFSET."""
+        """Return MODULE:NAME+OFFSET."""
         found = self.symbols.table.at(address)
         return f"{self.module.name}:{found}" if found is not None else ""

@@ -1,12 +1,12 @@
-"""Read memory by an address that may lead nowhere, without a fault: walk the radix tree first.
+"""Read memory at an address that may not be mapped, without a fault: walk the radix tree first.
 
     address ─► quadrant 3: the kernel's tree         ─► … ─► leaf
       ▲        quadrant 0: the tree of SPR PID,              ├─ of the linear map: it is mapped, read there
       │                    by the process table              │
       └──────── the same byte in the linear map ◄────────────┘  elsewhere: a page of RAM, if the linear map has it
-Tables are RAM, so the linear map has them; it has no devices. KUAP has no say there. External interrupts are off
-meanwhile, so no table is freed: that waits for every CPU (mm/gup.c). Where Linux masks them by the PACA alone they stay
-as they are: one that came would have left MSR changed.
+Tables are RAM, so the linear map has them; it has no devices. KUAP does not apply there. External interrupts are off
+meanwhile, so no table is freed: that waits for every CPU (mm/gup.c). Where Linux masks them by the PACA alone, MSR is
+left alone: an interrupt that came meanwhile would have changed it.
 
     r11   address     ─►  bytes; those that could not be read are 0xff
     r12   size, 1-8   ─►  how many could be read, before the first that could not: `size` or more where all could
@@ -57,7 +57,9 @@ class Linear:
 
 
 def routine(linear: Linear) -> ProbeReadCode:
-    """The code, wherever it stands; text is made by who calls. Raises OptprobeError where keystone cannot be loaded."""
+    """Return the position-independent code. It does not read text: the caller repeats it. Raises OptprobeError without
+    keystone.
+    """
     return ProbeReadCode(encodings.placed([*_parts(linear)]), 0)
 
 
@@ -74,7 +76,7 @@ def _parts(linear: Linear) -> Iterator[Item]:
 
 
 def _without_interrupts(linear: Linear) -> Iterator[Item]:
-    """r12: MSR as it is to be again; 0 where it stays as it is."""
+    """Yield the code that masks interrupts. r12: MSR to restore; 0 where it is not changed."""
     on, off = Label(), Label()
     yield from (plain("mfmsr", "r12"), number("lbz", "r10", "r13", linear.soft_mask))
     yield from (compare("cmpldi", 0, "r10", 0), _where(Comparison.EQ, on))
@@ -84,7 +86,7 @@ def _without_interrupts(linear: Linear) -> Iterator[Item]:
 
 
 def _walk(linear: Linear, fault: Label) -> Iterator[Item]:
-    """r11: an address ─► of the linear map, at the end; r9: where that begins."""
+    """Yield the walk. r11: an address ─► its address in the linear map; r9: the start of that."""
     again, kernel, levels, leaf, mine, found = (Label() for _ in range(6))
     yield from (*_linear_map(), again)
     yield from (rotate("rldicl", "r10", WORD, 2, 62), compare("cmpldi", 0, "r10", 3), _where(Comparison.EQ, kernel))
@@ -92,7 +94,7 @@ def _walk(linear: Linear, fault: Label) -> Iterator[Item]:
     yield from (plain("mfpid", "r10"), compare("cmpldi", 0, "r10", 0), _where(Comparison.EQ, fault))
     yield from (rotate("rldicr", "r10", "r10", 4, 59), *load(8, LINEAR_MAP | linear.processes))
     yield plain("ldbrx", "r10", "r10", "r8")
-    # What is no longer a process's entry is 0.
+    # The entry of a process that has ended is 0.
     yield from (rotate("rldicl", "r8", "r10", 0, 59), compare("cmpldi", 0, "r8", linear.indexes[0]))
     yield from (_where(Comparison.NE, fault), LabelBranch(levels))
     yield kernel
@@ -135,7 +137,7 @@ def _loaded(fault: Label) -> Iterator[Item]:
 
 
 def _of_two_pages(one: Label) -> Iterator[Item]:
-    """Of the last eight bytes of a page, those behind r10, its offset there; then what is missing of the next page."""
+    """Yield a read across pages: the last eight bytes of a page from offset r10 on, then the rest of the next page."""
     done, end, joined = Label(), Label(), Label()
     opened, saved, closed = frame()
     yield from (opened, plain("mflr", "r9"), saved)
@@ -161,6 +163,6 @@ def _linear_map() -> Sequence[Item]:
 
 
 def _where(test: Comparison, label: Label) -> LabelBranch:
-    """By cr0."""
+    """Return a branch on cr0."""
     bit, where_set = BITS[test]
     return LabelBranch(label, BO_NO_CTR | (BO_CR_TRUE if where_set else 0), bit)

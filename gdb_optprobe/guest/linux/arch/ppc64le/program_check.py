@@ -8,7 +8,7 @@
                                     std r9,184(r1)        goes there too
                                     addi r3,r1,112        struct pt_regs
                                     bl program_check_exception
-    interrupt_return_srr_kernel     lbz r4,2353(r13)      whether SRR0 and SRR1 hold what is returned to
+    interrupt_return_srr_kernel     lbz r4,2353(r13)      whether SRR0 and SRR1 are still valid
                                     …
                                     mtsrr0 r11            not where that is 0
 
@@ -63,20 +63,19 @@ class Common:
 
 
 def find(kernel: Kernel, originals: Originals) -> TrapCalls:
-    """Raises OptprobeError."""
+    """Return where the kernel handles traps. Raises OptprobeError."""
     found = common(kernel, originals)
     first = found.entry[0]
     if not _is_as_expected(found.entry, found.frame):
-        raise OptprobeError(f"{ENTRY} begins in a way that is not known")
+        raise OptprobeError(f"{ENTRY} begins with code that is not known")
     stale = _stale(found.entry, _code(kernel, originals, WAY_BACK))
     entry = Entry(first.end, first, found.saved, stale)
     return TrapCalls(first.address, (first,), entry, tuple(ways_in(kernel, first)))
 
 
 def of_users(kernel: Kernel, originals: Originals) -> tuple[Common, Insn]:
-    """And where program checks of user mode alone come by: the instruction that gives them a stack.
-
-    r9 to r12 are what they are at the beginning, but that r10 is the user's r1. Raises OptprobeError.
+    """Return the common code, and the instruction that gives program checks of user mode their stack.
+    There r9 to r12 are what they are at the beginning, but r10 is the user's r1. Raises OptprobeError.
     """
     found = common(kernel, originals)
     entry = found.entry
@@ -93,7 +92,7 @@ def of_users(kernel: Kernel, originals: Originals) -> tuple[Common, Insn]:
 
 
 def common(kernel: Kernel, originals: Originals) -> Common:
-    """Raises OptprobeError."""
+    """Return the code before the handler's call. Raises OptprobeError."""
     code = _code(kernel, originals, ENTRY)
     entry = list(takewhile(lambda insn: insn.flow is not Flow.CALL, code))
     handler = kernel.symbols.address(HANDLER)
@@ -112,20 +111,20 @@ def _code(kernel: Kernel, originals: Originals, name: str) -> Sequence[Insn]:
 
 
 def ways_in(kernel: Kernel, first: Insn) -> Iterator[tuple[int, int]]:
-    """All that runs between a program check and `first`, it included."""
+    """Yield (start, end) of all code that runs between a program check and `first`, with `first`."""
     for base in (0, kernel.address("_stext")):
         yield from ((base + start, base + end) for start, end in VECTORS)
     yield min(kernel.symbols.address(REAL_ENTRY) or first.address, first.address), first.end
 
 
 def _is_as_expected(entry: Sequence[Insn], frame: int) -> bool:
-    """Whether r9, r11 and r12 are what they must be at its start, and r10 and CTR nothing that is read."""
+    """Return whether r9, r11 and r12 have their values at the start, and r10 and CTR are not read."""
     kept = _keeps(entry, ((CR, CCR), (SRR0, NIP), (SRR1, MSR)), frame)
     return kept and PPC64LE.moves_as_it_is(entry[0]) and not _is_read(entry, FREE) and not _is_read(entry, CTR_NUMBER)
 
 
 def _keeps(entry: Sequence[Insn], registers: Iterable[tuple[int, int]], frame: int) -> bool:
-    """Whether each goes to its place in struct pt_regs."""
+    """Return whether each register goes to its place in struct pt_regs."""
     return all(
         any(_is_stored(insn, register, frame + at) for insn in _while_kept(entry, register))
         for register, at in registers
@@ -144,7 +143,7 @@ def _is_read(entry: Sequence[Insn], number: int) -> bool:
 
 
 def _while_kept(code: Sequence[Insn], register: int) -> Iterator[Insn]:
-    """Up to what overwrites a general register, as the code stands."""
+    """Yield the instructions, in order of address, up to one that overwrites a general register."""
     for insn in code:
         yield insn
         uses = effects_of(insn.data)
@@ -153,7 +152,7 @@ def _while_kept(code: Sequence[Insn], register: int) -> Iterator[Insn]:
 
 
 def _saved(entry: Sequence[Insn], slot: int) -> int:
-    """Where in the paca it is what goes to the frame there. Raises OptprobeError."""
+    """Return the offset in the paca of the value that goes to that slot of the frame. Raises OptprobeError."""
     loads = ((at, rt(word_of(insn.data))) for at, insn in enumerate(entry) if _is(insn, LD, PACA))
     found = {
         _offset(entry[at]) & ~3
@@ -166,7 +165,9 @@ def _saved(entry: Sequence[Insn], slot: int) -> int:
 
 
 def _stale(entry: Sequence[Insn], way_back: Sequence[Insn]) -> int:
-    """The byte of the paca that is set on the way in, and looked at before SRR0 is written. Raises OptprobeError."""
+    """Return the offset of the paca's byte that is set on the way in and read before SRR0 is written. Raises
+    OptprobeError.
+    """
     ends = [at for at, insn in enumerate(way_back) if word_of(insn.data) & ~RT_FIELD == MTSRR0]
     looked_at = {_offset(insn) for at in ends for insn in way_back[max(0, at - NEAR) : at] if _is(insn, LBZ, PACA)}
     found = {_offset(insn) for insn in entry if _is(insn, STB, PACA)} & looked_at

@@ -1,8 +1,8 @@
 """The code that writes into programs on ppc64le: r31 has the table.
 
-It comes in where a function of the kernel's is entered, so CTR, r0, r11 and r12 mean nothing there; they are kept all
-the same, but for CTR, by which it goes back. The kernel's functions are called through their global entries, which make
-their TOC of r12 (ELFv2 ABI, 2.3.2.1).
+It runs at the entry of a kernel function, so CTR, r0, r11 and r12 hold nothing; all are kept but CTR, by which it
+returns. The kernel's functions are called through their global entries, which make their TOC of r12 (ELFv2 ABI,
+2.3.2.1).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gdb_optprobe.isa.ppc64le.value_codegen import BITS
 _SP, _ROW, _TABLE = "r1", "r30", "r31"
 _KEPT = ("r0", *(f"r{number}" for number in range(2, 13)), _ROW, _TABLE)
 _SLOTS = {name: HEADER + 8 * place for place, name in enumerate((*_KEPT, PC, "lr", "cr", "xer"))}
-# Multiples of 16 (2.2.2.1); what calls of ours need for their arguments lies below what is kept.
+# Multiples of 16 (2.2.2.1). The area for arguments of our calls lies below the saved registers.
 _ARGUMENTS = 64
 _FRAME = -(-(max(_SLOTS.values()) + 8 + _ARGUMENTS) // 16) * 16 + RED_ZONE
 _SPECIAL = {"lr": ("mflr", "mtlr"), "cr": ("mfcr", "mtcr"), "xer": ("mfxer", "mtxer")}
@@ -49,7 +49,7 @@ def _parts(write: int, put: int) -> Iterator[Item]:
     again, end = Label(), Label()
     yield number("stdu", _SP, _SP, -_FRAME)
     yield from (number("std", name, _SP, _slot(name)) for name in _KEPT)
-    # The table's own r31 and PC: what goes back must not need a table that somebody else may have by then.
+    # Copy the table's r31 and PC: the table may be in use by another writer when this one returns.
     for place, name in ((0, _TABLE), (8, PC)):
         yield from (number("ld", _WORK, _TABLE, place), number("std", _WORK, _SP, _slot(name)))
     for name, (get, _) in _SPECIAL.items():
@@ -62,7 +62,7 @@ def _parts(write: int, put: int) -> Iterator[Item]:
     yield from (number("stw", "r3", _ROW, 32), number("ld", "r3", _ROW, 0))
     yield from _call(put)
     yield from (number("addi", _ROW, _ROW, ROW.size), LabelBranch(again), end)
-    # What functions that were called have left there would be taken for somebody who is here.
+    # Clear LR that callees saved there: a scan of the stack would take it for a thread inside this code.
     yield from (number("addi", _WORK, "r0", 0), number("std", _WORK, _SP, LR_SAVE))
     for name, (_, put_back) in _SPECIAL.items():
         yield from (number("ld", _WORK, _SP, _slot(name)), plain(put_back, _WORK))

@@ -18,7 +18,7 @@ REFERENCED, CHANGED = 0x100, 0x80  # set by the machine when the page is used, u
 ADDRESS_BITS, ROOT_BITS = 52, 13  # asm/book3s/64/radix.h: RADIX_PGD_INDEX_SIZE is 13 for pages of 4K and of 64K
 DEEPEST = 5
 SMALLEST = 4096
-"""Bytes of a page, on any machine: whoever goes from page to page is through soon."""
+"""Bytes of the smallest page on any machine: a walk from page to page is bounded by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Page:
 
 
 def translate(read_physical: Callable[[int, int], bytes], root: int, address: int) -> Page | None:
-    """The page around `address`, by the tree whose root table is at the physical address `root`."""
+    """Return the page around `address`, by the tree with its root table at the physical address `root`."""
     table, bits, shift, above = root, ROOT_BITS, ADDRESS_BITS, 0
     for _ in range(DEEPEST):
         shift -= bits

@@ -1,9 +1,9 @@
-"""How this kernel's memory is read where it may not be there: by its radix trees and its linear map.
+"""Reads of memory that may not be mapped, by this kernel's radix trees and its linear map.
 
     init_new_context          ld r7,process_tb; stdbrx r10,r7,r8     a process's tree, by its number, which SPR PID has
-    _raw_spin_lock_irqsave    lbz r31,SOFT(r13); …; stb r9,SOFT(r13) what Linux takes interrupts to be
+    _raw_spin_lock_irqsave    lbz r31,SOFT(r13); …; stb r9,SOFT(r13) Linux's soft mask of interrupts
 
-The process table is believed where its first entry is that of the kernel's own tree (arch/powerpc/mm/book3s64).
+The process table is accepted if its first entry leads to the kernel's own tree (arch/powerpc/mm/book3s64).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Reads:
         data = b""
         while len(data) < size:
             at = address + len(data)
-            # Only a vCPU's own process has the user's addresses: it need not be known for others.
+            # Only user addresses (quadrant 0) depend on the vCPU's process.
             pid = registers["pid"] if at >> 62 == 0 else 0
             found = place(self._physical, pid, at, self.linear)
             if found is None:
@@ -60,7 +60,7 @@ class Reads:
 
 
 def place(read_physical: Callable[[int, int], bytes], pid: int, address: int, linear: Linear) -> int | None:
-    """Where in physical memory what is at `address` may be read, by the rule of the routine; None where it may not."""
+    """Return the physical address from which the routine would read `address`; None where it would not read it."""
     root = _root(read_physical, pid, address, linear)
     if root is None or address >> ADDRESS_BITS & 0x3FF:
         return None
@@ -85,7 +85,7 @@ def _root(read_physical: Callable[[int, int], bytes], pid: int, address: int, li
 
 
 def reads(machine: Machine, kernel: Kernel) -> Reads:
-    """Raises OptprobeError."""
+    """Return how to read. Raises OptprobeError."""
     root = kernel_tree.of(machine, kernel)
     if root is None:
         raise OptprobeError("page tables of this guest cannot be walked: they are no radix tree", f"{RADIX}; {HINT}")
@@ -96,7 +96,7 @@ def reads(machine: Machine, kernel: Kernel) -> Reads:
 
 
 def _processes(machine: Machine, kernel: Kernel, root: int) -> int:
-    """The physical address of the process table."""
+    """Return the physical address of the process table."""
     symbols = kernel.symbols
     assert isinstance(symbols, DerivedSymbols)
     for variable in (used for name in USES_PROCESSES for used in symbols.constants_of(name).used):
@@ -106,16 +106,16 @@ def _processes(machine: Machine, kernel: Kernel, root: int) -> int:
         entry = int.from_bytes(machine.read(table, 8), "big")
         if entry & radix.NEXT_TABLE == root and entry & radix.NEXT_SIZE == radix.ROOT_BITS:
             return table - LINEAR_MAP
-    raise OptprobeError("where this kernel keeps its processes' page tables cannot be told", HINT)
+    raise OptprobeError("the address of this kernel's process table is not known", HINT)
 
 
 def soft_mask(kernel: Kernel) -> int:
-    """The one byte of the paca that the function both reads and writes."""
+    """Return the offset of the one byte of the paca that the function both reads and writes."""
     start, end = kernel.symbols.function_bounds(kernel.symbols.address(MASKS_INTERRUPTS) or 0) or (0, 0)
     code = kernel.memory.read(start, min(end - start, LARGEST_FUNCTION)) if start else b""
     words = [int.from_bytes(code[at : at + 4], "little") for at in range(0, len(code), 4)]
     of_paca = [(opcode(word), simm(word)) for word in words if opcode(word) in (LBZ, STB) and ra(word) == PACA]
     found = {offset for form, offset in of_paca if form == LBZ} & {offset for form, offset in of_paca if form == STB}
     if len(found) != 1:
-        raise OptprobeError("where this kernel notes that interrupts are off cannot be told", HINT)
+        raise OptprobeError("the paca's soft mask of interrupts is not known for this kernel", HINT)
     return found.pop()

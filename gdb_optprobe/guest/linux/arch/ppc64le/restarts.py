@@ -1,13 +1,13 @@
-"""Sequences that the kernel starts again where an interrupt has come in them: it knows them by their addresses.
+"""Sequences that the kernel restarts if an interrupt came inside them; it knows them by their addresses.
 
-    __start___restart_table ─► start, end, where it goes on: addresses    (asm/interrupt.h, RESTART_TABLE)
+    __start___restart_table ─► start, end, restart: addresses             (asm/interrupt.h, RESTART_TABLE)
 
     1: lbz  r9,2355(r13)      has an interrupt come while they were off?
        cmpwi r9,0
        bne  …
        stb  r9,2354(r13)      they are on again        (arch_local_irq_restore)
     2:
-A copy is not in the table: an interrupt that comes in it is forgotten until the next one.
+A copy is not in the table: an interrupt that comes inside a copy is lost until the next one.
 """
 
 from __future__ import annotations
@@ -24,5 +24,5 @@ class Restarts:
         self._ranges = [(first, end) for _, (first, end, _) in kernel.rows(start, stop, RESTART_ROW)]
 
     def within(self, start: int, end: int) -> list[int]:
-        """Instructions in [start, end) that are in such a sequence, ascending."""
+        """Return the instructions in [start, end) that are in such a sequence, ascending."""
         return sorted(at for first, last in self._ranges for at in range(max(first, start), min(last, end), STEP))

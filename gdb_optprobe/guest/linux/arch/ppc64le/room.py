@@ -13,8 +13,8 @@ none: the bug table is the last of the initialised data, and `. = ALIGN(PAGE_SIZ
 entries for more CPUs than a machine has (NR_CPUS is 2048).
 
 All of it belongs to the image that memblock reserves at boot, from _stext to _end: only init memory is ever freed.
-Nothing is believed that is not all zero, but for what an earlier session left: it is recognised by its code, which is
-never freed while nobody knows who may be inside, and by the counters in that.
+Memory is taken only if it is all zero, except for what an earlier session left. That is recognised by its detours,
+which are never freed while a thread may be inside, and by the counters in them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAKES_TOC = ("schedule", "panic")
 LINE = 128  # counters share no cache line with the guest's data
 LEAST = 1 << 14
 DATA_SHARE = 40
-"""Percent of a gap that is less than a leaf."""
+"""Percent of a gap that is smaller than a leaf."""
 LEAST_PARTS = 1 << 19
 JOURNAL, SMALL_JOURNAL = 1 << 18, 3 << 13
 """Bytes at the end of the code, in the image's gap and in `kvm_tmp`; see detours/journal.py."""
@@ -69,7 +69,7 @@ class Gap:
 
 
 def find(machine: Machine, kernel: Kernel) -> Room:
-    """Raises NoRoom."""
+    """Return the memory. Raises NoRoom."""
     root = kernel_tree.of(machine, kernel)
     gap, page = _gaps(machine, kernel, root)
     data = (page.start, page.end) if page is not None else _data(kernel)
@@ -77,24 +77,24 @@ def find(machine: Machine, kernel: Kernel) -> Room:
         raise NoRoom("this kernel's data have no gap", ADVICE)
     switch = page.switch if page is not None else ()
 
-    def stands() -> bool:
+    def is_in_place() -> bool:
         return physical_patch.are_in_place(switch, machine)
 
     if not gap.left:
         end = gap.end - (JOURNAL if page is not None else SMALL_JOURNAL)
         fresh = _fresh(machine, kernel, (gap.start, end), data, page)
-        return replace(fresh, stands=stands, mapping=switch, journal=(end, gap.end))
+        return replace(fresh, is_in_place=is_in_place, mapping=switch, journal=(end, gap.end))
     theirs = (counter + 8 for counter in counters(gap.left, _toc(kernel)) if data[0] <= counter < data[1])
     # The words of programs' memory end in one that is not 0 (probes/handler.py); a count that is still 0 may be last.
     used = max((data[0] + -(-len(kernel.read(*data).rstrip(b"\0")) // 8) * 8, *theirs))
     free = gap.start + -(-len(gap.left) // LINE) * LINE
     if gap.end - free < LEAST or data[1] - used < LINE:
         raise NoRoom("earlier sessions have left no room for detours", ADVICE)
-    return Room(((free, gap.end),), (used, data[1]), FILL, stands=stands)
+    return Room(((free, gap.end),), (used, data[1]), FILL, is_in_place=is_in_place)
 
 
 def places(machine: Machine, kernel: Kernel) -> Iterator[Room]:
-    """Where `find` may have found room with a journal before, whatever it holds now."""
+    """Yield every place where `find` may have found memory with a journal before, whatever it holds now."""
     root = kernel_tree.of(machine, kernel)
     start, end = _image_gap(kernel)
     if root is not None:
@@ -123,7 +123,7 @@ def _image_gap(kernel: Kernel) -> tuple[int, int]:
 def _fresh(
     machine: Machine, kernel: Kernel, code: tuple[int, int], data: tuple[int, int], page: DataPage | None
 ) -> Room:
-    """Room that nothing of ours is in. A page that is data already may hold counters that nobody counts with."""
+    """Return memory that no detour is in. A page that is data already may hold counters that no code uses now."""
     if page is None and not _is_zero(kernel, *data):
         raise NoRoom("what should be a gap of this kernel's image holds something", ADVICE)
     switch = page.switch if page is not None else ()
@@ -142,7 +142,7 @@ def _fresh(
 
 
 def counters(code: bytes, toc: int | None = None) -> Iterator[int]:
-    """Where `code`, made of detours, counts: see isa/ppc64le/writer.py, `count`. toc: what r2 is in the kernel."""
+    """Yield the counters of `code`, made of detours: see isa/ppc64le/writer.py, `count`. toc: r2 in the kernel."""
     known: dict[int, int] = {}
     for (word,) in struct.iter_unpack("<I", code[: len(code) & ~3]):
         match opcode(word):
@@ -159,7 +159,7 @@ def counters(code: bytes, toc: int | None = None) -> Iterator[int]:
 
 
 def _toc(kernel: Kernel) -> int | None:
-    """What r2 is in the kernel's functions, as one of them makes it."""
+    """Return r2 of the kernel's functions, as one of them sets it."""
     for name in MAKES_TOC:
         start = kernel.symbols.address(name)
         if start is not None:
@@ -169,19 +169,19 @@ def _toc(kernel: Kernel) -> int | None:
 
 
 def _page(machine: Machine, kernel: Kernel, root: int | None, code: int) -> DataPage | None:
-    """Memory for data below `code`, where that is in the gap that is mapped like text; None in other places."""
+    """Return memory for data below `code`, in the gap that is mapped like text; None for code elsewhere."""
     bottom, end = kernel.address("_etext"), kernel.address("__init_begin")
     if root is None or not bottom < code < end:
         return None
     page = data_page.below(code, bottom, machine.read_physical, root)
-    # Between the page and the code is the same gap, so what lies below it is constants at most.
+    # Memory between the page and the code must belong to the gap: below the gap are constants.
     if page is None or not _is_zero(kernel, page.end, code):
         return None
     return page if page.is_data or _is_zero(kernel, page.start, page.end) else None
 
 
 def _gaps(machine: Machine, kernel: Kernel, root: int | None) -> tuple[Gap, DataPage | None]:
-    """Memory for code, and the page or pages beside it that are for data. Raises NoRoom."""
+    """Return memory for code, and the page or pages beside it for data. Raises NoRoom."""
     start, end = _image_gap(kernel)
     if kernel.address("_etext") < start - LEAST and _executable(machine, root, start, end):
         gap = _gap(kernel, start, end)
@@ -197,7 +197,7 @@ def _gaps(machine: Machine, kernel: Kernel, root: int | None) -> tuple[Gap, Data
 
 
 def _parts(machine: Machine, kernel: Kernel, root: int, start: int, end: int) -> tuple[Gap, DataPage] | None:
-    """Parts of what is zero before `end` and behind constants, where that is less than a leaf maps."""
+    """Return parts of the zero memory before `end` and behind constants, where that is smaller than a leaf."""
     size = page_size(kernel)
     page = data_page.was_split(start, end, machine.read_physical, root)
     if page is None:
@@ -213,23 +213,22 @@ def _parts(machine: Machine, kernel: Kernel, root: int, start: int, end: int) ->
 
 
 def _gap(kernel: Kernel, start: int, end: int) -> Gap | None:
-    """The range where it is zero, or detours stand in its first half alone; some before them may have been freed."""
+    """Return the range if it is zero, or has detours in its first half alone; some of them may have been freed."""
     left = kernel.read(start, end).rstrip(bytes([FILL]))
     ours = len(left) <= (end - start) // 2 and next(counters(left, _toc(kernel)), None) is not None
     return Gap(start, end, left) if ours or not left else None
 
 
 def _data(kernel: Kernel) -> tuple[int, int] | None:
-    """The largest of what is behind the last of the initialised data, and behind the last CPU of arrays.
-
-    Whatever they hold now: it is the same as long as the guest runs.
+    """Return the largest of the memory behind the initialised data, and behind the last CPU of arrays.
+    The choice does not depend on what they hold now, so it is the same as long as the guest runs.
     """
     found = [(start, end) for start, end in (*_behind_data(kernel), *_behind_cpus(kernel)) if end - start >= LINE]
     return max(found, key=lambda each: each[1] - each[0], default=None)
 
 
 def _behind_data(kernel: Kernel) -> Iterator[tuple[int, int]]:
-    """Up to the page's end."""
+    """Yield the memory behind the initialised data up to the page's end."""
     last = kernel.symbols.address("__stop___bug_table")
     if last is not None:
         size = page_size(kernel)
@@ -237,9 +236,8 @@ def _behind_data(kernel: Kernel) -> Iterator[tuple[int, int]]:
 
 
 def _behind_cpus(kernel: Kernel) -> Iterator[tuple[int, int]]:
-    """What has a pointer for every CPU that a kernel may be built for: those that this machine cannot have use none.
-
-    The two arrays of interrupt stacks stand one behind the other, and are as long as one another (kernel/irq.c).
+    """Yield the unused part of arrays with a pointer for every CPU that a kernel is built for (NR_CPUS).
+    The two arrays of interrupt stacks are adjacent and have the same size (kernel/irq.c).
     """
     try:
         layout = derive.derive(kernel)
@@ -256,13 +254,15 @@ def _behind_cpus(kernel: Kernel) -> Iterator[tuple[int, int]]:
 
 
 def page_size(kernel: Kernel) -> int:
-    """The linker aligns these to pages; that all of them are multiples of larger ones by chance is not to be feared."""
+    """Return the kernel's page size: the linker aligns these symbols to pages.
+    That all of them are multiples of a larger size by chance is very unlikely.
+    """
     aligned = [kernel.address(name) for name in ("_etext", "_sinittext", "_einittext")]
     return next((size for size in PAGES if not any(address % size for address in aligned)), PAGES[-1])
 
 
 def _clear(kernel: Kernel, start: int, end: int) -> None:
-    """Once nothing is in use: detours are wiped as they are freed, counters are not."""
+    """Zero the memory once nothing is in use: detours are wiped as they are freed, counters are not."""
     used = kernel.read(start, end).rstrip(b"\0")
     kernel.memory.write(start, bytes(len(used)))
 
@@ -272,7 +272,7 @@ def _is_zero(kernel: Kernel, start: int, end: int) -> bool:
 
 
 def _executable(machine: Machine, root: int | None, start: int, end: int) -> bool:
-    """Whether the kernel's radix tree maps the range where the linear map has it, with the right to execute."""
+    """Return whether the kernel's radix tree maps the range where the linear map has it, with the right to execute."""
     at = start
     while root is not None and at < end:
         page = radix.translate(machine.read_physical, root, at)

@@ -1,7 +1,7 @@
 """Every saved PC of a stopped ppc64le kernel.
 
     a vCPU is …                  what is alive of its CPU
-    ├─ not started               nothing (no CPU that runs threads lacks a vCPU)
+    ├─ not started               nothing (every CPU that runs threads has a vCPU)
     ├─ in user mode              its registers; its thread's stack is empty
     ├─ on an interrupt stack     from below SP up, then where its back chain leads
     ├─ on a thread's stack       from below SP up: leaf functions use 288 bytes there (ELFv2 ABI, 2.2.3.4)
@@ -10,11 +10,11 @@
 
     a thread without a CPU       from its saved SP up: return addresses, and the interrupted PC if it was preempted
 
-r13 is the paca's address from the first instructions of entry code to the last ones (asm/paca.h). An interrupt takes
-the interrupted stack further, and switches to hardirq_ctx or softirq_ctx by a frame that leads back (kernel/irq.c).
-While threads are switched the CPU is on either's stack, and the other one's SP is saved (`_switch`). QEMU 7.2's stub
-tells SRR0 of its first vCPU alone: where it is needed and not told, nothing is assumed.
-What the guest's tracer keeps elsewhere are return addresses, which are never in a window or a detour (linux/stacks.py).
+r13 is the paca's address from the first instructions of entry code to the last ones (asm/paca.h). An interrupt
+continues on the interrupted stack, and switches to hardirq_ctx or softirq_ctx by a frame that leads back
+(kernel/irq.c). During a switch the CPU is on either thread's stack, and the other one's SP is saved (`_switch`). QEMU
+7.2's stub gives SRR0 of its first vCPU alone: where SRR0 is needed and not given, the scan is refused.
+Return addresses that the guest's tracer keeps elsewhere are never in a window or a detour (../x86_64/stacks.py).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ IN_ENTRY = ("srr0",)
 
 
 class Stacks:
-    """Enumerates the saved PCs of one kernel. Raises OptprobeError where something of it cannot be read."""
+    """The saved PCs of one kernel."""
 
     def __init__(self, kernel: Kernel, machine: Machine, registers: Sequence[str], layout: Layout) -> None:
         self._kernel = kernel
@@ -55,7 +55,7 @@ class Stacks:
         self._entry = areas.entry_text(kernel)
 
     def saved(self) -> Iterator[SavedWords]:
-        """Everything that may hold a saved PC now. Raises OptprobeError where something cannot be enumerated now."""
+        """Yield all memory that may hold a saved PC now. Raises OptprobeError where some cannot be enumerated now."""
         known = cpus(self._kernel, self._layout)
         by_paca = {cpu.paca: cpu for cpu in known}
         running: dict[Cpu, tuple[int, int]] = {}
@@ -94,7 +94,7 @@ class Stacks:
         return self._exiting.hides()
 
     def _comes_from_user_mode(self, values: Mapping[str, int], cpu: Cpu | None) -> bool:
-        """In user mode, or in entry code that still has its registers, or has them again."""
+        """Return whether it is in user mode, or in entry code that still, or again, has the user's registers."""
         if values["msr"] & USER:
             return True
         if not values["msr"] & TRANSLATED:
@@ -102,7 +102,7 @@ class Stacks:
         return self._is_entering(values) and (cpu is None or values["r1"] < KERNEL_HALF)
 
     def _is_entering(self, values: Mapping[str, int]) -> bool:
-        """It is in entry code, or in firmware."""
+        """Return whether it is in entry code or in firmware."""
         return self._entry[0] <= values["pc"] < self._entry[1] or not values["msr"] & TRANSLATED
 
     def _registers_of(self, vcpu: Vcpu, names: Sequence[str]) -> dict[str, int]:
@@ -114,11 +114,12 @@ class Stacks:
     def _of_cpu(
         self, cpu: Cpu, sp: int, below: int, current: int, threads: Mapping[int, Thread], alive: dict[int, int]
     ) -> Iterator[SavedWords]:
-        """What a CPU has in stacks of its own; into `alive` from where on that of its thread is alive."""
+        """Yield what a CPU has on stacks of its own; store in `alive` the SP from which its thread's stack is in use.
+        """
         left = list(cpu.interrupt)
         while stack := next((stack for stack in left if stack.start <= sp < stack.end), None):
             left.remove(stack)
-            yield self._read(stack.who, max(stack.start, sp - below), Whole(stack.start, stack.end))
+            yield self._read(stack.name, max(stack.start, sp - below), Whole(stack.start, stack.end))
             sp = self._out_of(stack, sp)
         if current not in threads:
             raise NoSuchKernel(f"CPU {cpu.number} runs no thread yet")
@@ -129,19 +130,19 @@ class Stacks:
         if not any(stack.start <= sp < stack.end for stack in cpu.emergency):
             raise NoSuchKernel(f"CPU {cpu.number} is on a stack at {sp:#x} that is none of its own")
         for stack in cpu.stacks:
-            yield self._read(stack.who, stack.start, Whole(stack.start, stack.end))
+            yield self._read(stack.name, stack.start, Whole(stack.start, stack.end))
         yield self._of_paca(f"an emergency on CPU {cpu.number}", cpu)
         alive[current] = threads[current].stack
 
     def _out_of(self, stack: Stack, sp: int) -> int:
-        """Where the back chain from `sp` leaves an interrupt stack."""
+        """Return where the back chain from `sp` leaves an interrupt stack."""
         at = sp
         while stack.start <= at < stack.end:
             following = self._kernel.word(at)
             if at < following < stack.end or not stack.start <= following < stack.end:
                 at = following
             else:
-                raise NoSuchKernel(f"the frames of {stack.who} are broken at {at:#x}")
+                raise NoSuchKernel(f"the frames of {stack.name} are broken at {at:#x}")
         return at
 
     def _of_thread(self, thread: Thread, sp: int) -> SavedWords:
@@ -152,23 +153,23 @@ class Stacks:
     def _end(self, thread: Thread) -> int:
         return thread.stack + self._layout.thread_size
 
-    def _of_paca(self, who: str, cpu: Cpu) -> SavedWords:
-        """A paca is shorter than what is read of it, and may be the last thing in memory."""
+    def _of_paca(self, name: str, cpu: Cpu) -> SavedWords:
+        """Read a paca, which is shorter than what is read of it and may be the last thing in memory."""
         end = cpu.paca + PACA_SIZE
         try:
-            return self._read(who, cpu.paca, Whole(cpu.paca, end))
+            return self._read(name, cpu.paca, Whole(cpu.paca, end))
         except Unreadable:
-            return self._read(who, cpu.paca, Whole(cpu.paca, end & -PAGE))
+            return self._read(name, cpu.paca, Whole(cpu.paca, end & -PAGE))
 
-    def _read(self, who: str, start: int, stack: Whole) -> SavedWords:
+    def _read(self, name: str, start: int, stack: Whole) -> SavedWords:
         start &= ~7
         words = array("Q")
         words.frombytes(self._kernel.memory.read(start, stack.end - start) if start < stack.end else b"")
-        return SavedWords(who, start, words, stack)
+        return SavedWords(name, start, words, stack)
 
 
 def exiting_of(kernel: Kernel) -> Listed | Unneeded:
-    """How this kernel keeps account of threads that end. Raises NoSuchKernel for one that could hide some."""
+    """Return how this kernel keeps track of threads that exit. Raises NoSuchKernel for one that could hide some."""
     if kernel.symbols.address("preempt_schedule") is None:
         return Unneeded()
     found = exiting(kernel, PerCpu.of(kernel))

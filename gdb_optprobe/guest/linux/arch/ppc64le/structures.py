@@ -1,12 +1,12 @@
-"""Where members of structures are in a ppc64le kernel without types, as far as programs are looked into by them.
+"""Offsets of structure members in a ppc64le kernel without types: those that probes on programs need.
 
     get_task_mm         ld r30,MM(r31); lwz r9,FLAGS(r31); addi r9,r30,USERS       r31: the first argument
     setup_arg_pages     ld r9,CURRENT(r13); ld r27,MM(r9); std r9,ARGUMENTS(r27)
     unlink_file_vma     ld r9,FILE(r3); ld r30,MAPPING(r9); addi r29,r30,LOCK
 
-What one function tells is read off its code: the first use of that kind of what an argument leads to. Members beside
-those are where C has had them for long; and what comes first, or has the same place in every 64-bit kernel, is told by
-a table. Whoever reads by these takes what he finds for a stranger's.
+An offset is derived from the code of one function: the first use of that kind of what an argument leads to. Members
+beside it have had the same distance for long; those that come first, or have the same offset in every 64-bit kernel,
+are in a table. Values read by these offsets are checked.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ MFLR = 0x7C08_02A6
 """mflr r0, which at a function's entry the call of a tracer follows: that keeps arguments."""
 
 Path = tuple[int | str, ...]
-"""What a register holds: an argument or the paca, by its register, and the members that led on from there."""
+"""What a register holds: an argument or the paca, by its register, and the members that were followed from there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """An instruction of this `form` in `function` whose base is what `path` leads to.
+    """An instruction of this `form` in `function` with the base that `path` leads to.
 
     which: of several offsets there, in their order. less: to be taken away.
     """
@@ -43,7 +43,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """So many bytes behind another member of the same structure."""
+    """An offset of so many bytes behind another member of the same structure."""
 
     member: str
     bytes: int
@@ -139,7 +139,7 @@ class CodeStructures:
     _known: dict[str, int] = field(default_factory=dict)
 
     def offset(self, struct: str, member: str) -> int:
-        """Raises NoSuchKernel."""
+        """Return a member's offset. Raises NoSuchKernel."""
         return self._offset(f"{struct}.{member}")
 
     def _offset(self, name: str) -> int:
@@ -167,7 +167,7 @@ class CodeStructures:
 
 
 def of_kprobes(symbols: DerivedSymbols) -> CodeStructures:
-    """All that a kernel without types is asked for in general."""
+    """Return the structures that a kernel without types is generally asked for."""
     return CodeStructures(symbols, 0, fixed={"kprobe.hlist": 0}, told=KPROBES)
 
 
@@ -176,7 +176,7 @@ def has_types(kernel: Kernel) -> bool:
 
 
 def _uses(symbols: DerivedSymbols, function: str) -> Iterator[tuple[Path, int, int]]:
-    """What each load, store and addition has as its base, its opcode, and its offset; the code as it stands."""
+    """Yield (base, opcode, offset) of each load, store and addition, in order of address."""
     held: dict[int, Path] = {number: (f"r{number}",) for number in (*range(3, 11), PACA)}
     before = 0
     for insn in symbols.code(function):

@@ -3,8 +3,8 @@
     _stext ──────────── __end_soft_masked ─────────────────────────── _etext     _sinittext ──── _einittext
     │ vectors and entry │ text                                        │          │ init: freed after boot │
 
-Every branch is one instruction, so nothing is asked here about what lands among several. What is told of a function:
-its code, where the kernel rewrites it or knows it by its address, and where nothing may stop at all.
+Every branch is one instruction, so mid-function entries do not matter here. Known of a function are its code, where the
+kernel rewrites it or knows it by its address, and where neither a stop nor a detour is allowed.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class PowerText(CoreText):
     def __init__(
         self, kernel: Kernel, overlay: Overlay | None = None, originals: OriginalText | None = None
     ) -> None:
-        """originals: of a text that this one is beside, in place of an overlay."""
+        """Take the text of `kernel`. originals: of a text that this one is beside, in place of an overlay."""
         found = originals or OriginalText(kernel, PPC64LE, overlay)
         super().__init__(kernel, found, FtraceSites(kernel, SITE), areas.entry_text(kernel), VMALLOC)
         self._never: dict[int, Mapping[int, Hazard]] = {}
 
     def through(self, read: Callable[[int, int], bytes]) -> PowerText:
-        """The same text, read in another way: for the unwinder, which must not send packets of its own."""
+        """Return the same text through another reader: for the unwinder, which must not send packets of its own."""
         kernel = replace(self._kernel, memory=_ReadOnly(read))
-        self.originals.find()  # what is derived from code is found out now: `read` is no way for that
+        self.originals.find()  # derive it now: `read` cannot be used for that
         return PowerText(kernel, originals=self.originals.through(kernel))
 
     @cached_property
@@ -84,7 +84,7 @@ class PowerText(CoreText):
         return FORBIDDEN[hazard] if hazard is not None else area
 
     def _forbidden(self, address: int) -> Mapping[int, Hazard]:
-        """Where in the function around `address` nothing may stop and nothing may run."""
+        """Return the addresses, in the function around `address`, at which no stop and no detour is allowed."""
         function = self.function(address)
         if function is None:
             return {}
@@ -116,7 +116,7 @@ class PowerText(CoreText):
         )
 
     def _whole(self, start: int, end: int, code: Mapping[int, Insn]) -> Whole:
-        """What leads into it from elsewhere is not known, and nobody has to know it before one instruction is moved."""
+        """Return the jumps inside the function. Entries from elsewhere are not needed to move one instruction."""
         jumps = [Jump(i.address, i.target, i.flow.value) for i in code.values() if i.target is not None]
         jumps += [Jump(source, target, "jump label") for source, target in self.jump_labels.within(start, end)]
         jumps += [Jump(*row, "fixup of a fault") for row in self.exceptions.leading_from(start, end)]
@@ -129,7 +129,7 @@ class PowerText(CoreText):
 
 
 def instructions(data: bytes, address: int) -> Iterator[Insn]:
-    """All of them; a word that is none (a table, padding) is passed over."""
+    """Yield all instructions; a word that is none (a table, padding) is skipped."""
     at = 0
     while at < len(data):
         found = PPC64LE.decode(data[at:], address + at)

@@ -1,4 +1,4 @@
-"""Every thread of a stopped ppc64le kernel, by offsets that its types or its code told: see derive.py.
+"""Every thread of a stopped ppc64le kernel, by offsets from its types or its code: see derive.py.
 
     alive: running, queued, asleep    `init_task`'s list of processes, and of each `signal->thread_head`
     idle, of CPUs that are off too    `runqueues.idle`, in no list
@@ -96,7 +96,7 @@ class Threads:
         )
 
     def all(self, others: Iterable[int]) -> dict[int, Thread]:
-        """Every thread by address: those in lists, and `others`."""
+        """Return every thread by address: those in lists, and `others`."""
         found: dict[int, Thread] = {}
         budget = Budget(MOST, "the guest", "threads")
         leader = self._layout.init_task
@@ -140,7 +140,7 @@ class Threads:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    who: str
+    name: str
     start: int
     end: int
 
@@ -161,10 +161,10 @@ class Cpu:
 
 
 def cpus(kernel: Kernel, layout: Layout) -> tuple[Cpu, ...]:
-    """The possible ones, in the order of Linux's numbers. Raises OptprobeError."""
+    """Return the possible CPUs, in the order of Linux's numbers. Raises OptprobeError."""
     found: list[Cpu] = []
     pacas = kernel.word(layout.pacas)
-    # Behind the last is whatever memory holds: a paca tells its own number.
+    # Behind the last paca is other memory. A paca has its own number, which ends the loop.
     while len(found) < MOST_CPUS and _is_paca(kernel, layout, paca := kernel.word(pacas + 8 * len(found)), len(found)):
         found.append(_cpu(kernel, layout, paca, len(found)))
     running = int.from_bytes(kernel.memory.read(layout.online_count, 4), "little")
@@ -197,6 +197,6 @@ def _cpu(kernel: Kernel, layout: Layout, paca: int, number: int) -> Cpu:
 
 
 def online(kernel: Kernel, layout: Layout, count: int) -> set[int]:
-    """Numbers of the CPUs that run threads, of the first `count`."""
+    """Return the numbers of the CPUs that run threads, of the first `count`."""
     mask = int.from_bytes(kernel.memory.read(layout.online, (count + 7) // 8), "little")
     return {cpu for cpu in range(count) if mask >> cpu & 1}

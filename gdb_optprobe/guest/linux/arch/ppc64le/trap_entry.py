@@ -3,7 +3,7 @@
 No `trap`, which GDB takes for a breakpoint of its own, and no illegal word, which may be a hypervisor's interrupt, and
 which the guest's own kprobes would execute elsewhere: they refuse `tdi` (asm/probes.h, can_single_step).
 
-Ours runs before the kernel has saved the registers on a stack (arch/powerpc/kernel/exceptions-64s.S):
+Our handler runs before the kernel has saved the registers on a stack (arch/powerpc/kernel/exceptions-64s.S):
 
     r9            CR                                  in the paca, r13: r9 to r13, CTR
     r10           nothing                             SPRG2: nothing, scratch of vectors (asm/reg.h)
@@ -65,7 +65,7 @@ class _TrapEmitter(codegen.PowerEmitter):
 
 
 class _Trapping:
-    # tw, td, tdi and twi (asm/probes.h, is_trap): a kprobe of the guest's own where a trap of ours has gone.
+    # tw, td, tdi and twi (asm/probes.h, is_trap): a kprobe of the guest's own where our trap was removed.
     traps: tuple[tuple[int, int], ...] = (
         (0xFC00_07FE, 0x7C00_0008),
         (0xFC00_07FE, 0x7C00_0088),

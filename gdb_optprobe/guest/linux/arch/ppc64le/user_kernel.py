@@ -1,4 +1,4 @@
-"""Probes on user programs on ppc64le: where a trap of theirs comes to, and how the kernel's threads are met.
+"""Probes on user programs on ppc64le: where the kernel handles their traps, and how its threads are reached.
 
     program_check_common_virt   andi. r10,r12,16384      whether it came from user mode
                                 …
@@ -7,9 +7,9 @@
                                 …
 
 (arch/powerpc/kernel/exceptions-64s.S, __GEN_COMMON_BODY.) A trap is handled with interrupts off from its first
-instruction to its last, and nothing of the kernel's is called: to the kernel it is one long instruction of the user's,
-and no time is accounted to anybody else. Where the kernel takes a CPU that runs a user's code for one that looks at
-nothing (context tracking, nohz_full), page tables could go while they are walked: not there.
+instruction to its last, and no kernel function is called: to the kernel it is one long user instruction, and all its
+time is accounted to the program. With context tracking (nohz_full) the kernel assumes that a CPU in user code reads no
+page tables and may free them during the walk: such kernels are refused.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ ADDI = 14
 
 @dataclass(frozen=True, slots=True)
 class _Symbols:
-    """The kernel's, and `more` that it has no names for."""
+    """The kernel's symbols, and `more` that it has no names for."""
 
     symbols: Symbols
     more: abc.Mapping[str, int]
@@ -79,7 +79,7 @@ class _Symbols:
 
 @dataclass(frozen=True, slots=True)
 class _Vcpus:
-    """of_paca: where it has the thread that runs. soft_mask: where it says that interrupts are off."""
+    """of_paca: the paca's offset of the running thread. soft_mask: its offset of the soft mask of interrupts."""
 
     of_paca: int
     soft_mask: int
@@ -103,15 +103,15 @@ class _Vcpus:
         return tuple({value for to, value in found if to == register} for register in (7, 8))
 
     def entry(self, kernel: Kernel, function: int) -> int:
-        """The local one: see LinuxArch.entry."""
+        """Return the local entry: see LinuxArch.entry."""
         code = PPC64LE.decode(kernel.memory.read(function, 8), function)
         return PPC64LE.entry(function, {insn.address: insn for insn in code})
 
 
 def user_kernel(kernel: Kernel, reads: Reads, originals: Originals) -> UserKernel:
-    """Raises OptprobeError."""
+    """Return what probes on programs need. Raises OptprobeError."""
     if _is_tracked(kernel):
-        raise OptprobeError("this guest's kernel tracks who runs user code (nohz_full): its programs are not probed")
+        raise OptprobeError("this guest's kernel tracks CPUs in user code (nohz_full): its programs are not probed")
     symbols = kernel.symbols
     assert isinstance(symbols, DerivedSymbols), "of this arch"
     paca = derive.derive(kernel)
@@ -134,7 +134,7 @@ def user_kernel(kernel: Kernel, reads: Reads, originals: Originals) -> UserKerne
     vcpus = _Vcpus(paca.current, reads.linear.soft_mask)
     comes = _arriving(kernel, vcpus, reads.linear.page, originals)
 
-    @cache  # the calls are read as the kernel has them, before ours come
+    @cache  # read the calls once, before our patches change them
     def returning() -> ReturnKernel:
         task = Load(fold.binary(Op.ADD, Register("r13"), fold.constant(paca.current), 64, False), 8, False, mapped=True)
         place = fold.binary(Op.ADD, task, fold.constant(kernel.offset("task_struct", "mm")), 64, False)
@@ -152,7 +152,7 @@ def _arriving(kernel: Kernel, vcpus: _Vcpus, page: int, originals: Originals) ->
 
 
 def _is_tracked(kernel: Kernel) -> bool:
-    """Whether the jump to what notes that a CPU has left user mode is there, and no nop."""
+    """Return whether the kernel's exit from user mode jumps to context tracking; a nop there means that it does not."""
     start, end = kernel.symbols.function_bounds(kernel.symbols.address(ENTERS) or 0) or (0, 0)
     notes = {at for name in TRACKS if (at := kernel.symbols.address(name)) is not None}
     notes |= {at + 8 for at in notes}

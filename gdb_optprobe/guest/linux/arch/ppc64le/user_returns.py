@@ -3,7 +3,7 @@
     entry   pt_regs.link ─► the trampoline         a call is known by r1, which is the same where it returns
     later   16(r1 of the entry), where functions that call others have stored it; LR as it was saved, where r1 is the
             same still
-Who finds that word later is in a C function of the kernel's: external interrupts are held off by MSR[EE], MSR[RI] is 1.
+The code that finds the word later runs in a C function of the kernel: MSR[EE] masks external interrupts, MSR[RI] is 1.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _UserReturnEmitter(PowerEmitter):
         self.branch(Comparison.EQ, to, 0, False, label)
 
     def _found(self, at: str) -> None:
-        """Into the register of the record: where the linear map has the word; 0 for nowhere."""
+        """Emit: put into the register of the record the linear map's address of the word; 0 where there is none."""
         address, record, entry = _PAGE.address, _PAGE.record, _PAGE.entry
         low, other = self._page.bit_length() - 1, _PAGE.lost[0]
         framed, none, done = Label(), Label(), Label()
@@ -137,7 +137,7 @@ class PowerReturning:
         return _UserReturnEmitter(before, place, self)
 
     def reads(self, code: Sequence[Insn]) -> bool:
-        """Keeps it elsewhere than in its caller's frame: setjmp."""
+        """Return whether the code keeps LR elsewhere than in its caller's frame: setjmp."""
         holds: set[str] = set()
         for insn in code:
             if insn.flow is not Flow.NEXT:

@@ -1,7 +1,7 @@
-"""A trap's code stops in a routine that it calls: LR, as all that the user had, is in the frame.
+"""A trap's code stops in a routine that it calls: the frame has LR and all other registers of the user.
 
 DWARF's numbers are those of GDB's .debug_frame (rs6000-tdep.c, rs6000_dwarf2_reg_to_regnum), where the MSR has none:
-so its number (SysV ABI, PowerPC supplement) stands for where a frame goes on.
+so its number (SysV ABI, PowerPC supplement) is used for the PC of a frame.
 """
 
 from __future__ import annotations

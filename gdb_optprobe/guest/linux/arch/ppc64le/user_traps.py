@@ -1,14 +1,14 @@
 """Traps in user programs on ppc64le, `tdi 31,r0,0`, and what branches and moves under one do to `struct pt_regs`.
 
-Ours comes in where a program check of user mode alone goes: where the kernel's code takes its stack, before it saves
-registers there (user_kernel.py). They are saved as it would, and it finds them as if nobody had come between.
+Our code runs on the path of program checks of user mode alone: where the kernel's code takes its stack, before it saves
+registers there (user_kernel.py). It saves them as the kernel would, and restores all before the kernel continues.
 
     r1      the user's   ─►  the frame on the thread's kernel stack, at 112 of which struct pt_regs is
     r9      CR               r10   the user's r1        r11, r12   SRR0, SRR1, which stay: EE and RI are off
     paca    r9 to r13, CTR   r13 points to it
-No trap of the kernel's uprobes (`trap`), and none that they would take for an instruction of the program's: `is_trap`
-(asm/probes.h). The way back to the program is a plain rfid: caches that a way out of the kernel flushes
-(asm/exception-64s.h, RFI_TO_USER) hold nothing of the kernel's but what is in registers that the program has.
+Our trap is not that of the kernel's uprobes (`trap`), but one that they recognise as a trap: `is_trap` (asm/probes.h).
+The way back to the program is a plain rfid: caches that the kernel's exit flushes (asm/exception-64s.h, RFI_TO_USER)
+hold no kernel data but what is in registers that the program has.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ OFFSETS = {name: 8 * place for place, name in enumerate(GENERAL)} | {
 """struct pt_regs (uapi/asm/ptrace.h)."""
 _PACA, _SP = "r13", "r1"
 PACA = "paca"
-"""What programs of probes call r13 of the kernel's, which is another than the user's."""
+"""The name of the kernel's r13 in programs of probes: the user's is another."""
 _PR = 1 << 14
 _IN_PACA = (CTR, "r9", "r10", "r11", "r12", "r13")
 _WHILE_HANDLED = tuple(f"r{number}" for number in (0, *range(3, 13)))
@@ -88,10 +88,9 @@ ADDI, ADDIS, ORI_NOP, OR, MFSPR, MTSPR = 14, 15, 24, 444, 339, 467
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where ours comes in. stack: the instruction there, which loads r1; the kernel goes on behind it.
-
-    frame: from r1 to where struct pt_regs is. saved: where in the paca vectors have put registers. priority: where they
-    have put PPR, if they have: they raise it.
+    """Where our code runs. stack: the instruction there, which loads r1; the kernel continues behind it.
+    frame: from r1 to struct pt_regs. saved: offsets in the paca at which vectors have put registers. priority: the
+    offset of PPR, if they have saved it: then they raise the priority.
     """
 
     stack: Insn
@@ -114,7 +113,7 @@ class _UserTrapEmitter(codegen.PowerEmitter):
         self._items.append(FarBranch(routine, link=True))
 
     def kernels(self, address: int) -> None:
-        """address: of `stack`, which has been run."""
+        """Emit the way to the kernel's code. address: of `stack`, which has been run."""
         self._items += self._user.unsaving()
         self._items.append(FarBranch(address + self._user.place.stack.size))
 
@@ -181,7 +180,7 @@ class PowerUser:
     # the frame -------------------------------------------------------------------------------------------------------
 
     def saving(self) -> Iterator[Item]:
-        """The user's registers, all of them, to the frame."""
+        """Yield: save all the user's registers to the frame."""
         yield word_of(self.place.stack.data)
         for name in GENERAL:
             if name not in (_SP, *_IN_PACA):
@@ -194,7 +193,7 @@ class PowerUser:
             yield from (plain(_SPECIAL[name][0], _WORK), self._store(_WORK, name))
 
     def unsaving(self) -> Iterator[Item]:
-        """All as it was, and what `stack` has done."""
+        """Yield: restore all registers, with the effect of `stack`."""
         for name in (LR, XER):
             yield from (self._load(_WORK, name), plain(_SPECIAL[name][1], _WORK))
         yield from (self._load(name, name) for name in _WHILE_HANDLED if name not in _IN_PACA)
@@ -202,7 +201,7 @@ class PowerUser:
         yield from (self._load("r9", FLAGS), self._load("r10", _SP))
 
     def returning(self) -> Iterator[Item]:
-        """To the user, with what the frame holds: no interrupt may come once SRR0 is written."""
+        """Yield the return to the user, with the frame's registers: no interrupt may come once SRR0 is written."""
         yield from (number("addi", _WORK, NONE, 0), plain("mtmsrd", _WORK))
         yield from (self._load(_WORK, PC), plain("mtsrr0", _WORK))
         if self.place.priority is not None:
@@ -222,7 +221,7 @@ class PowerUser:
         return lambda at: placed(items, at)
 
     def _advance(self, distance: int) -> Iterator[Item]:
-        """The saved PC, by so much."""
+        """Yield: advance the saved PC by `distance`."""
         low = signed(distance, 16)
         yield self._load("r3", PC)
         if distance != low:
@@ -232,7 +231,7 @@ class PowerUser:
     # instructions ----------------------------------------------------------------------------------------------------
 
     def _done(self, insn: Insn) -> list[Item] | None:
-        """None where it is not one that is emulated."""
+        """Return the emulation of an instruction; None where it is not emulated."""
         word = word_of(insn.data)
         if insn.size != 4:
             return None
@@ -267,7 +266,9 @@ class PowerUser:
         yield self._store("r3", GENERAL[rt(word)])
 
     def _branch(self, word: int, bo: int, distance: int | None) -> Iterator[Item]:
-        """distance: from the branch, or to where LR or CTR says. r5: where it goes if it is taken, r3: if not."""
+        """Yield the emulation of a branch. distance: from the branch, or None: the target is in LR or CTR.
+        r5: the next PC if the branch is taken, r3: if not.
+        """
         past = Label()
         yield from (self._load("r3", PC), number("addi", "r6", "r3", 4))
         if distance is None:
@@ -283,7 +284,7 @@ class PowerUser:
         yield from (logical("or", "r6", "r5", "r5"), past, self._store("r6", PC))
 
     def _unless(self, word: int, bo: int, past: Label) -> Iterator[Item]:
-        """To `past` where the branch is not taken (Book I, 2.4)."""
+        """Yield a branch to `past` if the branch is not taken (Book I, 2.4)."""
         if not bo & BO_NO_CTR:
             yield from (self._load("r4", CTR), number("addi", "r4", "r4", -1), self._store("r4", CTR))
             yield compare("cmpldi", 0, "r4", 0)
@@ -296,7 +297,7 @@ class PowerUser:
 
 
 def _where(test: Comparison, label: Label) -> LabelBranch:
-    """By cr0."""
+    """Return a branch on cr0."""
     bit, where_set = BITS[test]
     return LabelBranch(label, BO_NO_CTR | (BO_CR_TRUE if where_set else 0), bit)
 

@@ -82,10 +82,10 @@ class _Linux:
         return both
 
     def entry(self, function: int, text: Text) -> int:
-        """Behind a landing pad: an indirect call must find it as it is, and the tracer's site begins behind it.
-
-        Where nothing calls the function indirectly the kernel has put a nop in the pad's place (sealed it): which one
-        is the kernel's own matter. (arch/x86/kernel/alternative.c, kprobes/core.c: arch_adjust_kprobe_addr)
+        """Skip a landing pad: an indirect call must find it unchanged, and the tracer's site begins behind it.
+        Where nothing calls the function indirectly, the kernel has sealed the pad: it holds a nop, and which one
+        depends on
+        the kernel. (arch/x86/kernel/alternative.c, kprobes/core.c: arch_adjust_kprobe_addr)
         """
         found = text.function(function)
         insn = found.own.get(function) if found is not None else None
@@ -95,9 +95,10 @@ class _Linux:
         return insn.end if sealed or insn.text.startswith("endbr") else function
 
     def entered(self, function: Function, unwinder: Unwinder | None) -> bool:
-        """Where its tables have the return address on top of the stack: objtool has proven that code to return there.
-
-        With frame pointers instead, where it makes a frame. Without either, what GCC has named.
+        """Return whether only calls enter the function, so that the return address is on top of the stack.
+        With ORC, where the tables say so: objtool has proven that this code returns there. With frame pointers, where
+        the
+        function makes a frame. Without either, where GCC has named it.
         """
         if isinstance(unwinder, OrcUnwinder):
             return unwinder.tables.find(function.start, unwinder.read) == orc_unwind.CALLED
@@ -113,7 +114,8 @@ class _Linux:
         return stacks.missing(kernel)
 
     def room(self, machine: Machine, kernel: Kernel) -> Room:
-        """Filler of the kernel's own text, of that what an earlier session left; else what the kernel would lend."""
+        """Return padding of the kernel's own text (what an earlier session left of it), else memory that it would lend.
+        """
         tables = image_padding.page_tables(machine, kernel)
         left = image_padding.left_behind(kernel, tables, machine.read_physical)
         if left is not None:
@@ -165,7 +167,7 @@ class _Linux:
 
 @dataclass(frozen=True, slots=True)
 class OrcUnwinder:
-    """By the kernel's own unwind tables, and a module's in its text. stack: reads what they lead to."""
+    """Unwind by the kernel's ORC tables, and a module's in its text. stack: reads the stack."""
 
     text: tuple[int, int]
     tables: orc_unwind.Tables

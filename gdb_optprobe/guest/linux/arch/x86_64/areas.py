@@ -1,4 +1,4 @@
-"""Code of a kernel that is not what it seems, by its symbols: what is copied, what runs before the page tables are set.
+"""Code of an x86-64 kernel that cannot be probed where its symbol is: it is copied, or runs on other page tables.
 
     head_64.S, wakeup_64.S, efi_thunk_64.S    other page tables or another mode of the CPU      EARLY
     ftrace_64.S, relocate_kernel_64.S, …      copied elsewhere, where a branch leads nowhere    COPIED
@@ -32,7 +32,7 @@ DISPATCH = 9
 
 
 def of(name: str) -> Area:
-    """What the function `name` of the kernel's text is."""
+    """Return the kind of code that the function `name` of the kernel's text is."""
     if name.startswith(_COPIED) or name in _COPIED_WHOLE:
         return Area.COPIED
     if name.startswith(_EARLY) or name in _EARLY_WHOLE:
@@ -41,5 +41,7 @@ def of(name: str) -> Area:
 
 
 def is_dispatcher(name: str) -> bool:
-    """Whether BPF rewrites the function's first instruction and compares it before (bpf_dispatcher_change_prog())."""
+    """Return whether BPF rewrites the function's first instruction and compares it before
+    (bpf_dispatcher_change_prog()).
+    """
     return name.startswith(_DISPATCHER[0]) and name.endswith(_DISPATCHER[1])

@@ -1,4 +1,4 @@
-"""What runs, by the per-CPU variables current_task and cpu_number, members of pcpu_hot in some kernels."""
+"""The running thread and CPU: the per-CPU variables current_task and cpu_number, in some kernels within pcpu_hot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FRAME = ("rsp", "rbp")
 
 
 def current(kernel: Kernel) -> Current:
-    """Return the expressions by per-CPU variables: addresses from the symbols and, within pcpu_hot, from the types."""
+    """Return the expressions, by per-CPU variables: addresses from the symbols and, within pcpu_hot, from the types."""
 
     def variable(size: int, *places: tuple[str, str]) -> Expr:
         missing: OptprobeError | None = None
@@ -36,7 +36,9 @@ def current(kernel: Kernel) -> Current:
 
 
 def _room(top: Expr | Missing) -> Expr:
-    """Up to the end of the thread's stack; on others, which are not aligned to their size, to the end of the page."""
+    """Return how much of the stack may be read: up to the end of the thread's stack, which is aligned to its size.
+    Other stacks are not aligned to theirs: up to the end of the page.
+    """
     sp = Register(FRAME[0])
     page = room_to(sp, PAGE)
     if isinstance(top, Missing):

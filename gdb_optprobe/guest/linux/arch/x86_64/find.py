@@ -47,7 +47,9 @@ class PageTables:
 
 
 def find(machine: Machine) -> tuple[Image, View] | None:
-    """The image and page tables that show it. A vCPU in user mode may have tables without the kernel."""
+    """Return the kernel's image and the page tables that map it. A vCPU in user mode may have tables without the
+    kernel.
+    """
     control = machine.registers(machine.vcpus()[0], CONTROL)
     check_mode(control)
     la57 = bool(control["cr4"] & FIVE_LEVELS)
@@ -69,9 +71,8 @@ def find(machine: Machine) -> tuple[Image, View] | None:
 
 
 def settle(where: Image, view: View, symbols: SymbolTable) -> tuple[Image, View]:
-    """Through the kernel's own top page table, which no process takes away; its text to the end.
-
-    An earlier session may have left data within it (image_padding.py), which have another protection.
+    """Return the image with its text up to its end, by the kernel's own top page table, which no process frees.
+    Data that an earlier session left inside the text (image_padding.py) have another protection.
     """
     assert isinstance(view, PageTables)
     own = symbols.address("init_top_pgt") or symbols.address("swapper_pg_dir")
@@ -89,7 +90,7 @@ def notes(where: Image, symbols: SymbolTable, read: Read) -> tuple[int, int]:
 
 
 def check_mode(control: Mapping[str, int]) -> None:
-    """Raises OptprobeError unless the CPU runs 64-bit code with paging."""
+    """Raise OptprobeError unless the CPU runs 64-bit code with paging."""
     if not control["cr0"] & PROTECTED or not control["efer"] & LONG_MODE_ACTIVE:
         raise OptprobeError("the guest's CPU is not in 64-bit mode", "let the guest boot, then try again")
     if not control["cr0"] & PAGING:
@@ -97,7 +98,9 @@ def check_mode(control: Mapping[str, int]) -> None:
 
 
 def _whole_text(runs: Sequence[Run]) -> Iterator[Run]:
-    """What is read-only within text is text: an earlier session's data lie in its padding (image_padding.py)."""
+    """Yield the runs, read-only ones within the text counted as text: an earlier session's data lie in its padding
+    (image_padding.py).
+    """
     known = list(kernel_image.merged(runs))
     for before, run, behind in zip([None, *known], known, [*known[1:], None], strict=False):
         hole = before is not None and behind is not None and before.end == run.start and run.end == behind.start
@@ -107,7 +110,7 @@ def _whole_text(runs: Sequence[Run]) -> Iterator[Run]:
 
 
 def _roots(machine: Machine) -> Iterator[int]:
-    """Candidates: the kernel's half of each vCPU's pair of tables (page-table isolation), then what CR3 has."""
+    """Yield candidates: the kernel's half of each vCPU's pair of tables (page-table isolation), then CR3 itself."""
     vcpus = sorted(machine.vcpus(), key=lambda vcpu: vcpu != machine.selected())
     values = []
     for vcpu in vcpus:

@@ -4,8 +4,8 @@
             │ caller's rbp   ├────► │ its caller's   ├────►  0: the stack ends
             │ return address │      │ return address │      odd: a pt_regs, one byte below (ENCODE_FRAME_POINTER)
     CFA ──► └────────────────┘      └────────────────┘
-A function that has not made its frame yet, or has left it, is told from its own code: how far rsp is from where it was
-at the entry. Code that makes no frame, assembly, has its caller's rbp.
+Whether a function has not made its frame yet, or has removed it, follows from its code: the distance of rsp from its
+value at the entry. Code that makes no frame (assembly) keeps its caller's rbp.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Code = tuple[int, Mapping[int, Insn]]
 
 
 def unwind(state: State, function: Callable[[int], Code | None], read: ReadMemory) -> State | None:
-    """The caller's frame; None where the stack ends, or nothing is known."""
+    """Return the caller's frame; None where the stack ends, or nothing is known."""
     try:
         return _unwind(state, function, read)
     except Unreadable:
@@ -65,17 +65,17 @@ def unwind(state: State, function: Callable[[int], Code | None], read: ReadMemor
 
 
 def frame_at(start: int, code: Mapping[int, Insn], pc: int) -> Frame | None:
-    """What the function has done to its stack before the instruction at `pc`; None where no way there was found."""
+    """Return the frame before the instruction at `pc`; None where no path from the start to it was found."""
     return _frames(start, code, pc).get(pc)
 
 
 def makes_frame(start: int, code: Mapping[int, Insn]) -> bool:
-    """Whether the function pushes rbp and points it there: where it is entered, a return address is on the stack."""
+    """Return whether the function pushes rbp and sets it to rsp: then a return address is on the stack at its entry."""
     return any(frame.set for frame in _frames(start, code).values())
 
 
 def balanced(start: int, code: Mapping[int, Insn]) -> bool:
-    """Whether the function returns, wherever that is seen, with rsp and rbp as it was entered."""
+    """Return whether all returns that are found leave rsp and rbp as they were at the entry."""
     frames = _frames(start, code)
     ends = [frame for at, frame in frames.items() if code[at].flow is Flow.RETURN]
     return all(frame.size == WORD and not frame.saved for frame in ends)
@@ -84,7 +84,7 @@ def balanced(start: int, code: Mapping[int, Insn]) -> bool:
 def _unwind(state: State, function: Callable[[int], Code | None], read: ReadMemory) -> State | None:
     registers = state.registers
     pc, sp, bp = (registers[name] for name in ("rip", "rsp", "rbp"))
-    # A call at the very end of a function returns to what is not the function's any more.
+    # A call at the very end of a function has a return address behind the function.
     at = pc - (not state.exact)
     found = function(at)
     frame = _frame(*found, at, state.exact) if found is not None else None
@@ -104,7 +104,9 @@ def _unwind(state: State, function: Callable[[int], Code | None], read: ReadMemo
 
 
 def _frame(start: int, own: Mapping[int, Insn], at: int, exact: bool) -> Frame | None:
-    """The frame of a function's instruction at `at`, or around it where that is no first byte; None of assembly's."""
+    """Return the frame at the instruction that covers `at`; None in assembly.
+    exact: `at` is an instruction's first byte.
+    """
     if makes_frame(start, own):
         at = at if at in own else max((each for each in own if each < at), default=at)
         return frame_at(start, own, at) or SET
@@ -112,7 +114,7 @@ def _frame(start: int, own: Mapping[int, Insn], at: int, exact: bool) -> Frame |
 
 
 def _is_leaf(own: Mapping[int, Insn]) -> bool:
-    """Whether nothing but pushes, pops and returns touch the stack, as far as can be seen."""
+    """Return whether only pushes, pops and returns touch the stack, as far as can be seen."""
     return not any(insn.flow in (Flow.SYSTEM, Flow.INDIRECT_JUMP) for insn in own.values())
 
 
@@ -126,7 +128,7 @@ def _interrupted(registers: Mapping[str, int], place: int, read: ReadMemory) -> 
 
 
 def _frames(start: int, code: Mapping[int, Insn], until: int | None = None) -> dict[int, Frame]:
-    """The frame before each instruction that is reached from the start; the first way there counts."""
+    """Return the frame before each instruction that is reached from the start; the first path found counts."""
     found: dict[int, Frame] = {}
     ways = [(start, Frame())]
     while ways and len(found) < STEPS and until not in found:

@@ -17,7 +17,8 @@ FEWEST = 3
 
 @dataclass(frozen=True, slots=True)
 class FramePointers:
-    """By rbp's chain, and the code of the innermost function. text: the image's, from its start to its end."""
+    """Unwind by the chain of rbp and the code of the innermost function. text: the image's, from its start to its end.
+    """
 
     text: tuple[int, int]
     code: Text
@@ -40,7 +41,7 @@ class FramePointers:
 
 
 def unwinder(kernel: Kernel, text: Text, read: ReadMemory) -> FramePointers:
-    """Raises OptprobeError where this kernel's functions keep none."""
+    """Return the unwinder. Raises OptprobeError where this kernel's functions keep no frame pointers."""
     addresses = (kernel.symbols.address(name) for name in WITNESSES)
     found = [function for at in addresses if at is not None and (function := text.function(at)) is not None]
     made = sum(frame_pointer_unwind.makes_frame(each.start, each.own) for each in found)
@@ -51,11 +52,11 @@ def unwinder(kernel: Kernel, text: Text, read: ReadMemory) -> FramePointers:
 
 
 def is_called(function: Function) -> bool:
-    """Whether a function makes a frame, so that it is entered with a return address, and returns to there."""
+    """Return whether a function makes a frame: it is entered with a return address and returns to it."""
     start, own = function.start, function.own
     return frame_pointer_unwind.makes_frame(start, own) and frame_pointer_unwind.balanced(start, own)
 
 
 def has_tables(kernel: Kernel) -> bool:
-    """Whether this kernel has ORC tables."""
+    """Return whether this kernel has ORC tables."""
     return kernel.range("__start_orc_unwind_ip", "__stop_orc_unwind_ip") != (0, 0)

@@ -1,4 +1,4 @@
-"""Memory for detours out of the filler of a kernel's text: nothing is allocated, the guest does not run.
+"""Memory for detours in the padding of a kernel's text: nothing is allocated, the guest does not run.
 
 The linker aligns the entry text to 2 MiB so that page-table isolation can map it alone, aligns thunks in it, and fills
 what lies between with 0xCC (arch/x86/kernel/vmlinux.lds.S, ALIGN_ENTRY_TEXT_BEGIN). No code runs or reads that. A run
@@ -19,7 +19,7 @@ of filler is whole pages between two symbols of the text that hold nothing else;
 All is written through physical memory with every vCPU stopped. A table is complete and has been read back before the
 one entry of 8 bytes that leads to it is written. That needs no TLB flush: x86 caches no translation that is not
 present, and the split entry translates every address as the large page did; a stale executable entry for a frame of
-data serves nobody, as nothing jumps there.
+data has no effect, as nothing jumps there.
 """
 
 from __future__ import annotations
@@ -104,8 +104,7 @@ class Filler:
 
 
 def find(kernel: Kernel, sizes: Sizes = SIZES, code_pages: int = CODE_PAGES) -> Filler:
-    """Filler for an arena. Raises NoFiller.
-
+    """Return padding for an arena. Raises NoFiller.
     Tables and frames are checked to the last byte here, each piece of code memory when it is handed out.
     """
     runs = [run for span in spans(kernel) if (run := _filled(kernel, span)) is not None]
@@ -131,10 +130,10 @@ def find(kernel: Kernel, sizes: Sizes = SIZES, code_pages: int = CODE_PAGES) -> 
 def left_behind(
     kernel: Kernel, tables: Tables, read_physical: ReadPhysical, sizes: Sizes = SIZES
 ) -> Filler | None:
-    """What is free of an arena that an earlier session mapped and left, its probes in it; None where there is none.
-
-    Free are the code behind the last byte of each run that is no filler, and the data behind that too and behind the
-    last counter.
+    """Return what is free of an arena that an earlier session left mapped with its probes in it; None without one.
+    Free are the code behind the last byte of each run that is not fill, and the data behind the last byte that is not
+    fill
+    and the last counter.
     """
     mapped = translate(read_physical, tables.roots[0], DATA_AT, la57=tables.la57)
     if mapped is None or not mapped.writable or mapped.executable:
@@ -150,9 +149,9 @@ def left_behind(
             has_code |= bool(used)
             counters += [start + at.end() + int.from_bytes(at[1], "little", signed=True) for at in COUNT.finditer(used)]
             free.append((-(-(start + len(used)) // PAGE) * PAGE, end))
-        # Memory of the user's own may be counted with too.
+        # A detour may count in memory that the user named instead: such counters are elsewhere.
         ours = (counter + 8 - DATA_AT for counter in counters if DATA_AT <= counter < found.data[1])
-        # Nor is every word a counter's: whoever takes a piece writes all of it. Without code nobody counts in any.
+        # Not all data are counters, but a piece is written whole when it is taken. Without code none is in use.
         written = kernel.read(*found.frames).rstrip(bytes([FILL])) if has_code else b""
         beyond = max((-(-len(written) // 8) * 8, *ours))
         if DATA_AT <= DATA_AT + beyond < found.data[1]:
@@ -162,7 +161,7 @@ def left_behind(
 
 
 def places(kernel: Kernel, sizes: Sizes = SIZES) -> Iterator[Filler]:
-    """Where an arena may be, whatever is there now; `code` is where its code may be, with what else is there."""
+    """Yield where an arena may be, whatever is there now; `code` is where its code may be, with what else is there."""
     around = spans(kernel)
     for data, journal in sizes:
         for span in around:
@@ -172,12 +171,14 @@ def places(kernel: Kernel, sizes: Sizes = SIZES) -> Iterator[Filler]:
 
 
 def as_found(kernel: Kernel, code: Sequence[Range]) -> tuple[Range, ...]:
-    """What `find` takes of the code that `places` yields, where nothing of ours is in it."""
+    """Return the part of the code ranges of `places` that `find` would take if they held no detours."""
     return _capped((run for span in code if (run := _filled(kernel, span)) is not None), CODE_PAGES)
 
 
 def _home(run: Range, data: int, journal: int) -> Filler | None:
-    """Tables, data and journal at the end of `run`, so many pages; None where it has too few."""
+    """Return the Filler with tables, data and journal at the end of `run`; None where the run is too short.
+    data, journal: in pages.
+    """
     # One large page holds all of them, so that one is split.
     start, end = max(run[0], (run[1] - 1) // LARGE_PAGE * LARGE_PAGE), run[1]
     if (end - start) // PAGE < TABLES + data + journal:
@@ -188,14 +189,14 @@ def _home(run: Range, data: int, journal: int) -> Filler | None:
 
 
 def _code(runs: Sequence[Range], home: Range, end: int) -> Iterator[Range]:
-    """What is left for code: `home` as far as `end`, then the others."""
+    """Yield what is left for code: `home` up to `end`, then the other runs."""
     if home[0] < end:
         yield home[0], end
     yield from (run for run in runs if run != home)
 
 
 def _capped(ranges: Iterable[Range], pages: int) -> tuple[Range, ...]:
-    """So many pages at most, from the end of each."""
+    """Return `pages` pages at most, from the end of each range."""
     found: list[Range] = []
     for start, end in ranges:
         taken = min((end - start) // PAGE, pages)
@@ -206,7 +207,9 @@ def _capped(ranges: Iterable[Range], pages: int) -> tuple[Range, ...]:
 
 
 def spans(kernel: Kernel) -> list[Range]:
-    """Whole pages of the text that no symbol is in, ascending: the code of the symbol before may reach into them."""
+    """Return the whole pages of the text that no symbol is in, ascending. The code of the symbol before may reach into
+    them.
+    """
     found: list[Range] = []
     begin, end = kernel.range("_stext", "_etext")
     for at in range(-(-begin // STRIDE) * STRIDE, end, STRIDE):
@@ -222,9 +225,8 @@ def spans(kernel: Kernel) -> list[Range]:
 
 
 def _filled(kernel: Kernel, span: Range) -> Range | None:
-    """The end of `span` from where it is filler on; None where it is none.
-
-    Found by halving, as code comes before filler; what is in between is compared when it is handed out.
+    """Return the end of `span` from its first byte of padding on; None where it has none.
+    It is found by bisection, as code comes before padding; what lies between is compared when it is handed out.
     """
     start, end = span
     filled = bytes([FILL]) * PAGE
@@ -240,7 +242,7 @@ def _filled(kernel: Kernel, span: Range) -> Range | None:
 
 
 def page_tables(machine: Machine, kernel: Kernel) -> Tables:
-    """The kernel's own page tables, whatever the vCPUs are doing. Raises OptprobeError."""
+    """Return the kernel's own page tables, whatever the vCPUs are doing. Raises OptprobeError."""
     data = _data(kernel)
     isolation = kernel.symbols.address("pti_finalize") is not None
     for vcpu in machine.vcpus():
@@ -255,13 +257,13 @@ def page_tables(machine: Machine, kernel: Kernel) -> Tables:
 
 
 def _data(kernel: Kernel) -> int:
-    """Where the kernel has data, which the user's page tables never map. Raises OptprobeError."""
+    """Return the start of the kernel's data, which the user's page tables never map. Raises OptprobeError."""
     found = (kernel.symbols.address(name) for name in DATA)
     return next((at for at in found if at is not None), None) or kernel.address(DATA[0])
 
 
 def _users_copy(machine: Machine, kernel: Kernel, root: int, la57: bool, isolation: bool) -> tuple[int, ...]:
-    """The user's top table if isolation is at work (arch/x86/mm/pti.c: the page behind swapper's own).
+    """Return the user's top table if page-table isolation is on (arch/x86/mm/pti.c: the page behind swapper's own).
 
     Without global pages to share, pti_clone_kernel_text copies the large pages of all text there.
     """
@@ -276,13 +278,13 @@ def _users_copy(machine: Machine, kernel: Kernel, root: int, la57: bool, isolati
 
 
 def plan_mapping(filler: Filler, tables: Tables, read_physical: ReadPhysical) -> tuple[PhysicalPatch, ...]:
-    """Everything that must be written for the data of `filler` to appear, in order. Raises NoFiller."""
+    """Return all writes, in order, that map the data of `filler`. Raises NoFiller."""
     never = NO_EXECUTE if tables.no_execute else 0
     frames = tuple(range(*filler.frames, PAGE))
     physical = {page: _physical(page, tables, read_physical) for page in (*filler.tables, *frames)}
     split, middle, last = (physical[page] for page in filler.tables)
     filled = bytes([FILL]) * PAGE
-    # Whoever takes a piece of it writes what it begins with.
+    # A piece is written whole when it is taken, so the frames need not be cleared.
     data = [PhysicalPatch(physical[page], filled, filled, changes=True) for page in frames]
     entries = [page_entry(physical[page], writable=True, executable=not never) for page in frames]
     hole = unused(tables, read_physical)
@@ -296,7 +298,7 @@ def plan_mapping(filler: Filler, tables: Tables, read_physical: ReadPhysical) ->
 
 
 def unused(tables: Tables, read_physical: ReadPhysical) -> int:
-    """The physical address of the level-3 entry that covers DATA_AT; it must be zero."""
+    """Return the physical address of the level-3 entry that covers DATA_AT; it must be zero."""
     table = tables.roots[0]
     for shift in (48, 39) if tables.la57 else (39,):
         entry = int.from_bytes(read_physical(table + (DATA_AT >> shift & 0x1FF) * 8, 8), "little")
@@ -312,7 +314,7 @@ def unused(tables: Tables, read_physical: ReadPhysical) -> int:
 def _no_execute(
     filler: Filler, tables: Tables, read_physical: ReadPhysical, split: int, never: int
 ) -> Iterator[PhysicalPatch]:
-    """Take the right to execute from the frames that became data and tables, wherever the text is mapped."""
+    """Yield the writes that make the frames of data and tables not executable, wherever the text is mapped."""
     pages = (*filler.tables, *range(*filler.frames, PAGE))
     leaves = [
         (page, leaf)
@@ -344,7 +346,9 @@ def _no_execute(
 
 
 def _split(leaf: Mapping, pages: set[int], never: int) -> dict[int, int]:
-    """A large page's entry as 512 small ones: the same attributes, but for the PAT bit's place (SDM volume 3, 4.5)."""
+    """Return the 512 small entries that replace a large page's: the same attributes, with the PAT bit moved.
+    (SDM volume 3, 4.5)
+    """
     if leaf.level != 2:
         raise NoFiller("the kernel's text is mapped by a page of 1 GiB")
     attributes = (leaf.entry & ~ADDRESS & ~LARGE) | ACCESSED

@@ -1,8 +1,8 @@
-"""Which byte our traps are: one that this kernel's handler of invalid opcodes takes for none of its own.
+"""The opcode byte of our traps: one that this kernel's handler of invalid opcodes does not take for one of its own.
 
     asm_exc_invalid_op ──► ours ── not ours ──► exc_invalid_op ─► handle_bug ─► decode_bug: 0f 0b, 0f b9, ea or d6 …
-A kernel with FineIBT knows a trap of its own by a byte: EA, later D6 (arch/x86/kernel/traps.c). The byte of ours is
-chosen from those of the ISA by what the code of that way compares with, the same by every session of this kernel.
+A kernel with FineIBT knows a trap of its own by a byte: EA, later D6 (arch/x86/kernel/traps.c). Our byte is one of the
+ISA's that the code on this path does not compare with; every session of this kernel chooses the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DEPTH = 2
 
 
 def trap(kernel: Kernel, originals: Originals, handler: int) -> bytes:
-    """The first of the ISA's traps that is free. Raises OptprobeError where none is."""
+    """Return the first of the ISA's traps that is free. Raises OptprobeError where none is."""
     known = set().union(*map(_numbers, _way(kernel, originals, handler)))
     found = next((trap for trap in X86_64.traps if trap[0] not in known), None)
     if found is None:
@@ -29,7 +29,9 @@ def trap(kernel: Kernel, originals: Originals, handler: int) -> bytes:
 
 
 def _way(kernel: Kernel, originals: Originals, handler: int) -> list[Insn]:
-    """The code of the handler and of what it calls; a tracer's trampoline, which has no symbol, is none of it."""
+    """Return the code of the handler and of the functions that it calls, without a tracer's trampoline, which has no
+    symbol.
+    """
     found: list[Insn] = []
     now, seen = {handler}, {handler}
     for _ in range(DEPTH + 1):
@@ -41,7 +43,7 @@ def _way(kernel: Kernel, originals: Originals, handler: int) -> list[Insn]:
 
 
 def _numbers(insn: Insn) -> set[int]:
-    """The bytes that the instruction may compare with: an immediate, whatever it is for."""
+    """Return the bytes that the instruction may compare with: its immediates, whatever their use."""
     if insn.target is not None:
         return set()
     immediate = insn.data[shape(insn.data).imm :]

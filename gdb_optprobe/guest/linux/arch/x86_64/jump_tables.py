@@ -5,9 +5,9 @@
       └── disp32 ───────►│ case 0 (8 bytes)  │   absolute, as the kernel is built with -mcmodel=kernel;
                          │ case 1            │   or 4 bytes relative to the table
                          └───────────────────┘
-A function can only use a table whose address is in its own code: every 4 bytes of it that could be such an address are
-tried. A table is one whose first entry is inside the function, its .cold part included, and ends at the first that is
-not.
+A function can only use a table if the table's address is in the function's code: every 4 bytes of it that could be such
+an address are tried. Bytes are a table if the first entry leads into the function, its .cold part included. The table
+ends before the first entry that does not.
 Kernels built with retpolines or IBT have no tables (-fno-jump-tables) but for the BPF interpreter's.
 """
 
@@ -34,7 +34,7 @@ def targets(
     read: Callable[[int, int], bytes],
     others: Sequence[tuple[int, int]] = (),
 ) -> frozenset[int]:
-    """Every address inside [start, start + len(code)) that a jump table of the function at `start` leads to.
+    """Return every address inside [start, start + len(code)) that a jump table of the function at `start` leads to.
 
     others: further parts of the function; a table may lead there too.
     """
@@ -58,7 +58,7 @@ def targets(
 
 
 def _addresses(start: int, code: bytes, constants: tuple[int, int]) -> frozenset[int]:
-    """Addresses of constants that stand in `code`, absolute or relative to the end of an instruction."""
+    """Return addresses of constants in `code`: operands that are absolute or relative to the end of an instruction."""
     first, last = constants
     found: set[int] = set()
     for offset in range(len(code) - 3):

@@ -1,11 +1,11 @@
-"""The page that a user's address is on: its entry in the page tables, and the kernel's record of it (struct page).
+"""Find the page of a user's address: its entry in the page tables, and the kernel's record of it (struct page).
 
     address ─► CR3 ─► … ─► leaf of 4 KiB: present, the user's, of RAM that has records ─► record
 Interrupts are off, and so no table is freed meanwhile (mm/gup.c, gup_fast).
 
     rax   address            kept
     rcx                  ─►  the record; ABSENT; OTHER: no page that can have been written to here
-    r9                   ─►  where the direct map has the entry, of what level ever; r10 ─► what it was
+    r9                   ─►  where the direct map has the entry, of any level; r10 ─► its value
     rdx, r8, flags           lost
 """
 
@@ -28,12 +28,14 @@ _CONSTANTS = ("tables", "base", "size", "records")
 
 
 def routine(direct: Direct, records: int) -> bytes:
-    """The code, wherever it stands. records: where they begin. Raises OptprobeError without keystone."""
+    """Return the position-independent code. records: address of the first record. Raises OptprobeError without
+    keystone.
+    """
     return _assembled(direct.la57).with_constants((paging.ADDRESS, direct.start, direct.size, records))
 
 
 def _source(la57: bool) -> Iterator[str]:
-    """As capstone writes it, but for names of places."""
+    """Yield the assembly as capstone prints it, with labels."""
     yield from ("mov rdx, qword ptr [rip + tables]", "mov r8, qword ptr [rip + base]")
     yield from (f"mov ecx, {ABSENT}", "mov r10, cr3")
     for level in range(5 if la57 else 4, 0, -1):

@@ -11,7 +11,7 @@ window's one entry of 8 bytes is cleared, the guest flushes all translations (`f
 writable, `vfree`.
 
 A GDB that is killed in the middle of the calls leaves a note of the area (padding.py) and a thunk that nothing leads
-to; the guest runs on. The next loan takes out the thunk, where no thread can be in it, and gives back the area.
+to; the guest runs on. The next loan removes the thunk once no thread can be in it, and gives back the area.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ LEAVING = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Lender:
-    """What a loan takes of a guest."""
+    """Borrows memory from a guest's kernel, and gives it back."""
 
     machine: Machine
     kernel: Kernel
@@ -74,7 +74,9 @@ class Lender:
     # a loan --------------------------------------------------------------------------------------------------------
 
     def room(self, why: str) -> Room:
-        """What would be lent, the guest unchanged; `why` there is no other. Raises NoFiller where nothing can be."""
+        """Return what would be lent, without changing the guest. Raises NoFiller where nothing can be.
+        why: why there is no other memory, in words.
+        """
         tables = image_padding.page_tables(self.machine, self.kernel)
         try:
             self._functions()
@@ -89,7 +91,9 @@ class Lender:
         return Room((CODE,), DATA, FILL, journal=JOURNAL, borrow=self.borrow, told=f"{why}; {told}")
 
     def borrow(self) -> Room:
-        """Run the guest until its kernel has lent memory. Raises OptprobeError, nothing left but what it tells."""
+        """Run the guest until its kernel has lent memory. Raises OptprobeError; it names memory that stays lent, if
+        any.
+        """
         functions, tables = self._functions(), image_padding.page_tables(self.machine, self.kernel)
         image_padding.unused(tables, self.machine.read_physical)
         noted = self._clear_up(tables)
@@ -105,9 +109,9 @@ class Lender:
         try:
             caller.call(functions[FILLS], (area, FILL, SIZE), CALL)
             caller.call(functions[PROTECTS], (area + CODE[0] - DATA_AT, _protected()), CALL)
-            # What was in the window before: an earlier session may have been killed before it had it flushed.
+            # An earlier session may have been killed before it flushed translations of the window's old content.
             caller.call(functions[FLUSHES], (), CALL)
-            # The tables of the thread that runs now: the guest has run.
+            # The guest has run: take the page tables of the thread that runs now.
             mapping = self._mapping(area, image_padding.page_tables(self.machine, self.kernel))
         except OptprobeError as error:
             if not (isinstance(error, CallFailed) and error.unfinished):
@@ -121,14 +125,15 @@ class Lender:
         return self._lent(Loan(area, SIZE), mapping, slot)
 
     def _clear_up(self, tables: Tables) -> Sequence[Slot]:
-        """Take out the thunks that earlier sessions left, where no thread can be in them. Return those with a note."""
+        """Remove the thunks that earlier sessions left, where no thread can be in them. Return the slots with a note.
+        """
         left = [slot for slot in padding.slots(self.machine, self.kernel, tables) if slot.is_left]
         if not left or stacks.missing(self.kernel):
             return ()
         try:
             saved = tuple(stacks.Stacks(self.kernel, self.machine, X86_64.registers).saved())
         except OptprobeError:
-            # A stack is being changed just now: what was left stays for the next loan.
+            # Some stack is being switched now, so the thunks stay for the next loan.
             return ()
         deserted = [
             slot for slot in left if not any(slot.start <= word < slot.note for one in saved for word in one.words)
@@ -149,7 +154,7 @@ class Lender:
             FILL,
             take=take,
             give_back=lambda: self.repay(loan, mapping),
-            stands=lambda: physical_patch.are_in_place(mapping, self.machine),
+            is_in_place=lambda: physical_patch.are_in_place(mapping, self.machine),
             mapping=mapping,
             # Before the window is there, too.
             journal=(alias, alias + JOURNAL[1] - JOURNAL[0]),
@@ -157,7 +162,7 @@ class Lender:
         )
 
     def place(self) -> Room | None:
-        """What an earlier session was lent, whatever it holds now; None where the window is not one of a loan."""
+        """Return the memory lent to an earlier session, whatever it holds now; None where the window maps no loan."""
         tables = image_padding.page_tables(self.machine, self.kernel)
         found = [translate(self.machine.read_physical, tables.roots[0], at, la57=tables.la57) for at in _corners()]
         never = tables.no_execute
@@ -180,7 +185,7 @@ class Lender:
             if noted.area == loan.area:
                 padding.wipe_note(memory, noted, loan.area)
         padding.write_note(memory, slot, loan.area)
-        # The entry that leads to the window alone: the tables are the kernel's to write to, once they are freed.
+        # Clear only the entry that leads to the window: the tables below it belong to the kernel once they are freed.
         physical_patch.undo(mapping[-1:], self.machine)
         try:
             caller.call(functions[FLUSHES], (), CALL)
@@ -199,7 +204,7 @@ class Lender:
     # what it takes -------------------------------------------------------------------------------------------------
 
     def _functions(self) -> dict[str, int]:
-        """The kernel's, by name. Raises NoFiller."""
+        """Return the kernel's functions that a loan calls, by name. Raises NoFiller."""
         found: dict[str, int] = {}
         for names in (ALLOCATES, (FILLS,), (PROTECTS,), (UNPROTECTS,), (FLUSHES,), (FREES,)):
             at = next((at for name in names if (at := self.kernel.symbols.address(name)) is not None), None)
@@ -217,7 +222,7 @@ class Lender:
         return slot, Caller(self.machine, self.kernel.memory, CALLING, self._points, slot.thunk)
 
     def _direct(self, tables: Tables) -> int:
-        """Where the direct map begins, as the text's frame proves. Raises NoFiller."""
+        """Return the start of the direct map, proven by a frame of the text. Raises NoFiller."""
         known = self.kernel.symbols.address("page_offset_base")
         bases = ((self.kernel.word(known),) if known is not None else ()) + DIRECT_MAPS
         frame = self._frame(self.kernel.address("_stext"), tables)
@@ -225,7 +230,7 @@ class Lender:
             found = translate(self.machine.read_physical, tables.roots[0], base + frame, la57=tables.la57)
             if found is not None and found.frame_of(base + frame) == frame:
                 return base
-        raise NoFiller("where its direct map is cannot be told")
+        raise NoFiller("the address of its direct map is not known")
 
     def _frame(self, address: int, tables: Tables) -> int:
         found = translate(self.machine.read_physical, tables.roots[0], address, la57=tables.la57)
@@ -236,7 +241,8 @@ class Lender:
     # the window ----------------------------------------------------------------------------------------------------
 
     def _mapping(self, area: int, tables: Tables) -> tuple[PhysicalPatch, ...]:
-        """What makes the window of what was lent, in order. Raises NoFiller unless the code cannot be written."""
+        """Return the writes, in order, that map the lent area in the window. Raises NoFiller if the code is writable.
+        """
         read = _by_page(self.machine.read_physical)
         direct = self._direct(tables)
         frames: list[int] = []
@@ -267,17 +273,17 @@ class Lender:
 
 
 def _protected() -> int:
-    """Pages of code and journal."""
+    """Return the number of pages of code and journal."""
     return CODE_PAGES + JOURNAL_PAGES
 
 
 def _corners() -> tuple[int, ...]:
-    """The first and the last page of data, code and journal."""
+    """Return the first and the last page of data, code and journal."""
     return tuple(at for start, end in (DATA, CODE, JOURNAL) for at in (start, end - PAGE))
 
 
 def _by_page(read_physical: Callable[[int, int], bytes]) -> Callable[[int, int], bytes]:
-    """Page tables are read once each."""
+    """Return a reader that reads each page of page tables once."""
 
     @cache
     def page(at: int) -> bytes:

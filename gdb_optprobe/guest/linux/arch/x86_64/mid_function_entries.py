@@ -1,4 +1,4 @@
-"""Where execution may arrive inside a function from elsewhere: proven over the whole of the kernel's text.
+"""Mid-function entries: where execution may enter a function other than at its start. Proven over all kernel text.
 
     text ──────────► every rel32 of a branch or call, every `lea` and every immediate that is an address of code
     rodata, data ──► every aligned word that is one
@@ -11,9 +11,9 @@ lead into functions (jump labels, fixups) are read by text.py, as are branches t
 Code outside of the image knows functions by their symbols: modules where they start, BPF's trampolines and the tracer's
 also right behind the tracer's site, which no branch covers together with anything else. Init text is gone.
 
-The code is read in each session, at the first probe that needs it; what was found out about the same bytes is kept.
-What the kernel made of them at boot, by the CPU's features, is in these bytes, and so is where it lies: which of them
-address randomization has moved, a running kernel does not tell.
+The code is read in each session, at the first probe that needs it; results are cached by the hash of these bytes. The
+bytes depend on what the kernel patched at boot, by the CPU's features, and on its load address: a running kernel does
+not say which of them address randomization has relocated.
 """
 
 from __future__ import annotations
@@ -83,14 +83,14 @@ class Functions:
         self.entries = frozenset(entries)
 
     def index(self, address: int) -> int:
-        """Which function covers `address`; -1 where none does."""
+        """Return which function covers `address`; -1 where none does."""
         found = bisect_right(self.starts, address) - 1
         return found if found >= 0 and address < self.ends[found] else -1
 
 
 @dataclass(frozen=True, slots=True)
 class Landings:
-    """What leads into functions: three columns, ascending by target. Kinds are indices of `KINDS`."""
+    """Entries into functions: three columns, ascending by target. Kinds are indices of `KINDS`."""
 
     targets: array[int]
     sources: array[int]
@@ -105,7 +105,7 @@ class Landings:
         return len(self.targets)
 
     def within(self, start: int, end: int) -> list[Jump]:
-        """Those that land strictly inside [start, end)."""
+        """Return the entries strictly inside [start, end)."""
         first = bisect_right(self.targets, start)
         return [
             Jump(self.sources[row], self.targets[row], KINDS[self.kinds[row]])
@@ -113,13 +113,13 @@ class Landings:
         ]
 
     def pack(self, base: int) -> bytes:
-        """To keep: relative to `base`, which KASLR moves."""
+        """Encode for the cache, relative to `base`, which KASLR moves."""
         columns = [array("q", [address - base for address in column]) for column in (self.targets, self.sources)]
         return HEADER.pack(FORMAT, len(self)) + b"".join(column.tobytes() for column in columns) + self.kinds
 
     @classmethod
     def unpack(cls, data: bytes, base: int) -> Landings | None:
-        """What `pack` made; None where it is of another format, or cannot be."""
+        """Decode what `pack` made; None where it is of another format or damaged."""
         if len(data) < HEADER.size:
             return None
         number, rows = HEADER.unpack_from(data)
@@ -140,9 +140,9 @@ def _moved(offsets: array[int], base: int) -> array[int]:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """pristine: no branch in a function leads to code outside of all of them: the text is as the kernel has made it.
-
-    alone: nor to where such code may come to be. So what is outside of functions, detours of ours, makes no difference.
+    """The entries of a text.
+    pristine: no branch in a function leads to code outside of all functions: the text is as the kernel has made it.
+    alone: no branch leads to where such code may be written either, so our detours there make no difference.
     """
 
     landings: Landings
@@ -152,7 +152,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Four bytes `at` that may be an operand which leads to `target`. relative: to the end of these bytes."""
+    """Four bytes `at` that may be an operand that leads to `target`. relative: to the end of these bytes."""
 
     at: int
     target: int
@@ -160,7 +160,7 @@ class Candidate:
 
 
 def find(text: bytes, base: int, functions: Functions, decode: Decode, words: Iterable[tuple[int, bytes]]) -> Found:
-    """All landings in the `text` at `base`; `words` are (address, data) of memory that may hold pointers to it."""
+    """Return all entries in the `text` at `base`. words: (address, data) of memory that may hold pointers to it."""
     inside: list[Candidate] = []
     beyond: list[Candidate] = []
     idle: list[Candidate] = []
@@ -176,12 +176,12 @@ def find(text: bytes, base: int, functions: Functions, decode: Decode, words: It
     for candidate in _absolute(text, base, functions):
         budget.spend()
         inside.append(candidate)
-    # Of detours one may lead to another: that tells nothing of whose they are.
+    # One detour may lead to another; only a branch out of a function shows that code outside of functions is in use.
     beyond, idle = ([each for each in those if functions.index(each.at) >= 0] for those in (beyond, idle))
     foreign = [jump for jump in _confirmed(beyond, text, base, functions, decode) if jump.kind != POINTER]
     jumps = _confirmed(inside, text, base, functions, decode)
     if not foreign:
-        # Code outside of functions is detours of ours: what they lead to is known from the text they stand for.
+        # Code outside of functions is our detours: the text that they displace has the same targets.
         jumps = [jump for jump in jumps if functions.index(jump.source) >= 0]
     jumps += _words(words, functions)
     alone = not foreign and not _confirmed(idle, text, base, functions, decode)
@@ -189,7 +189,7 @@ def find(text: bytes, base: int, functions: Functions, decode: Decode, words: It
 
 
 def _relative(text: bytes, base: int, functions: Functions) -> Iterator[Candidate]:
-    """What looks like a relative operand that leads into the text, but to no function's start."""
+    """Yield what looks like a relative operand that leads into the text, but to no function's start."""
     size = len(text)
     # A displacement's highest byte: what reaches all of the text, forwards and backwards.
     high = b"".join(re.escape(bytes([top & 0xFF])) for top in range(-(size >> 24) - 1, (size >> 24) + 1))
@@ -203,7 +203,7 @@ def _relative(text: bytes, base: int, functions: Functions) -> Iterator[Candidat
 
 
 def _absolute(text: bytes, base: int, functions: Functions) -> Iterator[Candidate]:
-    """What looks like an operand that is an address inside a function."""
+    """Yield what looks like an operand that is an address inside a function."""
     low, last = base & 0xFFFF_FFFF, base + len(text) - 1 & 0xFFFF_FFFF
     high = b"".join(re.escape(bytes([top])) for top in range(low >> 24, (last >> 24) + 1))
     for match in re.finditer(rb"(?=...[" + high + rb"])", text, re.DOTALL):
@@ -216,7 +216,7 @@ def _absolute(text: bytes, base: int, functions: Functions) -> Iterator[Candidat
 
 
 def _may_hold_address(text: bytes, at: int) -> bool:
-    """Whether one of the opcodes above can stand before an operand `at`, or it is the low half of a 64-bit one."""
+    """Return whether one of the opcodes above can precede an operand `at`, or it is the low half of a 64-bit one."""
     if text[at - 1] in _PLAIN or text[at - 2] in _WITH_ADDRESS or text[at - 3] in _WITH_ADDRESS:
         return True
     if text[at + 4 : at + 8] == b"\xff\xff\xff\xff":
@@ -229,7 +229,7 @@ def _is_lea(text: bytes, at: int) -> bool:
 
 
 def _words(words: Iterable[tuple[int, bytes]], functions: Functions) -> Iterator[Jump]:
-    """Pointers in data."""
+    """Yield the pointers in data that lead into functions."""
     if not functions.starts:
         return
     first, last = functions.starts[0], functions.ends[-1]
@@ -243,7 +243,7 @@ def _words(words: Iterable[tuple[int, bytes]], functions: Functions) -> Iterator
 
 
 AtRest = Callable[[bytes, int], bytes]
-"""Takes from a text at an address what the kernel rewrites while it runs: linux/text_at_rest.py."""
+"""Removes from text at an address what the kernel rewrites while it runs: text_at_rest.py."""
 
 
 def of_kernel(
@@ -254,9 +254,8 @@ def of_kernel(
     say: Callable[[str], None],
     at_rest: AtRest = lambda text, base: text,
 ) -> Landings:
-    """The landings of a kernel's text. Raises OptprobeError.
-
-    shelf: has what an earlier session found in the same bytes. It is of a kernel with these symbols.
+    """Return the mid-function entries of a kernel's text. Raises OptprobeError.
+    shelf: caches what an earlier session found in the same bytes, for a kernel with these symbols.
     """
     start, end = kernel.range("_stext", "_etext")
     originals.check()
@@ -279,9 +278,8 @@ def of_kernel(
 def _functions_alone(
     kernel: Kernel, start: int, text: bytes, words: Sequence[tuple[int, int]]
 ) -> tuple[bytes, list[tuple[int, int]]]:
-    """The text and the words without what is behind functions, from where filler begins, as `Functions` has it.
-
-    Detours of ours and their data are there; for `Found.alone` they make no difference.
+    """Return the text and the words without what is behind functions, from where padding begins (see `Functions`).
+    Our detours and their data are there; for `Found.alone` they make no difference.
     """
     found, spans = bytearray(text), []
     at = text.find(FILLING)
@@ -299,7 +297,7 @@ def _functions_alone(
 
 
 def _key(symbols: str, start: int, text: bytes, words: Sequence[tuple[int, int]]) -> str:
-    """The hash of all that landings are found in: symbols, by their key, the text at `start` and pointers to it."""
+    """Return the hash of all input: symbols, by their key, the text at `start` and pointers to it."""
     found = sha256(FINDER)
     found.update(f"{symbols}\n{start:x} {len(text):x} {len(words):x}\n".encode())
     found.update(text)
@@ -308,7 +306,7 @@ def _key(symbols: str, start: int, text: bytes, words: Sequence[tuple[int, int]]
 
 
 def _inside(kernel: Kernel, start: int, end: int) -> list[tuple[int, int]]:
-    """(address, value) of each word in rodata and data that leads into the text, but not to where a symbol is."""
+    """Return (address, value) of each word in rodata and data that leads into the text but to no symbol."""
     names: dict[int, bool] = {}
     found: list[tuple[int, int]] = []
     for address, data in _data(kernel):
@@ -331,7 +329,9 @@ NO_POINTERS = (
 
 
 def _data(kernel: Kernel) -> Iterator[tuple[int, bytes]]:
-    """What the linker may have filled with pointers; not the first task's stack, which has return addresses."""
+    """Yield memory that the linker may have filled with pointers, without the first task's stack: it has return
+    addresses.
+    """
     start, end = kernel.range("_sdata", "_edata")
     stack = kernel.symbols.address("init_stack")
     found = kernel.symbols.at(stack) if stack is not None and start <= stack < end else None
@@ -351,7 +351,9 @@ def _data(kernel: Kernel) -> Iterator[tuple[int, bytes]]:
 def _confirmed(
     candidates: Iterable[Candidate], text: bytes, base: int, functions: Functions, decode: Decode
 ) -> list[Jump]:
-    """The candidates that are operands of instructions; those outside of functions, or in unclear ones, are kept."""
+    """Return the candidates that are operands of instructions. Those outside of functions, or in functions that do not
+    decode, are kept.
+    """
     by_function: dict[int, list[Candidate]] = defaultdict(list)
     for candidate in candidates:
         by_function[functions.index(candidate.at)].append(candidate)
@@ -375,7 +377,7 @@ def _unclear(candidate: Candidate) -> Jump:
 
 
 def _operand_of(insn: Insn, candidate: Candidate) -> Jump | None:
-    """The jump that `insn` makes if these bytes are its operand."""
+    """Return the jump that `insn` makes if these bytes are its operand."""
     offset = candidate.at - insn.address
     if insn.target is not None:
         own = candidate.relative and insn.target == candidate.target and offset == insn.size - 4
@@ -398,11 +400,10 @@ _RUNS_ON = (Flow.NEXT, Flow.BRANCH, Flow.CALL, Flow.INDIRECT_CALL)
 
 
 def foreign(insns: Sequence[Insn], breakpoint: bytes = b"\xcc", listed: bool = True) -> int | None:
-    """Return where the first breakpoint instruction stands that a compiler has not put there; None where none does.
-
-    listed: whether the guest's own kprobes are known, and looked through. What a breakpoint covers cannot be decoded,
-    so the rest of the function is not to be trusted. Compilers put them behind what code does not run on behind: where
-    the guest's kprobes are not known, only those are believed to be theirs that a jump passes by.
+    """Return the address of the first breakpoint instruction that no compiler has put there; None where there is none.
+    listed: whether the guest's own kprobes are known and excluded. What a breakpoint covers cannot be decoded, so the
+    rest of the function is not to be trusted. Compilers put breakpoints behind code that does not fall through: where
+    the guest's kprobes are not known, only those that a jump passes by are taken for the compiler's.
     """
     end = len(insns)
     while end and insns[end - 1].data == breakpoint:
@@ -423,7 +424,7 @@ def foreign(insns: Sequence[Insn], breakpoint: bytes = b"\xcc", listed: bool = T
 
 
 def _is_passed_by(insns: Sequence[Insn], breakpoint: bytes, targets: Container[int | None]) -> bool:
-    """Whether the breakpoint that `insns` begin with is filler: more of it follows, then a jump's target."""
+    """Return whether the breakpoint that `insns` begin with is padding: more of it follows, then a jump's target."""
     for insn in insns[1:]:
         if insn.address in targets:
             return True

@@ -1,10 +1,11 @@
-"""Code that the kernel comes to in place of a function that maps files: it maps, and writes what of ours belongs there.
+"""The mmap hook: runs in place of a kernel function that maps files; it maps, then writes our patches into the mapping.
 
     call ─► not executable, shared, no file ─► the kernel's own
        └──► the kernel's own ─► each row of the file's, within what was mapped: read, compared, written ─► back
-            fails, but for who was killed, or the file has something else by now: counted, and no more is written
-What a call of ours leaves below the stack pointer is wiped out: of a thread that sleeps it would seem to say that he is
-here. See maps/mmap_patches.py. Who is here holds no lock and may sleep; nothing of what he has mapped has run yet.
+            on a failure, unless the thread was killed, or where the file has other bytes now: counted, and it stops
+A call leaves its return address below the stack pointer. It is overwritten: on the stack of a thread that sleeps
+later it would look as if the thread were still here. See maps/mmap_patches.py. The thread holds no lock here and may
+sleep; nothing that it has mapped has run yet.
 (mm/util.c, vm_mmap_pgoff(file, addr, len, prot, flag, pgoff))
 """
 
@@ -22,7 +23,7 @@ EXECUTABLE, WRITABLE, SHARED = 4, 2, 1  # PROT_EXEC, PROT_WRITE; MAP_SHARED and 
 WRITE = 1
 """FOLL_WRITE (include/linux/mm_types.h)."""
 PATIENCE = 100
-"""Ticks of the kernel's clock that who could not write waits, were he not killed."""
+"""Ticks of the kernel's clock that a thread waits after a failed write. A killed thread does not wait."""
 _CONSTANTS = ("table",)
 _PLACE = b"\x90" * 5
 
@@ -42,9 +43,8 @@ class Mapping:
     inode: int
 
     def code(self, table: int, force: int) -> Code:
-        """table: where the rows are. force: what has `writes` write into private copies.
-
-        Raises OptprobeError where keystone cannot be loaded or is wrong.
+        """Return the code. Raises OptprobeError where keystone cannot be loaded or assembles wrongly.
+        table: address of the rows. force: flag that makes `writes` write into private copies.
         """
         made = assembled(self._source(force), _CONSTANTS)
         data = made.with_constants((table,))
@@ -60,7 +60,7 @@ class Mapping:
         return at
 
     def _source(self, force: int) -> Iterator[str]:
-        """As capstone writes it, but for names of places."""
+        """Yield the assembly as capstone prints it, with labels."""
         saved = ("rbx", "rbp", "r12", "r13", "r14", "r15")
         yield from ("test rdi, rdi", "je maps", f"test cl, {EXECUTABLE}", "je maps", f"test cl, {WRITABLE}", "jne maps")
         yield from (f"test r8b, {SHARED}", "jne maps")
@@ -152,10 +152,11 @@ class Mapping:
 
 
 def _signed(address: int) -> int:
-    """A per-CPU variable's place from a CPU's base: below 2 GiB, or negative where it counts from the image's own."""
+    """Return a per-CPU variable's offset from a CPU's base: below 2 GiB, or negative relative to the image's own base.
+    """
     return address - (1 << 64) if address >> 63 else address
 
 
 def _offset(number: int) -> str:
-    """As capstone writes it."""
+    """Return the displacement as capstone prints it."""
     return f" + {number:#x}" if number > 9 else f" + {number}" if number else ""

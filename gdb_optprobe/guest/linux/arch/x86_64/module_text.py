@@ -1,12 +1,12 @@
 """The text of modules beside the kernel's own, on x86-64. A module is read as a small kernel (module_symbols.py).
 
-    kernel's image ──► KernelText          a module is asked for by address; what is known of it is forgotten when the
-    module        ──► ModuleText           guest has run and it is there no more, or its text is another one's
-    anything else in memory for modules: nobody's
+    kernel's image ──► KernelText          modules are looked up by address; a ModuleText is dropped when the guest
+    module        ──► ModuleText           has run and the module is gone, or the memory belongs to another one
+    anything else in memory for modules: no text
 
-A probe in a module is as safe as the module itself. Who is in a detour of a function of it is in that function: what
-keeps the module from being unloaded under the function (a reference, RCU, the end of its callbacks, which its exit
-function awaits) keeps it as long as he is in the detour. Once the text is freed, nobody is on the way back to it.
+A probe in a module is as safe as the module itself. A thread in a detour of a function is in that function: what keeps
+the module from being unloaded under the function (a reference, RCU, the end of its callbacks, which its exit function
+awaits) keeps it loaded while the thread is in the detour. Once the text is freed, no thread can return to it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gdb_optprobe.guest.text import Area, Fact, Mark
 from gdb_optprobe.isa.record import Isa
 
 TRAMPOLINE = "__SCT__"
-LOCK = 0x3E  # the prefix that stands for a lock on one CPU
+LOCK = 0x3E  # the prefix that replaces a lock on one CPU
 
 
 class ModuleText(KernelText):
@@ -35,7 +35,9 @@ class ModuleText(KernelText):
     def __init__(
         self, module: Module, kernel: Kernel, isa: Isa, originals: OriginalText, is_code: Callable[[int], bool]
     ) -> None:
-        """is_code: whether a function of the kernel's or of any module is at an address. Raises OptprobeError."""
+        """Read the module. Raises OptprobeError.
+        is_code: whether a function of the kernel or of any module is at an address.
+        """
         self.module = module
         self.symbols = ModuleSymbols(module, kernel, row_size(kernel))
         own = Kernel(kernel.memory, self.symbols, kernel.structures)
@@ -45,7 +47,7 @@ class ModuleText(KernelText):
         self._is_code = is_code
 
     def renew(self, module: Module) -> None:
-        """The guest has run, the module is the same: its state may be another, and the tracer's records."""
+        """Take the module as it is after the guest has run: its state and the tracer's records may have changed."""
         self.module = module
         self.forget()
         self.ftrace = self._sites(module)
@@ -79,7 +81,7 @@ class ModuleText(KernelText):
         return f"{address:#x} <{name}>" if name else f"{address:#x}"
 
     def symbol(self, address: int) -> str:
-        """MODULE:NAME+OFFSET."""
+        """Return MODULE:NAME+OFFSET."""
         found = self.symbols.table.at(address)
         return f"{self.module.name}:{found}" if found is not None else ""
 

@@ -1,4 +1,4 @@
-"""What stands at a tracer's site of x86-64 while no tracer is there: the kernel's own nop of five bytes.
+"""The nop of five bytes at an ftrace site of x86-64 while no tracer uses it.
 
     x86_nops ───────────────► ┌──────┬───┬────┬───┐      by size (arch/x86/include/asm/nops.h), and before that of the
     ideal_nops ─► k8_nops ──► │ NULL │ 1 │ 2… │   │      CPU's kind, with one more at the end that is one instruction
@@ -23,7 +23,7 @@ SITE = Shape(bytes.fromhex("0f1f440000"), Struct("<QQ"))
 
 
 def traced_place(kernel: Kernel) -> bytes | None:
-    """The nop in one instruction of the size of a call that the kernel writes; None where it does not tell one."""
+    """Return the nop of five bytes, one instruction, that this kernel writes; None where its tables do not show it."""
     table = kernel.symbols.address("x86_nops")
     chosen = kernel.symbols.address("ideal_nops")
     try:
@@ -37,7 +37,7 @@ def traced_place(kernel: Kernel) -> bytes | None:
 
 
 def _read(kernel: Kernel, address: int) -> bytes:
-    """What is behind the table is no row: it may lead nowhere."""
+    """Read a row, or return b"": behind the table's end is no row, and what looks like one may lead nowhere."""
     try:
         return kernel.memory.read(address, SIZE) if address else b""
     except OptprobeError:

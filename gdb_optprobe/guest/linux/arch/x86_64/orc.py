@@ -1,8 +1,8 @@
 """The ORC tables of a kernel, once it is known how this build writes their entries.
 
-The kernel's types tell where an entry's bits are, but not which number stands for which register, and not every kernel
-has types. So the code of functions all over the text is asked what their entries have to say (orc_layout.py), once
-in each session.
+The kernel's types have the positions of an entry's bits, but not the numbers of the registers, and not every kernel has
+types. So functions all over the text are decoded, and what their entries must say is derived from their code
+(orc_layout.py), once in each session.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gdb_optprobe.isa.x86_64 import X86_64
 
 FACT = "numbers of registers in ORC"
 FUNCTIONS = 96
-"""Places in the text whose functions are looked at."""
+"""The number of functions, spread over the text, that are decoded."""
 PROLOGUE = 64
 """Bytes of a function that are looked at, at the most."""
 PIECE = 1 << 10
@@ -28,7 +28,7 @@ HINT = "backtraces end where this matters; counting, conditions and `$retval` do
 
 
 def tables(kernel: Kernel, facts: Facts) -> Tables:
-    """Raises OptprobeError where the kernel has none, or none that agree with its code."""
+    """Return the kernel's tables. Raises OptprobeError where it has none, or none that agree with its code."""
     ips = kernel.range("__start_orc_unwind_ip", "__stop_orc_unwind_ip")
     entries = kernel.symbols.address("__start_orc_unwind")
     if not ips[0] or entries is None:
@@ -56,7 +56,7 @@ def _encoding(kernel: Kernel, facts: Facts, found: Tables) -> Encoding:
 
 
 def _candidates(facts: Facts) -> tuple[Encoding, ...]:
-    """By the kernel's own types; without them, all that are known."""
+    """Return the encodings to try: the one by the kernel's own types; without types, all that are known."""
     try:
         return (orc_unwind.encoding(facts.bits("orc_entry")),)
     except (OptprobeError, KeyError):
@@ -82,7 +82,9 @@ def _witnesses(kernel: Kernel, found: Tables) -> Iterator[orc_layout.Witness]:
 
 
 def _in_pieces(read: ReadMemory) -> ReadMemory:
-    """`read`, each piece of memory once. No piece is on two pages: what can be read can be read in pieces."""
+    """Return a reader that reads each piece of memory once. No piece crosses a page, so a read that would succeed
+    succeeds in pieces too.
+    """
     known: dict[int, bytes] = {}
 
     def piece(at: int) -> bytes:

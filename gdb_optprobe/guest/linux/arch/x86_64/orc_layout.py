@@ -1,4 +1,4 @@
-"""Which layout a kernel's ORC tables have: the one by which their entries say what the code itself does.
+"""Derive the layout of a kernel's ORC tables: the one by which the entries say what the code does.
 
     entry of f     pushq %rbp        subq $0x20, %rsp   …
     ├──────────────┼─────────────────┼─────────────────
@@ -49,7 +49,7 @@ STORES_RBP = {b"\x48\x89\x6c\x24": 1, b"\x48\x89\xac\x24": 4}  # at a displaceme
 
 
 def expected(insns: Sequence[Insn]) -> Iterator[tuple[int, Entry]]:
-    """Before which instruction of a function the stack is how, from its first instruction on."""
+    """Yield (address, entry) for each instruction from a function's first on: the entry that its code implies."""
     depth, saved, framed = 8, 0, False
     for insn in insns:
         if insn.flow not in (Flow.NEXT, Flow.CALL, Flow.BRANCH):
@@ -72,7 +72,7 @@ def expected(insns: Sequence[Insn]) -> Iterator[tuple[int, Entry]]:
 
 
 def _may_change(insn: Insn, rbp: bool) -> bool:
-    """Whether an instruction may write RSP, or more to the stack than a call does. rbp: or RBP."""
+    """Return whether an instruction may write RSP, or more to the stack than a call does. rbp: or RBP."""
     mnemonic, _, operands = insn.text.partition(" ")
     if mnemonic.startswith(("push", "pop", "leave", "enter", "xchg", "ret", "iret")) and mnemonic[:6] != "popcnt":
         return True
@@ -80,12 +80,12 @@ def _may_change(insn: Insn, rbp: bool) -> bool:
 
 
 def is_entered(data: bytes | None) -> bool:
-    """Whether an entry may be of code that a call leads to: unlikely parts of functions are jumped to."""
+    """Return whether an entry may be of code that calls lead to: unlikely parts of functions are jumped to."""
     return data is not None and data[:4] == CALLED
 
 
 def settle(candidates: Iterable[Encoding], witnesses: Sequence[Witness]) -> Encoding | None:
-    """The encoding by which the witnesses agree, with the numbers of registers as voted; None where none does."""
+    """Return the encoding by which the witnesses agree, with the registers' numbers as voted; None where none does."""
     for candidate in candidates:
         voted = candidate.numbered(_numbering(witnesses))
         agreeing = sum(decode(data, voted) == entry for entry, data in witnesses)

@@ -81,7 +81,7 @@ MODERN = Encoding(type=(40, 3), signal=(43, 1), end=None, kinds=NEW_KINDS)
 
 
 def encoding(members: Mapping[str, Sequence[int]]) -> Encoding:
-    """The encoding of a kernel whose BTF has these members of `struct orc_entry`: name → (first bit, bits)."""
+    """Return the encoding of a kernel by the members of `struct orc_entry` in its BTF: name → (first bit, bits)."""
     places = {name: (first, bits) for name, (first, bits) in members.items()}
     kinds = NEW_KINDS if places["type"][1] > 2 else OLD_KINDS
     return Encoding(places["type"], places.get("signal"), places.get("end"), kinds)
@@ -120,13 +120,15 @@ class Tables:
     _found: dict[int, Entry | None] = field(default_factory=dict, repr=False, compare=False)
 
     def holds(self, address: int) -> bool:
-        """Whether `address` is in one of the tables."""
+        """Return whether `address` is in one of the tables."""
         count = (self.ips[1] - self.ips[0]) // 4
         tables = ((self.ips[0], 4 * count), (self.entries, ENTRY_SIZE * count), (self.lookup[0], 4 * self.lookup[1]))
         return any(start <= address < start + size for start, size in tables)
 
     def find(self, address: int, read: ReadMemory) -> Entry | None:
-        """The entry for the instruction at `address`; None where there is none. Read once: tables never change."""
+        """Return the entry for the instruction at `address`; None where there is none. It is read once: tables never
+        change.
+        """
         if not address:
             return CALLED
         if address not in self._found:
@@ -137,7 +139,7 @@ class Tables:
         return self._found[address]
 
     def raw(self, address: int, read: ReadMemory) -> bytes | None:
-        """The bytes of that entry."""
+        """Return the bytes of that entry."""
         count = (self.ips[1] - self.ips[0]) // 4
         if not self.text[0] <= address < self.text[1] or not count:
             return None
@@ -155,7 +157,7 @@ class Tables:
         return read(self.entries + ENTRY_SIZE * index, ENTRY_SIZE)
 
     def _block(self, address: int, count: int, read: ReadMemory) -> tuple[int, int]:
-        """The range of entries in which the one for `address` is: orc_find()."""
+        """Return the range of entries in which the one for `address` is: orc_find()."""
         table, blocks = self.lookup
         block = (address - self.text[0]) // LOOKUP_BLOCK
         if block + 1 >= blocks:
@@ -197,7 +199,7 @@ class State:
 
 
 def unwind(state: State, tables: Tables, read: ReadMemory) -> State | None:
-    """The caller's frame; None where the kernel's stack ends, or nothing is known."""
+    """Return the caller's frame; None where the kernel's stack ends, or nothing is known."""
     try:
         return _unwind(state, tables, read)
     except (Unreadable, KeyError):
@@ -207,7 +209,7 @@ def unwind(state: State, tables: Tables, read: ReadMemory) -> State | None:
 def _unwind(state: State, tables: Tables, read: ReadMemory) -> State | None:
     registers = state.registers
     pc = registers["rip"]
-    # A call at the very end of a function returns to what is not the function's any more.
+    # A call at the very end of a function has a return address behind the function.
     entry = tables.find(pc if state.exact or not pc else pc - 1, read)
     if entry is None or entry.kind in (Kind.UNDEFINED, Kind.END_OF_STACK):
         return None
@@ -231,7 +233,7 @@ def _unwind(state: State, tables: Tables, read: ReadMemory) -> State | None:
 
 
 def _stack_pointer(entry: Entry, registers: Mapping[str, int], read: ReadMemory) -> int | None:
-    """The CFA. Raises KeyError where it is based on a register that is not known in this frame."""
+    """Return the CFA. Raises KeyError where it is based on a register that is not known in this frame."""
     base = entry.sp_register
     if base == SP_INDIRECT:
         return _word(registers["rsp"], read) + entry.sp_offset & MASK
@@ -244,7 +246,7 @@ def _stack_pointer(entry: Entry, registers: Mapping[str, int], read: ReadMemory)
 
 
 def _saved(kind: Kind, at: int, read: ReadMemory) -> dict[str, int]:
-    """The registers of the pt_regs or the interrupt's frame at `at`."""
+    """Return the registers of the pt_regs or the interrupt's frame at `at`."""
     names = PT_REGS if kind is Kind.REGS else PT_REGS[IRET_FRAME:]
     return dict(zip(names, struct.unpack(f"<{len(names)}Q", read(at, 8 * len(names))), strict=True))
 

@@ -1,8 +1,8 @@
-"""Padding of the text: a thunk stands in it for the time of a call, and behind it a note of what the kernel has lent.
+"""Padding of the text: it holds a thunk during a native call, and behind it a note of memory that the kernel has lent.
 
     │ text … │ 16 bytes left alone │ thunk 90 │ note 24 │ thunk │ note │ … │ 16 bytes │     all 0xCC, or 0, before
-A note is there from when the kernel has lent an area until the area's own journal tells of it, and again while it is
-given back: so a GDB that is killed meanwhile loses nothing. It is gone before the area is freed.
+A note exists from when the kernel has lent an area until the area's own journal records it, and again while it is
+given back, so no area is lost when GDB is killed meanwhile. It is removed before the area is freed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SIZE = CALLING.size + _NOTE.size
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """At `start`, in padding that holds `fill`. held: its bytes."""
+    """A slot at `start`, in padding that holds `fill`. held: its bytes."""
 
     start: int
     fill: int
@@ -49,13 +49,13 @@ class Slot:
 
     @property
     def area(self) -> int:
-        """What its note tells of; 0 where it has none."""
+        """The area that its note records; 0 where it has none."""
         magic, area, check = _NOTE.unpack(self.held[CALLING.size :])
         return area if magic == _MAGIC and check == ~area & MASK else 0
 
     @property
     def is_left(self) -> bool:
-        """Whether an earlier session has left something here, and nothing else did."""
+        """Return whether an earlier session left a thunk or a note here, and nothing else wrote to the slot."""
         thunk, note = self.held[: CALLING.size], self.held[CALLING.size :]
         has_thunk, has_note = bool(thunk.strip(bytes([self.fill]))), bool(note.strip(bytes([self.fill])))
         known = not has_thunk or thunk.startswith(CALLING.begins)
@@ -63,7 +63,7 @@ class Slot:
 
 
 def slots(machine: Machine, kernel: Kernel, tables: Tables) -> Iterator[Slot]:
-    """Return what padding there is, mapped as text is."""
+    """Yield the slots of all padding that is mapped as text is."""
     for start, stop, fill in _paddings(kernel):
         mapped = translate(machine.read_physical, tables.roots[0], start, la57=tables.la57)
         if mapped is not None and mapped.executable and fill in (0, FILL):
@@ -73,7 +73,7 @@ def slots(machine: Machine, kernel: Kernel, tables: Tables) -> Iterator[Slot]:
 
 
 def free_slot(machine: Machine, kernel: Kernel, tables: Tables) -> Slot:
-    """Raises NoFiller."""
+    """Return a free slot. Raises NoFiller."""
     found = next((slot for slot in slots(machine, kernel, tables) if slot.is_free), None)
     if found is None:
         raise NoFiller("its text has no padding for the code of a call")
@@ -86,27 +86,26 @@ def write_note(memory: Memory, slot: Slot, area: int) -> None:
 
 
 def wipe_note(memory: Memory, slot: Slot, area: int) -> None:
-    """Raises OptprobeError where it is not there."""
+    """Remove the note of `area`. Raises OptprobeError where it is not there."""
     _change(memory, slot.note, _NOTE.pack(_MAGIC, area, ~area & MASK), bytes([slot.fill]) * _NOTE.size)
 
 
 def wipe_thunk(memory: Memory, slot: Slot) -> None:
-    """No thread is in it, nor comes to it. Raises OptprobeError."""
+    """Remove the thunk; the caller knows that no thread is in it or can reach it. Raises OptprobeError."""
     _change(memory, slot.start, slot.held[: CALLING.size], bytes([slot.fill]) * CALLING.size)
 
 
 def _change(memory: Memory, at: int, old: bytes, new: bytes) -> None:
-    """Old bytes first."""
+    """Write `new` over `old`, which is compared first. Raises OptprobeError."""
     if memory.read(at, len(old)) != old:
         raise OptprobeError(f"padding of the kernel's text at {at:#x} is not what it was a moment ago")
     memory.write(at, new)
 
 
 def _paddings(kernel: Kernel) -> Iterator[tuple[int, int, int]]:
-    """Return where there may be some, and the byte that it holds: start, end, byte.
-
-    Behind the text, in its last page; and what the linker fills before an aligned section. What stands in it does not
-    move it.
+    """Yield (start, end, byte) of possible padding: behind the text, in its last page, and what the linker fills before
+    an aligned section.
+    It depends on symbols alone, not on what slots hold, so that every session finds the same slots.
     """
     begin, end = kernel.address("_stext"), kernel.address("_etext")
     start, stop = -(-end // BESIDE) * BESIDE + BESIDE, -(-end // PAGE) * PAGE - BESIDE

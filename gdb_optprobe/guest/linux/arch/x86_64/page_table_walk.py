@@ -1,10 +1,10 @@
-"""Where the kernel may write what is at a user's address, without a fault: walk the page tables first.
+"""Find where the kernel may write a user's memory without a fault: walk the page tables first.
 
     address ─► the user's? within a page? ─► CR3 ─► … ─► leaf: present, writable, the user's, dirty
                                                            └─► its page in the direct map, present and writable there
-What is written goes where a store of the user's would that had its translation cached: interrupts are off meanwhile, so
-nobody has an answer to a flush of translations, and only then are pages taken away, shared or cleaned (mm/gup.c,
-gup_fast). A page that is not dirty yet is left to the processor, which notes that it becomes so.
+The write goes where a user's store with a cached translation would go. Interrupts are off meanwhile, so this CPU does
+not answer a flush of translations, and the kernel unmaps, shares or cleans pages only after all CPUs have answered
+(mm/gup.c, gup_fast). A page that is not dirty yet is left to the processor, which sets its dirty bit.
 
     rax   address        ─►  where it is in the direct map, CF clear; or CF set
     rsi   size, 1-8
@@ -24,16 +24,16 @@ _CONSTANTS = ("tables", "base", "size")
 
 
 def routine(direct: Direct, shared: bool = False) -> bytes:
-    """The code, wherever it stands. Raises OptprobeError where keystone cannot be loaded or is wrong.
-
-    shared: pages that forks share, too, for what is to change in all of them. Those may be dirty by the kernel's mark.
+    """Return the position-independent code. Raises OptprobeError where keystone cannot be loaded or assembles wrongly.
+    shared: accept pages that forks share, for a change that all of them must see. Those may be dirty by the kernel's
+    bit.
     """
     numbers = (paging.ADDRESS, direct.start, direct.size)
     return _assembled(direct.la57, shared).with_constants(numbers)
 
 
 def _source(la57: bool, shared: bool) -> Iterator[str]:
-    """As capstone writes it, but for names of places."""
+    """Yield the assembly as capstone prints it, with labels."""
     user = 56 if la57 else 47
     yield f"mov edx, {5 if shared else 7}"
     yield from ("mov r11, rax", f"shr r11, {user:#x}", "jne fault")

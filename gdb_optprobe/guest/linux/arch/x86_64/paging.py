@@ -27,7 +27,7 @@ SAVED_DIRTY_BIT = 58
 shadow stack's (arch/x86/include/asm/pgtable_types.h, _PAGE_BIT_SAVED_DIRTY). Other kernels leave the bit clear there.
 """
 KEPT = DIRTY | 1 << SAVED_DIRTY_BIT
-"""Set in the entry of a page whose content is nowhere else."""
+"""Set in the entry of a page that was written to since it was read from its file or swapped in."""
 NO_EXECUTE = 1 << 63
 ADDRESS = 0x000F_FFFF_FFFF_F000
 MOST_PAGES = 1 << 17
@@ -41,9 +41,8 @@ _USER_TABLES = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """A page, or a run of adjacent pages with the same attributes whose frames are adjacent too.
-
-    address, physical, size: of the whole page or run, not of what was asked for.
+    """A page, or a run of pages that are adjacent in both address spaces and have the same attributes.
+    address, physical, size: of the whole page or run, even where only a part was asked for.
     writable, executable, user: as all levels together allow it.
     entry_address, entry, level: the entry that maps the (first) page, and the level of its table.
     """
@@ -64,7 +63,7 @@ class Mapping:
         return self.address + self.size
 
     def frame_of(self, address: int) -> int:
-        """The physical address of what is at `address`, which is inside."""
+        """Return the physical address of what is at `address`, which is inside."""
         return self.physical + address - self.address
 
     def continues(self, before: Mapping) -> bool:
@@ -77,7 +76,7 @@ class Mapping:
 
 
 def kernel_cr3(cr3: int) -> int:
-    """The kernel's page tables' CR3, from one that may be the user's of the same task.
+    """Return the CR3 of the kernel's page tables, from one that may be the user's of the same task.
 
     Linux with page-table isolation keeps two top tables in 8 KiB, aligned: the kernel's, then the user's
     (arch/x86/entry/calling.h, PTI_USER_PGTABLE_MASK). Without isolation bit 12 is part of the address:
@@ -87,7 +86,7 @@ def kernel_cr3(cr3: int) -> int:
 
 
 def translate(read_physical: ReadPhysical, cr3: int, address: int, *, la57: bool = False) -> Mapping | None:
-    """The page that maps `address`; None where none does. Raises what `read_physical` raises."""
+    """Return the page that maps `address`; None where none does. Raises what `read_physical` raises."""
     top = 5 if la57 else 4
     if not _is_canonical(address, top):
         return None
@@ -108,9 +107,8 @@ def translate(read_physical: ReadPhysical, cr3: int, address: int, *, la57: bool
 
 
 def mappings(read_physical: ReadPhysical, cr3: int, start: int, end: int, *, la57: bool = False) -> Iterator[Mapping]:
-    """What maps [start, end), ascending, in runs; pages that overlap the bounds are given whole.
-
-    Every table is read at once, and none that maps nothing of what was asked for.
+    """Yield the mappings in [start, end), ascending, in runs; pages that overlap the bounds are given whole.
+    Each table is read in one go; tables that map nothing of the range are not read.
     """
     run: Mapping | None = None
     budget = Budget(MOST_PAGES, "the kernel's part of the page tables", "pages")
@@ -183,12 +181,12 @@ def _leaf(address: int, entry: int, entry_address: int, level: int, rights: int,
 
 
 def table_entry(physical: int) -> int:
-    """An entry that points to a table, as Linux makes them for the kernel (_KERNPG_TABLE)."""
+    """Return an entry that points to a table, as Linux makes them for the kernel (_KERNPG_TABLE)."""
     return physical & ADDRESS | PRESENT | WRITABLE | ACCESSED | DIRTY
 
 
 def page_entry(physical: int, writable: bool, executable: bool) -> int:
-    """An entry for a kernel's 4 KiB page. Not global, so that any switch of CR3 forgets it.
+    """Return an entry for a kernel's 4 KiB page. Not global, so that any switch of CR3 forgets it.
 
     Accessed from the start; dirty only where writable: a clean writable entry makes the CPU write to it, and
     a dirty read-only one means a shadow stack to it (SDM volume 3, 4.6).

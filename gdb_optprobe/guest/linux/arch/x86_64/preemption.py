@@ -19,7 +19,7 @@ def may_sleep(machine: Machine, kernel: Kernel, vcpu: Vcpu) -> bool:
 
 
 def count(kernel: Kernel, base: int) -> int:
-    """How often preemption is disabled on the CPU whose per-CPU variables begin at `base`: not at all for 0."""
+    """Return the preempt count of the CPU with its per-CPU variables at `base`; 0 where preemption is enabled."""
     return int.from_bytes(kernel.memory.read(base + _offset(kernel) & MASK, 4), "little") & COUNT
 
 

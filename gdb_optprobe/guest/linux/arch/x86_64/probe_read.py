@@ -1,12 +1,12 @@
-"""Read memory by an address that may lead nowhere, without a fault: walk the page tables first.
+"""Read memory at an address that may not be mapped, without a fault: walk the page tables first.
 
     address ─► canonical? ─► CR3 ─► PML5 ─► PML4 ─► PDPT ─► PD ─► PT ─► leaf
       ▲                                                                  ├─ in the direct map: it is mapped, read there
       └──────── the same byte in the direct map ◄────────────────────────┘  elsewhere: a page of RAM, if the direct map
                                                                              has it: that is what a second round finds
-Tables are RAM, so the kernel's direct map always has them. It has no devices, nor what the kernel has taken from it, so
-none of these is read. Data of the user's are read there too, where SMAP has no say. Interrupts are off meanwhile: page
-tables are freed only once every CPU has answered (mm/gup.c, gup_fast).
+Tables are RAM, so the kernel's direct map always has them. It maps no devices and no pages that the kernel has removed
+from it, so none of these is read. User data are read there too, where SMAP does not apply. Interrupts are off
+meanwhile: page tables are freed only once every CPU has answered (mm/gup.c, gup_fast).
 
     rax   address     ─►  bytes; of `text` those before the first 0, then zeros; what could not be read is 0xff
     r10   size, 1-8   ─►  how many could be read, before the first that could not: `size` or more where all could
@@ -44,14 +44,15 @@ class Direct:
 
 
 def routine(direct: Direct) -> ProbeReadCode:
-    """The code, wherever it stands. Raises OptprobeError where keystone cannot be loaded or is wrong."""
+    """Return the position-independent code. Raises OptprobeError where keystone cannot be loaded or assembles wrongly.
+    """
     numbers = (paging.ADDRESS, direct.start, direct.size, _LOW, _HIGH)
     made = _assembled(direct.la57)
     return ProbeReadCode(made.with_constants(numbers), made.places["text"])
 
 
 def place(read_physical: Callable[[int, int], bytes], cr3: int, address: int, direct: Direct) -> int | None:
-    """Where in physical memory what is at `address` may be read, by the rule of the routine; None where it may not."""
+    """Return the physical address from which the routine would read `address`; None where it would not read it."""
     page = paging.translate(read_physical, cr3, address, la57=direct.la57)
     if page is None or not (address >> 63 or page.entry & paging.USER):
         return None
@@ -62,7 +63,7 @@ def place(read_physical: Callable[[int, int], bytes], cr3: int, address: int, di
 
 
 def _source(la57: bool) -> Iterator[str]:
-    """As capstone writes it, but for names of places."""
+    """Yield the assembly as capstone prints it, with labels."""
     yield from """
     bytes:
         pushfq
@@ -143,7 +144,7 @@ def _source(la57: bool) -> Iterator[str]:
 
 
 def _translate(la57: bool) -> Iterator[str]:
-    """rax: an address ─► where the direct map has what is there, CF clear; or all ones, CF set."""
+    """Yield the code that translates. rax: an address ─► where the direct map has it, CF clear; or all ones, CF set."""
     unused = 7 if la57 else 16
     yield "translate:"
     yield from ("mov r11, rax", f"shl r11, {unused:#x}" if unused > 9 else "shl r11, 7")

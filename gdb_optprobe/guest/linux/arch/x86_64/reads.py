@@ -1,4 +1,4 @@
-"""How this kernel's memory is read where it may not be there: by its page tables and its direct map.
+"""Reads of memory that may not be mapped, by this kernel's page tables and its direct map.
 
 page_offset_base, vmalloc_base   where the direct map begins and what comes behind it (arch/x86/mm/kaslr.c); a kernel
                                  that does not choose (without DYNAMIC_MEMORY_LAYOUT) has neither
@@ -54,7 +54,7 @@ class Reads:
 
 
 def reads(machine: Machine, kernel: Kernel, physical: Callable[[int], int | None]) -> Reads:
-    """physical: by the kernel's page tables. Raises OptprobeError."""
+    """Return how to read. Raises OptprobeError. physical: translates by the kernel's page tables."""
     control = machine.registers(machine.vcpus()[0], ("cr4",))
     la57 = bool(control["cr4"] & FIVE_LEVELS)
     frame = physical(kernel.address("_stext"))
@@ -66,5 +66,5 @@ def reads(machine: Machine, kernel: Kernel, physical: Callable[[int], int | None
         raise OptprobeError("this guest's memory is encrypted", HINT)
     direct = Direct(start, end - start, la57)
     if start % GIGABYTE or not 0 < direct.size <= LARGEST or frame is None or physical(start + frame) != frame:
-        raise OptprobeError("where this kernel's direct map is cannot be told", HINT)
+        raise OptprobeError("the address of this kernel's direct map is not known", HINT)
     return Reads(direct, kernel.memory.read)

@@ -2,7 +2,7 @@
 
     __smp_locks ─► s32, relative to itself ─► lock, now a DS prefix: 3E          (arch/x86/kernel/alternative.c)
 
-Whoever finds 3E at such a place turns it into F0, so it must be the prefix and nothing else. Where all CPUs were there
+The kernel turns any 3E at such a place into F0, so it must be the prefix and nothing else. Where all CPUs were online
 at boot, or no more can come, the table is freed and nothing is rewritten.
 """
 
@@ -23,12 +23,12 @@ class SmpLocks:
         self._prefixes = sorted(at + offset & MASK for at, (offset,) in rows if offset)
 
     def within(self, start: int, end: int) -> list[int]:
-        """Addresses of prefixes in [start, end) that may be rewritten."""
+        """Return the addresses of prefixes in [start, end) that may be rewritten."""
         return self._prefixes[bisect_left(self._prefixes, start) : bisect_left(self._prefixes, end)]
 
 
 def waiting(kernel: Kernel) -> bool:
-    """Whether the core kernel's locks are in the list of what alternatives_enable_smp() rewrites."""
+    """Return whether the core kernel's locks are in the list of what alternatives_enable_smp() rewrites."""
     head = kernel.symbols.address("smp_alt_modules")
     first = kernel.symbols.address("uniproc_patched")
     if head is None or kernel.word(head) == head:

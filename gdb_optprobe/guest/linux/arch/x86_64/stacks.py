@@ -10,10 +10,10 @@
 
     a thread that has no CPU      from its saved SP up: return addresses, and the interrupted PC if it was preempted
 
-Nobody sleeps on an interrupt, exception or entry stack, so they live only while their vCPU is on one. Soft and hard
-interrupts share one stack, and neither switches when it is there already; exceptions from user mode leave theirs for
-the thread's (arch/x86/include/asm/irq_stack.h, cpu_entry_area.h, entry/entry_64.S). The vCPU's CPU is told by its GS
-base, its thread by `current_task`, or `runqueues.curr` while one is switched to.
+No thread sleeps on an interrupt, exception or entry stack, so they are in use only while their vCPU is on one. Soft and
+hard interrupts share one stack, and neither switches when it is there already; exceptions from user mode leave theirs
+for the thread's (arch/x86/include/asm/irq_stack.h, cpu_entry_area.h, entry/entry_64.S). The GS base gives the vCPU's
+CPU; `current_task` gives its thread, or `runqueues.curr` during a switch.
 
 Return addresses that the guest's function graph tracer and return probes keep elsewhere are never inside a window or
 a detour: no call in a window returns into it (RETURN_INTO_REGION), and a call in a detour pushes the *original* one.
@@ -49,15 +49,16 @@ OF_VCPU = ("rsp", "cpl", "eflags", "gs_base", "k_gs_base", "cr0")
 
 @dataclass(frozen=True, slots=True)
 class _Own:
-    who: str
+    name: str
     start: int
     end: int
 
 
 class Stacks:
-    """Enumerates the saved PCs of one kernel. Raises OptprobeError where this kernel cannot be read so."""
+    """The saved PCs of one kernel."""
 
     def __init__(self, kernel: Kernel, machine: Machine, registers: Sequence[str]) -> None:
+        """Raise OptprobeError where this kernel's stacks cannot be enumerated."""
         self._kernel = kernel
         self._machine = machine
         self._registers = tuple(registers)
@@ -66,7 +67,7 @@ class Stacks:
         self._thread_size = thread_size(kernel)
 
     def saved(self) -> Iterator[SavedWords]:
-        """Everything that may hold a saved PC now. Raises OptprobeError where something cannot be enumerated now."""
+        """Yield all memory that may hold a saved PC now. Raises OptprobeError where some cannot be enumerated now."""
         running: dict[int, dict[str, int]] = {}
         for vcpu in self._machine.vcpus():
             values = self._machine.registers(vcpu, (*self._registers, *OF_VCPU))
@@ -90,7 +91,8 @@ class Stacks:
     def _of_cpu(
         self, cpu: int, values: Mapping[str, int], threads: Mapping[int, Task], alive: dict[int, int]
     ) -> Iterator[SavedWords]:
-        """What a CPU has in stacks of its own; into `alive` from where on that of its thread is alive."""
+        """Yield what a CPU has on stacks of its own; store in `alive` the SP from which its thread's stack is in use.
+        """
         on = self._tasks.on_cpus()[cpu]
         if on.current not in threads or on.next not in threads:
             raise NoSuchKernel(f"CPU {cpu} runs no thread yet")
@@ -100,7 +102,7 @@ class Stacks:
         sp = values["rsp"]
         interrupt = self._cpus.interrupt(cpu)
         if interrupt.start <= sp < interrupt.end:
-            yield self._read(interrupt.who, sp, Stack(interrupt.start, interrupt.end))
+            yield self._read(interrupt.name, sp, Stack(interrupt.start, interrupt.end))
             sp = self._kernel.word(interrupt.end - 8)
         # A CPU that switches threads is on the stack of either, and the other one's SP is saved.
         for task in (threads[on.current], threads[on.next]):
@@ -110,7 +112,7 @@ class Stacks:
         if sp >> 63 and not any(sp - (1 << 64) in area for area in ENTRY_AREAS):
             raise NoSuchKernel(f"CPU {cpu} is on a stack at {sp:#x} that is none of its own")
         for stack in (interrupt, *self._cpus.entry(cpu)):
-            yield self._read(stack.who, stack.start, Stack(stack.start, stack.end))
+            yield self._read(stack.name, stack.start, Stack(stack.start, stack.end))
         alive.update({address: threads[address].stack for address in (on.current, on.next)})
 
     def _of_thread(self, task: Task, sp: int) -> SavedWords:
@@ -121,17 +123,17 @@ class Stacks:
     def _end(self, task: Task) -> int:
         return task.stack + self._thread_size
 
-    def _read(self, who: str, start: int, stack: Stack) -> SavedWords:
+    def _read(self, name: str, start: int, stack: Stack) -> SavedWords:
         start &= ~7
         if stack.end % 8:
-            raise NoSuchKernel(f"{who} has a stack that ends at {stack.end:#x}")
+            raise NoSuchKernel(f"{name} has a stack that ends at {stack.end:#x}")
         words = array("Q")
         words.frombytes(self._kernel.memory.read(start, stack.end - start) if start < stack.end else b"")
-        return SavedWords(who, start, words, stack)
+        return SavedWords(name, start, words, stack)
 
 
 class _CpuStacks:
-    """The stacks that belong to CPUs; offsets are looked up once."""
+    """The stacks that belong to CPUs. Offsets are looked up once."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -157,13 +159,15 @@ class _CpuStacks:
                     raise
 
     def online(self) -> set[int]:
-        """Numbers of the CPUs that run threads."""
+        """Return the numbers of the CPUs that run threads."""
         count = len(self._percpu.bases)
         mask = int.from_bytes(self._kernel.memory.read(self._online, (count + 7) // 8), "little")
         return {cpu for cpu in range(count) if mask >> cpu & 1}
 
     def number(self, vcpu: Vcpu, values: Mapping[str, int]) -> int:
-        """Linux's number of a vCPU. Its GS base is the CPU's, or waits for it while user mode's is in its place."""
+        """Return Linux's number of a vCPU. Its GS base is the CPU's, or is swapped out while user mode's is in its
+        place.
+        """
         own = ("gs_base", "k_gs_base") if not values["cpl"] else ("k_gs_base",)
         for name in own:
             if values[name] in self._percpu.bases:
@@ -195,7 +199,7 @@ class _CpuStacks:
 
 
 def missing(kernel: Kernel) -> str:
-    """Why saved PCs cannot be enumerated in this kernel, in words; empty where they can."""
+    """Return why saved PCs cannot be enumerated in this kernel, in words; "" where they can."""
     try:
         thread_size(kernel), _CpuStacks(kernel), Tasks(kernel, TASKS)
     except OptprobeError as error:

@@ -1,4 +1,4 @@
-"""Static calls: `call target`, whose target the kernel rewrites at any time.
+"""Static calls: `call target` with a target that the kernel rewrites at any time.
 
     __start_static_call_sites     (include/linux/static_call_types.h)
     ┌──────────┬─────────┐
@@ -17,7 +17,7 @@ from gdb_optprobe.guest.linux.kernel import MASK, Kernel
 ROW = Struct("<ii")
 ALIGNMENT = 4
 LARGEST = 1 << 18
-"""Bytes of all trampolines that are gone through (budget.py): Debian's 6.12 has 30 KiB."""
+"""A limit (budget.py), in bytes of all trampolines: Debian's 6.12 has 30 KiB."""
 
 
 class StaticCalls:
@@ -28,12 +28,13 @@ class StaticCalls:
 
     @property
     def trampolines(self) -> range:
-        """Where each begins, and padding behind some (static_call.h, __ARCH_DEFINE_STATIC_CALL_TRAMP)."""
+        """The first bytes of trampolines, and of padding behind some (static_call.h, __ARCH_DEFINE_STATIC_CALL_TRAMP).
+        """
         start, end = self._trampolines
         return range(start, min(end, start + LARGEST), ALIGNMENT)
 
     def within(self, start: int, end: int) -> list[int]:
-        """Addresses in [start, end) that are rewritten."""
+        """Return the addresses in [start, end) that are rewritten."""
         first, last = self._trampolines
         if start < last and first < end:
             return [max(start, first)]

@@ -1,4 +1,4 @@
-"""The text of a Linux kernel: what kind of code an address is, and the function around it, decoded once.
+"""The text of a Linux kernel: the kind of code at an address, and the function around it, decoded once.
 
     _stext ─────────────────────────────────────────────────────────── _etext      _sinittext ──── _einittext
     │ text … sched … lock … kprobes … static calls │ filler │ entry │ filler │      │ init: freed after boot │
@@ -41,7 +41,7 @@ _THUNKS = ("__x86_indirect_",)
 # arch/x86/include/asm/pgtable_64_types.h: behind KERNEL_IMAGE_SIZE, which is 512 MiB, or 1 GiB where KASLR moves it.
 MODULES = (0xFFFFFFFFA0000000, 0xFFFFFFFFFF000000)
 _CLONE = re.compile(r"\.(constprop|isra|part|cold)\b")  # names that GCC and clang give to what they make of a function
-# Opcodes of branches with one byte of displacement, and the breakpoint that may stand on one.
+# Opcodes of branches with one byte of displacement, and the breakpoint that may replace one.
 _SHORT = frozenset((*range(0x70, 0x80), *range(0xE0, 0xE4), 0xEB, 0xCC))
 REACH = 129  # of a branch with one byte of displacement, its own two bytes included
 PIECE = 1 << 14
@@ -50,7 +50,7 @@ TRACERS = ("ftrace_call", "ftrace_regs_call", "ftrace_graph_call")
 
 
 def modules_area(kernel: Kernel) -> tuple[int, int]:
-    """From where to where modules can be: behind the image, wherever that is."""
+    """Return start and end of the memory for modules: behind the image, wherever the image is."""
     return max(MODULES[0], kernel.symbols.address("_end") or 0), MODULES[1]
 
 
@@ -66,8 +66,8 @@ class KernelText(CoreText):
         say: Callable[[str], None] = lambda _: None,
         originals: OriginalText | None = None,
     ) -> None:
-        """shelf: keeps what was found in this kernel's text for the next time; `say` tells of long work.
-
+        """Take the text of `kernel`.
+        shelf: caches what is found in this kernel's text. say: announces work that takes seconds.
         originals: of a text that this one is beside, in place of an overlay.
         """
         entry = kernel.range("__entry_text_start", "__entry_text_end")
@@ -117,7 +117,7 @@ class KernelText(CoreText):
     # --- functions ---------------------------------------------------------------------------------------------
 
     def _read(self, start: int, end: int) -> bytes:
-        """Text, in pieces that many functions share."""
+        """Read text, in pieces that many functions share."""
         first = start - start % PIECE
         for at in range(first, end, PIECE):
             if at not in self._pieces:
@@ -147,7 +147,7 @@ class KernelText(CoreText):
         )
 
     def _foreign(self, part: Part) -> Foreign | None:
-        """The first patch in `part` that nothing explains, or a kprobe that stands on no instruction of it."""
+        """Return the first patch in `part` that nothing explains, or a kprobe that is not at an instruction of it."""
         starts = {insn.address for insn in part.insns}
         found = [] if part.hidden is None else [Foreign(part.hidden, is_jump=False)]
         found += [Foreign(jump.source, is_jump=True) for jump in part.leaving if self._is_astray(jump)]
@@ -160,11 +160,11 @@ class KernelText(CoreText):
         return replace(first, why=self.originals.missing) if first is not None else None
 
     def _ends(self, probe: Kprobe, ends: set[int]) -> bool:
-        """Whether the kprobe writes whole instructions, or less than one."""
+        """Return whether the kprobe replaces whole instructions, or less than one."""
         return probe.end in ends or probe.size < self._isa.branch_size
 
     def _compiled(self, parts: Iterable[tuple[int, int]]) -> bool:
-        """A compiler gave one of the parts a tracer's site, or a name that says what was done to it."""
+        """Return whether a compiler gave one of the parts a tracer's site, or a name that says how it was made."""
         return any(self.ftrace.within(first, first + 16) or _CLONE.search(self._name(first)) for first, _ in parts)
 
     def _whole(self, start: int, end: int) -> Whole:
@@ -191,7 +191,7 @@ class KernelText(CoreText):
         )
 
     def all_landings(self) -> Landings:
-        """What leads into functions from elsewhere. Raises OptprobeError where it cannot be found out now."""
+        """Return all mid-function entries. Raises OptprobeError where they cannot be found now."""
         if self._landings is None:
             decode = self._isa.decode
             with interruptible():
@@ -219,14 +219,14 @@ class KernelText(CoreText):
         return at_rest(text, base, rewritten, is_entry)
 
     def _landings_within(self, start: int, end: int) -> tuple[list[Jump] | None, str]:
-        """Those that are known; None where they cannot be found out, and why."""
+        """Return the entries in [start, end); None where they cannot be found, and why."""
         try:
             return self.all_landings().within(start, end), ""
         except OptprobeError as error:
             return None, error.message
 
     def _around(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """The functions from which a short branch reaches [start, end)."""
+        """Yield the functions from which a short branch reaches [start, end)."""
         at = start - 1
         while at >= start - REACH and (bounds := self._bounds(at)) is not None:
             yield bounds
@@ -237,7 +237,8 @@ class KernelText(CoreText):
             at = bounds[1]
 
     def _may_leave(self, start: int, end: int) -> Iterator[Jump]:
-        """All that looks like a short branch, in a function where somebody's breakpoint hides which bytes are one."""
+        """Yield all that looks like a short branch, in a function where another's breakpoint hides which bytes are one.
+        """
         data = self.originals(start, self._read(start, end))
         for at, opcode in enumerate(data[:-1], start):
             if opcode in _SHORT:
@@ -245,7 +246,7 @@ class KernelText(CoreText):
                 yield Jump(at, at + 2 + (offset ^ 0x80) - 0x80, Flow.BRANCH.value)
 
     def _by_table(self, start: int, end: int, parts: Sequence[tuple[int, int]]) -> Iterator[Jump]:
-        """What the kernel's tables say: jump labels and fixups, of any part and into this one."""
+        """Yield what the kernel's tables have: jump labels and fixups, of any part and into this one."""
         rows: set[Jump] = set()
         for kind, (by_source, by_target) in self._tabled:
             for first, last in parts:
@@ -263,7 +264,7 @@ class KernelText(CoreText):
         )
 
     def _is_astray(self, jump: Jump) -> bool:
-        """Whether `jump` is somebody's, and covers instructions: beyond it the code cannot be decoded."""
+        """Return whether `jump` is another's and covers instructions: beyond it the code cannot be decoded."""
         known = self.ftrace.within, self.static_calls.within
         return (
             jump.kind == Flow.JUMP.value
@@ -272,11 +273,11 @@ class KernelText(CoreText):
         )
 
     def _leads_astray(self, target: int) -> bool:
-        """Whether no code that the compiler knew is at `target`."""
+        """Return whether `target` is in no code that the compiler made."""
         return not self._init[0] <= target < self._init[1] and self._bounds(target) is None
 
     def _family(self, start: int, end: int) -> list[tuple[int, int]]:
-        """The function at `start` with the parts that belong to the same source function, itself first."""
+        """Return the function at `start` with the parts that belong to the same source function, itself first."""
         stem = self._name(start).split(".cold")[0]
         members = {start: (start, end)}
         for name in (stem, f"{stem}.cold"):
@@ -295,12 +296,14 @@ class KernelText(CoreText):
     def _indirect(
         self, parts: Sequence[Part], bounds: Sequence[tuple[int, int]]
     ) -> tuple[tuple[int, ...], list[Jump]]:
-        """(indirect jumps that may land anywhere in the function, jumps of tables that were found).
-
-        A compiler jumps indirectly for three reasons: a switch, whose table is found; a computed goto, whose targets
-        are addresses that are kept somewhere, and those are landings; a tail call, which leaves for where a function
-        starts. Assembler code may compute its targets, so there every indirect jump is blind. noinstr code is C for
-        the most part, but neither section nor symbol tells which part: it counts as assembler.
+        """Return the indirect jumps that may lead anywhere in the function, and the jumps of tables that were found.
+        A compiler jumps indirectly for three reasons: a switch, by a table that is found; a computed goto, by addresses
+        that
+        are kept somewhere, which are mid-function entries; a tail call, which leads to where a function starts.
+        Assembler
+        code may compute its targets, so there every indirect jump is blind. noinstr code is C for the most part, but
+        neither
+        section nor symbol says which part: it counts as assembler.
         """
         blind: list[int] = []
         jumps: list[Jump] = []
@@ -333,7 +336,7 @@ class KernelText(CoreText):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stretch of code between two symbols, decoded.
+    """A run of code between two symbols, decoded.
 
     clear:    it decodes from end to end.
     hidden:   where a breakpoint that nothing explains hides an instruction.
@@ -351,7 +354,8 @@ class Part:
 
 
 def part_of(insns: Sequence[Insn], start: int, end: int, breakpoint: bytes, listed: bool = True) -> Part:
-    """Count a call into the middle of a function as a jump. listed: see `mid_function_entries.foreign`."""
+    """Decode a part. A call into the middle of a function counts as a jump. listed: see `mid_function_entries.foreign`.
+    """
     direct = [insn for insn in insns if insn.target is not None]
     jumps = tuple(Jump(insn.address, insn.target, insn.flow.value) for insn in direct if insn.target is not None)
     return Part(
@@ -370,5 +374,5 @@ def part_of(insns: Sequence[Insn], start: int, end: int, breakpoint: bytes, list
 
 
 def _between(rows: list[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
-    """Those of the sorted `rows` whose first number is in [start, end)."""
+    """Return the `rows` (sorted) with a first number in [start, end)."""
     return rows[bisect_left(rows, (start, 0)) : bisect_left(rows, (end, 0))]

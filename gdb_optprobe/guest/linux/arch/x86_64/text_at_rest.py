@@ -5,8 +5,8 @@
     static call     call, jmp, or none      ─► a nop; so is its trampoline, and where a tracer's caller calls it
     lock prefix     DS, booted on one CPU   ─► LOCK
 
-Two texts that differ in no more than that are one at rest. Only what the kernel itself writes is taken away: a branch
-that leads out of the text, to where a function starts, or as the jump label's own row has it. Another's patch stays.
+Two texts that differ in no more than that are equal at rest. Only what the kernel itself writes is replaced: a branch
+out of the text, to a function's start, or as the jump label's own row has it. Any other patch stays.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def at_rest(text: bytes, base: int, rewritten: Rewritten, is_entry: Callable[[in
     end = base + len(text)
 
     def leads_off(at: int, opcodes: tuple[int, ...]) -> bool:
-        """Whether a branch is at the offset `at` that leads to no place within a function."""
+        """Return whether a branch is at the offset `at` that does not lead inside a function."""
         if not 0 <= at <= len(text) - len(NOP) or text[at] not in opcodes:
             return False
         target = _target(text, base, at)

@@ -1,11 +1,10 @@
-"""Probes on user programs on x86-64: how the file is known that a trap stands in, and where a trap comes to.
+"""Probes on user programs on x86-64: how a trap's file is found, and where the kernel handles a trap.
 
-A trap of a user's is handled with interrupts off from its first instruction to its last, and nothing of the kernel's is
-called: to the kernel it is one long instruction of the user's. So what it does on its way in and out of C
-(kernel/entry/common.c, irqentry_enter_from_user_mode and irqentry_exit_to_user_mode) has no work here: what others
-want done meanwhile comes with an interrupt, which is taken right behind. Where the kernel takes a CPU that runs a
-user's code for one that looks at nothing (context tracking, nohz_full), page tables could go while they are walked: not
-there.
+A user's trap is handled with interrupts off from its first instruction to its last, and no kernel function is called:
+to the kernel it is one long user instruction. So what the kernel does on its way in and out of C
+(kernel/entry/common.c, irqentry_enter_from_user_mode and irqentry_exit_to_user_mode) is not needed: requests by other
+CPUs come with an interrupt, which is taken right behind. With context tracking (nohz_full) the kernel assumes that a
+CPU in user code reads no page tables and may free them during the walk: such kernels are refused.
 """
 
 from __future__ import annotations
@@ -69,15 +68,15 @@ TRACKING = "context_tracking_key"
 
 
 def user_kernel(kernel: Kernel, task: Expr | Missing, direct: Direct, originals: Originals) -> UserKernel:
-    """task: the thread that runs. Raises OptprobeError."""
+    """Return what probes on programs need. Raises OptprobeError. task: the running thread."""
     tracking = kernel.symbols.address(TRACKING)
     if tracking is not None and int.from_bytes(kernel.memory.read(tracking, 4), "little"):
-        raise OptprobeError("this guest's kernel tracks who runs user code (nohz_full): its programs are not probed")
+        raise OptprobeError("this guest's kernel tracks CPUs in user code (nohz_full): its programs are not probed")
     mmu = X86Mmu(direct.start, direct.size, direct.la57)
     calls = trap_calls.find(kernel, X86_64, originals, HANDLER, (CALLER,))
     routines = page_table_walk.routine(direct), leaf_entry.routine(direct, mmu.records(kernel))
 
-    @cache  # the calls are read as the kernel has them, before ours come
+    @cache  # read the calls once, before our patches change them
     def returning() -> ReturnKernel:
         if isinstance(task, Missing):
             raise OptprobeError(task.message, task.hint)

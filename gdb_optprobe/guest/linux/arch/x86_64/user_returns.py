@@ -42,7 +42,7 @@ class _UserReturnEmitter(X86Emitter):
         self.branch(Comparison.EQ, to, 0, False, label)
 
     def _find(self, to: str, size: int) -> None:
-        """Where what is at the address in rax is; 0 for nowhere."""
+        """Put into `to` the address at which the kernel may write the user's memory at rax; 0 where there is none."""
         found = Label()
         self.constant("rsi", size)
         self._items.append(Relative(b"\xe8" + bytes(4), 1, self._place))
@@ -78,7 +78,9 @@ class _Returning:
         return _UserReturnEmitter(before, place)
 
     def reads(self, code: Sequence[Insn]) -> bool:
-        """Before anything else is on the stack: setjmp, vfork, what tells position-independent code where it is."""
+        """Return whether the code reads its return address before it pushes: setjmp, vfork, PIC code that reads its own
+        PC.
+        """
         for insn in code:
             if _READS.search(insn.text):
                 return True

@@ -1,4 +1,4 @@
-"""A trap's code stops in a routine that it calls; the return address is wiped out behind it, see mmap_hook.py.
+"""A trap's code stops in a routine that it calls; its return address is overwritten afterwards, see mmap_hook.py.
 
 DWARF's numbers are those of the System V ABI, AMD64 supplement, figure 3.36.
 """

@@ -37,7 +37,7 @@ _ON_REGISTERS = {(opcode, 1) for opcode in _OF_TWO} | {(0x83, 2), (0x81, 5)}
 
 class _UserTrapEmitter(X86Emitter):
     def begin(self) -> None:
-        """The kernel's entry code has saved all."""
+        """Emit nothing: the kernel's entry code has saved all registers."""
 
     def kernels(self, address: int) -> None:
         self.restore_and_jump((), address)
@@ -76,7 +76,7 @@ class _User:
         return ()
 
     def go_to(self, register: str) -> bytes:
-        """An indirect jump would have to find endbr64 (SDM volume 1, 17.3)."""
+        """Encode push and ret: an indirect jump would have to find endbr64 (SDM volume 1, 17.3)."""
         return push(register) + _RET
 
     def moved(self, distance: int) -> Code:
@@ -92,7 +92,7 @@ class _User:
 
 
 def _alone(data: bytes, bits: int) -> bytes | None:
-    """What needs no memory."""
+    """Return the emulation of an instruction without memory operands; None for others."""
     behind = len(data) - 1
     if _does_nothing(data):
         return _add("rip", behind)
@@ -116,7 +116,7 @@ def _alone(data: bytes, bits: int) -> bytes | None:
 
 
 def _does_nothing(data: bytes) -> bool:
-    """nop in all its forms, endbr64, endbr32."""
+    """Return whether it is nop in any form, endbr64 or endbr32."""
     plain = data.lstrip(b"\x66\x2e")
     if plain == b"\x90" or data in (bytes.fromhex("f30f1efa"), bytes.fromhex("f30f1efb")):
         return True
@@ -124,14 +124,14 @@ def _does_nothing(data: bytes) -> bool:
 
 
 def _parts(data: bytes, bits: int) -> tuple[int, int, bytes]:
-    """REX, opcode, and what is behind; -1 for an opcode of another map, or behind other prefixes."""
+    """Return REX, opcode, and what follows; an opcode of another map, or behind other prefixes, is -1."""
     rex, at = (data[0], 1) if bits == 64 and data[0] & 0xF0 == 0x40 else (0, 0)
     opcode = data[at] if at < len(data) else -1
     return (rex, opcode if opcode not in (0x0F, 0x66, 0x67, 0xF2, 0xF3) else -1, data[at + 1 :])
 
 
 def _jump(data: bytes, word: int) -> bytes | None:
-    """jmp and jcc. word: bytes of an address, beyond which a distance may lead around."""
+    """Return the emulation of jmp and jcc. word: bytes of an address; a distance wraps around at that size."""
     behind = len(data) - 1
     if (data[0], len(data)) in ((0xEB, 2), (0xE9, 5)):
         return _add("rip", behind + _signed(data[1:]), word)
@@ -148,7 +148,7 @@ def _jump(data: bytes, word: int) -> bytes | None:
 
 
 def _test(condition: int) -> bytes:
-    """ZF clear where the saved flags have what jcc of this number, without its lowest bit, takes."""
+    """Encode a test that leaves ZF clear if the saved flags satisfy jcc of this number, without its lowest bit."""
     load = _load("rax", "eflags", 4)
     masks = {0: _OVERFLOW, 1: _CARRY, 2: _ZERO, 3: _CARRY | _ZERO, 4: _SIGN, 5: _PARITY}
     if condition in masks:
@@ -179,7 +179,7 @@ def _lea(rex: int, rest: bytes, behind: int, bits: int) -> bytes | None:
 
 
 def _lea_of(size: int, form: int, scale: int, offset: int) -> bytes:
-    """lea rax, [rax + rcx * 2**scale + offset], without rcx where the form is 0x80."""
+    """Encode lea rax, [rax + rcx * 2**scale + offset], without rcx where the form is 0x80."""
     rex = b"\x48" if size == 8 else b""
     if form == 0x80:
         return rex + b"\x8d\x80" + immediate(offset, 4)
@@ -187,7 +187,7 @@ def _lea_of(size: int, form: int, scale: int, offset: int) -> bytes:
 
 
 def _operation(rex: int, opcode: int, rest: bytes) -> bytes:
-    """An instruction of registers, run on rcx (reg) and rdx (r/m)."""
+    """Encode an instruction of registers, run on rcx (reg) and rdx (r/m)."""
     reg, rm = GENERAL[rest[0] >> 3 & 7 | (rex & 4) << 1], GENERAL[rest[0] & 7 | (rex & 1) << 3]
     two = opcode in _OF_TWO
     wide = b"\x48" if rex & 8 else b""
@@ -208,14 +208,14 @@ def _operation(rex: int, opcode: int, rest: bytes) -> bytes:
 
 
 def _keep_flags() -> bytes:
-    """The arithmetic flags of now into the saved ones; changes rax and rsi."""
+    """Encode: copy the current arithmetic flags into the saved ones; changes rax and rsi."""
     flags = b"\x9c\x58\x25" + immediate(ARITHMETIC_FLAGS, 4)  # pushfq; pop rax; and eax
     saved = _load("rsi", "eflags") + b"\x81\xe6" + immediate(~ARITHMETIC_FLAGS, 4)
     return flags + saved + b"\x09\xf0" + _store("rax", "eflags")
 
 
 def _on_stack(data: bytes, bits: int) -> Callable[[int], Code] | None:
-    """push, call and ret: code by where `writable` is."""
+    """Return the emulation of push, call and ret, as a function of the address of `writable`; None for others."""
     word, behind = bits // 8, len(data) - 1
     rex, opcode, rest = _parts(data, bits)
     value = None
@@ -253,7 +253,9 @@ def _returning(word: int, popped: int) -> Callable[[int], Code]:
 
 
 def _at_stack(offset: int, word: int, writable: int, then: bytes) -> Code:
-    """rax: where the word is that is so far from the stack pointer; behind `then` where that cannot be told."""
+    """Encode: put into rax the address of the word at `offset` from the stack pointer.
+    Where that is not known, skip `then`.
+    """
     address = _load("rax", "rsp", word) + instruction(b"\x83", 0, "rax", word, immediate(offset, 1))
     fails = b"\x0f\x82" + immediate(len(then), 4)
     parts: list[Code] = [lambda at: address + _constant("rsi", word)]
@@ -271,7 +273,7 @@ def _store(source: str, name: str) -> bytes:
 
 
 def _frame(extension: int, name: str) -> bytes:
-    """ModRM and displacement of a saved register."""
+    """Encode ModRM and displacement of a saved register."""
     return instruction(b"", extension, Address("rdi", REGISTERS[name]), 4)
 
 
@@ -283,7 +285,7 @@ def _add(name: str, number: int, word: int = 8) -> bytes:
 
 
 def _constant(to: str, number: int) -> bytes:
-    """mov, sign-extended where it is negative."""
+    """Encode mov of a number, sign-extended where it is negative."""
     if number < 0:
         return instruction(b"\xc7", 0, to, 8, immediate(number, 4))
     return instruction(b"\xc7", 0, to, 4, immediate(number, 4))

@@ -253,15 +253,15 @@ def test_the_loan_is_paid_back() -> None:
     guest = Guest()
     room = lends(guest)
     room.take()
-    assert room.stands()
+    assert room.is_in_place()
     guest.calls.clear()
     room.give_back()
     assert guest.calls == ["flush_tlb_all", "set_memory_rw", "vfree"]
-    assert guest.at(image_padding.DATA_AT) is None and guest.at(AREA) is None and not room.stands()
+    assert guest.at(image_padding.DATA_AT) is None and guest.at(AREA) is None and not room.is_in_place()
     assert lender(guest).place() is None
     again = lends(guest)
     again.take()
-    assert again.stands()
+    assert again.is_in_place()
 
 
 def test_another_gdb_pays_it_back() -> None:
@@ -321,7 +321,7 @@ def test_while_no_thread_comes_the_loan_stays_as_it_is() -> None:
     guest.comes = False
     with pytest.raises(CallFailed):
         room.give_back()
-    assert room.stands()
+    assert room.is_in_place()
 
 
 @pytest.mark.parametrize("name", ["flush_tlb_all", "vfree"])
@@ -488,6 +488,6 @@ def test_the_tables_are_undone_where_they_stand_alone() -> None:
     room = lends(guest)
     room.take()
     guest.put_words(room.mapping[-1].address, 0)
-    assert not room.stands() and not physical_patch.are_in_place(room.mapping[-1:], guest)
+    assert not room.is_in_place() and not physical_patch.are_in_place(room.mapping[-1:], guest)
     room.give_back()
     assert guest.at(AREA) is None
