@@ -1,4 +1,4 @@
-"""Limits on reading a guest, which decides how long its tables, chains and names are, and may lie.
+"""Limits on reading a guest: the guest decides how long its tables, chains and names are, and may lie.
 
 Each reader defines its limits, and names what the largest kernel or program that was measured needs. Data beyond a
 limit is refused with one line that says so; all other data is still read.

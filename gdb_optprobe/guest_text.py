@@ -24,7 +24,7 @@ _ESCAPE = re.compile(r"\\(?:[ntr\\]|[0-3][0-7]{2})")
 
 
 def printable(data: bytes) -> str:
-    """Return bytes of the guest as characters that are safe anywhere. One line, whatever they are."""
+    """Return bytes of the guest as one line of characters that are safe anywhere."""
     if _PLAIN.fullmatch(data):
         return data.decode("ascii")
     text = data.decode("utf-8", "surrogateescape")
@@ -65,13 +65,13 @@ def raw(text: str) -> bytes:
 def one_line(text: str) -> str:
     """Return text of any origin as one line of printable characters. What `printable` made stays as it is.
 
-    For what is no bytes: GDB's messages, typed text, strings of a journal, a line that is about to be written.
+    Use it for text that is not bytes: GDB's messages, typed text, strings of a journal, a line to be written.
     """
     return text if text.isprintable() else "".join(map(_shown, text))
 
 
 def lines(text: str) -> str:
-    """Return the same for text of several lines."""
+    """Return text of several lines as `one_line` does each."""
     return "\n".join(map(one_line, text.split("\n")))
 
 
@@ -82,7 +82,7 @@ def _shown(character: str) -> str:
 
 
 def _encoded(text: str) -> bytes:
-    """A lone surrogate is the byte that Python took it for, or the three that it would be."""
+    """Encode text. A lone surrogate is the byte that Python made it of, or its own three bytes."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:

@@ -34,7 +34,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """What an arena is made of, as (start, end) pairs.
+    """The memory of an arena, as (start, end) pairs.
 
     fill: the byte that free code memory holds; None if it may hold anything. Data memory may hold anything.
     """
@@ -49,7 +49,7 @@ class Arena:
 
     alignment:  of instructions; if they may begin anywhere, detours begin at multiples of 8 nevertheless.
     probe_read: code that detours call (probes/probe_read.py).
-    journal:    tells another GDB what is in the arena.
+    journal:    lists what is in the arena, for another GDB.
     earlier:    what an earlier GDB's journal said is in the arena; None if nothing was adopted.
     """
 
@@ -113,7 +113,7 @@ class Arena:
         Raises Refused: ARENA_FULL, ARENA_OUT_OF_REACH.
         """
         low, high = _code_range(near, reach, self._step)
-        return self.code.find(self._step, low, high, near)
+        return self.code.find(self._step, low, high, near)[1]
 
     def allocate_data(self, size: int, near: int | None = None, reach: int = 1 << 64) -> Slot:
         """Allocate `size` bytes of data; `near` and `reach` if code addresses it by distance. Raises Refused."""
@@ -320,6 +320,7 @@ class Arena:
 
     @property
     def pad_pages(self) -> tuple[Range, ...]:
+        """Return the pages of code that hold pads."""
         return tuple((page.address, page.end) for page in self._pages)
 
     def adopt(self, earlier: ArenaContents, memory: Memory, handlers: Collection[int] = ()) -> None:
@@ -400,6 +401,8 @@ class Arena:
 
 
 class _Pool:
+    """Several ranges of memory as one."""
+
     def __init__(self, slots: Sequence[Slots]) -> None:
         self.slots = list(slots)
 
@@ -443,16 +446,17 @@ class _Pool:
         return None
 
     def allocate(self, size: int, low: int, high: int, near: int) -> Slot:
-        at = self.find(size, low, high, near)
-        slot = self._of(at).claim(at, size)
+        slots, at = self.find(size, low, high, near)
+        slot = slots.claim(at, size)
         assert slot is not None, "what was found is free"
         return slot
 
-    def find(self, size: int, low: int, high: int, near: int) -> int:
+    def find(self, size: int, low: int, high: int, near: int) -> tuple[Slots, int]:
+        """Return where a piece of `size` bytes inside [low, high) is free. Raises Refused."""
         low, high = max(low, 0), min(high, 1 << 64)
         for slots in self.slots:
             if (at := slots.find(size, low, high)) is not None:
-                return at
+                return slots, at
         if not self.slots:
             raise Refused(Refusal.ARENA_MISSING.because(why="none was found and none was given"))
         if any(slots.start < high and low < slots.end for slots in self.slots):

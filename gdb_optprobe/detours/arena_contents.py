@@ -1,4 +1,4 @@
-"""What an earlier GDB's arena holds by its journal: accepted only if it is possible and the guest's memory agrees.
+"""Decode what an earlier GDB's arena holds from its journal; accept it only if the guest's memory agrees.
 
     journal ──decode──► ArenaContents ──restoring_patches──► patches that take all branches out of text and detours
               Damaged                    TextChanged
@@ -41,9 +41,10 @@ _ADDRESS = re.compile(r"[0-9a-f]{1,16}")
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Where things can be: of the kernel's text, of the arena's code and data, of text that comes and goes.
+    """Addresses that are possible.
 
-    fill: of free code memory.
+    text: of the kernel. code, data: of the arena. loaded: where modules are loaded.
+    fill: the byte of free code memory.
     """
 
     text: Range
@@ -81,10 +82,14 @@ class PatchedText:
 
 @dataclass(frozen=True, slots=True)
 class ArenaContents:
-    """code: detours, retired ones too, by their slots: those not written yet, or wiped again, hold `fill`.
+    """What the journal of an earlier GDB lists.
 
-    data: ascending. probes, points, calls, users: their journal records. references: by the address of the code, what
-    it may reference. tables: those of which there is one. bounds: where all of it can be.
+    code:       detours, retired ones too, by their slots. Those not written yet, or wiped again, hold `fill`.
+    data:       ascending.
+    probes, points, calls, users: their journal records.
+    references: by the address of the code, what it may reference.
+    tables:     the tables of which there is one.
+    bounds:     where all of it can be.
     """
 
     texts: tuple[PatchedText, ...] = ()
@@ -129,8 +134,8 @@ def decode(state: State, bounds: Bounds, memory: Memory, isa: Isa) -> ArenaConte
         sizes = sorted(kinds.get(Item.DATA, {}).items())
         data = tuple(_checked_inside(Slot(at, validate.number(size)), bounds.data) for at, size in sizes)
         starts = {slot.address for slot in slots}
-        noted = kinds.get(Item.REFERENCES, {})
-        references = {at: _references(at, value) for at, value in noted.items() if at in starts}
+        listed = kinds.get(Item.REFERENCES, {})
+        references = {at: _references(at, value) for at, value in listed.items() if at in starts}
         pieces = {slot.address: slot for slot in data}
         tables = {_table(number): validate.number(at) for number, at in kinds.get(Item.TABLE, {}).items()}
         # Disjoint pieces are bounded by the arena's size, so little is read below.
@@ -211,7 +216,7 @@ def _redirected(insn: Insn, heads: DetoursByHead, isa: Isa) -> Iterator[bytes]:
 def _key(key: str) -> tuple[Item, int]:
     kind, _, at = key.partition(" ")
     if kind not in _KINDS or not _ADDRESS.fullmatch(at):
-        raise ValueError(f"nothing is noted as {key[:40]!a}")
+        raise ValueError(f"no item has the key {key[:40]!a}")
     return Item(kind), int(at, 16)
 
 
@@ -237,7 +242,7 @@ def _exit(at: int, used: int, value: Any, isa: Isa) -> Insn:
     offset, data = validate.row(value, 2)
     insns = isa.decode(validate.data(data, LONGEST), at + validate.number(offset, used))
     if len(insns) != 1 or insns[0].end > at + used:
-        raise ValueError(f"a way on outside of the detour at {at:#x}")
+        raise ValueError(f"an exit outside of the detour at {at:#x}")
     return insns[0]
 
 

@@ -34,7 +34,7 @@ _MAY_FALL_THROUGH = (Flow.NEXT, Flow.BRANCH)
 _RUNS_ON = (Flow.NEXT, Flow.BRANCH, Flow.CALL, Flow.INDIRECT_CALL)  # a call, when it has returned
 _PLAIN = (Flow.NEXT, Flow.BRANCH, Flow.CALL, Flow.RETURN)
 _KPROBES = (Fact.KPROBE, Fact.KPROBE_BREAKPOINT, Fact.KPROBE_JUMP)
-_KNOWN_BY_ADDRESS = (Fact.EXCEPTION, Fact.RESTART)  # what is not there is not known, and nothing is rewritten
+_KNOWN_BY_ADDRESS = (Fact.EXCEPTION, Fact.RESTART)  # the guest looks them up by their address and rewrites nothing
 
 
 class Cfg:
@@ -45,28 +45,23 @@ class Cfg:
         self.isa = isa
         self.text = text
         self._runs: dict[int, tuple[Insn, ...]] = {}
+        self._by_end = {insn.end: insn for insn in function.own.values()}
         self._obstacles: dict[int, Reason | None] = {}
         self._traced: dict[int, bool] = {}
 
     def straight_line_run(self, insn: Insn) -> tuple[Insn, ...]:
         """Return the instructions that can be displaced together with `insn`, itself among them."""
-        if insn.address not in self._runs:
-            found = self._find_run(insn)
-            self._runs.update((one.address, found) for one in found)
-        return self._runs[insn.address]
-
-    def _find_run(self, insn: Insn) -> tuple[Insn, ...]:
-        if self.obstacle(insn) is not None:
-            return (insn,)
-        first = last = insn
-        found = [insn]
-        while (before := self.before(first)) is not None and self.boundary(before, first) is None:
-            found.insert(0, before)
-            first = before
-        while (after := self.function.own.get(last.end)) is not None and self.boundary(last, after) is None:
-            found.append(after)
-            last = after
-        return tuple(found)
+        if (known := self._runs.get(insn.address)) is not None:
+            return known
+        run = [insn]
+        if self.obstacle(insn) is None:
+            while (before := self.before(run[0])) is not None and self.boundary(before, run[0]) is None:
+                run.insert(0, before)
+            while (after := self.function.own.get(run[-1].end)) is not None and self.boundary(run[-1], after) is None:
+                run.append(after)
+        found = tuple(run)
+        self._runs.update((one.address, found) for one in found)
+        return found
 
     def containing(self, address: int) -> Insn | None:
         """Return the instruction that covers `address`; None if none was decoded there."""
@@ -83,10 +78,6 @@ class Cfg:
         before = self.before(insn)
         return before is not None and self.isa.shadows(before)
 
-    def ftrace_site(self, insn: Insn) -> FtraceSite | None:
-        """Return the ftrace site at `insn`."""
-        return self._sites.get(insn.address)
-
     def is_traced(self, function: int) -> bool:
         """Return whether the function that starts at `function`, this one or another, begins with an ftrace site."""
         if function not in self._traced:
@@ -98,7 +89,14 @@ class Cfg:
     def obstacle(self, insn: Insn) -> Reason | None:
         """Return why nothing may displace `insn`; None if a branch may."""
         if insn.address not in self._obstacles:
-            self._obstacles[insn.address] = self._obstacle(insn)
+            sites = self._shared.get(insn.address)
+            if sites is not None and insn.address not in self._marked:
+                # ftrace writes these bytes itself: no jump leads among them.
+                found = obstacles.traced(insn, sites, self.text)
+            else:
+                jump = self._jumps_inside.get(insn.address)
+                found = self.why_not_copied(insn) or (self._jump_refusal(jump) if jump is not None else None)
+            self._obstacles[insn.address] = found
         return self._obstacles[insn.address]
 
     def boundary(self, before: Insn, insn: Insn | None) -> Reason | None:
@@ -108,7 +106,7 @@ class Cfg:
         if before.flow in (Flow.CALL, Flow.INDIRECT_CALL):
             source, target = self._spell(before.address), self._spell(before.end)
             return Refusal.RETURN_INTO_REGION.because(source=source, target=target)
-        if (site := self.ftrace_site(before) or self.ftrace_site(insn)) is not None:
+        if (site := self.ftrace_sites.get(before.address) or self.ftrace_sites.get(insn.address)) is not None:
             return Refusal.FTRACE_SITE.because(site=self._spell(site.address))
         if self._unknown_jumps is not None:
             return self._unknown_jumps
@@ -148,7 +146,13 @@ class Cfg:
         mark = self._marked.get(insn.address)
         if mark is not None:
             return obstacles.marked(mark, insn, self.text)
-        return obstacles.unmovable(insn, self.isa, self.text) or self._immobile(insn)
+        if (reason := obstacles.unmovable(insn, self.isa, self.text)) is not None:
+            return reason
+        if obstacles.is_free(insn, self.isa):
+            return None
+        after = self.function.own.get(insn.end) if self.isa.shadows(insn) else None
+        found = obstacles.stuck((insn, after) if after is not None else (insn,), self.isa, self.text)
+        return found[1] if found is not None else None
 
     def why_not_emulated(self, insn: Insn) -> Reason | None:
         """Return why `insn` may not be emulated: the guest compares and rewrites it, or knows it as its own trap."""
@@ -174,21 +178,6 @@ class Cfg:
             return None
         return obstacles.marked(mark, insn, self.text)
 
-    def _obstacle(self, insn: Insn) -> Reason | None:
-        sites = self._shared.get(insn.address)
-        if sites is not None and insn.address not in self._marked:
-            # ftrace writes these bytes itself: no jump leads among them.
-            return obstacles.traced(insn, sites, self.text)
-        jump = self._jumps_inside.get(insn.address)
-        return self.why_not_copied(insn) or (self._jump_refusal(jump) if jump is not None else None)
-
-    def _immobile(self, insn: Insn) -> Reason | None:
-        if obstacles.is_free(insn, self.isa):
-            return None
-        after = self.function.own.get(insn.end) if self.isa.shadows(insn) else None
-        found = obstacles.stuck((insn, after) if after is not None else (insn,), self.isa, self.text)
-        return found[1] if found is not None else None
-
     def _jump_refusal(self, jump: Jump) -> Reason:
         source, target = self._spell(jump.source), self._spell(jump.target)
         return Refusal.JUMP_INTO_REGION.because(kind=jump.kind, source=source, target=target)
@@ -203,10 +192,6 @@ class Cfg:
         """Return the jumps into this part of the function by their targets, without its start."""
         start, end = self.function.start, self.function.end
         return {jump.target: jump for jump in self.function.whole.jumps if start < jump.target < end}
-
-    @cached_property
-    def _by_end(self) -> Mapping[int, Insn]:
-        return {insn.end: insn for insn in self.function.own.values()}
 
     @cached_property
     def base_values(self) -> Mapping[int, int]:
@@ -239,7 +224,7 @@ class Cfg:
     def _shared(self) -> Mapping[int, Sequence[FtraceSite]]:
         """Return, by instruction, the ftrace sites that share bytes with it."""
         found: dict[int, list[FtraceSite]] = {}
-        for site in self._sites.values():
+        for site in self.ftrace_sites.values():
             for at in range(site.address, site.end):
                 insn = self.containing(at)
                 if insn is not None and site not in found.setdefault(insn.address, []):
@@ -248,11 +233,13 @@ class Cfg:
 
     @cached_property
     def marks(self) -> Mapping[int, Mark]:
+        """Return the marks on this part of the function by their addresses."""
         found = self.text.marks(self.function.start, self.function.end)
         return {mark.address: mark for mark in sorted(found, key=lambda mark: mark.fact in _KPROBES)}
 
     @cached_property
-    def _sites(self) -> Mapping[int, FtraceSite]:
+    def ftrace_sites(self) -> Mapping[int, FtraceSite]:
+        """Return the ftrace sites of this part of the function by their addresses."""
         return {site.address: site for site in self.text.ftrace_sites(self.function.start, self.function.end)}
 
     @cached_property
@@ -288,21 +275,18 @@ class Cfg:
     def padding(self, last: Insn, needed: int, stops: frozenset[int] = frozenset()) -> bytes:
         """Return the padding behind `last`, up to `needed` bytes or the first breakpoint of `stops` in it."""
         found = b""
-        while len(found) < needed and self._is_padding(at := last.end + len(found)) and at not in stops:
+        while len(found) < needed and self.is_padding(at := last.end + len(found)) and at not in stops:
             found += self.function.own[at].data
         return found[:needed]
 
     def owner_of_padding(self, insn: Insn) -> Insn:
         """Return the instruction that the padding `insn` follows; `insn` itself if it is not padding."""
-        while self._is_padding(insn.address) and (before := self.before(insn)) is not None:
+        while self.is_padding(insn.address) and (before := self.before(insn)) is not None:
             insn = before
         return insn
 
-    def is_padding(self, insn: Insn) -> bool:
-        """Return whether `insn` never runs: it fills the gap behind an instruction that never falls through."""
-        return self._is_padding(insn.address)
-
-    def _is_padding(self, address: int) -> bool:
+    def is_padding(self, address: int) -> bool:
+        """Return whether the instruction there never runs: it fills the gap behind one that never falls through."""
         # The jumps into the function are looked up only if something looks like a gap.
         return address in self._gaps and address in self._padding
 

@@ -16,14 +16,14 @@
 A boosted copy is the same without a program. If a trap leads here, the landing comes first. At an ftrace site the
 displaced nop is left out.
 
-For the unwinder and the stepper, a PC stands for an original address: inside a program, that of its instruction, which
+The unwinder and the stepper show each PC in it as an original address: inside a program, that of its instruction, which
 has not begun; inside the copy of a displaced instruction, that of this instruction.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gdb_optprobe.detours.planner import Plan
@@ -58,7 +58,7 @@ class Detour:
         return self.address + len(self.data)
 
     def original_pc(self, pc: int) -> int | None:
-        """Return the original address that `pc` stands for; None outside the detour."""
+        """Return the original address that `pc` is shown as; None outside the detour."""
         if not self.address <= pc < self.end:
             return None
         place = bisect_right(self.origins, pc, key=lambda origin: origin[0])
@@ -66,7 +66,7 @@ class Detour:
 
     @property
     def original_addresses(self) -> frozenset[int]:
-        """Return the original addresses that PCs inside stand for, or that the exits lead to."""
+        """Return the original addresses of the PCs inside, and those that the exits lead to."""
         originals = {original for _, original in self.origins}
         return frozenset(originals | {insn.target for insn in self.exits if insn.target is not None})
 
@@ -76,7 +76,7 @@ class Detour:
         return self.address_of(original) if behind is None else behind
 
     def address_of(self, original: int) -> int | None:
-        """Return the address in the detour that stands for `original`, be it the branch back; None if there is none."""
+        """Return the address in the detour that is shown as `original`; None if there is none."""
         return next((at for at, origin in self.origins if origin == original), None)
 
 
@@ -98,19 +98,15 @@ def build_detour(plan: Plan, isa: Isa, at: int, programs: Mapping[int, Code] | N
         moved = isa.relocate(plan.displaced, start, programs, alone)
         data, origins = moved.data, tuple((start + offset, original) for offset, original in moved.origins)
     data = landing + data
+    branches = (insn for insn in isa.decode(data, at) if insn.flow in (Flow.JUMP, Flow.BRANCH))
     return Detour(
         address=at,
         data=data,
         head=plan.head,
         origins=origins,
         programs=tuple((start, start + sizes[insn], insn) for start, insn in origins if insn in sizes),
-        exits=_exits(isa.decode(data, at), at, at + len(data)),
+        exits=tuple(insn for insn in branches if insn.target is not None and not at <= insn.target < at + len(data)),
     )
-
-
-def _exits(insns: Sequence[Insn], start: int, end: int) -> tuple[Insn, ...]:
-    branches = (insn for insn in insns if insn.flow in (Flow.JUMP, Flow.BRANCH))
-    return tuple(insn for insn in branches if insn.target is not None and not start <= insn.target < end)
 
 
 def build_count(plan: Plan, isa: Isa, at: int, counter: int) -> Detour:

@@ -1,4 +1,4 @@
-"""The journal of an arena (maps/journal_format.py): it tells another GDB what is in the guest.
+"""The journal of an arena (maps/journal_format.py): another GDB reads in it what this one left in the guest.
 
     kind   key       value
     text   address   original bytes of a branch, whether the tracer was kept off     before the branch is written
@@ -30,10 +30,10 @@ from gdb_optprobe.maps import journal_format
 from gdb_optprobe.maps.journal_format import Found, State
 
 FULL = "full"
-_LAST = 64  # bytes that the record takes which says that it is full
+_LAST = 64  # bytes of the record that says that the journal is full
 _PIECE = 1 << 13
 _AGES = 1 << 16
-_SHORT = 64  # bytes by which the last record is known
+_SHORT = 64  # bytes of the last record that are compared
 
 
 class Item(StrEnum):
@@ -64,9 +64,11 @@ class TableKind(IntEnum):
 
 @dataclass
 class Journal:
-    """memory, start, size: where it is kept; without, nothing is. fill: what that holds before and after.
+    """The items of `state`, and the memory that they are written to.
 
-    found: what it holds already.
+    memory, start, size: where it is kept; without `memory` nothing is written.
+    fill:  the byte that this memory holds before and after.
+    found: what an earlier GDB has left there.
     """
 
     memory: Memory | None = None
@@ -90,7 +92,7 @@ class Journal:
         self._seen = self.size if self._generation else 0
 
     def begin(self) -> None:
-        """Write down what is known so far. Raises OptprobeError, the guest unchanged."""
+        """Write all items so far. Raises OptprobeError, the guest unchanged."""
         if self.memory is None:
             return
         if self._generation:
@@ -119,36 +121,38 @@ class Journal:
         self._generation = self._tail = 0
 
     def lose(self) -> None:
-        """Forget its memory, which is the guest's again: it may begin in other memory."""
+        """Forget its memory, which the guest uses again: `begin` may be called with other memory."""
         self._open = False
         self._generation = self._half = self._tail = self._seen = 0
         self._changes = dict(self.state)
 
     @property
     def is_open(self) -> bool:
-        """Return whether it is written: there is memory for it, and it has not become full."""
+        """Return whether changes are written: there is memory for it, and it has not become full."""
         return self._open
 
     def is_in_place(self) -> bool:
-        """Whether the guest holds it as it was written last: not where another snapshot of it was loaded."""
+        """Return whether the guest holds it as written last: not if another snapshot was loaded since."""
         if not self._open:
             return True
         at, last = self._at(self._half), self._last_piece
         held = self._read(at, journal_format.HEADER), self._read(at + self._tail - len(last), len(last))
         return held == (journal_format.header(self._generation), last)
 
-    # what is kept ------------------------------------------------------------------------------------------------
+    # items ------------------------------------------------------------------------------------------------------
 
     def put(self, item: Item, at: int, value: Any) -> None:
+        """Set an item."""
         key = f"{item} {at:x}"
         if self.state.get(key) != value:
             self.state[key] = self._changes[key] = value
 
     def has(self, item: Item, at: int, value: Any) -> bool:
-        """Whether this is what it is to tell of it."""
+        """Return whether the item has this value."""
         return bool(self.state.get(f"{item} {at:x}") == value)
 
     def drop(self, item: Item, at: int) -> None:
+        """Remove an item, if there is one."""
         key = f"{item} {at:x}"
         if self.state.pop(key, None) is not None:
             self._changes[key] = None
@@ -160,7 +164,7 @@ class Journal:
         self.put(Item.CODE, slot.address, [slot.size, detour.size, detour.head, origins, exits])
 
     def flush(self) -> None:
-        """Write down what has changed."""
+        """Write the changes since the last time."""
         if not self._open or not self._changes:
             return
         body = journal_format.body(self._changes)
@@ -176,7 +180,7 @@ class Journal:
 
     def _rewrite(self) -> None:
         """Write all of it into the other half. If that has too little room, write that it is full and close it."""
-        # A random generation tells what is written after a snapshot is loaded from what was written before.
+        # Random, so that a generation from before a snapshot was loaded is not taken for one from after.
         generation, half = self._generation + 1 + random.randrange(_AGES), 1 - self._half
         body, unpacked = journal_format.body(self.state), journal_format.Unpacked()
         data = journal_format.record(body, generation)
@@ -210,13 +214,13 @@ class Journal:
         return self.memory.read(self.start + offset, size)
 
     def _write(self, offset: int, data: bytes) -> None:
-        """Write into unused memory. Raises OptprobeError if that, or what is behind, is not unused."""
+        """Write into unused memory. Raises OptprobeError if that memory, or what follows it, is in use."""
         assert self.memory is not None
         while self._seen < min(offset + len(data) + _LAST, self.size):
             piece = self._read(self._seen, min(_PIECE, self.size - self._seen))
             if piece.strip(bytes([self.fill])):
                 at = self.start + self._seen
-                raise OptprobeError(f"what should be unused memory of the kernel's at {at:#x} holds something")
+                raise OptprobeError(f"kernel memory at {at:#x} that should be unused holds something")
             self._seen += len(piece)
         self.memory.write(self.start + offset, data)
 
@@ -229,7 +233,7 @@ class Journal:
             self._wipe(at, at + self.size // 2)
 
     def _clear_all(self) -> None:
-        """Clear both halves, the headers last: they tell that something was begun."""
+        """Clear both halves, the headers last: a header means that a journal was begun."""
         half = self.size // 2
         for start, end in ((journal_format.HEADER, half), (half + journal_format.HEADER, self.size)):
             self._wipe(start, end)
@@ -238,7 +242,7 @@ class Journal:
         self._seen = self.size
 
     def _wipe(self, start: int, end: int) -> None:
-        """Write fill over what is not fill there."""
+        """Write fill over everything else in this range."""
         assert self.memory is not None
         used = self._read(start, end - start).rstrip(bytes([self.fill]))
         self.memory.write(self.start + start, bytes([self.fill]) * len(used))

@@ -1,4 +1,4 @@
-"""What keeps an instruction where it is, whoever asks: one question each, answered with a Reason or None."""
+"""What keeps an instruction where it is: one question each, answered with a Reason or None."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from gdb_optprobe.guest.text import Area, Fact, FtraceSite, Mark, Text
 from gdb_optprobe.isa.base import Flow, Hazard, Insn, OutOfReach, Unrelocatable
 from gdb_optprobe.isa.record import Isa
 
-# The guest's own code jumps to none of these, and to a module's only from another's: a jump that does is a patch.
+# The guest's own code jumps to none of these, and into a module only from a module: any other jump is a patch.
 _NEVER_CODE = (Area.NOT_TEXT, Area.MODULE)
 _LANDING_PADS = ("endbr64", "endbr32", "bti")
 
 
 def is_landing_pad(insn: Insn) -> bool:
-    """Whether an indirect branch must find this instruction where it lands (CET, BTI)."""
+    """Return whether an indirect branch must find this instruction where it lands (CET, BTI)."""
     return insn.text.startswith(_LANDING_PADS)
 
 
 def unmovable(insn: Insn, isa: Isa, text: Text) -> Reason | None:
-    """What the instruction itself says against running elsewhere."""
+    """Return why the instruction, by itself, may not run elsewhere; None if it may."""
     address = Spelled(text.spell, insn.address)
     if is_landing_pad(insn):
         return Refusal.LANDING_PAD.because(address=address, next=Spelled(text.spell, insn.end))
@@ -36,7 +36,7 @@ def unmovable(insn: Insn, isa: Isa, text: Text) -> Reason | None:
 
 
 def is_patch(insn: Insn, text: Text) -> bool:
-    """Whether `insn` is a jump that somebody, a kprobe of the guest's own say, wrote over what stood there."""
+    """Return whether `insn` is a jump written over other code, by a kprobe of the guest, say."""
     if insn.flow is not Flow.JUMP or insn.target is None:
         return False
     found = text.area(insn.target)
@@ -44,10 +44,10 @@ def is_patch(insn: Insn, text: Text) -> bool:
 
 
 def marked(mark: Mark, insn: Insn, text: Text) -> Reason:
-    """What the guest's tables say: it rewrites these bytes, or knows a fault there by its address.
+    """Return why the guest needs these bytes as they are: it rewrites them, or knows a fault there by its address.
 
-    Before it rewrites, it compares what stands there: it must find its own bytes. A copy's fault it would not know.
-    What its own kprobes write, it writes without looking.
+    Before it rewrites them it compares them, and must find its own bytes. It does not recognise the fault of a copy.
+    Its kprobes write without comparing.
     """
     fact = mark.fact
     if fact is Fact.KPROBE_BREAKPOINT and insn.address != mark.address:
@@ -69,7 +69,7 @@ def marked(mark: Mark, insn: Insn, text: Text) -> Reason:
 
 
 def traced(insn: Insn, sites: Sequence[FtraceSite], text: Text) -> Reason | None:
-    """A tracer's site may be covered only whole, alone and while nobody is there: the guest checks these bytes."""
+    """Return why an ftrace site may not be covered: the guest checks its bytes. Whole, alone and idle it may."""
     for site in sites:
         if site.address != insn.address:
             return Refusal.FTRACE_SITE.because(site=Spelled(text.spell, site.address))
@@ -89,7 +89,7 @@ _HAZARDS = {
 
 
 def stuck(insns: Sequence[Insn], isa: Isa, text: Text) -> tuple[Insn, Reason] | None:
-    """Try to move them together: the relocator knows best which one it cannot move."""
+    """Return the instruction that cannot be moved together with the others, and why; None if all can."""
     try:
         isa.relocate(insns, somewhere(insns[0].address, isa))
     except Unrelocatable as found:
@@ -104,10 +104,10 @@ def stuck(insns: Sequence[Insn], isa: Isa, text: Text) -> tuple[Insn, Reason] | 
 
 
 def is_free(insn: Insn, isa: Isa) -> bool:
-    """Whether `insn` can be moved anywhere near, with whatever others: it refers to no memory by its own address."""
+    """Return whether `insn` can be moved anywhere near, with any others: it refers to no memory by its own address."""
     return isa.moves_as_it_is(insn) or (insn.target is not None and isa.hazard(insn) is None)
 
 
 def somewhere(address: int, isa: Isa) -> int:
-    """Where a detour of a branch at `address` may stand: what a relocation needs depends little on where exactly."""
+    """Return where a detour of a branch at `address` could be. The size of a copy depends little on where exactly."""
     return (address & ~0xFFFF) + (isa.branch_reach // 4 & ~0xFF)

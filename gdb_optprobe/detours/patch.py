@@ -1,10 +1,10 @@
-"""Change guest memory, and never by surprise: old bytes first, own bytes before they are taken back.
+"""Change guest memory after comparing: the old bytes before writing, its own bytes before restoring.
 
     compare all ──► write each, in order ──► read each back
         │                                        │
-        └─ TextChanged, nothing written          └─ TextChanged, what was written is put back
+        └─ TextChanged, nothing written          └─ TextChanged, what was written is restored
 
-Order matters to the caller: what a branch leads to stands before the branch.
+The caller chooses the order: the target of a branch before the branch.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Patch:
 
     @property
     def reverse(self) -> Patch:
+        """Return the patch that restores the old bytes."""
         return Patch(self.address, self.new, self.old)
 
 
@@ -51,7 +52,7 @@ class TextChanged(OptprobeError):
 
 
 def check(patches: Iterable[Patch], memory: Memory) -> tuple[TextChanged, ...]:
-    """Where memory does not hold what these patches wrote."""
+    """Return the places where memory does not hold what these patches wrote."""
     return tuple(_differences([patch.reverse for patch in patches], memory))
 
 
@@ -74,7 +75,7 @@ def apply(patches: Sequence[Patch], memory: Memory) -> None:
 
 
 def revert(patches: Sequence[Patch], memory: Memory) -> None:
-    """Put the old bytes back, last patch first, where all of them are still ours. Raises TextChanged."""
+    """Restore the old bytes, last patch first, if memory still holds the bytes of all patches. Raises TextChanged."""
     apply([patch.reverse for patch in reversed(patches)], memory)
 
 

@@ -73,7 +73,3 @@ class PlanContext:
     insn: Insn
     cfg: Cfg
     limits: TierLimits
-
-    @property
-    def address(self) -> int:
-        return self.request.address

@@ -1,12 +1,13 @@
 """Decide how an address will be probed: the best tier that is safe, and why not a better one.
 
-    PlanRequest ──plan──► Plan ──layout.build──► Detour ──patch──► the guest
+    PlanRequest ──plan──► Plan ──build_detour──► Detour ──patch──► the guest
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from gdb_optprobe.detours.cfg import Cfg, CfgCache
 from gdb_optprobe.detours.plan_request import Neighbour, PlanContext, PlanRequest, TierLimits
@@ -58,7 +59,7 @@ class Plan:
 
     @property
     def end(self) -> int:
-        """Behind the last displaced instruction."""
+        """Return the address behind the last displaced instruction."""
         return self.displaced[-1].end
 
     @property
@@ -71,11 +72,11 @@ class Plan:
 
     @property
     def insn(self) -> Insn:
-        """The probed instruction."""
+        """Return the probed instruction."""
         return next(insn for insn in self.displaced if insn.address == self.address)
 
     def why_not(self, tier: Tier) -> Reason | None:
-        """Why `tier`, a better one, was refused."""
+        """Return why `tier`, a better one, was refused; None if it was not."""
         return next((reason for refused, reason in self.refused if refused is tier), None)
 
 
@@ -142,7 +143,7 @@ def _context(request: PlanRequest, cfgs: CfgCache, limits: TierLimits) -> PlanCo
             raise Refused(Refusal.UNDECODABLE.because(address=text.spell(address)))
         start = text.spell(around.address)
         raise Refused(Refusal.NOT_INSTRUCTION_BOUNDARY.because(address=text.spell(address), start=start))
-    is_padding = cfg.ftrace_site(insn) is None and cfg.is_padding(insn)
+    is_padding = insn.address not in cfg.ftrace_sites and cfg.is_padding(insn.address)
     # Compilers put breakpoint instructions behind returns, where nothing leads: they are padding, not a breakpoint.
     if insn.data == cfgs.isa.breakpoint and not is_padding:
         raise Refused(Refusal.FOREIGN_BREAKPOINT.because(address=text.spell(address)))
@@ -163,13 +164,13 @@ def _optimized(context: PlanContext) -> Plan | Reason:
     if isinstance(found, Reason):
         return found
     return Plan(
-        context.address,
+        context.insn.address,
         Tier.OPTIMIZED,
         found.displaced,
         original=found.original,
         dead=_dead_before(context.cfg, context.insn),
-        base=context.cfg.base_values.get(context.address),
-        needs_quiescence=found.needs_quiescence,
+        base=context.cfg.base_values.get(context.insn.address),
+        needs_quiescence=len(found.displaced) > 1,
         ftrace=found.ftrace,
     )
 
@@ -180,10 +181,10 @@ def _trapped(context: PlanContext) -> Plan | Reason:
     if context.limits.trap_missing:
         return Refusal.TRAP_TIER_MISSING.because(missing=context.limits.trap_missing)
     cfg, insn = context.cfg, context.insn
-    if cfg.text.area(context.address) is Area.LOADED:
-        return Refusal.MODULE_TRAP.because(address=cfg.text.spell(context.address))
-    if any(start <= context.address < end for start, end in context.limits.trap_paths):
-        return Refusal.TRAP_PATH.because(address=cfg.text.spell(context.address))
+    if cfg.text.area(context.insn.address) is Area.LOADED:
+        return Refusal.MODULE_TRAP.because(address=cfg.text.spell(context.insn.address))
+    if any(start <= context.insn.address < end for start, end in context.limits.trap_paths):
+        return Refusal.TRAP_PATH.because(address=cfg.text.spell(context.insn.address))
     if stop := next((at for at in range(insn.address, insn.end) if at in context.request.breakpoints), None):
         return Refusal.USER_BREAKPOINT.because(breakpoint=cfg.text.spell(stop))
     if shadowed := _shadowed(context):
@@ -191,13 +192,13 @@ def _trapped(context: PlanContext) -> Plan | Reason:
     if obstacle := cfg.obstacle(insn):
         return obstacle
     return Plan(
-        context.address,
+        context.insn.address,
         Tier.TRAPPED,
         (insn,),
         original=insn.data[: len(cfg.isa.trap)],
         dead=_dead_before(cfg, insn),
-        base=cfg.base_values.get(context.address),
-        ftrace=cfg.ftrace_site(insn),
+        base=cfg.base_values.get(context.insn.address),
+        ftrace=cfg.ftrace_sites.get(insn.address),
     )
 
 
@@ -210,18 +211,18 @@ def _emulated(context: PlanContext) -> Plan | Reason:
     some = dict.fromkeys(isa.registers, 0x1000)
     if isa.emulate(insn, some, lambda _, size: bytes(size)) is None:
         return Refusal.NOT_EMULATED.because(insn=insn.text)
-    return Plan(context.address, Tier.EMULATED, (insn,))
+    return Plan(context.insn.address, Tier.EMULATED, (insn,))
 
 
 def _boosted(context: PlanContext) -> Plan | Reason:
     if why := _forbidden(context.limits, Tier.BOOSTED):
         return why
     refused = _shadowed(context) or context.cfg.why_not_copied(context.insn)
-    return refused or Plan(context.address, Tier.BOOSTED, (context.insn,))
+    return refused or Plan(context.insn.address, Tier.BOOSTED, (context.insn,))
 
 
 def _breakpoint(context: PlanContext) -> Plan | Reason:
-    return Plan(context.address, Tier.BREAKPOINT, (context.insn,))
+    return Plan(context.insn.address, Tier.BREAKPOINT, (context.insn,))
 
 
 def _shadowed(context: PlanContext) -> Reason | None:
@@ -264,31 +265,17 @@ def _forbidden(limits: TierLimits, tier: Tier) -> Reason | None:
     return None
 
 
-# --- where else ---------------------------------------------------------------------------------------------------
-
-
-def _nearest(context: PlanContext) -> int | None:
-    """Return the address of the nearest instruction that would be optimized; None if none is near."""
-    if _forbidden(context.limits, Tier.OPTIMIZED) is not None:
-        return None
-    around = sorted(context.cfg.function.hot, key=lambda insn: abs(insn.address - context.address))
-    for insn in around[1 : 2 * NEAR_INSTRUCTIONS]:
-        there = replace(context, request=replace(context.request, address=insn.address), insn=insn)
-        if insn.data == context.cfg.isa.breakpoint or context.cfg.unreached(insn) is not None:
-            continue
-        if isinstance(region(there), Region):
-            return insn.address
-    return None
+# --- what a program may overwrite ----------------------------------------------------------------------------------
 
 
 def _dead_before(cfg: Cfg, insn: Insn) -> Dead:
     """Return the registers and flags that are dead before `insn`."""
-    if cfg.ftrace_site(insn) is not None:
+    if insn.address in cfg.ftrace_sites:
         return cfg.isa.dead_at_entry()
     code = cfg.function.whole.code
-    found = cfg.isa.dead_at(insn.address, code, _other_successors(cfg), lambda last: _dead_at_exit(cfg, last))
+    found = cfg.isa.dead_at(insn.address, code, _other_successors(cfg), partial(_dead_at_exit, cfg))
     after = cfg.function.own.get(insn.end)
-    if after is None or cfg.ftrace_site(after) is None:
+    if after is None or after.address not in cfg.ftrace_sites:
         return found
     # There may be an instruction before the site: what a tracer may clobber is dead before that too, if it is not read.
     way_out = {insn.address: insn, after.address: after._replace(flow=Flow.RETURN)}
@@ -321,3 +308,20 @@ def _other_successors(cfg: Cfg) -> Mapping[int, Sequence[int]]:
         if mark.fact is Fact.STATIC_CALL:
             also.setdefault(mark.address, []).append(0)
     return also
+
+
+# --- where else ---------------------------------------------------------------------------------------------------
+
+
+def _nearest(context: PlanContext) -> int | None:
+    """Return the address of the nearest instruction that would be optimized; None if none is near."""
+    if _forbidden(context.limits, Tier.OPTIMIZED) is not None:
+        return None
+    around = sorted(context.cfg.function.hot, key=lambda insn: abs(insn.address - context.insn.address))
+    for insn in around[1 : 2 * NEAR_INSTRUCTIONS]:
+        there = replace(context, request=replace(context.request, address=insn.address), insn=insn)
+        if insn.data == context.cfg.isa.breakpoint or context.cfg.unreached(insn) is not None:
+            continue
+        if isinstance(region(there), Region):
+            return insn.address
+    return None

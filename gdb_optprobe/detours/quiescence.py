@@ -1,11 +1,11 @@
-"""Is anybody inside? A conservative scan: any word that could be a saved PC counts as one.
+"""Find saved PCs inside a range. The scan is conservative: any word that could be a saved PC counts as one.
 
     window of a branch              a slot that is to be freed
     ┌───┬───┬───┬───┬───┐           ┌───┬───┬───┬───┐
     │ s │ x │ x │ x │ x │           │ x │ x │ x │ x │    x: a saved PC here is inside
     └───┴───┴───┴───┴───┘           └───┴───┴───┴───┘
-      └ a PC at the start runs         every byte counts: there is no way back in
-        the branch like anybody
+      └ a PC at the start is not       every byte counts: no thread may come back in
+        inside: it runs the branch
 
 One pass over the words serves any number of ranges.
 """
@@ -23,20 +23,20 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """`who` is, or may be, at `pc`, inside the range `where`."""
+    """A thread or CPU that is, or may be, at `pc`, inside the range `where`. owner: its name."""
 
-    who: str
+    owner: str
     pc: int
     where: Range
 
 
 def window(address: int, patch_size: int) -> Range:
-    """The range to ask about before a branch is written (or taken away) at `address`."""
+    """Return the range that no saved PC may be in when a branch is written, or removed, at `address`."""
     return address + 1, address + patch_size
 
 
 def busy(ranges: Iterable[Range], saved: Iterable[SavedWords]) -> tuple[Inside, ...]:
-    """Everybody with a saved word in one of `ranges`, (start, end) pairs that may overlap."""
+    """Return each saved word in one of `ranges`, (start, end) pairs that may overlap."""
     wanted = sorted(r for r in ranges if r[0] < r[1])
     if not wanted:
         return ()

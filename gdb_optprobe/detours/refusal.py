@@ -18,7 +18,7 @@ from gdb_optprobe.errors import OptprobeError
 class Reason:
     """A refusal with its facts: `code` for programs, `text` and `hint` for people.
 
-    They are put into words when somebody reads them: a sweep over a kernel's code makes millions, and reads none.
+    The words are made when they are read: a sweep over a kernel's code makes millions of reasons, and reads none.
     """
 
     code: str
@@ -50,6 +50,8 @@ class Spelled:
 
 
 class Refusal(Enum):
+    """The closed list: of each code the text and the hint."""
+
     # Wishes: of the user, of a handler.
     TIER_FORCED = ("the tier {tier} was asked for", "add the probe without -tier")
     OPTIMIZATION_OFF = ("optimization is switched off", "set optprobe optimization on")
@@ -86,8 +88,8 @@ class Refusal(Enum):
         "name what is meant, and have the probe wait for the module: optprobe add MODULE:FUNCTION -pending",
     )
     MODULE_TABLES = (
-        "what the kernel rewrites in the module, or knows by address, cannot be told of {address}: it has no BTF",
-        "a breakpoint needs no more than the instruction where it stands",
+        "the module of {address} has no BTF: what the kernel rewrites there, or knows by its address, is not known",
+        "a breakpoint needs no more than the instruction there",
     )
     MODULE_GONE = (
         "the module {module} was unloaded",
@@ -96,7 +98,7 @@ class Refusal(Enum):
     PENDING = ("{location} is not there yet{why}", "it comes as soon as its module is loaded")
     INIT_TEXT = ("{address} is init text, which is freed once it has run", "")
     FOREIGN_BREAKPOINT = (
-        "a breakpoint instruction that is not ours stands at {address}",
+        "{address} holds a breakpoint instruction that is not optprobe's",
         "remove the guest's own probe or the other debugger's breakpoint",
     )
     FOREIGN_JUMP = (
@@ -108,8 +110,7 @@ class Refusal(Enum):
         "remove the guest's own probe",
     )
     FOREIGN_PATCH = (
-        "a patch that is not ours stands at {address}, and what it covers, up to the end of the function, is not known"
-        "{why}",
+        "{address} holds a patch that is not optprobe's, and the code beneath and behind it is not known{why}",
         "remove the guest's own probe or the other debugger's breakpoint",
     )
 
@@ -162,15 +163,15 @@ class Refusal(Enum):
     # Return probes.
     RETURN_NOT_ENTRY = ("{address} is not where a function is entered", "probe the function itself")
     RETURN_UNTRACED = (
-        "{function} has no tracer's site, and nothing tells that it is entered by calls and returns to who called",
+        "{function} has no tracer's site, and nothing shows that it is entered by calls and returns to its caller",
         "probe its entry: without -return",
     )
     RETURN_NEVER = ("{function} never returns", "probe its entry: without -return")
     RETURN_ELSEWHERE = ("{function} returns on another stack than its caller's", "probe its entry: without -return")
     RETURN_NOT_BUILT = ("return probes are not built for this guest yet: {missing}", "")
 
-    # The moment and the place.
-    NOT_QUIESCENT = ("{who} is inside the bytes now, at {pc}", "let the guest run on: it is tried again at every stop")
+    # The moment and the memory.
+    NOT_QUIESCENT = ("{owner} is inside the bytes now, at {pc}", "let the guest run: it is tried again at every stop")
     STACKS_UNKNOWN = (
         "a branch over several instructions needs every thread's stack, and {missing}",
         "probe an instruction of at least {needed} bytes",
@@ -195,10 +196,10 @@ class Refusal(Enum):
     )
     TEXT_CHANGED = (
         "the bytes at {address} are not what they were when the probe was planned",
-        "somebody else patches them: undo that first",
+        "undo what else patches them first",
     )
 
-    # The guest, GDB and QEMU as such: what `doctor` tells.
+    # The guest, GDB and QEMU as such, for `doctor`.
     GUEST_MISSING = ("the guest cannot be asked: {why}", "target remote PATH-OF-THE-GDB-SOCKET (or :PORT)")
     NOT_LINUX = (
         "GDB's symbol file is of no Linux kernel: nothing of an operating system is known",
@@ -224,7 +225,7 @@ class Refusal(Enum):
         "use registers, $task and the kernel's own variables",
     )
     PROGRAMS_MISSING = ("programs cannot be probed: {why}", "probe the kernel's function that serves the program")
-    MODULES_MISSING = ("the loaded modules cannot be told: {why}", "probe the kernel's own text")
+    MODULES_MISSING = ("the loaded modules are not known: {why}", "probe the kernel's own text")
     GUARDIAN_MISSING = (
         "nothing frees the guest should GDB die: {why}",
         "connect by a Unix socket or TCP; add probes that never stop the guest",
@@ -238,6 +239,7 @@ class Refusal(Enum):
         return self.name
 
     def because(self, **facts: object) -> Reason:
+        """Return the reason with the facts that its text names."""
         text, hint = self.value
         return Reason(self.name, text, hint, tuple(facts.items()))
 
@@ -254,16 +256,16 @@ PASSING = frozenset(
         Refusal.UNDECODABLE,
     )
 )
-"""Codes of what the guest does to its own text, and may undo while it runs: asked again at every stop.
+"""Codes of what the guest does to its own text, and may undo while it runs: the site is planned again at every stop.
 
-A breakpoint of its own in the middle of a function may make nonsense of the instruction that is under it.
+A breakpoint of the guest's own in the middle of a function may hide which instruction is under it.
 """
 
 
 NO_MEMORY = frozenset(
     reason.name for reason in (Refusal.ARENA_MISSING, Refusal.ARENA_FULL, Refusal.ARENA_OUT_OF_REACH)
 )
-"""Codes of a tier that an address would have, were there memory for it."""
+"""Codes of a tier that the address would have with more memory."""
 
 
 class Refused(OptprobeError):
@@ -275,7 +277,7 @@ class Refused(OptprobeError):
 
 
 def reason_of(error: OptprobeError, otherwise: Refusal) -> Reason:
-    """Return the reason of a Refused; of any other error `otherwise`, whose one fact is why."""
+    """Return the reason of a Refused; of any other error `otherwise`, with its message as the fact `why`."""
     if isinstance(error, Refused):
         return error.reason
     found = otherwise.because(why=error.message)

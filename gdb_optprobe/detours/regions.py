@@ -38,15 +38,10 @@ class Region:
     original: bytes
     ftrace: FtraceSite | None = None
 
-    @property
-    def needs_quiescence(self) -> bool:
-        """Whether a saved PC may be inside, so that the branch may be written only when none is."""
-        return len(self.displaced) > 1
-
 
 def region(context: PlanContext) -> Region | Reason:
     """Return the region for the probed instruction, given the probes around it; or why there is none."""
-    cfg, insn = context.cfg, context.insn
+    cfg, insn, needed = context.cfg, context.insn, context.cfg.isa.branch_size
     if cfg.is_shadowed(insn):
         before = cfg.before(insn)
         assert before is not None
@@ -63,17 +58,12 @@ def region(context: PlanContext) -> Region | Reason:
         elif found is None:
             return _too_short(context, run, fixed)
         elif len(found) > 1 and context.limits.stacks_missing:
-            return Refusal.STACKS_UNKNOWN.because(missing=context.limits.stacks_missing, needed=cfg.isa.branch_size)
+            return Refusal.STACKS_UNKNOWN.because(missing=context.limits.stacks_missing, needed=needed)
         else:
-            return _region(context, found)
+            covered = b"".join(one.data for one in found)
+            padding = cfg.padding(found[-1], needed, context.request.breakpoints) if len(covered) < needed else b""
+            return Region(found, (covered + padding)[:needed], cfg.ftrace_sites.get(found[0].address))
     return fixed[insn.address]
-
-
-def _region(context: PlanContext, displaced: tuple[Insn, ...]) -> Region:
-    cfg, needed = context.cfg, context.cfg.isa.branch_size
-    covered = b"".join(insn.data for insn in displaced)
-    padding = cfg.padding(displaced[-1], needed, context.request.breakpoints) if len(covered) < needed else b""
-    return Region(displaced, (covered + padding)[:needed], cfg.ftrace_site(displaced[0]))
 
 
 def _fixed(context: PlanContext) -> dict[int, Reason]:
@@ -82,7 +72,7 @@ def _fixed(context: PlanContext) -> dict[int, Reason]:
     stops = context.request.breakpoints
     found: dict[int, Reason] = {}
     for insn in cfg.straight_line_run(context.insn):
-        own = insn.address == context.address
+        own = insn.address == context.insn.address
         neighbour = None if own else context.request.neighbours(insn.address)
         if (obstacle := cfg.obstacle(insn)) is not None:
             found[insn.address] = obstacle
@@ -99,7 +89,7 @@ def _run(context: PlanContext, fixed: Mapping[int, Reason]) -> tuple[Insn, ...]:
     for insn in context.cfg.straight_line_run(context.insn):
         if insn.address not in fixed:
             run.append(insn)
-        elif insn.address < context.address:
+        elif insn.address < context.insn.address:
             run.clear()
         else:
             break
@@ -107,6 +97,7 @@ def _run(context: PlanContext, fixed: Mapping[int, Reason]) -> tuple[Insn, ...]:
 
 
 def _divide(context: PlanContext, run: Sequence[Insn]) -> list[tuple[Insn, ...]]:
+    """Return the instructions of each region of the run."""
     cfg = context.cfg
     probed = [
         index

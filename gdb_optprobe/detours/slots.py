@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, order=True)
 class Slot:
+    """A piece of guest memory."""
+
     address: int
     size: int
 
@@ -26,7 +28,7 @@ class Slot:
 
 
 class Slots:
-    """The range [start, end), in pieces whose addresses and sizes are multiples of `granularity`."""
+    """The range [start, end), in pieces with addresses and sizes that are multiples of `granularity`."""
 
     def __init__(self, start: int, end: int, granularity: int) -> None:
         self.granularity = granularity
@@ -76,7 +78,9 @@ class Slots:
         size = self._rounded(size)
         for index, hole in enumerate(self._free):
             if hole.address <= address and address + size <= hole.end and address % self.granularity == 0:
-                self._carve(index, address, size)
+                del self._free[index]
+                left = (Slot(hole.address, address - hole.address), Slot(address + size, hole.end - address - size))
+                self._free[index:index] = [piece for piece in left if piece.size]
                 return self._used.setdefault(address, Slot(address, size))
         return None
 
@@ -104,12 +108,6 @@ class Slots:
 
     def _rounded(self, number: int) -> int:
         return -(-number // self.granularity) * self.granularity
-
-    def _carve(self, index: int, address: int, size: int) -> None:
-        hole = self._free.pop(index)
-        for piece in (Slot(address + size, hole.end - address - size), Slot(hole.address, address - hole.address)):
-            if piece.size:
-                self._free.insert(index, piece)
 
     def _join(self, slot: Slot) -> None:
         insort(self._free, slot)

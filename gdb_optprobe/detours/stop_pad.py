@@ -25,7 +25,7 @@ HALF = SIZE // 2
 
 @dataclass(slots=True)
 class Pad:
-    """slot: of `SIZE` bytes. data: what it holds. doorbell: of the arena that it is in."""
+    """slot: its `SIZE` bytes of memory. data: its code. doorbell: address of the doorbell of its arena."""
 
     slot: Slot
     data: bytes

@@ -59,7 +59,7 @@ def straight_line_runs(cfg: Cfg) -> Iterator[tuple[Insn, ...]]:
     """Yield the runs of a function, ascending, without its padding."""
     found: list[Insn] = []
     for insn in cfg.function.hot:
-        if insn.data == cfg.isa.breakpoint or cfg.is_padding(insn):
+        if insn.data == cfg.isa.breakpoint or cfg.is_padding(insn.address):
             continue
         if found and not _follows(cfg, found[-1], insn):
             yield tuple(found)

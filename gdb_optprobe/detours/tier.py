@@ -1,4 +1,4 @@
-"""How a probe is done, worst first: the order of the members is the order of the tiers."""
+"""The tiers of a probe, worst first: the order of the members is the order of the tiers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from functools import total_ordering
 
 @total_ordering
 class Tier(Enum):
+    """How a hit is served. A tier is greater than those that stop the guest more, or cost more."""
+
     BREAKPOINT = "breakpoint"
     BOOSTED = "boosted"
     EMULATED = "emulated"
@@ -21,7 +23,7 @@ class Tier(Enum):
 
     @property
     def stops(self) -> int:
-        """Stops of the guest for one hit."""
+        """Return how often one hit stops the guest."""
         return {Tier.BREAKPOINT: 2, Tier.BOOSTED: 1, Tier.EMULATED: 1}.get(self, 0)
 
 

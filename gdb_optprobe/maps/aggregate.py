@@ -1,4 +1,4 @@
-"""What a probe makes of many values: words in guest memory, 8 bytes each, little endian, aligned to 8.
+"""Aggregates of many values: words in guest memory, 8 bytes each, little endian, aligned to 8.
 
     Count        count                        Sum       sum, of 64 bits, wraps round
     Least        value, seen (0 or 1)         Greatest  value, seen
@@ -6,9 +6,9 @@
     Powers       below 0 │ 0 │ 1 │ 2-3 │ 4-7 │ … │ 2**62 … │ 2**63 …              66 words
     Linear       below low │ low … │ low + step … │ … │ high and above             (high - low) / step + 2 words
 
-`update` says what one value does to them; the native code does the same, word by word, each atomically. For `Least` and
-`Greatest` that is a compare-and-swap of value, which begins at the worst there is; seen is stored behind it, so that
-what has been seen is a value.
+`update` is the rule for one more value; the native code does the same, word by word, each atomically. For `Least` and
+`Greatest` that is a compare-and-swap of value, which begins at the worst possible one; seen is stored after it, so that
+a value that was seen is never the initial one.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ SIGN = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class Count:
+    """How many values there were."""
+
     @property
     def words(self) -> int:
         return 1
@@ -31,6 +33,8 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
+    """The sum of all values."""
+
     signed: bool
 
     @property
@@ -40,6 +44,8 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Least:
+    """The least value."""
+
     signed: bool
 
     @property
@@ -49,6 +55,8 @@ class Least:
 
 @dataclass(frozen=True, slots=True)
 class Greatest:
+    """The greatest value."""
+
     signed: bool
 
     @property
@@ -58,6 +66,8 @@ class Greatest:
 
 @dataclass(frozen=True, slots=True)
 class Average:
+    """The number of values and their sum."""
+
     signed: bool
 
     @property
@@ -67,7 +77,7 @@ class Average:
 
 @dataclass(frozen=True, slots=True)
 class Powers:
-    """Buckets of powers of two; those of negative numbers are one."""
+    """Buckets of powers of two, and one for all negative numbers."""
 
     signed: bool
 
@@ -78,7 +88,7 @@ class Powers:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Buckets of `step` from `low` up to `high`, which is `step` times some number above it."""
+    """Buckets of `step` from `low` up to `high`; their distance is a multiple of `step`."""
 
     low: int
     high: int
@@ -94,12 +104,12 @@ Aggregate = Count | Sum | Least | Greatest | Average | Powers | Linear
 
 
 def size(aggregate: Aggregate) -> int:
-    """Bytes in guest memory."""
+    """Return how many bytes of guest memory it takes."""
     return 8 * aggregate.words
 
 
 def initial(aggregate: Aggregate) -> tuple[int, ...]:
-    """The words before the first value."""
+    """Return the words before the first value."""
     match aggregate:
         case Least(signed):
             return (SIGN - 1 if signed else MASK, 0)
@@ -110,12 +120,12 @@ def initial(aggregate: Aggregate) -> tuple[int, ...]:
 
 
 def number(word: int, signed: bool) -> int:
-    """What a word stands for."""
+    """Return the number that a word encodes."""
     return word - (1 << 64) if signed and word & SIGN else word
 
 
 def bucket(histogram: Powers | Linear, word: int) -> int:
-    """The word of a histogram that counts a value."""
+    """Return the index of the word of a histogram that counts a value."""
     value = number(word, histogram.signed)
     if isinstance(histogram, Powers):
         return 0 if value < 0 else 1 + value.bit_length()
@@ -125,7 +135,7 @@ def bucket(histogram: Powers | Linear, word: int) -> int:
 
 
 def update(aggregate: Aggregate, words: Sequence[int], value: int) -> tuple[int, ...]:
-    """The words after one more value (itself a word; of a count, any)."""
+    """Return the words after one more value, itself a word; of a count, any."""
     match aggregate:
         case Count():
             return (words[0] + 1 & MASK,)
@@ -143,7 +153,7 @@ def update(aggregate: Aggregate, words: Sequence[int], value: int) -> tuple[int,
 
 
 def merged(aggregate: Aggregate, one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
-    """The words of an aggregate of the values of two."""
+    """Return the words of one aggregate of the values of both."""
     if isinstance(aggregate, Least | Greatest):
         best = min if isinstance(aggregate, Least) else max
         return (best(one[0], other[0], key=lambda word: number(word, aggregate.signed)), one[1] | other[1])

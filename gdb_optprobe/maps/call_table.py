@@ -1,4 +1,4 @@
-"""Calls of a function that have not returned yet: what a return probe keeps of each, in guest memory; lock-free.
+"""The active calls of a function, which have not returned yet: a table in guest memory; lock-free.
 
     ┌─────────┬────────┬─────────┐
     │ returns │ missed │ dropped │
@@ -7,12 +7,12 @@
     ├──────────────┼────────────────┼─────────────┤
     │ …            │                │             │  slot `slots` - 1
     ├──────────────┴────────────────┴─────────────┘
-    │ 1 │  where it ends is seen by a session that finds it left by an earlier one
+    │ 1 │  marks the end, for a session that adopts the table
     └───┘
 A call's key is its stack address + 1: bit 0 claims a slot. The search begins at `home(key)`, turns round at the end,
-and looks at every slot: a call is missed only where all are taken. Calls with one key, by tail calls, stand in the
-order of the search, the newest first; nobody but the one context whose stack that is touches them. So a return takes
-the first that it meets. Calls that never returned lie behind it at most: to recognise them is a matter of room alone.
+and looks at every slot: a call is missed only if all are taken. Calls with one key, by tail calls, are in the order
+of the search, the newest first; only the context that owns this stack touches them. So a return takes the first that it
+finds. Calls that never returned can only be behind it: they are recognised to free their slots, for no other reason.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class CallSlot:
-    """A call. key: its stack address + 1. back: where it returns to. saved: what its entry kept."""
+    """A call. key: its stack address + 1. back: its return address. saved: the words that its entry saved."""
 
     key: int
     back: int
@@ -42,13 +42,13 @@ class CallSlot:
 
     @property
     def at(self) -> int | None:
-        """The stack address; None while it is not known yet."""
+        """Return the stack address; None while it is not known yet."""
         return self.key - 1 or None
 
 
 @dataclass(frozen=True, slots=True)
 class CallTable:
-    """What a table holds. active: calls that are under way, those being entered just now (key 1) among them."""
+    """The contents of a table. active: the active calls, with those that are being entered now (key 1)."""
 
     returns: int
     missed: int
@@ -62,7 +62,7 @@ class CallTable:
 
 @dataclass(frozen=True, slots=True)
 class CallTableLayout:
-    """slots: how many calls there is room for, at least 1. saved: words kept of each."""
+    """slots: how many calls there is room for, at least 1. saved: words saved of each."""
 
     slots: int = 512
     saved: int = 0
@@ -73,12 +73,12 @@ class CallTableLayout:
 
     @property
     def homes(self) -> int:
-        """Where searches may begin: a power of two."""
+        """Return how many slots searches may begin at: a power of two."""
         return 1 << self.slots.bit_length() - 1
 
     @property
     def end(self) -> int:
-        """Offset behind the last slot."""
+        """Return the offset behind the last slot."""
         return SLOTS + self.slots * self.slot_size
 
     @property
@@ -89,33 +89,33 @@ class CallTableLayout:
         return bytes(self.end) + encode((1,))
 
     def home(self, key: int) -> int:
-        """The slot where the search for a key begins."""
+        """Return the number of the slot where the search for a key begins."""
         return (key * FACTOR & MASK) >> SHIFT & self.homes - 1
 
     def search(self, key: int) -> Iterator[int]:
-        """Offsets of all slots, in the order in which those of a key are looked for."""
+        """Yield the offsets of all slots, in the order of the search for a key."""
         first = self.home(key)
         return (SLOTS + (first + step) % self.slots * self.slot_size for step in range(self.slots))
 
     def decode(self, data: bytes) -> CallTable:
-        """What a table's memory holds."""
+        """Decode a table's memory."""
         returns, missed, dropped = decode(data[:SLOTS])
         return CallTable(returns, missed, dropped, tuple(self.slot(data, at) for at in self.taken_slots(data)))
 
     def taken_slots(self, data: bytes) -> Sequence[int]:
-        """Offsets of the slots that are not free."""
+        """Return the offsets of the slots that are not free."""
         keys = memoryview(data[SLOTS : self.end]).cast("Q")[:: self.slot_size // WORD]
         return [SLOTS + self.slot_size * number for number, key in enumerate(keys) if key]
 
     def find(self, data: bytes, key: int) -> tuple[CallSlot, ...]:
-        """The calls with this key, the newest first."""
+        """Return the calls with this key, the newest first."""
         return tuple(slot for at in self.search(key) if (slot := self.slot(data, at)).key == key)
 
     def enter(self, data: bytes, new: CallSlot, alive: bool) -> tuple[bytes, bool]:
-        """The table after a call was entered, and whether there was room; as the guest itself does it.
+        """Return the table after a call was entered, and whether there was room; as the guest itself does it.
 
-        alive: earlier calls with the same key are under way: it returns to one of our own trampolines. Others are
-        dead, and are seen to be as far as the first free slot.
+        alive: earlier calls with the same key are still active: the call returns to one of our trampolines. Otherwise
+        they are dead, and are dropped up to the first free slot.
         """
         places = list(self.search(new.key))
         if not alive:
@@ -132,28 +132,28 @@ class CallTableLayout:
         return self._with(data, hole, new), True
 
     def remove(self, data: bytes, key: int) -> bytes:
-        """The table without the newest call with this key, as if it had not been entered."""
+        """Return the table without the newest call with this key, as if it had not been entered."""
         for at in self.search(key):
             if self.slot(data, at).key == key:
                 return self._with(data, at, CallSlot(0, 0))
         return data
 
     def drop(self, data: bytes, keys: Collection[int]) -> bytes:
-        """The table without all calls that have one of these keys: they never return."""
+        """Return the table without all calls that have one of these keys: they never return."""
         for at in self.taken_slots(data):
             if self.slot(data, at).key in keys:
                 data = _added(self._with(data, at, CallSlot(0, 0)), DROPPED, 1)
         return data
 
     def miss(self, data: bytes, calls: int = 1) -> bytes:
-        """The table after so many more calls that there was no way to see return."""
+        """Return the table after `calls` more calls with returns that cannot be seen."""
         return _added(data, MISSED, calls)
 
     def _before_free(self, data: bytes, places: Sequence[int]) -> Sequence[int]:
         return list(takewhile(lambda at: self.slot(data, at).key, places))
 
     def slot(self, data: bytes, at: int = 0) -> CallSlot:
-        """What the slot at that offset holds."""
+        """Decode the slot at that offset."""
         key, back, *saved = decode(data[at : at + SAVED + WORD * self.saved])
         return CallSlot(key, back, tuple(saved))
 
@@ -164,7 +164,7 @@ class CallTableLayout:
 
 
 def changes(before: bytes, after: bytes) -> Sequence[tuple[int, bytes]]:
-    """(offset, bytes) of the words that differ."""
+    """Return (offset, bytes) of the words that differ."""
     places = range(0, len(after), WORD)
     return [(at, after[at : at + WORD]) for at in places if before[at : at + WORD] != after[at : at + WORD]]
 

@@ -1,4 +1,4 @@
-"""A table: aggregates by key, in guest memory; lock-free, of fixed size, never waited for.
+"""A hash map: aggregates by key, in guest memory; lock-free, wait-free, of fixed size.
 
     ┌──────────┐
     │ overflow │  values that found no slot
@@ -9,11 +9,11 @@
     ├───────┼────────────┼────────────────────┤
     │ …     │            │                    │  and PROBES - 1 more, so that a search needs not turn round
     └───────┴────────────┴────────────────────┘
-A search begins at `place(key)` and looks at PROBES slots. A ready one with the key is the one; a free one is claimed by
-setting bit 0, given the key, and made ready; one that is claimed is passed by. Whoever claimed it may have been
-interrupted by this very hit, so nobody can wait: the same key may then be in two slots, and `decode` adds them up.
-Values are aggregates (aggregate.py), which are as `initial` from the beginning, so a slot has its value when it has
-its key. What is ready stays so until the guest is stopped and the table is written anew.
+A search begins at `place(key)` and looks at PROBES slots. A ready one with the key is used; a free one is claimed by
+setting bit 0, given the key, and made ready; a claimed one is skipped. The hit that claimed it may be interrupted by
+this one, so no hit can wait: the same key may then be in two slots, and `decode` adds them up. Values are aggregates
+(aggregate.py), `initial` from the beginning, so a slot has its value as soon as it has its key. A ready slot stays
+ready until the guest is stopped and the table is written anew.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OVERFLOW = 0  # offset
 
 @dataclass(frozen=True, slots=True)
 class HashMapContents:
-    """by_key: aggregates' words. overflow: values that are in none."""
+    """by_key: aggregates' words. overflow: how many values found no slot."""
 
     by_key: Mapping[bytes, tuple[int, ...]]
     overflow: int
@@ -51,7 +51,7 @@ class HashMapLayout:
 
     @property
     def value_offset(self) -> int:
-        """In a slot."""
+        """Return the offset of the value in a slot."""
         return 8 * (1 + self.key_words)
 
     @property
@@ -67,19 +67,20 @@ class HashMapLayout:
         return bytes(8) + slot * self.slots
 
     def cleared(self, data: bytes) -> bytes:
-        """The table with its keys, and values as before the first: what is being written to it finds what it left."""
+        """Return the table with its keys and initial values: a hit that is writing to it finds its slot again."""
         value = encode(initial(self.aggregate))
         slots = (data[at : at + self.value_offset] + value for at in range(8, self.size, self.slot_size))
         return bytes(8) + b"".join(slots)
 
     def place(self, key: Sequence[int]) -> int:
-        """The slot where the search for a key begins."""
+        """Return the number of the slot where the search for a key begins."""
         mixed = key[0]
         for word in key[1:]:
             mixed = mixed * FACTOR & MASK ^ word
         return (mixed * FACTOR & MASK) >> 64 - self.bits
 
     def decode(self, data: bytes) -> HashMapContents:
+        """Decode a table's memory."""
         found: dict[bytes, tuple[int, ...]] = {}
         for at in range(8, self.size, self.slot_size):
             slot = data[at : at + self.slot_size]

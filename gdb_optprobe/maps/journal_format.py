@@ -1,12 +1,12 @@
-"""A journal: values by key, kept in guest memory so that a kill at any instant leaves it as it was before or after.
+"""A journal: values by key in guest memory. A kill at any instant leaves it as before or as after a change.
 
     region   │ half 0                                      │ half 1                                      │
     half     │ header │ snapshot │ changes │ changes │ fill …
     header   │ magic, 8 B │ version │ generation │ CRC-32 of these │
     record   │ length │ CRC-32, begun with the generation │ a JSON object, or zlib's form of one │
-A record is appended head last, and behind the last one there is fill. Where there is no room for one, a snapshot of
-all goes into the other half, whose header is written last; the half with the greater generation counts. Generation 0:
-one was begun, or is being taken away.
+A record is appended head last, and fill follows the last one. If there is no room for one, a snapshot of all items
+goes into the other half, the header last; the half with the greater generation counts. Generation 0: a journal was
+begun, or is being removed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HEADER = struct.Struct("<8sIII")
 HEADER = _HEADER.size
 _RECORD = struct.Struct("<II")
 AT_ONCE = 1024
-"""Bytes that are surely written by one packet."""
+"""Bytes that one packet certainly writes."""
 _COMPRESSED = 256
 # Limits (budget.py). Half of the largest journal has 128 KiB.
 _LARGEST = 1 << 22
@@ -41,7 +41,7 @@ Writes = tuple[tuple[int, bytes], ...]
 
 
 class Damaged(OptprobeError):
-    """What should be a journal is none that can be believed."""
+    """A journal that cannot be trusted."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"the journal of an earlier GDB's probes is damaged: {what}", "nothing was changed")
@@ -49,7 +49,7 @@ class Damaged(OptprobeError):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a region holds. generation: 0 where nothing of anybody's is in the guest. half: where."""
+    """What a region holds. generation: 0 if no probes of an earlier GDB are in the guest. half: the one that counts."""
 
     state: State = field(default_factory=dict)
     generation: int = 0
@@ -57,23 +57,24 @@ class Found:
 
 
 def header(generation: int) -> bytes:
+    """Encode the header of a half."""
     body = _HEADER.pack(MAGIC, VERSION, generation, 0)[:-4]
     return body + zlib.crc32(body).to_bytes(4, "little")
 
 
 class Unpacked:
-    """Counts what the records of one half take, for one that reads them and for one that writes them."""
+    """Counts the bytes and values of the records of one half, for its reader and its writer alike."""
 
     def __init__(self) -> None:
         self.size = Budget(_LARGEST, "the journal of an earlier GDB's probes", "bytes")
         self.values = Budget(_MOST_VALUES, "the journal of an earlier GDB's probes", "values")
 
     def holds(self, body: bytes, spare: int) -> bool:
-        """Whether there is room for a record's body, and for as many bytes and values as `spare` behind it."""
+        """Return whether a record's body fits, with `spare` more bytes and values after it."""
         return len(body) + spare <= self.size.left and _values(body) + spare <= self.values.left
 
     def spend(self, body: bytes) -> None:
-        """Raises OverBudget."""
+        """Count a record's body. Raises OverBudget."""
         self.size.spend(len(body))
         self.values.spend(_values(body))
 
@@ -83,7 +84,7 @@ def _values(body: bytes) -> int:
 
 
 def body(changes: Mapping[str, Any]) -> bytes:
-    """Return values by key, None for those that are gone, as a record has them."""
+    """Encode a record's body: values by key, None for those that are gone."""
     return json.dumps(changes, separators=(",", ":")).encode()
 
 
@@ -95,13 +96,13 @@ def record(data: bytes, generation: int) -> bytes:
 
 
 def in_order(offset: int, data: bytes) -> Writes:
-    """How a record is written: what begins it last."""
+    """Return the writes of a record, in order: its beginning last."""
     tail = ((offset + AT_ONCE, data[AT_ONCE:]),) if len(data) > AT_ONCE else ()
     return (*tail, (offset, data[:AT_ONCE]))
 
 
 def decode(region: bytes, fill: int) -> Found | None:
-    """What a region tells; None where nothing was ever written. fill: of unused bytes. Raises Damaged."""
+    """Decode a region; None if no journal was ever written. fill: the value of unused bytes. Raises Damaged."""
     size = len(region) // 2
     halves = [(_generation(region[at : at + HEADER]), number, at) for number, at in enumerate((0, size))]
     known = [(generation, number, at) for generation, number, at in halves if generation is not None]

@@ -4,13 +4,13 @@
     │ next │ first │ record 0 │ record 1 │ … │ 2**bits - 1  │
     └──────┴───────┴──────────┴─────────────────────────────┘
     record: │ number + 1 │ time │ kind, 4 B │ CPU, 4 B │ word │ word │ … │
-A hit adds one to `next`; what was there is its record's number. There is room for 2**bits numbers from `first` on;
-where it is another one, the record is dropped: so the drops are what `next` is beyond. Else the place number modulo
-2**bits is its own: it writes the record, at last number + 1 in front of it. A record that has another number there is
-pending: the stop interrupted the hit that writes it. One of the kind VOID is none: what it needed was a fault.
+A hit adds one to `next`; the old value is its record's number. There is room for 2**bits numbers from `first` on. A
+record with any other number is dropped, so the drops are the numbers from `first` + 2**bits to `next`. Else its place
+is the number modulo 2**bits: the hit writes the record, and number + 1 in front of it last. A place with another number
+is pending: the stop interrupted the hit that writes it. A record of the kind VOID does not count: it had a fault.
 
-When the ring is emptied, numbers go on, so they tell the order of records, and `first` moves on, to the first pending
-record if there is one: what it still writes is nobody else's. A hit that was stopped before it looked at `first` may
+When the ring is emptied, numbers continue, so they give the order of records, and `first` moves to the first pending
+record, or to `next`: no other hit uses the place of a pending record. A hit that was stopped before it read `first` may
 have a number that was counted as dropped, so `first` never moves to before one of these.
 """
 
@@ -25,7 +25,7 @@ NUMBER, TIME, KIND, CPU, FIELDS = 0, 8, 16, 20, 24  # offsets in a record
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """fields: the bytes behind the header, those of other kinds' longer records included."""
+    """A record. fields: the bytes behind its header, as many as those of the longest kind."""
 
     number: int
     time: int
@@ -36,7 +36,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class RingPosition:
-    """What was read before: all records below `following` but those pending."""
+    """How far the ring was read: all records below `following` but the pending ones."""
 
     following: int = 0
     pending: tuple[int, ...] = ()
@@ -47,11 +47,11 @@ START = RingPosition()
 
 @dataclass(frozen=True, slots=True)
 class RingContents:
-    """What came since a position.
+    """The records since a position.
 
     records: the finished ones, in order.
-    dropped: how many there was no place for.
-    header, position: to empty the ring, write the one to its start and read on from the other.
+    dropped: how many found no place.
+    header, position: to empty the ring, write `header` to its start and continue from `position`.
     """
 
     records: tuple[Record, ...]

@@ -1,16 +1,16 @@
-"""Calls in user programs that have not returned yet: one table for all of them, in guest memory; lock-free.
+"""The active calls of all user programs, which have not returned yet: one table in guest memory; lock-free.
 
     ┌──────────────┬────┬────────────────┬──────┬───────┬────────────┬─────────────┐
     │ key, 0: free │ mm │ return address │ code │ point │ trampoline │ saved words │  slot 0
     ├──────────────┼────┼────────────────┼──────┼───────┼────────────┼─────────────┤
     │ …            │    │                │      │       │            │             │  slot `slots` - 1
     ├──────────────┴────┴────────────────┴──────┴───────┴────────────┴─────────────┘
-    │ 1 │  where it ends is seen by a session that finds it left by an earlier one
+    │ 1 │  marks the end, for a session that adopts the table
     └───┘
-A call's key is twice its stack address + 1: bit 0 claims a slot, and a slot that is 1 is being filled. With the address
-space it names one call, or several by tail calls: they stand in the order of the search, the newest first. A search
-begins at `home` and walks on to the end. code is what its return comes to; trampoline is what stands in place of its
-return address, which may be that too, another call's; point is where its function is counted:
+A call's key is twice its stack address + 1: bit 0 claims a slot, and a slot with the key 1 is being filled. Key and
+address space name one call, or several by tail calls, in the order of the search, the newest first. A search runs from
+`home` to the end. code: runs at the return. trampoline: replaces the return address, which may itself be the trampoline
+of another call. point: the counters of the function:
 
     │ returns │ missed │ dropped │ active │ bytes of a word │ 1 │
 """
@@ -35,7 +35,7 @@ BEING_FILLED = 1
 
 @dataclass(frozen=True, slots=True)
 class UserCallSlot:
-    """at: the address on the user's stack; None while that is not known yet. mm: whose stack."""
+    """A call. at: the address on its stack; None while that is not known yet. mm: the address space of the stack."""
 
     at: int | None
     mm: int
@@ -63,7 +63,7 @@ COUNTERS_SIZE = 6 * WORD
 
 
 def initial_counters(size: int) -> bytes:
-    """Before the first call. size: of the program's words."""
+    """Encode the counters before the first call. size: of the program's words."""
     return bytes(4 * WORD) + encode((size, 1))
 
 
@@ -75,12 +75,12 @@ class UserCallTableLayout:
 
     @property
     def homes(self) -> int:
-        """Where searches may begin: the first half, so that each has the other half to walk on in."""
+        """Return how many slots searches may begin at: the first half, so that each can search the other half."""
         return self.slots // 2
 
     @property
     def end(self) -> int:
-        """Offset behind the last slot."""
+        """Return the offset behind the last slot."""
         return self.slots * SLOT
 
     @property
@@ -91,15 +91,15 @@ class UserCallTableLayout:
         return bytes(self.end) + encode((1,))
 
     def home(self, key: int, mm: int) -> int:
-        """The slot where the search for a key begins."""
+        """Return the number of the slot where the search for a key begins."""
         return ((key + mm) * FACTOR & MASK) >> SHIFT & self.homes - 1
 
     def calls(self, data: bytes) -> Iterator[UserCallSlot]:
-        """Those under way, in the order of their slots."""
+        """Yield the active calls, in the order of their slots."""
         return (call for _, call in self.places(data))
 
     def places(self, data: bytes) -> Iterator[tuple[int, UserCallSlot]]:
-        """The same with the offsets of their slots."""
+        """Yield the active calls with the offsets of their slots."""
         for at in range(0, self.end, SLOT):
             key, mm, back, code, point, trampoline = decode(data[at : at + SAVED])
             if key:

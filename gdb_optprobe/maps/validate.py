@@ -1,6 +1,6 @@
-"""A value of a journal's, which is a stranger's: what has not the type and the range that it must have is refused.
+"""Check values of a journal, which is untrusted: each must have its type and its range.
 
-JSON's numbers may be of any size, or fractions; true and false are no numbers here. All raise ValueError.
+Numbers in JSON may be of any size, or fractions; true and false are no numbers here. All functions raise ValueError.
 """
 
 from __future__ import annotations
@@ -8,18 +8,18 @@ from __future__ import annotations
 from typing import Any
 
 WORD = 1 << 64
-"""What no number of the guest's reaches."""
+"""Greater than every number of the guest."""
 
 
 def number(value: Any, below: int = WORD, least: int = 0) -> int:
-    """Return a whole number from `least` to before `below`."""
+    """Return a whole number in [least, below)."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < below:
         raise ValueError(f"{_shown(value)} is no number there")
     return value
 
 
 def numbers(value: Any, most: int, below: int = WORD, least: int = 0) -> tuple[int, ...]:
-    """Return at most so many of them, from a list."""
+    """Return at most `most` whole numbers in [least, below), from a list."""
     return tuple(number(each, below, least) for each in items(value, most))
 
 
@@ -31,21 +31,21 @@ def flag(value: Any) -> bool:
 
 
 def text(value: Any) -> str:
-    """Return text, which may hold anything."""
+    """Return text with any characters."""
     if not isinstance(value, str):
         raise ValueError(f"{_shown(value)} is no text")
     return value
 
 
 def items(value: Any, most: int) -> list[Any]:
-    """Return a list of so many values at most."""
+    """Return a list of at most `most` values."""
     if not isinstance(value, list) or len(value) > most:
         raise ValueError(f"{_shown(value)} is no list of {most} at most")
     return value
 
 
 def row(value: Any, *sizes: int) -> list[Any]:
-    """Return a list of as many values as one of `sizes` says."""
+    """Return a list; one of `sizes` must be its length."""
     if len(items(value, max(sizes))) not in sizes:
         raise ValueError(f"{len(value)} values in a list of {' or '.join(map(str, sizes))}")
     return list(value)

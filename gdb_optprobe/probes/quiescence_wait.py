@@ -50,7 +50,7 @@ def find_busy(
         # The guest was stopped while it switched threads, say: nobody is proven to be outside.
         return {plan.head: error.message for plan in plans}
     words = {
-        found.where: Refusal.NOT_QUIESCENT.because(who=found.who, pc=target.text.spell(found.pc)).text
+        found.where: Refusal.NOT_QUIESCENT.because(owner=found.owner, pc=target.text.spell(found.pc)).text
         for found in inside
     }
     return {head: text for window, text in words.items() for head in windows[window]}
@@ -72,7 +72,7 @@ def describe_busy_slots(slots: Sequence[Slot], target: Target) -> str:
         inside = quiescence.busy([(slot.address, slot.end) for slot in slots], target.saved())
     except OptprobeError:
         return ""
-    found = dict.fromkeys(f"{one.who} may go on at {one.pc:#x}" for one in inside)
+    found = dict.fromkeys(f"{one.owner} may continue at {one.pc:#x}" for one in inside)
     return _listed(list(found))
 
 

@@ -38,7 +38,7 @@ def teardown(session: Session) -> None:
 def _describe_busy(session: Session, arena: Arena) -> str:
     """Describe the threads that are in the arena's code."""
     try:
-        inside = {one.who for one in quiescence.busy(_busy_ranges(session, arena), session.target.saved())}
+        inside = {one.owner for one in quiescence.busy(_busy_ranges(session, arena), session.target.saved())}
     except OptprobeError as error:
         return error.message
     if not inside:

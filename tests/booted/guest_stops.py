@@ -51,7 +51,7 @@ class GuestStops(gdb.Command):
             threads.append({pid for each in saved for pid in pids(each.owner)})
             found = busy(ranges.values(), saved)
             for name, where in ranges.items():
-                inside[name].append({pid for each in found if each.where == where for pid in pids(each.who)})
+                inside[name].append({pid for each in found if each.where == where for pid in pids(each.owner)})
         result = {
             "failures": failures,
             "reads": sorted(reads),

@@ -14,7 +14,7 @@ WRONG = {
     "*((long)&hz_nop_site+2)": "in the middle of the instruction at",
     "*((long)&hz_pld_site+4)": "<hz_pld+0xc> is in the middle of the instruction at",
     "*((long)&hz_pld_site+6)": "<hz_pld+0xe> is in the middle of the instruction at",
-    "*&arena_text": "a breakpoint instruction that is not ours stands at",
+    "*&arena_text": "holds a breakpoint instruction that is not optprobe's",
     "*&scratch": "not in the guest's code",
     "*0x2000": "not in the guest's code",
     "*0x123456789abc": "not in the guest's code",

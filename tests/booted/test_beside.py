@@ -129,7 +129,7 @@ def test_events_and_tracers_come_and_go_in_both_orders(boot: Boot, arch: str) ->
         assert all(probe["hits"] >= READS for probe in (*mine, *theirs, *alone)), (mine, theirs, alone)
         assert all(probe["tier"] == "optimized" for probe in (*mine, *alone)), alone
         assert all(probe["tier"] == "optimized" or probe["reason"]["code"] for probe in theirs)
-    assert finished.output.count("optprobe: a breakpoint instruction that is not ours stands at") >= ROUNDS
+    assert finished.output.count("holds a breakpoint instruction that is not optprobe's") >= ROUNDS
     assert finished.output.count("The guest's memory holds what we wrote.") >= ROUNDS
     assert "still in use" not in finished.output and "internal error" not in finished.output
     assert traced_again(guest)

@@ -54,7 +54,7 @@ EXPECTED = {
         never={
             **dict.fromkeys(("sc", "scv", "mtmsrd", "mtmsrd_ri", "mtmsr", "mtmsrd_without_fp", "rfid"), SYSTEM),
             **dict.fromkeys(("tw_equal", "td_less", "tdi_never", "twi_always"), TRAP),
-            "trap": "a breakpoint instruction that is not ours",
+            "trap": "a breakpoint instruction that is not optprobe's",
             "compare_exchange": RESERVED,
             **{f"l{size}arx_{place}": RESERVED for size in "bhwd" for place in ("inside", "store")},
         },

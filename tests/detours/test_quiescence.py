@@ -23,7 +23,7 @@ def test_a_pc_behind_the_branch_is_not_inside() -> None:
 def test_every_byte_between_is() -> None:
     for offset in range(1, 5):
         (found,) = busy([window(SITE, 5)], stack(0, SITE + offset, 2**64 - 1))
-        assert (found.who, found.pc, found.where) == ("thread 7 (dd)", SITE + offset, window(SITE, 5))
+        assert (found.owner, found.pc, found.where) == ("thread 7 (dd)", SITE + offset, window(SITE, 5))
 
 
 def test_a_slot_is_busy_from_its_first_byte() -> None:

@@ -35,7 +35,7 @@ def test_same_answers_as_the_planner(text: FakeText) -> None:
     cfg = CfgCache(X86_64, text).at(START)
     assert cfg is not None
     found = list(survey(cfg))
-    code = [insn for insn in cfg.function.hot if insn.data != X86_64.breakpoint and not cfg.is_padding(insn)]
+    code = [insn for insn in cfg.function.hot if insn.data != X86_64.breakpoint and not cfg.is_padding(insn.address)]
     assert [insn for insn, _ in found] == code
     for insn, why in found:
         assert why == code_at(cfg, insn), insn
