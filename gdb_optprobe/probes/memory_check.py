@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.probes.optimizer import Optimizer
+from gdb_optprobe.probes.site import SiteState
 from gdb_optprobe.probes.target import Target
 
 AGAIN = "it will once it is switched on anew with no probe at its site"
@@ -26,7 +27,7 @@ def problems(optimizer: Optimizer, resident: Detour | None) -> Iterator[str]:
     for site in registry.sites():
         if site.branch is None and site.detour is not None:
             yield from _check_detour(site.detour, site.detour.data, target)
-        if site.enabled and site.installed_plan is None:
+        if site.enabled and site.state in (SiteState.NOTHING, SiteState.LOST):
             yield f"nothing in the guest counts at {target.text.spell(site.address)} any more"
     if resident is not None and any(_check_detour(resident, resident.data, target)):
         yield "the routine that reads memory was changed"

@@ -43,7 +43,7 @@ from gdb_optprobe.probes.read_registers import ReadRegisters
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.rethook_records import read_rethooks
 from gdb_optprobe.probes.settings import Settings
-from gdb_optprobe.probes.site import Site
+from gdb_optprobe.probes.site import Site, SiteState
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.stop_pads import StopPads
 from gdb_optprobe.probes.target import Target
@@ -185,7 +185,7 @@ class Optimizer:
             site = self.registry.site(address)
             if site is None or not site.enabled:
                 return None
-            return Neighbour(site.enabled[0].number, not site.gone and may_share_detour(self._limits(site.specs)))
+            return Neighbour(site.enabled[0].number, not site.is_lost and may_share_detour(self._limits(site.specs)))
 
         return neighbour
 
@@ -258,9 +258,9 @@ class Optimizer:
         for site in sites:
             site.blocked_by = blocked.get(site.plan.head, "") if site.enabled else ""
         for group in groups:
-            lost += self._optimize([site for site in group if not site.gone])
+            lost += self._optimize([site for site in group if not site.is_lost])
         for site in sites:
-            if not site.gone and site.branch is None:
+            if not site.is_lost and site.branch is None:
                 self._install_breakpoint(site)
         if lost:
             raise lost[0]
@@ -321,7 +321,7 @@ class Optimizer:
 
     def _may_move_up(self, site: Site) -> bool:
         """Whether `site` may move up without any change of ours."""
-        if site.blocked_by or site.gone or site.plan.reason is None:
+        if site.blocked_by or site.is_lost or site.plan.reason is None:
             return bool(site.blocked_by)
         code = site.plan.reason.code
         return code in PASSING or (code == Refusal.ARENA_FULL.code and self._used() < self._used_when_full)
@@ -378,7 +378,7 @@ class Optimizer:
         if probe.pad is not None:
             self.arena.pads.release(probe.pad.slot)
             probe.pad = None
-        if probe.is_return and probe.is_in_kernel and not self.registry.site_of(probe).gone:
+        if probe.is_return and probe.is_in_kernel and not self.registry.site_of(probe).is_lost:
             self.rethooks.release(self.registry.site_of(probe), probe, self.target, self.arena)
 
     def _replan(self, site: Site, neighbours: Neighbours) -> None:
@@ -420,7 +420,7 @@ class Optimizer:
                 # A branch may cover padding behind its run.
                 looked_at.update(one.address for one in cfg.straight_line_run(cfg.owner_of_padding(insn)))
         found = (self.registry.site(address) for address in sorted(looked_at))
-        return [site for site in found if site is not None and not site.gone]
+        return [site for site in found if site is not None and not site.is_lost]
 
     def _exchange(self, group: Sequence[Site], sites: Sequence[Site]) -> None:
         """Lead to what `group` wants where its old branch stands, by one write: whoever dies meanwhile, it counts on.
@@ -538,7 +538,7 @@ class Optimizer:
             site.remove_breakpoint(self.target, self.arena)
             return
         wanted = _as_breakpoint(site.plan) if not site.plan.tier.stops or site.pinned else site.plan
-        if site.installed_plan is not None and site.tier is wanted.tier and not site.is_stale:
+        if site.state is SiteState.BREAKPOINT and site.tier is wanted.tier and not site.is_stale:
             return
         site.remove_breakpoint(self.target, self.arena)
         if wanted.tier is not Tier.BOOSTED:

@@ -127,7 +127,7 @@ def probe_view(
         state=state,
         tags=_tags(site, tier, state),
         enabled=probe.enabled,
-        needs_gdb=state != "disabled" and (tier.stops > 0 or probe.may_stop) and not site.gone,
+        needs_gdb=state != "disabled" and (tier.stops > 0 or probe.may_stop) and not site.is_lost,
         reason=_reason_view(site, state),
         patch_size=len(change.new) if change is not None else 0,
         original_bytes=change.old if change is not None else site.plan.insn.data,
@@ -256,7 +256,7 @@ def _parts(columns: Sequence[Column], data: bytes) -> tuple[int | bytes, ...]:
 
 
 def _state(probe: Probe, site: Site) -> str:
-    if site.gone:
+    if site.is_lost:
         return "gone"
     if not probe.enabled:
         return "disabled"

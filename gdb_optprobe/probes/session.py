@@ -247,7 +247,7 @@ class Session:
             self.uprobes.remove(probes)
         except OptprobeError as error:
             failure = error
-        left = sum(self.registry.site_of(probe).gone for probe in probes if probe.is_in_kernel)
+        left = sum(self.registry.site_of(probe).is_lost for probe in probes if probe.is_in_kernel)
         for probe in probes:
             self.optimizer.release_counter(probe)
             self.registry.remove(probe)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.detour import Detour, build_detour
@@ -26,12 +27,27 @@ from gdb_optprobe.probes.stops import Hit, Move, StopPoint
 from gdb_optprobe.probes.target import Target
 
 
+class SiteState(Enum):
+    """What is in the guest for a site.
+
+    nothing ◄──► breakpoint      a stop point: breakpoint, boosted or emulated
+        ▲            ▲
+        └──► detour ◄┘           hits run in the guest: a branch or a trap leads to the programs
+               └──► lost         the text was changed by the guest, or is gone: nothing there is the site's any more
+    """
+
+    NOTHING = "nothing"
+    BREAKPOINT = "breakpoint"
+    DETOUR = "detour"
+    LOST = "lost"
+
+
 @dataclass
 class Site:
     """All probes at one address.
 
     plan:   how it is to be probed (the best that is safe).
-    installed_plan: the plan that is carried out in the guest now; None while nothing is there.
+    state, installed_plan: what is in the guest now, and the plan that it carries out; None while nothing is there.
     branch: what leads to the programs, while optimized.
     rethook: of its return probes, once there was one. next_rethook: what replaces it.
     pinned: it stays a stop point for now, because the user steps through it.
@@ -42,6 +58,7 @@ class Site:
     address: int
     plan: Plan
     probes: list[Probe] = field(default_factory=list)
+    state: SiteState = SiteState.NOTHING
     installed_plan: Plan | None = None
     branch: Branch | None = None
     rethook: Rethook | None = None
@@ -49,7 +66,6 @@ class Site:
     is_text_there: Callable[[], bool] = lambda: True
     blocked_by: str = ""
     pinned: bool = False
-    gone: bool = False
     stops_before: int = 0
     _copy: InstalledDetour | None = None
     _breakpoints: list[StopPoint] = field(default_factory=list)
@@ -73,6 +89,10 @@ class Site:
     def patch(self) -> Patch | None:
         """The branch in the guest, where it stands at this address."""
         return self.branch.patch if self.branch is not None and self.branch.plan.head == self.address else None
+
+    @property
+    def is_lost(self) -> bool:
+        return self.state is SiteState.LOST
 
     @property
     def is_stale(self) -> bool:
@@ -123,11 +143,12 @@ class Site:
                     probe.undo_hit()
             if self.rethook is not None:
                 self.rethook.undo_entry(target)
-        self._set_installed(self.plan)
+        self._set_installed(SiteState.DETOUR, self.plan)
 
     def detach_branch(self) -> None:
         """The branch is gone."""
-        self.branch = self.installed_plan = None
+        self.branch = None
+        self._set_removed()
 
     def install_breakpoint(self, plan: Plan, target: Target, arena: Arena | None) -> None:
         """Set a stop point that runs the probes in `plan.tier`. Raises Refused (no memory for a boosted copy)."""
@@ -140,7 +161,7 @@ class Site:
         self._breakpoints.append(self._stop_point(plan, target))
         if self._needs_successor(plan, target):
             self._breakpoints.append(target.stops.set(plan.insn.end, self._after_hit))
-        self._set_installed(plan)
+        self._set_installed(SiteState.BREAKPOINT, plan)
         target.stops.arrived(self.address)
 
     def install_trampoline(self, target: Target, arena: Arena | None) -> None:
@@ -172,7 +193,7 @@ class Site:
         copy, self._copy = self._copy, None
         if copy is not None and arena is not None:
             copy.release(target, arena, reached=True)
-        self.installed_plan = None
+        self._set_removed()
 
     def abandon(self) -> None:
         """What was in the guest is not ours any more, or gone with it: forget it without touching its memory."""
@@ -183,14 +204,19 @@ class Site:
             probe.remove_breakpoints()
         self.branch = self._copy = self.installed_plan = None
         self.rethook = self.next_rethook = None
-        self.gone = True
+        self.state = SiteState.LOST
 
     def _probe_numbers(self) -> tuple[int, ...]:
         return tuple(probe.number for probe in self.enabled)
 
-    def _set_installed(self, plan: Plan) -> None:
-        self.installed_plan = plan
+    def _set_installed(self, state: SiteState, plan: Plan) -> None:
+        self.state, self.installed_plan = state, plan
         self._installed_numbers = self._probe_numbers()
+
+    def _set_removed(self) -> None:
+        self.installed_plan = None
+        if self.state is not SiteState.LOST:
+            self.state = SiteState.NOTHING
 
     # a hit that stops the guest ------------------------------------------------------------------------------------
 
