@@ -5,6 +5,7 @@ Whoever looks finds the same slots in the same order as maps/ has it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, Emitter, Label
@@ -32,6 +33,19 @@ def lower_home(emit: Emitter, slots: SlotArray, key: str, slot: str, word: str) 
     emit.binary(Arithmetic.AND, slot, slot, (slots.homes - 1) * slots.size, 64, False)
     emit.address(word, Address(offset=slots.first, near=True))
     emit.binary(Arithmetic.ADD, slot, slot, word, 64, False)
+
+
+def lower_search(emit: Emitter, slots: SlotArray, key: str, slot: str, word: str, compare: Callable[[], None]) -> None:
+    """Compare the slots from the key's home on, at the address in register `slot`; changes `word`.
+
+    compare: emits the comparison with a slot, which leaves the search where the slot is the key's, or free.
+    """
+    again = Label()
+    lower_home(emit, slots, key, slot, word)
+    emit.bind(again)
+    compare()
+    lower_next_slot(emit, slots, slot)
+    emit.jump(again)
 
 
 def lower_next_slot(emit: Emitter, slots: SlotArray, slot: str) -> None:

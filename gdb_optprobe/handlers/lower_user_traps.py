@@ -1,17 +1,19 @@
-"""What runs before the kernel's handler of breakpoint traps: a trap of ours in a user's program has its code run.
+"""The dispatcher of traps in user programs: code that runs before the kernel's handler and continues in a trap's code.
 
-    trap ──► the kernel's entry code ──► here ── the kernel's own, or not in the table ──► the kernel's handler
-                                          ├──── ours ──► the probe's code ──► back: the trap is over
-                                          └──── its page has gone meanwhile ──► back, to the trap once more
+    trap ──► the kernel's entry code ──► here ── of kernel mode, or not in the table ──► the kernel's handler
+                                          ├──── in the table ──► the trap's code ──► back: the trap is over
+                                          └──── its page is not mapped any more ──► back, to the trap once more
+
+The search and the table are those of traps in the kernel (lower_traps.py). The key is another one: the offset and the
+file of the page that the trap is on, looked up first; and registers are those of a C function, not of entry code.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gdb_optprobe.handlers import lower_mapped_file
 from gdb_optprobe.handlers.lower_mapped_file import UNKNOWN, FilePageOffsets, LookupExits
-from gdb_optprobe.handlers.lower_slot_search import SlotArray, lower_home, lower_next_slot
+from gdb_optprobe.handlers.lower_slot_search import lower_search
+from gdb_optprobe.handlers.lower_traps import PlacedTrapTable
 from gdb_optprobe.isa.base import Code, joined
 from gdb_optprobe.isa.codegen import (
     Address,
@@ -24,45 +26,32 @@ from gdb_optprobe.isa.codegen import (
     RegisterPool,
 )
 from gdb_optprobe.isa.user import UserEmitter, UserTrapping
-from gdb_optprobe.maps.trap_table import FACTOR, SHIFT
-from gdb_optprobe.maps.user_trap_table import CODE, INODE, OFFSET, SLOT, UserTrapTableLayout
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedUserTrapTable:
-    """A table of traps in guest memory, at `address`."""
-
-    layout: UserTrapTableLayout
-    address: int
-
-    @property
-    def slots(self) -> SlotArray:
-        end = self.address + self.layout.size
-        return SlotArray(self.address, end, SLOT, self.layout.slots, FACTOR, SHIFT)
+from gdb_optprobe.maps.trap_table import WORD
 
 
 def lower_user_trap_handler(
-    traps: PlacedUserTrapTable, mapped: FilePageOffsets, leaf: int, kernels: int, isa: UserTrapping
+    traps: PlacedTrapTable, mapped: FilePageOffsets, leaf: int, kernels: int, isa: UserTrapping
 ) -> Code:
-    """kernels: its own handler. leaf: the routine that looks up a user's page."""
+    """kernels: the kernel's own handler. leaf: the routine that looks up a user's page."""
     emit = _emitter(isa, None)
-    search, other, found, absent, foreign = (Label() for _ in range(5))
+    found, absent, foreign = (Label() for _ in range(3))
     emit.begin()
     emit.branch_bits(isa.mode, isa.user, False, foreign)
     if isa.far:
         emit.branch_bits(isa.mode, isa.far, True, foreign)
-    key, inode = lower_mapped_file.lower_file_lookup(emit, isa, mapped, leaf, LookupExits(absent, foreign))
+    offset, inode = lower_mapped_file.lower_file_lookup(emit, isa, mapped, leaf, LookupExits(absent, foreign))
     slot, word = emit.pool.allocate(), emit.pool.allocate()
-    lower_home(emit, traps.slots, key, slot, word)
-    emit.bind(search)
-    emit.load(word, MemoryValue(Address(slot, INODE)))
-    emit.branch(Comparison.EQ, word, 0, False, foreign)
-    emit.branch(Comparison.NE, MemoryValue(Address(slot, OFFSET)), key, False, other)
-    emit.branch(Comparison.EQ, word, inode, False, found)
-    emit.branch(Comparison.EQ, inode, UNKNOWN, False, found)
-    emit.bind(other)
-    lower_next_slot(emit, traps.slots, slot)
-    emit.jump(search)
+
+    def compare() -> None:
+        other = Label()
+        emit.load(word, MemoryValue(Address(slot, WORD)))
+        emit.branch(Comparison.EQ, word, 0, False, foreign)
+        emit.branch(Comparison.NE, MemoryValue(Address(slot)), offset, False, other)
+        emit.branch(Comparison.EQ, word, inode, False, found)
+        emit.branch(Comparison.EQ, inode, UNKNOWN, False, found)
+        emit.bind(other)
+
+    lower_search(emit, traps.slots, offset, slot, word, compare)
     emit.bind(foreign)
     emit.kernels(kernels)
     emit.bind(absent)
@@ -71,12 +60,12 @@ def lower_user_trap_handler(
     emit.store(Address(isa.frame, isa.pc), word)
     emit.back()
     emit.bind(found)
-    emit.load(word, MemoryValue(Address(slot, CODE)))
+    emit.load(word, MemoryValue(Address(slot, traps.layout.value)))
     return joined((emit.finish, lambda at: isa.go_to(word)))
 
 
 def lower_removed_trap(kernels: int, readers: ProbeReadRoutines, isa: UserTrapping) -> Code:
-    """The code of a trap that is taken away: what stands there now is run, or is a trap of somebody else's."""
+    """Return the code of a removed trap: it runs what is there again, or leaves another's trap to the kernel."""
     emit = _emitter(isa, readers)
     foreign, back = Label(), Label()
     pc, word = emit.pool.allocate(), emit.pool.allocate()

@@ -1,71 +1,105 @@
-"""A table of the trap instructions that are ours, and of where execution goes on in place of the instruction there.
+"""A table of the trap instructions that optprobe wrote, and of what each leads to, in guest memory.
 
-    key: the PC that a trap saves │ detour      an open hash, a power of two of slots, no more than half of them full
-    home = (key * FACTOR mod 2^64 >> SHIFT) & (slots - 1); a search walks on from there until a key of 0
-A key stays when its trap has gone, with a detour of 0: a CPU may have trapped before.
+    key: one or two words │ value │ 0 up to a power of two      an open hash, a power of two of slots, at most half full
+    home = (first word * FACTOR mod 2^64 >> SHIFT) & (slots - 1); a search goes on from there to a slot whose key's last
+    word is 0
+
+of       key                                                       value
+kernel   the PC that a trap saves                                  its detour; 0 when the trap is removed
+user     the trap's offset in the file, the file's inode (address) its code; other code when the trap is removed
+
+A key stays when its trap is removed: a CPU may have trapped before. A key of a file serves all its mappings, in all
+processes.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-KEY, DETOUR = 0, 8
-SLOT = 16
+WORD = 8
 FACTOR = 0x61C88647  # 2^32 divided by the golden ratio (Knuth, volume 3, 6.4)
 SHIFT = 16
+KERNEL_KEY, USER_KEY = 1, 2
+"""Words of a key."""
+
+Key = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TrapTableLayout:
-    """slots: a power of two."""
+    """slots: a power of two. key_words: of each key."""
 
     slots: int
+    key_words: int
+
+    @property
+    def value(self) -> int:
+        """Return the offset of the value in a slot."""
+        return WORD * self.key_words
+
+    @property
+    def slot_size(self) -> int:
+        return 1 << (self.value + WORD - 1).bit_length()
 
     @property
     def size(self) -> int:
-        return self.slots * SLOT
+        return self.slots * self.slot_size
 
     @property
     def room(self) -> int:
-        """How many traps there may be."""
+        """Return how many traps there may be."""
         return self.slots // 2
 
-    def place(self, data: bytes | bytearray, key: int) -> int:
-        """The offset of the slot of `key`, or of the free one that it gets."""
+    def home(self, key: Key) -> int:
+        """Return the offset of the slot where the search for `key` begins."""
+        return (key[0] * FACTOR >> SHIFT & self.slots - 1) * self.slot_size
+
+    def place(self, data: bytes | bytearray, key: Key) -> int:
+        """Return the offset of the slot of `key`, or of the free one that it gets."""
         at = self.home(key)
-        while int.from_bytes(data[at : at + 8], "little") not in (0, key):
-            at = (at + SLOT) % self.size
+        while (found := self._key(data, at))[-1] and found != key:
+            at = (at + self.slot_size) % self.size
         return at
 
-    def home(self, key: int) -> int:
-        return (key * FACTOR >> SHIFT & self.slots - 1) * SLOT
+    def put(self, data: bytearray, key: Key, value: int) -> list[tuple[int, bytes]]:
+        """Change the value of `key` in `data`. Return what to write, offset and word, in this order.
 
-    def encode(self, detours: Mapping[int, int]) -> bytearray:
-        """By key."""
-        return self.changed(bytearray(self.size), detours)
+        A search never finds the key without its value, for its last word is written last.
+        """
+        at = self.place(data, key)
+        words = [(at + self.value, value)]
+        if not self._key(data, at)[-1]:
+            words += [(at + WORD * number, word) for number, word in enumerate(key)]
+        writes = [(offset, struct.pack("<Q", word)) for offset, word in words]
+        for offset, word in writes:
+            data[offset : offset + WORD] = word
+        return writes
 
-    def changed(self, data: bytearray, detours: Mapping[int, int]) -> bytearray:
-        """`data` with these by key, each in the place that it has already."""
-        for key, detour in detours.items():
-            at = self.place(data, key)
-            data[at : at + SLOT] = slot(key, detour)
+    def encode(self, values: Mapping[Key, int]) -> bytearray:
+        data = bytearray(self.size)
+        self.update(data, values)
         return data
 
-    def decode(self, data: bytes | bytearray) -> Mapping[int, int] | None:
-        """What `encode` was given; None where a search would not find all of it, or there is too much."""
-        rows = ((at, data[at : at + SLOT]) for at in range(0, self.size, SLOT))
-        words = [(at, *(int.from_bytes(row[part : part + 8], "little") for part in (KEY, DETOUR))) for at, row in rows]
-        found = [(at, key, detour) for at, key, detour in words if key]
-        if len(found) > self.room or any(self.place(data, key) != at for at, key, _ in found):
+    def update(self, data: bytearray, values: Mapping[Key, int]) -> None:
+        """Put all `values` into `data`; keys that it has keep their slots."""
+        for key, value in values.items():
+            self.put(data, key, value)
+
+    def decode(self, data: bytes | bytearray) -> Mapping[Key, int] | None:
+        """Return the values by key; None where a search would not find each key, or there are too many."""
+        slots = ((at, self._key(data, at)) for at in range(0, self.size, self.slot_size))
+        found = [(at, key) for at, key in slots if key[-1]]
+        if len(found) > self.room or any(self.place(data, key) != at for at, key in found):
             return None
-        return {key: detour for _, key, detour in found}
+        return {key: struct.unpack_from("<Q", data, at + self.value)[0] for at, key in found}
+
+    def _key(self, data: bytes | bytearray, at: int) -> Key:
+        return struct.unpack_from(f"<{self.key_words}Q", data, at)
 
 
-def is_size(size: int) -> bool:
-    """Whether a table may have so many bytes."""
-    return size >= 2 * SLOT and size & size - 1 == 0
-
-
-def slot(key: int, detour: int) -> bytes:
-    return key.to_bytes(8, "little") + detour.to_bytes(8, "little")
+def layout_of(size: int, key_words: int) -> TrapTableLayout | None:
+    """Return the layout of a table of so many bytes; None where no table has that size."""
+    layout = TrapTableLayout(size // TrapTableLayout(1, key_words).slot_size, key_words)
+    return layout if layout.slots >= 2 and size & size - 1 == 0 else None

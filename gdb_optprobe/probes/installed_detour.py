@@ -9,6 +9,7 @@ from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.patch import TextChanged
+from gdb_optprobe.detours.quiescence import Range
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.stop_pad import Pad
@@ -43,6 +44,10 @@ class InstalledDetour:
     slot: Slot
     detour: Detour
     installed_at: object = None
+
+    @property
+    def range(self) -> Range:
+        return self.detour.address, self.detour.end
 
     @staticmethod
     def check_memory(address: int, lay_out: LayOut, target: Target, arena: Arena) -> None:

@@ -47,7 +47,7 @@ def clear_leftovers(target: Target, optimizer: Optimizer, users: Uprobes) -> Non
         raise OptprobeError(LEFT, RECOVER)
     left, _, undone = read_leftovers(target, users)
     arena = adopt_arena(left, undone, target, optimizer, users)
-    arena.release_data((*optimizer.traps.memory, *users.rethooks.memory))
+    arena.release_data((*optimizer.traps.dispatcher.memory, *users.rethooks.memory))
     optimizer.rethooks.end_adopted(arena)
     optimizer.write_records()
 

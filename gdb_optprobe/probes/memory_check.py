@@ -20,7 +20,7 @@ def problems(optimizer: Optimizer, resident: Detour | None) -> Iterator[str]:
         changes = () if optimizer.stop_pads.is_lifted(branch) else (branch.patch,)
         yield from (str(change.message) for change in patch.check(changes, target.machine))
         yield from _check_detour(branch.detour, optimizer.links.detour_bytes(branch), target)
-    yield from (str(change.message) for change in patch.check(optimizer.traps.patches, target.machine))
+    yield from (str(change.message) for change in patch.check(optimizer.traps.dispatcher.patches, target.machine))
     for point in optimizer.rethooks.known:
         if point.trampoline is not None:
             yield from _check_detour(point.trampoline.detour, point.trampoline.detour.data, target)

@@ -208,7 +208,7 @@ class Optimizer:
         if self.arena is not None:
             self._recover_lost()
             self.collector.collect(self.arena, Trigger.COMMIT)
-            self.traps.remove_handler(self.arena)
+            self.traps.dispatcher.remove()
             self.arena.release_reserve()
             self.arena.retire_probe_read()
             self.collector.collect(self.arena, Trigger.COMMIT)

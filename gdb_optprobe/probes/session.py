@@ -531,7 +531,7 @@ class Session:
         self.registry.abandon()
         self.optimizer.rethooks.abandon()
         self.module_tracker.abandon()
-        self.optimizer.traps.abandon()
+        self.optimizer.traps.dispatcher.abandon()
 
 
 def _unsettled(waiting: int, dirty: int) -> str:

@@ -70,7 +70,7 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
     memory |= {point.memory for point in returns.known if not point.closed}
     kept = (left.data_at(one.data) for one in programs if one.data is not None)
     arena.release_data(
-        memory.union(filter(None, kept), session.optimizer.traps.memory, session.uprobes.rethooks.memory)
+        memory.union(filter(None, kept), session.optimizer.traps.dispatcher.memory, session.uprobes.rethooks.memory)
     )
     for probe in there:
         try:
@@ -111,7 +111,7 @@ def remove(session: Session, timeout: float) -> int:
     session.check_alive()
     left, found, undone = read_leftovers(session.target, session.uprobes)
     arena = adopt_arena(left, undone, session.target, session.optimizer, session.uprobes)
-    arena.release_data((*session.optimizer.traps.memory, *session.uprobes.rethooks.memory))
+    arena.release_data((*session.optimizer.traps.dispatcher.memory, *session.uprobes.rethooks.memory))
     for one in found:
         arena.journal.drop(Item.PROBE, one.number)
     session.optimizer.rethooks.end_adopted(arena)

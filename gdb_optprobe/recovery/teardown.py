@@ -51,5 +51,5 @@ def _describe_busy(session: Session, arena: Arena) -> str:
 def _busy_ranges(session: Session, arena: Arena) -> Iterator[Range]:
     """Yield the code that no thread may be in when the arena is given back."""
     yield from ((slot.address, slot.end) for slot in arena.dirty())
-    yield from session.optimizer.traps.handler_ranges
-    yield from session.uprobes.traps.handler_ranges
+    yield from session.optimizer.traps.dispatcher.ranges
+    yield from session.uprobes.traps.ranges

@@ -113,8 +113,8 @@ class Rounds:
 
     def _handler(self) -> tuple[int, ...]:
         """Of traps, where there is one."""
-        handler = self.session.optimizer.traps._handler
-        return (handler.installed.slot.address,) if handler is not None else ()
+        found = self.session.optimizer.traps.dispatcher._installed
+        return (found.code.slot.address,) if found is not None else ()
 
 
 def _used(pool: object) -> tuple[Slot, ...]:

@@ -100,9 +100,9 @@ def _probe(view: ProbeView) -> dict[str, Any]:
 def _patches(session: Session) -> Iterator[Patch]:
     yield from (branch.patch for branch in session.registry.branches())
     yield from (branch.patch for branch in session.optimizer._lost_branches.branches)
-    yield from session.optimizer.traps.patches
+    yield from session.optimizer.traps.dispatcher.patches
     yield from session.registry.hooks
-    yield from session.uprobes.traps.patches
+    yield from session.uprobes.traps.dispatcher.patches
 
 
 def _left(session: Session) -> list[list[int]]:
@@ -122,7 +122,7 @@ def _memory(session: Session) -> dict[str, Any]:
         return {"code": 0, "data": 0, "free": None, "dirty": 0, "unowned": [], "over": [], "tables": {}}
     points = optimizer.rethooks.known
     owned = {probe.counter.address for probe in session.registry.probes() if probe.counter is not None}
-    owned |= {slot.address for slot in optimizer.traps.memory} | {point.memory.address for point in points}
+    owned |= {slot.address for slot in optimizer.traps.dispatcher.memory} | {point.memory.address for point in points}
     owned |= {slot.address for slot in optimizer._lost_branches.counters.values()}
     if arena._doorbell is not None:
         owned.add(arena._doorbell.address)
@@ -131,7 +131,7 @@ def _memory(session: Session) -> dict[str, Any]:
         owned.add(arena._reserve[1].address)
     used = [slot for slots in arena.data.slots for slot in slots.used]
     dirty = [slot for slots in arena.data.slots for slot in slots.dirty]
-    with_programs = bool(session.uprobes.traps.patches)
+    with_programs = bool(session.uprobes.traps.dispatcher.patches)
     tables: dict[str, list[int]] = {}
     for point in points:
         row = tables.setdefault(session.target.text.spell(point.address), [0, 0, 0])

@@ -15,7 +15,7 @@ from gdb_optprobe.guest.linux.arch.x86_64.trap_entry import TRAPPING
 from gdb_optprobe.handlers.lower_traps import PlacedTrapTable, lower_trap_handler
 from gdb_optprobe.isa.trapping import Entry
 from gdb_optprobe.isa.x86_64 import X86_64, abi
-from gdb_optprobe.maps.trap_table import TrapTableLayout
+from gdb_optprobe.maps.trap_table import KERNEL_KEY, TrapTableLayout
 
 CODE, KERNELS, CALLER, TABLE, FRAME, STACK, TEXT = range(0x10_0000, 0x80_0000, 0x10_0000)
 NUMBERS = {name: getattr(x86_const, f"UC_X86_REG_{name.upper()}") for name in abi.GENERAL}
@@ -34,8 +34,8 @@ class After:
 
 def trapped(detours: Mapping[int, int], at: int, there: bytes = X86_64.trap, cs: int = KERNEL) -> After:
     """A trap at `at`, where `there` stands by now. Asserts that nothing else was changed."""
-    layout = TrapTableLayout(64)
-    table = bytes(layout.encode(detours))
+    layout = TrapTableLayout(64, KERNEL_KEY)
+    table = bytes(layout.encode({(key,): detour for key, detour in detours.items()}))
     machine: Any = unicorn.Uc(unicorn.UC_ARCH_X86, unicorn.UC_MODE_64)
     for page in (CODE, KERNELS, CALLER, TABLE, FRAME, STACK, TEXT):
         machine.mem_map(page, 0x1_0000)

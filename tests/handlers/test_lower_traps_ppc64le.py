@@ -19,7 +19,7 @@ from gdb_optprobe.isa.ppc64le import PPC64LE, abi
 from gdb_optprobe.isa.ppc64le.encodings import number, plain
 from gdb_optprobe.isa.ppc64le.fields import rotated, to_bytes, word_of
 from gdb_optprobe.isa.trapping import Entry
-from gdb_optprobe.maps.trap_table import SLOT, TrapTableLayout
+from gdb_optprobe.maps.trap_table import KERNEL_KEY, TrapTableLayout
 
 from ..isa.ppc64le.oracle import ABOVE, DATA, DATA_SIZE, HERE, MASK, NEAR, SIGTRAP, STACK, TRAP, execute, needs_oracle
 
@@ -39,7 +39,7 @@ IN_USER_MODE = {
 }
 DETOUR = 0xC000_0000_01E0_0040
 KERNEL, USER = 0x8000_0000_0000_9033, 0x8000_0000_0000_D033
-LAYOUT = TrapTableLayout(64)
+LAYOUT = TrapTableLayout(64, KERNEL_KEY)
 PRISTINE = b"".join(struct.pack("<Q", rotated(at * -0x61C8_864F, 29)) for at in range(DATA, DATA + DATA_SIZE, 8))
 """As oracle.s fills it."""
 GONE = to_bytes(0x7C0802A6)  # mflr r0
@@ -65,7 +65,9 @@ def trapped(detours: Mapping[int, int], at: int, there: bytes = PPC64LE.trap, ms
     # By then the kernel has made of these registers what it needs.
     now = before | {"r9": before[abi.FLAGS], "r11": at, "r12": msr, "r13": PACA, abi.CTR: rng.getrandbits(64)}
     memory = bytearray(PRISTINE)
-    memory[TABLE - DATA : TABLE - DATA + LAYOUT.size] = LAYOUT.encode(detours)
+    memory[TABLE - DATA : TABLE - DATA + LAYOUT.size] = LAYOUT.encode(
+        {(key,): detour for key, detour in detours.items()}
+    )
     for offset, word in ({AREA[name]: area[name] for name in SAVED} | {SRR0: at, SRR1: msr, MSR: KERNEL}).items():
         struct.pack_into("<Q", memory, PACA + offset - DATA, word)
     patches = [(HERE + i, code[i : i + 4]) for i in range(0, len(code), 4)] + [(at, there)]
@@ -110,8 +112,8 @@ def test_among_others(seed: int) -> None:
 
 
 def test_a_search_goes_on_behind_the_end_of_the_table() -> None:
-    last = next(at for at in range(TEXT, TEXT + 0x8000, 4) if LAYOUT.home(at) == LAYOUT.size - SLOT)
-    next_one = next(at for at in range(last + 4, TEXT + 0x10000, 4) if LAYOUT.home(at) == LAYOUT.size - SLOT)
+    end = LAYOUT.size - LAYOUT.slot_size
+    last, next_one, *_ = (at for at in range(TEXT, TEXT + 0x10000, 4) if LAYOUT.home((at,)) == end)
     assert trapped({last: 4, next_one: DETOUR}, next_one) == After(False, DETOUR)
 
 

@@ -13,11 +13,12 @@ from unicorn import x86_const
 
 from gdb_optprobe.guest.linux.arch.x86_64.user_traps import REGISTERS, USER
 from gdb_optprobe.handlers.lower_mapped_file import FilePageOffsets
-from gdb_optprobe.handlers.lower_user_traps import PlacedUserTrapTable, lower_removed_trap, lower_user_trap_handler
+from gdb_optprobe.handlers.lower_traps import PlacedTrapTable
+from gdb_optprobe.handlers.lower_user_traps import lower_removed_trap, lower_user_trap_handler
 from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.isa.user import ABSENT, OTHER
 from gdb_optprobe.isa.x86_64 import abi
-from gdb_optprobe.maps.user_trap_table import Key, UserTrapTableLayout
+from gdb_optprobe.maps.trap_table import USER_KEY, Key, TrapTableLayout
 
 CODE, KERNELS, CALLER, TABLE, FRAME, STACK, KERNEL, OURS = range(0x10_0000, 0x90_0000, 0x10_0000)
 NUMBERS = {name: getattr(x86_const, f"UC_X86_REG_{name.upper()}") for name in abi.GENERAL}
@@ -26,7 +27,7 @@ INODE = KERNEL + 0x9000
 MAPPED = FilePageOffsets(bits=12, mapping=0x18, index=0x20, root=0x40, area=-0x20, file=0x90, inode=0x20)
 LEAF = OURS + 0x800
 PAGE_ENTRY = 0x8000_0000_1234_5867
-LAYOUT = UserTrapTableLayout(64)
+LAYOUT = TrapTableLayout(64, USER_KEY)
 USERS, KERNELS_CS, USERS_32, SEGMENT = 0x33, 0x10, 0x23, 0x0F
 PAGE_IN_FILE, PC = 3, 0x7F12_3456_7001
 """The page of the file that the trap is on, and where that is mapped, wherever in it the trap is."""
@@ -121,7 +122,7 @@ def at(offset: int) -> int:
 
 def trapped(codes: Mapping[Key, int], offset: int, cs: int = USERS, **more: Any) -> After:
     """A trap that is so far in its page."""
-    code = lower_user_trap_handler(PlacedUserTrapTable(LAYOUT, TABLE), MAPPED, LEAF, KERNELS, USER)(CODE)
+    code = lower_user_trap_handler(PlacedTrapTable(LAYOUT, TABLE), MAPPED, LEAF, KERNELS, USER)(CODE)
     return ran(code, saved(PC + offset, cs), bytes(LAYOUT.encode(codes)), **more)
 
 

@@ -11,6 +11,7 @@ from gdb_optprobe.guest.linux.user.pagecache import NotInMemory
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.isa.base import Code, Insn
 from gdb_optprobe.isa.user import UserTrapping
+from gdb_optprobe.maps.trap_table import Key
 from gdb_optprobe.probes.installed_detour import InstalledDetour
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.user import boundary
@@ -86,8 +87,8 @@ class UprobeSite:
     parts: tuple[InstalledPart, ...] = ()
 
     @property
-    def key(self) -> tuple[int, int]:
-        """See maps/user_trap_table.py."""
+    def key(self) -> Key:
+        """See maps/trap_table.py."""
         return self.program.offset(self.insn.address), self.program.inode
 
     @property

@@ -24,8 +24,8 @@ from gdb_optprobe.guest.linux.user.writer import flags
 from gdb_optprobe.handlers.clauses import check_action
 from gdb_optprobe.isa.base import Insn, joined
 from gdb_optprobe.isa.codegen import ProbeReadRoutines
+from gdb_optprobe.maps.trap_table import Key
 from gdb_optprobe.maps.user_call_table import COUNTERS_SIZE
-from gdb_optprobe.maps.user_trap_table import Key
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.journal_records import ProbeRecord, fingerprint, write_probe
 from gdb_optprobe.probes.optimizer import Optimizer
@@ -149,7 +149,7 @@ class Uprobes:
         programs = {inode: user.programs.known(file) for inode, file in files.items()}
         known = [(programs[trap.file.inode], trap.address) for trap in left]
         keys = {(program.offset(address), program.inode) for program, address in known}
-        self.traps.check_memory(keys, counts, near, arena)
+        self.traps.dispatcher.check_memory(keys, near, arena, counts)
         self._writer.check_memory(near, arena)
 
     def remove_traps(self, left: Sequence[TrapRecord], arena: Arena) -> AdoptedTraps:
@@ -189,19 +189,20 @@ class Uprobes:
             return ()
         user, standing = self.target.user(), {change.address: change.old for change in undone}
         codes = self.rethooks.adopt_trampolines(taken.trampolines, user, arena)
-        self.traps.install(user, self._install_probe_read(user, arena), arena, standing, codes, taken.removed)
+        known = {**codes, **dict.fromkeys(taken.removed)}
+        self.traps.install(user, self._install_probe_read(user, arena), arena, standing, known)
         self.rethooks.adopt_table(taken.trampolines, standing, user, arena)
-        return {change.address for change in (*self.traps.patches, *self.rethooks.patches)}
+        return {change.address for change in (*self.traps.dispatcher.patches, *self.rethooks.patches)}
 
     def adopt_traps(self, taken: AdoptedTraps, arena: Arena) -> None:
         """Where traps of an earlier GDB's were until now: who has just come to one goes on. Raises OptprobeError."""
         if taken.removed or taken.trampolines:
             user = self.target.user()
             self._install_shared(user, arena)
-            for change in self.traps.patches:
+            for change in self.traps.dispatcher.patches:
                 arena.journal.put(Item.TEXT, change.address, [change.old.hex(), False])
             for key in taken.removed:
-                self.traps.adopt_trap(key)
+                self.traps.dispatcher.set_code(key, None)
             arena.release_reserve()
             self.rethooks.adopt_calls(taken.trampolines, user, arena)
             arena.refill_reserve()
@@ -275,7 +276,7 @@ class Uprobes:
     def tidy(self) -> None:
         """What nothing needs any more goes, where nobody can be in it. Raises OptprobeError."""
         arena = self.optimizer.arena
-        if arena is None or not self.traps.patches or self.target.stops.shows_program():
+        if arena is None or not self.traps.dispatcher.patches or self.target.stops.shows_program():
             return
         user = self.target.user()
         if self.rethooks.tidy(user, arena) and not self.registry.uprobe_sites():
@@ -307,7 +308,7 @@ class Uprobes:
 
     def problems(self) -> Sequence[str]:
         """Where the kernel or a process does not have what was written, in words."""
-        hooks = patch.check((*self.traps.patches, *self.registry.hooks), self.target.machine)
+        hooks = patch.check((*self.traps.dispatcher.patches, *self.registry.hooks), self.target.machine)
         texts = self.target.user().texts.problems() if self.registry.uprobe_sites() else ()
         return (*(str(change.message) for change in hooks), *texts)
 
@@ -432,7 +433,7 @@ class Uprobes:
         code, near = joined([part.code for part in parts]), user.kernel.calls.handler
         placed = self.optimizer.with_memory(lambda: self.traps.install_code(code, near, arena), arena)
         try:
-            self.optimizer.with_memory(lambda: self.traps.set_code(point.key, placed.detour.address), arena)
+            self.optimizer.with_memory(lambda: self.traps.dispatcher.set_code(point.key, placed.detour.address), arena)
         except OptprobeError:
             placed.release(self.target, arena, reached=False)
             raise
@@ -447,7 +448,7 @@ class Uprobes:
             copy = self._xol_slots.find(point.insn, point.program)
             self._set_code(point, self._code(point, copy, point.xol_trap is None, user, arena), user, arena)
             raise
-        self.traps.clear(point.key)
+        self.traps.dispatcher.clear(point.key)
         self._release_code(point, arena)
         arena.journal.drop(Item.USER, point.record)
 

@@ -25,6 +25,7 @@ from gdb_optprobe.handlers import lower_user_returns
 from gdb_optprobe.handlers.lower_user_returns import FunctionContext, PlacedUserCallTable
 from gdb_optprobe.isa.base import Code, ReadMemory
 from gdb_optprobe.maps.aggregate import encode
+from gdb_optprobe.maps.trap_table import Key
 from gdb_optprobe.maps.user_call_table import (
     ACTIVE,
     CODE,
@@ -34,7 +35,6 @@ from gdb_optprobe.maps.user_call_table import (
     UserCallTableLayout,
     initial_counters,
 )
-from gdb_optprobe.maps.user_trap_table import Key
 from gdb_optprobe.probes import hooks
 from gdb_optprobe.probes.hooks import NOT_INSTALLED, InstalledBytes
 from gdb_optprobe.probes.installed_detour import InstalledDetour
@@ -89,7 +89,7 @@ class _Trampoline:
     is_installed: bool = False
 
     @property
-    def key(self) -> tuple[int, int]:
+    def key(self) -> Key:
         return self.program.offset(self.address), self.program.inode
 
 
@@ -353,7 +353,7 @@ class UserRethooks:
         assert there is not None, "begin"
         found = self._place_trampoline(program, address, original, there.table, kernel, user, arena)
         try:
-            self.traps.set_code(found.key, found.code.detour.address)
+            self.traps.dispatcher.set_code(found.key, found.code.detour.address)
         except OptprobeError:
             found.code.release(self.target, arena, reached=False)
             raise
@@ -430,7 +430,7 @@ class UserRethooks:
         if not (some or self.retired or idle) and self.functions:
             return False
         inside = [
-            *user.kernel.calls.ways_in, *self.traps.handler_ranges, *((one.address, one.end) for one in arena.retired)
+            *self.traps.ranges, *((one.address, one.end) for one in arena.retired)
         ]
         if not hooks.is_quiescent(inside, self.target, arena.ranges.code):
             return False
@@ -463,7 +463,7 @@ class UserRethooks:
         if any(function.program.inode == one.program.inode for function in self.retired):
             return
         user.texts.revert(one.program, [TextChange(one.address, one.original, user.kernel.isa.trap)])
-        self.traps.clear(one.key)
+        self.traps.dispatcher.clear(one.key)
         one.code.release(self.target, arena, reached=True)
         arena.journal.drop(Item.USER, one.record)
         del self._trampolines[one.program.inode]

@@ -16,6 +16,7 @@ from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.user import UserTrapping
+from gdb_optprobe.maps.trap_table import Key
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import trap_records
 from gdb_optprobe.probes.user.target import UserTarget
@@ -56,7 +57,7 @@ class XolSteps:
         code = isa.moved(point.insn.end - tail.address - isa.behind)
         placed = self.traps.install_code(code, user.kernel.calls.handler, arena)
         point.xol_trap = XolTrap(tail, placed, self.next_record())
-        self.traps.set_code(_key(program, tail), placed.detour.address)
+        self.traps.dispatcher.set_code(_key(program, tail), placed.detour.address)
         trap_records.write_trap(point.xol_trap.record, program, tail.address, tail.jump[: len(isa.trap)], arena.journal)
         user.texts.exchange(program, tail.address, tail.trapping(isa.trap))
 
@@ -66,13 +67,13 @@ class XolSteps:
         if step is None:
             return
         user.texts.exchange(program, step.tail.address, step.tail.jump)
-        self.traps.clear(_key(program, step.tail))
+        self.traps.dispatcher.clear(_key(program, step.tail))
         step.installed.release(self.target, arena, reached=True)
         arena.journal.drop(Item.USER, step.record)
         point.xol_trap = None
 
 
-def _key(program: Program, tail: Tail) -> tuple[int, int]:
+def _key(program: Program, tail: Tail) -> Key:
     return program.offset(tail.address), program.inode
 
 

@@ -17,7 +17,7 @@ PATH = "/tmp/calls"
 COUNT = 2000
 MOST_ROUNDS = 60
 SESSION = "python from gdb_optprobe.debugger.attach import attachments; session = attachments.session()"
-HANDLER = "python print(hex(session.uprobes.traps._installed.handler.installed.detour.address))"
+HANDLER = "python print(hex(session.uprobes.traps.dispatcher._installed.code.detour.address))"
 
 
 @pytest.fixture
@@ -58,12 +58,12 @@ def test_the_table_grows_behind_it(linux: Guest, status: int) -> None:
     """And another probe comes where it is on the way to."""
     with Console(linux) as gdb:
         gdb(SESSION)
-        gdb("python session.uprobes.traps.slots = 8")
+        gdb("python session.uprobes.traps.dispatcher.slots = 8")
         assert "trapped" in gdb(f"optprobe add -user {PATH}:test", 60)
         stopped_at(gdb, gdb(HANDLER).strip())
         for place in ("inner", "leaf", "test+1", "test+4", "test"):
             assert "trapped" in gdb(f"optprobe add -user {PATH}:{place}")
-        assert gdb("python print(session.uprobes.traps._installed.handler.layout.slots)").strip() == "32"
+        assert gdb("python print(session.uprobes.traps.dispatcher._installed.table.layout.slots)").strip() == "32"
         gdb("optprobe commit -timeout 5", 30)
         ends(gdb, linux, status)
         hits = [probe["hits"] for probe in gdb.probes() if probe["location"] == f"{PATH}:test"]

@@ -25,7 +25,10 @@ PATH = "/tmp/calls"
 LIBRARY_CALLS = 100
 
 # The table of traps begins with room for 4.
-GROWING = "python from gdb_optprobe.debugger.attach import attachments; attachments.session().uprobes.traps.slots = 8"
+GROWING = (
+    "python from gdb_optprobe.debugger.attach import attachments; "
+    "attachments.session().uprobes.traps.dispatcher.slots = 8"
+)
 
 
 @pytest.fixture
