@@ -41,8 +41,8 @@ from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.x86_64 import X86_64
-from gdb_optprobe.probes import kretprobe_check
-from gdb_optprobe.probes.kretprobe_check import NEAR
+from gdb_optprobe.probes import kretprobe
+from gdb_optprobe.probes.kretprobe import NEAR
 from qemu.cache import guests_directory, say
 from qemu.channel import ChannelError
 from qemu.debian import FetchError
@@ -311,7 +311,7 @@ def no_return(subject: Subject, function: int, cfgs: CfgCache) -> str:
     try:
         if not subject.is_traced(function):  # there a breakpoint is possible at least
             plan(PlanRequest(address), cfgs)
-        kretprobe_check.check_function(address, subject)
+        kretprobe.check_function(address, subject)
     except Refused as refused:
         return refused.reason.code
     return ""

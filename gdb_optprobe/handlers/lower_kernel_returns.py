@@ -8,10 +8,10 @@ See maps/call_table.py for the search, and for why nobody waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gdb_optprobe.handlers.ir import MASK, Clock, Constant, Expr, Register, Stop, nodes
+from gdb_optprobe.handlers.ir import Clock, Constant, Expr, Register, Stop, nodes
 from gdb_optprobe.handlers.lower_expressions import ExpressionLowering
 from gdb_optprobe.handlers.lower_program import LoweringContext, lower_action, refused, ring_doorbell
 from gdb_optprobe.handlers.lower_slot_search import SlotArray, lower_home, lower_next_slot
@@ -336,42 +336,27 @@ class PadExit:
 
 @dataclass(frozen=True, slots=True)
 class Trampoline:
-    """dead: what programs may overwrite. They find their words where those of the first begin, by the slot's register.
+    """Code around the programs of a trampoline, which find the address of the call's slot in the slot's register.
 
-    moved: code that has it lead to the words of a program so many bytes behind.
-    kept:  what programs find on the stack.
+    dead: what the programs may overwrite. kept: what they find on the stack.
     """
 
     begin: Code
     end: Code
     dead: Dead
-    moved: Callable[[int], Code]
     kept: OuterSaves
 
-    def code(self, programs: Sequence[Code], areas: Sequence[int] = ()) -> Code:
-        """All of it. areas: where in a slot the words of each program begin."""
-        return joined([code for code, _ in self._parts(programs, areas)])
+    def code(self, programs: Sequence[Code]) -> Code:
+        """Return the whole trampoline."""
+        return joined((self.begin, *programs, self.end))
 
-    def places(self, programs: Sequence[Code], areas: Sequence[int], at: int) -> Iterator[tuple[int, int]]:
-        """Where each of the programs begins and ends in the same code at `at`."""
-        for code, is_program in self._parts(programs, areas):
-            end = at + len(code(at))
-            if is_program:
-                yield at, end
+    def places(self, programs: Sequence[Code], at: int) -> Iterator[tuple[int, int]]:
+        """Yield where each of the programs begins and ends in the same code at `at`."""
+        at += len(self.begin(at))
+        for program in programs:
+            end = at + len(program(at))
+            yield at, end
             at = end
-
-    def _parts(self, programs: Sequence[Code], areas: Sequence[int]) -> Iterator[tuple[Code, bool]]:
-        """One behind the other, and whether it is a program."""
-        now = SAVED
-        yield self.begin, False
-        for program, area in zip(programs, areas or (SAVED,) * len(programs), strict=True):
-            if area != now:
-                yield self.moved(area - now), False
-            yield program, True
-            now = area
-        if now != SAVED:
-            yield self.moved(SAVED - now), False
-        yield self.end, False
 
 
 def lower_trampoline(
@@ -421,17 +406,10 @@ def _trampoline(
     end.restore(kept)
     free = isa.saved(kept)
 
-    def moved(by: int) -> Code:
-        emit = isa.emitter(before)
-        emit.pool = RegisterPool(order)
-        emit.binary(Arithmetic.ADD, slot, slot, by & MASK, 64, False)
-        return emit.finish
-
     made = Trampoline(
         lambda at: isa.begin + begin.finish(at + len(isa.begin)),
         lambda at: end.finish(at) + isa.end,
         Dead(before.dead.flags or free.flags, (before.dead.registers | free.registers) - taken),
-        moved,
         OuterSaves(kept, slot) if kept else OuterSaves(),
     )
     return made, frozenset((slot, *begin.pool.used, *end.pool.used))
@@ -440,7 +418,7 @@ def _trampoline(
 def lower_debugger_check(before: EntryState, isa: ReturnBackend, flag: int) -> Code:
     """Comes to its last instruction, which does nothing, where a program has set a flag, for a debugger to stop there.
 
-    before: as of a program. flag: offset from what a program finds in the slot's register.
+    before: as of a program. flag: offset in the slot.
     """
     emit, over = isa.emitter(before), Label()
     emit.pool = RegisterPool([name for name in isa.order(before) if name in before.dead.registers - {isa.slot}])

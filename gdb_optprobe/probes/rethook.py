@@ -17,11 +17,10 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.slots import Slot
-from gdb_optprobe.handlers import fold, interpreter, lower_kernel_returns
+from gdb_optprobe.handlers import interpreter, lower_kernel_returns
 from gdb_optprobe.handlers.arithmetic import Fault
 from gdb_optprobe.handlers.interpreter import Outcome
 from gdb_optprobe.handlers.ir import (
-    MASK,
     Binary,
     Choose,
     Clock,
@@ -30,7 +29,6 @@ from gdb_optprobe.handlers.ir import (
     Load,
     Op,
     Put,
-    Register,
     nodes,
 )
 from gdb_optprobe.handlers.lower_kernel_returns import EntryContext, EntryPart, PlacedCallTable, Trampoline
@@ -39,18 +37,17 @@ from gdb_optprobe.isa.codegen import EntryState, ProbeReadRoutines
 from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.isa.return_codegen import ReturnBackend
 from gdb_optprobe.maps.call_table import SAVED, WORD, CallSlot, CallTable, CallTableLayout, changes
-from gdb_optprobe.probes import kretprobe_check
+from gdb_optprobe.probes import kretprobe
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.installed_detour import InstalledDetour
 from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.return_program import entry_parts, may_leave_out, return_handler, slot_word
 from gdb_optprobe.probes.return_stops import EntryHit, FindReturn, ReturnStops
 from gdb_optprobe.probes.stops import Hit
 from gdb_optprobe.probes.target import Target
 
 SLOTS = 512
 """Of a table at first: it grows with the calls that are under way."""
-_MOST = 5
-"""Words that a probe may have up to the first of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,10 +211,9 @@ class Rethook:
         wanted = tuple(probe.number for probe in probes)
         if self.trampoline is not None and self.probe_numbers == wanted:
             return
-        parts = parts_of(probes)
+        parts = entry_parts(probes, SAVED, lambda probe: probe.may_stop)
         made, programs = self._trampoline_code(probes, parts, plan, target, arena)
-        areas = [part.area for part in parts]
-        code = made.code(programs, areas)
+        code = made.code(programs)
         new = self._reuse_trampoline(code, parts, arena)
         if new is None:
             uses = self._uses(probes)
@@ -226,7 +222,7 @@ class Rethook:
             )
         self.retire(target, arena)
         self.trampoline, self.probe_numbers, self.parts = new, wanted, parts
-        places = made.places(programs, areas, new.detour.address)
+        places = made.places(programs, new.detour.address)
         for probe, part, (start, end) in zip(probes, parts, places, strict=True):
             if probe.spec.return_handler is not None:
                 self.stop_handlers.set_return_breakpoint(probe, part, start, end, target)
@@ -291,7 +287,7 @@ class Rethook:
         isa = _returning(target)
         handlers = [self._return_handler(probe, part, isa.slot) for probe, part in zip(probes, parts, strict=True)]
         read = frozenset(name for handler in handlers for name in handler.program.registers)
-        before = EntryState(kretprobe_check.dead_at_return(self.address, target), read, base=plan.base)
+        before = EntryState(kretprobe.dead_at_return(self.address, target), read, base=plan.base)
         leaving = self.stop_handlers.reserve_pad(tuple(part.flag for part in parts if part.flag), target, arena)
         made = lower_kernel_returns.lower_trampoline(self.table, before, isa, leaving)
         self.stop_handlers.has_flag_register = not made.kept.names
@@ -302,24 +298,20 @@ class Rethook:
             assert probe.counter is not None, "it was reserved with the point"
             code = handler.code(target.isa, plan, made.dead, probe.counter.address, probe.readers, kept=made.kept)
             looks = probe.spec.return_handler is not None
-            flag = part.flag - part.area + SAVED
-            look = (lower_kernel_returns.lower_debugger_check(before, isa, flag),) if looks else ()
+            look = (lower_kernel_returns.lower_debugger_check(before, isa, part.flag),) if looks else ()
             programs.append(joined((code, *look)))
         return made, programs
 
     def _return_handler(self, probe: Probe, part: EntryPart, slot: str) -> Handler:
-        """What its program in the trampoline is."""
-
-        def word(at: int) -> Expr:
-            offset = fold.constant(at - part.area + SAVED & MASK)
-            return fold.binary(Op.ADD, Register(slot), offset, 64, False)
-
-        puts = [Put(word(part.flag), Constant(self.stop_handlers.flag(probe)))] if part.flag else []
+        """Return what the trampoline does for `probe`: where it would stop the guest, a flag is set in the slot."""
+        puts = []
+        if part.flag:
+            puts.append(Put(slot_word(slot, part.flag), Constant(self.stop_handlers.flag(probe))))
         if part.time:
-            since = Load(word(part.time), WORD, signed=False, mapped=True)
-            puts.append(Put(word(part.time), Choose(since, Binary(Op.SUB, Clock(), since, 64, False), Constant(0))))
-        handler = probe.handler.storing(puts)
-        return handler.only_if(Load(word(part.armed), WORD, signed=False, mapped=True)) if part.armed else handler
+            at = slot_word(slot, part.time)
+            since = Load(at, WORD, signed=False, mapped=True)
+            puts.append(Put(at, Choose(since, Binary(Op.SUB, Clock(), since, 64, False), Constant(0))))
+        return return_handler(probe.handler, part, slot, slot).storing(puts)
 
     # an entry that stops the guest -----------------------------------------------------------------------------------
 
@@ -448,33 +440,6 @@ def returns_on_stack(target: Target) -> bool:
     return _returning(target).link is None
 
 
-def parts_of(probes: Sequence[Probe]) -> tuple[EntryPart, ...]:
-    """What these return probes of one function do at its entry, with their words one behind the other's."""
-    found: list[EntryPart] = []
-    area = SAVED
-    for probe in probes:
-        handler, places = probe.handler, iter(range(area, area + _MOST * WORD, WORD))
-        faults = probe.counter.address + WORD if probe.counter is not None and not handler.is_plain else 0
-        part = EntryPart(
-            handler.entry,
-            faults=faults,
-            armed=next(places) if len(probes) > 1 and _may_leave_out(probe) else 0,
-            flag=next(places) if probe.may_stop else 0,
-            data=next(places) if probe.spec.pre_handler is not None else 0,
-            time=next(places) if probe.spec.return_handler is not None else 0,
-            around=handler.at_entry(probe.counter.address) if probe.counter is not None else None,
-        )
-        part = replace(part, area=next(places))
-        found.append(part)
-        area = part.area + WORD * len(handler.entry.words)
-    return tuple(found)
-
-
-def _may_leave_out(probe: Probe) -> bool:
-    """Whether there are calls that it does not look at."""
-    return probe.handler.entry.condition is not None or probe.spec.pre_handler is not None
-
-
 def table_layout(probes: Sequence[Probe], least: int = SLOTS) -> CallTableLayout:
     """Of a table that these return probes of one function can share, whichever of them are enabled.
 
@@ -489,7 +454,7 @@ def _own_words(probe: Probe) -> int:
     """How many words before its own a probe may have, whatever other probes there are."""
     spec = probe.spec
     python = (spec.pre_handler is not None) + (spec.return_handler is not None)
-    return _may_leave_out(probe) + probe.may_stop + python
+    return may_leave_out(probe) + probe.may_stop + python
 
 
 def return_address_slot(key: int, target: Target) -> int | None:

@@ -20,7 +20,7 @@ from gdb_optprobe.handlers.ctype import Pointer
 from gdb_optprobe.handlers.lower_kernel_returns import EntryPart, PadExit
 from gdb_optprobe.handlers.lower_program import RING_COUNT
 from gdb_optprobe.handlers.scope import Rvalue
-from gdb_optprobe.maps.call_table import SAVED, WORD, CallTable, CallTableLayout
+from gdb_optprobe.maps.call_table import WORD, CallTable, CallTableLayout
 from gdb_optprobe.probes.installed_detour import install_pad
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.stops import Arrival, Hit, Move, ReturnLanding, StopPoint
@@ -143,7 +143,7 @@ class ReturnStops:
     def _run_return_handler(self, probe: Probe, part: EntryPart, end: int, target: Target, hit: Hit) -> Move | None:
         isa = target.isa.returning
         assert isa is not None, "it has return probes"
-        slot = hit.regs[isa.slot] - (part.area - SAVED)
+        slot = hit.regs[isa.slot]
         wanted = probe.handler.stops and probe.enabled
         try:
             if probe.enabled and probe.spec.return_handler is not None:

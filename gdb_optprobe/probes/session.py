@@ -26,11 +26,10 @@ from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.interrupts import checkpoint
 from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.isa.paths import depth
-from gdb_optprobe.probes import call_views, kretprobe_check, memory_check, probe_views, save
+from gdb_optprobe.probes import call_views, kretprobe, memory_check, probe_views, save
 from gdb_optprobe.probes.borrowing import prepare
 from gdb_optprobe.probes.explain import Explainer
 from gdb_optprobe.probes.handler import Handler
-from gdb_optprobe.probes.kretprobe_program import check_entry, compile_kretprobe, without_stop
 from gdb_optprobe.probes.leftovers import clear_leftovers
 from gdb_optprobe.probes.module_tracker import ModuleTracker
 from gdb_optprobe.probes.optimizer import Optimizer
@@ -141,7 +140,7 @@ class Session:
             plan = self.optimizer.plan(address, [spec])
             self._check_tier(plan, spec)
             if spec.kind is Kind.KRETPROBE:
-                kretprobe_check.check_function(plan.address, self.target)
+                kretprobe.check_function(plan.address, self.target)
         except Refused:
             if spec.glob:
                 return None
@@ -207,7 +206,7 @@ class Session:
         limits = ProgramLimits(text=settings.string_length, stack=settings.stack_size // WORD)
         entry = EntryProgram()
         if returns:
-            program, scope, entry = compile_kretprobe(spec, plan.address, self.target, limits)
+            program, scope, entry = kretprobe.compile_kretprobe(spec, plan.address, self.target, limits)
         else:
             scope = self.target.scope(plan.address)
             program = compile_handler(spec.condition_part, spec.action_parts, scope.names, limits)
@@ -215,12 +214,11 @@ class Session:
         handler = replace(Handler.of(program, scope.per_cpu, scope.cpu, scope.reads, *bits), entry=entry)
         pad = Pad(Slot(plan.address, 0), b"", plan.address)
         somewhere = None if isinstance(scope.reads, Missing) else ProbeReadRoutines(plan.address, plan.address)
-        dead = kretprobe_check.dead_at_return(plan.address, self.target) if returns else plan.dead
         with handler.errors_at_source(spec):
             if returns:
-                check_entry(handler, plan, self.target, somewhere)
-            tried = without_stop(handler, self.target) if returns else handler
-            tried.code(self.target.isa, plan, dead, plan.address, somewhere, pad)
+                kretprobe.check_code(handler, plan, self.target, somewhere)
+            else:
+                handler.code(self.target.isa, plan, plan.dead, plan.address, somewhere, pad)
         return handler
 
     def _register(self, spec: Spec, plan: Plan, handler: Handler) -> Probe:

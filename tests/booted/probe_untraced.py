@@ -18,7 +18,7 @@ from gdb_optprobe.debugger.attach import attachments
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.symbols import FUNCTION_TYPES
-from gdb_optprobe.probes import kretprobe_check
+from gdb_optprobe.probes import kretprobe
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.spec import Kind, Spec
 
@@ -37,10 +37,10 @@ def untraced(session: Session, random: Random) -> Iterator[int]:
     starts = list(dict.fromkeys(at for at, kind in named if kind in FUNCTION_TYPES and start <= at < end))
     for at in random.sample(starts, len(starts)):
         entry = linux.entry(at)
-        if linux.text.ftrace_sites(at, entry + kretprobe_check.NEAR):
+        if linux.text.ftrace_sites(at, entry + kretprobe.NEAR):
             continue
         try:
-            kretprobe_check.check_function(entry, session.target)
+            kretprobe.check_function(entry, session.target)
             if session.optimizer.plan(entry, [Spec("", Kind.KRETPROBE)]).tier is Tier.OPTIMIZED:
                 yield entry
         except OptprobeError:

@@ -32,7 +32,7 @@ from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.return_codegen import ReturnBackend
 from gdb_optprobe.isa.x86_64 import X86_64, abi
 from gdb_optprobe.isa.x86_64.return_codegen import RETURN_BACKEND as X86
-from gdb_optprobe.maps.call_table import SAVED, CallTable, CallTableLayout
+from gdb_optprobe.maps.call_table import CallTable, CallTableLayout
 
 PAGE = 4096
 MOST = 3_000_000  # instructions
@@ -228,7 +228,7 @@ class World:
         for number, flag in enumerate(self.flags, 1):
             codes[number] = joined((codes[number], lower_debugger_check(before, side.returning, flag)))
         whole = made.code(codes)(side.trampoline)
-        places = [*made.places(codes, [SAVED] * len(codes), side.trampoline)][1 : 1 + len(self.flags)]
+        places = [*made.places(codes, side.trampoline)][1 : 1 + len(self.flags)]
         for number, (start, end) in enumerate(places):
             code = whole[start - side.trampoline : end - side.trampoline]
             self._looks[side.isa.decode(code, start)[-1].address] = number

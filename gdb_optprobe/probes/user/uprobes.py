@@ -48,7 +48,7 @@ from gdb_optprobe.probes.user.uprobe_handler import compile_uprobe
 from gdb_optprobe.probes.user.uprobe_site import LONGEST, CodePart, UprobeSite, decode_instruction, lay_out
 from gdb_optprobe.probes.user.uprobe_stops import UprobeStops
 from gdb_optprobe.probes.user.uprobe_traps import UprobeTraps
-from gdb_optprobe.probes.user.uretprobe_handler import compile_uretprobe
+from gdb_optprobe.probes.user.uretprobe import compile_uretprobe
 from gdb_optprobe.probes.user.user_rethooks import UserRethooks
 from gdb_optprobe.probes.user.xol import XolSlots, encode_copy, first_slot
 from gdb_optprobe.probes.user.xol_step import XolSteps

@@ -39,6 +39,7 @@ from gdb_optprobe.probes import hooks
 from gdb_optprobe.probes.hooks import NOT_INSTALLED, InstalledBytes
 from gdb_optprobe.probes.installed_detour import InstalledDetour
 from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.return_program import return_handler
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import trap_records
 from gdb_optprobe.probes.user.mapped_text import TextChange
@@ -46,7 +47,7 @@ from gdb_optprobe.probes.user.target import UserTarget
 from gdb_optprobe.probes.user.trap_records import TrapRecord
 from gdb_optprobe.probes.user.uprobe_stops import UprobeStops
 from gdb_optprobe.probes.user.uprobe_traps import UprobeTraps
-from gdb_optprobe.probes.user.uretprobe_program import entry_code, entry_parts, return_handler
+from gdb_optprobe.probes.user.uretprobe import SLOT_ADDRESS, entry_code, uretprobe_parts
 from gdb_optprobe.probes.user.xol import XolSlots
 
 LAYOUT = UserCallTableLayout(1024)
@@ -405,11 +406,10 @@ class UserRethooks:
             programs = []
             # Who stops does it when the others have counted.
             for probe, part in sorted(
-                zip(probes, entry_parts(probes), strict=True), key=lambda one: one[0].handler.stops
+                zip(probes, uretprobe_parts(probes), strict=True), key=lambda one: one[0].handler.stops
             ):
-                programs.append(
-                    self.stops.code(probe, return_handler(probe.handler, part, kernel.isa), dead, user, arena)
-                )
+                handler = return_handler(probe.handler, part, SLOT_ADDRESS, kernel.isa.slot)
+                programs.append(self.stops.code(probe, handler, dead, user, arena))
             code = lower_user_returns.returning(function.counts.address, programs, traps, kernel.isa)
             placed = self.traps.install_code(code, near, arena)
             function.retire()

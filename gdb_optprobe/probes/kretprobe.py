@@ -1,15 +1,29 @@
-"""Which functions can carry a return probe: those that are entered by calls and return to who called."""
+"""A kretprobe: which functions can carry one, and what it does, from what was typed."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
+from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Refusal, Refused
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.guest.text import Function, Text
+from gdb_optprobe.handlers.compile import ProgramLimits
+from gdb_optprobe.handlers.ir import Constant, Program, Put
+from gdb_optprobe.handlers.lower_kernel_returns import EntryContext, EntryPart, PlacedCallTable, lower_entry
+from gdb_optprobe.handlers.return_scope import EntryProgram
 from gdb_optprobe.isa.base import Dead, Flow
+from gdb_optprobe.isa.codegen import EntryState, ProbeReadRoutines
 from gdb_optprobe.isa.record import Isa
+from gdb_optprobe.maps.call_table import SAVED, CallTableLayout
+from gdb_optprobe.probes.handler import Handler
+from gdb_optprobe.probes.return_program import compile_return, slot_word
+from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.probes.target import Target
 
 UNBALANCED = frozenset(
     (
@@ -84,3 +98,27 @@ def _can_return(function: Function) -> bool:
         or (insn.flow in (Flow.JUMP, Flow.BRANCH) and insn.target not in code)
         for insn in code.values()
     )
+
+
+def compile_kretprobe(
+    spec: Spec, address: int, target: Target, limits: ProgramLimits
+) -> tuple[Program, NamesAt, EntryProgram]:
+    """For a function that is entered at `address`. Raises OptprobeError, pointing."""
+    names, isa = target.at_return(address), target.isa.returning
+    if names is None or isa is None:
+        raise OptprobeError(f"{target.text.spell(address)} is not where a function is entered")
+    program, entry, scope = compile_return(spec, target.scope(address), names, isa.slot, names.hertz, limits)
+    return program, replace(names, names=scope), entry
+
+
+def check_code(handler: Handler, plan: Plan, target: Target, readers: ProbeReadRoutines | None) -> None:
+    """Lower what `handler` does at the entry, and at the return. Raises NotLowered where native code cannot do it."""
+    isa = target.isa.returning
+    assert isa is not None, "it was compiled"
+    before = EntryState(plan.dead, per_cpu=handler.per_cpu, base=plan.base, readers=readers)
+    part = EntryPart(handler.entry, around=handler.at_entry(plan.address))
+    table = PlacedCallTable(CallTableLayout(1, len(handler.entry.words)), plan.address)
+    lower_entry(table, EntryContext(plan.address, (plan.address, plan.end), plan.address), before, isa, [part])
+    flag = [Put(slot_word(isa.slot, SAVED), Constant(1))] if handler.stops else []
+    dead = dead_at_return(plan.address, target)
+    handler.storing(flag).code(target.isa, plan, dead, plan.address, readers)

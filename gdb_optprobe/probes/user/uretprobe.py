@@ -1,4 +1,8 @@
-"""What a return probe on a program does, from what was typed, tried before anything is written into the guest."""
+"""A uretprobe: which functions of programs can carry one, and what it does, from what was typed.
+
+At the entry and at the return it reads registers that a trap has saved, and words of the call's slot; `SLOT_ADDRESS`
+stands for the slot's address until it is known where in the slot those words are.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +11,33 @@ from dataclasses import replace
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.program import Program
-from gdb_optprobe.handlers import lower_user_returns
+from gdb_optprobe.guest.names import NamesAt
+from gdb_optprobe.handlers import ir, lower_user_returns
 from gdb_optprobe.handlers.compile import ProgramLimits
-from gdb_optprobe.handlers.ir import WORD
+from gdb_optprobe.handlers.ir import WORD, And
+from gdb_optprobe.handlers.lower_kernel_returns import EntryPart
 from gdb_optprobe.handlers.lower_user_returns import FunctionContext, PlacedUserCallTable
+from gdb_optprobe.handlers.return_scope import EntryProgram
 from gdb_optprobe.handlers.scope import Missing
-from gdb_optprobe.isa.base import Flow, Insn
-from gdb_optprobe.isa.codegen import ProbeReadRoutines
+from gdb_optprobe.handlers.trap_frame import read_from_frame
+from gdb_optprobe.isa.base import Code, Flow, Insn
+from gdb_optprobe.isa.codegen import EntryState, ProbeReadRoutines
 from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.isa.user_returns import UserReturning
-from gdb_optprobe.maps.user_call_table import UserCallTableLayout
+from gdb_optprobe.maps.user_call_table import MOST_SAVED, SAVED, UserCallTableLayout
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.return_program import compile_return, entry_parts, return_handler
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user.target import UserTarget
 from gdb_optprobe.probes.user.trap_context import TrapSite, is_process, saved_registers
 from gdb_optprobe.probes.user.uprobe_handler import check_stop, trial_pad
-from gdb_optprobe.probes.user.uretprobe_program import compile_program, entry_code, entry_parts, return_handler
 
 RETURN_TWICE = ("setjmp", "_setjmp", "sigsetjmp", "__sigsetjmp", "vfork", "__vfork", "getcontext", "swapcontext")
 """Return once more with a return address that they have kept (GCC's special_function_p, of what C libraries have)."""
+SLOT_ADDRESS = "a call's slot"
 SOME, JUMPS = 128, 4
 """Bytes of code that are looked at, and how often."""
 
@@ -43,9 +52,7 @@ def compile_uretprobe(
     if spec.is_plain_count and not spec.pid:
         return Handler()
     limits = ProgramLimits(text=settings.string_length, stack=settings.stack_size // WORD)
-    only = is_process(at_entry, spec.pid) if spec.pid else None
-    registers = saved_registers(user.kernel.isa, target.isa.pc)
-    compiled, entry = compile_program(spec, at_entry, user.names_at_return(program.bits), only, registers, limits)
+    compiled, entry = _compile(spec, at_entry, user.names_at_return(program.bits), user.kernel.isa, target, limits)
     check_stop(compiled, user.kernel.isa)
     bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
     handler = Handler.of(compiled, at_entry.per_cpu, at_entry.cpu, at_entry.reads, *bits)
@@ -53,13 +60,58 @@ def compile_uretprobe(
     near = user.kernel.calls.handler
     probe = Probe(0, spec, address, handler)
     probe.readers = None if isinstance(at_entry.reads, Missing) else ProbeReadRoutines(near, near)
-    (part,) = entry_parts([probe])
+    (part,) = uretprobe_parts([probe])
     with handler.errors_at_source(spec):
         table = PlacedUserCallTable(UserCallTableLayout(2), near, user.kernel.returning().mm)
         entry_code(table, FunctionContext(near, near, 0, program.bits // 8, 1), [probe], user, near, target)
         dead = lower_user_returns.dead_at_return(user.kernel.isa, isa)
-        return_handler(handler, part, isa).code(target.isa, TrapSite(near), dead, near, probe.readers, trial_pad(near))
+        at_return = return_handler(handler, part, SLOT_ADDRESS, isa.slot)
+        at_return.code(target.isa, TrapSite(near), dead, near, probe.readers, trial_pad(near))
     return handler
+
+
+def _compile(
+    spec: Spec, at_entry: NamesAt, at_return: NamesAt, traps: UserTrapping, target: Target, limits: ProgramLimits
+) -> tuple[ir.Program, EntryProgram]:
+    """Compile what is done at the return and at the entry, over registers that a trap has saved.
+
+    Raises OptprobeError, pointing.
+    """
+    program, entry, _ = compile_return(spec, at_entry, at_return, SLOT_ADDRESS, at_entry.hertz, limits)
+    if spec.pid:
+        only = is_process(at_entry, spec.pid)
+        entry = replace(entry, condition=And(only, entry.condition) if entry.condition is not None else only)
+    saved = saved_registers(traps, target.isa.pc)
+    # Where a call has returned, the saved PC is no trap's any more.
+    return read_from_frame(program, replace(saved, behind=0), (SLOT_ADDRESS,)), read_from_frame(entry, saved)
+
+
+def uretprobe_parts(probes: Sequence[Probe]) -> tuple[EntryPart, ...]:
+    """Return what these uretprobes of one function do at its entry.
+
+    Raises OptprobeError where a slot has no room for what they keep.
+    """
+    parts = entry_parts(probes, SAVED)
+    end = max(part.area + WORD * len(part.entry.words) for part in parts)
+    if (words := (end - SAVED) // WORD) > MOST_SAVED:
+        raise OptprobeError(f"{words} values would be kept of each call", f"{MOST_SAVED} can be: save fewer")
+    return parts
+
+
+def entry_code(
+    table: PlacedUserCallTable,
+    way: FunctionContext,
+    probes: Sequence[Probe],
+    user: UserTarget,
+    writable: int,
+    target: Target,
+) -> Code:
+    """What runs at a trap on the function's entry. Raises OptprobeError; NotLowered where native code cannot do it."""
+    traps, handler = user.kernel.isa, probes[0].handler
+    readers = next((probe.readers for probe in probes if probe.readers is not None), None)
+    before = EntryState(traps.scratch, per_cpu=handler.per_cpu, readers=readers)
+    parts, machine, isa = uretprobe_parts(probes), target.isa.codegen, user.kernel.returning().isa
+    return lower_user_returns.lower_call_entered(table, way, parts, before, traps, isa, machine, writable)
 
 
 def _check_function(program: Program, address: int, traps: UserTrapping, isa: UserReturning) -> None:
